@@ -1,0 +1,52 @@
+"""Turn large language models into sentence encoders with the AnglE objectives and LoRA.
+
+The public names are loaded on first use, so that importing the package is quick and asks for no heavy library.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from angle_llm.data.batching import TextBatch
+    from angle_llm.modeling.encoder import SentenceEncoder
+    from angle_llm.objectives.angle import AngleObjective, ObjectiveValue
+    from angle_llm.prompts import PromptTemplate, load_prompt
+    from angle_llm.run import fine_tune
+    from angle_llm.settings import TrainSettings
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "AngleObjective": "angle_llm.objectives.angle",
+    "ObjectiveValue": "angle_llm.objectives.angle",
+    "PromptTemplate": "angle_llm.prompts",
+    "SentenceEncoder": "angle_llm.modeling.encoder",
+    "TextBatch": "angle_llm.data.batching",
+    "TrainSettings": "angle_llm.settings",
+    "fine_tune": "angle_llm.run",
+    "load_prompt": "angle_llm.prompts",
+}
+
+__all__ = [
+    "AngleObjective",
+    "ObjectiveValue",
+    "PromptTemplate",
+    "SentenceEncoder",
+    "TextBatch",
+    "TrainSettings",
+    "__version__",
+    "fine_tune",
+    "load_prompt",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,149 @@
+"""The saved directory of an encoder: weights or adapter, tokenizer, and a card with everything needed to use it the way
+it was trained. Nobody is asked for prompt, pooling or length again.
+
+    adapter_model.safetensors + adapter_config.json     an adapter, on the base the card names
+    model.safetensors + config.json                     or a whole backbone
+    tokenizer.json …                                    the tokenizer
+    angle_llm.json                                      the card
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from angle_llm.errors import unknown
+from angle_llm.prompts import PromptTemplate
+
+CARD_NAME = "angle_llm.json"
+FORMAT_VERSION = 1
+
+
+class ArtifactError(ValueError):
+    """A saved directory that cannot be used, with what is wrong in it."""
+
+
+@dataclass(frozen=True)
+class EncoderCard:
+    """How a saved encoder wants to be used."""
+
+    prompt: PromptTemplate
+    """How sentences are worded and tokenised."""
+    pooling: str
+    """Which states make the embedding."""
+    max_length: int
+    """Tokens of a worded sentence, prompt and special tokens included."""
+    dtype: str
+    """Dtype the base weights had in training."""
+    base: str | None
+    """The backbone an adapter belongs on, as `locate` reads it; None when the directory holds the whole backbone."""
+    base_revision: str | None = None
+    """Revision of the base, for a hub id."""
+    base_fingerprint: str | None = None
+    """`weights_fingerprint` of the base: an adapter put on other weights is refused."""
+
+    def write(self, folder: Path) -> None:
+        """Writes the card into a folder."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)} | {"prompt": self.prompt.to_dict()}
+        content = json.dumps({"format_version": FORMAT_VERSION, **values}, indent=2, ensure_ascii=False)
+        (folder / CARD_NAME).write_text(content + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> EncoderCard:
+        """Reads the card of a folder.
+
+        Raises:
+            ArtifactError: for a missing, malformed or newer card.
+            PromptError: for a prompt in it that cannot be used.
+        """
+        path = folder / CARD_NAME
+        try:
+            values: Any = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise ArtifactError(f"{folder} has no {CARD_NAME}, so it is not a saved encoder.") from error
+        except ValueError as error:
+            raise ArtifactError(f"{path} is not valid JSON ({error}). Save the encoder again.") from error
+        if not isinstance(values, dict) or values.pop("format_version", None) != FORMAT_VERSION:
+            raise ArtifactError(
+                f"{path}: this version of angle_llm reads format_version {FORMAT_VERSION}. Upgrade angle_llm, or save "
+                "the encoder again with this version."
+            )
+        return cls(**_checked(values, path))
+
+
+_CARD_TYPES: dict[str, tuple[type, ...]] = {
+    "prompt": (dict,),
+    "pooling": (str,),
+    "max_length": (int,),
+    "dtype": (str,),
+    "base": (str, type(None)),
+    "base_revision": (str, type(None)),
+    "base_fingerprint": (str, type(None)),
+}
+
+
+def _checked(values: dict[str, Any], path: Path) -> dict[str, Any]:
+    for key in values:
+        if key not in _CARD_TYPES:
+            raise ArtifactError(f"{path}: {unknown('key', key, _CARD_TYPES)}")
+    for key, kinds in _CARD_TYPES.items():
+        if key not in values:
+            raise ArtifactError(f"{path}: `{key}` is missing. Save the encoder again.")
+        if not isinstance(values[key], kinds):
+            raise ArtifactError(
+                f"{path}: `{key}` must be {' or '.join(k.__name__ for k in kinds)}, got {values[key]!r}."
+            )
+    return values | {"prompt": PromptTemplate.from_dict(values["prompt"], where=str(path))}
+
+
+def is_saved_encoder(path: str | Path) -> bool:
+    """Whether a path is a directory that holds a card."""
+    return (Path(path).expanduser() / CARD_NAME).is_file()
+
+
+def write_directory(target: Path, fill: Callable[[Path], None]) -> None:
+    """Writes a directory whole or not at all: `fill` gets a temporary folder beside it, renamed into place at the end.
+
+    An existing directory is replaced only if it is a saved encoder or empty; nothing else is ever deleted.
+
+    Raises:
+        ArtifactError: if `target` holds something that is not a saved encoder.
+    """
+    target = target.expanduser().absolute()
+    if target.exists() and not (target.is_dir() and (is_saved_encoder(target) or not any(target.iterdir()))):
+        raise ArtifactError(
+            f"{target} exists and is not a saved encoder, so it is left alone. Choose another directory."
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        fill(temporary)
+        temporary.chmod(0o755)
+        for path in temporary.rglob("*"):
+            if path.is_file():
+                _sync(path)
+        if target.exists():
+            retired = temporary.with_name(temporary.name + ".old")
+            os.replace(target, retired)
+            os.replace(temporary, target)
+            shutil.rmtree(retired)
+        else:
+            os.replace(temporary, target)
+        _sync(target.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file's bytes, or a directory's entries, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

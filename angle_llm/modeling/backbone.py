@@ -1,0 +1,142 @@
+"""The language model underneath: where its weights are, how they are loaded, which kind it is."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from angle_llm.errors import unknown
+
+PACKAGE_SCHEME = "package:"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class BackboneLocation:
+    """A backbone as `transformers` wants it named: a folder or hub id, and the GGUF file inside the folder if it is one."""
+
+    name: str
+    gguf_file: str | None = None
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        """Keyword arguments for `from_pretrained`."""
+        return {} if self.gguf_file is None else {"gguf_file": self.gguf_file}
+
+
+def locate(path_or_id: str) -> BackboneLocation:
+    """Finds a backbone named by a folder, a `.gguf` file, a hub id, or `package:NAME/path/inside`.
+
+    The last form names a file or folder inside an installed Python package, so that settings hold on any machine.
+
+    Raises:
+        FileNotFoundError: if nothing is there; says what was looked for.
+    """
+    path = _inside_package(path_or_id) if path_or_id.startswith(PACKAGE_SCHEME) else Path(path_or_id).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        return BackboneLocation(str(path.parent), path.name)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise FileNotFoundError(
+                f"{path} holds no config.json, so it is not a model folder. Give a folder written by save_pretrained, "
+                "or the path of a .gguf file."
+            )
+        return BackboneLocation(str(path))
+    looks_like_hub_id = path_or_id.count("/") <= 1 and not path_or_id.startswith((".", "/", "~")) and not path.suffix
+    if looks_like_hub_id and not path_or_id.startswith(PACKAGE_SCHEME):
+        return BackboneLocation(path_or_id)
+    raise FileNotFoundError(
+        f"no model at {path}. Give a folder with a config.json, a .gguf file, a hub id such as "
+        "NousResearch/Llama-2-7b-hf, or package:NAME/path/inside."
+    )
+
+
+def _inside_package(reference: str) -> Path:
+    package, _, inside = reference.removeprefix(PACKAGE_SCHEME).partition("/")
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        raise FileNotFoundError(f"{reference}: no Python package {package!r} is installed here. Install it with pip.")
+    return Path(next(iter(spec.submodule_search_locations))) / inside
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a setting; an unknown name is a `ValueError` that tells the nearest."""
+    if name not in DTYPES:
+        raise ValueError(unknown("dtype", name, [*DTYPES, "auto"]))
+    return DTYPES[name]
+
+
+def load_tokenizer(location: BackboneLocation, revision: str | None = None) -> Any:
+    """The tokenizer beside the weights."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(location.name, revision=revision, **location.arguments)
+
+
+def load_backbone(location: BackboneLocation, *, dtype: str = "auto", revision: str | None = None) -> nn.Module:
+    """Loads the layers without a language-model head or pooler, in evaluation mode.
+
+    `dtype` "auto" keeps the dtype the weights are stored in; a GGUF file is dequantised to float32.
+    Code from the hub is never run (`trust_remote_code` stays off).
+    """
+    from transformers import AutoModel, GgufConfig
+
+    arguments: dict[str, Any] = dict(location.arguments)
+    if location.gguf_file:
+        arguments["quantization_config"] = GgufConfig(dequantize=True)
+    arguments["dtype"] = torch_dtype(dtype) if dtype != "auto" else ("float32" if location.gguf_file else "auto")
+    model: nn.Module = AutoModel.from_pretrained(location.name, revision=revision, **arguments)
+    if model.config.is_encoder_decoder:
+        raise ValueError(
+            f"{location.name} is an encoder-decoder ({model.config.model_type}). A sentence encoder is made from a "
+            "decoder-only model (LLaMA, Mistral, Qwen, …) or an encoder (BERT, RoBERTa, …)."
+        )
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None  # BERT's pooler feeds a head that is not here; its weights would never see a gradient
+    if location.gguf_file:
+        _forget_quantisation(model)
+    return model.eval()
+
+
+def _forget_quantisation(model: nn.Module) -> None:
+    """The weights are plain now; with the mark left on them, `save_pretrained` refuses."""
+    for owner, name in ((model, "hf_quantizer"), (model.config, "quantization_config")):
+        if hasattr(owner, name):
+            delattr(owner, name)
+    model.is_quantized = False  # type: ignore[assignment]
+
+
+@torch.no_grad()
+def is_causal(backbone: nn.Module) -> bool:
+    """Whether a token's state depends on the tokens before it only: asked of the model itself.
+
+    Two sequences that differ in their last token are encoded; a causal model gives equal states before it.
+    """
+    device = next(backbone.parameters()).device
+    ids = torch.tensor([[7, 5, 3, 1], [7, 5, 3, 2]], device=device)
+    was_training = backbone.training
+    backbone.eval()
+    states = backbone(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state.float()
+    backbone.train(was_training)
+    # Equal inputs in equal shapes give equal bits; the tolerance is for kernels that split work by row.
+    return bool((states[0, :-1] - states[1, :-1]).abs().max() <= 1e-3 * states.abs().max())
+
+
+def weights_fingerprint(backbone: nn.Module) -> str:
+    """A short hash that tells two sets of base weights apart: names, shapes, and a sample of each tensor's values.
+
+    Values are rounded through bfloat16, so that one set of weights has one fingerprint in float32 and in bfloat16.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(backbone.state_dict().items()):
+        flat = tensor.detach().reshape(-1)
+        sample = flat[:: max(1, flat.numel() // 64)][:64].to(device="cpu", dtype=torch.bfloat16)
+        digest.update(f"{name}{tuple(tensor.shape)}".encode())
+        digest.update(sample.view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,314 @@
+"""`SentenceEncoder`: texts in, one row each out.
+
+Legend: B texts of a micro-batch, T tokens, D dimensions, N texts asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from angle_llm.artifact import ArtifactError, EncoderCard, is_saved_encoder, write_directory
+from angle_llm.modeling import adapters
+from angle_llm.modeling.backbone import (
+    BackboneLocation,
+    is_causal,
+    load_backbone,
+    load_tokenizer,
+    locate,
+    weights_fingerprint,
+)
+from angle_llm.modeling.microbatches import plan_micro_batches
+from angle_llm.modeling.pooling import pooling_named
+from angle_llm.modeling.tokenization import SentenceTokenizer, Tokenizer
+from angle_llm.prompts import PromptTemplate, load_prompt
+from angle_llm.settings import LoraSettings
+
+DEFAULT_PROMPT = {True: "summarize_one_word", False: "plain"}
+DEFAULT_POOLING = {True: "last", False: "mean"}
+DEFAULT_MAX_LENGTH = 512
+
+
+class EmbeddingModel(nn.Module):
+    """Backbone and pooling: right-padded ids in, float32 rows (B, D) out. This is what training wraps and calls.
+
+    A causal backbone gets no attention mask: padding on the right lies after every real token, which cannot see it, and
+    without a mask the attention kernel may take its fast path.
+    """
+
+    def __init__(self, backbone: nn.Module, pooling: str, causal: bool) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.pooling = pooling
+        self.causal = causal
+
+    def forward(self, ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
+        pooling = pooling_named(self.pooling)
+        output = self.backbone(
+            input_ids=ids_BT,
+            attention_mask=None if self.causal else mask_BT,
+            output_hidden_states=pooling.averages_first_layer,
+            **({"use_cache": False} if self.causal else {}),
+        )
+        states_BTD = output.last_hidden_state
+        if pooling.averages_first_layer:
+            states_BTD = (output.hidden_states[1] + states_BTD) / 2
+        rows_BD: Tensor = pooling.function(states_BTD, mask_BT)
+        return rows_BD.float() if rows_BD.dtype in (torch.float16, torch.bfloat16) else rows_BD
+
+
+class SentenceEncoder:
+    """A language model that turns sentences into vectors.
+
+    The same verbs work on an adapter directory, a saved whole model, and an untouched backbone:
+
+        encoder = SentenceEncoder.from_pretrained("runs/nli/model")
+        rows = encoder.encode(["A man is eating.", "Someone eats."])     # (2, D) float32
+        encoder.save_pretrained("somewhere")
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        tokenizer: Tokenizer,
+        *,
+        prompt: PromptTemplate | None = None,
+        pooling: str | None = None,
+        max_length: int | None = None,
+        base: str | None = None,
+        base_revision: str | None = None,
+    ) -> None:
+        """Wraps a loaded backbone. What is left out follows from its kind: a causal model is worded with
+        `summarize_one_word` and pooled at the last token, a bidirectional one reads the plain text and is averaged.
+
+        `base` names where the backbone came from; an adapter is saved with it.
+        """
+        causal = is_causal(backbone)
+        pooling = pooling or DEFAULT_POOLING[causal]
+        pooling_named(pooling)
+        limit = getattr(backbone.config, "max_position_embeddings", None) or DEFAULT_MAX_LENGTH
+        if backbone.config.model_type in {"roberta", "xlm-roberta", "camembert"}:
+            limit -= 2  # its positions start at padding_idx + 1
+        if max_length is not None and max_length > limit:
+            raise ValueError(f"max_length {max_length} is more than the {limit} positions of the backbone. Lower it.")
+        self.model = EmbeddingModel(backbone, pooling, causal)
+        self.tokenizer = tokenizer
+        self.sentences = SentenceTokenizer(
+            tokenizer, prompt or load_prompt(DEFAULT_PROMPT[causal]), max_length or min(limit, DEFAULT_MAX_LENGTH)
+        )
+        self.base = base
+        self.base_revision = base_revision
+        self.base_fingerprint: str | None = None
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path_or_id: str | Path,
+        *,
+        prompt: str | PromptTemplate | None = None,
+        pooling: str | None = None,
+        max_length: int | None = None,
+        dtype: str = "auto",
+        device: str | torch.device | None = None,
+        revision: str | None = None,
+    ) -> SentenceEncoder:
+        """Loads an encoder: a directory written by `save_pretrained`, or a backbone (folder, `.gguf` file, hub id,
+        `package:NAME/path`).
+
+        A saved directory knows its prompt, pooling and length; for a backbone they may be named here. `dtype` "auto" is
+        the one of training for a saved directory, the stored one for a backbone. `device` defaults to the GPU if there
+        is one. The network is reached only for a hub id that is not in the local cache.
+
+        Raises:
+            FileNotFoundError: if there is no model at the path.
+            ArtifactError: for a damaged directory, or a base that is not the one the adapter was trained on.
+        """
+        path = str(path_or_id)
+        if isinstance(prompt, str):
+            prompt = load_prompt(prompt)
+        device = torch.device(device) if device is not None else _default_device()
+        if is_saved_encoder(path):
+            folder = Path(path).expanduser()
+            card = EncoderCard.read(folder)
+            encoder = _load_saved(
+                cls, folder, card, prompt, pooling, max_length, card.dtype if dtype == "auto" else dtype
+            )
+        else:
+            location = locate(path)
+            encoder = cls(
+                load_backbone(location, dtype=dtype, revision=revision),
+                load_tokenizer(location, revision),
+                prompt=prompt,
+                pooling=pooling,
+                max_length=max_length,
+                base=path,
+                base_revision=revision,
+            )
+        encoder.model.to(device)
+        return encoder
+
+    @property
+    def prompt(self) -> PromptTemplate:
+        """How sentences are worded."""
+        return self.sentences.prompt
+
+    @property
+    def pooling(self) -> str:
+        """Which states make the embedding."""
+        return self.model.pooling
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of a worded sentence, prompt and special tokens included."""
+        return self.sentences.max_length
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.model.parameters()).device
+
+    @property
+    def pad_id(self) -> int:
+        """The id padding is filled with. It is never looked at: masked, or after the last token a causal model reads."""
+        pad = self.tokenizer.pad_token_id
+        return 0 if pad is None else int(pad)
+
+    def add_lora(self, settings: LoraSettings) -> None:
+        """Wraps the backbone with a fresh adapter; only the adapter trains from here on."""
+        if adapters.is_adapted(self.model.backbone):
+            raise ValueError("this encoder has an adapter already. Start from its base, or go on training the adapter.")
+        self.base_fingerprint = weights_fingerprint(self.model.backbone)
+        self.model.backbone = adapters.add_lora(self.model.backbone, settings)
+
+    @torch.inference_mode()
+    def encode(
+        self, texts: Sequence[str], *, micro_batch_tokens: int = 8192, show_progress: bool = False
+    ) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Vectors of the texts: (N, D) float32, in the order given.
+
+        Repeated texts are encoded once; micro-batches hold at most `micro_batch_tokens` padded tokens of texts of like
+        length. A text's vector does not depend on the texts beside it (to float32 rounding).
+
+        Raises:
+            TypeError, ValueError: for a text that is not a string or is empty; the message gives its position.
+        """
+        from tqdm import tqdm
+
+        if isinstance(texts, str):
+            raise TypeError("encode takes a sequence of texts, got one string. Put it in a list.")
+        ids = self.sentences(texts)
+        # Texts are told apart by their ids: equal ids are equal work, whatever was truncated or edited away.
+        first = {tuple(sequence): position for position, sequence in reversed(list(enumerate(ids)))}
+        unique = sorted(first.values())
+        row_of = {tuple(ids[position]): row for row, position in enumerate(unique)}
+        rows_UD: Tensor | None = None
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            batches = plan_micro_batches([ids[position] for position in unique], micro_batch_tokens, self.pad_id)
+            with tqdm(
+                total=len(unique), desc="encode", unit="text", disable=not show_progress, leave=False
+            ) as progress:
+                for batch in batches:
+                    rows_BD = self.model(batch.ids_BT.to(self.device), batch.mask_BT.to(self.device)).float().cpu()
+                    if rows_UD is None:
+                        rows_UD = torch.empty(len(unique), rows_BD.shape[1])
+                    rows_UD[batch.rows] = rows_BD
+                    progress.update(len(batch.rows))
+        finally:
+            self.model.train(was_training)
+        if rows_UD is None:
+            return np.empty((0, self.dimensions), dtype=np.float32)
+        embeddings: np.ndarray[Any, np.dtype[np.float32]] = rows_UD.numpy()[
+            [row_of[tuple(sequence)] for sequence in ids]
+        ]
+        return embeddings
+
+    def encode_complex(
+        self, texts: Sequence[str], *, micro_batch_tokens: int = 8192, show_progress: bool = False
+    ) -> np.ndarray[Any, np.dtype[np.complex64]]:
+        """The vectors as the angle objective reads them: (N, D/2) complex64, first half real, second half imaginary."""
+        rows_ND = self.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
+        real, imaginary = np.split(rows_ND, 2, axis=1)
+        return (real + 1j * imaginary).astype(np.complex64)
+
+    @property
+    def dimensions(self) -> int:
+        """D, the length of a vector."""
+        config: Any = self.model.backbone.config
+        return int(getattr(config, "word_embed_proj_dim", None) or config.hidden_size)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Writes the encoder as a directory that `from_pretrained` reads back exactly; whole or not at all.
+
+        An adapted encoder is saved as its adapter and the name of its base, any other as the whole backbone.
+
+        Raises:
+            ValueError: if an adapter's base has no name, for then nobody could load it again.
+        """
+        backbone: Any = self.model.backbone
+        adapted = adapters.is_adapted(backbone)
+        if adapted and self.base is None:
+            raise ValueError("the adapter's base has no name. Construct the encoder with base=…, or from_pretrained.")
+        card = EncoderCard(
+            prompt=self.prompt,
+            pooling=self.pooling,
+            max_length=self.max_length,
+            dtype=str(_base_dtype(backbone)).removeprefix("torch."),
+            base=self.base if adapted else None,
+            base_revision=self.base_revision if adapted else None,
+            base_fingerprint=self.base_fingerprint if adapted else None,
+        )
+
+        def fill(target: Path) -> None:
+            backbone.save_pretrained(target, safe_serialization=True)
+            self.tokenizer.save_pretrained(target)
+            (target / "README.md").unlink(missing_ok=True)  # peft's empty model card
+            card.write(target)
+
+        write_directory(Path(folder), fill)
+
+
+def _load_saved(
+    cls: type[SentenceEncoder],
+    folder: Path,
+    card: EncoderCard,
+    prompt: PromptTemplate | None,
+    pooling: str | None,
+    max_length: int | None,
+    dtype: str,
+) -> SentenceEncoder:
+    backbone = load_backbone(locate(card.base or str(folder)), dtype=dtype, revision=card.base_revision)
+    encoder = cls(
+        backbone,
+        load_tokenizer(BackboneLocation(str(folder))),
+        prompt=prompt or card.prompt,
+        pooling=pooling or card.pooling,
+        max_length=max_length or card.max_length,
+        base=card.base,
+        base_revision=card.base_revision,
+    )
+    if card.base is not None:
+        fingerprint = weights_fingerprint(backbone)
+        if card.base_fingerprint not in (None, fingerprint):
+            raise ArtifactError(
+                f"{folder} was trained on weights with fingerprint {card.base_fingerprint}, but {card.base} has "
+                f"{fingerprint}. Put the original base there, or name the right one in {folder}/angle_llm.json."
+            )
+        encoder.base_fingerprint = fingerprint
+        encoder.model.backbone = adapters.load_lora(backbone, folder)
+    return encoder
+
+
+def _default_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _base_dtype(backbone: Any) -> torch.dtype:
+    dtype: torch.dtype = (backbone.get_base_model() if adapters.is_adapted(backbone) else backbone).dtype
+    return dtype

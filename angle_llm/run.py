@@ -1,0 +1,80 @@
+"""A whole fine-tuning run, from settings to a directory: what the recipes and `angle-llm train` call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from angle_llm.settings import TrainSettings, save_settings
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from angle_llm.modeling.encoder import SentenceEncoder
+
+
+def pair_evaluation(settings: TrainSettings) -> Callable[[SentenceEncoder], float]:
+    """Spearman × 100 on the graded pairs that `settings.evaluation` names."""
+    from angle_llm.evaluation import evaluate, select_tasks
+
+    assert settings.evaluation.pairs is not None
+    tasks = select_tasks([settings.evaluation.pairs], data_dir=None, variant="raw")
+
+    def measure(encoder: SentenceEncoder) -> float:
+        def encode(texts: list[str]) -> NDArray[np.float32]:
+            return encoder.encode(texts, micro_batch_tokens=settings.micro_batch_tokens, show_progress=True)
+
+        (result,) = evaluate(encode, tasks).tasks.values()
+        return result.spearman
+
+    return measure
+
+
+def fine_tune(settings: TrainSettings) -> Path:
+    """Turns a language model into a sentence encoder; returns the directory of the model to use.
+
+    The run directory holds settings.yaml (starts the same run again), metrics.jsonl, tensorboard/ and model/.
+    """
+    from accelerate.utils import set_seed
+
+    from angle_llm.data.sources import load_examples
+    from angle_llm.modeling.adapters import count_parameters
+    from angle_llm.modeling.encoder import SentenceEncoder
+    from angle_llm.objectives.angle import AngleObjective
+    from angle_llm.training.loop import train
+
+    # 1. What to learn from, and how it is measured. Both fail fast, before weights load.
+    data = load_examples(settings.data)
+    print(data.report.summary())
+    objective = AngleObjective(**asdict(settings.objective))
+    evaluate = pair_evaluation(settings) if settings.evaluation.pairs else None
+
+    # 2. The run directory knows how to start this run again.
+    run_dir = Path(settings.run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    save_settings(settings, run_dir / "settings.yaml")
+
+    # 3. The encoder: a backbone, the prompt, the pooling, an adapter.
+    set_seed(settings.seed)
+    model = settings.model
+    encoder = SentenceEncoder.from_pretrained(
+        model.path,
+        prompt=model.prompt,
+        pooling=model.pooling,
+        max_length=model.max_length,
+        dtype=model.dtype,
+        revision=model.revision,
+    )
+    if settings.lora.rank:
+        encoder.add_lora(settings.lora)
+    trainable, total = count_parameters(encoder.model)
+    print(f"training {trainable:,} of {total:,} parameters ({trainable / total:.2%})")
+
+    # 4. Train, keep the best.
+    result = train(encoder, data.examples, objective, settings, evaluate)
+    if result.best_score is not None:
+        print(f"evaluation: {result.start_score:.2f} before, {result.best_score:.2f} after (Spearman × 100)")
+    return result.model_dir

@@ -1,0 +1,309 @@
+"""The settings of a run: one object, written by a YAML file, the command line, or Python.
+
+Each field explains itself in the line below it; the same line is its `--help` text. An unknown key is an error that names
+the nearest known one. The resolved settings are saved with the run and start the same run again.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
+
+import yaml
+
+from angle_llm.errors import unknown
+
+
+class SettingsError(ValueError):
+    """Settings that cannot be used, with what to change."""
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise SettingsError(message)
+
+
+class _Checked:
+    """Makes pydantic refuse unknown keys when it reads a settings dataclass."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True)
+class DataSource(_Checked):
+    """Where training rows come from and how they are read."""
+
+    path: str = "starter:nli_triples.jsonl.gz"
+    """A JSONL, JSON, CSV, TSV (each also .gz) or Parquet file, `starter:NAME` for a file that comes with the package, or a
+    Hugging Face data set id. Only an id reaches the network."""
+    format: str = "auto"
+    """What a row means: scored_pair, positive_pair, triple, nli_pairs, nli_triples; auto tells by the columns."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Our field names to the file's column names, where they differ and are not recognised."""
+    split: str = "train"
+    """Split of a hub data set."""
+    name: str | None = None
+    """Configuration of a hub data set."""
+    score_range: tuple[float, float] | None = None
+    """Lowest and highest score of scored pairs; scores are rescaled to 0..1."""
+    where: dict[str, str | int | float] = field(default_factory=dict)
+    """Keep only the rows whose columns equal these values."""
+    limit: int | None = None
+    """Use at most this many examples."""
+    shuffle_seed: int | None = None
+    """Shuffle the examples with this seed before the limit is taken; none keeps the file's order."""
+
+
+@dataclass(frozen=True)
+class ModelSettings(_Checked):
+    """The backbone and how sentences are put through it."""
+
+    path: str = "NousResearch/Llama-2-7b-hf"
+    """A model folder, a .gguf file, a hub id, or package:NAME/path/inside for a file in an installed Python package."""
+    revision: str | None = None
+    """Commit, tag or branch of a hub id."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "bfloat16"
+    """Dtype of the base weights; a trained adapter is float32 regardless. auto: as stored."""
+    prompt: str = "summarize_one_word"
+    """A prompt's name, or the path of a prompt YAML."""
+    pooling: str = "last"
+    """Which states make the embedding: last, cls, mean, last-avg, last-max, cls-last-avg, first-last-avg."""
+    max_length: int = 50
+    """Tokens of a worded sentence, prompt and special tokens included; longer texts lose their end, prompts nothing."""
+
+    def __post_init__(self) -> None:
+        _require(self.max_length > 0, f"model.max_length must be positive, got {self.max_length}.")
+
+
+@dataclass(frozen=True)
+class LoraSettings(_Checked):
+    """The adapter."""
+
+    rank: int = 32
+    """Rank of the update. 0: no adapter, all weights are trained."""
+    alpha: float = 32
+    """The update is scaled by alpha / rank."""
+    dropout: float = 0.0
+    """Probability of dropping an adapter input."""
+    targets: list[str] = field(default_factory=lambda: ["all-linear"])
+    """Names of the linear layers to adapt; all-linear takes every one."""
+    rslora: bool = False
+    """Scale by alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732)."""
+    dora: bool = False
+    """Learn a magnitude per column beside the direction (DoRA, arXiv 2402.09353)."""
+
+    def __post_init__(self) -> None:
+        _require(self.rank >= 0, f"lora.rank must be 0 or more, got {self.rank}.")
+        _require(0 <= self.dropout < 1, f"lora.dropout is a probability below 1, got {self.dropout}.")
+        _require(bool(self.targets), "lora.targets is empty. Name layers, or use all-linear.")
+
+
+@dataclass(frozen=True)
+class ObjectiveSettings(_Checked):
+    """The loss: a weighted sum of three terms. See `angle_llm.objectives` for their formulas."""
+
+    cosine_weight: float = 0.0
+    """Weight of the cosine ranking term (CoSENT)."""
+    in_batch_weight: float = 1.0
+    """Weight of the in-batch contrastive term."""
+    angle_weight: float = 0.02
+    """Weight of the angle ranking term."""
+    cosine_temperature: float = 0.05
+    """Divides cosine differences."""
+    in_batch_temperature: float = 0.05
+    """Divides cosines of the in-batch term."""
+    angle_temperature: float = 1.0
+    """Divides angle differences."""
+    angle_form: str = "phase"
+    """phase, reference or paper."""
+    contrastive_form: str = "forward"
+    """forward: left texts against all right texts. symmetric: every text with a positive against all texts."""
+    positive_above: float = 0.5
+    """A pair with a score (0..1) above this is a positive of the in-batch term."""
+
+
+@dataclass(frozen=True)
+class OptimizerSettings(_Checked):
+    """AdamW and its schedule."""
+
+    learning_rate: float = 1e-4
+    """Peak learning rate."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """What the learning rate does after warm-up."""
+    warmup: float = 0.1
+    """Below 1: share of the run's steps. 1 or more: number of steps."""
+    max_gradient_norm: float = 1.0
+    """Gradients are clipped to this norm."""
+
+    def __post_init__(self) -> None:
+        _require(self.learning_rate > 0, f"optimizer.learning_rate must be positive, got {self.learning_rate}.")
+        _require(self.warmup >= 0, f"optimizer.warmup must be 0 or more, got {self.warmup}.")
+        _require(
+            self.max_gradient_norm > 0, f"optimizer.max_gradient_norm must be positive, got {self.max_gradient_norm}."
+        )
+
+    def warmup_steps(self, steps: int) -> int:
+        """Warm-up in steps of a run of so many."""
+        return math.ceil(self.warmup * steps) if self.warmup < 1 else int(self.warmup)
+
+
+@dataclass(frozen=True)
+class EvaluationSettings(_Checked):
+    """What is measured while training; the best model by Spearman is kept."""
+
+    pairs: str | None = None
+    """A TSV of graded pairs (sentence1, sentence2, score), or `starter:graded_pairs.tsv`. None: no evaluation."""
+    every_steps: int = 0
+    """Evaluate each time this many optimizer steps are done; 0: at the end only."""
+
+    def __post_init__(self) -> None:
+        _require(self.every_steps >= 0, f"evaluation.every_steps must be 0 or more, got {self.every_steps}.")
+
+
+@dataclass(frozen=True)
+class TrainSettings(_Checked):
+    """Everything that decides what a training run computes."""
+
+    run_dir: str = "runs/latest"
+    """Where the run is written: settings.yaml, metrics.jsonl, tensorboard/, model/."""
+    seed: int = 42
+    """Decides the adapter's start, the order of the data and dropout."""
+    model: ModelSettings = field(default_factory=ModelSettings)
+    lora: LoraSettings = field(default_factory=LoraSettings)
+    data: DataSource = field(default_factory=DataSource)
+    objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    batch_size: int = 64
+    """Examples of one contrastive batch: each example's texts are negatives of all others. Memory does not limit it."""
+    accumulation: int = 1
+    """Batches whose gradients are averaged into one optimizer step."""
+    epochs: int = 1
+    """Passes over the data."""
+    max_steps: int | None = None
+    """Stop after this many optimizer steps, whatever the epochs."""
+    micro_batch_tokens: int = 8192
+    """Padded tokens that go through the model at once, in training and in encoding."""
+    graph_tokens: int = 16384
+    """Padded tokens of a batch up to which activations are kept for the backward pass; a larger batch is encoded twice
+    (gradient caching): the same gradient in less memory and a third more time."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "accumulation", "epochs", "micro_batch_tokens"):
+            value = getattr(self, name)
+            _require(value >= 1, f"{name} must be 1 or more, got {value}.")
+        _require(self.graph_tokens >= 0, f"graph_tokens must be 0 or more, got {self.graph_tokens}.")
+        _require(self.max_steps is None or self.max_steps >= 1, f"max_steps must be 1 or more, got {self.max_steps}.")
+
+
+Settings = TypeVar("Settings")
+
+
+def settings_from_dict(kind: type[Settings], values: object, where: str) -> Settings:
+    """Builds settings from plain values; `where` names their origin in errors.
+
+    Raises:
+        SettingsError: naming the key, what it needs, what came, and for an unknown key the nearest known one.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    if not isinstance(values, dict):
+        raise SettingsError(f"{where}: settings are a mapping of names to values, got {type(values).__name__}.")
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        lines = [f"{where}: {_explain(kind, problem)}" for problem in error.errors()]
+        raise SettingsError("\n".join(lines)) from error
+
+
+def _explain(kind: type, problem: Any) -> str:
+    path = [str(step) for step in problem["loc"]]
+    if problem["type"] == "unexpected_keyword_argument":
+        owner: Any = kind
+        for step in path[:-1]:
+            owner = get_type_hints(owner)[step]
+        return f"{unknown('setting', path[-1], _names(owner))} (in {'.'.join(path[:-1]) or 'the top level'})"
+    return f"{'.'.join(path) or 'settings'}: {problem['msg']}, got {problem['input']!r}."
+
+
+def _names(kind: Any) -> list[str]:
+    return [item.name for item in fields(kind)] if is_dataclass(kind) else []
+
+
+def load_settings(kind: type[Settings], path: str | Path, defaults: Settings | None = None) -> Settings:
+    """Reads a YAML file; what it leaves out comes from `defaults`, key by key.
+
+    Raises:
+        SettingsError: for a missing or malformed file or a setting that does not fit.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise SettingsError(f"no settings file at {path}. Give the path of a YAML file.")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{path} is not valid YAML: {error}") from error
+    if defaults is not None and isinstance(values, dict):
+        values = _merged(settings_to_dict(defaults), values)
+    return settings_from_dict(kind, values, where=str(path))
+
+
+def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in over.items():
+        both_nested = isinstance(value, dict) and isinstance(base.get(key), dict) and key not in {"columns", "where"}
+        result[key] = _merged(base[key], value) if both_nested else value
+    return result
+
+
+def settings_to_dict(settings: Any) -> dict[str, Any]:
+    """Plain values that YAML and JSON can hold."""
+    return {key: _plain(value) for key, value in asdict(settings).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def save_settings(settings: Any, path: Path) -> None:
+    """Writes settings as YAML, atomically."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(
+        yaml.safe_dump(settings_to_dict(settings), sort_keys=False, allow_unicode=True), encoding="utf-8"
+    )
+    os.replace(temporary, path)
+
+
+def parse_settings(defaults: Settings, arguments: Sequence[str] | None = None, *, description: str = "") -> Settings:
+    """Settings from a command line: `--config FILE` first, then single fields such as `--lora.rank 16`.
+
+    Without arguments the command line of the process is read. `--help` lists every field with its default.
+    """
+    import sys
+
+    import tyro
+
+    rest = list(sys.argv[1:] if arguments is None else arguments)
+    config: str | None = None
+    for position, argument in enumerate(rest):
+        name, equals, value = argument.partition("=")
+        if name == "--config":
+            config = value if equals else (rest[position + 1] if position + 1 < len(rest) else "")
+            del rest[position : position + (1 if equals else 2)]
+            break
+    kind = type(defaults)
+    if config is not None:
+        defaults = load_settings(kind, config, defaults)
+    description = f"{description}\n\n--config FILE reads a settings YAML first; the options below override it.".strip()
+    chosen: Settings = tyro.cli(kind, default=defaults, args=rest, description=description)
+    return settings_from_dict(kind, settings_to_dict(chosen), where="command line")

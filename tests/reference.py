@@ -1,0 +1,191 @@
+"""The objectives once more, slowly: loops over numbers, straight from the formulas. Imports nothing of the package.
+
+A number is a 0-dimensional tensor, so that autograd gives the gradient; a row is a list of numbers. Where a formula has
+no value or no gradient (a zero row, nothing to compare), the convention is written out as a branch that returns 0.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import permutations
+
+import torch
+from torch import Tensor
+
+Number = Tensor | float
+Row = Sequence[Tensor]
+Pair = tuple[int, int, float]  # left row, right row, score
+
+
+def rows_of(matrix: Tensor) -> list[list[Tensor]]:
+    return [list(row.unbind()) for row in matrix.unbind()]
+
+
+def norm(row: Row) -> Number:
+    squares = sum(x * x for x in row)
+    return torch.sqrt(squares) if squares > 0 else 0.0
+
+
+def unit(row: Row) -> list[Number]:
+    length = norm(row)
+    return [x / length if length > 0 else 0.0 for x in row]
+
+
+def cosine(left: Row, right: Row) -> Number:
+    scale = norm(left) * norm(right)
+    return sum(x * y for x, y in zip(left, right, strict=True)) / scale if scale > 0 else 0.0
+
+
+def halves(row: Row) -> list[tuple[Tensor, Tensor]]:
+    """The complex numbers of a row: (real, imaginary)."""
+    half = len(row) // 2
+    return list(zip(row[:half], row[half:], strict=True))
+
+
+def complex_quotient_sum(left: Row, right: Row) -> tuple[Number, Number]:
+    """Σ z/w · (‖w‖/‖z‖), division written with the norm of the whole of w: ((ac + bd) + (bc - ad)i) / (‖z‖‖w‖)."""
+    scale = norm(left) * norm(right)
+    if not scale > 0:
+        return 0.0, 0.0
+    real = sum(a * c + b * d for (a, b), (c, d) in zip(halves(left), halves(right), strict=True)) / scale
+    imaginary = sum(b * c - a * d for (a, b), (c, d) in zip(halves(left), halves(right), strict=True)) / scale
+    return real, imaginary
+
+
+def angle_reference(left: Row, right: Row) -> Number:
+    real, imaginary = complex_quotient_sum(left, right)
+    return abs(real + imaginary)
+
+
+def angle_paper(left: Row, right: Row) -> Number:
+    real, imaginary = complex_quotient_sum(left, right)
+    square = real * real + imaginary * imaginary
+    return -torch.sqrt(square) if square > 0 else 0.0
+
+
+def angle_paper_per_column(left: Row, right: Row) -> list[Number]:
+    """Eq. 7, abs[((ac + bd) + (bc - ad)i) / √((c² + d²)(a² + b²))], a, b, c, d read as the numbers of one column."""
+    result = []
+    for (a, b), (c, d) in zip(halves(left), halves(right), strict=True):
+        scale = torch.sqrt((c * c + d * d) * (a * a + b * b))
+        result.append(torch.sqrt(((a * c + b * d) / scale) ** 2 + ((b * c - a * d) / scale) ** 2))
+    return result
+
+
+def angle_phase(left: Row, right: Row) -> Number:
+    """By the two arguments, one minus the other, brought back to the short way round."""
+    weights, weighted = 0.0, 0.0
+    for (a, b), (c, d) in zip(halves(left), halves(right), strict=True):
+        if (a == 0 and b == 0) or (c == 0 and d == 0):
+            continue
+        turn = torch.atan2(b, a) - torch.atan2(d, c)
+        if turn > math.pi:
+            turn = turn - 2 * math.pi
+        if turn < -math.pi:
+            turn = turn + 2 * math.pi
+        weight = torch.sqrt(a * a + b * b) * torch.sqrt(c * c + d * d)
+        weights, weighted = weights + weight, weighted + weight * abs(turn)
+    return 1 - 2 / math.pi * weighted / weights if weights > 0 else 0.0
+
+
+ANGLE_FORMS: dict[str, Callable[[Row, Row], Number]] = {
+    "reference": angle_reference,
+    "paper": angle_paper,
+    "phase": angle_phase,
+}
+
+
+def exp(x: Number) -> Tensor:
+    return torch.exp(torch.as_tensor(x, dtype=torch.float64))
+
+
+def ranking_loss(similarity: Sequence[Number], score: Sequence[float], temperature: float) -> Tensor:
+    total = torch.zeros((), dtype=torch.float64)
+    for i, j in permutations(range(len(score)), 2):
+        if score[i] < score[j]:
+            total = total + exp((similarity[i] - similarity[j]) / temperature)
+    return torch.log(1 + total)
+
+
+def partners(pairs: Sequence[Pair], positive_above: float) -> set[tuple[int, int]]:
+    """Positive pairs as they were given, (left, right)."""
+    return {(left, right) for left, right, score in pairs if score > positive_above and left != right}
+
+
+def symmetric_loss(rows: Sequence[Row], pairs: Sequence[Pair], temperature: float, positive_above: float) -> Tensor:
+    together = {frozenset(pair) for pair in partners(pairs, positive_above)}
+    losses = []
+    for anchor in range(len(rows)):
+        others = [row for row in range(len(rows)) if row != anchor]
+        positives = [row for row in others if {anchor, row} in together]
+        negatives = [row for row in others if {anchor, row} not in together]
+        losses += anchor_loss(rows, anchor, positives, negatives, temperature)
+    return mean(losses)
+
+
+def forward_loss(rows: Sequence[Row], pairs: Sequence[Pair], temperature: float, positive_above: float) -> Tensor:
+    given = partners(pairs, positive_above)
+    rights = {right for left, right, _ in pairs if left != right}
+    losses = []
+    for anchor in range(len(rows)):
+        positives = [row for row in range(len(rows)) if (anchor, row) in given]
+        negatives = [k for k in rights if k != anchor and (anchor, k) not in given and (k, anchor) not in given]
+        losses += anchor_loss(rows, anchor, positives, negatives, temperature)
+    return mean(losses)
+
+
+CONTRASTIVE_FORMS = {"symmetric": symmetric_loss, "forward": forward_loss}
+
+
+def anchor_loss(
+    rows: Sequence[Row], anchor: int, positives: Sequence[int], negatives: Sequence[int], temperature: float
+) -> list[Tensor]:
+    """The anchor's loss in a list, or an empty list if it has no positive and is no anchor."""
+    weight = {row: exp(cosine(rows[anchor], rows[row]) / temperature) for row in {*positives, *negatives}}
+    rest = sum(weight[row] for row in negatives)
+    losses = [-torch.log(weight[row] / (weight[row] + rest)) for row in positives]
+    return [mean(losses)] if losses else []
+
+
+def mean(values: Sequence[Tensor]) -> Tensor:
+    return sum(values, start=torch.zeros((), dtype=torch.float64)) / max(len(values), 1)
+
+
+def objective_parts(
+    embeddings: Tensor,
+    pairs: Sequence[Pair],
+    *,
+    angle_form: str,
+    contrastive_form: str,
+    positive_above: float,
+    temperatures: tuple[float, float, float],
+) -> dict[str, Tensor]:
+    """The three parts of the AnglE objective, temperatures in the order cosine, in-batch, angle."""
+    rows = rows_of(embeddings)
+    score = [score for _, _, score in pairs]
+    cosines = [cosine(rows[left], rows[right]) for left, right, _ in pairs]
+    angles = [ANGLE_FORMS[angle_form](rows[left], rows[right]) for left, right, _ in pairs]
+    return {
+        "cosine": ranking_loss(cosines, score, temperatures[0]),
+        "in_batch": CONTRASTIVE_FORMS[contrastive_form](rows, pairs, temperatures[1], positive_above),
+        "angle": ranking_loss(angles, score, temperatures[2]),
+    }
+
+
+def value_and_gradient(function: Callable[[Tensor], Tensor], at: Tensor) -> tuple[Tensor, Tensor]:
+    """A scalar function and its gradient by autograd; zeros where the function does not depend on its argument."""
+    leaf = at.detach().clone().requires_grad_()
+    value = function(leaf)
+    if not value.requires_grad:
+        return value.detach(), torch.zeros_like(at)
+    (gradient,) = torch.autograd.grad(value, leaf)
+    return value.detach(), gradient
+
+
+def numeric_gradient(function: Callable[[Tensor], Tensor], at: Tensor, step: float = 1e-6) -> Tensor:
+    """Central differences, for gradients that autograd should not be trusted to check against itself."""
+    gradient = torch.zeros_like(at)
+    for index in range(at.numel()):
+        nudge = torch.zeros_like(at)
+        nudge.view(-1)[index] = step
+        gradient.view(-1)[index] = (function(at + nudge) - function(at - nudge)) / (2 * step)
+    return gradient

@@ -110,12 +110,12 @@ def is_saved_encoder(path: str | Path) -> bool:
 def write_directory(target: Path, fill: Callable[[Path], None]) -> None:
     """Writes a directory whole or not at all: `fill` gets a temporary folder beside it, renamed into place at the end.
 
-    An existing directory is replaced only if it is a saved encoder or empty; nothing else is ever deleted.
+    An existing directory is replaced, with all that is in it, if it is a saved encoder; any other must be empty.
 
     Raises:
         ArtifactError: if `target` holds something that is not a saved encoder.
     """
-    target = target.expanduser().absolute()
+    target = target.expanduser().resolve()  # a link goes on pointing there
     if target.exists() and not (target.is_dir() and (is_saved_encoder(target) or not any(target.iterdir()))):
         raise ArtifactError(
             f"{target} exists and is not a saved encoder, so it is left alone. Choose another directory."
@@ -130,11 +130,15 @@ def write_directory(target: Path, fill: Callable[[Path], None]) -> None:
                 _sync(path)
         if target.exists():
             retired = temporary.with_name(temporary.name + ".old")
-            os.replace(target, retired)
-            os.replace(temporary, target)
+            target.replace(retired)
+            try:
+                temporary.replace(target)
+            except BaseException:
+                retired.replace(target)
+                raise
             shutil.rmtree(retired)
         else:
-            os.replace(temporary, target)
+            temporary.replace(target)
         _sync(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -78,6 +78,10 @@ class PromptTemplate:
                 f"prompt {self.name!r}: a template needs exactly one {PLACEHOLDER}, this one has {found}: "
                 f"{self.template!r}. Write {PLACEHOLDER} once, where the sentence goes."
             )
+        try:
+            self.template.encode()
+        except UnicodeEncodeError as error:
+            raise PromptError(f"prompt {self.name!r}: the template is not valid Unicode: {error}") from None
         for edit in self.edits:
             if edit not in TEXT_EDITS:
                 raise PromptError(f"prompt {self.name!r}: {unknown('text edit', edit, TEXT_EDITS)}")
@@ -145,6 +149,13 @@ def bundled_prompts() -> dict[str, Path]:
     return {} if folder is None else {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # before Python 3.14: a name too long for a path, such as a whole template
+        return False
+
+
 def load_prompt(name_or_path: str | Path) -> PromptTemplate:
     """A prompt by its name (one that comes with the package) or by the path of a YAML file.
 
@@ -154,7 +165,7 @@ def load_prompt(name_or_path: str | Path) -> PromptTemplate:
     name = str(name_or_path)
     bundled = bundled_prompts()
     path = bundled.get(name) or Path(name)
-    if not path.is_file():
+    if not _is_file(path):
         if path.suffix in {".yaml", ".yml"}:
             raise PromptError(
                 f"no prompt file at {path}. Give the path of a YAML file, or one of: {', '.join(bundled)}."
@@ -162,6 +173,6 @@ def load_prompt(name_or_path: str | Path) -> PromptTemplate:
         raise PromptError(f"{unknown('prompt', name, bundled)} A path to your own YAML file works too.")
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise PromptError(f"{path} is not valid YAML: {error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise PromptError(f"{path} is not valid YAML in UTF-8: {error}") from error
     return PromptTemplate.from_dict(values, where=str(path))

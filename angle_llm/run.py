@@ -2,35 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from angle_llm.settings import TrainSettings, save_settings
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from angle_llm.modeling.encoder import SentenceEncoder
-
-
-def pair_evaluation(settings: TrainSettings) -> Callable[[SentenceEncoder], float]:
-    """Spearman × 100 on the graded pairs that `settings.evaluation` names."""
-    from angle_llm.evaluation import evaluate, select_tasks
-
-    assert settings.evaluation.pairs is not None
-    tasks = select_tasks([settings.evaluation.pairs], data_dir=None, variant="raw")
-
-    def measure(encoder: SentenceEncoder) -> float:
-        def encode(texts: list[str]) -> NDArray[np.float32]:
-            return encoder.encode(texts, micro_batch_tokens=settings.micro_batch_tokens, show_progress=True)
-
-        (result,) = evaluate(encode, tasks).tasks.values()
-        return result.spearman
-
-    return measure
 
 
 def fine_tune(settings: TrainSettings) -> Path:
@@ -41,6 +16,7 @@ def fine_tune(settings: TrainSettings) -> Path:
     from accelerate.utils import set_seed
 
     from angle_llm.data.sources import load_examples
+    from angle_llm.evaluation.sts import sts_score
     from angle_llm.modeling.adapters import count_parameters
     from angle_llm.modeling.encoder import SentenceEncoder
     from angle_llm.objectives.angle import AngleObjective
@@ -50,7 +26,9 @@ def fine_tune(settings: TrainSettings) -> Path:
     data = load_examples(settings.data)
     print(data.report.summary())
     objective = AngleObjective(**asdict(settings.objective))
-    evaluate = pair_evaluation(settings) if settings.evaluation.pairs else None
+    evaluate = None
+    if settings.evaluation.pairs:
+        evaluate = sts_score(settings.evaluation.pairs, micro_batch_tokens=settings.micro_batch_tokens)
 
     # 2. The run directory knows how to start this run again.
     run_dir = Path(settings.run_dir)

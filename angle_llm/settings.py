@@ -7,7 +7,6 @@ the nearest known one. The resolved settings are saved with the run and start th
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -229,6 +228,8 @@ def _explain(kind: type, problem: Any) -> str:
         for step in path[:-1]:
             owner = get_type_hints(owner)[step]
         return f"{unknown('setting', path[-1], _names(owner))} (in {'.'.join(path[:-1]) or 'the top level'})"
+    if problem["type"] == "value_error":  # one of ours: it names the field and what came
+        return str(problem["ctx"]["error"])
     return f"{'.'.join(path) or 'settings'}: {problem['msg']}, got {problem['input']!r}."
 
 
@@ -281,7 +282,7 @@ def save_settings(settings: Any, path: Path) -> None:
     temporary.write_text(
         yaml.safe_dump(settings_to_dict(settings), sort_keys=False, allow_unicode=True), encoding="utf-8"
     )
-    os.replace(temporary, path)
+    temporary.replace(path)
 
 
 def parse_settings(defaults: Settings, arguments: Sequence[str] | None = None, *, description: str = "") -> Settings:

@@ -128,7 +128,11 @@ def sts_score(pairs: str | Path, *, micro_batch_tokens: int = 8192) -> Callable[
     task = read_pairs(pairs)
 
     def score(encoder: Encoder) -> float:
-        results = evaluate(lambda texts: encoder.encode(texts, micro_batch_tokens=micro_batch_tokens), [task])
+
+        def encode(texts: list[str]) -> NDArray[np.floating[Any]]:
+            return encoder.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=True)
+
+        results = evaluate(encode, [task])
         figures = results.tasks[task.name]
         if figures.undefined:
             raise UndefinedCorrelationError(f"{pairs}: no Spearman correlation: {figures.undefined}.")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from angle_llm.errors import unknown
 from angle_llm.settings import LoraSettings
+
+ALL_LINEAR = "all-linear"
 
 
 def add_lora(backbone: nn.Module, settings: LoraSettings) -> nn.Module:
@@ -18,30 +24,63 @@ def add_lora(backbone: nn.Module, settings: LoraSettings) -> nn.Module:
     """
     from peft import LoraConfig, TaskType, get_peft_model
 
+    transposed = any(type(layer).__name__ == "Conv1D" for layer in backbone.modules())  # GPT-2's linear layers
     config = LoraConfig(
         task_type=TaskType.FEATURE_EXTRACTION,
         r=settings.rank,
-        lora_alpha=settings.alpha,
+        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # peft divides it; fractions are fine
         lora_dropout=settings.dropout,
-        target_modules="all-linear" if settings.targets == ["all-linear"] else list(settings.targets),
+        target_modules=ALL_LINEAR if settings.targets == [ALL_LINEAR] else _known_targets(backbone, settings.targets),
+        fan_in_fan_out=transposed,
         use_rslora=settings.rslora,
         use_dora=settings.dora,
         bias="none",
     )
-    adapted: nn.Module = get_peft_model(backbone, config)
+    with _quiet_peft():
+        adapted: nn.Module = get_peft_model(backbone, config)
     adapted.base_model.model.config.use_cache = False  # type: ignore[union-attr]
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(torch.float32)
-    return adapted
+    return adapted.train(backbone.training)
+
+
+def _known_targets(backbone: nn.Module, targets: list[str]) -> list[str]:
+    """The targets, each the name of a layer or the end of one; peft passes over a misspelt one if another is found."""
+    paths = [path for path, _ in backbone.named_modules()]
+    for target in targets:
+        if not any(path == target or path.endswith(f".{target}") for path in paths):
+            linear = {
+                path.rpartition(".")[2]
+                for path, layer in backbone.named_modules()
+                if isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D"
+            }
+            raise ValueError(f"{unknown('LoRA target', target, linear)} Or all of them: [{ALL_LINEAR!r}].")
+    return list(targets)
 
 
 def load_lora(backbone: nn.Module, folder: Path, *, trainable: bool = False) -> nn.Module:
-    """Puts a saved adapter on the backbone it was trained on."""
+    """Puts a saved adapter on the backbone it was trained on.
+
+    Raises:
+        FileNotFoundError: if the folder holds no adapter.
+    """
     from peft import PeftModel
 
-    adapted: nn.Module = PeftModel.from_pretrained(backbone, str(folder), is_trainable=trainable)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        if not (folder / name).is_file():  # peft would go on and ask the hub
+            raise FileNotFoundError(f"{folder} holds no {name}, so its adapter cannot be loaded. Save it again.")
+    with _quiet_peft():
+        adapted: nn.Module = PeftModel.from_pretrained(backbone, str(folder), is_trainable=trainable)
     return adapted
+
+
+@contextmanager
+def _quiet_peft() -> Iterator[None]:
+    """peft 0.21 asks transformers 5.23 for a name that is on its way out; the user can do nothing about it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+        yield
 
 
 def is_adapted(model: nn.Module) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from torch import nn
 from angle_llm.errors import unknown
 
 PACKAGE_SCHEME = "package:"
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_FILE_ENDINGS = {".gguf", ".safetensors", ".bin", ".pt", ".json", ".yaml"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -48,13 +51,29 @@ def locate(path_or_id: str) -> BackboneLocation:
                 "or the path of a .gguf file."
             )
         return BackboneLocation(str(path))
-    looks_like_hub_id = path_or_id.count("/") <= 1 and not path_or_id.startswith((".", "/", "~")) and not path.suffix
-    if looks_like_hub_id and not path_or_id.startswith(PACKAGE_SCHEME):
+    if _HUB_ID.fullmatch(path_or_id) and path.suffix not in _FILE_ENDINGS:
         return BackboneLocation(path_or_id)
     raise FileNotFoundError(
         f"no model at {path}. Give a folder with a config.json, a .gguf file, a hub id such as "
         "NousResearch/Llama-2-7b-hf, or package:NAME/path/inside."
     )
+
+
+def lasting_name(path_or_id: str) -> str:
+    """The name as it holds from any working directory: a local path absolute, `package:` and hub names as they are."""
+    path = Path(path_or_id).expanduser()
+    return str(path.absolute()) if path.exists() else path_or_id
+
+
+def count_positions(backbone: nn.Module) -> int | None:
+    """The longest sequence the backbone was made for, None if its config does not say."""
+    config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
+    positions: int | None = getattr(config, "max_position_embeddings", None)
+    for name, module in backbone.named_modules():
+        padding_id = getattr(module, "padding_idx", None)
+        if positions and name.endswith("position_embeddings") and padding_id is not None:
+            positions -= padding_id + 1  # RoBERTa and its kin count from padding_idx + 1
+    return positions
 
 
 def _inside_package(reference: str) -> Path:
@@ -91,7 +110,7 @@ def load_backbone(location: BackboneLocation, *, dtype: str = "auto", revision: 
     if location.gguf_file:
         arguments["quantization_config"] = GgufConfig(dequantize=True)
     arguments["dtype"] = torch_dtype(dtype) if dtype != "auto" else ("float32" if location.gguf_file else "auto")
-    model: nn.Module = AutoModel.from_pretrained(location.name, revision=revision, **arguments)
+    model: Any = AutoModel.from_pretrained(location.name, revision=revision, **arguments)
     if model.config.is_encoder_decoder:
         raise ValueError(
             f"{location.name} is an encoder-decoder ({model.config.model_type}). A sentence encoder is made from a "
@@ -101,7 +120,8 @@ def load_backbone(location: BackboneLocation, *, dtype: str = "auto", revision: 
         model.pooler = None  # BERT's pooler feeds a head that is not here; its weights would never see a gradient
     if location.gguf_file:
         _forget_quantisation(model)
-    return model.eval()
+    loaded: nn.Module = model.eval()
+    return loaded
 
 
 def _forget_quantisation(model: nn.Module) -> None:

@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from angle_llm.artifact import ArtifactError, EncoderCard, is_saved_encoder, write_directory
+from angle_llm.artifact import CARD_NAME, ArtifactError, EncoderCard, is_saved_encoder, write_directory
 from angle_llm.modeling import adapters
 from angle_llm.modeling.backbone import (
     BackboneLocation,
+    count_positions,
     is_causal,
+    lasting_name,
     load_backbone,
     load_tokenizer,
     locate,
@@ -46,6 +48,7 @@ class EmbeddingModel(nn.Module):
         self.backbone = backbone
         self.pooling = pooling
         self.causal = causal
+        self.train(backbone.training)
 
     def forward(self, ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
         pooling = pooling_named(self.pooling)
@@ -86,14 +89,20 @@ class SentenceEncoder:
         """Wraps a loaded backbone. What is left out follows from its kind: a causal model is worded with
         `summarize_one_word` and pooled at the last token, a bidirectional one reads the plain text and is averaged.
 
-        `base` names where the backbone came from; an adapter is saved with it.
+        `base` names where the backbone came from; an adapter is saved with it, a local path as an absolute one.
+
+        Raises:
+            ValueError: for an unknown pooling or one the backbone cannot have, or a `max_length` beyond its positions.
         """
         causal = is_causal(backbone)
         pooling = pooling or DEFAULT_POOLING[causal]
-        pooling_named(pooling)
-        limit = getattr(backbone.config, "max_position_embeddings", None) or DEFAULT_MAX_LENGTH
-        if backbone.config.model_type in {"roberta", "xlm-roberta", "camembert"}:
-            limit -= 2  # its positions start at padding_idx + 1
+        dimensions, layer_dimensions = _dimensions(backbone)
+        if pooling_named(pooling).averages_first_layer and dimensions != layer_dimensions:
+            raise ValueError(
+                f"pooling {pooling!r} averages the first and the last layer, but this backbone projects its last from "
+                f"{layer_dimensions} to {dimensions} dimensions. Choose another pooling."
+            )
+        limit = count_positions(backbone) or DEFAULT_MAX_LENGTH
         if max_length is not None and max_length > limit:
             raise ValueError(f"max_length {max_length} is more than the {limit} positions of the backbone. Lower it.")
         self.model = EmbeddingModel(backbone, pooling, causal)
@@ -101,7 +110,7 @@ class SentenceEncoder:
         self.sentences = SentenceTokenizer(
             tokenizer, prompt or load_prompt(DEFAULT_PROMPT[causal]), max_length or min(limit, DEFAULT_MAX_LENGTH)
         )
-        self.base = base
+        self.base = None if base is None else lasting_name(base)
         self.base_revision = base_revision
         self.base_fingerprint: str | None = None
 
@@ -187,12 +196,13 @@ class SentenceEncoder:
 
     @torch.inference_mode()
     def encode(
-        self, texts: Sequence[str], *, micro_batch_tokens: int = 8192, show_progress: bool = False
+        self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
     ) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Vectors of the texts: (N, D) float32, in the order given.
 
         Repeated texts are encoded once; micro-batches hold at most `micro_batch_tokens` padded tokens of texts of like
-        length. A text's vector does not depend on the texts beside it (to float32 rounding).
+        length (by default 1,024 on a CPU, whose caches are small, and 16,384 elsewhere). A text's vector does not depend
+        on the texts beside it (to float32 rounding).
 
         Raises:
             TypeError, ValueError: for a text that is not a string or is empty; the message gives its position.
@@ -201,47 +211,44 @@ class SentenceEncoder:
 
         if isinstance(texts, str):
             raise TypeError("encode takes a sequence of texts, got one string. Put it in a list.")
-        ids = self.sentences(texts)
+        budget = micro_batch_tokens or (1024 if self.device.type == "cpu" else 16384)
+        ids = self.sentences(texts) if len(texts) else []
         # Texts are told apart by their ids: equal ids are equal work, whatever was truncated or edited away.
         first = {tuple(sequence): position for position, sequence in reversed(list(enumerate(ids)))}
         unique = sorted(first.values())
         row_of = {tuple(ids[position]): row for row, position in enumerate(unique)}
-        rows_UD: Tensor | None = None
+        rows_UD = torch.empty(len(unique), self.dimensions)
         was_training = self.model.training
         self.model.eval()
         try:
-            batches = plan_micro_batches([ids[position] for position in unique], micro_batch_tokens, self.pad_id)
+            batches = plan_micro_batches([ids[position] for position in unique], budget, self.pad_id)
             with tqdm(
                 total=len(unique), desc="encode", unit="text", disable=not show_progress, leave=False
             ) as progress:
                 for batch in batches:
-                    rows_BD = self.model(batch.ids_BT.to(self.device), batch.mask_BT.to(self.device)).float().cpu()
-                    if rows_UD is None:
-                        rows_UD = torch.empty(len(unique), rows_BD.shape[1])
-                    rows_UD[batch.rows] = rows_BD
+                    rows_BD = self.model(batch.ids_BT.to(self.device), batch.mask_BT.to(self.device))
+                    rows_UD[batch.rows] = rows_BD.float().cpu()
                     progress.update(len(batch.rows))
         finally:
             self.model.train(was_training)
-        if rows_UD is None:
-            return np.empty((0, self.dimensions), dtype=np.float32)
         embeddings: np.ndarray[Any, np.dtype[np.float32]] = rows_UD.numpy()[
             [row_of[tuple(sequence)] for sequence in ids]
         ]
         return embeddings
 
     def encode_complex(
-        self, texts: Sequence[str], *, micro_batch_tokens: int = 8192, show_progress: bool = False
+        self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
     ) -> np.ndarray[Any, np.dtype[np.complex64]]:
         """The vectors as the angle objective reads them: (N, D/2) complex64, first half real, second half imaginary."""
         rows_ND = self.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
         real, imaginary = np.split(rows_ND, 2, axis=1)
-        return (real + 1j * imaginary).astype(np.complex64)
+        complex_rows: np.ndarray[Any, np.dtype[np.complex64]] = (real + 1j * imaginary).astype(np.complex64)
+        return complex_rows
 
     @property
     def dimensions(self) -> int:
         """D, the length of a vector."""
-        config: Any = self.model.backbone.config
-        return int(getattr(config, "word_embed_proj_dim", None) or config.hidden_size)
+        return _dimensions(self.model.backbone)[0]
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes the encoder as a directory that `from_pretrained` reads back exactly; whole or not at all.
@@ -249,12 +256,16 @@ class SentenceEncoder:
         An adapted encoder is saved as its adapter and the name of its base, any other as the whole backbone.
 
         Raises:
-            ValueError: if an adapter's base has no name, for then nobody could load it again.
+            ValueError: if an adapter's base has no name or would be overwritten, for then nobody could load it again.
+            ArtifactError: if the folder holds something that is not a saved encoder.
         """
         backbone: Any = self.model.backbone
         adapted = adapters.is_adapted(backbone)
         if adapted and self.base is None:
             raise ValueError("the adapter's base has no name. Construct the encoder with base=…, or from_pretrained.")
+        base = Path(str(self.base))
+        if adapted and base.is_absolute() and base.resolve().is_relative_to(Path(folder).expanduser().resolve()):
+            raise ValueError(f"{folder} holds the base of this adapter. Save the adapter in another directory.")
         card = EncoderCard(
             prompt=self.prompt,
             pooling=self.pooling,
@@ -266,7 +277,8 @@ class SentenceEncoder:
         )
 
         def fill(target: Path) -> None:
-            backbone.save_pretrained(target, safe_serialization=True)
+            # peft would ask the hub whether the vocabulary was resized; nothing here resizes it.
+            backbone.save_pretrained(target, **({"save_embedding_layers": False} if adapted else {}))
             self.tokenizer.save_pretrained(target)
             (target / "README.md").unlink(missing_ok=True)  # peft's empty model card
             card.write(target)
@@ -283,26 +295,40 @@ def _load_saved(
     max_length: int | None,
     dtype: str,
 ) -> SentenceEncoder:
-    backbone = load_backbone(locate(card.base or str(folder)), dtype=dtype, revision=card.base_revision)
+    try:
+        location = locate(card.base or str(folder))
+    except FileNotFoundError as error:
+        hint = f" {folder / CARD_NAME} names it as the base; if it moved, change it there." if card.base else ""
+        raise FileNotFoundError(f"{error}{hint}") from error
+    backbone = load_backbone(location, dtype=dtype, revision=card.base_revision)
     encoder = cls(
         backbone,
         load_tokenizer(BackboneLocation(str(folder))),
         prompt=prompt or card.prompt,
         pooling=pooling or card.pooling,
         max_length=max_length or card.max_length,
-        base=card.base,
+        base=card.base or str(folder),
         base_revision=card.base_revision,
     )
     if card.base is not None:
         fingerprint = weights_fingerprint(backbone)
-        if card.base_fingerprint not in (None, fingerprint):
+        # Rounding to float16 and then on to the fingerprint's bfloat16 is not rounding to bfloat16 at once.
+        comparable = dtype == card.dtype or "float16" not in (dtype, card.dtype)
+        if comparable and card.base_fingerprint not in (None, fingerprint):
             raise ArtifactError(
                 f"{folder} was trained on weights with fingerprint {card.base_fingerprint}, but {card.base} has "
-                f"{fingerprint}. Put the original base there, or name the right one in {folder}/angle_llm.json."
+                f"{fingerprint}. Put the original base there, or name the right one in {folder / CARD_NAME}."
             )
         encoder.base_fingerprint = fingerprint
         encoder.model.backbone = adapters.load_lora(backbone, folder)
     return encoder
+
+
+def _dimensions(backbone: nn.Module) -> tuple[int, int]:
+    """Lengths of a state after the last layer and between layers; they differ in OPT-350m alone."""
+    config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
+    between: int = config.hidden_size
+    return getattr(config, "word_embed_proj_dim", None) or between, between
 
 
 def _default_device() -> torch.device:

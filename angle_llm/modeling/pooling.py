@@ -31,7 +31,9 @@ def first_token(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
 def mean_of_tokens(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
     """The mean over real tokens, prompt and special tokens included."""
     weight_BT1 = mask_BT.unsqueeze(-1).to(states_BTD.dtype)
-    return (states_BTD * weight_BT1).sum(dim=1) / weight_BT1.sum(dim=1)
+    # In half precision a long text's sum overflows (float16) and its length is rounded (bfloat16 counts to 256).
+    wide = torch.promote_types(states_BTD.dtype, torch.float32)
+    return (states_BTD * weight_BT1).sum(dim=1, dtype=wide) / weight_BT1.sum(dim=1, dtype=wide)
 
 
 def max_of_tokens(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:

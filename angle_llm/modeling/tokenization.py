@@ -21,6 +21,8 @@ class Frame(NamedTuple):
 
 def plain_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """Ids of the texts alone; `</s>` or `<|im_end|>` in them are encoded as the characters they are made of."""
+    if not texts:
+        return []  # transformers fails on an empty batch
     ids: list[list[int]] = tokenizer(
         list(texts), add_special_tokens=False, split_special_tokens=True, return_attention_mask=False, verbose=False
     )["input_ids"]
@@ -40,6 +42,22 @@ def special_frame(tokenizer: Tokenizer) -> Frame:
     )
 
 
+def check_texts(texts: Sequence[str]) -> None:
+    """Refuses what no tokenizer can read or what has no meaning to embed; the message gives the position."""
+    for position, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(f"text {position} must be a string, got {type(text).__name__}: {text!r:.80}")
+        if not text.strip():
+            raise ValueError(f"text {position} is empty. Remove it, or put something to embed in its place.")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"text {position} is not valid Unicode: a lone surrogate {text[error.start]!r} at character {error.start}. "
+                "Decode the text with its right encoding, or replace such characters: text.encode('utf-8', 'replace')."
+            ) from None
+
+
 class SentenceTokenizer:
     """Words texts with a prompt and turns them into ids of at most `max_length`, special tokens included.
 
@@ -47,7 +65,8 @@ class SentenceTokenizer:
     decoder is read off the last token. Ids depend on the text alone, not on other texts or on the padding side.
 
     Raises:
-        ValueError: if `max_length` leaves no room for a text, or a text is empty or not text.
+        ValueError: if `max_length` leaves no room for a text, or a text is empty or not valid Unicode.
+        TypeError: if a text is not a string.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: PromptTemplate, max_length: int) -> None:
@@ -56,7 +75,10 @@ class SentenceTokenizer:
         self.max_length = max_length
         self._frame = special_frame(tokenizer)
         self._room = max_length - len(self._frame.before) - len(self._frame.after)
-        self._head_ids, self._tail_ids = plain_ids(tokenizer, [prompt.head, prompt.tail])
+        self._head_ids, self._tail_ids, joined_ids = plain_ids(
+            tokenizer, [prompt.head, prompt.tail, prompt.head + prompt.tail]
+        )
+        self._textless_ids = {"joined": joined_ids, "segments": self._head_ids + self._tail_ids}[prompt.tokenization]
         overhead = len(self._head_ids) + len(self._tail_ids)
         if self._room <= overhead:
             raise ValueError(
@@ -65,13 +87,15 @@ class SentenceTokenizer:
             )
 
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
-        for position, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise TypeError(f"text {position} must be a string, got {type(text).__name__}: {text!r:.80}")
-            if not text.strip():
-                raise ValueError(f"text {position} is empty. Remove it, or put something to embed in its place.")
+        check_texts(texts)
         edited = [self.prompt.edit(text) for text in texts]
         inner = _TOKENIZATIONS[self.prompt.tokenization](self, edited)
+        for position, ids in enumerate(inner):
+            if ids == self._textless_ids:
+                raise ValueError(
+                    f"text {position}: nothing of {texts[position]!r:.80} is left beside prompt {self.prompt.name!r}. Either the "
+                    f"tokenizer drops all its characters, or max_length {self.max_length} has no room for its first one."
+                )
         return [self._frame.before + ids + self._frame.after for ids in inner]
 
     def _joined(self, texts: Sequence[str]) -> list[list[int]]:
@@ -83,8 +107,8 @@ class SentenceTokenizer:
         ]
 
     def _joined_and_shortened(self, text: str) -> list[int]:
-        """Keeps as many characters as fit. Joined tokens may span text and prompt, so only counting the ids of the
-        whole wording tells what fits; bisection needs few counts, and starts from a short piece of a huge text."""
+        """Cuts where one more character would not fit. Joined tokens may span text and prompt, so only counting the ids
+        of the whole wording tells what fits; bisection needs few counts, and starts from a short piece of a huge text."""
 
         def worded(characters: int) -> list[int]:
             return plain_ids(self.tokenizer, [self.prompt.head + text[:characters] + self.prompt.tail])[0]
@@ -95,11 +119,10 @@ class SentenceTokenizer:
         bound = min(len(text), 8 * self.max_length)
         while bound < len(text) and length(bound) <= self._room:
             bound = min(len(text), 2 * bound)
+        # A longer piece can have fewer tokens (a merge), so there may be several such cuts; bisection ends at one of them:
+        # it has seen that the piece fits and that a character more does not. (-1: not even the prompt alone fits joined.)
         kept = bisect_right(range(bound + 1), self._room, key=length) - 1
-        # A longer piece can have fewer tokens (a merge), so bisection may land one off; a shorter piece always fits.
-        while length(kept) > self._room:
-            kept -= 1
-        return worded(kept)
+        return worded(max(kept, 0))
 
     def _segments(self, texts: Sequence[str]) -> list[list[int]]:
         room = self._room - len(self._head_ids) - len(self._tail_ids)

@@ -13,6 +13,7 @@ from angle_llm.errors import unknown
 from angle_llm.objectives.contrastive import CONTRASTIVE_FORMS, contrastive_loss
 from angle_llm.objectives.ranking import check_scores, check_temperature, ranking_loss
 from angle_llm.objectives.similarity import ANGLE_FORMS, cosine
+from angle_llm.settings import ObjectiveSettings
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class ObjectiveValue:
 
 
 @dataclass(frozen=True)
-class AngleObjective:
+class AngleObjective(ObjectiveSettings):
     """L = w₁·L_cosine + w₂·L_in_batch + w₃·L_angle over embeddings (arXiv 2309.12871, total objective).
 
     ``cosine`` and ``angle`` rank the scored pairs (``ranking_loss``), ``in_batch`` contrasts partners with the rest of
@@ -36,18 +37,8 @@ class AngleObjective:
     ``angle_form="reference"`` and ``contrastive_form="symmetric"``, except that its in-batch mean divides by all 2P
     rows, ours by the anchors: theirs is ours times anchors / 2P.
 
-    Raises ``ValueError`` for a setting that cannot be meant.
+    Its fields are those of ``ObjectiveSettings``. Raises ``ValueError`` for a setting that cannot be meant.
     """
-
-    cosine_weight: float = 0.0  # w₁, >= 0
-    in_batch_weight: float = 1.0  # w₂, >= 0
-    angle_weight: float = 0.02  # w₃, >= 0
-    cosine_temperature: float = 0.05  # cosines are divided by it, > 0
-    in_batch_temperature: float = 0.05  # cosines are divided by it, > 0
-    angle_temperature: float = 1.0  # angle similarities are divided by it, > 0
-    angle_form: str = "phase"  # how the angle is read: a name in ANGLE_FORMS
-    contrastive_form: str = "forward"  # who is contrasted with whom: a name in CONTRASTIVE_FORMS
-    positive_above: float = 0.5  # a pair is a positive of the in-batch part if its score exceeds this
 
     def __post_init__(self) -> None:
         weights = {name: getattr(self, name) for name in ("cosine_weight", "in_batch_weight", "angle_weight")}

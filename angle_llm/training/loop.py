@@ -113,7 +113,7 @@ def train(
                     f"step {step + 1}: the gradient norm is {float(norm)}, so the step was not taken. Lower the learning "
                     f"rate, or use bfloat16 or float32 in place of float16. {keeper.what_is_kept}"
                 )
-            rate = learning_rate.get_last_lr()[0]
+            rate = float(learning_rate.get_last_lr()[0])
             optimizer.step()
             learning_rate.step()
             optimizer.zero_grad()

@@ -330,7 +330,7 @@ class CaptionWriter:
         wording = self._wording(scene, act=act, place=place, any_thing=True)
         if scene.count == 1 and self.rng.random() < 0.6:
             nobody = f"no {scene.agent.word}" if scene.agent.gender == "i" else self.rng.choice(("nobody", "no one"))
-            negated = replace(wording, subject=nobody, plural=False, gender="n" if nobody[:3] != "no " else "i")
+            negated = replace(wording, subject=nobody, plural=False, gender="i" if scene.agent.gender == "i" else "n")
             return self._clause(scene, negated, self.rng.choice(("progressive", "existential")))
         subject = f"the {scene.agent.word if scene.count == 1 else plural(scene.agent.word)}"
         return self._clause(scene, replace(wording, subject=subject), "negated")

@@ -20,7 +20,7 @@ cook @ kitchen | knead dough | work dough by hand | prepare something to bake | 
 cook @ kitchen | crack eggs into a bowl | break eggs over a bowl | prepare food | boil eggs in a pot
 cook @ kitchen | grate some cheese | shred cheese | handle cheese; prepare food | melt cheese in a pan
 cook @ kitchen | decorate a cake with cream | put cream on a cake | make a dessert | cut a cake into slices
-cook @ kitchen | grill {some meat} over charcoal | cook {some meat} on a barbecue | cook outdoors; cook | eat raw
+cook @ kitchen | grill {some meat} over charcoal | cook {some meat} on a barbecue | make a meal; cook | eat raw
   vegetables
 cook @ kitchen | roll out pastry with a rolling pin | flatten pastry | work in a kitchen; prepare food | burn a pastry
   in the oven
@@ -56,7 +56,7 @@ adult @ home | iron {a garment} | press {a garment} with a hot iron | do a chore
 adult @ home | fold {some clothitem} | lay {some clothitem} together neatly | do the laundry | hang {some clothitem} on
   a line
 adult @ home | sweep the floor | clean the floor with a broom | do some cleaning | spill flour on the floor
-adult @ home | mop the kitchen floor | wash the floor with a mop | clean; do housework | dance on the kitchen floor
+adult @ home | mop the floor | wash the floor with a mop | clean; do housework | dance on the floor
 adult @ home | dust {a furniture} | wipe dust off {a furniture} | do some cleaning | paint {a furniture}
 adult @ home | knit {a garment} | make {a garment} out of wool | do needlework; make clothes | wear {a garment}
 adult @ home | sew {a garment} | stitch {a garment} together | make clothes | cut {a garment} to pieces
@@ -79,7 +79,7 @@ person @ home | look into a mirror | check {his} reflection | look at something 
 person @ home | cut paper with scissors | snip a sheet of paper | do crafts | glue pieces of paper together
 person @ home | climb the stairs | walk up the steps | go upstairs | slide down the banister
 person @ home | open {a opening} | push {a opening} open | handle {a opening} | shut {a opening}; nail {a opening} shut
-person @ home | play {a game} | sit over a game of {game} | play a game; pass the time | work on a tax form
+person @ home | play {game} | pass the time with {game} | play a game; pass the time | work on a tax form
 person @ home | hug {his} friend | embrace {his} friend | show affection | push {his} friend away
 person @ home | draw {a picture} | make a drawing of something | make art | erase a drawing
 person @ park | read {a reading} on a bench | sit on a bench with {a reading} | relax | sleep on a bench
@@ -281,9 +281,9 @@ athlete @ gym | do a backflip | flip over backward | perform an acrobatic move |
 athlete @ track | run in a race | race against others | compete; run | walk off the track
 athlete @ track | cross the finish line | reach the end of a race | finish a race | start a race
 athlete @ track | jump hurdles | clear hurdles | take part in athletics | trip over a hurdle
-athlete @ pitch | play {teamsport} | take part in a game of {teamsport} | play a sport | watch {teamsport} from the
+athlete @ pitch | play {teamsport} | compete in {teamsport} | play a sport | watch {teamsport} from the
   stands
-athlete @ court | play {racket} | compete in a match of {racket} | play a sport | rest beside the net
+athlete @ court | play {racket} | compete in {racket} | play a sport | rest beside the net
 athlete @ court | dribble a basketball | bounce a basketball | play basketball; handle a ball | deflate a basketball
 athlete @ court | dunk a basketball | slam a basketball through the hoop | score a basket | miss the hoop completely
 athlete @ pitch | kick a ball toward the goal | shoot at the goal | play with a ball | pick up the ball with both hands

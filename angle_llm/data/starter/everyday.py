@@ -42,11 +42,11 @@ EVERYDAY = """
 & illness: the flu, a fever, a stomach bug, a bad cold, pneumonia, chickenpox
 + synonym: {who} has (caught|come down with) {illness}.
 + hypernym: {who} is not well.
-- antonym: {who} has (recovered|got over) {illness} and is (healthy|fit) again.
+- antonym: {who} has (recovered from|got over) {illness} and is (healthy|fit) again.
 - negation: {who} has not been ill (this year|at all).
 = The {thing} is (too|much too) {adj} for me, so I (sent it back|returned it).
-& thing: coat, mattress, desk, soup, music, suitcase, room, bicycle, chair
-& adj: small > large, heavy > light, noisy > quiet, hard > soft, dark > bright, cold > warm
+& thing: coat, mattress, desk, wardrobe, lamp, suitcase, sofa, bicycle, chair
+& adj: small > large, heavy > light, dark > bright, ugly > pretty, flimsy > sturdy
 + synonym: I did not keep the {thing} because it was not {adj^} enough.
 + hypernym: The {thing} did not suit me.
 - antonym: The {thing} is {adj^} enough, so I decided to keep it.
@@ -58,7 +58,7 @@ EVERYDAY = """
 + hypernym: {who} changed (jobs|professions).
 - agent: {who} was a {job2} first and then became a {job}.
 - negation: {who} has never worked as a {job} or a {job2}.
-= I (prefer|like) {fav} (to|better than) {fav^} (by far|when I am on holiday|these days).
+= I (prefer {fav} to|like {fav} better than) {fav^} (by far|when I am on holiday|these days).
 & fav: tea > coffee, coffee > hot chocolate, trains > planes, the mountains > the sea, the sea > the mountains,
   novels > films, cats > dogs, dogs > cats, summer > winter, winter > summer, small towns > big cities, rice > potatoes,
   board games > video games, jazz > pop music, sunrise > sunset, phone calls > text messages
@@ -80,7 +80,7 @@ EVERYDAY = """
 = The {line} (leaves|departs) every {min} minutes (during the day|on weekdays) and takes {min2} minutes to the
   {stop}.
 & min: 5, 8, 10, 15, 20, 30, 40
-& line: bus, tram, train, shuttle, night bus
+& line: bus, tram, train, shuttle, ferry
 & stop: airport, old town, harbor, university, stadium, zoo
 + synonym: There is a departure every {min} minutes, and the ride to the {stop} lasts {min2} minutes.
 + drop: You can get to the {stop} by public transport.
@@ -93,7 +93,7 @@ EVERYDAY = """
 + hypernym: Somebody helped me.
 - antonym: {who} refused to lend me {lent}.
 - agent: I lent {lent} to somebody, not the other way around.
-= (Let|Leave) the {stuff} (dry|harden|rest) for {n} hours before you {next}.
+= (Let the {stuff}|Allow the {stuff} to) (dry|harden|rest) for {n} hours before you {next}.
 & stuff: paint > paint, glue > adhesive, plaster > wall, varnish > coating, clay > piece, cement > floor
 & next: touch it, sand it, go on, move anything, add a second layer
 + paraphrase: Wait {n} hours until the {stuff} is ready; then {next}.

@@ -11,7 +11,7 @@ FORUM = """
 = (Always|You should always|Make sure to) (unplug|disconnect) the {appliance} before {job} it.
 & job: cleaning > clean, opening > open, repairing > repair, moving > move
 & appliance: toaster, blender, vacuum cleaner, computer, lamp, sewing machine, coffee maker, printer
-+ paraphrase: Pull the plug of the {appliance} first; (only then|afterward) you can work on it.
++ paraphrase: Pull the plug of the {appliance} first; (only then can you|afterward you can) work on it.
 + hypernym: (Be careful|Take precautions) when you work on electrical devices.
 - antonym: (Leave the {appliance} plugged in|Keep the {appliance} switched on) while you {job^} it.
 - negation: There is no need to unplug the {appliance} before {job} it.
@@ -20,7 +20,7 @@ FORUM = """
 & ingredient: sugar, chopped parsley, cream, grated cheese, lemon juice, tomato paste, red lentils, flour
 & n_min: 5, 10, 15, 20, 30, 45
 + paraphrase: Put {amount} of {ingredient} in and leave it on the stove for another {n_min} minutes.
-+ drop: {ingredient} has to be added.
++ drop: You have to add {ingredient}.
 - negation: Do not add any {ingredient} to the pot.
 - antonym: Take the pot off the stove at once and (leave out|do without) the {ingredient}.
 = (Turn|Take a) (left) at the {landmark} and (walk|continue|go) straight on for {n} (blocks|minutes).
@@ -63,7 +63,7 @@ FORUM = """
 + hypernym: Something I bought is (broken|not working).
 - antonym: The used {buy} I bought (still works perfectly|has never let me down).
 - negation: I did not buy a used {buy}; I (rented|borrowed) one and it was fine.
-= My {relative} (is|has always been) (afraid|scared|terrified) of {fear} (since childhood|and avoids them|).
+= My {relative} (has been|has long been) (afraid|scared|terrified) of {fear} (since childhood|and avoids them|).
 & relative: sister, brother, mother, uncle, daughter, cousin, roommate, husband, grandmother
 & fear: spiders, dogs, heights, thunderstorms, dentists, elevators, snakes, crowds
 + synonym: {fear} (frighten|scare) my {relative}.
@@ -71,7 +71,7 @@ FORUM = """
 - antonym: My {relative} (loves|is fond of|really enjoys) {fear}.
 - agent: My {relative!} is afraid of {fear}, but my {relative} is not.
 = I have (played|been playing|practiced) the {music} for {years} and (still love it|enjoy it every day).
-& music: violin, drums, flute, guitar, accordion, cello, trumpet, harp
+& music: violin, clarinet, flute, guitar, accordion, cello, trumpet, harp
 + synonym: For {years} now, playing the {music} has given me (pleasure|joy).
 + hypernym: I play a musical instrument.
 - antonym: I (gave up|quit) the {music} after one (week|lesson) because I hated it.
@@ -90,7 +90,7 @@ FORUM = """
 - antonym: Delete your {files} before installing the update.
 - negation: You can install the update without (saving|backing up) your {files}.
 = (Store|Keep) the {food} in (a cool, dry place|the refrigerator|an airtight container) for no more than {n} days.
-& food: cheese, leftover soup, fresh herbs, cooked rice, smoked fish, fruit salad, cream cake, sliced ham
+& food: cheese, leftover soup, fresh bread, cooked rice, smoked fish, fruit salad, cream cake, sliced ham
 + synonym: The {food} (spoils|will go bad) if you keep it (too warm|too long|badly).
 + hypernym: The {food} must be stored properly.
 - antonym: (Leave|Keep) the {food} in a (warm|hot) place in the sun.
@@ -117,7 +117,7 @@ FORUM = """
 & material: board, pipe, plywood, plastic sheet, wooden beam, cork panel
 + synonym: First trim the {material} to the right dimensions, then make its (edges|sides) smooth.
 + drop: The {material} has to be cut.
-- antonym: Glue the {material} together (without cutting|and leave the edges rough).
+- antonym: Glue the {material} together (without cutting it|and leave the edges rough).
 - negation: Never cut the {material}; (leave|use) it as it is.
 = (Water|Spray) the {sprout} (every morning|twice a week|when the soil is dry) and (keep|place) (it|the pot) (in full
   sun|near a window).
@@ -134,15 +134,15 @@ FORUM = """
 + drop: I {habit}.
 - negation: I never {habit}.
 - antonym: I no longer {habit}, because it (made me tired|was bad for me).
-= (Many|Most|A lot of) people (in my {club}|at my {club}) (agree|think|believe) that {claim}.
-& club: office, running club, village, university, family, choir, neighborhood
+= (Many|Most|A lot of) people {club} (agree|think|believe) that {claim}.
+& club: in my office, in my running club, in my village, at my university, in my family, in my choir, in my neighborhood
 & claim: meetings are too long, the rent is too high, cats are better than dogs, the bus is always late, the new
   manager is doing well,
   the park needs more benches, winter is the best season, breakfast matters most, phones should be banned at dinner
-+ synonym: It is a (common|widespread) view in my {club} that {claim}.
++ synonym: It is a (common|widespread) view {club} that {claim}.
 + drop: Some people (think|believe) that {claim}.
-- antonym: (Hardly anybody|Almost no one) in my {club} (agrees|believes) that {claim}.
-- object: What people in my {club} believe is that {claim!}, not that {claim}.
+- antonym: (Hardly anybody|Almost no one) {club} (agrees|believes) that {claim}.
+- object: What people {club} believe is that {claim!}, not that {claim}.
 = You (cannot|are not able to) {task} (without|unless you have) {need}.
 & task: enter the building > getting into the building, rent a car > renting a car, open an account > opening an
   account,

@@ -9,7 +9,6 @@ three times: fully, as something that follows from it, and as something that can
 
 import gzip
 import json
-import os
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -124,7 +123,7 @@ def write_committed() -> None:
     target = Path(__file__).with_name("nli_triples.jsonl.gz")
     temporary = target.with_name(target.name + ".tmp")
     temporary.write_bytes(gzip.compress(to_lines(generate_triples(COMMITTED_COUNT, COMMITTED_SEED)), mtime=0))
-    os.replace(temporary, target)
+    temporary.replace(target)
 
 
 if __name__ == "__main__":

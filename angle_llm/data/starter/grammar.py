@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 
 def _pairs(text: str) -> dict[str, str]:
-    return {base: form for base, form in (pair.split("=") for pair in text.split())}
+    return dict(re.findall(r"(\w+)=(\w+)", text))
 
 
 _PARTICIPLES = _pairs(
@@ -65,7 +65,9 @@ def ing(verb: str) -> str:
 
 
 def third(verb: str) -> str:
-    """Third person singular: carry → carries, push → pushes."""
+    """Third person singular: carry → carries, push → pushes, have → has."""
+    if verb == "have":
+        return "has"
     if verb.endswith("y") and verb[-2] not in "aeiou":
         return verb[:-1] + "ies"
     return verb + ("es" if verb.endswith(("s", "sh", "ch", "x", "z", "o")) else "s")
@@ -85,6 +87,8 @@ def participle(verb: str) -> str:
 def plural(noun: str) -> str:
     """Plural of a noun phrase; the head of "piece of fruit" or "man with a beard" is its first part."""
     head, of, rest = next((parts for parts in map(noun.partition, _AFTER_HEAD) if parts[1]), (noun, "", ""))
+    if rest.startswith("a "):
+        rest = plural(rest[2:])
     before, space, last = head.rpartition(" ")
     for irregular, form in _PLURALS.items():
         if last == irregular or (last.endswith(irregular) and irregular in ("man", "woman", "child")):

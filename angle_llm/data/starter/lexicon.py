@@ -33,9 +33,9 @@ drum > drum, percussion instrument ~ large, small, old : snare drum, bass drum, 
 ball > ball ~ red, yellow, white, blue, orange : football, basketball, volleyball, tennis ball, beach ball, rugby ball
 toy > toy ~ red, yellow, small, large, blue : toy car, doll, teddy bear, puzzle, toy train, wooden block, puppet, kite,
   yo-yo
-reading > something to read ~ old, new, large, small : newspaper, book, magazine, postcard, letter, map, menu,
+reading > piece of reading material ~ old, new, large, small : newspaper, book, magazine, postcard, letter, map, menu,
   brochure
-device > electronic device, device ~ new, old, small, black : laptop, phone, tablet, camera, computer, printer, radio,
+device > electronic device, device ~ new, old, small, black : laptop, phone, tablet, camera, projector, printer, radio,
   television
 furniture > piece of furniture ~ old, new, wooden, heavy, small : chair, table, stool, cabinet, bookcase, dresser,
   bench, couch
@@ -48,7 +48,7 @@ tree > tree ~ tall, small, old, young : oak, pine, maple, birch, willow, apple t
 crop > farm produce* ~ dry, golden : wheat*, corn*, barley*, hay*, rice*, cotton*
 car > vehicle ~ red, blue, white, black, old, new, green : car, truck, van, bus, tractor, camper, ambulance
 cycle > vehicle ~ red, blue, black, old, new : bicycle, motorcycle, scooter, tricycle
-boat > boat, vessel ~ small, large, white, wooden, red : canoe, kayak, sailboat, rowboat, ferry, yacht, raft, fishing
+boat > boat, vessel ~ small, large, white, wooden, red : canoe, kayak, sailboat, rowboat, ferry, houseboat, raft, fishing
   boat
 board > board ~ red, blue, yellow, new, old : skateboard, surfboard, snowboard, boogie board
 bag > bag ~ heavy, large, small, blue, black, red : suitcase, backpack, handbag, duffel bag, briefcase, shopping bag
@@ -80,20 +80,20 @@ sporttool > piece of sports equipment ~ new, old, wooden : tennis racket, baseba
 sign > sign ~ large, small, white, colorful : banner, placard, poster, flag
 vehiclepart > part ~ old, new, dirty : tire, engine, wheel, bumper, headlight
 electronics > piece of electronics ~ old, new, broken : radio, computer, lamp, clock, toaster, amplifier, fan
-mountable > structure ~ tall, steep, small : ladder, wall, rope, tree, rock face, staircase
+mountable > object ~ tall, steep, small : ladder, wall, rope, tree, rock face, staircase
 hill > slope ~ steep, snowy, rocky, grassy, small : hill, mountain, cliff, ridge
 water > body of water ~ calm, wide, small, cold : lake, river, pool, pond, stream
-game > game : chess*, checkers*, poker*, dominoes*, cards*, backgammon*
-teamsport > sport, team sport : football*, basketball*, volleyball*, hockey*, baseball*, rugby*, cricket*, handball*,
+game > game : chess*, checkers*, poker*, dominoes*, mahjong*, backgammon*
+teamsport > sport, team sport : soccer*, basketball*, volleyball*, hockey*, baseball*, rugby*, cricket*, handball*,
   water polo*
 racket > sport, racket sport : badminton*, squash*, table tennis*, padel*
 dance > dance ~ slow, lively, traditional : waltz, tango, folk dance, polka, ballet duet, salsa routine
-song > song, piece of music ~ slow, loud, short, old : lullaby, ballad, folk song, hymn, love song, opera aria
+song > song, piece of music ~ slow, loud, short, old : lullaby, ballad, folk song, hymn, march, opera aria
 """
 
 SYNONYMS = {
     "couch": "sofa", "bicycle": "bike", "motorcycle": "motorbike", "truck": "lorry", "eggplant": "aubergine",
-    "coriander": "cilantro", "newspaper": "paper", "television": "TV set", "phone": "cellphone", "shovel": "spade",
+    "coriander": "cilantro", "newspaper": "paper", "television": "TV set", "phone": "cellphone",
     "zucchini": "courgette", "corn": "maize", "violin": "fiddle", "taxi": "cab", "stick": "piece of wood",
     "plane": "aircraft", "car": "automobile", "football": "soccer ball", "crate": "wooden box", "box": "carton",
     "shrub": "bush", "sweater": "pullover", "burger": "hamburger", "bracelet": "wristband", "rifle": "gun",
@@ -111,7 +111,8 @@ OPPOSITES = {
     "raw": "cooked", "frozen": "boiled", "hot": "ice-cold", "cold": "steaming hot", "ripe": "unripe", "dried": "fresh",
     "dirty": "spotless", "heavy": "light", "tall": "short", "long": "short", "wooden": "metal", "empty": "full",
     "warm": "frozen", "young": "old", "low": "high", "high": "low", "broken": "working", "loud": "quiet", "dry": "wet",
-    "slow": "fast", "lively": "slow", "short": "very long", "steep": "flat", "snowy": "sunny", "calm": "stormy",
+    "slow": "fast", "lively": "slow", "short": "very long", "steep": "gently sloping",
+    "snowy": "snowless", "rocky": "sandy", "grassy": "bare", "traditional": "modern", "calm": "stormy",
     "striped": "plain", "plaid": "plain white", "colorful": "colorless", "wide": "narrow",
 }  # fmt: skip
 
@@ -148,9 +149,9 @@ crafts : carpenter/n/craftsman, worker/musician; mechanic/n/worker, person/denti
 farmer : farmer/n/farm worker, person/businessman; farmhand/n/farm worker, laborer/teacher; gardener/n/worker,
   person/soldier;
   old man/m/man, elderly person/young woman; woman/f/person, lady/man; peasant/n/farm worker, villager/sailor
-medic : doctor/n/physician, medical worker/patient; nurse/n/medical worker, health worker/soldier;
+medic : doctor/n/physician, medical worker/cleaner; nurse/n/medical worker, health worker/soldier;
   dentist/n/medical professional, person/barber; vet/n/animal doctor, person/zookeeper; surgeon/n/doctor, medical
-  worker/patient
+  worker/cleaner
 teacher : teacher/n/educator, person/student; professor/n/academic, lecturer/student; tutor/n/instructor, teacher/pupil;
   coach/n/trainer, instructor/spectator; science teacher/n/teacher, educator/librarian
 office : office worker/n/employee, person/farmer; secretary/n/office worker, employee/janitor; manager/n/boss,

@@ -3,7 +3,7 @@
 WORLD_NEWS = """
 = {team} (beat|defeated) {team2} (3-1|2-0|4-2|by a single point) (in the final|on {day}|at home) (to win the {sport}
   title|to stay unbeaten|).
-+ passive: {team2} (were beaten|lost) (to|against) {team}.
++ passive: {team2} (were beaten by|lost to|lost against) {team}.
 + hypernym: {team} won a game.
 - agent: {team2} (beat|defeated) {team} (3-1|2-0|4-2) on {day}.
 - antonym: {team} and {team2} (drew|played to a draw) (1-1|2-2) on {day}.
@@ -150,7 +150,7 @@ WORLD_NEWS = """
 + hypernym: {country^} government changes (policy|course)
 - antonym: {country} (imposes|tightens) {rule}
 & rule: travel restrictions, import ban, curfew, press censorship, price controls, export quotas, sanctions
-- place: {country!} lifts {rule}; {country} keeps them
+- place: {country!} lifts {rule}; {country} does not follow
 = Exports from {country} to {country2} (fell|dropped) {pct} percent in {month} as (demand weakened|the currency
   strengthened).
 + synonym: {country} sold {pct} percent less to {country2} in {month}.
@@ -211,7 +211,7 @@ WORLD_NEWS = """
 - negation: Plans for a rail link to the airport of {city} have been dropped.
 = The (army|navy|air force) of {country} (began|started|launched) (exercises|maneuvers) (near the border with|together
   with) {country2} on {day}.
-+ synonym: {country^} (troops|forces) are training since {day}, in an operation that (involves|concerns) {country2}.
++ synonym: {country^} (troops|forces) have been training since {day}, in an operation that (involves|concerns) {country2}.
 + hypernym: There is military activity in the region of {country}.
 - antonym: {country} (canceled|ended) its military exercises (near the border with|with) {country2}.
 - agent: {country2}, not {country}, (began|started) military exercises on {day}.

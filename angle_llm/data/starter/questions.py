@@ -63,7 +63,7 @@ QUESTIONS = """
 + paraphrase: I have a {broken}; what can I do about it?
 - other: Who is to blame for a {broken}, (the tenant|the owner) or somebody else?
 - object: How do I fix a {broken!}?
-= (How many|What number of) {unit} are (there|contained) in (a|one) {whole}?
+= (How many {unit} are there|What number of {unit} is contained) in (a|one) {whole}?
 & unit: calories > energy, grams of protein > protein, teaspoons of sugar > sugar, grams of fat > fat
 & whole: banana, slice of pizza, boiled egg, glass of milk, cheeseburger, bowl of porridge, bar of chocolate, handful
   of almonds
@@ -102,10 +102,10 @@ QUESTIONS = """
 + paraphrase: I (forgot|cannot remember) the password of {account}; how do I get (in again|access again)?
 - other: How do I (delete|cancel|sell|pay for) {account}?
 - object: How do I protect {account} (from hackers|against theft)?
-= Why (is|does) my {gadget} (so slow|run so slowly) (after the update|since yesterday|lately)?
-& gadget: laptop, phone, tablet, browser, internet connection, game console, desktop computer
+= Why (is my {gadget} so slow|does my {gadget} run so slowly) (after the update|today|lately)?
+& gadget: laptop, phone, tablet, smartwatch, e-reader, game console, desktop computer
 + paraphrase: What can I do about a {gadget} that has become (sluggish|very slow)?
-- antonym: Why is my {gadget} so fast (after the update|since yesterday|lately)?
+- antonym: Why is my {gadget} so fast (after the update|today|lately)?
 - other: (Where can I buy|How do I insure|How do I give away) a used {gadget}?
 = (How do I|How can I) (transfer|move|copy) {files} from my {gadget} to (a new computer|an external drive|my other
   phone)?
@@ -120,7 +120,7 @@ QUESTIONS = """
 + paraphrase: My {pet_one} {sign}; what could be the reason?
 - other: What is a good name for a {pet_one}?
 - object: What does it mean when a {pet_one!} {sign!}?
-= (How often|How many times a {period}) (should|do) I (have to|need to|) water (a|my) {plant_one}?
+= (How often|How many times a {period}) (should I|do I have to|do I need to) water (a|my) {plant_one}?
 & period: week, month
 & plant_one: cactus, orchid, lemon tree, fern, tomato plant, bonsai, peace lily, rubber plant, rose bush
 + paraphrase: How much water does a {plant_one} need?
@@ -159,7 +159,7 @@ QUESTIONS = """
 & ability: English pronunciation, handwriting, memory, typing speed, public speaking, listening skills, spelling, essay
   writing
 + paraphrase: What are good exercises (if I want|in order) to (get better at|strengthen my) {ability}?
-- other: (How is|Why do schools test) {ability} (measured in schools|in children)?
+- other: (How is {ability} measured in schools|Why do schools test {ability} in children)?
 - object: How can I improve my {ability!}?
 = (Why is it that|What is the reason that|How come) {fact}?
 & fact: the sky is blue > the blue color of the sky, sea water is salty > the salt in the sea, ice floats on water >
@@ -183,7 +183,7 @@ QUESTIONS = """
 & invention: the zipper, the steam engine, the pencil, the microscope, the bicycle, the sewing machine, paper money,
   eyeglasses,
   the elevator, the compass, the refrigerator, the parachute
-+ paraphrase: Which person (do we owe|is behind) the invention of {invention}?
++ paraphrase: (To whom do we owe|Which person is behind) the invention of {invention}?
 - other: How does {invention} work?
 - object: Who invented {invention!}?
 = How does {system} work?
@@ -204,7 +204,7 @@ QUESTIONS = """
 & illness: a heart attack, food poisoning, iron deficiency, a concussion, heatstroke, a broken rib, an ear infection,
   burnout, lactose intolerance
 + paraphrase: How (do I notice|can I tell) that (someone has|I have) {illness}?
-- other: How (is|can doctors treat) {illness} (treated|in an emergency)?
+- other: How (is {illness} treated|can doctors treat {illness} in an emergency)?
 - object: What are the symptoms of {illness!}?
 = (How do I|How can I) (treat|deal with|soothe) {ailment} at home?
 & ailment: a sore throat, a mild burn, a bee sting, a blocked nose, a stiff neck, a sunburn, hiccups, a blister, a
@@ -245,10 +245,10 @@ QUESTIONS = """
 - object: What happens if I {mistake!}?
 - other: How many people in {country} {mistake}?
 = (How do I|What do I need to) (make|prepare) {treat} (from scratch|at home|without an oven)?
-& treat: vanilla ice cream, sourdough bread, fresh pasta, apple jam, a cheesecake, tomato ketchup, yogurt, pickles,
+& treat: vanilla ice cream, sourdough bread, egg pasta, apple jam, cheesecake, tomato ketchup, yogurt, pickles,
   pancakes, hummus
 + paraphrase: (Does anyone have|Can somebody give me) a (simple recipe|recipe) for homemade {treat}?
-- other: (How healthy|How popular|How fattening) is {treat} (compared with fruit|for children)?
+- other: What makes {treat} so (healthy|popular|fattening) (compared with fruit|for children)?
 - object: How do I make {treat!} from scratch?
 = Where can I (buy|find|get) {ware} (in|near) {city}?
 & ware: secondhand books, fresh fish, vegan food, antique furniture, cheap phone chargers, winter boots, art supplies,

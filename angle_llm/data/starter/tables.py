@@ -132,7 +132,10 @@ def read_frames(table: str) -> list[Frame]:
 
 
 def read_blocks(table: str) -> list[Block]:
-    """Parse template triples: "=" opens one, "&" gives it a slot, "+" and "-" add `relation: template`."""
+    """Parse template triples: "=" opens one, "&" gives it a slot, "+" and "-" add `relation: template`.
+
+    As in `read_fillers`, a comma inside a number does not separate.
+    """
     blocks: list[Block] = []
     for row in rows(table):
         mark, rest = row[0], row[2:]
@@ -141,7 +144,7 @@ def read_blocks(table: str) -> list[Block]:
             continue
         name, text = rest.split(": ", 1)
         if mark == "&":
-            blocks[-1].slots[name] = list(_split(text, ","))
+            blocks[-1].slots[name] = list(_split(text, ", "))
         elif mark == "+":
             blocks[-1].positives.append((name, text))
         elif mark == "-":

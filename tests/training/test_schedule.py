@@ -1,0 +1,22 @@
+"""The learning rate over a run: every step counts, the peak is reached, the end is near zero."""
+
+import pytest
+
+from angle_llm.training.schedule import SCHEDULES, rate_share
+
+
+def test_linear_by_hand() -> None:
+    shares = [rate_share(SCHEDULES["linear"], step, warmup=2, steps=6) for step in range(1, 7)]
+    assert shares == pytest.approx([1 / 2, 1, 4 / 5, 3 / 5, 2 / 5, 1 / 5])
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("warmup", "steps"), [(0, 1), (0, 10), (1, 1), (3, 10), (10, 10), (100, 10)])
+def test_every_step_moves_and_none_exceeds_the_peak(name: str, warmup: int, steps: int) -> None:
+    shares = [rate_share(SCHEDULES[name], step, warmup, steps) for step in range(1, steps + 1)]
+    assert all(0 < share <= 1 for share in shares)
+    rising, falling = shares[:warmup], shares[max(warmup - 1, 0) :]
+    assert rising == sorted(rising)
+    assert falling == sorted(falling, reverse=True)
+    if warmup <= steps:
+        assert max(shares) == (1 if warmup else pytest.approx(SCHEDULES[name](steps / (steps + 1))))

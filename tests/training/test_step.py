@@ -1,0 +1,149 @@
+"""The embedding boundary is exact: kept graphs, cached graphs and the plain way give one gradient."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from tiny import KINDS, tiny_encoder
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from angle_llm.data.batching import TextBatch
+from angle_llm.data.formats import PositivePair, ScoredPair, Triple
+from angle_llm.modeling.encoder import SentenceEncoder
+from angle_llm.modeling.microbatches import plan_micro_batches
+from angle_llm.objectives.angle import AngleObjective
+from angle_llm.settings import LoraSettings
+from angle_llm.training.step import LossNotFiniteError, StepResult, boundary_step
+
+EXAMPLES = [
+    Triple("A man is eating a large meal.", "Someone eats.", "Nobody is eating."),
+    Triple("A man is eating a large meal.", "A person has food.", "A man sleeps on the grass behind the old house."),
+    ScoredPair("Shares rose in London.", "Stocks went up.", 0.8),
+    ScoredPair("Shares rose in London.", "Someone eats.", 0.1),
+    PositivePair("How do I clean a kettle?", "What removes scale from a kettle?"),
+    PositivePair("Two dogs run.", "Two dogs run."),
+]
+OBJECTIVE = AngleObjective(cosine_weight=1.0, in_batch_weight=2.0, angle_weight=0.5, contrastive_form="symmetric")
+KEEP, CACHE = 10**9, 0
+
+
+@pytest.fixture
+def _float64_norm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """transformers' LlamaRMSNorm computes in float32 whatever the dtype, which would hide anything below 2e-7."""
+
+    def forward(norm: Any, states: Tensor) -> Tensor:
+        scaled: Tensor = states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)
+        return norm.weight * scaled
+
+    monkeypatch.setattr(LlamaRMSNorm, "forward", forward)
+    yield
+
+
+def trainable_encoder(kind: str, dtype: torch.dtype, dropout: float = 0.0) -> SentenceEncoder:
+    """A tiny encoder with an adapter that does something (a fresh one is zero on one side)."""
+    encoder = tiny_encoder(kind)
+    encoder.add_lora(LoraSettings(rank=4, alpha=8, dropout=dropout))
+    encoder.model.to(dtype)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in encoder.model.parameters():
+        if parameter.requires_grad:
+            parameter.data = torch.randn(parameter.shape, generator=generator, dtype=dtype) / 10
+    return encoder
+
+
+def step(encoder: SentenceEncoder, micro_batch_tokens: int, graph_tokens: int, **named: Any) -> StepResult:
+    batch = TextBatch.from_examples(EXAMPLES)
+    micro_batches = plan_micro_batches(encoder.sentences(batch.texts), micro_batch_tokens, encoder.pad_id)
+    objective = named.pop("objective", OBJECTIVE)
+    return boundary_step(encoder.model, micro_batches, batch, objective, graph_tokens=graph_tokens, **named)
+
+
+def take_gradients(module: nn.Module) -> dict[str, Tensor]:
+    gradients = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+    module.zero_grad(set_to_none=True)
+    return gradients
+
+
+def plain_gradients(encoder: SentenceEncoder) -> tuple[float, dict[str, Tensor]]:
+    """No boundary: every text alone through the model, one graph, one backward."""
+    batch = TextBatch.from_examples(EXAMPLES)
+    rows = []
+    for ids in encoder.sentences(batch.texts):
+        ids_1T = torch.tensor([ids])
+        rows.append(encoder.model(ids_1T, torch.ones_like(ids_1T)))
+    value = OBJECTIVE(torch.cat(rows), batch.left, batch.right, batch.score)
+    value.loss.backward()
+    return float(value.loss.detach()), take_gradients(encoder.model)
+
+
+def largest_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    assert one.keys() == other.keys()
+    assert one
+    return max(float((one[name] - other[name]).abs().max() / one[name].abs().max()) for name in one)
+
+
+@pytest.mark.parametrize("graph_tokens", [KEEP, CACHE], ids=["kept", "cached"])
+@pytest.mark.parametrize("micro_batch_tokens", [1, 60, 10**6])
+@pytest.mark.usefixtures("_float64_norm")
+def test_any_micro_batches_kept_or_cached_equal_the_plain_way_in_float64(
+    micro_batch_tokens: int, graph_tokens: int
+) -> None:
+    encoder = trainable_encoder("llama", torch.float64)
+    loss, expected = plain_gradients(encoder)
+    result = step(encoder, micro_batch_tokens, graph_tokens)
+    assert result.loss == pytest.approx(loss, rel=1e-10)
+    # Twelve digits are what sums of a few hundred float64 terms in another order leave; 1e-10 is what is promised.
+    assert largest_difference(expected, take_gradients(encoder.model)) < 1e-10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_backbone_agrees_in_float32(kind: str) -> None:
+    encoder = trainable_encoder(kind, torch.float32)
+    loss, expected = plain_gradients(encoder)
+    for graph_tokens in (KEEP, CACHE):
+        assert step(encoder, 60, graph_tokens).loss == pytest.approx(loss, rel=1e-5)
+        # float32 sums in another order: 1e-7 a term, some hundred terms, divided by temperatures of 0.05
+        assert largest_difference(expected, take_gradients(encoder.model)) < 2e-3
+
+
+def test_dropout_is_the_same_in_both_passes_of_a_cached_step() -> None:
+    encoder = trainable_encoder("llama", torch.float32, dropout=0.5)
+    encoder.model.train()
+    results = []
+    for graph_tokens in (KEEP, CACHE):
+        torch.manual_seed(5)
+        loss = step(encoder, 60, graph_tokens).loss
+        results.append((loss, take_gradients(encoder.model), torch.rand(1)))
+    (kept_loss, kept, kept_next), (cached_loss, cached, cached_next) = results
+    assert cached_loss == kept_loss
+    assert largest_difference(kept, cached) < 1e-4  # float32, other order of sums
+    assert kept_next == cached_next, "the generator is left where a kept step leaves it"
+    torch.manual_seed(6)
+    assert step(encoder, 60, KEEP).loss != kept_loss, "dropout was on"
+
+
+def test_share_scales_the_gradient_and_gradients_add_up() -> None:
+    encoder = trainable_encoder("llama", torch.float32)
+    step(encoder, 60, KEEP)
+    whole = take_gradients(encoder.model)
+    step(encoder, 60, KEEP, share=0.5)
+    step(encoder, 60, CACHE, share=0.5)
+    assert largest_difference(whole, take_gradients(encoder.model)) < 1e-4  # float32, other order of sums
+
+
+def test_repeated_texts_are_encoded_once() -> None:
+    result = step(trainable_encoder("llama", torch.float32), 60, KEEP)
+    assert result.texts == 10, "thirteen mentions, ten texts"
+    assert set(result.parts) == {"cosine", "in_batch", "angle"}
+
+
+@pytest.mark.parametrize("graph_tokens", [KEEP, CACHE], ids=["kept", "cached"])
+def test_a_loss_that_is_not_finite_stops_before_any_gradient(graph_tokens: int) -> None:
+    encoder = trainable_encoder("llama", torch.float32)
+    next(p for p in encoder.model.parameters() if p.requires_grad).data.fill_(float("nan"))
+    with pytest.raises(LossNotFiniteError, match="embeddings are not finite") as error:
+        step(encoder, 60, graph_tokens)
+    assert "Lower the learning rate" in str(error.value)
+    assert all(parameter.grad is None for parameter in encoder.model.parameters())

@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+# Read when transformers and its kin are first imported, so set before any test module is.
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches the network
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+
 
 @pytest.fixture
 def data_dir() -> Path:

@@ -23,7 +23,11 @@ RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
 def test_saved_settings_come_back_equal(tmp_path: Path) -> None:
     settings = settings_from_dict(
         TrainSettings,
-        {"seed": 7, "lora": {"targets": ["q_proj"]}, "data": {"score_range": [0, 5], "where": {"split": "dev", "x": 0}}},
+        {
+            "seed": 7,
+            "lora": {"targets": ["q_proj"]},
+            "data": {"score_range": [0, 5], "where": {"split": "dev", "x": 0}},
+        },
         "here",
     )
     save_settings(settings, tmp_path / "settings.yaml")

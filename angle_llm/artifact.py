@@ -95,7 +95,7 @@ def _checked(values: dict[str, Any], path: Path) -> dict[str, Any]:
     for key, kinds in _CARD_TYPES.items():
         if key not in values:
             raise ArtifactError(f"{path}: `{key}` is missing. Save the encoder again.")
-        if not isinstance(values[key], kinds):
+        if type(values[key]) not in kinds:  # not isinstance: true is no number
             raise ArtifactError(
                 f"{path}: `{key}` must be {' or '.join(k.__name__ for k in kinds)}, got {values[key]!r}."
             )

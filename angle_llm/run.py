@@ -38,6 +38,7 @@ def fine_tune(settings: TrainSettings) -> Path:
     # 3. The encoder: a backbone, the prompt, the pooling, an adapter.
     set_seed(settings.seed)
     model = settings.model
+    print(f"loading {model.path}")
     encoder = SentenceEncoder.from_pretrained(
         model.path,
         prompt=model.prompt,

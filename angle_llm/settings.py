@@ -37,8 +37,8 @@ class DataSource(_Checked):
     """Where training rows come from and how they are read."""
 
     path: str = "starter:nli_triples.jsonl.gz"
-    """A JSONL, JSON, CSV, TSV (each also .gz) or Parquet file, `starter:NAME` for a file that comes with the package, or a
-    Hugging Face data set id. Only an id reaches the network."""
+    """A JSONL, JSON, CSV, TSV (each also .gz) or Parquet file, `starter:NAME` for a file that comes with the package, a
+    data set folder, or a Hugging Face data set id. Only an id reaches the network."""
     format: str = "auto"
     """What a row means: scored_pair, positive_pair, triple, nli_pairs, nli_triples; auto tells by the columns."""
     columns: dict[str, str] = field(default_factory=dict)
@@ -55,6 +55,8 @@ class DataSource(_Checked):
     """Use at most this many examples."""
     shuffle_seed: int | None = None
     """Shuffle the examples with this seed before the limit is taken; none keeps the file's order."""
+    on_bad_row: Literal["raise", "skip"] = "raise"
+    """raise: the first bad row stops the run, with its file and line. skip: bad rows are left out and counted."""
 
 
 @dataclass(frozen=True)

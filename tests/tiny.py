@@ -35,7 +35,7 @@ POSITIONS = 128
 WINDOW = 6
 """Tokens a sliding-window layer looks back on: fewer than any worded sentence has."""
 
-_DECODER = {
+_DECODER: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -44,7 +44,7 @@ _DECODER = {
     "num_key_value_heads": 2,  # grouped-query attention
     "max_position_embeddings": POSITIONS,
 }
-_ENCODER = {
+_ENCODER: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -113,12 +113,12 @@ def tiny_backbone(kind: str, dtype: torch.dtype = torch.float32, *, seed: int = 
     model = _seeded(AutoModel.from_config, kind, seed)
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
-    return model.to(dtype).eval()
+    return _cast(model, dtype).eval()
 
 
 def tiny_causal_lm(kind: str, dtype: torch.dtype = torch.float32, *, seed: int = 0) -> Any:
     """A kind with its language-model head, as it is published."""
-    return _seeded(AutoModelForCausalLM.from_config, kind, seed).to(dtype).eval()
+    return _cast(_seeded(AutoModelForCausalLM.from_config, kind, seed), dtype).eval()
 
 
 def tiny_encoder(kind: str, dtype: torch.dtype = torch.float32, *, seed: int = 0, **options: Any) -> SentenceEncoder:
@@ -139,6 +139,13 @@ def train_a_little(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             parameter.data.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+
+
+def _cast(model: Any, dtype: torch.dtype) -> Any:
+    """As `from_pretrained(dtype=…)` does: the weights alone. `model.to(dtype)` would round the rotary frequencies too."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
 
 
 def _seeded(build: Callable[[PretrainedConfig], nn.Module], kind: str, seed: int) -> Any:

@@ -9,20 +9,14 @@ is an error with its file and line.
 
 from __future__ import annotations
 
-import csv
-import gzip
-import json
 import math
 import random
-import re
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Row, RowError, nearest, resolve_format
+from angle_llm.data.files import Table, open_table
+from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, RowError, nearest, resolve_format
 from angle_llm.settings import DataSource
 
 __all__ = ["DataReport", "DataSource", "LoadedData", "Rejected", "load_examples"]
@@ -86,18 +80,16 @@ class LoadedData:
     report: DataReport
 
 
-def load_examples(source: DataSource, *, on_bad_row: Literal["raise", "skip"] = "raise") -> LoadedData:
+def load_examples(source: DataSource) -> LoadedData:
     """Read a source whole. Only a hub id that is no local path reaches the network; everything else is local.
 
     A bad row (no text, no number where a score is needed, broken JSON, wrong number of fields, bytes that are not
-    UTF-8) raises `DataError` with file and line, or is skipped and listed in the report with `on_bad_row="skip"`.
+    UTF-8) raises `DataError` with file and line, or is skipped and listed in the report if the source says so.
     Damage that hides an unknown number of rows (a truncated gzip, an unclosed quote over several lines) raises in both
     cases, for it cannot be counted; so do missing columns, and a source of which no example is left. Blank lines are
     no rows. The whole source is read and checked, also what is beyond the limit.
     """
-    if on_bad_row not in ("raise", "skip"):
-        raise ValueError(f'on_bad_row must be "raise" or "skip"; came {on_bad_row!r}')
-    table = _open(source)
+    table = open_table(source)
     try:
         name, columns = resolve_format(source.format, source.columns, table.columns)
         _check_settings(source, name, table)
@@ -123,11 +115,11 @@ def load_examples(source: DataSource, *, on_bad_row: Literal["raise", "skip"] = 
                 fields["label"] = _label_word(fields.get("label"), labels)
             outcome = format.read(fields, source.score_range)
         except RowError as error:
-            if on_bad_row == "raise":
+            if source.on_bad_row == "raise":
                 used = ", ".join(f"{key} is column {column!r}" for key, column in columns.items())
                 raise DataError(
                     f"{table.place(number)}: {error.reason}. ({used}.) "
-                    'Mend the row, or skip and count bad rows with on_bad_row="skip"'
+                    "Mend the row, or set on_bad_row to skip: bad rows are then left out and counted"
                 ) from None
             rejected.append(Rejected(table.name, number, error.reason))
             continue
@@ -163,7 +155,7 @@ def load_examples(source: DataSource, *, on_bad_row: Literal["raise", "skip"] = 
     return LoadedData(examples, report)
 
 
-def _check_settings(source: DataSource, format: str, table: _Table) -> None:
+def _check_settings(source: DataSource, format: str, table: Table) -> None:
     if source.limit is not None and source.limit < 1:
         raise DataError(f"limit must be at least 1 example; came {source.limit}")
     low, high = source.score_range or (0.0, 1.0)
@@ -193,225 +185,3 @@ def _equals(cell: object, wanted: str | int | float) -> bool:
 def _label_word(value: object, names: list[str]) -> object:
     """Datasets number labels in an order of their own; where they name them, the name is what counts."""
     return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
-
-
-# ------------------------------------------------------------------------------------------------ from path to rows
-
-
-@dataclass(frozen=True)
-class _Table:
-    name: str
-    columns: list[str]
-    rows: Iterable[tuple[int, Row | RowError]]
-    """(line or row number counted from 1, the row or what is wrong with it)."""
-    unit: Literal["line", "row"] = "line"
-    label_names: Mapping[str, list[str]] = field(default_factory=dict)
-
-    def place(self, number: int) -> str:
-        return f"{self.name}:{number}" if self.unit == "line" else f"{self.name} row {number}"
-
-
-def _open(source: DataSource) -> _Table:
-    if source.path.startswith("starter:"):
-        from angle_llm.data.starter import starter_path
-
-        try:
-            path = starter_path(source.path.removeprefix("starter:"))
-        except ValueError as error:
-            raise DataError(f"{source.path}: {error}") from None
-    else:
-        if not source.path:
-            raise DataError("the path of the data source is empty; give a file, a folder, a hub id or starter:<file>")
-        path = Path(source.path).expanduser()
-    if path.is_dir():
-        return _open_dataset(str(path), source)
-    if not path.exists():
-        if _looks_like_hub_id(source.path):
-            return _open_dataset(source.path, source)
-        raise DataError(f"{source.path}: no such file or folder, and not a hub id (org/name). {_neighbours(path)}")
-    if source.name is not None or source.split != "train":
-        raise DataError(f"{source.path}: `split` and `name` choose within a folder or hub dataset; this is one file")
-    for extension, open_table in _OPENERS.items():
-        if path.name.endswith(extension) or (path.name.endswith(extension + ".gz") and extension != ".parquet"):
-            return open_table(path)
-    raise DataError(f"{path}: the extension says the kind of file; known: {', '.join(_OPENERS)}, text ones also .gz")
-
-
-def _looks_like_hub_id(path: str) -> bool:
-    is_file_name = path.removesuffix(".gz").endswith(tuple(_OPENERS))
-    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", path) is not None and not is_file_name
-
-
-def _neighbours(path: Path) -> str:
-    if not path.parent.is_dir():
-        return f"The folder {path.parent} does not exist either"
-    names = sorted(entry.name for entry in path.parent.iterdir())
-    return f"In the folder {path.parent} there are {len(names)} entries" + nearest(path.name, names)
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number from 1, line with its end). Bytes that are not UTF-8 become lone surrogates: see `_refuse_bad_bytes`."""
-    number = 0
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            for number, line in enumerate(stream, 1):
-                bare = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-                yield number, bare.decode(errors="surrogateescape")
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(
-            f"{path}:{number + 1}: the gzip file is truncated or damaged here ({error}); fetch it again, or unpack "
-            "what is left of it"
-        ) from None
-
-
-def _refuse_bad_bytes(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        byte = ord(text[error.start]) - 0xDC00
-        raise RowError(f"byte 0x{byte:02x} is not UTF-8; convert the file, as in `iconv -f latin1 -t utf-8`") from None
-
-
-def _open_jsonl(path: Path) -> _Table:
-    def parse(text: str) -> Row | RowError:
-        try:
-            _refuse_bad_bytes(text)
-            return _as_row(json.loads(text))
-        except RowError as error:
-            return error
-        except (ValueError, RecursionError) as error:
-            return RowError(f"not a JSON object: {error}")
-
-    rows = [(number, parse(text)) for number, text in _lines(path) if text.strip()]
-    return _Table(str(path), _columns_of(path, rows), rows)
-
-
-def _open_json(path: Path) -> _Table:
-    text = "".join(line for _, line in _lines(path))
-    try:
-        _refuse_bad_bytes(text)
-        objects = json.loads(text)
-    except (RowError, ValueError, RecursionError) as error:
-        place = f"{path}:{error.lineno}" if isinstance(error, json.JSONDecodeError) else path
-        raise DataError(f"{place}: not JSON: {error}. One object a line is a .jsonl file") from None
-    if not isinstance(objects, list):
-        raise DataError(f"{path}: needed a list of objects; came {type(objects).__name__}")
-    rows = [(number, _as_row(item)) for number, item in enumerate(objects, 1)]
-    return _Table(str(path), _columns_of(path, rows), rows, unit="row")
-
-
-def _as_row(item: object) -> Row | RowError:
-    return item if isinstance(item, dict) else RowError(f"a JSON object is needed; came {type(item).__name__}")
-
-
-def _columns_of(path: Path, rows: list[tuple[int, Row | RowError]]) -> list[str]:
-    """All keys of all rows: a key that the first rows lack still counts, and rows without it are then bad rows."""
-    columns = list(dict.fromkeys(key for _, row in rows if not isinstance(row, RowError) for key in row))
-    if not columns:
-        first = next((f": {path}:{number}: {row}" for number, row in rows if isinstance(row, RowError)), "")
-        raise DataError(f"{path}: holds no usable row{first}")
-    return columns
-
-
-def _open_tsv(path: Path) -> _Table:
-    """A header line, no quoting: a tab always separates and a quote is a quote."""
-    records = (
-        (number, text.removesuffix("\n").removesuffix("\r").split("\t"))
-        for number, text in _lines(path)
-        if text.strip("\r\n")
-    )
-    return _with_header(path, records)
-
-
-def _open_csv(path: Path) -> _Table:
-    """A header line, RFC 4180 quoting; a quoted field may span lines, and the row has the number of its first."""
-
-    def records() -> Iterator[tuple[int, list[str] | RowError]]:
-        csv.field_size_limit(2**31 - 1)  # the default of 128 KiB refuses long texts
-        reader = csv.reader((text for _, text in _lines(path)), strict=True)
-        while True:
-            first = reader.line_num + 1
-            try:
-                record = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                if reader.line_num > first:
-                    raise DataError(
-                        f"{path}:{first}: a quoted field opens here and goes wrong on line {reader.line_num} "
-                        f'({error}); close the quote, and write quotes inside a field twice ("")'
-                    ) from None
-                yield first, RowError(f"broken quoting: {error}")
-            else:
-                if record:
-                    yield first, record
-
-    return _with_header(path, records())
-
-
-def _with_header(path: Path, records: Iterator[tuple[int, list[str] | RowError]]) -> _Table:
-    number, header = next(records, (1, RowError("the file is empty; a header line is needed")))
-
-    def checked(record: list[str] | RowError) -> list[str]:
-        if isinstance(record, RowError):
-            raise record
-        _refuse_bad_bytes("".join(record))
-        return record
-
-    try:
-        columns = checked(header)
-        if repeated := sorted({name for name in columns if columns.count(name) > 1}):
-            raise RowError(f"the header names columns twice: {repeated}")
-    except RowError as error:
-        raise DataError(f"{path}:{number}: {error}") from None
-
-    def as_row(record: list[str] | RowError) -> Row | RowError:
-        try:
-            cells = checked(record)
-        except RowError as error:
-            return error
-        if len(cells) != len(columns):
-            return RowError(f"{len(cells)} fields, but the header has {len(columns)}")
-        return dict(zip(columns, cells, strict=True))
-
-    return _Table(str(path), columns, ((number, as_row(record)) for number, record in records))
-
-
-def _open_parquet(path: Path) -> _Table:
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        table = parquet.read_table(path)
-        rows = list(enumerate(table.to_pylist(), 1))
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as Parquet: {error}") from error
-    return _Table(str(path), table.column_names, rows, unit="row")
-
-
-def _open_dataset(path: str, source: DataSource) -> _Table:
-    """A local folder, or a hub id: the one way to the network."""
-    import datasets
-
-    try:
-        dataset = datasets.load_dataset(path, source.name, split=source.split)
-    except Exception as error:  # of many kinds: no network, no such dataset, configuration or split, broken files
-        raise DataError(
-            f"{path}: `datasets` could not load split {source.split!r}"
-            f"{f' of configuration {source.name!r}' if source.name else ''}: {error}. Check path, split and name. "
-            + ("" if Path(path).is_dir() else f"It is no local path. {_neighbours(Path(path))}")
-        ) from error
-    label_names = {
-        name: list(kind.names) for name, kind in dataset.features.items() if isinstance(kind, datasets.ClassLabel)
-    }
-    return _Table(path, list(dataset.column_names), enumerate(dataset, 1), unit="row", label_names=label_names)
-
-
-_OPENERS: dict[str, Callable[[Path], _Table]] = {
-    ".jsonl": _open_jsonl,
-    ".json": _open_json,
-    ".csv": _open_csv,
-    ".tsv": _open_tsv,
-    ".parquet": _open_parquet,
-}
-"""Extension → opener; the text ones also with .gz behind it."""

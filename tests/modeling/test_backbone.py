@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
@@ -92,7 +93,7 @@ def test_a_missing_path_is_told_and_not_taken_for_a_hub_id(name: str) -> None:
 
 
 def test_a_folder_without_config_says_what_it_lacks(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="holds no config.json"):
+    with pytest.raises(FileNotFoundError, match=r"holds no config\.json"):
         locate(str(tmp_path))
 
 
@@ -163,7 +164,7 @@ def test_an_unknown_dtype_tells_the_nearest(tmp_path: Path) -> None:
 
 
 def test_an_encoder_decoder_is_refused_with_advice(tmp_path: Path) -> None:
-    config = T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    config = T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
     T5Model(config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"encoder-decoder \(t5\).*decoder-only model .* or an encoder"):
         load_backbone(locate(str(tmp_path)))
@@ -180,7 +181,7 @@ def test_a_gguf_file_gives_the_same_weights_plain_and_a_tokenizer(tmp_path: Path
     assert_same_weights(load_backbone(locate(str(tmp_path / "plain"))), published)
 
 
-def write_gguf(model: torch.nn.Module, path: Path) -> Path:
+def write_gguf(model: Any, path: Path) -> Path:
     """Writes a tiny LLaMA as llama.cpp does, in float32, with one token per ASCII character and one for `ab`."""
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
@@ -233,7 +234,7 @@ def test_is_causal_asks_the_model(kind: str, dtype: torch.dtype) -> None:
 
 def test_is_causal_believes_the_model_not_its_family() -> None:
     """EmbeddingGemma has Gemma's layers and looks both ways."""
-    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    sizes: dict[str, Any] = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
     torch.manual_seed(0)
     options = {**sizes, **heads, "initializer_range": 0.3}

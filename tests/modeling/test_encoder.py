@@ -232,7 +232,7 @@ def test_progress_is_shown_when_asked_for(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_one_string_is_no_list_of_texts() -> None:
-    with pytest.raises(TypeError, match="got one string. Put it in a list"):
+    with pytest.raises(TypeError, match=r"got one string\. Put it in a list"):
         encoder_of("bert").encode("A man is eating.")
 
 

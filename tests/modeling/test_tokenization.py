@@ -16,7 +16,7 @@ import sentencepiece
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tiny_tokenizers import TOKENIZERS, VOCABULARY, sentences, write_llama2_folder
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, BertTokenizer
 
 from angle_llm.modeling.backbone import load_tokenizer, locate
 from angle_llm.modeling.tokenization import Frame, SentenceTokenizer, plain_ids, special_frame
@@ -405,6 +405,21 @@ def test_a_first_character_that_does_not_fit_is_refused_in_joined_and_cut_in_seg
         sentence_tokenizer(kind, "joined", room_for_one)(["a", "😀😀"])
     assert len(sentence_tokenizer(kind, "segments", room_for_one)(["😀😀"])[0]) == room_for_one
     assert sentence_tokenizer(kind, "joined", overhead(kind) + 5)(["😀😀"])
+
+
+def test_a_prompt_that_takes_more_tokens_joined_than_apart_is_no_way_around() -> None:
+    """Apart, head and tail are two known words; joined, one word in four pieces, too long before any text is in it."""
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "x", "abc", "b", "##a", "##b", "##c"]
+    tokenizer = BertTokenizer(vocab={token: number for number, token in enumerate(vocabulary)})
+    prompt = PromptTemplate("mine", "x{text}abc")
+    assert [len(bare(tokenizer, text)) for text in ("x", "abc", "xabc", "xbabc")] == [1, 1, 4, 5]
+    for text in ("b", "bb", "bbbbbb"):
+        with pytest.raises(ValueError, match=r"text 0: nothing of .* max_length 5 has no room"):
+            SentenceTokenizer(tokenizer, prompt, 5)([text])
+        assert len(SentenceTokenizer(tokenizer, replace(prompt, tokenization="segments"), 5)([text])[0]) == 5
+    for tokenization in TOKENIZATIONS:
+        with pytest.raises(ValueError, match=r"text 0: nothing of .* is left"):
+            SentenceTokenizer(tokenizer, replace(prompt, tokenization=tokenization), 9)(["\0"])
 
 
 # What the two tokenizations do at the seams

@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# accelerate gives a CPU process one thread unless told otherwise.
+CORES ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
 .PHONY: demo test test-all check
 
@@ -15,7 +17,7 @@ $(VENV)/installed: .ci/constraints.txt pyproject.toml
 
 demo: $(VENV)/installed
 	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
-		recipes/llama2_nli.py --config recipes/starter.yaml
+		--num_cpu_threads_per_process $(CORES) recipes/llama2_nli.py --config recipes/starter.yaml
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -m 'not slow'

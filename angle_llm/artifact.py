@@ -107,6 +107,18 @@ def is_saved_encoder(path: str | Path) -> bool:
     return (Path(path).expanduser() / CARD_NAME).is_file()
 
 
+def check_writable(target: Path) -> None:
+    """Refuses a target that `write_directory` would leave alone; asked before hours of work, not after.
+
+    Raises:
+        ArtifactError: if `target` holds something that is not a saved encoder.
+    """
+    if target.exists() and not (target.is_dir() and (is_saved_encoder(target) or not any(target.iterdir()))):
+        raise ArtifactError(
+            f"{target} exists and is not a saved encoder, so it is left alone. Choose another directory."
+        )
+
+
 def write_directory(target: Path, fill: Callable[[Path], None]) -> None:
     """Writes a directory whole or not at all: `fill` gets a temporary folder beside it, renamed into place at the end.
 
@@ -116,10 +128,7 @@ def write_directory(target: Path, fill: Callable[[Path], None]) -> None:
         ArtifactError: if `target` holds something that is not a saved encoder.
     """
     target = target.expanduser().resolve()  # a link goes on pointing there
-    if target.exists() and not (target.is_dir() and (is_saved_encoder(target) or not any(target.iterdir()))):
-        raise ArtifactError(
-            f"{target} exists and is not a saved encoder, so it is left alone. Choose another directory."
-        )
+    check_writable(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:

@@ -164,7 +164,7 @@ def load_prompt(name_or_path: str | Path) -> PromptTemplate:
     """
     name = str(name_or_path)
     bundled = bundled_prompts()
-    path = bundled.get(name) or Path(name)
+    path = bundled.get(name) or Path(name).expanduser()
     if not _is_file(path):
         if path.suffix in {".yaml", ".yml"}:
             raise PromptError(

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from angle_llm.settings import TrainSettings, save_settings
+from angle_llm.settings import SettingsError, TrainSettings, load_settings, save_settings
+
+if TYPE_CHECKING:
+    from angle_llm.data.sources import DataReport
 
 
 def fine_tune(settings: TrainSettings) -> Path:
     """Turns a language model into a sentence encoder; returns the directory of the model to use.
 
-    The run directory holds settings.yaml (starts the same run again), metrics.jsonl, tensorboard/ and model/.
+    The run directory holds settings.yaml (starts the same run again), metrics.jsonl, tensorboard/, model/, and
+    rejected.jsonl if bad rows were left out.
+
+    Raises:
+        SettingsError: if the run directory holds a run with other settings.
+        DataError, PromptError, TrainingError, FileNotFoundError: see the modules that do the work.
     """
     from accelerate.utils import set_seed
 
@@ -22,7 +32,8 @@ def fine_tune(settings: TrainSettings) -> Path:
     from angle_llm.objectives.angle import AngleObjective
     from angle_llm.training.loop import train
 
-    # 1. What to learn from, and how it is measured. Both fail fast, before weights load.
+    # 1. What to learn from, and how it is measured: mistakes show before weights load.
+    _check_run_directory(settings)
     data = load_examples(settings.data)
     print(data.report.summary())
     objective = AngleObjective(**asdict(settings.objective))
@@ -30,12 +41,7 @@ def fine_tune(settings: TrainSettings) -> Path:
     if settings.evaluation.pairs:
         evaluate = sts_score(settings.evaluation.pairs, micro_batch_tokens=settings.micro_batch_tokens)
 
-    # 2. The run directory knows how to start this run again.
-    run_dir = Path(settings.run_dir)
-    run_dir.mkdir(parents=True, exist_ok=True)
-    save_settings(settings, run_dir / "settings.yaml")
-
-    # 3. The encoder: a backbone, the prompt, the pooling, an adapter.
+    # 2. The encoder: a backbone, the prompt, the pooling, an adapter.
     set_seed(settings.seed)
     model = settings.model
     print(f"loading {model.path}")
@@ -52,8 +58,31 @@ def fine_tune(settings: TrainSettings) -> Path:
     trainable, total = count_parameters(encoder.model)
     print(f"training {trainable:,} of {total:,} parameters ({trainable / total:.2%})")
 
+    # 3. The run directory knows how to start this run again.
+    settings.run_path.mkdir(parents=True, exist_ok=True)
+    save_settings(settings, settings.run_path / "settings.yaml")
+    _save_rejected(data.report, settings.run_path / "rejected.jsonl")
+
     # 4. Train, keep the best.
     result = train(encoder, data.examples, objective, settings, evaluate)
     if result.best_score is not None:
         print(f"evaluation: {result.start_score:.2f} before, {result.best_score:.2f} after (Spearman × 100)")
     return result.model_dir
+
+
+def _check_run_directory(settings: TrainSettings) -> None:
+    """A directory is one run's: another run's settings beside this run's weights would be a lie."""
+    path = settings.run_path / "settings.yaml"
+    if not path.exists():
+        return
+    if replace(load_settings(TrainSettings, path), run_dir="") != replace(settings, run_dir=""):
+        raise SettingsError(
+            f"{settings.run_path} holds a run with other settings. Choose another --run-dir, or remove that directory."
+        )
+
+
+def _save_rejected(report: DataReport, path: Path) -> None:
+    """Every bad row that was left out, with its place and the reason."""
+    if report.rejected:
+        lines = [json.dumps(bad._asdict(), ensure_ascii=False) for bad in report.rejected]
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -45,6 +45,8 @@ class DataSource(_Checked):
     """Our field names to the file's column names, where they differ and are not recognised."""
     split: str = "train"
     """Split of a hub data set."""
+    revision: str | None = None
+    """Commit, tag or branch of a hub data set."""
     name: str | None = None
     """Configuration of a hub data set."""
     score_range: tuple[float, float] | None = None
@@ -69,15 +71,19 @@ class ModelSettings(_Checked):
     """Commit, tag or branch of a hub id."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "bfloat16"
     """Dtype of the base weights; a trained adapter is float32 regardless. auto: as stored."""
-    prompt: str = "summarize_one_word"
-    """A prompt's name, or the path of a prompt YAML."""
-    pooling: str = "last"
-    """Which states make the embedding: last, cls, mean, last-avg, last-max, cls-last-avg, first-last-avg."""
-    max_length: int = 50
-    """Tokens of a worded sentence, prompt and special tokens included; longer texts lose their end, prompts nothing."""
+    prompt: str | None = None
+    """A prompt's name, or the path of a prompt YAML. None: as saved with the model, else summarize_one_word for a causal
+    model and plain for a bidirectional one."""
+    pooling: str | None = None
+    """Which states make the embedding: last, cls, mean, last-avg, last-max, cls-last-avg, first-last-avg. None: as saved
+    with the model, else last for a causal model and mean for a bidirectional one."""
+    max_length: int | None = None
+    """Tokens of a worded sentence, prompt and special tokens included; longer texts lose their end, prompts nothing. None:
+    as saved with the model, else 512 or what the model has positions for."""
 
     def __post_init__(self) -> None:
-        _require(self.max_length > 0, f"model.max_length must be positive, got {self.max_length}.")
+        positive = self.max_length is None or self.max_length > 0
+        _require(positive, f"model.max_length must be positive, got {self.max_length}.")
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,7 @@ class LoraSettings(_Checked):
 
     def __post_init__(self) -> None:
         _require(self.rank >= 0, f"lora.rank must be 0 or more, got {self.rank}.")
+        _require(0 < self.alpha < math.inf, f"lora.alpha must be a positive number, got {self.alpha}.")
         _require(0 <= self.dropout < 1, f"lora.dropout is a probability below 1, got {self.dropout}.")
         _require(bool(self.targets), "lora.targets is empty. Name layers, or use all-linear.")
 
@@ -144,7 +151,9 @@ class OptimizerSettings(_Checked):
 
     def __post_init__(self) -> None:
         _require(self.learning_rate > 0, f"optimizer.learning_rate must be positive, got {self.learning_rate}.")
-        _require(self.warmup >= 0, f"optimizer.warmup must be 0 or more, got {self.warmup}.")
+        _require(self.weight_decay >= 0, f"optimizer.weight_decay must be 0 or more, got {self.weight_decay}.")
+        whole = 0 <= self.warmup < 1 or self.warmup == int(self.warmup) >= 1
+        _require(whole, f"optimizer.warmup is a share below 1 or a whole number of steps, got {self.warmup}.")
         _require(
             self.max_gradient_norm > 0, f"optimizer.max_gradient_norm must be positive, got {self.max_gradient_norm}."
         )
@@ -165,6 +174,10 @@ class EvaluationSettings(_Checked):
 
     def __post_init__(self) -> None:
         _require(self.every_steps >= 0, f"evaluation.every_steps must be 0 or more, got {self.every_steps}.")
+        named = self.pairs is not None or self.every_steps == 0
+        _require(
+            named, f"evaluation.every_steps is {self.every_steps}, but evaluation.pairs names nothing to measure on."
+        )
 
 
 @dataclass(frozen=True)
@@ -199,8 +212,20 @@ class TrainSettings(_Checked):
         for name in ("batch_size", "accumulation", "epochs", "micro_batch_tokens"):
             value = getattr(self, name)
             _require(value >= 1, f"{name} must be 1 or more, got {value}.")
+        _require(0 <= self.seed < 2**32, f"seed must be in 0 .. 2**32 - 1, got {self.seed}.")
+        trainable = self.lora.rank > 0 or self.model.dtype in ("auto", "float32")
+        _require(
+            trainable,
+            f"lora.rank 0 trains all weights, and in {self.model.dtype} small updates round to nothing. Set model.dtype to "
+            "float32, or lora.rank above 0.",
+        )
         _require(self.graph_tokens >= 0, f"graph_tokens must be 0 or more, got {self.graph_tokens}.")
         _require(self.max_steps is None or self.max_steps >= 1, f"max_steps must be 1 or more, got {self.max_steps}.")
+
+    @property
+    def run_path(self) -> Path:
+        """The run directory as a path, `~` expanded."""
+        return Path(self.run_dir).expanduser()
 
 
 Settings = TypeVar("Settings")
@@ -245,7 +270,7 @@ def load_settings(kind: type[Settings], path: str | Path, defaults: Settings | N
     Raises:
         SettingsError: for a missing or malformed file or a setting that does not fit.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     if not path.is_file():
         raise SettingsError(f"no settings file at {path}. Give the path of a YAML file.")
     try:

@@ -71,6 +71,8 @@ def test_a_command_of_the_readme_runs(line: str, place: Path) -> None:
         [str(path), *arguments], cwd=place, capture_output=True, text=True, check=False, env=os.environ
     )
     assert result.returncode == 0, result.stdout + result.stderr
+    if "--num_processes" in arguments:
+        assert "before" in result.stdout or "LLaMA" in line or "from_pretrained" in result.stdout
     for name in ("--output", "--json"):
         if name in arguments:
             assert (place / arguments[arguments.index(name) + 1]).stat().st_size > 0
@@ -94,6 +96,11 @@ def test_a_make_target_exists(line: str) -> None:
 
 @pytest.mark.parametrize("line", INSTALLING)
 def test_the_plain_commands_are_those_of_the_makefile(line: str) -> None:
-    made = MAKEFILE.replace("$(PYTHON)", "python3").replace("$(VENV)", ".venv").replace("$(BIN)", ".venv/bin")
+    made = (
+        MAKEFILE.replace("$(PYTHON)", "python3")
+        .replace("$(VENV)", ".venv")
+        .replace("$(BIN)", ".venv/bin")
+        .replace("$(CORES)", "2")
+    )
     made = re.sub(r"\s*\\\n\s*", " ", made).replace(" --quiet", "")
     assert line in [command.strip() for command in made.splitlines()]

@@ -54,8 +54,10 @@ def open_table(source: DataSource) -> Table:
         if _looks_like_hub_id(source.path):
             return _open_dataset(source.path, source)
         raise DataError(f"{source.path}: no such file or folder, and not a hub id (org/name). {_neighbours(path)}")
-    if source.name is not None or source.split != "train":
-        raise DataError(f"{source.path}: `split` and `name` choose within a folder or hub dataset; this is one file")
+    if source.name is not None or source.split != "train" or source.revision is not None:
+        raise DataError(
+            f"{source.path}: `split`, `name` and `revision` choose within a folder or hub dataset; this is one file"
+        )
     for extension, opener in _OPENERS.items():
         if path.name.endswith(extension) or (path.name.endswith(extension + ".gz") and extension != ".parquet"):
             return opener(path)
@@ -219,7 +221,7 @@ def _open_dataset(path: str, source: DataSource) -> Table:
     import datasets
 
     try:
-        dataset = datasets.load_dataset(path, source.name, split=source.split)
+        dataset = datasets.load_dataset(path, source.name, split=source.split, revision=source.revision)
     except Exception as error:  # of many kinds: no network, no such dataset, configuration or split, broken files
         raise DataError(
             f"{path}: `datasets` could not load split {source.split!r}"

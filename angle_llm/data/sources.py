@@ -92,7 +92,7 @@ def load_examples(source: DataSource) -> LoadedData:
     table = open_table(source)
     try:
         name, columns = resolve_format(source.format, source.columns, table.columns)
-        _check_settings(source, name, table)
+        _check_settings(source, name, columns, table)
     except DataError as error:
         raise DataError(f"{table.name}: {error}") from None
     format = FORMATS[name]
@@ -155,12 +155,17 @@ def load_examples(source: DataSource) -> LoadedData:
     return LoadedData(examples, report)
 
 
-def _check_settings(source: DataSource, format: str, table: Table) -> None:
+def _check_settings(source: DataSource, format: str, columns: dict[str, str], table: Table) -> None:
     if source.limit is not None and source.limit < 1:
         raise DataError(f"limit must be at least 1 example; came {source.limit}")
     low, high = source.score_range or (0.0, 1.0)
     if not (low < high and math.isfinite(high - low)):
         raise DataError(f"score_range must be [low, high] with low < high; came [{low}, {high}]")
+    if columns.get("score") in table.label_names and "score" not in source.columns:
+        raise DataError(
+            f"column {columns['score']!r} would be read as a score, but it numbers the labels "
+            f"{table.label_names[columns['score']]}; name a score with columns, or use one of the NLI formats"
+        )
     if source.score_range is not None and "score" not in FORMATS[format].fields:
         raise DataError(f"score_range is set, but format {format} has no score; remove one of the two")
     for column in source.where:

@@ -57,7 +57,7 @@ class StsEvalSettings:
     max_length: int | None = None
     """Longest input in tokens, prompt included. None: the one saved with the model."""
 
-    micro_batch_tokens: int = 8192
+    micro_batch_tokens: int | None = None
     """Tokens computed at once, padding included: memory and speed, not figures."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

@@ -28,7 +28,7 @@ class Encoder(Protocol):
     """What has an `encode` that can be told how much to compute at once, such as `SentenceEncoder`."""
 
     def encode(
-        self, texts: Sequence[str], *, micro_batch_tokens: int = 8192, show_progress: bool = False
+        self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
     ) -> NDArray[np.floating[Any]]:
         """One row per text, in the order given."""
         ...
@@ -119,7 +119,7 @@ def evaluate(encode: Encode, tasks: Sequence[StsTask]) -> StsResults:
     )
 
 
-def sts_score(pairs: str | Path, *, micro_batch_tokens: int = 8192) -> Callable[[Encoder], float]:
+def sts_score(pairs: str | Path, *, micro_batch_tokens: int | None = None) -> Callable[[Encoder], float]:
     """A function from an encoder to its Spearman × 100 on a pair file; what a training run watches.
 
     The file is read at once, so that a mistake in its name shows before a model is loaded. The function raises

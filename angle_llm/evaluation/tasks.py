@@ -162,7 +162,7 @@ def _paths(root: Path, spec: _Spec, variant: TextVariant) -> list[Path]:
 def _rows(path: Path) -> Iterator[StsPair]:
     """The pairs of one TSV file, blank lines skipped; `ValueError` with file and line for anything malformed."""
     # newline="\n" and not the default: other line separators may be part of a sentence.
-    with path.open(encoding="utf-8-sig", newline="\n") as file:
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
         header = file.readline().rstrip("\r\n").split("\t")
         missing = [column for column in ("sentence1", "sentence2", "score") if column not in header]
         if missing:
@@ -177,10 +177,16 @@ def _rows(path: Path) -> Iterator[StsPair]:
             cells = line.rstrip("\r\n").split("\t")
             if cells == [""]:
                 continue
+            if not line.isascii() and any("\udc80" <= character <= "\udcff" for character in line):
+                raise ValueError(
+                    f"{path}, line {number}: not UTF-8. Convert the file, as in `iconv -f latin1 -t utf-8`."
+                )
             if len(cells) != len(header):
                 raise ValueError(
                     f"{path}, line {number}: {len(header)} columns needed, as in the header; {len(cells)} found."
                 )
+            if not (cells[first].strip() and cells[second].strip()):
+                raise ValueError(f"{path}, line {number}: a sentence is empty. Put one in, or remove the line.")
             score = _score(cells[gold], f"{path}, line {number}")
             yield StsPair(cells[first], cells[second], score, "" if group is None else cells[group])
             empty = False

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from angle_llm.artifact import ArtifactError
 from angle_llm.errors import unknown
 from angle_llm.settings import LoraSettings
 
@@ -59,27 +60,46 @@ def _known_targets(backbone: nn.Module, targets: list[str]) -> list[str]:
     return list(targets)
 
 
-def load_lora(backbone: nn.Module, folder: Path, *, trainable: bool = False) -> nn.Module:
-    """Puts a saved adapter on the backbone it was trained on.
+def load_lora(backbone: nn.Module, folder: Path) -> nn.Module:
+    """Puts a saved adapter on the backbone it was trained on, to be used, not trained.
 
     Raises:
         FileNotFoundError: if the folder holds no adapter.
+        ArtifactError: if its tensors are not those of its configuration: missing, too many, of another shape.
     """
-    from peft import PeftModel
+    from peft import PeftModel, get_peft_model_state_dict
+    from safetensors import SafetensorError, safe_open
 
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         if not (folder / name).is_file():  # peft would go on and ask the hub
             raise FileNotFoundError(f"{folder} holds no {name}, so its adapter cannot be loaded. Save it again.")
-    with _quiet_peft():
-        adapted: nn.Module = PeftModel.from_pretrained(backbone, str(folder), is_trainable=trainable)
+    path = folder / "adapter_model.safetensors"
+    try:
+        with safe_open(path, framework="pt") as file:
+            saved = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118  # no mapping
+        with _quiet_peft():
+            adapted: nn.Module = PeftModel.from_pretrained(backbone, str(folder))
+    except (SafetensorError, RuntimeError) as error:  # RuntimeError: sizes that do not fit the backbone
+        raise ArtifactError(f"{path} cannot be loaded on this base: {error} Save the adapter again.") from error
+    needed = {
+        key: tuple(tensor.shape)
+        for key, tensor in get_peft_model_state_dict(adapted, save_embedding_layers=False).items()
+    }
+    if saved != needed:
+        odd = min(saved.items() ^ needed.items())[0]
+        raise ArtifactError(
+            f"{path} holds {len(saved)} tensors, adapter_config.json asks for {len(needed)}; {odd} is not in both alike. "
+            "The file is damaged or belongs to another configuration; save the adapter again."
+        )
     return adapted
 
 
 @contextmanager
 def _quiet_peft() -> Iterator[None]:
-    """peft 0.21 asks transformers 5.23 for a name that is on its way out; the user can do nothing about it."""
+    """peft 0.21 asks transformers 5.23 for a name that is on its way out, and warns of what `load_lora` refuses."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+        warnings.filterwarnings("ignore", message="Found missing adapter keys", category=UserWarning)
         yield
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from angle_llm.artifact import ArtifactError
 from angle_llm.errors import unknown
 
 PACKAGE_SCHEME = "package:"
@@ -51,7 +52,8 @@ def locate(path_or_id: str) -> BackboneLocation:
                 "or the path of a .gguf file."
             )
         return BackboneLocation(str(path))
-    if _HUB_ID.fullmatch(path_or_id) and path.suffix not in _FILE_ENDINGS:
+    meant_locally = "/" in path_or_id and path.parent.is_dir()  # runs/typo, beside a folder runs
+    if _HUB_ID.fullmatch(path_or_id) and path.suffix not in _FILE_ENDINGS and not meant_locally:
         return BackboneLocation(path_or_id)
     raise FileNotFoundError(
         f"no model at {path}. Give a folder with a config.json, a .gguf file, a hub id such as "
@@ -95,22 +97,38 @@ def load_tokenizer(location: BackboneLocation, revision: str | None = None) -> A
     """The tokenizer beside the weights."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(location.name, revision=revision, **location.arguments)
+    return AutoTokenizer.from_pretrained(
+        location.name, revision=revision, trust_remote_code=False, **location.arguments
+    )
 
 
 def load_backbone(location: BackboneLocation, *, dtype: str = "auto", revision: str | None = None) -> nn.Module:
     """Loads the layers without a language-model head or pooler, in evaluation mode.
 
     `dtype` "auto" keeps the dtype the weights are stored in; a GGUF file is dequantised to float32.
-    Code from the hub is never run (`trust_remote_code` stays off).
+    Code from a folder or the hub is never run (`trust_remote_code` is off).
+
+    Raises:
+        ArtifactError: if weights of the backbone are missing from its files; they would be random.
+        ValueError: for an encoder-decoder.
     """
-    from transformers import AutoModel, GgufConfig
+    from transformers import AutoModel
 
     arguments: dict[str, Any] = dict(location.arguments)
     if location.gguf_file:
+        from transformers import GgufConfig
+
         arguments["quantization_config"] = GgufConfig(dequantize=True)
     arguments["dtype"] = torch_dtype(dtype) if dtype != "auto" else ("float32" if location.gguf_file else "auto")
-    model: Any = AutoModel.from_pretrained(location.name, revision=revision, **arguments)
+    model, report = AutoModel.from_pretrained(
+        location.name, revision=revision, trust_remote_code=False, output_loading_info=True, **arguments
+    )
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
+    if missing:
+        raise ArtifactError(
+            f"{location.name} lacks {len(missing)} of the backbone's tensors, {missing[0]} first. The files are "
+            "damaged or belong to another architecture; fetch or save them again."
+        )
     if model.config.is_encoder_decoder:
         raise ValueError(
             f"{location.name} is an encoder-decoder ({model.config.model_type}). A sentence encoder is made from a "

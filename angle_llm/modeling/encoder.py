@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from angle_llm.artifact import CARD_NAME, ArtifactError, EncoderCard, is_saved_encoder, write_directory
+from angle_llm.artifact import CARD_NAME, ArtifactError, EncoderCard, check_writable, is_saved_encoder, write_directory
 from angle_llm.modeling import adapters
 from angle_llm.modeling.backbone import (
     BackboneLocation,
@@ -34,6 +34,7 @@ from angle_llm.settings import LoraSettings
 DEFAULT_PROMPT = {True: "summarize_one_word", False: "plain"}
 DEFAULT_POOLING = {True: "last", False: "mean"}
 DEFAULT_MAX_LENGTH = 512
+FIRST_TOKEN_POOLINGS = ("cls",)
 
 
 class EmbeddingModel(nn.Module):
@@ -102,13 +103,21 @@ class SentenceEncoder:
                 f"pooling {pooling!r} averages the first and the last layer, but this backbone projects its last from "
                 f"{layer_dimensions} to {dimensions} dimensions. Choose another pooling."
             )
-        limit = count_positions(backbone) or DEFAULT_MAX_LENGTH
-        if max_length is not None and max_length > limit:
-            raise ValueError(f"max_length {max_length} is more than the {limit} positions of the backbone. Lower it.")
+        if causal and pooling in FIRST_TOKEN_POOLINGS:
+            raise ValueError(
+                f"pooling {pooling!r} reads the first token, which in a causal model has seen no other: every text would "
+                "get the same vector. Use last, or mean."
+            )
+        positions = count_positions(backbone)
+        if max_length is not None and positions is not None and max_length > positions:
+            raise ValueError(
+                f"max_length {max_length} is more than the {positions} positions of the backbone. Lower it."
+            )
+        default_length = min(positions or DEFAULT_MAX_LENGTH, DEFAULT_MAX_LENGTH)
         self.model = EmbeddingModel(backbone, pooling, causal)
         self.tokenizer = tokenizer
         self.sentences = SentenceTokenizer(
-            tokenizer, prompt or load_prompt(DEFAULT_PROMPT[causal]), max_length or min(limit, DEFAULT_MAX_LENGTH)
+            tokenizer, prompt or load_prompt(DEFAULT_PROMPT[causal]), max_length or default_length
         )
         self.base = None if base is None else lasting_name(base)
         self.base_revision = base_revision
@@ -149,14 +158,16 @@ class SentenceEncoder:
             )
         else:
             location = locate(path)
+            backbone = load_backbone(location, dtype=dtype, revision=revision)
+            commit: str | None = getattr(backbone.config, "_commit_hash", None)
             encoder = cls(
-                load_backbone(location, dtype=dtype, revision=revision),
+                backbone,
                 load_tokenizer(location, revision),
                 prompt=prompt,
                 pooling=pooling,
                 max_length=max_length,
                 base=path,
-                base_revision=revision,
+                base_revision=commit or revision,
             )
         encoder.model.to(device)
         return encoder
@@ -190,7 +201,7 @@ class SentenceEncoder:
     def add_lora(self, settings: LoraSettings) -> None:
         """Wraps the backbone with a fresh adapter; only the adapter trains from here on."""
         if adapters.is_adapted(self.model.backbone):
-            raise ValueError("this encoder has an adapter already. Start from its base, or go on training the adapter.")
+            raise ValueError(f"this encoder has an adapter already. Start from its base, {self.base}.")
         self.base_fingerprint = weights_fingerprint(self.model.backbone)
         self.model.backbone = adapters.add_lora(self.model.backbone, settings)
 
@@ -202,7 +213,7 @@ class SentenceEncoder:
 
         Repeated texts are encoded once; micro-batches hold at most `micro_batch_tokens` padded tokens of texts of like
         length (by default 1,024 on a CPU, whose caches are small, and 16,384 elsewhere). A text's vector does not depend
-        on the texts beside it (to float32 rounding).
+        on the texts beside it, up to the rounding of the weights' dtype.
 
         Raises:
             TypeError, ValueError: for a text that is not a string or is empty; the message gives its position.
@@ -250,6 +261,18 @@ class SentenceEncoder:
         """D, the length of a vector."""
         return _dimensions(self.model.backbone)[0]
 
+    def check_savable(self, folder: str | Path) -> None:
+        """Raises what `save_pretrained` would refuse, before the work that is to be saved is done."""
+        target = Path(folder).expanduser()
+        check_writable(target)
+        if not adapters.is_adapted(self.model.backbone):
+            return
+        if self.base is None:
+            raise ValueError("the adapter's base has no name. Construct the encoder with base=…, or from_pretrained.")
+        base = Path(self.base)
+        if base.is_absolute() and base.resolve().is_relative_to(target.resolve()):
+            raise ValueError(f"{folder} holds the base of this adapter. Save the adapter in another directory.")
+
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes the encoder as a directory that `from_pretrained` reads back exactly; whole or not at all.
 
@@ -259,13 +282,9 @@ class SentenceEncoder:
             ValueError: if an adapter's base has no name or would be overwritten, for then nobody could load it again.
             ArtifactError: if the folder holds something that is not a saved encoder.
         """
+        self.check_savable(folder)
         backbone: Any = self.model.backbone
         adapted = adapters.is_adapted(backbone)
-        if adapted and self.base is None:
-            raise ValueError("the adapter's base has no name. Construct the encoder with base=…, or from_pretrained.")
-        base = Path(str(self.base))
-        if adapted and base.is_absolute() and base.resolve().is_relative_to(Path(folder).expanduser().resolve()):
-            raise ValueError(f"{folder} holds the base of this adapter. Save the adapter in another directory.")
         card = EncoderCard(
             prompt=self.prompt,
             pooling=self.pooling,

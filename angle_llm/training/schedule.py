@@ -1,13 +1,45 @@
-"""What the learning rate does over a run: rises for `warmup` steps, then follows a named shape.
+"""The plan of a run: which examples each optimizer step sees, and with which learning rate.
 
-Steps count from 1, and no step is spent at rate 0 (the usual schedulers start there, which is one step in thirty of a
+Steps count from 1, and no step is taken at rate 0 (the usual schedulers start there, which is one step in thirty of a
 short run).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+
+from angle_llm.data.batching import batch_indices
+from angle_llm.settings import TrainSettings
+
+
+class BatchPlan:
+    """Iterates over optimizer steps: the epoch, and the batches of example indices whose gradients are averaged.
+
+    A batch is a function of (seed, epoch, position) alone.
+    """
+
+    def __init__(self, examples: int, settings: TrainSettings) -> None:
+        self._examples = examples
+        self._settings = settings
+        batches = math.ceil(examples / settings.batch_size)
+        steps = math.ceil(batches / settings.accumulation) * settings.epochs
+        self.steps = min(steps, settings.max_steps or steps)
+
+    def __iter__(self) -> Iterator[tuple[int, list[list[int]]]]:
+        settings, done = self._settings, 0
+        for epoch in range(settings.epochs):
+            batches = batch_indices(self._examples, settings.batch_size, seed=settings.seed, epoch=epoch)
+            for first in range(0, len(batches), settings.accumulation):
+                if done == self.steps:
+                    return
+                yield epoch, batches[first : first + settings.accumulation]
+                done += 1
+
+    def evaluates_at(self, step: int) -> bool:
+        """Whether the encoder is measured after this step."""
+        every = self._settings.evaluation.every_steps
+        return step == self.steps or (every > 0 and step % every == 0)
 
 
 def linear(left: float) -> float:

@@ -132,10 +132,12 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    """Of the generators dropout draws from: the CPU's, and the device's if it has one of its own."""
+    on_device = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state()
+    return torch.get_rng_state(), on_device
 
 
 def _set_random_state(device: torch.device, state: tuple[Tensor, Tensor | None]) -> None:
     torch.set_rng_state(state[0])
     if state[1] is not None:
-        torch.cuda.set_rng_state(state[1], device)
+        torch.get_device_module(device).set_rng_state(state[1])

@@ -1,7 +1,7 @@
 """AnglE-BERT on natural language inference: all weights trained, first token pooled (arXiv 2309.12871).
 
-accelerate launch recipes/bert_nli.py
-accelerate launch recipes/bert_nli.py --config recipes/minilm_starter.yaml
+accelerate launch --num_processes 1 recipes/bert_nli.py
+accelerate launch --num_processes 1 recipes/bert_nli.py --config recipes/minilm_starter.yaml
 """
 
 from angle_llm.cli import guarded, launch

@@ -104,7 +104,11 @@ def test_every_sort_of_adapter_comes_back_to_the_bit(kind: str, dtype: str, lora
 
 def test_what_was_read_is_written_again_alike(adapter: Path, tmp_path: Path) -> None:
     load(adapter).save_pretrained(tmp_path / "again")
-    assert files_below(tmp_path / "again") == files_below(adapter)
+    before, after = files_below(adapter), files_below(tmp_path / "again")
+    config, again = json.loads(before.pop("adapter_config.json")), json.loads(after.pop("adapter_config.json"))
+    assert set(config.pop("target_modules")) == set(again.pop("target_modules"))  # a set: peft writes it in any order
+    assert again == config | {"inference_mode": True}
+    assert after == before
     assert np.array_equal(load(tmp_path / "again").encode(TEXTS), load(adapter).encode(TEXTS))
 
 
@@ -244,7 +248,7 @@ def test_an_adapter_on_a_nameless_base_cannot_be_saved(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("where", ["model", ".", "model/../model"])
+@pytest.mark.parametrize("where", ["model", "model/../model"])
 def test_an_adapter_never_overwrites_its_base(where: str, tmp_path: Path) -> None:
     tiny_encoder("llama").save_pretrained(tmp_path / "model")
     before = files_below(tmp_path)

@@ -31,7 +31,16 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def launch(recipe: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    flags = ["--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    flags = [
+        "--num_processes",
+        "1",
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+    ]
     return command("accelerate", "launch", *flags, f"recipes/{recipe}.py", *arguments)
 
 
@@ -66,8 +75,9 @@ def test_train_embed_and_eval(base: str, tmp_path: Path) -> None:
     shown = command(
         "angle-llm", "eval", "--model", model, "--tasks", "starter:graded_pairs.tsv", "--json", str(tmp_path / "s.json")
     ).stdout
-    assert "340" in shown or "starter" in shown
-    assert json.loads((tmp_path / "s.json").read_text())
+    (figures,) = json.loads((tmp_path / "s.json").read_text())["tasks"].values()
+    assert figures["pairs"] == 340
+    assert f"{figures['spearman']:.2f}" in shown
 
 
 @pytest.mark.parametrize(

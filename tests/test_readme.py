@@ -71,8 +71,6 @@ def test_a_command_of_the_readme_runs(line: str, place: Path) -> None:
         [str(path), *arguments], cwd=place, capture_output=True, text=True, check=False, env=os.environ
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    if "--num_processes" in arguments:
-        assert "before" in result.stdout or "LLaMA" in line or "from_pretrained" in result.stdout
     for name in ("--output", "--json"):
         if name in arguments:
             assert (place / arguments[arguments.index(name) + 1]).stat().st_size > 0

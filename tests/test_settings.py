@@ -1,9 +1,14 @@
 """One settings object: YAML, command line and Python write the same fields, and mistakes name themselves."""
 
+import ast
+import inspect
+import itertools
+import re
 from pathlib import Path
 
 import pytest
 
+import angle_llm.settings as settings_module
 from angle_llm.objectives import AngleObjective
 from angle_llm.settings import (
     LoraSettings,
@@ -14,7 +19,6 @@ from angle_llm.settings import (
     parse_settings,
     save_settings,
     settings_from_dict,
-    settings_to_dict,
 )
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
@@ -36,10 +40,13 @@ def test_saved_settings_come_back_equal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
-def test_every_recipe_yaml_loads(path: Path) -> None:
+def test_every_recipe_yaml_loads_and_names_how_its_model_reads(path: Path) -> None:
     settings = load_settings(TrainSettings, path)
     AngleObjective(**vars(settings.objective))
     assert settings.run_dir.startswith("runs/")
+    causal = "smollm2" in settings.model.path
+    expected = ("summarize_one_word", "last") if causal else ("plain", "mean")
+    assert (settings.model.prompt, settings.model.pooling) == expected
 
 
 def test_yaml_overrides_defaults_key_by_key_and_the_command_line_overrides_yaml(tmp_path: Path) -> None:
@@ -62,6 +69,13 @@ def test_yaml_overrides_defaults_key_by_key_and_the_command_line_overrides_yaml(
         ({"batch_size": 0}, ["batch_size must be 1 or more, got 0"]),
         ({"model": {"dtype": "fp32"}}, ["model.dtype", "float32", "'fp32'"]),
         ({"lora": {"dropout": 1.5}}, ["lora.dropout", "1.5"]),
+        ({"lora": {"alpha": float("nan")}}, ["lora.alpha", "nan"]),
+        ({"lora": {"rank": 0}}, ["lora.rank 0", "bfloat16", "float32"]),
+        ({"optimizer": {"weight_decay": -1}}, ["optimizer.weight_decay", "-1"]),
+        ({"optimizer": {"warmup": 1.5}}, ["optimizer.warmup", "whole number", "1.5"]),
+        ({"evaluation": {"every_steps": 5}}, ["evaluation.every_steps", "evaluation.pairs"]),
+        ({"seed": -1}, ["seed", "-1"]),
+        ({"data": {"on_bad_row": "ignore"}}, ["data.on_bad_row", "skip", "'ignore'"]),
         ({"optimizer": {"schedule": "lineal"}}, ["optimizer.schedule", "linear", "'lineal'"]),
         ({"model": None}, ["model"]),
         (["batch_size"], ["mapping", "list"]),
@@ -88,15 +102,24 @@ def test_the_command_line_names_the_nearest_option(capsys: pytest.CaptureFixture
     assert "--lora.rank" in capsys.readouterr().err
 
 
-def test_help_explains_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_field_is_explained_in_the_source_and_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """tyro takes the string below a field as its help; a comment beside it would not show."""
     with pytest.raises(SystemExit):
         parse_settings(TrainSettings(), ["--help"])
-    shown = capsys.readouterr().out
-    for section, values in settings_to_dict(TrainSettings()).items():
-        for name in values if isinstance(values, dict) and section != "data" else [None]:
-            option = f"{section}.{name}" if name else section
-            assert f"--{option}".replace("_", "-") in shown, option
+    shown = " ".join(re.sub(r"[^\w.,;:`-]+", " ", capsys.readouterr().out).split())
     assert "--config FILE" in shown
+    explained = 0
+    for owner in ast.parse(inspect.getsource(settings_module)).body:
+        body = owner.body if isinstance(owner, ast.ClassDef) and owner.name.endswith(("Settings", "Source")) else []
+        for field, below in itertools.pairwise(body):
+            nested = isinstance(field, ast.AnnAssign) and ast.unparse(field.annotation).endswith(("Settings", "Source"))
+            if not isinstance(field, ast.AnnAssign) or nested:
+                continue
+            assert isinstance(below, ast.Expr), f"{owner.name}: {ast.unparse(field)} has no explanation below it"
+            first_words = " ".join(re.sub(r"[^\w.,;:`-]+", " ", ast.literal_eval(below.value)).split()[:4])
+            assert first_words in shown, first_words
+            explained += 1
+    assert explained > 40
 
 
 def test_warmup_is_a_share_or_a_number_of_steps() -> None:

@@ -139,17 +139,29 @@ def test_a_hub_id_goes_to_datasets_with_its_configuration_and_label_names(monkey
     rows = {"premise": ["p", "p", "p"], "hypothesis": ["e", "c", "n"], "label": [1, 0, 2]}
     asked: list[tuple[object, ...]] = []
 
-    def load_dataset(path: str, name: str | None, *, split: str) -> object:
-        asked.append((path, name, split))
+    def load_dataset(path: str, name: str | None, *, split: str, revision: str | None) -> object:
+        asked.append((path, name, split, revision))
         return datasets.Dataset.from_dict(rows, features=features)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    data = load("org/all-nli", name="pair-class", split="dev")
+    data = load("org/all-nli", name="pair-class", split="dev", revision="v1")
 
-    assert asked == [("org/all-nli", "pair-class", "dev")]
+    assert asked == [("org/all-nli", "pair-class", "dev", "v1")]
     # This dataset numbers its labels otherwise than SNLI does; its own names decide.
     assert data.examples == [ScoredPair("p", "e", 1.0), ScoredPair("p", "c", 0.0)]
     assert load("org/all-nli", format="nli_triples").examples == [Triple("p", "e", "c")]
+
+
+def test_numbered_labels_are_no_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RTE numbers entailment 0: read as a score it would turn the meaning round."""
+    datasets = pytest.importorskip("datasets")
+    label = datasets.ClassLabel(names=["entailment", "not_entailment"])
+    text = datasets.Value("string")
+    features = datasets.Features({"sentence1": text, "sentence2": text, "label": label})
+    rows = {"sentence1": ["p"], "sentence2": ["e"], "label": [0]}
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.Dataset.from_dict(rows, features=features))
+    with pytest.raises(DataError, match="not_entailment"):
+        load("org/rte")
 
 
 def test_a_hub_failure_says_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,7 +335,7 @@ def test_a_key_that_only_later_rows_have_is_not_overlooked(tmp_path: Path) -> No
         ),
         ({"where": {"scor": 1}}, "`where` asks for the column 'scor'.*nearest: 'score'"),
         ({"where": {"score": 0.7}}, "no example is left of this source.*2 filtered by where"),
-        ({"split": "test"}, "`split` and `name` choose within a folder or hub dataset; this is one file"),
+        ({"split": "test"}, "`split`, `name` and `revision` choose within a folder or hub dataset; this is one file"),
         ({"columns": {"anchor": "txt"}}, "maps anchor to the column 'txt', which is not there"),
     ],
 )

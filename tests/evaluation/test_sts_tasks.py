@@ -80,10 +80,17 @@ def test_an_unknown_task_names_the_nearest(layout: Path) -> None:
 
 
 def test_read_pairs_takes_columns_by_name_and_quotes_as_characters(tmp_path: Path) -> None:
-    text = '\ufeffscore\textra\tsentence2\tsentence1\r\n4.5\tx\tHe said "no\tA\u2028B\x85C\rD\r\n\r\n0\ty\t"\t\r\n'
+    text = '\ufeffscore\textra\tsentence2\tsentence1\r\n4.5\tx\tHe said "no\tA\u2028B\x85C\rD\r\n\r\n0\ty\t"\t.\r\n'
     task = read_pairs(write(tmp_path / "pairs.tsv", text))
-    assert task.pairs == (StsPair("A\u2028B\x85C\rD", 'He said "no', 4.5), StsPair("", '"', 0.0))
+    assert task.pairs == (StsPair("A\u2028B\x85C\rD", 'He said "no', 4.5), StsPair(".", '"', 0.0))
     assert (task.name, task.label, task.variant, task.official_pairs) == ("pairs", "pairs", "file", None)
+
+
+@pytest.mark.parametrize(("row", "told"), [(b"a\t \t1", "empty"), (b"a\tcaf\xe9\t1", "not UTF-8")])
+def test_read_pairs_names_the_line_of_a_sentence_that_is_none(tmp_path: Path, row: bytes, told: str) -> None:
+    (tmp_path / "p.tsv").write_bytes(b"sentence1\tsentence2\tscore\na\tb\t2\n" + row + b"\n")
+    with pytest.raises(ValueError, match=rf"p\.tsv, line 3: .*{told}"):
+        read_pairs(tmp_path / "p.tsv")
 
 
 def test_read_pairs_groups_by_genre(tmp_path: Path) -> None:

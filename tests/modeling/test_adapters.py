@@ -148,13 +148,13 @@ def test_a_second_adapter_is_refused() -> None:
         encoder.add_lora(LoraSettings(rank=2))
 
 
-@pytest.mark.parametrize("trainable", [True, False])
-def test_a_saved_adapter_comes_back_to_be_used_or_trained_on(trainable: bool, tmp_path: Path) -> None:
+def test_a_saved_adapter_comes_back_to_be_used(tmp_path: Path) -> None:
     adapted: Any = add_lora(tiny_backbone("llama", torch.bfloat16), LoraSettings(rank=2))
     train_a_little(adapted)
     adapted.save_pretrained(tmp_path)
-    again = load_lora(tiny_backbone("llama", torch.bfloat16), tmp_path, trainable=trainable)
-    assert trained(again) == (trained(adapted) if trainable else set())
+    again = load_lora(tiny_backbone("llama", torch.bfloat16), tmp_path)
+    assert trained(again) == set()
+    assert not any(module.training for module in again.modules())
     ours, theirs = adapted.state_dict(), again.state_dict()
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():

@@ -108,6 +108,10 @@ def test_equals_the_plain_model_on_a_left_padded_batch(kind: str) -> None:
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gpt2", "bert", "roberta"])
 def test_every_pooling_equals_the_plain_model(kind: str, pooling: str) -> None:
+    if pooling == "cls" and kind in CAUSAL:
+        with pytest.raises(ValueError, match=r"'cls' reads the first token.* every text .* same vector\. Use last"):
+            tiny_encoder(kind, pooling=pooling)
+        return
     assert_same_rows(tiny_encoder(kind, pooling=pooling).encode(TEXTS), one_at_a_time(kind, TEXTS, pooling))
 
 

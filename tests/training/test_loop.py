@@ -11,6 +11,7 @@ import pytest
 import torch
 from tiny import save_tiny_base
 
+from angle_llm.artifact import ArtifactError
 from angle_llm.data.formats import Triple
 from angle_llm.modeling.encoder import SentenceEncoder
 from angle_llm.objectives.angle import AngleObjective
@@ -22,6 +23,7 @@ from angle_llm.settings import (
     ModelSettings,
     ObjectiveSettings,
     OptimizerSettings,
+    SettingsError,
     TrainSettings,
     load_settings,
 )
@@ -108,7 +110,9 @@ def test_the_best_model_is_kept_not_the_last(settings: TrainSettings) -> None:
         seen.append(encoder.encode(SENTENCES))
         return next(verdicts)
 
-    every_step = replace(settings, batch_size=4, epochs=1, evaluation=EvaluationSettings(every_steps=1))
+    every_step = replace(
+        settings, batch_size=4, epochs=1, evaluation=EvaluationSettings(pairs="judged below", every_steps=1)
+    )
     result = train(encoder, examples, AngleObjective(), every_step, judge)
     assert (result.steps, result.start_score, result.best_score) == (3, 1.0, 9.0)
     np.testing.assert_array_equal(SentenceEncoder.from_pretrained(result.model_dir).encode(SENTENCES), seen[2])
@@ -151,11 +155,65 @@ def test_a_run_stops_before_the_optimizer_takes_a_bad_step(
     poison(encoder)
     before = {name: tensor.clone() for name, tensor in encoder.model.state_dict().items()}
     examples = [Triple("A dog runs.", "An animal moves.", "A dog sleeps."), Triple("One.", "Single.", "Two.")]
-    with pytest.raises(TrainingError, match=r"step 1: .*No model was saved yet"):
+    with pytest.raises(TrainingError, match=r"step 1: .*No model was kept yet"):
         train(encoder, examples, AngleObjective(), settings)
     after = encoder.model.state_dict()
     assert all(torch.equal(tensor, after[name]) or tensor.isnan().any() for name, tensor in before.items())
     assert not (Path(settings.run_dir) / "model").exists()
+
+
+def test_what_would_fail_late_fails_before_the_first_step(settings: TrainSettings, tmp_path: Path) -> None:
+    occupied = Path(settings.run_dir) / "model"
+    occupied.mkdir(parents=True)
+    (occupied / "thesis.txt").write_text("mine")
+    with pytest.raises(ArtifactError, match="left alone"):
+        fine_tune(settings)
+    assert (occupied / "thesis.txt").read_text() == "mine"
+    assert not (Path(settings.run_dir) / "metrics.jsonl").exists()
+    settings = replace(settings, run_dir=str(tmp_path / "other"))
+    with pytest.raises(ValueError, match="lone surrogate"):
+        train(_encoder(settings), [Triple("A dog.", "An animal.", "Broken \udc80.")], AngleObjective(), settings)
+    assert not (Path(settings.run_dir) / "metrics.jsonl").exists()
+
+
+def test_a_directory_is_one_runs(settings: TrainSettings) -> None:
+    settings = replace(settings, max_steps=1)
+    first = weights(fine_tune(settings))
+    assert weights(fine_tune(settings)) == first, "the same run may run again"
+    with pytest.raises(SettingsError, match="other settings"):
+        fine_tune(replace(settings, seed=1))
+    assert load_settings(TrainSettings, Path(settings.run_dir) / "settings.yaml") == settings
+
+
+def test_a_run_that_breaks_leaves_its_weights(settings: TrainSettings) -> None:
+    def judge(encoder: SentenceEncoder) -> float:
+        calls.append(1)
+        if len(calls) == 2:
+            raise ValueError("the judge fell ill")
+        return 1.0
+
+    calls: list[int] = []
+    encoder = _encoder(settings)
+    examples = [Triple(f"Dog {n} runs.", f"Animal {n} moves.", f"Dog {n} sleeps.") for n in range(12)]
+    with pytest.raises(ValueError, match="fell ill"):
+        train(encoder, examples, AngleObjective(), settings, judge)
+    rescued = SentenceEncoder.from_pretrained(Path(settings.run_dir) / "interrupted")
+    np.testing.assert_array_equal(rescued.encode(SENTENCES), encoder.encode(SENTENCES))
+
+
+def test_bad_rows_left_out_are_listed(settings: TrainSettings, tmp_path: Path) -> None:
+    row = json.dumps({"anchor": "A dog runs.", "positive": "It moves.", "negative": "It sleeps."})
+    (tmp_path / "rows.jsonl").write_text(f"{row}\n{{broken\n{row}\n")
+    data = DataSource(path=str(tmp_path / "rows.jsonl"), on_bad_row="skip")
+    fine_tune(replace(settings, data=data, max_steps=1))
+    (rejected,) = (Path(settings.run_dir) / "rejected.jsonl").read_text().splitlines()
+    assert json.loads(rejected)["line"] == 2
+
+
+def test_a_home_directory_is_meant(settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    fine_tune(replace(settings, run_dir="~/mine", max_steps=1))
+    assert {path.name for path in (tmp_path / "mine").iterdir()} >= {"settings.yaml", "metrics.jsonl", "model"}
 
 
 def test_no_example_is_an_error(settings: TrainSettings) -> None:

@@ -1,0 +1,92 @@
+"""Files that are damaged, foreign or hostile are refused, never half loaded and never run."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from tiny import save_tiny_base, tiny_encoder
+from torch import Tensor
+
+from angle_llm.artifact import ArtifactError
+from angle_llm.modeling.encoder import SentenceEncoder
+from angle_llm.settings import LoraSettings
+
+ADAPTER = "adapter_model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_base("llama", tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture
+def adapter(base: Path, tmp_path: Path) -> Path:
+    encoder = SentenceEncoder.from_pretrained(base)
+    encoder.add_lora(LoraSettings(rank=2))
+    encoder.save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+def _drop_half(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for number, (name, tensor) in enumerate(tensors.items()) if number % 2}
+
+
+def _drop_all(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {}
+
+
+def _add_one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    name, tensor = next(iter(tensors.items()))
+    return tensors | {name.replace("layers.0", "layers.99"): tensor.clone()}
+
+
+def _widen(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.repeat(2, 2) for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("damage", [_drop_half, _drop_all, _add_one, _widen])
+def test_an_adapter_with_other_tensors_is_refused(
+    adapter: Path, damage: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+) -> None:
+    save_file(damage(load_file(adapter / ADAPTER)), adapter / ADAPTER)
+    with pytest.raises(ArtifactError, match="adapter_model") as error:
+        SentenceEncoder.from_pretrained(adapter)
+    assert "again" in str(error.value)
+
+
+def test_a_truncated_adapter_is_refused(adapter: Path) -> None:
+    content = (adapter / ADAPTER).read_bytes()
+    (adapter / ADAPTER).write_bytes(content[: len(content) // 2])
+    with pytest.raises(ArtifactError, match="adapter_model"):
+        SentenceEncoder.from_pretrained(adapter)
+
+
+def test_a_whole_model_without_some_of_its_weights_is_refused(base: Path, tmp_path: Path) -> None:
+    shutil.copytree(base, tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    save_file(_drop_half(load_file(weights)), weights, metadata={"format": "pt"})
+    with pytest.raises(ArtifactError, match="lacks"):
+        SentenceEncoder.from_pretrained(tmp_path / "model")
+
+
+def test_code_beside_the_weights_is_never_run(base: Path, tmp_path: Path) -> None:
+    """Even if somebody answers yes to the question transformers would ask."""
+    shutil.copytree(base, tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    config |= {"model_type": "trap", "auto_map": {"AutoConfig": "trap.Trap", "AutoModel": "trap.Trap"}}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model" / "trap.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\nclass Trap: pass\n")
+    code = f"from angle_llm import SentenceEncoder; SentenceEncoder.from_pretrained({str(tmp_path / 'model')!r})"
+    result = subprocess.run([sys.executable, "-c", code], input="y\ny\n", capture_output=True, text=True, check=False)
+    assert result.returncode != 0
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_the_first_token_of_a_causal_model_is_no_embedding() -> None:
+    with pytest.raises(ValueError, match="same vector"):
+        tiny_encoder("llama", pooling="cls")

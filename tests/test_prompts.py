@@ -113,7 +113,7 @@ def prompts_seen_by(site: Path, tmp_path: Path) -> dict[str, Any]:
 def test_an_installed_copy_finds_the_prompts_where_the_build_settings_put_them(
     project: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Lays the files out as `pyproject.toml` tells hatchling to; the slow test below asks hatchling itself."""
+    """Lays the files out as `pyproject.toml` tells hatchling to; the test below asks hatchling itself."""
     site = tmp_path / "site"
     shutil.copytree(Path(angle_llm.__file__).parent, site / "angle_llm", ignore=shutil.ignore_patterns("starter"))
     for source, target in project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"].items():
@@ -123,7 +123,6 @@ def test_an_installed_copy_finds_the_prompts_where_the_build_settings_put_them(
     assert "prompts" in project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("hatchling") is None, reason="building a wheel needs hatchling")
 def test_the_wheel_holds_the_prompts(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]

@@ -112,23 +112,24 @@ class LoraSettings(_Checked):
 
 @dataclass(frozen=True)
 class ObjectiveSettings(_Checked):
-    """The loss: a weighted sum of three terms. See `angle_llm.objectives` for their formulas."""
+    """The loss: a weighted sum of three terms. See `angle_llm.objectives` for their formulas. The defaults follow from the
+    measurements of docs/LOG.md (binary NLI: the in-batch term alone)."""
 
     cosine_weight: float = 0.0
     """Weight of the cosine ranking term (CoSENT)."""
     in_batch_weight: float = 1.0
     """Weight of the in-batch contrastive term."""
-    angle_weight: float = 0.02
+    angle_weight: float = 0.0
     """Weight of the angle ranking term."""
     cosine_temperature: float = 0.05
     """Divides cosine differences."""
     in_batch_temperature: float = 0.05
     """Divides cosines of the in-batch term."""
-    angle_temperature: float = 1.0
-    """Divides angle differences."""
+    angle_temperature: float = 0.05
+    """Divides angle differences (the published runs: 1.0)."""
     angle_form: str = "phase"
     """phase, reference or paper."""
-    contrastive_form: str = "forward"
+    contrastive_form: str = "symmetric"
     """forward: left texts against all right texts. symmetric: every text with a positive against all texts."""
     positive_above: float = 0.5
     """A pair with a score (0..1) above this is a positive of the in-batch term."""

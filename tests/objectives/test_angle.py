@@ -273,7 +273,7 @@ def test_equals_angle_emb_on_scored_pairs_without_repeats(angle_emb_losses: Modu
         angle = angle_emb_losses.angle_loss(label_N1, x, tau=1.0)
         return cosine + in_batch * (2 * pairs / anchors) + angle
 
-    ours = AngleObjective(1, 1, 1, angle_form="reference", contrastive_form="symmetric")
+    ours = AngleObjective(1, 1, 1, angle_temperature=1.0, angle_form="reference", contrastive_form="symmetric")
     assert_close(
         reference.value_and_gradient(lambda x: ours(x, left_P, left_P + 1, label_P).loss, interleaved_ND),
         reference.value_and_gradient(theirs, interleaved_ND),
@@ -301,7 +301,7 @@ def test_equals_angle_emb_on_triples_without_repeats(angle_emb_losses: ModuleTyp
             + 0.02 * angle_emb_losses.angle_loss(label_N1, interleaved, tau=1.0)
         )
 
-    ours = AngleObjective(0.3, 1, 0.02, angle_form="reference", contrastive_form="forward")
+    ours = AngleObjective(0.3, 1, 0.02, angle_temperature=1.0, angle_form="reference", contrastive_form="forward")
     left_P, right_P = torch.cat((query, query)), torch.cat((positive, negative))
     score_P = torch.tensor([1.0, 0.0]).repeat_interleave(triples)
     assert_close(

@@ -14,6 +14,8 @@ from angle_llm.errors import unknown
 from angle_llm.settings import SettingsError, TrainSettings, parse_settings
 
 DEBUG_VARIABLE = "ANGLE_LLM_DEBUG"
+NO_BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
+"""What transformers, datasets and tqdm read when they are first imported."""
 
 _USE = """
 The encoder lies in {model}. To use it:
@@ -51,15 +53,16 @@ def train(arguments: Sequence[str]) -> None:
 
 def embed(arguments: Sequence[str]) -> None:
     """Turns a file of texts into a matrix of vectors."""
-    import numpy as np
     import tyro
+
+    settings = tyro.cli(EmbedSettings, args=arguments, description=embed.__doc__)
+    _check_output(settings.output)
+    texts = _read_lines(settings.input)
+
+    import numpy as np
 
     from angle_llm.modeling.encoder import SentenceEncoder
 
-    settings = tyro.cli(EmbedSettings, args=arguments, description=embed.__doc__)
-    if settings.output.suffix != ".npy":
-        raise SettingsError(f"--output must end in .npy, got {settings.output}.")
-    texts = _read_lines(settings.input)
     encoder = SentenceEncoder.from_pretrained(settings.model, prompt=settings.prompt, pooling=settings.pooling)
     rows_ND = encoder.encode(texts, show_progress=True)
     if settings.normalize:
@@ -72,14 +75,44 @@ def embed(arguments: Sequence[str]) -> None:
     print(f"{rows_ND.shape[0]} rows of {rows_ND.shape[1]} dimensions in {settings.output}")
 
 
+def _check_output(path: Path) -> None:
+    """Refuses a place that could not be written; asked before the model loads, not after."""
+    if path.suffix != ".npy":
+        raise SettingsError(f"--output must end in .npy, got {path}.")
+    if path.is_dir():
+        raise SettingsError(f"--output names the file to write, and {path} is a folder. Name a file in it.")
+    nearest = next(folder for folder in path.absolute().parents if folder.exists())
+    if not nearest.is_dir():
+        raise SettingsError(f"--output {path} needs a folder to lie in, and {nearest} is a file. Choose another place.")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise SettingsError(f"--output {path} needs a folder you may write in; {nearest} is not. Choose another place.")
+
+
 def _read_lines(path: Path) -> list[str]:
-    content = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8-sig")
-    texts = content.removesuffix("\n").split("\n") if content else []
+    """The texts of a file or of standard input, one a line."""
+    name = "standard input" if str(path) == "-" else str(path)
+    needed = "--input needs a UTF-8 text file with one text a line, or - for standard input"
+    try:
+        content = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+    except FileNotFoundError:
+        raise SettingsError(f"{needed}; there is no file {path}. Check the path.") from None
+    except IsADirectoryError:
+        raise SettingsError(f"{needed}; {path} is a folder. Name a file in it.") from None
+    except OSError as error:
+        raise SettingsError(f"{needed}; {path} cannot be read: {error.strerror}.") from None
+    try:
+        text = content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        number, byte = error.object[: error.start].count(b"\n") + 1, error.object[error.start]
+        raise SettingsError(
+            f"{needed}; {name}:{number}: byte 0x{byte:02x} is not UTF-8. Convert it, as in `iconv -f latin1 -t utf-8`."
+        ) from None
+    texts = text.removesuffix("\n").split("\n") if text else []
     if not texts:
-        raise SettingsError(f"{path} is empty: there is no text to embed.")
-    for number, text in enumerate(texts, 1):
-        if not text.strip():
-            raise SettingsError(f"{path}:{number}: the line is empty. Each line is one text; remove it.")
+        raise SettingsError(f"{needed}; {name} is empty: there is no text to embed.")
+    for number, line in enumerate(texts, 1):
+        if not line.strip():
+            raise SettingsError(f"{name}:{number}: the line is empty. Each line is one text; remove it.")
     return texts
 
 
@@ -106,14 +139,37 @@ def launch(defaults: TrainSettings, arguments: Sequence[str] | None = None, *, d
 
 
 def guarded(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
-    """Runs a command; a mistake of input ends in its message and exit code 2, without a traceback."""
+    """Runs a command; a mistake of input ends in its message and exit code 2, without a traceback.
+
+    When standard error is no terminal, libraries that load models and data are told to draw no progress bars.
+    """
+    if not sys.stderr.isatty():
+        for variable in NO_BARS:
+            os.environ.setdefault(variable, "1")
     try:
         body(*arguments, **named)
     except (ValueError, OSError, TypeError, RuntimeError) as error:
         if os.environ.get(DEBUG_VARIABLE):
             raise
-        print(f"error: {error}\n({DEBUG_VARIABLE}=1 shows where it came from.)", file=sys.stderr)
+        hint = "" if _is_complete(error) else f"\n({DEBUG_VARIABLE}=1 shows where it came from.)"
+        print(f"error: {error}{hint}", file=sys.stderr)
         sys.exit(2)
+
+
+def _is_complete(error: Exception) -> bool:
+    """Whether a message was written here, for whoever made the mistake, and says what to do.
+
+    So are this package's own kinds of error, and others than `RuntimeError` that it raises itself; an `errno` is the
+    operating system's.
+    """
+    if type(error).__module__.startswith("angle_llm."):
+        return True
+    if isinstance(error, RuntimeError) or getattr(error, "errno", None) is not None:
+        return False
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    return place is not None and str(place.tb_frame.f_globals.get("__name__")).startswith("angle_llm.")
 
 
 def main() -> None:

@@ -7,7 +7,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from angle_llm.settings import SettingsError, TrainSettings, load_settings, save_settings
+from angle_llm.artifact import EncoderCard, is_saved_encoder
+from angle_llm.prompts import load_prompt
+from angle_llm.settings import ModelSettings, SettingsError, TrainSettings, load_settings, save_settings
 
 if TYPE_CHECKING:
     from angle_llm.data.sources import DataReport
@@ -16,12 +18,16 @@ if TYPE_CHECKING:
 def fine_tune(settings: TrainSettings) -> Path:
     """Turns a language model into a sentence encoder; returns the directory of the model to use.
 
+    What is cheap to check is checked first: names and places, then the pairs to evaluate on, then the data, and only then
+    weights are loaded.
+
     The run directory holds settings.yaml (starts the same run again), metrics.jsonl, tensorboard/, model/, and
     rejected.jsonl if bad rows were left out.
 
     Raises:
         SettingsError: if the run directory holds a run with other settings.
-        DataError, PromptError, TrainingError, FileNotFoundError: see the modules that do the work.
+        ValueError: for a pooling or dtype that is not known.
+        ArtifactError, DataError, PromptError, TrainingError, FileNotFoundError: see the modules that do the work.
     """
     from accelerate.utils import set_seed
 
@@ -32,14 +38,15 @@ def fine_tune(settings: TrainSettings) -> Path:
     from angle_llm.objectives.angle import AngleObjective
     from angle_llm.training.loop import train
 
-    # 1. What to learn from, and how it is measured: mistakes show before weights load.
+    # 1. Names and places, how it is measured, what to learn from: mistakes show before weights load, cheap ones first.
     _check_run_directory(settings)
-    data = load_examples(settings.data)
-    print(data.report.summary())
+    _check_model(settings.model)
     objective = AngleObjective(**asdict(settings.objective))
     evaluate = None
     if settings.evaluation.pairs:
         evaluate = sts_score(settings.evaluation.pairs, micro_batch_tokens=settings.micro_batch_tokens)
+    data = load_examples(settings.data)
+    print(data.report.summary())
 
     # 2. The encoder: a backbone, the prompt, the pooling, an adapter.
     set_seed(settings.seed)
@@ -79,6 +86,23 @@ def _check_run_directory(settings: TrainSettings) -> None:
         raise SettingsError(
             f"{settings.run_path} holds a run with other settings. Choose another --run-dir, or remove that directory."
         )
+
+
+def _check_model(model: ModelSettings) -> None:
+    """Refuses names that opening the model would stumble over, without opening it; a hub id is not looked up."""
+    from angle_llm.modeling.backbone import locate, torch_dtype
+    from angle_llm.modeling.pooling import pooling_named
+
+    if is_saved_encoder(model.path):
+        EncoderCard.read(Path(model.path).expanduser())
+    else:
+        locate(model.path)
+    if model.pooling is not None:
+        pooling_named(model.pooling)
+    if model.dtype != "auto":
+        torch_dtype(model.dtype)
+    if model.prompt is not None:
+        load_prompt(model.prompt)
 
 
 def _save_rejected(report: DataReport, path: Path) -> None:

@@ -1,16 +1,25 @@
 """The commands as a user types them: real processes, real files, mistakes without tracebacks."""
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tiny import save_tiny_base
 
-from angle_llm.cli import main
+from angle_llm.artifact import ArtifactError
+from angle_llm.cli import DEBUG_VARIABLE, NO_BARS, embed, guarded, main
+from angle_llm.data import DataError, DataReport, DataSource
+from angle_llm.modeling.backbone import locate
 from angle_llm.modeling.encoder import SentenceEncoder
+from angle_llm.modeling.pooling import pooling_named
+from angle_llm.prompts import PromptError
+from angle_llm.settings import SettingsError
+from angle_llm.training.loop import TrainingError
 
 ROOT = Path(__file__).parent.parent
 SHORT = ["--data.limit", "8", "--batch-size", "4", "--max-steps", "2", "--model.max-length", "100", "--lora.rank", "4"]
@@ -91,7 +100,19 @@ def test_train_embed_and_eval(base: str, tmp_path: Path) -> None:
         (["train", "--evaluation.pairs", "nowhere.tsv"], ["nowhere.tsv"]),
         (["train", "--objective.angle-form", "fase"], ["'phase'"]),
         (["embed", "--model", "./nowhere", "--input", "README.md", "--output", "x.txt"], ["must end in .npy"]),
-        (["embed", "--model", "./nowhere", "--input", "none.txt", "--output", "x.npy"], ["none.txt"]),
+        (["embed", "--model", "./nowhere", "--input", "README.md", "--output", "docs"], ["must end in .npy"]),
+        (
+            ["embed", "--model", "./nowhere", "--input", "README.md", "--output", "Makefile/a/x.npy"],
+            ["Makefile/a/x.npy needs a folder", "Makefile is a file"],
+        ),
+        (
+            ["embed", "--model", "./nowhere", "--input", "none.txt", "--output", "x.npy"],
+            ["UTF-8 text file with one text a line", "no file none.txt", "Check the path"],
+        ),
+        (
+            ["embed", "--model", "./nowhere", "--input", "docs", "--output", "x.npy"],
+            ["UTF-8 text file with one text a line", "docs is a folder", "Name a file"],
+        ),
         (
             ["embed", "--model", "./nowhere", "--input", "pyproject.toml", "--output", "x.npy"],
             ["pyproject.toml:4", "empty"],
@@ -117,7 +138,97 @@ def test_a_mistake_is_told_in_a_sentence(
     shown = capsys.readouterr().err
     assert stopped.value.code == 2
     assert all(word in shown for word in told), shown
+    assert DEBUG_VARIABLE not in shown, "a message that says what to do needs no more"
     assert not (tmp_path / "run" / "model").exists()
+
+
+def embed_mistake(arguments: list[str], stdin: bytes = b"") -> str:
+    """What `angle-llm embed` says to a mistake it must find without opening the model, which is not there."""
+    script = Path(sys.executable).parent / "angle-llm"
+    result = subprocess.run(
+        [str(script), "embed", "--model", "./nowhere", *arguments], input=stdin, capture_output=True, check=False
+    )
+    assert result.returncode == 2, result.stderr
+    return result.stderr.decode()
+
+
+def test_texts_that_are_not_utf8_are_told_with_their_line(tmp_path: Path) -> None:
+    (tmp_path / "latin.txt").write_bytes(b"\xef\xbb\xbfa\ncaf\xe9\n")
+    output = ["--output", str(tmp_path / "x.npy")]
+    shown = embed_mistake(["--input", str(tmp_path / "latin.txt"), *output])
+    assert "latin.txt:2: byte 0xe9 is not UTF-8. Convert it, as in `iconv -f latin1 -t utf-8`" in shown
+    assert "standard input:2: byte 0xe9 is not UTF-8" in embed_mistake(["--input", "-", *output], b"a\ncaf\xe9\n")
+    assert "standard input is empty" in embed_mistake(["--input", "-", *output])
+
+
+def test_an_output_folder_that_is_closed_is_found_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root, who may run the tests, may write everywhere
+    with pytest.raises(SettingsError, match=f"a folder you may write in; {tmp_path} is not"):
+        embed(["--model", "./nowhere", "--input", "Makefile", "--output", str(tmp_path / "new" / "x.npy")])
+
+
+def test_an_output_that_is_a_folder_is_found_at_once(tmp_path: Path) -> None:
+    (tmp_path / "x.npy").mkdir()
+    assert "x.npy is a folder" in embed_mistake(
+        ["--input", str(ROOT / "Makefile"), "--output", str(tmp_path / "x.npy")]
+    )
+
+
+def raise_it(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("body", "complete"),
+    [
+        (lambda: raise_it(SettingsError("ours")), True),
+        (lambda: raise_it(DataError("ours")), True),
+        (lambda: raise_it(PromptError("ours")), True),
+        (lambda: raise_it(ArtifactError("ours")), True),
+        (lambda: raise_it(TrainingError("ours")), True),
+        (lambda: locate("./nowhere"), True),
+        (lambda: pooling_named("lats"), True),
+        (lambda: Path("nowhere.txt").read_text(), False),
+        (lambda: raise_it(ValueError("another's")), False),
+        (lambda: np.zeros(3).reshape(2), False),
+        (lambda: raise_it(RuntimeError("CUDA out of memory")), False),
+        (lambda: DataReport(DataSource(), "triple", False, {}, [], 1, 0, 0, {}, []), False),
+    ],
+)
+def test_where_an_error_came_from_is_offered_for_those_not_written_here(
+    body: Callable[[], object], complete: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(DEBUG_VARIABLE, raising=False)
+    with pytest.raises(SystemExit):
+        guarded(body)
+    assert (f"{DEBUG_VARIABLE}=1 shows where it came from" in capsys.readouterr().err) is not complete
+
+
+def test_the_debug_variable_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DEBUG_VARIABLE, "1")
+    with pytest.raises(DataError):
+        guarded(lambda: raise_it(DataError("ours")))
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_bars_are_for_terminals(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in NO_BARS:
+        monkeypatch.setenv(variable, "")  # so that it is put back afterwards
+        monkeypatch.delenv(variable)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    seen: list[str | None] = []
+    guarded(lambda: seen.extend(os.environ.get(variable) for variable in NO_BARS))
+    assert seen == [None if terminal else "1"] * 3
+
+
+def test_redirected_output_is_readable(base: str, tmp_path: Path) -> None:
+    """The libraries obey: no bar of theirs is drawn while weights load."""
+    (tmp_path / "a.txt").write_text("A dog runs.\n")
+    free = {name: value for name, value in os.environ.items() if name not in NO_BARS}
+    script = Path(sys.executable).parent / "angle-llm"
+    arguments = ["--model", base, "--input", str(tmp_path / "a.txt"), "--output", str(tmp_path / "x.npy")]
+    result = subprocess.run([str(script), "embed", *arguments], env=free, capture_output=True, text=True, check=True)
+    assert "Loading weights" not in result.stderr
 
 
 def test_help_lists_the_commands() -> None:

@@ -77,9 +77,19 @@ def test_a_command_of_the_readme_runs(line: str, place: Path) -> None:
 
 
 @pytest.mark.parametrize("block", blocks("python"))
-def test_a_block_of_python_runs(block: str, place: Path) -> None:
+def test_a_block_of_python_runs_and_leaves_no_file(block: str, place: Path) -> None:
+    before = set(place.iterdir())
     result = subprocess.run([sys.executable, "-c", block], cwd=place, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+    assert set(place.iterdir()) == before
+
+
+def test_the_first_block_shows_cosine_similarities(place: Path) -> None:
+    code = blocks("python")[0]
+    shown = subprocess.run([sys.executable, "-c", code], cwd=place, capture_output=True, text=True, check=True).stdout
+    figures = [[float(word) for word in row.strip(" []").split()] for row in shown.splitlines()]
+    assert len(figures) == 3
+    assert [figures[row][row] for row in range(3)] == pytest.approx([1, 1, 1], abs=1e-5)
 
 
 @pytest.mark.parametrize("block", blocks("yaml"))

@@ -22,6 +22,9 @@ from angle_llm.settings import DataSource
 __all__ = ["DataReport", "DataSource", "LoadedData", "Rejected", "load_examples"]
 
 
+_COLUMNS_SHOWN = 12
+
+
 class Rejected(NamedTuple):
     """A bad row that was skipped: its file, its line (row number in Parquet, JSON arrays and datasets), and why."""
 
@@ -41,6 +44,8 @@ class DataReport:
     """Whether `format` was understood from the columns (`format="auto"`)."""
     columns: dict[str, str]
     """Field → the column it was read from."""
+    unused_columns: list[str]
+    """Columns that nobody read: no field's, and not asked for by `where`."""
     rows_in: int
     rows_used: int
     """Rows that made it into an example; two for each triple of `nli_triples`."""
@@ -57,12 +62,17 @@ class DataReport:
             )
 
     def summary(self) -> str:
-        """One line: `a.tsv: 90 examples from 90 of 98 rows as scored_pair (text1 = q1, text2, score); dropped: …`."""
+        """One line: `a.tsv: 90 examples from 90 of 98 rows as scored_pair (text1 = q1, text2, score); columns not used:
+        id; dropped: …`."""
         columns = ", ".join(name if name == column else f"{name} = {column}" for name, column in self.columns.items())
         parts = [
             f"{self.source.path}: {self.examples:,} examples from {self.rows_used:,} of {self.rows_in:,} rows as "
-            f"{self.format}{' (guessed)' if self.guessed else ''} ({columns})"
+            f"{self.format}{', guessed from the columns' if self.guessed else ''} ({columns})"
         ]
+        if self.unused_columns:
+            more = len(self.unused_columns) - _COLUMNS_SHOWN
+            shown = ", ".join(name or "''" for name in self.unused_columns[:_COLUMNS_SHOWN])
+            parts.append(f"columns not used: {shown}{f' and {more:,} more' if more > 0 else ''}")
         if self.dropped:
             parts.append("dropped: " + ", ".join(f"{count:,} {reason}" for reason, count in self.dropped.items()))
         if self.rejected:
@@ -117,8 +127,9 @@ def load_examples(source: DataSource) -> LoadedData:
         except RowError as error:
             if source.on_bad_row == "raise":
                 used = ", ".join(f"{key} is column {column!r}" for key, column in columns.items())
+                where_from = "" if isinstance(row, RowError) else f"({used}.) "  # of no help with an unreadable row
                 raise DataError(
-                    f"{table.place(number)}: {error.reason}. ({used}.) "
+                    f"{table.place(number)}: {error.reason}. {where_from}"
                     "Mend the row, or set on_bad_row to skip: bad rows are then left out and counted"
                 ) from None
             rejected.append(Rejected(table.name, number, error.reason))
@@ -144,6 +155,7 @@ def load_examples(source: DataSource) -> LoadedData:
         format=name,
         guessed=source.format == "auto",
         columns=columns,
+        unused_columns=[name for name in table.columns if name not in {*columns.values(), *source.where}],
         rows_in=rows_in,
         rows_used=len(examples) * format.rows_per_example,
         examples=len(examples),

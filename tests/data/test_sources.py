@@ -204,6 +204,7 @@ def test_the_starter_data_is_reached_by_name(offline: None) -> None:
 # ------------------------------------------------------------------------------------------------ bad rows
 
 GOOD = {"text1": "a", "text2": "b", "score": 1}
+GOOD_PAIR = {"text1": "a", "text2": "b"}
 HEADER = "text1|text2|score"
 BAD_FILES = {
     "NaN score": (
@@ -447,6 +448,7 @@ def test_an_account_that_does_not_add_up_is_a_bug_not_a_report() -> None:
             "triple",
             False,
             {},
+            [],
             rows_in=3,
             rows_used=1,
             examples=1,
@@ -460,9 +462,94 @@ def test_the_report_says_in_one_line_what_was_understood(tmp_path: Path) -> None
     path.write_bytes(tsv("premise|hypothesis|gold_label", "p|h|entailment", "p|i|neutral", "p|j|-"))
 
     assert load(path).report.summary() == (
-        f"{path}: 1 examples from 1 of 3 rows as nli_pairs (guessed) (premise, hypothesis, label = gold_label); "
+        f"{path}: 1 examples from 1 of 3 rows as nli_pairs, guessed from the columns (premise, hypothesis, label = gold_label); "
         "dropped: 1 neutral, 1 no gold label"
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "unused"),
+    [
+        ({}, ["id", "rating", "split"]),
+        ({"format": "positive_pair"}, ["id", "rating", "split"]),
+        ({"where": {"split": "a"}}, ["id", "rating"]),
+        ({"format": "scored_pair", "columns": {"score": "rating"}, "score_range": (0, 5)}, ["id", "split"]),
+    ],
+)
+def test_columns_that_nobody_read_are_named(tmp_path: Path, settings: dict[str, Any], unused: list[str]) -> None:
+    """A score column of an unknown name is dropped, and the rows become plain positive pairs: that must be seen."""
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(
+        jsonl({"id": 7, "text1": "a", "text2": "b", "rating": 0}, {**GOOD_PAIR, "split": "a", "rating": 1})
+    )
+
+    report = load(path, **settings).report
+
+    assert report.unused_columns == unused
+    assert f"; columns not used: {', '.join(unused)}" in report.summary()
+
+
+def test_a_summary_stays_a_line_however_many_columns_there_are(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("," + ",".join(f"c{n}" for n in range(30)) + ",text1,text2\n" + "0," * 31 + "a,b\n")
+
+    summary = load(path).report.summary()
+
+    assert "columns not used: '', c0, c1," in summary
+    assert summary.endswith(", c10 and 19 more")
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('{"text1": "a",', "it ends before it is complete (cut off?); each line holds one object"),
+        ('{"text1": "a', "the text that opens at column 11 has no closing quote"),
+        ("{'text1': 'a'}", "a single quote at column 2; JSON wants keys and texts in double quotes"),
+        ('{"text1": a}', "a value is missing at column 11, or is a word without quotes"),
+        ('{"text1" "a"}', "a colon is needed at column 10, between key and value"),
+        ('{"text1": "a" "text2": "b"}', "at column 15 a comma or a closing bracket is needed"),
+        ('{"text1": "a\tb"}', "a tab or another control character stands at column 13 inside a text"),
+        ('{"text1": "a",}', "a comma has nothing after it at column 1"),
+        (
+            '{"text1": "a"} {"text1": "b"}',
+            "it is complete before column 16, and more follows; each line holds one object",
+        ),
+        ('{"text1": "\\q"}', "at column 12"),
+        ('[{"text1": "a"},', "it ends before it is complete (cut off?); each line holds one object"),
+    ],
+)
+def test_a_broken_line_is_told_in_plain_words_and_shown(tmp_path: Path, line: str, told: str) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps(GOOD_PAIR) + "\n" + line + "\n", encoding="utf-8")
+
+    with pytest.raises(DataError) as caught:
+        load(path)
+
+    message = str(caught.value)
+    assert message.startswith(f"{path}:2: not a JSON object: ")
+    assert told in message
+    assert f"the line begins `{line}`".replace("\t", "�") in message
+    assert ("a list of objects is a .json file" in message) == line.startswith("[")
+    assert "Expecting" not in message
+    assert "is column" not in message, "which column is which field does not help with an unreadable line"
+
+
+def test_of_a_long_broken_line_the_start_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps(GOOD_PAIR) + '\n{"text1": "' + "y" * 500, encoding="utf-8")
+
+    with pytest.raises(DataError, match=r"the line begins `\{\"text1\": \"y{49}…`"):
+        load(path)
+
+
+def test_a_broken_json_file_is_told_in_plain_words(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text('[\n{"text1": "a"},\n{"text1": }]', encoding="utf-8")
+
+    with pytest.raises(
+        DataError, match=r'x.json:3: not JSON: a value is missing at column 11.*begins `\{"text1": \}\]`'
+    ):
+        load(path)
 
 
 # ------------------------------------------------------------------------------------------------ real data

@@ -108,9 +108,9 @@ CAUSAL = [name for name, kind in KINDS.items() if kind.causal]
 BIDIRECTIONAL = [name for name, kind in KINDS.items() if not kind.causal]
 
 
-def tiny_backbone(kind: str, dtype: torch.dtype = torch.float32, *, seed: int = 0) -> Any:
-    """The layers of a kind, without head or pooler, in evaluation mode."""
-    model = _seeded(AutoModel.from_config, kind, seed)
+def tiny_backbone(kind: str, dtype: torch.dtype = torch.float32, *, seed: int = 0, window: int | None = None) -> Any:
+    """The layers of a kind, without head or pooler, in evaluation mode; `window` replaces that of its sliding layers."""
+    model = _seeded(AutoModel.from_config, kind, seed, **({} if window is None else {"sliding_window": window}))
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
     return _cast(model, dtype).eval()
@@ -148,10 +148,12 @@ def _cast(model: Any, dtype: torch.dtype) -> Any:
     return model
 
 
-def _seeded(build: Callable[[PretrainedConfig], nn.Module], kind: str, seed: int) -> Any:
+def _seeded(build: Callable[[PretrainedConfig], nn.Module], kind: str, seed: int, **changed: Any) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = build(KINDS[kind].config())
+        config = KINDS[kind].config()
+        config.update(changed)
+        model = build(config)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.15)

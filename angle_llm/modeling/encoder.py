@@ -5,9 +5,10 @@ Legend: B texts of a micro-batch, T tokens, D dimensions, N texts asked for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -25,9 +26,13 @@ from angle_llm.modeling.backbone import (
     locate,
     weights_fingerprint,
 )
-from angle_llm.modeling.microbatches import plan_micro_batches
-from angle_llm.modeling.pooling import pooling_named
+from angle_llm.modeling.counters import EncodeStats, FlopsPerToken
+from angle_llm.modeling.last_layer import PooledLastLayer
+from angle_llm.modeling.microbatches import Plan, plan_micro_batches
+from angle_llm.modeling.pooling import last_position, pooling_named
+from angle_llm.modeling.sharing import find_sharing
 from angle_llm.modeling.tokenization import SentenceTokenizer, Tokenizer
+from angle_llm.modeling.trie import Trie, trie_states
 from angle_llm.prompts import PromptTemplate, load_prompt
 from angle_llm.settings import LoraSettings
 
@@ -36,12 +41,14 @@ DEFAULT_POOLING = {True: "last", False: "mean"}
 DEFAULT_MAX_LENGTH = 512
 FIRST_TOKEN_POOLINGS = ("cls",)
 
+Rows = np.ndarray[Any, np.dtype[np.float32]]
+
 
 class EmbeddingModel(nn.Module):
-    """Backbone and pooling: right-padded ids in, float32 rows (B, D) out. This is what training wraps and calls.
+    """Backbone and pooling: a micro-batch in, float32 rows out. This is what training wraps and calls.
 
-    A causal backbone gets no attention mask: padding on the right lies after every real token, which cannot see it, and
-    without a mask the attention kernel may take its fast path.
+    The inputs of a micro-batch come in one of two forms (see `microbatches`). A causal backbone gets no mask for padding:
+    on the right it lies after every real token, which cannot see it, and without a mask attention may take its fast path.
     """
 
     def __init__(self, backbone: nn.Module, pooling: str, causal: bool) -> None:
@@ -49,9 +56,33 @@ class EmbeddingModel(nn.Module):
         self.backbone = backbone
         self.pooling = pooling
         self.causal = causal
+        self._last_layer = PooledLastLayer.find(backbone) if causal and pooling == "last" else None
         self.train(backbone.training)
 
-    def forward(self, ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None, trie: Trie | None = None) -> Tensor:
+        """Rows (B, D) of right-padded texts, given `mask_BT`; or rows (R, D) of the texts of a trie."""
+        if trie is not None:
+            rows = self._states_at(trie.end_R, lambda: trie_states(self.backbone, ids_BT, trie))
+        else:
+            assert mask_BT is not None, "a micro-batch is padded texts with a mask, or a trie"
+            if self.causal and self.pooling == "last":
+                rows = self._states_at(last_position(mask_BT), lambda: self._causal_states(ids_BT))
+            else:
+                rows = self._padded_rows(ids_BT, mask_BT)
+        return rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
+
+    def _states_at(self, end_R: Tensor, states: Callable[[], Tensor]) -> Tensor:
+        """The states (R, D) at some positions, by the shorter way if the last layer has it."""
+        if self._last_layer is None:
+            return states().flatten(0, 1)[end_R]
+        with self._last_layer.pooled(end_R):
+            return states()
+
+    def _causal_states(self, ids_BT: Tensor) -> Tensor:
+        states_BTD: Tensor = self.backbone(input_ids=ids_BT, use_cache=False).last_hidden_state
+        return states_BTD
+
+    def _padded_rows(self, ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
         pooling = pooling_named(self.pooling)
         output = self.backbone(
             input_ids=ids_BT,
@@ -63,7 +94,7 @@ class EmbeddingModel(nn.Module):
         if pooling.averages_first_layer:
             states_BTD = (output.hidden_states[1] + states_BTD) / 2
         rows_BD: Tensor = pooling.function(states_BTD, mask_BT)
-        return rows_BD.float() if rows_BD.dtype in (torch.float16, torch.bfloat16) else rows_BD
+        return rows_BD
 
 
 class SentenceEncoder:
@@ -115,6 +146,7 @@ class SentenceEncoder:
             )
         default_length = min(positions or DEFAULT_MAX_LENGTH, DEFAULT_MAX_LENGTH)
         self.model = EmbeddingModel(backbone, pooling, causal)
+        self.sharing = find_sharing(backbone, pooling, causal=causal)
         self.tokenizer = tokenizer
         self.sentences = SentenceTokenizer(
             tokenizer, prompt or load_prompt(DEFAULT_PROMPT[causal]), max_length or default_length
@@ -193,6 +225,11 @@ class SentenceEncoder:
         return next(self.model.parameters()).device
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the base weights."""
+        return _base_dtype(self.model.backbone)
+
+    @property
     def pad_id(self) -> int:
         """The id padding is filled with. It is never looked at: masked, or after the last token a causal model reads."""
         pad = self.tokenizer.pad_token_id
@@ -205,15 +242,35 @@ class SentenceEncoder:
         self.base_fingerprint = weights_fingerprint(self.model.backbone)
         self.model.backbone = adapters.add_lora(self.model.backbone, settings)
 
+    @overload
+    def encode(
+        self, texts: Sequence[str], *, micro_batch_tokens: int | None = ..., show_progress: bool = ...
+    ) -> Rows: ...
+
+    @overload
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        micro_batch_tokens: int | None = ...,
+        show_progress: bool = ...,
+        return_stats: Literal[True],
+    ) -> tuple[Rows, EncodeStats]: ...
+
     @torch.inference_mode()
     def encode(
-        self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
-    ) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Vectors of the texts: (N, D) float32, in the order given.
+        self,
+        texts: Sequence[str],
+        *,
+        micro_batch_tokens: int | None = None,
+        show_progress: bool = False,
+        return_stats: bool = False,
+    ) -> Rows | tuple[Rows, EncodeStats]:
+        """Vectors of the texts: (N, D) float32, in the order given; with `return_stats`, also what was computed.
 
-        Repeated texts are encoded once; micro-batches hold at most `micro_batch_tokens` padded tokens of texts of like
-        length (by default 1,024 on a CPU, whose caches are small, and 16,384 elsewhere). A text's vector does not depend
-        on the texts beside it, up to the rounding of the weights' dtype.
+        Repeated texts and, in a causal model, shared beginnings are computed once. Micro-batches hold at most
+        `micro_batch_tokens` tokens with padding (by default 1,024 on a CPU, whose caches are small, and 16,384 elsewhere).
+        A text's vector does not depend on the texts beside it, up to the rounding of the weights' dtype.
 
         Raises:
             TypeError, ValueError: for a text that is not a string or is empty; the message gives its position.
@@ -222,36 +279,43 @@ class SentenceEncoder:
 
         if isinstance(texts, str):
             raise TypeError("encode takes a sequence of texts, got one string. Put it in a list.")
+        started = time.perf_counter()
         budget = micro_batch_tokens or (1024 if self.device.type == "cpu" else 16384)
-        ids = self.sentences(texts) if len(texts) else []
-        # Texts are told apart by their ids: equal ids are equal work, whatever was truncated or edited away.
-        first = {tuple(sequence): position for position, sequence in reversed(list(enumerate(ids)))}
-        unique = sorted(first.values())
-        row_of = {tuple(ids[position]): row for row, position in enumerate(unique)}
-        rows_UD = torch.empty(len(unique), self.dimensions)
+        plan = self.plan(texts, budget)
+        rows_UD = torch.empty(plan.unique, self.dimensions)
         was_training = self.model.training
         self.model.eval()
         try:
-            batches = plan_micro_batches([ids[position] for position in unique], budget, self.pad_id)
             with tqdm(
-                total=len(unique), desc="encode", unit="text", disable=not show_progress, leave=False
+                total=plan.unique, desc="encode", unit="text", disable=not show_progress, leave=False
             ) as progress:
-                for batch in batches:
-                    rows_BD = self.model(batch.ids_BT.to(self.device), batch.mask_BT.to(self.device))
-                    rows_UD[batch.rows] = rows_BD.float().cpu()
-                    progress.update(len(batch.rows))
+                for micro in plan.micro_batches:
+                    rows_UD[micro.rows] = self.model(**micro.on(self.device)).float().cpu()
+                    progress.update(len(micro.rows))
         finally:
             self.model.train(was_training)
-        embeddings: np.ndarray[Any, np.dtype[np.float32]] = rows_UD.numpy()[
-            [row_of[tuple(sequence)] for sequence in ids]
-        ]
-        return embeddings
+        embeddings: Rows = rows_UD.numpy()[plan.row_of]
+        if not return_stats:
+            return embeddings
+        flops = FlopsPerToken.of(self.model.backbone).forward * plan.computed_tokens
+        seconds = time.perf_counter() - started
+        return embeddings, EncodeStats(
+            len(texts), plan.unique, plan.logical_tokens, plan.computed_tokens, seconds, flops, plan.way, plan.reason
+        )
+
+    def plan(self, texts: Sequence[str], token_budget: int) -> Plan:
+        """How the texts are computed: in which micro-batches, as tries or padded, and why."""
+        return self.plan_ids(self.sentences(texts) if len(texts) else [], token_budget)
+
+    def plan_ids(self, ids: Sequence[Sequence[int]], token_budget: int) -> Plan:
+        """The same for texts that are worded and tokenised already."""
+        return plan_micro_batches(ids, token_budget, self.pad_id, self.sharing)
 
     def encode_complex(
         self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
     ) -> np.ndarray[Any, np.dtype[np.complex64]]:
         """The vectors as the angle objective reads them: (N, D/2) complex64, first half real, second half imaginary."""
-        rows_ND = self.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
+        rows_ND: Rows = self.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
         real, imaginary = np.split(rows_ND, 2, axis=1)
         complex_rows: np.ndarray[Any, np.dtype[np.complex64]] = (real + 1j * imaginary).astype(np.complex64)
         return complex_rows

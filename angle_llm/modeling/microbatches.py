@@ -1,50 +1,130 @@
-"""Texts of like length side by side, so that little is padded, and no more tokens at once than fit."""
+"""The plan of a batch: which tokens go through the model together, so that as few as possible are computed.
+
+Two ways give the same rows. **trie**: prefixes that texts share are computed once (`trie`), for causal models. **padded**:
+unique texts of like length side by side, padded on the right, for every model. `plan_micro_batches` decides, by counting
+the tokens each would compute, and says why.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from angle_llm.modeling.trie import Trie, build_trie, cut, shared_prefixes
 
-class MicroBatch(NamedTuple):
-    """Texts that go through the model together."""
+TRIE_OVERHEAD = 1.03
+"""Time of a token in a trie, in tokens of a padded batch: gathering keys and values costs a little (docs/LOG.md)."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Texts that go through the model together: padded with a mask, or as a trie."""
 
     rows: list[int]
-    """Which rows of `E` they are."""
+    """Which of the plan's unique texts they are, in the order the model returns them."""
     ids_BT: Tensor
-    """Token ids, padded on the right."""
-    mask_BT: Tensor
-    """1 at real tokens."""
+    mask_BT: Tensor | None = None
+    """1 at real tokens, which come first."""
+    trie: Trie | None = None
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens the model computes, padding included."""
+        return self.ids_BT.numel()
+
+    def on(self, device: torch.device) -> dict[str, Any]:
+        """What `EmbeddingModel.forward` takes, on a device."""
+        given = {"ids_BT": self.ids_BT, "mask_BT": self.mask_BT, "trie": self.trie}
+        return {name: value.to(device) for name, value in given.items() if value is not None}
 
 
-def plan_micro_batches(ids: Sequence[Sequence[int]], token_budget: int, pad_id: int) -> list[MicroBatch]:
-    """Cuts texts, longest first, into micro-batches of at most `token_budget` padded tokens (a longer text goes alone).
+@dataclass(frozen=True)
+class PrefixSharing:
+    """What a model allows."""
 
-    Longest first: if memory is short, it is short at once.
-    """
-    order = sorted(range(len(ids)), key=lambda row: (-len(ids[row]), row))
+    refused: str | None
+    """Why its texts cannot share prefixes; None if they can."""
+    longest: int | None = None
+    """Longest text that may share: beyond it a layer with a sliding window would look past the window."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a batch of N texts is computed."""
+
+    micro_batches: list[MicroBatch]
+    row_of: list[int]
+    """For each of the N texts, its row among the unique ones; texts with equal ids are one."""
+    way: str
+    """trie or padded."""
+    reason: str
+    """Why this way."""
+    logical_tokens: int
+    """Tokens of all texts asked for, repeats counted."""
+
+    @property
+    def unique(self) -> int:
+        """Rows the model computes."""
+        return sum(len(micro.rows) for micro in self.micro_batches)
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens the model computes, padding included."""
+        return sum(micro.computed_tokens for micro in self.micro_batches)
+
+
+def plan_micro_batches(ids: Sequence[Sequence[int]], token_budget: int, pad_id: int, sharing: PrefixSharing) -> Plan:
+    """Plans N texts, in micro-batches of at most `token_budget` tokens with padding (a longer text goes alone)."""
+    row_of_ids: dict[tuple[int, ...], int] = {}
+    row_of = [row_of_ids.setdefault(tuple(text), len(row_of_ids)) for text in ids]
+    texts = list(row_of_ids)
+    logical = sum(map(len, ids))
+    longest = max(map(len, texts), default=0)
+    groups = _padded_groups(texts, token_budget)
+    if sharing.refused is not None:
+        way, reason = "padded", sharing.refused
+    elif sharing.longest is not None and longest > sharing.longest:
+        way, reason = "padded", f"a text of {longest} tokens is longer than the attention window, {sharing.longest}"
+    else:
+        order = sorted(range(len(texts)), key=texts.__getitem__)
+        ordered = [texts[row] for row in order]
+        shared = shared_prefixes(ordered)
+        starts, nodes = cut([len(text) for text in ordered], shared, token_budget)
+        padded_tokens = sum(len(rows) * len(texts[rows[0]]) for rows in groups)
+        way = "trie" if nodes * TRIE_OVERHEAD < padded_tokens else "padded"
+        reason = f"{nodes} tokens as a trie, {padded_tokens} padded"
+    if way == "padded":
+        return Plan([_padded(rows, texts, pad_id) for rows in groups], row_of, way, reason, logical)
+    micro_batches = []
+    for first, last in zip(starts, [*starts[1:], len(order)], strict=True):
+        ids_1T, trie = build_trie(ordered[first:last], shared[first:last])
+        micro_batches.append(MicroBatch(order[first:last], ids_1T, trie=trie))
+    # Largest first: if memory is short, it is short at once.
+    micro_batches.sort(key=lambda micro: -micro.computed_tokens)
+    return Plan(micro_batches, row_of, way, reason, logical)
+
+
+def _padded_groups(sequences: Sequence[Sequence[int]], token_budget: int) -> list[list[int]]:
+    """Longest first: little is padded, and if memory is short, it is short at once."""
+    order = sorted(range(len(sequences)), key=lambda row: (-len(sequences[row]), row))
     groups: list[list[int]] = []
     for row in order:
-        if groups and (len(groups[-1]) + 1) * len(ids[groups[-1][0]]) <= token_budget:
+        if groups and (len(groups[-1]) + 1) * len(sequences[groups[-1][0]]) <= token_budget:
             groups[-1].append(row)
         else:
             groups.append([row])
-    return [_padded(rows, ids, pad_id) for rows in groups]
+    return groups
 
 
-def padded_tokens(batches: Sequence[MicroBatch]) -> int:
-    """Tokens the model computes, padding included."""
-    return sum(batch.ids_BT.numel() for batch in batches)
-
-
-def _padded(rows: list[int], ids: Sequence[Sequence[int]], pad_id: int) -> MicroBatch:
-    longest = max(len(ids[row]) for row in rows)
-    ids_BT = torch.full((len(rows), longest), pad_id, dtype=torch.long)
-    mask_BT = torch.zeros((len(rows), longest), dtype=torch.long)
+def _padded(rows: list[int], texts: Sequence[Sequence[int]], pad_id: int) -> MicroBatch:
+    ids_BT = np.full((len(rows), len(texts[rows[0]])), pad_id, dtype=np.int64)
+    mask_BT = np.zeros_like(ids_BT)
     for position, row in enumerate(rows):
-        ids_BT[position, : len(ids[row])] = torch.tensor(ids[row], dtype=torch.long)
-        mask_BT[position, : len(ids[row])] = 1
-    return MicroBatch(rows, ids_BT, mask_BT)
+        ids_BT[position, : len(texts[row])] = texts[row]
+        mask_BT[position, : len(texts[row])] = 1
+    return MicroBatch(rows, torch.from_numpy(ids_BT), torch.from_numpy(mask_BT))

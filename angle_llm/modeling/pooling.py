@@ -15,11 +15,16 @@ from torch import Tensor
 from angle_llm.errors import unknown
 
 
-def last_token(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """The state of the last real token, whichever side the padding is on."""
-    tokens = mask_BT.shape[1]
+def last_position(mask_BT: Tensor) -> Tensor:
+    """Where the last real token stands among the flattened B × T, whichever side the padding is on."""
+    texts, tokens = mask_BT.shape
     position_B = (mask_BT * torch.arange(1, tokens + 1, device=mask_BT.device)).argmax(dim=1)
-    return states_BTD[torch.arange(len(states_BTD), device=states_BTD.device), position_B]
+    return position_B + tokens * torch.arange(texts, device=mask_BT.device)
+
+
+def last_token(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    """The state of the last real token."""
+    return states_BTD.flatten(0, 1)[last_position(mask_BT)]
 
 
 def first_token(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from angle_llm.errors import unknown
-from angle_llm.objectives.contrastive import CONTRASTIVE_FORMS, contrastive_loss
+from angle_llm.objectives.blocks import PairSimilarity, RowVector, from_rows
+from angle_llm.objectives.contrastive import CONTRASTIVE_FORMS, Contrast
 from angle_llm.objectives.ranking import check_scores, check_temperature, ranking_loss
 from angle_llm.objectives.similarity import ANGLE_FORMS, cosine
 from angle_llm.settings import ObjectiveSettings
@@ -29,7 +30,8 @@ class AngleObjective(ObjectiveSettings):
     """L = w₁·L_cosine + w₂·L_in_batch + w₃·L_angle over embeddings (arXiv 2309.12871, total objective).
 
     ``cosine`` and ``angle`` rank the scored pairs (``ranking_loss``), ``in_batch`` contrasts partners with the rest of
-    the batch (``contrastive_loss``). A part of weight 0 is not computed.
+    the batch (``contrastive_loss``). A part of weight 0 is not computed. Beyond float32 embeddings and their gradient it
+    takes a quarter of a GB, however large the batch (``blocks``).
 
     Coming from angle-emb 0.6.1: temperatures divide here, as in the paper, and its tau multiplies. Its
     ``cosine_tau=20`` and ``ibn_tau=20`` are 0.05 here, its ``angle_tau=1`` (published runs) is 1.0, its
@@ -77,26 +79,32 @@ class AngleObjective(ObjectiveSettings):
 
     def _parts(self, x_ND: Tensor, left_P: Tensor, right_P: Tensor, score_P: Tensor) -> dict[str, tuple[float, Tensor]]:
         """Weight and value of every part whose weight is not 0."""
+        wanted: dict[str, RowVector] = {}
+        if self.cosine_weight or self.in_batch_weight:
+            wanted["cosine"] = PairSimilarity(cosine, left_P, right_P)
+        if self.in_batch_weight:
+            contrast = Contrast.of(
+                left_P,
+                right_P,
+                score_P,
+                len(x_ND),
+                temperature=self.in_batch_temperature,
+                positive_above=self.positive_above,
+                form=CONTRASTIVE_FORMS[self.contrastive_form],
+            )
+            wanted["repulsion"] = contrast.repulsion
+        if self.angle_weight:
+            wanted["angle"] = PairSimilarity(ANGLE_FORMS[self.angle_form], left_P, right_P)
+        # All at once, so that their gradients meet in one matrix.
+        vector = dict(zip(wanted, from_rows(x_ND, *wanted.values()), strict=True))
+
         parts: dict[str, tuple[float, Tensor]] = {}
         if self.cosine_weight:
-            similarity_P = cosine(x_ND[left_P], x_ND[right_P])
-            parts["cosine"] = self.cosine_weight, ranking_loss(similarity_P, score_P, self.cosine_temperature)
+            parts["cosine"] = self.cosine_weight, ranking_loss(vector["cosine"], score_P, self.cosine_temperature)
         if self.in_batch_weight:
-            parts["in_batch"] = (
-                self.in_batch_weight,
-                contrastive_loss(
-                    x_ND,
-                    left_P,
-                    right_P,
-                    score_P,
-                    temperature=self.in_batch_temperature,
-                    positive_above=self.positive_above,
-                    form=CONTRASTIVE_FORMS[self.contrastive_form],
-                ),
-            )
+            parts["in_batch"] = self.in_batch_weight, contrast.loss(vector["cosine"], vector["repulsion"])
         if self.angle_weight:
-            similarity_P = ANGLE_FORMS[self.angle_form](x_ND[left_P], x_ND[right_P])
-            parts["angle"] = self.angle_weight, ranking_loss(similarity_P, score_P, self.angle_temperature)
+            parts["angle"] = self.angle_weight, ranking_loss(vector["angle"], score_P, self.angle_temperature)
         return parts
 
 

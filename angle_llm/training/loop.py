@@ -17,17 +17,16 @@ from tqdm import tqdm
 from angle_llm.data.batching import TextBatch
 from angle_llm.data.formats import Example
 from angle_llm.modeling.encoder import SentenceEncoder
-from angle_llm.modeling.microbatches import plan_micro_batches
 from angle_llm.objectives.angle import AngleObjective
 from angle_llm.settings import TrainSettings
+from angle_llm.training.batches import PlannedBatch, TokenStore, ahead, plan_batches
+from angle_llm.training.meter import StepMeter
 from angle_llm.training.records import BestKeeper, Evaluate, Metrics, mean_loss
 from angle_llm.training.schedule import SCHEDULES, BatchPlan, rate_share
 from angle_llm.training.step import LossNotFiniteError, StepResult, boundary_step
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-
-TEXTS_AT_ONCE = 10_000
 
 
 class TrainingError(RuntimeError):
@@ -67,7 +66,8 @@ def train(
     run_dir = settings.run_path
     keeper = BestKeeper(encoder, evaluate, run_dir / "model")
     encoder.check_savable(keeper.folder)
-    _check_examples(encoder, examples)
+    if not examples:
+        raise TrainingError("there is no example to train on. Look at the data report: rows may all be dropped.")
     accelerator = _accelerator(run_dir)
     encoder.model.to(accelerator.device)
     trainable = [parameter for parameter in encoder.model.parameters() if parameter.requires_grad]
@@ -82,13 +82,21 @@ def train(
     model, optimizer = accelerator.prepare(encoder.model, adamw)
     schedule = LambdaLR(optimizer, lambda done: rate_share(shape, done + 1, warmup, plan.steps))
 
+    meter = StepMeter.of(encoder, accelerator.device)
+    texts = TextBatch.from_examples(examples).texts
     step = 0
-    with Metrics(run_dir / "metrics.jsonl", accelerator) as metrics, tqdm(total=plan.steps, desc="train") as progress:
+    with (
+        TokenStore(texts, encoder.sentences, run_dir / "tokens.int32") as tokens,
+        Metrics(run_dir / "metrics.jsonl", accelerator) as metrics,
+        tqdm(total=plan.steps, desc="train", disable=None) as progress,
+    ):
         try:
             keeper.measure(0, metrics)
-            for epoch, batches in plan:
-                started = time.perf_counter()
-                results = _accumulate(accelerator, model, encoder, examples, batches, objective, settings)
+            started = time.perf_counter()
+            for epoch, batches in ahead(
+                plan_batches(encoder, tokens, examples, iter(plan), settings.micro_batch_tokens)
+            ):
+                results = _accumulate(accelerator, model, batches, objective, settings)
                 norm = float(accelerator.clip_grad_norm_(trainable, settings.optimizer.max_gradient_norm))
                 if not math.isfinite(norm):
                     raise LossNotFiniteError(
@@ -100,11 +108,13 @@ def train(
                 schedule.step()
                 optimizer.zero_grad()
                 step += 1
-                metrics.log_step(step, epoch, results, rate=rate, norm=norm, seconds=time.perf_counter() - started)
+                counts = meter.counts(results, time.perf_counter() - started)
+                metrics.log_step(step, epoch, results, rate=rate, norm=norm, counts=counts)
                 progress.update()
-                progress.set_postfix(loss=f"{mean_loss(results):.4f}", refresh=False)
+                progress.set_postfix_str(f"loss {mean_loss(results):.4f}, {meter.shown(counts)}", refresh=False)
                 if plan.evaluates_at(step):
                     keeper.measure(step, metrics)
+                started = time.perf_counter()
             keeper.finish()
         except BaseException as error:
             if step:
@@ -119,29 +129,24 @@ def train(
 def _accumulate(
     accelerator: Accelerator,
     model: nn.Module,
-    encoder: SentenceEncoder,
-    examples: Sequence[Example],
-    batches: Sequence[Sequence[int]],
+    batches: Sequence[PlannedBatch],
     objective: AngleObjective,
     settings: TrainSettings,
 ) -> list[StepResult]:
     """Adds up the gradients of an optimizer step's batches, each with an equal share."""
     model.train()
-    results = []
-    for indices in batches:
-        batch = TextBatch.from_examples([examples[index] for index in indices])
-        ids = encoder.sentences(batch.texts)
-        result = boundary_step(
+    return [
+        boundary_step(
             model,
-            plan_micro_batches(ids, settings.micro_batch_tokens, encoder.pad_id),
+            plan,
             batch,
             objective,
             graph_tokens=settings.graph_tokens,
             share=1 / len(batches),
             backward=accelerator.backward,
         )
-        results.append(result)
-    return results
+        for batch, plan in batches
+    ]
 
 
 def _accelerator(run_dir: Path) -> Accelerator:
@@ -161,12 +166,3 @@ def _accelerator(run_dir: Path) -> Accelerator:
         )
     accelerator.init_trackers("tensorboard")
     return accelerator
-
-
-def _check_examples(encoder: SentenceEncoder, examples: Sequence[Example]) -> None:
-    """Words and tokenises every text once, so that one the tokenizer cannot read shows before the first step."""
-    if not examples:
-        raise TrainingError("there is no example to train on. Look at the data report: rows may all be dropped.")
-    texts = TextBatch.from_examples(examples).texts
-    for first in tqdm(range(0, len(texts), TEXTS_AT_ONCE), desc="check texts", leave=False):
-        encoder.sentences(texts[first : first + TEXTS_AT_ONCE])

@@ -34,18 +34,24 @@ class Metrics:
         assert self._file is not None
         self._file.close()
 
-    def log(self, values: dict[str, float]) -> None:
-        """Writes one line; `step` places it on TensorBoard's axis."""
+    def log(self, values: dict[str, float], notes: dict[str, str] | None = None) -> None:
+        """Writes one line; `step` places it on TensorBoard's axis, which takes numbers only."""
         assert self._file is not None
-        self._file.write(json.dumps(values) + "\n")
+        self._file.write(json.dumps({**values, **(notes or {})}) + "\n")
         self._file.flush()
         self._accelerator.log({key: value for key, value in values.items() if key != "step"}, step=values["step"])
 
     def log_step(
-        self, step: int, epoch: int, results: Sequence[StepResult], *, rate: float, norm: float, seconds: float
+        self,
+        step: int,
+        epoch: int,
+        results: Sequence[StepResult],
+        *,
+        rate: float,
+        norm: float,
+        counts: dict[str, float],
     ) -> None:
-        """One optimizer step: means over its batches of loss and parts, sums of texts and tokens."""
-        tokens = sum(result.computed_tokens for result in results)
+        """One optimizer step: means over its batches of loss and parts, what was computed, and why that way."""
         self.log(
             {
                 "step": step,
@@ -57,11 +63,9 @@ class Metrics:
                 },
                 "learning_rate": rate,
                 "gradient_norm": norm,
-                "texts": sum(result.texts for result in results),
-                "tokens": tokens,
-                "tokens_per_second": tokens / seconds,
-                "seconds": seconds,
-            }
+                **counts,
+            },
+            notes={"way": results[0].way, "reason": results[0].reason},
         )
 
 

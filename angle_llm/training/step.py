@@ -1,12 +1,12 @@
 """One step through the embedding boundary: rows, loss, dE, and back through the encoder.
 
-Legend: N unique texts of the batch, D dimensions.
+Legend: N texts of the batch, U of them with different ids, R texts of a micro-batch, D dimensions.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from angle_llm.data.batching import TextBatch
-from angle_llm.modeling.microbatches import MicroBatch, padded_tokens
+from angle_llm.modeling.microbatches import Plan
 from angle_llm.objectives.angle import AngleObjective, ObjectiveValue
 
 Backward = Callable[[Tensor], None]
@@ -34,8 +34,18 @@ class StepResult:
     loss: float
     parts: dict[str, float]
     texts: int
+    pairs: int
+    """Scored pairs of the relation; a triple is two."""
+    logical_tokens: int
+    """Tokens of the texts, without padding."""
     computed_tokens: int
-    """Tokens that went forward with padding; a cached step does so twice and counts once."""
+    """Tokens that went forward, padding included; a cached step does so twice and counts once."""
+    cached: bool
+    """Whether each micro-batch was encoded twice (gradient caching)."""
+    way: str
+    """How the texts were computed: trie or padded."""
+    reason: str
+    """Why this way."""
 
 
 class LossNotFiniteError(RuntimeError):
@@ -44,7 +54,7 @@ class LossNotFiniteError(RuntimeError):
 
 def boundary_step(
     model: nn.Module,
-    micro_batches: Sequence[MicroBatch],
+    plan: Plan,
     batch: TextBatch,
     objective: AngleObjective,
     *,
@@ -54,31 +64,47 @@ def boundary_step(
 ) -> StepResult:
     """Adds the gradient of `share` times the loss of a batch to the model's parameters.
 
-    `model` maps (ids_BT, mask_BT) to rows (B, D), and is called as it came, wrapped or not. Activations are kept when the
-    micro-batches have at most `graph_tokens` padded tokens; otherwise each is encoded again for its share of the backward
-    pass (gradient caching, Gao et al. 2021, arXiv 2101.06983), with the same dropout masks. The gradient is the same.
+    `model` maps a micro-batch of the plan to rows (R, D), and is called as it came, wrapped or not. Activations are kept
+    when the plan computes at most `graph_tokens` tokens; otherwise each micro-batch is encoded again for its share of the
+    backward pass (gradient caching, Gao et al. 2021, arXiv 2101.06983), with the same dropout masks. The gradient is the
+    same. Under dropout, texts that share a prefix share its mask.
 
     Raises:
         LossNotFiniteError: before anything is back-propagated.
     """
-    tokens = padded_tokens(micro_batches)
-    way = _keep_graphs if tokens <= graph_tokens else _encode_twice
+    cached = plan.computed_tokens > graph_tokens
+    way = _encode_twice if cached else _keep_graphs
     with sdpa_kernel(_ATTENTION_KERNELS[_device(model).type]):
-        value = way(model, micro_batches, len(batch), _Boundary(batch, objective, share), backward)
+        value = way(model, plan, _Boundary(batch, objective, share), backward)
     parts = {name: float(part) for name, part in value.parts.items()}
-    return StepResult(float(value.loss.detach()), parts, len(batch), tokens)
+    return StepResult(
+        float(value.loss.detach()),
+        parts,
+        len(batch),
+        len(batch.left),
+        plan.logical_tokens,
+        plan.computed_tokens,
+        cached,
+        plan.way,
+        plan.reason,
+    )
 
 
 @dataclass(frozen=True)
 class _Boundary:
-    """From detached rows to the objective's value and dE."""
+    """From detached rows of unique texts to the objective's value and dE.
+
+    Two texts of a batch may have the same ids (after an edit, or cut at `max_length`): then one row of the model is two
+    rows of `E`, and its gradient the sum of theirs.
+    """
 
     batch: TextBatch
     objective: AngleObjective
     share: float
 
-    def __call__(self, rows_ND: Tensor) -> tuple[ObjectiveValue, Tensor]:
-        leaf_ND = rows_ND.detach().requires_grad_()
+    def __call__(self, rows_UD: Tensor, plan: Plan) -> tuple[ObjectiveValue, Tensor]:
+        row_of_N = torch.tensor(plan.row_of, device=rows_UD.device)
+        leaf_ND = rows_UD.detach()[row_of_N].requires_grad_()
         value = self.objective(leaf_ND, self.batch.left, self.batch.right, self.batch.score)
         if not torch.isfinite(value.loss):
             parts = ", ".join(f"{name} {float(part)}" for name, part in value.parts.items())
@@ -88,41 +114,37 @@ class _Boundary:
                 "learning rate, use bfloat16 or float32 in place of float16, or look at this batch's texts."
             )
         (gradient_ND,) = torch.autograd.grad(value.loss * self.share, leaf_ND)
-        return value, gradient_ND
+        return value, torch.zeros_like(rows_UD).index_add_(0, row_of_N, gradient_ND)
 
 
-def _keep_graphs(
-    model: nn.Module, micro_batches: Sequence[MicroBatch], texts: int, boundary: _Boundary, backward: Backward
-) -> ObjectiveValue:
+def _keep_graphs(model: nn.Module, plan: Plan, boundary: _Boundary, backward: Backward) -> ObjectiveValue:
     device = _device(model)
-    parts = [model(micro.ids_BT.to(device), micro.mask_BT.to(device)) for micro in micro_batches]
-    order = torch.tensor([row for micro in micro_batches for row in micro.rows], device=device)
-    rows_ND = torch.cat(parts)[order.argsort()]
-    value, gradient_ND = boundary(rows_ND)
-    backward((rows_ND * gradient_ND).sum())  # the gradient of this scalar is dE, row by row
+    parts = [model(**micro.on(device)) for micro in plan.micro_batches]
+    order = torch.tensor([row for micro in plan.micro_batches for row in micro.rows], device=device)
+    rows_UD = torch.cat(parts)[order.argsort()]
+    value, gradient_UD = boundary(rows_UD, plan)
+    backward((rows_UD * gradient_UD).sum())  # the gradient of this scalar is dE, row by row
     return value
 
 
-def _encode_twice(
-    model: nn.Module, micro_batches: Sequence[MicroBatch], texts: int, boundary: _Boundary, backward: Backward
-) -> ObjectiveValue:
+def _encode_twice(model: nn.Module, plan: Plan, boundary: _Boundary, backward: Backward) -> ObjectiveValue:
     device = _device(model)
-    rows_ND: Tensor | None = None
+    rows_UD: Tensor | None = None
     states = []
     with torch.no_grad():
-        for micro in micro_batches:
+        for micro in plan.micro_batches:
             states.append(_random_state(device))
-            rows_BD = model(micro.ids_BT.to(device), micro.mask_BT.to(device))
-            if rows_ND is None:
-                rows_ND = rows_BD.new_empty(texts, rows_BD.shape[1])
-            rows_ND[micro.rows] = rows_BD
-    assert rows_ND is not None, "a batch has at least one micro-batch"
-    value, gradient_ND = boundary(rows_ND)
+            rows_RD = model(**micro.on(device))
+            if rows_UD is None:
+                rows_UD = rows_RD.new_empty(plan.unique, rows_RD.shape[1])
+            rows_UD[micro.rows] = rows_RD
+    assert rows_UD is not None, "a batch has at least one micro-batch"
+    value, gradient_UD = boundary(rows_UD, plan)
     after = _random_state(device)
-    for micro, state in zip(micro_batches, states, strict=True):
+    for micro, state in zip(plan.micro_batches, states, strict=True):
         _set_random_state(device, state)  # the same dropout masks as the first time
-        rows_BD = model(micro.ids_BT.to(device), micro.mask_BT.to(device))
-        backward((rows_BD * gradient_ND[micro.rows]).sum())
+        rows_RD = model(**micro.on(device))
+        backward((rows_RD * gradient_UD[micro.rows]).sum())
     _set_random_state(device, after)
     return value
 

@@ -5,6 +5,7 @@ from dataclasses import FrozenInstanceError, replace
 from itertools import product
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import patch
 
 import pytest
 import reference
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from angle_llm.objectives import ANGLE_FORMS, CONTRASTIVE_FORMS, AngleObjective, ObjectiveValue
+from angle_llm.objectives import ANGLE_FORMS, CONTRASTIVE_FORMS, AngleObjective, ObjectiveValue, blocks
 
 Pairs = list[tuple[int, int, float]]
 WEIGHTS = {"cosine": 0.7, "in_batch": 1.3, "angle": 0.2}
@@ -72,11 +73,12 @@ def batches(draw: st.DrawFn) -> tuple[Tensor, Pairs]:
 
 
 @every_combination
-@settings(derandomize=True, deadline=None, max_examples=25)
-@given(batch=batches())
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(batch=batches(), block_elements=st.sampled_from([1, 24, blocks.BLOCK_ELEMENTS]))
 def test_equals_the_slow_formula_in_value_gradient_and_parts(
-    angle: str, contrastive: str, batch: tuple[Tensor, Pairs]
+    angle: str, contrastive: str, batch: tuple[Tensor, Pairs], block_elements: int
 ) -> None:
+    """In blocks of one row a side, of two to four, and in one block."""
     embeddings_ND, pairs = batch
 
     def slow_parts(x: Tensor) -> dict[str, Tensor]:
@@ -89,8 +91,10 @@ def test_equals_the_slow_formula_in_value_gradient_and_parts(
         return torch.stack([WEIGHTS[name] * parts[name] for name in WEIGHTS]).sum()
 
     objective = all_parts(angle, contrastive)
-    assert_close(apply(objective, embeddings_ND, pairs).parts, slow_parts(embeddings_ND), rtol=1e-10, atol=1e-10)
-    fast = reference.value_and_gradient(lambda x: apply(objective, x, pairs).loss, embeddings_ND)
+    with patch.object(blocks, "BLOCK_ELEMENTS", block_elements):
+        parts = apply(objective, embeddings_ND, pairs).parts
+        fast = reference.value_and_gradient(lambda x: apply(objective, x, pairs).loss, embeddings_ND)
+    assert_close(parts, slow_parts(embeddings_ND), rtol=1e-10, atol=1e-10)
     assert fast[1].isfinite().all()
     assert_close(fast, reference.value_and_gradient(slow_loss, embeddings_ND), rtol=1e-10, atol=1e-10)
 

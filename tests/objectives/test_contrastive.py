@@ -1,6 +1,7 @@
 """The in-batch contrast: equal to the slow formulas in value and gradient, and who counts as what for whom."""
 
 import math
+from unittest.mock import patch
 
 import pytest
 import reference
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
+from angle_llm.objectives import blocks
 from angle_llm.objectives.contrastive import CONTRASTIVE_FORMS, contrastive_loss
 
 every_form = pytest.mark.parametrize("form", CONTRASTIVE_FORMS)
@@ -53,19 +55,25 @@ def batches(draw: st.DrawFn) -> tuple[Tensor, Pairs]:
 
 
 @every_form
-@settings(derandomize=True, deadline=None, max_examples=60)
-@given(batch=batches(), temperature=st.sampled_from([0.05, 1.0]))
+@settings(derandomize=True, deadline=None, max_examples=120)
+@given(
+    batch=batches(),
+    temperature=st.sampled_from([0.05, 1.0]),
+    block_elements=st.sampled_from([1, 24, blocks.BLOCK_ELEMENTS]),
+)
 def test_equals_the_slow_formula_in_value_and_gradient(
-    form: str, batch: tuple[Tensor, Pairs], temperature: float
+    form: str, batch: tuple[Tensor, Pairs], temperature: float, block_elements: int
 ) -> None:
+    """In blocks of one row a side, of three, and in one block."""
     embeddings_ND, pairs = batch
 
     def slow(x: Tensor) -> Tensor:
         return reference.CONTRASTIVE_FORMS[form](reference.rows_of(x), pairs, temperature, 0.5)
 
-    value, gradient = reference.value_and_gradient(
-        lambda x: loss(x, pairs, form, temperature=temperature), embeddings_ND
-    )
+    with patch.object(blocks, "BLOCK_ELEMENTS", block_elements):
+        value, gradient = reference.value_and_gradient(
+            lambda x: loss(x, pairs, form, temperature=temperature), embeddings_ND
+        )
     assert gradient.isfinite().all()
     assert_close((value, gradient), reference.value_and_gradient(slow, embeddings_ND), rtol=1e-10, atol=1e-10)
 

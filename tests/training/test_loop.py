@@ -66,9 +66,15 @@ def test_a_run_learns_and_writes_what_it_promises(settings: TrainSettings) -> No
     steps = read_metrics(settings)
     assert [row["step"] for row in steps] == list(range(1, 25)), "three batches an epoch, the last one short"
     assert [row["epoch"] for row in steps[::3]] == list(range(8))
-    assert {"loss", "loss/cosine", "loss/in_batch", "loss/angle", "learning_rate", "gradient_norm", "tokens"} <= set(
-        steps[0]
-    )
+    assert {"loss", "loss/cosine", "loss/in_batch", "loss/angle", "learning_rate", "gradient_norm"} <= set(steps[0])
+    for row in steps:
+        assert 0 < row["computed_tokens"] < 2 * row["logical_tokens"]
+        assert row["pairs"] == 2 * len(range(20)[(row["step"] - 1) % 3 * 8 :][:8]), "two for each triple of the batch"
+        assert row["pairs_per_second"] * row["seconds"] == pytest.approx(row["pairs"])
+        assert 0 < row["utilisation"] < 1
+        assert row["way"] in ("trie", "padded")
+        assert "as a trie" in row["reason"], "both counts are told"
+    assert not (settings.run_path / "tokens.int32").exists()
     first, last = steps[:3], steps[-3:]
     assert sum(row["loss"] for row in last) < 0.7 * sum(row["loss"] for row in first)
     run_dir = Path(settings.run_dir)

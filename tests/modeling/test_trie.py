@@ -1,0 +1,266 @@
+"""The trie: cuts of least cost, and states and gradients of texts one by one, on every causal kind of backbone."""
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import CAUSAL, POSITIONS, WINDOW, tiny_backbone, tiny_encoder
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModel, GraniteConfig
+
+from angle_llm import SentenceEncoder
+from angle_llm.modeling.last_layer import PooledLastLayer
+from angle_llm.modeling.microbatches import PrefixSharing
+from angle_llm.modeling.sharing import find_sharing
+from angle_llm.modeling.trie import LENGTH_STEP, build_trie, cut, shared_prefixes, trie_states
+from angle_llm.settings import LoraSettings
+
+WINDOWED = ("mistral", "gemma2")
+TEXTS = [
+    "A man is eating.",
+    "A man is eating.",
+    "A man",
+    "A man is eating bread and drinks a glass of water beside the river.",
+    "Hi",
+    "Someone eats.",
+    'She said "no".',
+    "A man is",
+    "A man is eating.",
+    "Where is it?",
+]
+
+
+def nodes_of(lengths: list[int], shared: list[int], starts: list[int], most: int) -> float:
+    """Counted trie by trie, the plain way; infinite if one is too large."""
+    total = 0.0
+    for first, last in zip(starts, [*starts[1:], len(lengths)], strict=True):
+        nodes = lengths[first] + sum(lengths[k] - shared[k] for k in range(first + 1, last))
+        total += nodes if nodes <= most or last - first == 1 else float("inf")
+    return total
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=8),
+    st.integers(1, 30),
+)
+def test_no_other_cuts_compute_fewer_nodes(texts: list[list[int]], most: int) -> None:
+    texts = sorted(texts)
+    lengths, shared = [len(text) for text in texts], shared_prefixes(texts)
+    starts, nodes = cut(lengths, shared, most)
+    every = [
+        nodes_of(lengths, shared, [0, *inner], most)
+        for count in range(len(texts))
+        for inner in combinations(range(1, len(texts)), count)
+    ]
+    assert nodes == min(every) == nodes_of(lengths, shared, starts, most)
+
+
+def test_no_text_makes_no_trie() -> None:
+    assert cut([], [], 10) == ([], 0)
+
+
+def test_nodes_are_numbered_depth_first() -> None:
+    texts = [[1, 2], [1, 2], [1, 2, 3], [1, 4], [5]]
+    ids_1T, trie = build_trie(texts, shared_prefixes(texts))
+    assert ids_1T.tolist() == [[1, 2, 3, 4, 5]]
+    assert trie.depth_1T.tolist() == [[0, 1, 2, 1, 0]]
+    assert trie.end_R.tolist() == [1, 1, 2, 3, 4]
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=20), min_size=1, max_size=12))
+def test_every_node_asks_once_and_sees_its_texts_beginning(texts: list[list[int]]) -> None:
+    texts = sorted(texts)
+    ids_1T, trie = build_trie(texts, shared_prefixes(texts))
+    ids_T, depth_T = ids_1T[0], trie.depth_1T[0]
+    asked = torch.cat([group.query_UQ.flatten() for group in trie.groups])
+    assert asked[trie.place_T].tolist() == list(range(len(ids_T))), "each node reads its own answer"
+    beginnings = {}
+    for group in trie.groups:
+        for query_Q, key_L, shared in zip(*group, strict=True):
+            for q, node in enumerate(query_Q.tolist()):
+                if q == 0 or node:  # padding points at node 0
+                    beginnings[node] = ids_T[key_L[: int(shared) + q + 1]].tolist()
+    assert sorted(beginnings) == list(range(len(ids_T)))
+    prefixes = {tuple(text[: length + 1]) for text in texts for length in range(len(text))}
+    assert sorted(map(tuple, beginnings.values())) == sorted(prefixes)
+    assert all(len(beginnings[node]) == depth + 1 for node, depth in enumerate(depth_T.tolist()))
+    assert [beginnings[int(end)] for end in trie.end_R] == texts
+
+
+# --- states -----------------------------------------------------------------------------------------------------------
+
+
+def wide(kind: str) -> SentenceEncoder:
+    """An encoder whose sliding window, if it has one, is wider than any text here."""
+    backbone = tiny_backbone(kind, window=POSITIONS) if kind in WINDOWED else tiny_backbone(kind)
+    tokenizer = tiny_encoder(kind).tokenizer
+    return SentenceEncoder(backbone, tokenizer)
+
+
+@pytest.mark.parametrize("kind", CAUSAL)
+@pytest.mark.parametrize("micro_batch_tokens", [1, 40, 10_000])
+def test_rows_are_those_of_single_texts(kind: str, micro_batch_tokens: int) -> None:
+    encoder = wide(kind)
+    rows, stats = encoder.encode(TEXTS, micro_batch_tokens=micro_batch_tokens, return_stats=True)
+    alone = np.concatenate([encoder.encode([text]) for text in TEXTS])
+    assert stats.way == ("trie" if micro_batch_tokens > 1 else "padded")
+    assert stats.computed_tokens < stats.logical_tokens
+    # One unit in the last place of float32 for each of some dozen terms, relative to the length of a row.
+    assert (np.linalg.norm(rows - alone, axis=1) / np.linalg.norm(alone, axis=1)).max() < 1e-6
+
+
+@pytest.mark.parametrize("kind", WINDOWED)
+def test_a_text_longer_than_the_sliding_window_is_padded_and_the_reason_says_so(kind: str) -> None:
+    assert find_sharing(tiny_backbone(kind), "last", causal=True).refused == f"its attention window is {WINDOW} tokens"
+    backbone = tiny_backbone(kind, window=12)
+    encoder = SentenceEncoder(backbone, tiny_encoder(kind).tokenizer)
+    rows, stats = encoder.encode(TEXTS, return_stats=True)
+    assert stats.way == "padded"
+    assert "longer than the attention window, 12" in stats.reason
+    alone = np.concatenate([encoder.encode([text]) for text in TEXTS])
+    assert np.abs(rows - alone).max() < 1e-5
+
+
+def test_the_probe_refuses_a_model_that_does_not_heed_positions() -> None:
+    backbone = tiny_backbone("llama")
+    assert find_sharing(backbone, "last", causal=True).refused is None
+    forward = backbone.forward
+
+    def deaf(**named: Any) -> Any:
+        return forward(**{name: value for name, value in named.items() if name != "position_ids"})
+
+    backbone.forward = deaf
+    assert "gives other states" in str(find_sharing(backbone, "last", causal=True).refused)
+
+
+def test_the_probe_refuses_a_model_that_takes_no_positions() -> None:
+    backbone = tiny_backbone("llama")
+
+    def narrow(input_ids: Any, attention_mask: Any = None, use_cache: bool = False) -> Any:
+        raise AssertionError("not reached")
+
+    backbone.forward = narrow
+    assert "TypeError" in str(find_sharing(backbone, "last", causal=True).refused)
+
+
+def test_what_cannot_share_says_why() -> None:
+    assert "bidirectional" in str(find_sharing(tiny_backbone("bert"), "cls", causal=False).refused)
+    assert "pooling mean reads more" in str(find_sharing(tiny_backbone("llama"), "mean", causal=True).refused)
+    backbone = tiny_backbone("llama")
+    backbone.config.window_size = 8
+    assert "window_size" in str(find_sharing(backbone, "last", causal=True).refused)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the most elements any tensor has that an operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for value in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(value, torch.Tensor):
+                self.elements = max(self.elements, value.numel())
+        return result
+
+
+def test_no_tensor_grows_with_the_square_of_the_nodes() -> None:
+    texts = sorted([first, second, *range(4)] for first in range(40) for second in range(5, 9))
+    ids_1T, trie = build_trie(texts, shared_prefixes(texts))
+    backbone = tiny_backbone("llama")
+    with Largest() as seen:
+        trie_states(backbone, ids_1T, trie).sum().backward()
+    nodes = ids_1T.numel()
+    widest = 48  # of the MLP; the vocabulary's gradient is larger, and of a fixed size
+    vocabulary = backbone.embed_tokens.weight.numel()
+    scores = len(texts) * 4 * len(texts[0]) * LENGTH_STEP  # texts × heads × queries × keys
+    assert seen.elements <= max(nodes * widest, vocabulary, scores) < nodes**2
+
+
+@pytest.fixture
+def linear_widths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The last dimension of all that linear layers make."""
+    seen: list[int] = []
+    original = torch.nn.Linear.forward
+
+    def forward(layer: torch.nn.Linear, states: torch.Tensor) -> torch.Tensor:
+        result = original(layer, states)
+        seen.append(result.shape[-1])
+        return result
+
+    monkeypatch.setattr(torch.nn.Linear, "forward", forward)
+    return seen
+
+
+def test_no_head_is_computed(linear_widths: list[int]) -> None:
+    encoder = tiny_encoder("llama")
+    encoder.add_lora(LoraSettings(rank=2, alpha=2))
+    encoder.encode(TEXTS)
+    vocabulary = encoder.model.backbone.config.vocab_size
+    assert linear_widths
+    assert max(linear_widths) < vocabulary
+    assert not any(name.endswith("lm_head") for name, _ in encoder.model.named_modules())
+
+
+# --- nothing for nobody -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama-tied", "mistral", "qwen2", "qwen3"])
+def test_the_last_layer_goes_on_with_pooled_positions_alone(kind: str) -> None:
+    encoder = wide(kind)
+    encoder.add_lora(LoraSettings(rank=2, alpha=2))
+    seen: list[int] = []
+    layers = encoder.model.backbone.get_base_model().layers
+    for layer in layers[-2:]:
+        layer.mlp.register_forward_hook(lambda _, __, output: seen.append(output.numel() // output.shape[-1]))
+    for way in ("trie", "padded"):
+        if way == "padded":
+            encoder.sharing = PrefixSharing("the test asks")
+        seen.clear()
+        _, stats = encoder.encode(TEXTS, micro_batch_tokens=10**6, return_stats=True)
+        assert stats.way == way
+        assert seen == [stats.computed_tokens, len(set(TEXTS))]
+    assert "forward" not in vars(layers[-1]), "the layer is left as it was"
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "opt", "gpt2"])
+def test_other_layers_are_left_alone(kind: str) -> None:
+    assert PooledLastLayer.find(tiny_backbone(kind)) is None
+
+
+def test_a_layer_of_the_same_parts_put_together_otherwise_is_left_alone() -> None:
+    config = GraniteConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        residual_multiplier=0.5,
+    )
+    torch.manual_seed(0)
+    backbone = AutoModel.from_config(config).eval()
+    assert [name for name, _ in backbone.layers[-1].named_children()]
+    assert PooledLastLayer.find(backbone) is None
+    config.residual_multiplier = 1.0
+    assert PooledLastLayer.find(AutoModel.from_config(config).eval()) is not None
+
+
+def test_layers_below_the_lowest_adapter_are_not_in_the_graph() -> None:
+    encoder = wide("llama")
+    encoder.add_lora(LoraSettings(rank=2, alpha=2, targets=["layers.2.mlp.down_proj"]))
+    plan = encoder.plan(TEXTS, 10**6)
+    kept: list[bool] = []
+    for layer in encoder.model.backbone.get_base_model().layers[:2]:
+        layer.register_forward_hook(lambda _, __, output: kept.append(output.requires_grad))
+    rows = encoder.model(**plan.micro_batches[0].on(torch.device("cpu")))
+    assert rows.requires_grad
+    assert kept == [False, False]

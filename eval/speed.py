@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
@@ -105,7 +105,7 @@ class SpeedSettings:
     limit_texts: int | None = None
     """Encode at most this many texts."""
 
-    micro_batch_tokens: int = 512
+    micro_batch_tokens: int = 4096
     """Tokens angle_llm trains on at once, as in recipes/starter.yaml. It encodes with its own default."""
 
     graph_tokens: int = 16384
@@ -353,11 +353,12 @@ def run_worker(library: str, python: Path, job: Job, folder: Path, workdir: Path
         log=log,
     )
     if outcome.over_limit:
-        return Run(f"ended at {outcome.limit_bytes / GIB:.1f} GiB of memory", peak_bytes=outcome.peak_bytes)
+        problem = f"ended at {outcome.limit_bytes / GIB:.1f} GiB of memory"
+        return Run(problem, peak_bytes=outcome.peak_bytes, other_cores=outcome.other_cores)
     if outcome.code != 0:
         said = last_line(log.read_text(encoding="utf-8", errors="replace"))
         return Run(f"failed with code {outcome.code}: {said} (all of it: {log})", peak_bytes=outcome.peak_bytes)
-    return read_answer(own, folder / OURS / ROWS_FILE)
+    return replace(read_answer(own, folder / OURS / ROWS_FILE), other_cores=outcome.other_cores)
 
 
 def read_answer(own: Path, our_rows: Path) -> Run:

@@ -269,7 +269,7 @@ class SentenceEncoder:
         """Vectors of the texts: (N, D) float32, in the order given; with `return_stats`, also what was computed.
 
         Repeated texts and, in a causal model, shared beginnings are computed once. Micro-batches hold at most
-        `micro_batch_tokens` tokens with padding (by default 1,024 on a CPU, whose caches are small, and 16,384 elsewhere).
+        `micro_batch_tokens` tokens with padding (by default 2,048 on a CPU, whose caches are small, and 16,384 elsewhere).
         A text's vector does not depend on the texts beside it, up to the rounding of the weights' dtype.
 
         Raises:
@@ -280,7 +280,7 @@ class SentenceEncoder:
         if isinstance(texts, str):
             raise TypeError("encode takes a sequence of texts, got one string. Put it in a list.")
         started = time.perf_counter()
-        budget = micro_batch_tokens or (1024 if self.device.type == "cpu" else 16384)
+        budget = micro_batch_tokens or (2048 if self.device.type == "cpu" else 16384)
         plan = self.plan(texts, budget)
         rows_UD = torch.empty(plan.unique, self.dimensions)
         was_training = self.model.training

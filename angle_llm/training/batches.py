@@ -41,11 +41,15 @@ class TokenStore:
         self._number = {text: number for number, text in enumerate(texts)}
         self._start = np.zeros(len(texts) + 1, dtype=np.int64)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file:
-            for first in tqdm(range(0, len(texts), TEXTS_AT_ONCE), desc="tokenise", leave=False, disable=None):
-                ids = tokenize(texts[first : first + TEXTS_AT_ONCE])
-                np.concatenate([np.asarray(text, dtype=np.int32) for text in ids]).tofile(file)
-                self._start[first + 1 : first + 1 + len(ids)] = [len(text) for text in ids]
+        try:
+            with path.open("wb") as file:
+                for first in tqdm(range(0, len(texts), TEXTS_AT_ONCE), desc="tokenise", leave=False, disable=None):
+                    ids = tokenize(texts[first : first + TEXTS_AT_ONCE])
+                    np.concatenate([np.asarray(text, dtype=np.int32) for text in ids]).tofile(file)
+                    self._start[first + 1 : first + 1 + len(ids)] = [len(text) for text in ids]
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
         self._start.cumsum(out=self._start)
         self._ids = np.memmap(path, dtype=np.int32, mode="r")
 

@@ -16,6 +16,7 @@ GIB = 2**30
 LOSS_TOLERANCE = 0.05
 """bfloat16 moves a loss of 2 by some hundredths, float32 by a millionth."""
 LOWEST_COSINE = 0.99
+QUIET_CORES = 0.1
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Run:
     cosine_min: float | None = None
     cosine_mean: float | None = None
     """Of this library's rows with ours."""
+    other_cores: float | None = None
+    """Cores that other programs kept busy meanwhile."""
     facts: dict[str, int] = field(default_factory=dict)
     packages: dict[str, str] = field(default_factory=dict)
 
@@ -175,6 +178,12 @@ def notes(scenario: Scenario) -> list[str]:
     """Whether the same was computed, and what about the texts lets figures differ, counted by our worker."""
     facts = next((run.facts for run in scenario.runs.get(OURS, []) if run.facts), {})
     lines = [f"NOT THE SAME WORK: {library}, {how}." for library, how in disagreements(scenario)]
+    for library, runs in scenario.runs.items():
+        others = max((run.other_cores or 0 for run in runs), default=0)
+        if others > QUIET_CORES:
+            lines.append(
+                f"DISTURBED: while {library} ran, other programs kept up to {others:.1f} cores busy. Measure again."
+            )
     if facts:
         lines.append(f"{facts['texts']:,} texts, {facts['unique_texts']:,} of them different.")
         if facts["too_long"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ class Outcome:
     peak_bytes: int
     """The most resident memory that was seen."""
     limit_bytes: int
+    other_cores: float | None
+    """How many cores other programs kept busy meanwhile, on average; None where the system does not say."""
 
 
 def run_watched(command: Sequence[str], *, env: Mapping[str, str], limit_bytes: int, log: Path) -> Outcome:
@@ -36,6 +39,7 @@ def run_watched(command: Sequence[str], *, env: Mapping[str, str], limit_bytes: 
     if available is not None:
         limit_bytes = int(min(limit_bytes, available - _SPARE))
     peak, over = 0, False
+    started, busy_before, own_before = time.monotonic(), busy_seconds(), _children_seconds()
     with log.open("wb") as output:
         process = subprocess.Popen(
             list(command), env=dict(env), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
@@ -56,7 +60,26 @@ def run_watched(command: Sequence[str], *, env: Mapping[str, str], limit_bytes: 
             if process.poll() is None:  # interrupted here: leave nothing running
                 process.kill()
                 process.wait()
-    return Outcome(code, over, peak, limit_bytes)
+    others = None
+    if busy_before is not None and (busy_after := busy_seconds()) is not None:
+        others = busy_after - busy_before - (_children_seconds() - own_before)
+        others = max(others / max(time.monotonic() - started, 0.1), 0.0)
+    return Outcome(code, over, peak, limit_bytes, others)
+
+
+def busy_seconds() -> float | None:
+    """Processor time of all programs since the machine started; None where the system does not say."""
+    stat = Path("/proc/stat")
+    if not stat.is_file():
+        return None
+    user, nice, system, _idle, _waiting, interrupts, soft = map(int, stat.read_text().split()[1:8])
+    return (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK")
+
+
+def _children_seconds() -> float:
+    """Processor time of the programs that were run and have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def resident_bytes(pid: int) -> int:

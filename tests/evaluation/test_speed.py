@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -198,6 +199,20 @@ def test_the_limit_is_what_the_machine_can_give(tmp_path: Path, monkeypatch: pyt
     assert python(tmp_path, "pass", limit_bytes=20 * GIB).limit_bytes == 20 * GIB
 
 
+def test_work_of_other_programs_is_seen(tmp_path: Path) -> None:
+    busy = "import time\nend = time.monotonic() + 1.5\nwhile time.monotonic() < end: pass"
+    other = subprocess.Popen([sys.executable, "-c", busy])
+    disturbed = python(tmp_path, "import time; time.sleep(1)").other_cores
+    other.wait()
+    assert disturbed is None or disturbed > 0.3
+
+
+@pytest.mark.skipif(watch.busy_seconds() is None, reason="the system does not tell")
+def test_its_own_work_is_not_that_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "busy_seconds", watch._children_seconds)  # a machine on which nothing else runs
+    assert python(tmp_path, "sum(range(20_000_000))").other_cores == 0
+
+
 # ---------------------------------------------------------------------------------------------- environments
 
 
@@ -315,6 +330,12 @@ def test_other_work_is_called_so(training: Scenario) -> None:
     encoding = Scenario("encode", "Encoding", {}, "texts", 10)
     encoding.runs = {OURS: runs(1.0), "angle-emb": runs(2.0, cosine_min=0.7, cosine_mean=0.8)}
     assert [library for library, _ in report.disagreements(encoding)] == ["angle-emb"]
+
+
+def test_a_disturbed_run_is_called_so(training: Scenario) -> None:
+    assert "DISTURBED" not in report.scenario_report(training)
+    training.runs["angle-emb"].append(Run(seconds=9.0, other_cores=0.97))
+    assert "DISTURBED: while angle-emb ran, other programs kept up to 1.0 cores" in report.scenario_report(training)
 
 
 def test_columns_are_aligned() -> None:

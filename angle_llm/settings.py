@@ -204,10 +204,10 @@ class TrainSettings(_Checked):
     max_steps: int | None = None
     """Stop after this many optimizer steps, whatever the epochs."""
     micro_batch_tokens: int = 8192
-    """Padded tokens that go through the model at once, in training and in encoding."""
+    """Tokens that go through the model at once, padding included, in training and in encoding."""
     graph_tokens: int = 16384
-    """Padded tokens of a batch up to which activations are kept for the backward pass; a larger batch is encoded twice
-    (gradient caching): the same gradient in less memory and a third more time."""
+    """Computed tokens of a batch up to which activations are kept for the backward pass; a larger batch is encoded twice
+    (gradient caching): the same gradient in less memory and half as much time again."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "accumulation", "epochs", "micro_batch_tokens"):

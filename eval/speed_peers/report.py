@@ -188,7 +188,7 @@ def notes(scenario: Scenario) -> list[str]:
         lines.append(f"{facts['texts']:,} texts, {facts['unique_texts']:,} of them different.")
         if facts["too_long"]:
             lines.append(
-                f"{facts['too_long']:,} texts are longer than the maximum: the others cut off the prompt's end, angle_llm "
+                f"{facts['too_long']:,} longer than the maximum: the others cut off the prompt's end, angle_llm "
                 "the text's, so rows and losses differ there."
             )
         if "computed_tokens" in facts:

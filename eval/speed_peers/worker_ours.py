@@ -28,7 +28,8 @@ UNCUT = 8192
 def train_step(
     encoder: SentenceEncoder, optimizer: AdamW, trainable: Sequence[Parameter], triples: Sequence[Triple], job: TrainJob
 ) -> StepResult:
-    """One optimizer step, as `angle_llm.training.loop` takes it."""
+    """One optimizer step, as `angle_llm.training.loop` takes it, but with tokenising and planning in line: the others'
+    times hold theirs, too."""
     encoder.model.train()
     batch = TextBatch.from_examples(triples)
     plan = encoder.plan_ids(encoder.sentences(batch.texts), job.micro_batch_tokens)

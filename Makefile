@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # accelerate gives a CPU process one thread unless told otherwise.
 CORES ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
-.PHONY: demo test test-all check
+.PHONY: demo test test-all check bench
 
 # Installs once; again when the pins or the package's metadata change.
 $(VENV)/installed: .ci/constraints.txt pyproject.toml
@@ -29,3 +29,8 @@ check: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# About an hour on a quiet machine; installs angle-emb and sentence-transformers in environments of their own, under .bench.
+bench: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet -c .ci/constraints.txt -e '.[bench]'
+	$(BIN)/python eval/speed.py --json .bench/speed.json --plot .bench/speed.png

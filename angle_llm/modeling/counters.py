@@ -7,10 +7,12 @@ model, padding included; shared prefixes and repeats count once. Utilisation cou
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
+
+from angle_llm.modeling.microbatches import Plan
 
 
 @dataclass(frozen=True)
@@ -24,17 +26,39 @@ class EncodeStats:
     computed_tokens: int
     seconds: float
     """With tokenisation and planning."""
-    flops: float
-    """Floating-point operations of the linear layers for the computed tokens."""
+    flops_per_token: float
+    """Floating-point operations of the linear layers for one computed token."""
     way: str
     """trie or padded."""
     reason: str
     """Why this way."""
 
+    @classmethod
+    def none(cls, flops_per_token: float) -> EncodeStats:
+        """Before the first text."""
+        return cls(0, 0, 0, 0, 0.0, flops_per_token, "", "")
+
+    def plus(self, plan: Plan) -> EncodeStats:
+        """With the texts of one more plan; way and reason are those of the first."""
+        return replace(
+            self,
+            texts=self.texts + len(plan.row_of),
+            unique_texts=self.unique_texts + plan.unique,
+            logical_tokens=self.logical_tokens + plan.logical_tokens,
+            computed_tokens=self.computed_tokens + plan.computed_tokens,
+            way=self.way or plan.way,
+            reason=self.reason or plan.reason,
+        )
+
     @property
     def texts_per_second(self) -> float:
         """Texts asked for, repeats counted."""
         return self.texts / self.seconds
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of the linear layers."""
+        return self.flops_per_token * self.computed_tokens
 
     @property
     def computed_share(self) -> float:

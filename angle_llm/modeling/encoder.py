@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -31,7 +32,7 @@ from angle_llm.modeling.last_layer import PooledLastLayer
 from angle_llm.modeling.microbatches import Plan, plan_micro_batches
 from angle_llm.modeling.pooling import last_position, pooling_named
 from angle_llm.modeling.sharing import find_sharing
-from angle_llm.modeling.tokenization import SentenceTokenizer, Tokenizer
+from angle_llm.modeling.tokenization import SentenceTokenizer, Tokenizer, check_texts
 from angle_llm.modeling.trie import Trie, trie_states
 from angle_llm.prompts import PromptTemplate, load_prompt
 from angle_llm.settings import LoraSettings
@@ -40,6 +41,9 @@ DEFAULT_PROMPT = {True: "summarize_one_word", False: "plain"}
 DEFAULT_POOLING = {True: "last", False: "mean"}
 DEFAULT_MAX_LENGTH = 512
 FIRST_TOKEN_POOLINGS = ("cls",)
+
+TEXTS_PLANNED = 65_536
+"""Texts that are planned, and may share prefixes, together: a corpus of any size takes the memory of so many."""
 
 Rows = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -280,28 +284,28 @@ class SentenceEncoder:
         if isinstance(texts, str):
             raise TypeError("encode takes a sequence of texts, got one string. Put it in a list.")
         started = time.perf_counter()
+        check_texts(texts)
         budget = micro_batch_tokens or (2048 if self.device.type == "cpu" else 16384)
-        plan = self.plan(texts, budget)
-        rows_UD = torch.empty(plan.unique, self.dimensions)
+        rows_ND = np.empty((len(texts), self.dimensions), dtype=np.float32)
+        stats = EncodeStats.none(FlopsPerToken.of(self.model.backbone).forward)
         was_training = self.model.training
         self.model.eval()
         try:
-            with tqdm(
-                total=plan.unique, desc="encode", unit="text", disable=not show_progress, leave=False
-            ) as progress:
-                for micro in plan.micro_batches:
-                    rows_UD[micro.rows] = self.model(**micro.on(self.device)).float().cpu()
-                    progress.update(len(micro.rows))
+            with tqdm(total=len(texts), desc="encode", unit="text", disable=not show_progress, leave=False) as progress:
+                for first in range(0, len(texts), TEXTS_PLANNED):
+                    plan = self.plan(texts[first : first + TEXTS_PLANNED], budget)
+                    rows_UD = torch.empty(plan.unique, self.dimensions)
+                    repeats = len(plan.row_of) / max(plan.unique, 1)
+                    for micro in plan.micro_batches:
+                        rows_UD[micro.rows] = self.model(**micro.on(self.device)).float().cpu()
+                        progress.update(round(len(micro.rows) * repeats))
+                    rows_ND[first : first + TEXTS_PLANNED] = rows_UD.numpy()[plan.row_of]
+                    stats = stats.plus(plan)
         finally:
             self.model.train(was_training)
-        embeddings: Rows = rows_UD.numpy()[plan.row_of]
         if not return_stats:
-            return embeddings
-        flops = FlopsPerToken.of(self.model.backbone).forward * plan.computed_tokens
-        seconds = time.perf_counter() - started
-        return embeddings, EncodeStats(
-            len(texts), plan.unique, plan.logical_tokens, plan.computed_tokens, seconds, flops, plan.way, plan.reason
-        )
+            return rows_ND
+        return rows_ND, replace(stats, seconds=time.perf_counter() - started)
 
     def plan(self, texts: Sequence[str], token_budget: int) -> Plan:
         """How the texts are computed: in which micro-batches, as tries or padded, and why."""

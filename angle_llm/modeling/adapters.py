@@ -5,13 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from angle_llm.artifact import ArtifactError
 from angle_llm.errors import unknown
+from angle_llm.modeling.lora_linear import lora_linear
 from angle_llm.settings import LoraSettings
 
 ALL_LINEAR = "all-linear"
@@ -43,7 +46,47 @@ def add_lora(backbone: nn.Module, settings: LoraSettings) -> nn.Module:
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(torch.float32)
+    _shorten(adapted)
     return adapted.train(backbone.training)
+
+
+def _shorten(adapted: nn.Module) -> None:
+    """Lets plain LoRA layers compute by `lora_linear`; all else about them stays peft's."""
+    from peft.tuners.lora.layer import Linear
+
+    for layer in adapted.modules():
+        if type(layer) is Linear:
+            layer.__class__ = _short_linear()
+
+
+@cache
+def _short_linear() -> type[nn.Module]:
+    from peft.tuners.lora.layer import Linear
+
+    class ShortLinear(Linear):
+        """peft's layer, by the shorter way where nothing but plain LoRA is asked for."""
+
+        def forward(self, x: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
+            base, active = self.base_layer, self.active_adapters
+            plain = (
+                not (args or named or self.disable_adapters or self.merged)
+                and len(active) == 1
+                and active[0] in self.lora_A
+                and active[0] not in self.lora_variant
+                and self.lora_B[active[0]].bias is None
+                and type(base) is nn.Linear
+                and not base.weight.requires_grad
+                and not hasattr(base.weight, "ds_id")  # ZeRO-3 gathers a layer's weights when the layer is called
+                and x.dtype == base.weight.dtype
+                and not (self.training and getattr(self.lora_dropout[active[0]], "p", 0))
+            )
+            if not plain:
+                result: torch.Tensor = super().forward(x, *args, **named)
+                return result
+            lora_a, lora_b = self.lora_A[active[0]], self.lora_B[active[0]]
+            return lora_linear(x, base.weight, base.bias, lora_a.weight, lora_b.weight, self.scaling[active[0]])
+
+    return ShortLinear
 
 
 def _known_targets(backbone: nn.Module, targets: list[str]) -> list[str]:
@@ -91,6 +134,7 @@ def load_lora(backbone: nn.Module, folder: Path) -> nn.Module:
             f"{path} holds {len(saved)} tensors, adapter_config.json asks for {len(needed)}; {odd} is not in both alike. "
             "The file is damaged or belongs to another configuration; save the adapter again."
         )
+    _shorten(adapted)
     return adapted
 
 

@@ -48,7 +48,9 @@ def test_eight_times_the_batch_takes_no_more_memory() -> None:
     tests = Path(__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=False, cwd=tests)
     assert done.returncode == 0, done.stderr
-    measured = {int(line.split()[0]): [int(word) for word in line.split()[1:]] for line in done.stdout.splitlines()[-3:]}
+    measured = {
+        int(line.split()[0]): [int(word) for word in line.split()[1:]] for line in done.stdout.splitlines()[-3:]
+    }
     (_, small, few), (_, large, many) = measured[128], measured[1024]
     assert many > 4 * few > 4, "eight times the batch is more micro-batches, not larger ones"
     assert large <= 1.05 * small, done.stdout

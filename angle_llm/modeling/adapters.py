@@ -56,7 +56,7 @@ def _shorten(adapted: nn.Module) -> None:
 
     for layer in adapted.modules():
         if type(layer) is Linear:
-            layer.__class__ = _short_linear()
+            layer.__class__ = _short_linear()  # type: ignore[assignment]
 
 
 @cache
@@ -67,7 +67,8 @@ def _short_linear() -> type[nn.Module]:
         """peft's layer, by the shorter way where nothing but plain LoRA is asked for."""
 
         def forward(self, x: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
-            base, active = self.base_layer, self.active_adapters
+            base: Any = self.base_layer
+            active = self.active_adapters
             plain = (
                 not (args or named or self.disable_adapters or self.merged)
                 and len(active) == 1
@@ -78,12 +79,13 @@ def _short_linear() -> type[nn.Module]:
                 and not base.weight.requires_grad
                 and not hasattr(base.weight, "ds_id")  # ZeRO-3 gathers a layer's weights when the layer is called
                 and x.dtype == base.weight.dtype
-                and not (self.training and getattr(self.lora_dropout[active[0]], "p", 0))
+                and not (self.training and isinstance(self.lora_dropout[active[0]], nn.Dropout))
             )
             if not plain:
                 result: torch.Tensor = super().forward(x, *args, **named)
                 return result
-            lora_a, lora_b = self.lora_A[active[0]], self.lora_B[active[0]]
+            lora_a: Any = self.lora_A[active[0]]
+            lora_b: Any = self.lora_B[active[0]]
             return lora_linear(x, base.weight, base.bias, lora_a.weight, lora_b.weight, self.scaling[active[0]])
 
     return ShortLinear

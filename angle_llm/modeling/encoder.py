@@ -5,6 +5,7 @@ Legend: B texts of a micro-batch, T tokens, D dimensions, N texts asked for.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -42,8 +43,11 @@ DEFAULT_POOLING = {True: "last", False: "mean"}
 DEFAULT_MAX_LENGTH = 512
 FIRST_TOKEN_POOLINGS = ("cls",)
 
-TEXTS_PLANNED = 65_536
+TEXTS_PLANNED = 32_768
 """Texts that are planned, and may share prefixes, together: a corpus of any size takes the memory of so many."""
+
+_ONE_AT_A_TIME = threading.RLock()
+"""A forward puts its trie in force in the backbone; another thread's would meet it there."""
 
 Rows = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -65,14 +69,15 @@ class EmbeddingModel(nn.Module):
 
     def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None, trie: Trie | None = None) -> Tensor:
         """Rows (B, D) of right-padded texts, given `mask_BT`; or rows (R, D) of the texts of a trie."""
-        if trie is not None:
-            rows = self._states_at(trie.end_R, lambda: trie_states(self.backbone, ids_BT, trie))
-        else:
-            assert mask_BT is not None, "a micro-batch is padded texts with a mask, or a trie"
-            if self.causal and self.pooling == "last":
-                rows = self._states_at(last_position(mask_BT), lambda: self._causal_states(ids_BT))
+        with _ONE_AT_A_TIME:
+            if trie is not None:
+                rows = self._states_at(trie.end_R, lambda: trie_states(self.backbone, ids_BT, trie))
             else:
-                rows = self._padded_rows(ids_BT, mask_BT)
+                assert mask_BT is not None, "a micro-batch is padded texts with a mask, or a trie"
+                if self.causal and self.pooling == "last":
+                    rows = self._states_at(last_position(mask_BT), lambda: self._causal_states(ids_BT))
+                else:
+                    rows = self._padded_rows(ids_BT, mask_BT)
         return rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
 
     def _states_at(self, end_R: Tensor, states: Callable[[], Tensor]) -> Tensor:
@@ -190,11 +195,13 @@ class SentenceEncoder:
             folder = Path(path).expanduser()
             card = EncoderCard.read(folder)
             encoder = _load_saved(
-                cls, folder, card, prompt, pooling, max_length, card.dtype if dtype == "auto" else dtype
+                cls, folder, card, prompt, pooling, max_length, card.dtype if dtype == "auto" else dtype, device
             )
         else:
             location = locate(path)
-            backbone = load_backbone(location, dtype=dtype, revision=revision)
+            backbone = load_backbone(location, dtype=dtype, revision=revision).to(
+                device
+            )  # it is probed where it will run
             commit: str | None = getattr(backbone.config, "_commit_hash", None)
             encoder = cls(
                 backbone,
@@ -381,13 +388,14 @@ def _load_saved(
     pooling: str | None,
     max_length: int | None,
     dtype: str,
+    device: torch.device,
 ) -> SentenceEncoder:
     try:
         location = locate(card.base or str(folder))
     except FileNotFoundError as error:
         hint = f" {folder / CARD_NAME} names it as the base; if it moved, change it there." if card.base else ""
         raise FileNotFoundError(f"{error}{hint}") from error
-    backbone = load_backbone(location, dtype=dtype, revision=card.base_revision)
+    backbone = load_backbone(location, dtype=dtype, revision=card.base_revision).to(device)
     encoder = cls(
         backbone,
         load_tokenizer(BackboneLocation(str(folder))),

@@ -34,8 +34,8 @@ class PooledLastLayer:
         layers = getattr(backbone, "layers", None)
         if not isinstance(layers, nn.ModuleList) or {name for name, _ in layers[-1].named_children()} != _PARTS:
             return None
-        if not isinstance(getattr(layers[-1].self_attn, "o_proj", None), nn.Linear):
-            return None
+        if not isinstance(getattr(layers[-1].self_attn, "o_proj", None), nn.Linear) or "forward" in vars(layers[-1]):
+            return None  # a forward of its own: somebody, such as accelerate's hooks, has wrapped the layer
         last = cls(layers[-1])
         return last if last._agrees(backbone) else None
 
@@ -71,7 +71,7 @@ class PooledLastLayer:
             with self.pooled(end_R):
                 rows_RD = backbone(input_ids=ids_BT, use_cache=False).last_hidden_state
             states_BTD = backbone(input_ids=ids_BT, use_cache=False).last_hidden_state
-        except (TypeError, ValueError, RuntimeError, IndexError):
+        except Exception:  # an architecture that is put together otherwise may fail in any way
             return False
         finally:
             backbone.train(was_training)

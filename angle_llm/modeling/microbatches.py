@@ -37,6 +37,11 @@ class MicroBatch:
         """Tokens the model computes, padding included."""
         return self.ids_BT.numel()
 
+    @property
+    def longest_side(self) -> int:
+        """Tokens of its sequences: of the longest text if padded, of all nodes if a trie."""
+        return self.ids_BT.shape[1]
+
     def on(self, device: torch.device) -> dict[str, Any]:
         """What `EmbeddingModel.forward` takes, on a device."""
         given = {"ids_BT": self.ids_BT, "mask_BT": self.mask_BT, "trie": self.trie}
@@ -50,7 +55,7 @@ class PrefixSharing:
     refused: str | None
     """Why its texts cannot share prefixes; None if they can."""
     longest: int | None = None
-    """Longest text that may share: beyond it a layer with a sliding window would look past the window."""
+    """Longest text that may share: no sliding window may end within it. None: any."""
 
 
 @dataclass(frozen=True)
@@ -79,42 +84,47 @@ class Plan:
 
 
 def plan_micro_batches(ids: Sequence[Sequence[int]], token_budget: int, pad_id: int, sharing: PrefixSharing) -> Plan:
-    """Plans N texts, in micro-batches of at most `token_budget` tokens with padding (a longer text goes alone)."""
+    """Plans N texts, in micro-batches of at most `token_budget` tokens with padding (a longer text goes alone).
+
+    Texts that are too long to share go padded beside the trie of the others.
+    """
     row_of_ids: dict[tuple[int, ...], int] = {}
     row_of = [row_of_ids.setdefault(tuple(text), len(row_of_ids)) for text in ids]
     texts = list(row_of_ids)
-    logical = sum(map(len, ids))
-    longest = max(map(len, texts), default=0)
-    groups = _padded_groups(texts, token_budget)
+    rows = range(len(texts))
+    fitting = [row for row in rows if sharing.longest is None or len(texts[row]) <= sharing.longest]
+    way = "padded"
     if sharing.refused is not None:
-        way, reason = "padded", sharing.refused
-    elif sharing.longest is not None and longest > sharing.longest:
-        way, reason = "padded", f"a text of {longest} tokens is longer than the attention window, {sharing.longest}"
+        reason = sharing.refused
+    elif not fitting and texts:
+        reason = f"every text is longer than {sharing.longest} tokens, more than may share prefixes"
     else:
-        order = sorted(range(len(texts)), key=texts.__getitem__)
+        order = sorted(fitting, key=texts.__getitem__)
         ordered = [texts[row] for row in order]
         shared = shared_prefixes(ordered)
         starts, nodes = cut([len(text) for text in ordered], shared, token_budget)
-        padded_tokens = sum(len(rows) * len(texts[rows[0]]) for rows in groups)
+        padded_tokens = sum(len(group) * len(texts[group[0]]) for group in _padded_groups(fitting, texts, token_budget))
         way = "trie" if nodes * TRIE_OVERHEAD < padded_tokens else "padded"
         reason = f"{nodes} tokens as a trie, {padded_tokens} padded"
-    if way == "padded":
-        return Plan([_padded(rows, texts, pad_id) for rows in groups], row_of, way, reason, logical)
+        if len(fitting) < len(texts):
+            reason += f"; {len(texts) - len(fitting)} texts longer than {sharing.longest} tokens are padded"
     micro_batches = []
-    for first, last in zip(starts, [*starts[1:], len(order)], strict=True):
-        ids_1T, trie = build_trie(ordered[first:last], shared[first:last])
-        micro_batches.append(MicroBatch(order[first:last], ids_1T, trie=trie))
+    if way == "trie":
+        for first, last in zip(starts, [*starts[1:], len(order)], strict=True):
+            ids_1T, trie = build_trie(ordered[first:last], shared[first:last])
+            micro_batches.append(MicroBatch(order[first:last], ids_1T, trie=trie))
+    for some in (set(rows) - set(fitting), fitting if way == "padded" else []):
+        micro_batches += [_padded(group, texts, pad_id) for group in _padded_groups(sorted(some), texts, token_budget)]
     # Largest first: if memory is short, it is short at once.
-    micro_batches.sort(key=lambda micro: -micro.computed_tokens)
-    return Plan(micro_batches, row_of, way, reason, logical)
+    micro_batches.sort(key=lambda micro: -micro.longest_side)
+    return Plan(micro_batches, row_of, way, reason, sum(map(len, ids)))
 
 
-def _padded_groups(sequences: Sequence[Sequence[int]], token_budget: int) -> list[list[int]]:
-    """Longest first: little is padded, and if memory is short, it is short at once."""
-    order = sorted(range(len(sequences)), key=lambda row: (-len(sequences[row]), row))
+def _padded_groups(rows: Sequence[int], texts: Sequence[Sequence[int]], token_budget: int) -> list[list[int]]:
+    """Texts of like length, longest first, so that little is padded."""
     groups: list[list[int]] = []
-    for row in order:
-        if groups and (len(groups[-1]) + 1) * len(sequences[groups[-1][0]]) <= token_budget:
+    for row in sorted(rows, key=lambda row: (-len(texts[row]), row)):
+        if groups and (len(groups[-1]) + 1) * len(texts[groups[-1][0]]) <= token_budget:
             groups[-1].append(row)
         else:
             groups.append([row])

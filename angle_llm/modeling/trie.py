@@ -22,6 +22,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 ATTENTION_NAME = "angle_llm_trie"
+KEYS_A_NODE = 8
+"""Most keys gathered for a node of the token budget. A key and its value take some 6 % of what a node's activations take, so
+sharing a long prompt head among many short texts costs at most half as much memory again."""
+MOST_TEXTS = 2048
+"""Most texts of a trie: bounds the time to find where to cut."""
 LENGTH_STEP = 8
 """Lengths are rounded up to this in attention: memory-efficient kernels want rows of masks aligned."""
 
@@ -69,8 +74,8 @@ def shared_prefixes(texts: Sequence[Sequence[int]]) -> list[int]:
 
 
 def cut(lengths: Sequence[int], shared: Sequence[int], most_nodes: int) -> tuple[list[int], int]:
-    """Where to cut the sorted texts into tries of at most `most_nodes` nodes (a longer text goes alone), so that the fewest
-    nodes are computed: the first text of every trie, and the nodes.
+    """Where to cut the sorted texts into tries, so that the fewest nodes are computed: the first text of every trie, and the
+    nodes. A trie has at most `most_nodes` nodes and `KEYS_A_NODE` times as many gathered keys (a longer text goes alone).
 
     A cut computes again what its neighbours shared. Found by dynamic programming over the first texts of tries.
     """
@@ -78,11 +83,16 @@ def cut(lengths: Sequence[int], shared: Sequence[int], most_nodes: int) -> tuple
     lengths_N, shared_N = np.asarray(lengths, dtype=np.int64), np.asarray(shared, dtype=np.int64)
     # A trie of the texts first..last has the nodes they add, and those that the first one shares with the trie before.
     added_N1 = np.concatenate(([0], np.cumsum(lengths_N - shared_N)))
+    keys_N1 = np.concatenate(([0], np.cumsum(lengths_N)))
     least_N1 = np.zeros(count + 1, dtype=np.int64)
     start_N = np.zeros(count, dtype=np.int64)
     earliest = 0
     for last in range(count):
-        while earliest < last and added_N1[last + 1] - added_N1[earliest] > most_nodes:
+        while earliest < last and (
+            added_N1[last + 1] - added_N1[earliest] > most_nodes
+            or keys_N1[last + 1] - keys_N1[earliest] > KEYS_A_NODE * most_nodes
+            or last - earliest >= MOST_TEXTS
+        ):
             earliest += 1
         first = np.arange(earliest, last + 1)
         nodes = added_N1[last + 1] - added_N1[first] + shared_N[first]
@@ -122,11 +132,13 @@ def build_trie(texts: Sequence[Sequence[int]], shared: Sequence[int]) -> tuple[T
 def _group(
     paths: Sequence[NDArray[np.int64]], shared: Sequence[int], first_node: NDArray[np.int64]
 ) -> tuple[tuple[TrieGroup, ...], NDArray[np.int64]]:
-    """Puts texts whose lengths lie between the same powers of two side by side; texts that add no node ask nothing."""
-    asking: dict[int, list[int]] = {}
+    """Puts texts side by side whose lengths, and whose numbers of added nodes, lie between the same powers of two: so no more
+    than four times the scores are computed that are needed. Texts that add no node ask nothing."""
+    asking: dict[tuple[int, int], list[int]] = {}
     for number, path in enumerate(paths):
-        if len(path) > shared[number]:
-            asking.setdefault((len(path) - 1).bit_length(), []).append(number)
+        added = len(path) - shared[number]
+        if added:
+            asking.setdefault(((len(path) - 1).bit_length(), (added - 1).bit_length()), []).append(number)
     place_T = np.empty(first_node[-1], dtype=np.int64)
     groups = []
     queries_before = 0
@@ -136,13 +148,17 @@ def _group(
         query_UQ = np.zeros((len(numbers), most_added), dtype=np.int64)
         key_UL = np.zeros((len(numbers), longest), dtype=np.int64)
         for u, number in enumerate(numbers):
-            path, added = paths[number], paths[number][shared[number] :]
-            query_UQ[u, : len(added)], key_UL[u, : len(path)] = added, path
-            place_T[added] = queries_before + u * most_added + np.arange(len(added))
+            path, new = paths[number], paths[number][shared[number] :]
+            query_UQ[u, : len(new)], key_UL[u, : len(path)] = new, path
+            place_T[new] = queries_before + u * most_added + np.arange(len(new))
         queries_before += query_UQ.size
         shared_U = np.array([shared[number] for number in numbers])
         groups.append(TrieGroup(*(torch.from_numpy(array) for array in (query_UQ, key_UL, shared_U))))
     return tuple(groups), place_T
+
+
+_HARMLESS = {"sliding_window", "is_causal", "position_ids", "use_cache", "cu_seq_lens_q", "layer_idx", "head_mask"}
+"""Arguments of attention that say nothing to a trie: windows are wider than its texts, its positions are in the states."""
 
 
 class _TrieInForce:
@@ -187,7 +203,7 @@ def path_attention(
     Raises:
         ValueError: for a kind of attention that needs more than this.
     """
-    unknown = sorted(name for name in ("position_bias", "s_aux", "cache") if others.get(name) is not None)
+    unknown = sorted(name for name, value in others.items() if name not in _HARMLESS and value not in (None, False))
     if unknown:
         raise ValueError(f"attention with {', '.join(unknown)} cannot be computed on a trie")
     heads, kv_heads = query.shape[1], key.shape[1]
@@ -230,7 +246,16 @@ def _softcapped(
 
 
 def trie_states(backbone: nn.Module, ids_1T: Tensor, trie: Trie) -> Tensor:
-    """Last hidden states (1, T, D) of the nodes."""
+    """Last hidden states (1, T, D) of the nodes.
+
+    Raises:
+        RuntimeError: under activation checkpointing, which would compute the layers again with another attention.
+    """
+    if backbone.training and any(getattr(module, "gradient_checkpointing", False) for module in backbone.modules()):
+        raise RuntimeError(
+            "texts that share prefixes cannot be trained with activation checkpointing. Call "
+            "activation_checkpointing_disable() on the backbone; a smaller graph_tokens saves the same memory."
+        )
     with _attention_by_path(backbone):
         states_1TD: Tensor = backbone(
             input_ids=ids_1T,
@@ -245,10 +270,11 @@ def trie_states(backbone: nn.Module, ids_1T: Tensor, trie: Trie) -> Tensor:
 
 @contextmanager
 def _attention_by_path(backbone: Any) -> Iterator[None]:
+    """Not safe beside another call of the same backbone: `EmbeddingModel` holds a lock."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION_NAME, path_attention)
-    config = backbone.config
+    config = backbone.config.get_text_config()
     usual = config._attn_implementation
     config._attn_implementation = ATTENTION_NAME
     try:

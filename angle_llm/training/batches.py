@@ -44,7 +44,7 @@ class TokenStore:
         try:
             with path.open("wb") as file:
                 for first in tqdm(range(0, len(texts), TEXTS_AT_ONCE), desc="tokenise", leave=False, disable=None):
-                    ids = tokenize(texts[first : first + TEXTS_AT_ONCE])
+                    ids = _tokenized(tokenize, texts, first)
                     np.concatenate([np.asarray(text, dtype=np.int32) for text in ids]).tofile(file)
                     self._start[first + 1 : first + 1 + len(ids)] = [len(text) for text in ids]
         except BaseException:
@@ -66,6 +66,15 @@ class TokenStore:
     ) -> None:
         del self._ids
         self._path.unlink(missing_ok=True)
+
+
+def _tokenized(
+    tokenize: Callable[[Sequence[str]], list[list[int]]], texts: Sequence[str], first: int
+) -> list[list[int]]:
+    try:
+        return tokenize(texts[first : first + TEXTS_AT_ONCE])
+    except ValueError as error:
+        raise ValueError(f"{error} (Counted from the run's different text {first}.)") from error
 
 
 def plan_batches(

@@ -16,10 +16,19 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_a_tiny_shape_is_measured_from_start_to_end(tmp_path: Path) -> None:
-    shape = (
-        "--layers 2 --hidden 32 --heads 4 --intermediate 48 --batch 4 --steps 2 --micro-batch-tokens 64 4096".split()
-    )
-    command = [sys.executable, str(SCRIPT), *shape, "--json", str(tmp_path / "speed.json"), "--profile"]
+    shape = {"layers": 2, "hidden": 32, "heads": 4, "intermediate": 48, "batch": 4, "steps": 2}
+    flags = [f"--{name}={value}" for name, value in shape.items()]
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        *flags,
+        "--micro-batch-tokens",
+        "64",
+        "4096",
+        "--json",
+        str(tmp_path / "speed.json"),
+        "--profile",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     content = json.loads((tmp_path / "speed.json").read_text())

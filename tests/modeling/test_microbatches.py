@@ -151,9 +151,16 @@ def test_a_refusal_and_a_window_are_the_reason() -> None:
     refused = plan_micro_batches(SHARED, 1000, PAD, PrefixSharing("it looks ahead"))
     assert (refused.way, refused.reason) == ("padded", "it looks ahead")
     narrow = plan_micro_batches(SHARED, 1000, PAD, PrefixSharing(None, longest=6))
-    assert narrow.way == "padded"
-    assert "a text of 7 tokens is longer than the attention window, 6" in narrow.reason
+    assert (narrow.way, narrow.reason) == ("padded", "every text is longer than 6 tokens, more than may share prefixes")
     assert plan_micro_batches(SHARED, 1000, PAD, PrefixSharing(None, longest=7)).way == "trie"
+
+
+def test_too_long_texts_are_padded_beside_the_trie() -> None:
+    ids = [[*SHARED[0], 99, 99], *SHARED]
+    plan = plan_micro_batches(ids, 1000, PAD, PrefixSharing(None, longest=7))
+    assert (plan.way, plan.computed_tokens) == ("trie", 16 + 9)
+    assert plan.reason == "16 tokens as a trie, 70 padded; 1 texts longer than 7 tokens are padded"
+    assert sorted(row for micro in plan.micro_batches for row in micro.rows) == list(range(11))
 
 
 def test_plans_are_the_same_each_time() -> None:

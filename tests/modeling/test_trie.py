@@ -1,5 +1,6 @@
 """The trie: cuts of least cost, and states and gradients of texts one by one, on every causal kind of backbone."""
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from typing import Any
 
@@ -10,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import CAUSAL, POSITIONS, WINDOW, tiny_backbone, tiny_encoder
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModel, GraniteConfig
+from transformers import AutoModel, GraniteConfig, LlamaConfig, Phi3Config
 
 from angle_llm import SentenceEncoder
 from angle_llm.modeling.last_layer import PooledLastLayer
-from angle_llm.modeling.microbatches import PrefixSharing
+from angle_llm.modeling.microbatches import PrefixSharing, plan_micro_batches
 from angle_llm.modeling.sharing import find_sharing
-from angle_llm.modeling.trie import LENGTH_STEP, build_trie, cut, shared_prefixes, trie_states
+from angle_llm.modeling.trie import KEYS_A_NODE, LENGTH_STEP, build_trie, cut, shared_prefixes, trie_states
 from angle_llm.settings import LoraSettings
 
 WINDOWED = ("mistral", "gemma2")
@@ -116,15 +117,93 @@ def test_rows_are_those_of_single_texts(kind: str, micro_batch_tokens: int) -> N
 
 
 @pytest.mark.parametrize("kind", WINDOWED)
-def test_a_text_longer_than_the_sliding_window_is_padded_and_the_reason_says_so(kind: str) -> None:
-    assert find_sharing(tiny_backbone(kind), "last", causal=True).refused == f"its attention window is {WINDOW} tokens"
-    backbone = tiny_backbone(kind, window=12)
-    encoder = SentenceEncoder(backbone, tiny_encoder(kind).tokenizer)
+def test_texts_longer_than_the_sliding_window_are_padded_beside_the_trie_of_the_others(kind: str) -> None:
+    assert find_sharing(tiny_backbone(kind), "last", causal=True).longest == WINDOW
+    assert "longer than 6 tokens" in tiny_encoder(kind).encode(TEXTS, return_stats=True)[1].reason
+    encoder = SentenceEncoder(tiny_backbone(kind, window=20), tiny_encoder(kind).tokenizer)
     rows, stats = encoder.encode(TEXTS, return_stats=True)
-    assert stats.way == "padded"
-    assert "longer than the attention window, 12" in stats.reason
+    assert stats.way == "trie"
+    assert stats.reason.endswith("1 texts longer than 20 tokens are padded")
     alone = np.concatenate([encoder.encode([text]) for text in TEXTS])
     assert np.abs(rows - alone).max() < 1e-5
+
+
+def test_frequencies_that_follow_the_longest_text_keep_long_texts_apart() -> None:
+    config = LlamaConfig(
+        vocab_size=50,
+        hidden_size=32,
+        num_attention_heads=4,
+        num_hidden_layers=2,
+        intermediate_size=48,
+        max_position_embeddings=64,
+        rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
+    )
+    assert find_sharing(AutoModel.from_config(config).eval(), "last", causal=True).longest == 64
+    config = Phi3Config(
+        vocab_size=50,
+        hidden_size=32,
+        num_attention_heads=4,
+        num_hidden_layers=2,
+        intermediate_size=48,
+        pad_token_id=0,
+        max_position_embeddings=64,
+        original_max_position_embeddings=16,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0] * 4,
+            "long_factor": [4.0] * 4,
+            "original_max_position_embeddings": 16,
+            "factor": 4.0,
+        },
+    )
+    assert find_sharing(AutoModel.from_config(config).eval(), "last", causal=True).longest == 16
+
+
+def test_layers_that_are_not_plain_attention_are_refused() -> None:
+    backbone = tiny_backbone("llama")
+    backbone.config.layer_types = ["full_attention", "conv", "full_attention"]
+    assert find_sharing(backbone, "last", causal=True).refused == "its layers of type conv are not plain attention"
+
+
+def test_a_small_leak_between_neighbours_is_seen() -> None:
+    """A layer that mixes in a hundredth of the token before it, which in a trie may be another text's."""
+    backbone = tiny_backbone("llama")
+    backbone.layers[1].register_forward_hook(
+        lambda _, __, states: states + 0.01 * torch.nn.functional.pad(states[:, :-1], (0, 0, 1, 0))
+    )
+    assert find_sharing(backbone, "last", causal=True).refused == "as a trie the architecture gives other states"
+
+
+def test_activation_checkpointing_is_refused_where_it_would_compute_other_gradients() -> None:
+    encoder = wide("llama")
+    plan = encoder.plan(TEXTS, 10_000)
+    encoder.model.train()
+    encoder.model.backbone.activation_checkpointing_enable()
+    with pytest.raises(RuntimeError, match=r"activation checkpointing\. Call activation_checkpointing_disable"):
+        encoder.model(**plan.micro_batches[0].on(torch.device("cpu")))
+
+
+def test_threads_may_share_an_encoder() -> None:
+    encoder = wide("llama")
+    expected = encoder.encode(TEXTS)
+    with ThreadPoolExecutor(4) as pool:
+        rows = list(pool.map(lambda count: encoder.encode(TEXTS[:count]), [2, 5, 8, 10] * 10))
+    assert all(np.abs(found - expected[: len(found)]).max() < 1e-5 for found in rows)
+    assert encoder.model.backbone.config._attn_implementation == "sdpa"
+
+
+def test_a_long_prompt_head_does_not_multiply_what_is_gathered() -> None:
+    texts = sorted([*range(100, 550), first, second, 7] for first in range(20) for second in range(20))
+    plan = plan_micro_batches(texts, 2048, 0, PrefixSharing(None))
+    assert plan.way == "trie"
+    for micro in plan.micro_batches:
+        assert micro.trie is not None
+        keys = sum(group.key_UL.numel() for group in micro.trie.groups)
+        scores = sum(group.query_UQ.shape[1] * group.key_UL.numel() for group in micro.trie.groups)
+        needed = 450**2 + len(micro.rows) * 3 * 453
+        assert keys <= 2 * KEYS_A_NODE * 2048
+        assert scores <= 4 * needed
 
 
 def test_the_probe_refuses_a_model_that_does_not_heed_positions() -> None:

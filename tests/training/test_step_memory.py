@@ -27,12 +27,12 @@ def resident(field: str) -> int:
 
 torch.manual_seed(0)
 config = LlamaConfig(
-    vocab_size=VOCABULARY, hidden_size=128, intermediate_size=512, num_hidden_layers=8, num_attention_heads=4
+    vocab_size=VOCABULARY, hidden_size=128, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4
 )
 encoder = SentenceEncoder(AutoModel.from_config(config).eval(), TOKENIZERS["llama2"]())
 encoder.add_lora(LoraSettings(rank=4, alpha=4))
-examples = load_examples(DataSource(limit=1024)).examples
-for triples in (32, 128, 1024):
+examples = load_examples(DataSource(limit=4096)).examples
+for triples in (64, 1024, 4096):
     batch = TextBatch.from_examples(examples[:triples])
     plan = encoder.plan(batch.texts, 2048)
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
@@ -43,14 +43,15 @@ for triples in (32, 128, 1024):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads peak memory from /proc")
-def test_eight_times_the_batch_takes_no_more_memory() -> None:
+def test_four_times_the_batch_takes_no_more_memory() -> None:
     tests = Path(__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=False, cwd=tests)
     assert done.returncode == 0, done.stderr
     measured = {
         int(line.split()[0]): [int(word) for word in line.split()[1:]] for line in done.stdout.splitlines()[-3:]
     }
-    (_, small, few), (_, large, many) = measured[128], measured[1024]
-    assert many > 4 * few > 4, "eight times the batch is more micro-batches, not larger ones"
+    (_, small, few), (_, large, many) = measured[1024], measured[4096]
+    assert many > 3 * few > 3, "four times the batch is more micro-batches, not larger ones"
     assert large <= 1.05 * small, done.stdout

@@ -440,4 +440,4 @@ def last_line(text: str) -> str:
 
 
 if __name__ == "__main__":
-    guarded(main, tyro.cli(SpeedSettings, description=__doc__))
+    guarded(lambda: main(tyro.cli(SpeedSettings, description=__doc__)))

@@ -12,4 +12,4 @@ from angle_llm.cli import guarded
 from angle_llm.evaluation import StsEvalSettings, sts_main
 
 if __name__ == "__main__":
-    guarded(sts_main, tyro.cli(StsEvalSettings), SentenceEncoder.from_pretrained)
+    guarded(lambda: sts_main(tyro.cli(StsEvalSettings), SentenceEncoder.from_pretrained))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -141,6 +142,8 @@ def launch(defaults: TrainSettings, arguments: Sequence[str] | None = None, *, d
 def guarded(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
     """Runs a command; a mistake of input ends in its message and exit code 2, without a traceback.
 
+    SIGINT ends in exit code 130. A training run that SIGINT or SIGTERM asked to stop ends in 130 or 143 (128 and the
+    signal's number), after its checkpoint is written.
     When standard error is no terminal, libraries that load models and data are told to draw no progress bars.
     """
     if not sys.stderr.isatty():
@@ -148,6 +151,9 @@ def guarded(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
             os.environ.setdefault(variable, "1")
     try:
         body(*arguments, **named)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     except (ValueError, OSError, TypeError, RuntimeError) as error:
         if os.environ.get(DEBUG_VARIABLE):
             raise

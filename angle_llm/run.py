@@ -22,10 +22,11 @@ def fine_tune(settings: TrainSettings) -> Path:
     weights are loaded.
 
     The run directory holds settings.yaml (starts the same run again), metrics.jsonl, tensorboard/, model/, and
-    rejected.jsonl if bad rows were left out.
+    rejected.jsonl if bad rows were left out, checkpoints/ if any were written.
 
     Raises:
-        SettingsError: if the run directory holds a run with other settings.
+        SettingsError: if the run directory holds a run with other settings, or not the checkpoint to go on from.
+        Interrupted: a `SystemExit`, after SIGINT or SIGTERM; `resume="auto"` goes on from there.
         ValueError: for a pooling or dtype that is not known.
         ArtifactError, DataError, PromptError, TrainingError, FileNotFoundError: see the modules that do the work.
     """
@@ -67,7 +68,7 @@ def fine_tune(settings: TrainSettings) -> Path:
 
     # 3. The run directory knows how to start this run again.
     settings.run_path.mkdir(parents=True, exist_ok=True)
-    save_settings(settings, settings.run_path / "settings.yaml")
+    save_settings(replace(settings, resume=TrainSettings.resume), settings.run_path / "settings.yaml")
     _save_rejected(data.report, settings.run_path / "rejected.jsonl")
 
     # 4. Train, keep the best.
@@ -79,13 +80,14 @@ def fine_tune(settings: TrainSettings) -> Path:
 
 def _check_run_directory(settings: TrainSettings) -> None:
     """A directory is one run's: another run's settings beside this run's weights would be a lie."""
+    from angle_llm.training.checkpoint import Checkpoints
+
     path = settings.run_path / "settings.yaml"
-    if not path.exists():
-        return
-    if replace(load_settings(TrainSettings, path), run_dir="") != replace(settings, run_dir=""):
+    if path.exists() and load_settings(TrainSettings, path).decisive != settings.decisive:
         raise SettingsError(
             f"{settings.run_path} holds a run with other settings. Choose another --run-dir, or remove that directory."
         )
+    Checkpoints.of(settings).check_named(settings.resume)
 
 
 def _check_model(model: ModelSettings) -> None:

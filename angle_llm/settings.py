@@ -6,9 +6,12 @@ the nearest known one. The resolved settings are saved with the run and start th
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
 
@@ -182,11 +185,29 @@ class EvaluationSettings(_Checked):
 
 
 @dataclass(frozen=True)
+class CheckpointSettings(_Checked):
+    """What a run can go on from after it was killed. With or without them it computes the same."""
+
+    every_steps: int = 0
+    """Write a checkpoint each time this many optimizer steps are done, and at the end; 0: only when a signal ends the
+    run. SIGINT and SIGTERM write one before the next step in any case, and the exit code is 130 or 143."""
+    keep: int = 2
+    """Checkpoints that are kept, the newest ones."""
+
+    def __post_init__(self) -> None:
+        _require(self.every_steps >= 0, f"checkpoint.every_steps must be 0 or more, got {self.every_steps}.")
+        _require(self.keep >= 1, f"checkpoint.keep must be 1 or more, got {self.keep}.")
+
+
+@dataclass(frozen=True)
 class TrainSettings(_Checked):
-    """Everything that decides what a training run computes."""
+    """Everything that decides what a training run computes, where it is written, and from where it goes on."""
 
     run_dir: str = "runs/latest"
-    """Where the run is written: settings.yaml, metrics.jsonl, tensorboard/, model/."""
+    """Where the run is written: settings.yaml, metrics.jsonl, tensorboard/, model/, checkpoints/."""
+    resume: str = "never"
+    """auto: go on from the newest whole checkpoint of the run directory, or start if there is none. never: start over, and
+    remove its checkpoints. Otherwise the checkpoint of the run directory to go on from, as its path or name."""
     seed: int = 42
     """Decides the adapter's start, the order of the data and dropout."""
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -195,6 +216,7 @@ class TrainSettings(_Checked):
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     batch_size: int = 64
     """Examples of one contrastive batch: each example's texts are negatives of all others. Memory does not limit it."""
     accumulation: int = 1
@@ -220,6 +242,7 @@ class TrainSettings(_Checked):
             f"lora.rank 0 trains all weights, and in {self.model.dtype} small updates round to nothing. Set model.dtype to "
             "float32, or lora.rank above 0.",
         )
+        _require(bool(self.resume), "resume is empty. It is auto, never, or a checkpoint.")
         _require(self.graph_tokens >= 0, f"graph_tokens must be 0 or more, got {self.graph_tokens}.")
         _require(self.max_steps is None or self.max_steps >= 1, f"max_steps must be 1 or more, got {self.max_steps}.")
 
@@ -227,6 +250,17 @@ class TrainSettings(_Checked):
     def run_path(self) -> Path:
         """The run directory as a path, `~` expanded."""
         return Path(self.run_dir).expanduser()
+
+    @property
+    def decisive(self) -> TrainSettings:
+        """These settings without what decides nothing of what a run computes: its place and its checkpoints."""
+        return replace(self, run_dir="", resume="never", checkpoint=CheckpointSettings())
+
+    def fingerprint(self) -> str:
+        """Equal for settings that compute the same; a checkpoint is known by it."""
+        # Through YAML's door and back, so that 8 and 8.0 are one value.
+        same = settings_from_dict(TrainSettings, settings_to_dict(self.decisive), where="fingerprint")
+        return hashlib.sha256(json.dumps(settings_to_dict(same)).encode()).hexdigest()[:16]
 
 
 Settings = TypeVar("Settings")
@@ -305,11 +339,12 @@ def _plain(value: Any) -> Any:
 
 
 def save_settings(settings: Any, path: Path) -> None:
-    """Writes settings as YAML, atomically."""
+    """Writes settings as YAML, whole or not at all, even if the power fails."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(
-        yaml.safe_dump(settings_to_dict(settings), sort_keys=False, allow_unicode=True), encoding="utf-8"
-    )
+    with temporary.open("w", encoding="utf-8") as file:
+        yaml.safe_dump(settings_to_dict(settings), file, sort_keys=False, allow_unicode=True)
+        file.flush()
+        os.fsync(file.fileno())
     temporary.replace(path)
 
 

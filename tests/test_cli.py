@@ -99,6 +99,7 @@ def test_train_embed_and_eval(base: str, tmp_path: Path) -> None:
         (["train", "--data.path", "nowhere.jsonl"], ["nowhere.jsonl"]),
         (["train", "--evaluation.pairs", "nowhere.tsv"], ["nowhere.tsv"]),
         (["train", "--objective.angle-form", "fase"], ["'phase'"]),
+        (["train", "--resume", "atuo"], ["--resume needs auto, never, or a checkpoint", "(there: none), got 'atuo'"]),
         (["embed", "--model", "./nowhere", "--input", "README.md", "--output", "x.txt"], ["must end in .npy"]),
         (["embed", "--model", "./nowhere", "--input", "README.md", "--output", "docs"], ["must end in .npy"]),
         (
@@ -208,6 +209,16 @@ def test_the_debug_variable_shows_the_traceback(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv(DEBUG_VARIABLE, "1")
     with pytest.raises(DataError):
         guarded(lambda: raise_it(DataError("ours")))
+
+
+def test_an_interrupt_ends_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as stopped:
+        guarded(interrupted)
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -11,6 +11,7 @@ import pytest
 import angle_llm.settings as settings_module
 from angle_llm.objectives import AngleObjective
 from angle_llm.settings import (
+    CheckpointSettings,
     LoraSettings,
     OptimizerSettings,
     SettingsError,
@@ -74,6 +75,9 @@ def test_yaml_overrides_defaults_key_by_key_and_the_command_line_overrides_yaml(
         ({"optimizer": {"weight_decay": -1}}, ["optimizer.weight_decay", "-1"]),
         ({"optimizer": {"warmup": 1.5}}, ["optimizer.warmup", "whole number", "1.5"]),
         ({"evaluation": {"every_steps": 5}}, ["evaluation.every_steps", "evaluation.pairs"]),
+        ({"checkpoint": {"every_steps": -1}}, ["checkpoint.every_steps", "-1"]),
+        ({"checkpoint": {"keep": 0}}, ["checkpoint.keep must be 1 or more", "0"]),
+        ({"resume": ""}, ["resume is empty", "auto, never"]),
         ({"seed": -1}, ["seed", "-1"]),
         ({"data": {"on_bad_row": "ignore"}}, ["data.on_bad_row", "skip", "'ignore'"]),
         ({"optimizer": {"schedule": "lineal"}}, ["optimizer.schedule", "linear", "'lineal'"]),
@@ -120,6 +124,21 @@ def test_every_field_is_explained_in_the_source_and_in_the_help(capsys: pytest.C
             assert first_words in shown, first_words
             explained += 1
     assert explained > 40
+
+
+def test_place_and_checkpoints_decide_nothing_of_what_is_computed() -> None:
+    settings = TrainSettings(run_dir="a", resume="auto", checkpoint=CheckpointSettings(every_steps=3, keep=5))
+    assert settings.decisive == TrainSettings().decisive
+    assert (
+        settings.fingerprint()
+        == TrainSettings().fingerprint()
+        == TrainSettings(lora=LoraSettings(alpha=32)).fingerprint()
+    )
+    assert settings.fingerprint() != TrainSettings(seed=1).fingerprint()
+    assert (
+        TrainSettings(lora=LoraSettings(alpha=8.0)).fingerprint()
+        == TrainSettings(lora=LoraSettings(alpha=8)).fingerprint()
+    )
 
 
 def test_warmup_is_a_share_or_a_number_of_steps() -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from tqdm import tqdm
 
+from angle_llm.modeling.adapters import is_adapted
 from angle_llm.modeling.encoder import SentenceEncoder
+from angle_llm.training.state import Progress, SavedWeightsError, check_saved
 from angle_llm.training.step import StepResult
 
 Evaluate = Callable[[SentenceEncoder], float]
@@ -20,19 +24,32 @@ Evaluate = Callable[[SentenceEncoder], float]
 class Metrics:
     """metrics.jsonl, one object a line, and the same numbers for TensorBoard."""
 
-    def __init__(self, path: Path, accelerator: Any) -> None:
+    def __init__(self, path: Path, accelerator: Any, kept_bytes: int = 0) -> None:
+        """A run that goes on keeps the lines up to its checkpoint."""
         self._path = path
         self._accelerator = accelerator
+        self._kept_bytes = kept_bytes
         self._file: IO[str] | None = None
 
     def __enter__(self) -> Metrics:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._path.open("w", encoding="utf-8")
+        self._file = self._path.open("a", encoding="utf-8")
+        size = os.fstat(self._file.fileno()).st_size
+        if size < self._kept_bytes:
+            tqdm.write(f"warning: {self._path} has {size} bytes, {self._kept_bytes} at the checkpoint: lines are lost")
+        self._file.truncate(min(size, self._kept_bytes))
         return self
 
     def __exit__(self, *_: object) -> None:
         assert self._file is not None
         self._file.close()
+
+    def bytes_on_disk(self) -> int:
+        """Its length, once every line is on disk."""
+        assert self._file is not None
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return os.fstat(self._file.fileno()).st_size
 
     def log(self, values: dict[str, float], notes: dict[str, str] | None = None) -> None:
         """Writes one line; `step` places it on TensorBoard's axis, which takes numbers only."""
@@ -81,12 +98,29 @@ class BestKeeper:
         self._encoder = encoder
         self._evaluate = evaluate
         self.folder = folder
+        self.measured: int | None = None
         self.start: float | None = None
         self.best: float | None = None
 
+    def go_on(self, came: Progress) -> None:
+        """With the scores of a checkpoint, from what a kill has left of `folder`.
+
+        `artifact.write_directory` fills a hidden folder beside it and, while it takes the place, has the old one aside.
+        """
+        target = self.folder.resolve()
+        for aside in target.parent.glob(f".{target.name}.*.old"):
+            if not target.exists():
+                aside.replace(target)
+        for left in target.parent.glob(f".{target.name}.*"):
+            shutil.rmtree(left, ignore_errors=True)
+        self.measured, self.start, self.best = came.measured, came.start, came.best
+        if self.best is not None and not target.exists():
+            tqdm.write(f"warning: {target}, the best model so far, is gone; the best one from here on is kept")
+            self.best = None
+
     def measure(self, step: int, metrics: Metrics) -> None:
-        """Step 0 is the untrained model: measured for comparison, not kept."""
-        if self._evaluate is None:
+        """Once after a step. Step 0 is the untrained model: measured for comparison, not kept."""
+        if self._evaluate is None or self.measured == step:
             return
         score = self._evaluate(self._encoder)
         metrics.log({"step": step, "evaluation": score})
@@ -94,23 +128,54 @@ class BestKeeper:
         if step == 0:
             self.start = score
         elif self.best is None or score > self.best:
+            self._save()
             self.best = score
-            self._encoder.save_pretrained(self.folder)
+        self.measured = step
 
     def finish(self) -> None:
         """The end of a run that does not measure."""
         if self._evaluate is None:
-            self._encoder.save_pretrained(self.folder)
+            self._save()
+
+    def _save(self) -> None:
+        """The file is read again: an adapter that is empty, or has learnt nothing, would be no use to anybody.
+
+        Raises:
+            SavedWeightsError: naming what is wrong with it.
+        """
+        self._encoder.save_pretrained(self.folder)
+        if not is_adapted(self._encoder.model.backbone):
+            return
+        path = self.folder / "adapter_model.safetensors"
+        weights = {_saved_name(name): p for name, p in self._encoder.model.named_parameters() if p.requires_grad}
+        check_saved(path, weights)
+        ups = [tensor for name, tensor in weights.items() if "lora_B" in name]
+        if ups and not any(tensor.detach().any() for tensor in ups):
+            raise SavedWeightsError(
+                f"{path}: every lora_B is zero, as before the first step: no gradient reached the adapter. Look at the data "
+                "and the weights of the objective."
+            )
 
     def rescue(self) -> None:
-        """A run that ends before its time leaves its weights, if they are numbers, in `interrupted/` beside the best."""
+        """A run that breaks leaves its weights, if they are numbers, in `interrupted/` beside the best."""
         trained = [parameter for parameter in self._encoder.model.parameters() if parameter.requires_grad]
-        if all(math.isfinite(float(parameter.detach().sum())) for parameter in trained):
-            folder = self.folder.with_name("interrupted")
+        if not all(math.isfinite(float(parameter.detach().sum())) for parameter in trained):
+            return
+        folder = self.folder.with_name("interrupted")
+        try:
             self._encoder.save_pretrained(folder)
+        except Exception as error:  # what broke the run is the news, and a full disk may have been it
+            tqdm.write(f"the run ended early; its last weights could not be saved in {folder}: {error}")
+        else:
             tqdm.write(f"the run ended early; its last weights are in {folder}")
 
     @property
     def what_is_kept(self) -> str:
         """For the message of a run that stops."""
         return "No model was kept yet." if self.best is None else f"The best model so far is in {self.folder}."
+
+
+def _saved_name(name: str) -> str:
+    """What peft calls a parameter of `EmbeddingModel` in a file."""
+    name = name.removeprefix("backbone.").replace(".default", "")
+    return name.removesuffix(".weight") if name.endswith("lora_magnitude_vector.weight") else name

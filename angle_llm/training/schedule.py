@@ -25,6 +25,7 @@ class BatchPlan:
         batches = math.ceil(examples / settings.batch_size)
         steps = math.ceil(batches / settings.accumulation) * settings.epochs
         self.steps = min(steps, settings.max_steps or steps)
+        self.warmup = settings.optimizer.warmup_steps(self.steps)
 
     def __iter__(self) -> Iterator[tuple[int, list[list[int]]]]:
         settings, done = self._settings, 0
@@ -36,10 +37,20 @@ class BatchPlan:
                 yield epoch, batches[first : first + settings.accumulation]
                 done += 1
 
+    def learning_rate(self, step: int) -> float:
+        """That step `step` is taken with."""
+        shape = SCHEDULES[self._settings.optimizer.schedule]
+        return self._settings.optimizer.learning_rate * rate_share(shape, step, self.warmup, self.steps)
+
     def evaluates_at(self, step: int) -> bool:
-        """Whether the encoder is measured after this step."""
+        """Whether the encoder is measured after this step; 0 is before the first."""
         every = self._settings.evaluation.every_steps
-        return step == self.steps or (every > 0 and step % every == 0)
+        return step in (0, self.steps) or (every > 0 and step % every == 0)
+
+    def saves_at(self, step: int) -> bool:
+        """Whether a checkpoint is written after this step; one at the end spares a run that is asked again its work."""
+        every = self._settings.checkpoint.every_steps
+        return every > 0 and (step == self.steps or step % every == 0)
 
 
 def linear(left: float) -> float:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from angle_llm.training.schedule import SCHEDULES, rate_share
+from angle_llm.settings import CheckpointSettings, EvaluationSettings, OptimizerSettings, TrainSettings
+from angle_llm.training.schedule import SCHEDULES, BatchPlan, rate_share
 
 
 def test_linear_by_hand() -> None:
@@ -20,3 +21,19 @@ def test_every_step_moves_and_none_exceeds_the_peak(name: str, warmup: int, step
     assert falling == sorted(falling, reverse=True)
     if warmup <= steps:
         assert max(shares) == (1 if warmup else pytest.approx(SCHEDULES[name](steps / (steps + 1))))
+
+
+def test_when_a_run_measures_and_writes_checkpoints() -> None:
+    settings = TrainSettings(
+        evaluation=EvaluationSettings("pairs.tsv", every_steps=4),
+        checkpoint=CheckpointSettings(every_steps=3),
+        optimizer=OptimizerSettings(learning_rate=0.5, warmup=2),
+        batch_size=1,
+    )
+    plan = BatchPlan(10, settings)
+    assert [step for step in range(11) if plan.evaluates_at(step)] == [0, 4, 8, 10]
+    assert [step for step in range(1, 11) if plan.saves_at(step)] == [3, 6, 9, 10]
+    assert [plan.learning_rate(step) for step in (1, 2, 10)] == pytest.approx([0.25, 0.5, 0.5 / 9])
+    plan = BatchPlan(10, TrainSettings(batch_size=1))
+    assert [step for step in range(11) if plan.evaluates_at(step)] == [0, 10]
+    assert not any(plan.saves_at(step) for step in range(1, 11)), "on signals alone"

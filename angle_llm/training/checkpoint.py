@@ -1,0 +1,249 @@
+"""Checkpoints: a run's state in a folder that is whole or does not count.
+
+    run_dir/checkpoints/step-000120/
+        weights.safetensors      the trainable weights, by parameter name
+        optimizer.safetensors    the optimizer's tensors: PARAMETER/exp_avg …
+        random-00000.json        the generators of process 0
+        progress.json            the step, the length of metrics.jsonl, the scores so far
+        manifest.json            written last: whose checkpoint it is, size and SHA-256 of every other file, and its own
+
+A folder is filled under a hidden name, put on disk, and renamed; older ones go when it has been read again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from tqdm import tqdm
+
+from angle_llm.settings import SettingsError, TrainSettings
+from angle_llm.training.state import Progress, Run, TrainingState
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+SLOW_SECONDS = 10
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be written or read, with the file and what to do."""
+
+
+class Checkpoints:
+    """The checkpoints of a run directory."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self.folder = folder
+        self.keep = keep
+
+    @classmethod
+    def of(cls, settings: TrainSettings) -> Checkpoints:
+        """Those that a run with these settings writes."""
+        return cls(settings.run_path / "checkpoints", settings.checkpoint.keep)
+
+    def all(self) -> list[Path]:
+        """Oldest first, whole or not."""
+        return sorted((path for path in self.folder.glob("step-*") if step_of(path) >= 0), key=step_of)
+
+    def check_named(self, resume: str) -> Path | None:
+        """The checkpoint that `--resume` names, None for auto and never.
+
+        Raises:
+            SettingsError: if it is none of this run directory.
+        """
+        if resume in ("auto", "never"):
+            return None
+        path = self.folder / resume if Path(resume).name == resume else Path(resume).expanduser()
+        known = {one.resolve(): one for one in self.all()}
+        if path.resolve() in known:
+            return known[path.resolve()]
+        names = ", ".join(one.name for one in known) or "none"
+        raise SettingsError(
+            f"--resume needs auto, never, or a checkpoint in {self.folder} (there: {names}), got {resume!r}. Name one of "
+            "those, or the --run-dir it belongs to."
+        )
+
+    def find(self, resume: str) -> Path | None:
+        """The whole checkpoint to go on from: the one named, for auto the newest, None to start.
+
+        Raises:
+            CheckpointError: if the one named is damaged, or all are.
+        """
+        if resume == "never":
+            return None
+        named = self.check_named(resume)
+        damaged: list[str] = []
+        for path in [named] if named else reversed(self.all()):
+            try:
+                verified(path)
+            except CheckpointError as error:
+                damaged.append(str(error))
+                continue
+            for problem in damaged:
+                tqdm.write(f"warning: {problem}. Going on from {path.name}.")
+            return path
+        if damaged:
+            raise CheckpointError(
+                f"no checkpoint to go on from is whole: {'; '.join(damaged)}. Put back what was written, or start over with "
+                "--resume never."
+            )
+        return None
+
+    def begin(self, origin: Path | None, state: TrainingState) -> Progress:
+        """Goes on from a checkpoint, or starts over and leaves nothing that a later run could go on from."""
+        for path in self.folder.glob(".step-*"):  # what a killed run was writing or removing
+            shutil.rmtree(path, ignore_errors=True)
+        if origin:
+            return self.read(origin, state)
+        if paths := self.all():
+            tqdm.write(f"starting over: removing the checkpoints up to {paths[-1].name} from {self.folder}")
+        for path in paths:
+            _remove(path)
+        return Progress()
+
+    def read(self, path: Path, state: TrainingState) -> Progress:
+        """Puts a checkpoint back into the live objects. Later ones, which are damaged or given up, are removed.
+
+        Raises:
+            CheckpointError: if it is damaged, or another run's.
+        """
+        written = verified(path)["run"]
+        for what, here in state.run.items():
+            if written.get(what) != here:
+                raise CheckpointError(
+                    f"{path} was written with other {what} ({written.get(what)}; this run: {here}). Use the same, or another "
+                    "--run-dir."
+                )
+        try:
+            progress = state.read(path)
+        except (ValueError, OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"{path} cannot be read: {error}. Use the versions it was written with, or start over with --resume never."
+            ) from error
+        self._retain(path)
+        return progress
+
+    def write(self, state: TrainingState, progress: Progress) -> Path:
+        """Writes a checkpoint whole or not at all, then removes all but the newest ones.
+
+        Raises:
+            CheckpointError: if the place is full or closed; the checkpoints before it are untouched.
+        """
+        started = time.perf_counter()
+        target = self.folder / f"step-{progress.step:06d}"
+        with suppress(CheckpointError):
+            verified(target)
+            return target  # the run went on from it and has not taken a step since
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".step-", dir=self.folder, ignore_cleanup_errors=True) as place:
+                filled = Path(place) / target.name
+                filled.mkdir()
+                state.write(filled, progress)
+                _write_manifest(filled, progress.step, state.run)
+                if target.exists():
+                    _remove(target)  # it is damaged
+                filled.replace(target)
+            _sync(self.folder)
+            _sync(self.folder.parent)
+            verified(target)
+            self._retain(target)
+        except (OSError, SafetensorError) as error:
+            left = [path.name for path in self.all()]
+            kept = f"{left[-1]} is kept: go on from there with --resume auto" if left else "No checkpoint is there yet"
+            raise CheckpointError(
+                f"checkpoint {target} could not be written: {error}. Make the folder writable and give it room. {kept}."
+            ) from error
+        if (seconds := time.perf_counter() - started) > SLOW_SECONDS:
+            tqdm.write(f"checkpoint of step {progress.step} took {seconds:.0f} seconds")
+        return target
+
+    def _retain(self, good: Path) -> None:
+        """Removes what is later than a checkpoint known to be good, and of the rest all but the newest."""
+        kept = [path for path in self.all() if step_of(path) <= step_of(good)][-self.keep :]
+        for path in set(self.all()) - set(kept):
+            _remove(path)
+
+
+def step_of(path: Path) -> int:
+    """The step that a checkpoint's name tells, -1 for another name."""
+    match = re.fullmatch(r"step-(\d+)", path.name)
+    return int(match[1]) if match else -1
+
+
+def verified(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint whose files are as written; files it does not list are never read.
+
+    Raises:
+        CheckpointError: naming the file that is missing, cut, or changed.
+    """
+    path = folder / MANIFEST
+    try:
+        content = path.read_bytes()
+        body: dict[str, Any] = json.loads(content)
+        if not isinstance(body, dict) or body.pop("sha256", None) is None or _rendered(body) != content:
+            raise ValueError("its own SHA-256 differs")
+        if body["format_version"] != FORMAT_VERSION:
+            raise ValueError(f"format_version {body['format_version']}; this version reads {FORMAT_VERSION}")
+        if body["step"] != step_of(folder):
+            raise ValueError(f"it is that of step {body['step']}")
+        for name, written in body["files"].items():
+            path = folder / name
+            if (size := path.stat().st_size) != written["size"]:
+                raise ValueError(f"{size} bytes; {written['size']} were written")
+            if _sha256(path) != written["sha256"]:
+                raise ValueError("its SHA-256 is not that of what was written")
+    except (ValueError, OSError) as error:  # malformed JSON is a ValueError
+        what = "is missing" if isinstance(error, FileNotFoundError) else f"is damaged ({error})"
+        raise CheckpointError(f"{path} {what}") from error
+    return body
+
+
+def _write_manifest(folder: Path, step: int, run: Run) -> None:
+    """Puts every file on disk, then the manifest."""
+    files = {}
+    for path in sorted(folder.iterdir()):
+        _sync(path)
+        files[path.name] = {"size": path.stat().st_size, "sha256": _sha256(path)}
+    body = {"format_version": FORMAT_VERSION, "step": step, "run": dict(run), "files": files}
+    (folder / MANIFEST).write_bytes(_rendered(body))
+    for path in (folder / MANIFEST, folder):
+        _sync(path)
+
+
+def _rendered(body: dict[str, Any]) -> bytes:
+    """A manifest's bytes; their end is the SHA-256 of the rest."""
+    return json.dumps({**body, "sha256": hashlib.sha256(json.dumps(body).encode()).hexdigest()}, indent=1).encode()
+
+
+def _remove(folder: Path) -> None:
+    """Out of sight at once, by replacing an empty hidden folder; then deleted."""
+    hidden = tempfile.mkdtemp(prefix=".step-", dir=folder.parent)
+    folder.replace(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file's bytes, or a directory's entries, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

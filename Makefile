@@ -30,7 +30,7 @@ check: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# About an hour on a quiet machine; installs angle-emb and sentence-transformers in environments of their own, under .bench.
+# Long, and for a quiet machine; installs angle-emb and sentence-transformers in environments of their own, under .bench.
 bench: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet -c .ci/constraints.txt -e '.[bench]'
 	$(BIN)/python eval/speed.py --json .bench/speed.json --plot .bench/speed.png

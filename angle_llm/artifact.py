@@ -136,7 +136,7 @@ def write_directory(target: Path, fill: Callable[[Path], None]) -> None:
         temporary.chmod(0o755)
         for path in temporary.rglob("*"):
             if path.is_file():
-                _sync(path)
+                sync(path)
         if target.exists():
             retired = temporary.with_name(temporary.name + ".old")
             target.replace(retired)
@@ -148,12 +148,12 @@ def write_directory(target: Path, fill: Callable[[Path], None]) -> None:
             shutil.rmtree(retired)
         else:
             temporary.replace(target)
-        _sync(target.parent)
+        sync(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Waits until a file's bytes, or a directory's entries, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

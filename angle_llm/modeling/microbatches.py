@@ -17,9 +17,6 @@ from torch import Tensor
 
 from angle_llm.modeling.trie import Trie, build_trie, cut, shared_prefixes
 
-TRIE_OVERHEAD = 1.03
-"""Time of a token in a trie, in tokens of a padded batch: gathering keys and values costs a little (docs/LOG.md)."""
-
 
 @dataclass(frozen=True)
 class MicroBatch:
@@ -104,7 +101,7 @@ def plan_micro_batches(ids: Sequence[Sequence[int]], token_budget: int, pad_id: 
         shared = shared_prefixes(ordered)
         starts, nodes = cut([len(text) for text in ordered], shared, token_budget)
         padded_tokens = sum(len(group) * len(texts[group[0]]) for group in _padded_groups(fitting, texts, token_budget))
-        way = "trie" if nodes * TRIE_OVERHEAD < padded_tokens else "padded"
+        way = "trie" if nodes < padded_tokens else "padded"
         reason = f"{nodes} tokens as a trie, {padded_tokens} padded"
         if len(fitting) < len(texts):
             reason += f"; {len(texts) - len(fitting)} texts longer than {sharing.longest} tokens are padded"

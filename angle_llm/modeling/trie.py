@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 ATTENTION_NAME = "angle_llm_trie"
 KEYS_A_NODE = 8
-"""Most keys gathered for a node of the token budget. A key and its value take some 6 % of what a node's activations take, so
+"""Most keys gathered for a node of the token budget. By their elements a key and its
+value take some 6 % of what a node keeps for the backward pass (LLaMA without grouped queries), so
 sharing a long prompt head among many short texts costs at most half as much memory again."""
 MOST_TEXTS = 2048
 """Most texts of a trie: bounds the time to find where to cut."""
@@ -157,7 +158,7 @@ def _group(
     return tuple(groups), place_T
 
 
-_HARMLESS = {"sliding_window", "is_causal", "position_ids", "use_cache", "cu_seq_lens_q", "layer_idx", "head_mask"}
+_HARMLESS = {"sliding_window", "is_causal", "position_ids", "use_cache"}
 """Arguments of attention that say nothing to a trie: windows are wider than its texts, its positions are in the states."""
 
 
@@ -203,7 +204,7 @@ def path_attention(
     Raises:
         ValueError: for a kind of attention that needs more than this.
     """
-    unknown = sorted(name for name, value in others.items() if name not in _HARMLESS and value not in (None, False))
+    unknown = sorted(name for name, value in others.items() if name not in _HARMLESS and value is not None)
     if unknown:
         raise ValueError(f"attention with {', '.join(unknown)} cannot be computed on a trie")
     heads, kv_heads = query.shape[1], key.shape[1]

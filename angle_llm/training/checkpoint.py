@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -26,6 +25,7 @@ from typing import Any
 from safetensors import SafetensorError
 from tqdm import tqdm
 
+from angle_llm.artifact import sync
 from angle_llm.settings import SettingsError, TrainSettings
 from angle_llm.training.state import Progress, Run, TrainingState
 
@@ -153,8 +153,8 @@ class Checkpoints:
                 if target.exists():
                     _remove(target)  # it is damaged
                 filled.replace(target)
-            _sync(self.folder)
-            _sync(self.folder.parent)
+            sync(self.folder)
+            sync(self.folder.parent)
             verified(target)
             self._retain(target)
         except (OSError, SafetensorError) as error:
@@ -212,12 +212,12 @@ def _write_manifest(folder: Path, step: int, run: Run) -> None:
     """Puts every file on disk, then the manifest."""
     files = {}
     for path in sorted(folder.iterdir()):
-        _sync(path)
+        sync(path)
         files[path.name] = {"size": path.stat().st_size, "sha256": _sha256(path)}
     body = {"format_version": FORMAT_VERSION, "step": step, "run": dict(run), "files": files}
     (folder / MANIFEST).write_bytes(_rendered(body))
     for path in (folder / MANIFEST, folder):
-        _sync(path)
+        sync(path)
 
 
 def _rendered(body: dict[str, Any]) -> bytes:
@@ -238,12 +238,3 @@ def _sha256(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Waits until a file's bytes, or a directory's entries, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -68,7 +68,8 @@ class Metrics:
         norm: float,
         counts: dict[str, float],
     ) -> None:
-        """One optimizer step: means over its batches of loss and parts, what was computed, and why that way."""
+        """One optimizer step: means over its batches of loss and parts, what was computed, and why that way (told of the
+        first batch)."""
         self.log(
             {
                 "step": step,

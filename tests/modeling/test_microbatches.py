@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from angle_llm.modeling.microbatches import TRIE_OVERHEAD, MicroBatch, Plan, PrefixSharing, plan_micro_batches
+from angle_llm.modeling.microbatches import MicroBatch, Plan, PrefixSharing, plan_micro_batches
 
 PAD = 9
 NO_SHARING = PrefixSharing("not in this test")
@@ -120,10 +120,7 @@ def test_no_texts_make_no_micro_batches(sharing: PrefixSharing) -> None:
 def test_with_room_no_prefix_is_computed_twice(ids: list[list[int]]) -> None:
     plan = plan_micro_batches(ids, 10**6, PAD, SHARING)
     prefixes = {tuple(text[: length + 1]) for text in ids for length in range(len(text))}
-    if plan.way == "trie":
-        assert plan.computed_tokens == len(prefixes)
-    else:
-        assert plan.computed_tokens <= len(prefixes) * TRIE_OVERHEAD, "padded only where it costs no more"
+    assert plan.computed_tokens == len(prefixes), "padded only where it computes no more"
 
 
 @several

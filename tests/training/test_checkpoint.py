@@ -255,7 +255,7 @@ def test_an_interrupted_write_leaves_the_one_before(tmp_path: Path, monkeypatch:
     def interrupted(path: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("angle_llm.training.checkpoint._sync", interrupted)
+    monkeypatch.setattr("angle_llm.training.checkpoint.sync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         checkpoints.write(small_state(), Progress(2))
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]

@@ -46,7 +46,9 @@ class EncoderCard:
     base_revision: str | None = None
     """Revision of the base, for a hub id."""
     base_fingerprint: str | None = None
-    """`weights_fingerprint` of the base: an adapter put on other weights is refused."""
+    """`weights_fingerprint` of the base before it was quantised: an adapter put on other weights is refused."""
+    bits: int | None = None
+    """Bits the base was held in while the adapter trained: 4 (NF4), 8 (int8), None if it was not quantised."""
 
     def write(self, folder: Path) -> None:
         """Writes the card into a folder."""
@@ -85,10 +87,14 @@ _CARD_TYPES: dict[str, tuple[type, ...]] = {
     "base": (str, type(None)),
     "base_revision": (str, type(None)),
     "base_fingerprint": (str, type(None)),
+    "bits": (int, type(None)),
 }
+_SINCE_THEN = {"bits": None}
+"""Keys that cards of earlier versions lack, and what they mean by it."""
 
 
 def _checked(values: dict[str, Any], path: Path) -> dict[str, Any]:
+    values = _SINCE_THEN | values
     for key in values:
         if key not in _CARD_TYPES:
             raise ArtifactError(f"{path}: {unknown('key', key, _CARD_TYPES)}")
@@ -99,6 +105,8 @@ def _checked(values: dict[str, Any], path: Path) -> dict[str, Any]:
             raise ArtifactError(
                 f"{path}: `{key}` must be {' or '.join(k.__name__ for k in kinds)}, got {values[key]!r}."
             )
+    if values["bits"] not in (None, 4, 8):
+        raise ArtifactError(f"{path}: `bits` must be 4, 8 or null, got {values['bits']}.")
     return values | {"prompt": PromptTemplate.from_dict(values["prompt"], where=str(path))}
 
 

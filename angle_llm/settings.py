@@ -73,7 +73,11 @@ class ModelSettings(_Checked):
     revision: str | None = None
     """Commit, tag or branch of a hub id."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "bfloat16"
-    """Dtype of the base weights; a trained adapter is float32 regardless. auto: as stored."""
+    """Dtype of the base weights; a trained adapter is float32 regardless. auto: as stored. With bits it is the dtype that
+    quantised layers compute in and all else is held in."""
+    bits: Literal[4, 8] | None = None
+    """Hold the linear layers of the base in 4 bits (NF4 with double quantisation: QLoRA) or 8 (LLM.int8()), and train an
+    adapter on them. Needs bitsandbytes: pip install 'angle_llm[quantization]'. None: not quantised."""
     prompt: str | None = None
     """A prompt's name, or the path of a prompt YAML. None: as saved with the model, else summarize_one_word for a causal
     model and plain for a bidirectional one."""
@@ -236,6 +240,11 @@ class TrainSettings(_Checked):
             value = getattr(self, name)
             _require(value >= 1, f"{name} must be 1 or more, got {value}.")
         _require(0 <= self.seed < 2**32, f"seed must be in 0 .. 2**32 - 1, got {self.seed}.")
+        _require(
+            self.lora.rank > 0 or self.model.bits is None,
+            f"lora.rank 0 trains all weights, and weights held in {self.model.bits} bits have no gradients. Set lora.rank "
+            "above 0 to train an adapter on them, or leave model.bits away.",
+        )
         trainable = self.lora.rank > 0 or self.model.dtype in ("auto", "float32")
         _require(
             trainable,

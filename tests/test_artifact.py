@@ -159,6 +159,7 @@ def test_the_card_of_an_adapter(adapter: Path, base: Path) -> None:
         "base": str(base),
         "base_revision": None,
         "base_fingerprint": weights_fingerprint(load(base).model.backbone),
+        "bits": None,
     }
     names = set(files_below(adapter))
     assert {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json", CARD_NAME} <= names
@@ -320,12 +321,30 @@ def test_a_missing_key_is_named(key: str, saved: Path) -> None:
         ("dtype", 16, "str"),
         ("base", 3, "str or NoneType"),
         ("base_fingerprint", {}, "str or NoneType"),
+        ("bits", "4", "int or NoneType"),
+        ("bits", True, "int or NoneType"),
     ],
 )
 def test_a_wrong_type_is_told(key: str, value: object, needs: str, saved: Path) -> None:
     change_card(saved, **{key: value})
     with pytest.raises(ArtifactError, match=f"`{key}` must be {needs}, got"):
         load(saved)
+
+
+def test_bits_that_are_not_known_are_told(saved: Path) -> None:
+    change_card(saved, bits=3)
+    with pytest.raises(ArtifactError, match="`bits` must be 4, 8 or null, got 3"):
+        load(saved)
+
+
+def test_a_card_from_before_bases_were_quantised(adapter: Path) -> None:
+    expected = load(adapter).encode(TEXTS)
+    values = card_values(adapter)
+    del values["bits"]
+    (adapter / CARD_NAME).write_text(json.dumps(values))
+    again = load(adapter)
+    assert again.bits is None
+    assert np.array_equal(again.encode(TEXTS), expected)
 
 
 def test_a_prompt_in_the_card_that_cannot_be_used(saved: Path) -> None:

@@ -59,6 +59,17 @@ def _shorten(adapted: nn.Module) -> None:
             layer.__class__ = _short_linear()  # type: ignore[assignment]
 
 
+def on_plain_layers(adapted: nn.Module) -> None:
+    """Makes LoRA layers whose quantised base layer was replaced by a plain one those of plain layers, which can merge."""
+    from peft.tuners.lora.layer import Linear, LoraLayer
+
+    for layer in adapted.modules():
+        if isinstance(layer, LoraLayer) and type(layer.get_base_layer()) is nn.Linear and not isinstance(layer, Linear):
+            layer.__class__ = Linear  # type: ignore[assignment]
+            layer.is_target_conv_1d_layer = False  # type: ignore[assignment]  # the one attribute peft's quantised layers lack
+    _shorten(adapted)
+
+
 @cache
 def _short_linear() -> type[nn.Module]:
     from peft.tuners.lora.layer import Linear
@@ -155,6 +166,11 @@ def is_adapted(model: nn.Module) -> bool:
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:
-    """(trainable, all) parameters."""
+    """(trainable, all) parameters; two that are packed into a byte of a 4-bit layer count as two."""
     trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    return trainable, sum(parameter.numel() for parameter in model.parameters())
+    return trainable, sum(_size(parameter) for parameter in model.parameters())
+
+
+def _size(parameter: Any) -> int:
+    packed = getattr(parameter, "quant_state", None)
+    return int(parameter.numel() if packed is None else packed.shape.numel())

@@ -14,6 +14,7 @@ from torch import nn
 
 from angle_llm.artifact import ArtifactError
 from angle_llm.errors import unknown
+from angle_llm.modeling.quantized import ORIGINAL, bits_of, check_bits, quantise
 
 PACKAGE_SCHEME = "package:"
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -102,18 +103,30 @@ def load_tokenizer(location: BackboneLocation, revision: str | None = None) -> A
     )
 
 
-def load_backbone(location: BackboneLocation, *, dtype: str = "auto", revision: str | None = None) -> nn.Module:
-    """Loads the layers without a language-model head or pooler, in evaluation mode.
+def load_backbone(
+    location: BackboneLocation,
+    *,
+    dtype: str = "auto",
+    revision: str | None = None,
+    bits: int | None = None,
+    device: torch.device | str = "cpu",
+) -> nn.Module:
+    """Loads the layers without a language-model head or pooler, in evaluation mode, on `device`.
 
-    `dtype` "auto" keeps the dtype the weights are stored in; a GGUF file is dequantised to float32.
+    `dtype` "auto" keeps the dtype the weights are stored in; a GGUF file is dequantised to float32. With `bits` the linear
+    layers are then held in 4 or 8 bits (see `quantized`), one by one, and compute in that dtype. A folder that
+    bitsandbytes' weights are stored in stays as it is.
     Code from a folder or the hub is never run (`trust_remote_code` is off).
 
     Raises:
         ArtifactError: if weights of the backbone are missing from its files; they would be random.
+        QuantisationError: if it cannot be held in so many bits.
         ValueError: for an encoder-decoder.
     """
     from transformers import AutoModel
 
+    if bits is not None:
+        check_bits(bits)  # before minutes of loading
     arguments: dict[str, Any] = dict(location.arguments)
     if location.gguf_file:
         from transformers import GgufConfig
@@ -138,7 +151,10 @@ def load_backbone(location: BackboneLocation, *, dtype: str = "auto", revision: 
         model.pooler = None  # BERT's pooler feeds a head that is not here; its weights would never see a gradient
     if location.gguf_file:
         _forget_quantisation(model)
-    loaded: nn.Module = model.eval()
+    if bits is not None and bits_of(model) != bits:
+        setattr(model, ORIGINAL, weights_fingerprint(model))
+        quantise(model, bits, device)
+    loaded: nn.Module = model.eval().to(device)
     return loaded
 
 
@@ -169,8 +185,13 @@ def is_causal(backbone: nn.Module) -> bool:
 def weights_fingerprint(backbone: nn.Module) -> str:
     """A short hash that tells two sets of base weights apart: names, shapes, and a sample of each tensor's values.
 
-    Values are rounded through bfloat16, so that one set of weights has one fingerprint in float32 and in bfloat16.
+    Values are rounded through bfloat16, so that one set of weights has one fingerprint in float32 and in bfloat16. And a
+    backbone that `load_backbone` quantised has that of the weights it was made from: what an adapter needs in its base's
+    place is the same model, and the card says in which bits to hold it.
     """
+    made_from: str | None = getattr(backbone, ORIGINAL, None)
+    if made_from is not None:
+        return made_from
     digest = hashlib.sha256()
     for name, tensor in sorted(backbone.state_dict().items()):
         flat = tensor.detach().reshape(-1)

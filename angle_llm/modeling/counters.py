@@ -85,8 +85,10 @@ class FlopsPerToken:
             # GPT-2's Conv1D is a linear layer with its weight transposed.
             if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
                 weight: torch.Tensor = module.weight  # type: ignore[assignment]
-                forward += 2 * weight.numel()
-                backward += 2 * weight.numel() * (2 if weight.requires_grad else 1)
+                # Not the size of the tensor where it is a layer's: in 4 bits two weights are packed into one byte.
+                size = module.in_features * module.out_features if isinstance(module, nn.Linear) else weight.numel()
+                forward += 2 * size
+                backward += 2 * size * (2 if weight.requires_grad else 1)
         return cls(forward, backward)
 
 

@@ -32,6 +32,7 @@ from angle_llm.modeling.counters import EncodeStats, FlopsPerToken
 from angle_llm.modeling.last_layer import PooledLastLayer
 from angle_llm.modeling.microbatches import Plan, plan_micro_batches
 from angle_llm.modeling.pooling import last_position, pooling_named
+from angle_llm.modeling.quantized import QuantisationError, bits_of, each_token_alone, mend
 from angle_llm.modeling.sharing import find_sharing
 from angle_llm.modeling.tokenization import SentenceTokenizer, Tokenizer, check_texts
 from angle_llm.modeling.trie import Trie, trie_states
@@ -135,6 +136,7 @@ class SentenceEncoder:
         Raises:
             ValueError: for an unknown pooling or one the backbone cannot have, or a `max_length` beyond its positions.
         """
+        mend(backbone)  # before its first forward pass
         causal = is_causal(backbone)
         pooling = pooling or DEFAULT_POOLING[causal]
         dimensions, layer_dimensions = _dimensions(backbone)
@@ -154,8 +156,9 @@ class SentenceEncoder:
                 f"max_length {max_length} is more than the {positions} positions of the backbone. Lower it."
             )
         default_length = min(positions or DEFAULT_MAX_LENGTH, DEFAULT_MAX_LENGTH)
-        self.model = EmbeddingModel(backbone, pooling, causal)
-        self.sharing = find_sharing(backbone, pooling, causal=causal)
+        with each_token_alone(backbone):  # both probe it
+            self.model = EmbeddingModel(backbone, pooling, causal)
+            self.sharing = find_sharing(backbone, pooling, causal=causal)
         self.tokenizer = tokenizer
         self.sentences = SentenceTokenizer(
             tokenizer, prompt or load_prompt(DEFAULT_PROMPT[causal]), max_length or default_length
@@ -175,17 +178,21 @@ class SentenceEncoder:
         dtype: str = "auto",
         device: str | torch.device | None = None,
         revision: str | None = None,
+        bits: int | Literal["auto"] | None = "auto",
     ) -> SentenceEncoder:
         """Loads an encoder: a directory written by `save_pretrained`, or a backbone (folder, `.gguf` file, hub id,
         `package:NAME/path`).
 
         A saved directory knows its prompt, pooling and length; for a backbone they may be named here. `dtype` "auto" is
-        the one of training for a saved directory, the stored one for a backbone. `device` defaults to the GPU if there
-        is one. The network is reached only for a hub id that is not in the local cache.
+        the one of training for a saved directory, the stored one for a backbone. `bits` 4 or 8 holds the weights so (see
+        `quantized`), None does not; "auto" is as in training for a saved directory, None for a backbone. An adapter
+        trained on a quantised base fits no other quite as well. `device` defaults to the GPU if there is one. The network
+        is reached only for a hub id that is not in the local cache.
 
         Raises:
             FileNotFoundError: if there is no model at the path.
             ArtifactError: for a damaged directory, or a base that is not the one the adapter was trained on.
+            QuantisationError: if the weights cannot be held in so many bits.
         """
         path = str(path_or_id)
         if isinstance(prompt, str):
@@ -194,14 +201,14 @@ class SentenceEncoder:
         if is_saved_encoder(path):
             folder = Path(path).expanduser()
             card = EncoderCard.read(folder)
-            encoder = _load_saved(
-                cls, folder, card, prompt, pooling, max_length, card.dtype if dtype == "auto" else dtype, device
-            )
+            dtype = card.dtype if dtype == "auto" else dtype
+            bits = card.bits if bits == "auto" else bits
+            encoder = _load_saved(cls, folder, card, prompt, pooling, max_length, dtype, bits, device)
         else:
             location = locate(path)
-            backbone = load_backbone(location, dtype=dtype, revision=revision).to(
-                device
-            )  # it is probed where it will run
+            bits = None if bits == "auto" else bits
+            # On the device: it is probed where it will run.
+            backbone = load_backbone(location, dtype=dtype, revision=revision, bits=bits, device=device)
             commit: str | None = getattr(backbone.config, "_commit_hash", None)
             encoder = cls(
                 backbone,
@@ -237,8 +244,13 @@ class SentenceEncoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the base weights."""
+        """Of the base weights, and of products with them if they are quantised."""
         return _base_dtype(self.model.backbone)
+
+    @property
+    def bits(self) -> int | None:
+        """The bits the base is held in, None if it is not quantised."""
+        return bits_of(self.model.backbone)
 
     @property
     def pad_id(self) -> int:
@@ -268,7 +280,7 @@ class SentenceEncoder:
         return_stats: Literal[True],
     ) -> tuple[Rows, EncodeStats]: ...
 
-    @torch.inference_mode()
+    @torch.no_grad()  # not inference_mode: weights that ZeRO-3 puts together in it could not be trained after
     def encode(
         self,
         texts: Sequence[str],
@@ -314,13 +326,13 @@ class SentenceEncoder:
             return rows_ND
         return rows_ND, replace(stats, seconds=time.perf_counter() - started)
 
-    def plan(self, texts: Sequence[str], token_budget: int) -> Plan:
-        """How the texts are computed: in which micro-batches, as tries or padded, and why."""
-        return self.plan_ids(self.sentences(texts) if len(texts) else [], token_budget)
+    def plan(self, texts: Sequence[str], token_budget: int, processes: int = 1) -> Plan:
+        """How the texts are computed: in which micro-batches, as tries or padded, by which of several processes, and why."""
+        return self.plan_ids(self.sentences(texts) if len(texts) else [], token_budget, processes)
 
-    def plan_ids(self, ids: Sequence[Sequence[int]], token_budget: int) -> Plan:
+    def plan_ids(self, ids: Sequence[Sequence[int]], token_budget: int, processes: int = 1) -> Plan:
         """The same for texts that are worded and tokenised already."""
-        return plan_micro_batches(ids, token_budget, self.pad_id, self.sharing)
+        return plan_micro_batches(ids, token_budget, self.pad_id, self.sharing, processes)
 
     def encode_complex(
         self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
@@ -341,6 +353,11 @@ class SentenceEncoder:
         target = Path(folder).expanduser()
         check_writable(target)
         if not adapters.is_adapted(self.model.backbone):
+            if self.bits is not None:
+                raise QuantisationError(
+                    f"this encoder is a base held in {self.bits} bits without an adapter, so there is nothing of its own to "
+                    "save. Add an adapter, or save the base as it is, loaded with bits=None."
+                )
             return
         if self.base is None:
             raise ValueError("the adapter's base has no name. Construct the encoder with base=…, or from_pretrained.")
@@ -368,6 +385,7 @@ class SentenceEncoder:
             base=self.base if adapted else None,
             base_revision=self.base_revision if adapted else None,
             base_fingerprint=self.base_fingerprint if adapted else None,
+            bits=self.bits,
         )
 
         def fill(target: Path) -> None:
@@ -388,6 +406,7 @@ def _load_saved(
     pooling: str | None,
     max_length: int | None,
     dtype: str,
+    bits: int | None,
     device: torch.device,
 ) -> SentenceEncoder:
     try:
@@ -395,7 +414,7 @@ def _load_saved(
     except FileNotFoundError as error:
         hint = f" {folder / CARD_NAME} names it as the base; if it moved, change it there." if card.base else ""
         raise FileNotFoundError(f"{error}{hint}") from error
-    backbone = load_backbone(location, dtype=dtype, revision=card.base_revision).to(device)
+    backbone = load_backbone(location, dtype=dtype, revision=card.base_revision, bits=bits, device=device)
     encoder = cls(
         backbone,
         load_tokenizer(BackboneLocation(str(folder))),

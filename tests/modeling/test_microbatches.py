@@ -109,7 +109,7 @@ def test_padding_counts_as_computed() -> None:
 @pytest.mark.parametrize("sharing", [NO_SHARING, SHARING])
 def test_no_texts_make_no_micro_batches(sharing: PrefixSharing) -> None:
     plan = plan_micro_batches([], 8, PAD, sharing)
-    assert (plan.micro_batches, plan.row_of, plan.unique, plan.logical_tokens) == ([], [], 0, 0)
+    assert (plan.groups, plan.row_of, plan.unique, plan.logical_tokens) == ([], [], 0, 0)
 
 
 # --- trie -------------------------------------------------------------------------------------------------------------

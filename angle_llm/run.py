@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,23 +14,34 @@ from angle_llm.settings import ModelSettings, SettingsError, TrainSettings, load
 
 if TYPE_CHECKING:
     from angle_llm.data.sources import DataReport
+    from angle_llm.training.launch import Launch
 
 
 def fine_tune(settings: TrainSettings) -> Path:
     """Turns a language model into a sentence encoder; returns the directory of the model to use.
 
-    What is cheap to check is checked first: names and places, then the pairs to evaluate on, then the data, and only then
-    weights are loaded.
+    What is cheap to check is checked first: names and places, how it was launched, then the pairs to evaluate on, then the
+    data, and only then weights are loaded. Under a launcher of several processes each of them calls this.
 
     The run directory holds settings.yaml (starts the same run again), metrics.jsonl, tensorboard/, model/, and
     rejected.jsonl if bad rows were left out, checkpoints/ if any were written.
 
     Raises:
-        SettingsError: if the run directory holds a run with other settings, or not the checkpoint to go on from.
+        SettingsError: if the run directory holds a run with other settings, or not the checkpoint to go on from, or the
+            settings cannot work the way the run was launched.
         Interrupted: a `SystemExit`, after SIGINT or SIGTERM; `resume="auto"` goes on from there.
         ValueError: for a pooling or dtype that is not known.
         ArtifactError, DataError, PromptError, TrainingError, FileNotFoundError: see the modules that do the work.
     """
+    from angle_llm.training.heartbeat import Heartbeat
+    from angle_llm.training.launch import Launch
+
+    launch = Launch.join(settings.run_path)
+    with Heartbeat(launch.processes):
+        return _fine_tune(settings, launch)
+
+
+def _fine_tune(settings: TrainSettings, launch: Launch) -> Path:
     from accelerate.utils import set_seed
 
     from angle_llm.data.sources import load_examples
@@ -38,21 +50,28 @@ def fine_tune(settings: TrainSettings) -> Path:
     from angle_llm.modeling.encoder import SentenceEncoder
     from angle_llm.objectives.angle import AngleObjective
     from angle_llm.training.loop import train
+    from angle_llm.training.refusals import check_can_work
 
-    # 1. Names and places, how it is measured, what to learn from: mistakes show before weights load, cheap ones first.
-    _check_run_directory(settings)
+    processes = launch.processes
+    say: Callable[[str], None] = print if processes.is_main else lambda _: None
+
+    # 1. Names and places, how it is spread, how it is measured, what to learn from: mistakes show before weights load,
+    #    cheap ones first.
+    processes.from_main(lambda: _check_run_directory(settings))
+    check_can_work(settings, launch)
     _check_model(settings.model)
     objective = AngleObjective(**asdict(settings.objective))
     evaluate = None
     if settings.evaluation.pairs:
         evaluate = sts_score(settings.evaluation.pairs, micro_batch_tokens=settings.micro_batch_tokens)
+    say(str(launch))
     data = load_examples(settings.data)
-    print(data.report.summary())
+    say(data.report.summary())
 
     # 2. The encoder: a backbone, the prompt, the pooling, an adapter.
     set_seed(settings.seed)
     model = settings.model
-    print(f"loading {model.path}")
+    say(f"loading {model.path}")
     encoder = SentenceEncoder.from_pretrained(
         model.path,
         prompt=model.prompt,
@@ -60,22 +79,28 @@ def fine_tune(settings: TrainSettings) -> Path:
         max_length=model.max_length,
         dtype=model.dtype,
         revision=model.revision,
+        bits=model.bits,
+        device=launch.loads_on,
     )
     if settings.lora.rank:
         encoder.add_lora(settings.lora)
     trainable, total = count_parameters(encoder.model)
-    print(f"training {trainable:,} of {total:,} parameters ({trainable / total:.2%})")
+    say(f"training {trainable:,} of {total:,} parameters ({trainable / total:.2%})")
 
     # 3. The run directory knows how to start this run again.
-    settings.run_path.mkdir(parents=True, exist_ok=True)
-    save_settings(replace(settings, resume=TrainSettings.resume), settings.run_path / "settings.yaml")
-    _save_rejected(data.report, settings.run_path / "rejected.jsonl")
+    processes.from_main(lambda: _prepare_run_directory(settings, data.report))
 
     # 4. Train, keep the best.
-    result = train(encoder, data.examples, objective, settings, evaluate)
+    result = train(encoder, data.examples, objective, settings, evaluate, launch)
     if result.best_score is not None:
-        print(f"evaluation: {result.start_score:.2f} before, {result.best_score:.2f} after (Spearman × 100)")
+        say(f"evaluation: {result.start_score:.2f} before, {result.best_score:.2f} after (Spearman × 100)")
     return result.model_dir
+
+
+def _prepare_run_directory(settings: TrainSettings, report: DataReport) -> None:
+    settings.run_path.mkdir(parents=True, exist_ok=True)
+    save_settings(replace(settings, resume=TrainSettings.resume), settings.run_path / "settings.yaml")
+    _save_rejected(report, settings.run_path / "rejected.jsonl")
 
 
 def _check_run_directory(settings: TrainSettings) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, TypeVar
@@ -15,6 +16,8 @@ from angle_llm.data.batching import TextBatch
 from angle_llm.data.formats import Example
 from angle_llm.modeling.encoder import SentenceEncoder
 from angle_llm.modeling.microbatches import Plan
+from angle_llm.training.memory import TokenBudget
+from angle_llm.training.processes import Processes
 
 TEXTS_AT_ONCE = 10_000
 Item = TypeVar("Item")
@@ -28,30 +31,48 @@ class PlannedBatch(NamedTuple):
 
 
 class TokenStore:
-    """The ids of texts, tokenised once, in a memory-mapped file; memory holds where each text's ids begin.
+    """The ids of texts, tokenised once on each machine, in memory-mapped files.
 
-    Use it as a context manager: the file goes with it.
+    Use it as a context manager: the files go with it.
 
     Raises:
         TypeError, ValueError: for a text the tokenizer cannot read, before anything is trained.
     """
 
-    def __init__(self, texts: Sequence[str], tokenize: Callable[[Sequence[str]], list[list[int]]], path: Path) -> None:
-        self._path = path
+    def __init__(
+        self,
+        texts: Sequence[str],
+        tokenize: Callable[[Sequence[str]], list[list[int]]],
+        folder: Path,
+        processes: Processes | None = None,
+    ) -> None:
+        processes = processes or Processes.alone()
         self._number = {text: number for number, text in enumerate(texts)}
-        self._start = np.zeros(len(texts) + 1, dtype=np.int64)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        machine = processes.rank - processes.local_rank  # machines may share the folder
+        self._paths = [folder / f"tokens-{machine}.int32", folder / f"tokens-{machine}.starts.npy"]
+        self._owns = processes.local_rank == 0
         try:
-            with path.open("wb") as file:
-                for first in tqdm(range(0, len(texts), TEXTS_AT_ONCE), desc="tokenise", leave=False, disable=None):
-                    ids = _tokenized(tokenize, texts, first)
-                    np.concatenate([np.asarray(text, dtype=np.int32) for text in ids]).tofile(file)
-                    self._start[first + 1 : first + 1 + len(ids)] = [len(text) for text in ids]
+            processes.once_a_machine(lambda: self._write(texts, tokenize))
         except BaseException:
-            path.unlink(missing_ok=True)
+            self._remove()
             raise
-        self._start.cumsum(out=self._start)
-        self._ids = np.memmap(path, dtype=np.int32, mode="r")
+        self._ids = np.memmap(self._paths[0], dtype=np.int32, mode="r")
+        self._start = np.load(self._paths[1], mmap_mode="r", allow_pickle=False)
+        processes.gather(None)  # nobody removes what another has not opened
+
+    def _write(self, texts: Sequence[str], tokenize: Callable[[Sequence[str]], list[list[int]]]) -> None:
+        starts = np.zeros(len(texts) + 1, dtype=np.int64)
+        self._paths[0].parent.mkdir(parents=True, exist_ok=True)
+        with self._paths[0].open("wb") as file:
+            for first in tqdm(range(0, len(texts), TEXTS_AT_ONCE), desc="tokenise", leave=False, disable=None):
+                ids = _tokenized(tokenize, texts, first)
+                np.concatenate([np.asarray(text, dtype=np.int32) for text in ids]).tofile(file)
+                starts[first + 1 : first + 1 + len(ids)] = [len(text) for text in ids]
+        np.save(self._paths[1], starts.cumsum())
+
+    def _remove(self) -> None:
+        for path in self._paths if self._owns else ():
+            path.unlink(missing_ok=True)
 
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of texts that were stored."""
@@ -64,8 +85,8 @@ class TokenStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        del self._ids
-        self._path.unlink(missing_ok=True)
+        del self._ids, self._start
+        self._remove()
 
 
 def _tokenized(
@@ -77,20 +98,27 @@ def _tokenized(
         raise ValueError(f"{error} (Counted from the run's different text {first}.)") from error
 
 
-def plan_batches(
-    encoder: SentenceEncoder,
-    tokens: TokenStore,
-    examples: Sequence[Example],
-    steps: Iterator[tuple[int, list[list[int]]]],
-    token_budget: int,
-) -> Iterator[tuple[int, list[PlannedBatch]]]:
-    """For each optimizer step its epoch and its batches."""
-    for epoch, batches in steps:
-        planned = []
-        for indices in batches:
-            batch = TextBatch.from_examples([examples[index] for index in indices])
-            planned.append(PlannedBatch(batch, encoder.plan_ids(tokens(batch.texts), token_budget)))
-        yield epoch, planned
+@dataclass
+class BatchPlanner:
+    """Makes the batches of an optimizer step from its examples' indices; every process makes the same ones."""
+
+    encoder: SentenceEncoder
+    tokens: TokenStore
+    examples: Sequence[Example]
+    processes: int
+    budget: TokenBudget
+    """It may be lowered while a run goes."""
+
+    def all(self, steps: Iterator[tuple[int, list[list[int]]]]) -> Iterator[tuple[int, list[PlannedBatch]]]:
+        """For each optimizer step its epoch and its batches."""
+        for epoch, batches in steps:
+            made = [TextBatch.from_examples([self.examples[index] for index in indices]) for indices in batches]
+            yield epoch, [self.planned(batch) for batch in made]
+
+    def planned(self, batch: TextBatch) -> PlannedBatch:
+        """A batch with its plan at the budget of now."""
+        ids = self.tokens(batch.texts)
+        return PlannedBatch(batch, self.encoder.plan_ids(ids, self.budget.micro_batch_tokens, self.processes))
 
 
 def ahead(items: Iterator[Item]) -> Iterator[Item]:

@@ -3,7 +3,7 @@
     run_dir/checkpoints/step-000120/
         weights.safetensors      the trainable weights, by parameter name
         optimizer.safetensors    the optimizer's tensors: PARAMETER/exp_avg …
-        random-00000.json        the generators of process 0
+        random-00000.json        the generators of process 0, and so on
         progress.json            the step, the length of metrics.jsonl, the scores so far
         manifest.json            written last: whose checkpoint it is, size and SHA-256 of every other file, and its own
 
@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from angle_llm.artifact import sync
 from angle_llm.settings import SettingsError, TrainSettings
-from angle_llm.training.state import Progress, Run, TrainingState
+from angle_llm.training.state import Progress, Run, Snapshot, TrainingState
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -100,22 +100,34 @@ class Checkpoints:
 
     def begin(self, origin: Path | None, state: TrainingState) -> Progress:
         """Goes on from a checkpoint, or starts over and leaves nothing that a later run could go on from."""
+        state.processes.from_main(lambda: self._clear(origin))
+        return self.read(origin, state) if origin else Progress()
+
+    def _clear(self, origin: Path | None) -> None:
         for path in self.folder.glob(".step-*"):  # what a killed run was writing or removing
             shutil.rmtree(path, ignore_errors=True)
         if origin:
-            return self.read(origin, state)
+            return
         if paths := self.all():
             tqdm.write(f"starting over: removing the checkpoints up to {paths[-1].name} from {self.folder}")
         for path in paths:
             _remove(path)
-        return Progress()
 
     def read(self, path: Path, state: TrainingState) -> Progress:
         """Puts a checkpoint back into the live objects. Later ones, which are damaged or given up, are removed.
 
+        The main process reads and tells the others, which need not see its disk.
+
         Raises:
             CheckpointError: if it is damaged, or another run's.
         """
+        snapshots: list[Snapshot] = []
+        state.processes.from_main(lambda: snapshots.append(self._read(path, state)))
+        progress = state.restore(snapshots[0] if snapshots else None)
+        state.processes.from_main(lambda: self._retain(path))
+        return progress
+
+    def _read(self, path: Path, state: TrainingState) -> Snapshot:
         written = verified(path)["run"]
         for what, here in state.run.items():
             if written.get(what) != here:
@@ -124,22 +136,28 @@ class Checkpoints:
                     "--run-dir."
                 )
         try:
-            progress = state.read(path)
+            snapshot = Snapshot.read(path)
+            state.check_fits(snapshot)
         except (ValueError, OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"{path} cannot be read: {error}. Use the versions it was written with, or start over with --resume never."
             ) from error
-        self._retain(path)
-        return progress
+        return snapshot
 
     def write(self, state: TrainingState, progress: Progress) -> Path:
-        """Writes a checkpoint whole or not at all, then removes all but the newest ones.
+        """Writes a checkpoint whole or not at all, then removes all but the newest ones; the main process does.
 
         Raises:
             CheckpointError: if the place is full or closed; the checkpoints before it are untouched.
         """
+        snapshot = state.snapshot(progress)
+        return state.processes.from_main(lambda: self._write(snapshot, state.run))
+
+    def _write(self, snapshot: Snapshot | None, run: Run) -> Path:
+        assert snapshot is not None, "the main process has it"
         started = time.perf_counter()
-        target = self.folder / f"step-{progress.step:06d}"
+        step = snapshot.progress.step
+        target = self.folder / f"step-{step:06d}"
         with suppress(CheckpointError):
             verified(target)
             return target  # the run went on from it and has not taken a step since
@@ -148,8 +166,8 @@ class Checkpoints:
             with tempfile.TemporaryDirectory(prefix=".step-", dir=self.folder, ignore_cleanup_errors=True) as place:
                 filled = Path(place) / target.name
                 filled.mkdir()
-                state.write(filled, progress)
-                _write_manifest(filled, progress.step, state.run)
+                snapshot.write(filled)
+                _write_manifest(filled, step, run)
                 if target.exists():
                     _remove(target)  # it is damaged
                 filled.replace(target)
@@ -164,7 +182,7 @@ class Checkpoints:
                 f"checkpoint {target} could not be written: {error}. Make the folder writable and give it room. {kept}."
             ) from error
         if (seconds := time.perf_counter() - started) > SLOW_SECONDS:
-            tqdm.write(f"checkpoint of step {progress.step} took {seconds:.0f} seconds")
+            tqdm.write(f"checkpoint of step {step} took {seconds:.0f} seconds")
         return target
 
     def _retain(self, good: Path) -> None:

@@ -8,10 +8,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from torch import nn
-from torch.optim import AdamW
+import torch
 from tqdm import tqdm
 
 from angle_llm.data.batching import TextBatch
@@ -19,17 +17,24 @@ from angle_llm.data.formats import Example
 from angle_llm.modeling.encoder import SentenceEncoder
 from angle_llm.objectives.angle import AngleObjective
 from angle_llm.settings import TrainSettings
-from angle_llm.training.batches import PlannedBatch, TokenStore, ahead, plan_batches
+from angle_llm.training.batches import BatchPlanner, PlannedBatch, TokenStore, ahead
 from angle_llm.training.checkpoint import Checkpoints, step_of
+from angle_llm.training.launch import Launch
+from angle_llm.training.memory import MemoryShortError, TokenBudget
 from angle_llm.training.meter import StepMeter
 from angle_llm.training.records import BestKeeper, Evaluate, Metrics, mean_loss
 from angle_llm.training.schedule import BatchPlan
 from angle_llm.training.signals import Interrupted, StopSignals
-from angle_llm.training.state import Progress, TrainingState, run_identity
+from angle_llm.training.state import (
+    Progress,
+    TrainingState,
+    random_state,
+    run_identity,
+    seed_process,
+    set_random_state,
+)
 from angle_llm.training.step import LossNotFiniteError, StepResult, boundary_step
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
+from angle_llm.training.strategy import Spread
 
 
 class TrainingError(RuntimeError):
@@ -55,6 +60,7 @@ def train(
     objective: AngleObjective,
     settings: TrainSettings,
     evaluate: Evaluate | None = None,
+    launch: Launch | None = None,
 ) -> TrainResult:
     """Trains the encoder's trainable weights and writes the run to `settings.run_dir`.
 
@@ -66,62 +72,67 @@ def train(
     `settings.checkpoint` and SIGINT or SIGTERM write checkpoints, and `settings.resume` goes on from one: the weights and
     metrics at the end are those of a run that was never interrupted, bit for bit.
 
+    Every process of a `launch` calls this with an equal encoder and the same examples and settings. They share the texts of
+    each batch out among them; batches, losses and update are those of one process, up to the order of additions.
+
     Raises:
         TrainingError: for a loss or gradient that is not finite (before the optimizer steps), or a run that cannot start.
         CheckpointError: for a checkpoint that cannot be written, or is asked for and not whole.
+        ElsewhereError: if another process has failed, or other data or weights than the main one.
         Interrupted: a `SystemExit`, after a signal and its checkpoint.
     """
-    run_dir = settings.run_path
-    keeper = BestKeeper(encoder, evaluate, run_dir / "model")
-    encoder.check_savable(keeper.folder)
+    run_dir, model_dir = settings.run_path, settings.run_path / "model"
+    launch = launch or Launch.join(run_dir)
+    accelerator, processes = launch.accelerator, launch.processes
+    encoder.check_savable(model_dir)
     if not examples:
         raise TrainingError("there is no example to train on. Look at the data report: rows may all be dropped.")
     checkpoints = Checkpoints.of(settings)
-    origin = checkpoints.find(settings.resume)
-    accelerator = _accelerator(run_dir, first_step=step_of(origin) + 1 if origin else None)
-    encoder.model.to(accelerator.device)
-    weights = {name: parameter for name, parameter in encoder.model.named_parameters() if parameter.requires_grad}
-    if not weights:
+    origin = processes.from_main(lambda: checkpoints.find(settings.resume))
+    # TensorBoard hides what an interrupted run has logged from here on.
+    purge = {"tensorboard": {"purge_step": step_of(origin) + 1 if origin else None}}
+    accelerator.init_trackers("tensorboard", init_kwargs=purge)
+    if not any(parameter.requires_grad for parameter in encoder.model.parameters()):
         raise TrainingError("no weight is trainable: the model has an adapter already. Start from its base.")
 
     plan = BatchPlan(len(examples), settings)
-    if plan.warmup >= plan.steps:
+    if plan.warmup >= plan.steps and processes.is_main:
         tqdm.write(f"warm-up takes {plan.warmup} steps and the run only {plan.steps}: the rate never falls")
-    adamw = AdamW(weights.values(), lr=settings.optimizer.learning_rate, weight_decay=settings.optimizer.weight_decay)
-    model, optimizer = accelerator.prepare(encoder.model, adamw)
-    run = run_identity(settings, examples, encoder.base_fingerprint, accelerator.device)
-    state = TrainingState(weights, adamw, accelerator.device, run)
-    meter = StepMeter.of(encoder, accelerator.device)
+    run = run_identity(settings, examples, encoder.base_fingerprint, processes.device)
+    for what, mine in run.items():
+        processes.check_same(what, mine)
+    meter = StepMeter.of(encoder, processes)
+    state = TrainingState.of(
+        encoder.model, lambda: launch.spread(encoder.model, settings.optimizer), run, settings.seed
+    )
+    state.spread.check_replicas()
+    seed_process(settings.seed, processes.rank)
+    keeper = BestKeeper(encoder, evaluate, model_dir, state.spread)
     texts = TextBatch.from_examples(examples).texts
-    with TokenStore(texts, encoder.sentences, run_dir / "tokens.int32") as tokens:
+    with TokenStore(texts, encoder.sentences, run_dir, processes) as tokens:
         came = checkpoints.begin(origin, state)
         keeper.go_on(came)
         step = came.step
+        budget = TokenBudget(settings.micro_batch_tokens, settings.graph_tokens)
+        planner = BatchPlanner(encoder, tokens, examples, processes.count, budget)
         with (
-            Metrics(run_dir / "metrics.jsonl", accelerator, came.metrics_bytes) as metrics,
-            tqdm(total=plan.steps, initial=step, desc="train", disable=None) as progress,
+            Metrics(run_dir / "metrics.jsonl", accelerator, came.metrics_bytes, writes=processes.is_main) as metrics,
+            tqdm(total=plan.steps, initial=step, desc="train", disable=None if processes.is_main else True) as progress,
             StopSignals() as stop,
         ):
             pause = _Pause(plan, keeper, metrics, checkpoints, state, stop, came.step)
             try:
                 pause(step)
                 started = time.perf_counter()
-                steps = itertools.islice(plan, step, None)
-                for epoch, batches in ahead(
-                    plan_batches(encoder, tokens, examples, steps, settings.micro_batch_tokens)
-                ):
+                for epoch, batches in ahead(planner.all(itertools.islice(plan, step, None))):
                     rate = plan.learning_rate(step + 1)
-                    for group in optimizer.param_groups:
-                        group["lr"] = rate
-                    results = _accumulate(accelerator, model, batches, objective, settings)
-                    norm = float(accelerator.clip_grad_norm_(weights.values(), settings.optimizer.max_gradient_norm))
+                    results = _accumulate(state.spread, planner, batches, objective)
+                    norm = state.spread.update(rate)
                     if not math.isfinite(norm):
                         raise LossNotFiniteError(
                             f"the gradient norm is {norm}, so the step was not taken. Lower the learning rate, or use bfloat16 "
                             "or float32 in place of float16."
                         )
-                    optimizer.step()
-                    optimizer.zero_grad()
                     step += 1
                     counts = meter.counts(results, time.perf_counter() - started)
                     metrics.log_step(step, epoch, results, rate=rate, norm=norm, counts=counts)
@@ -159,55 +170,65 @@ class _Pause:
     came: int
 
     def __call__(self, step: int) -> None:
-        keeper = self.keeper
-        if self.plan.evaluates_at(step) and not self.stop.asked:
+        keeper, processes = self.keeper, self.state.processes
+        asked = self._asked()
+        if self.plan.evaluates_at(step) and not asked:
             keeper.measure(step, self.metrics)
-        if self.stop.asked or (self.plan.saves_at(step) and step > self.came):
+            asked = self._asked()
+        if asked or (self.plan.saves_at(step) and step > self.came):
             here = Progress(step, self.metrics.bytes_on_disk(), keeper.measured, keeper.start, keeper.best)
+            self.state.spread.check_replicas()
             path = self.checkpoints.write(self.state, here)
-            if self.stop.asked:
-                tqdm.write(f"checkpoint of step {step} in {path}; go on with the same settings and --resume auto")
-                raise Interrupted(128 + self.stop.asked)
+            if asked:
+                if processes.is_main:
+                    tqdm.write(f"checkpoint of step {step} in {path}; go on with the same settings and --resume auto")
+                raise Interrupted(128 + asked)
+
+    def _asked(self) -> int:
+        """The signal, 0 without one; it may have reached one process first."""
+        return self.state.processes.highest(int(self.stop.asked or 0))
 
 
 def _accumulate(
-    accelerator: Accelerator,
-    model: nn.Module,
-    batches: Sequence[PlannedBatch],
-    objective: AngleObjective,
-    settings: TrainSettings,
+    spread: Spread, planner: BatchPlanner, batches: Sequence[PlannedBatch], objective: AngleObjective
 ) -> list[StepResult]:
-    """Adds up the gradients of an optimizer step's batches, each with an equal share."""
-    model.train()
-    return [
-        boundary_step(
-            model,
-            plan,
-            batch,
-            objective,
-            graph_tokens=settings.graph_tokens,
-            share=1 / len(batches),
-            backward=accelerator.backward,
-        )
-        for batch, plan in batches
-    ]
+    """Adds up the gradients of an optimizer step's batches, each with an equal share.
 
-
-def _accelerator(run_dir: Path, first_step: int | None) -> Accelerator:
-    """TensorBoard hides what an interrupted run has logged from `first_step` on."""
-    from accelerate import Accelerator
-    from accelerate.utils import GradientAccumulationPlugin
-
-    accelerator = Accelerator(
-        mixed_precision="no",  # the settings choose the dtype, not the launcher
-        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),  # `share` averages, not `backward`
-        log_with="tensorboard",
-        project_dir=run_dir,
-    )
-    if accelerator.num_processes != 1:
-        raise TrainingError(
-            f"this version trains in one process, {accelerator.num_processes} were launched. Use "
-            "`accelerate launch --num_processes 1`."
-        )
-    accelerator.init_trackers("tensorboard", init_kwargs={"tensorboard": {"purge_step": first_step}})
-    return accelerator
+    When memory runs out, all is forgotten and done again with half the tokens at once: the update is the same.
+    """
+    spread.model.train()
+    generators = random_state(spread.processes.device)
+    while True:
+        if any(plan.token_budget > planner.budget.micro_batch_tokens for _, plan in batches):
+            batches = [planner.planned(batch) for batch, _ in batches]
+        try:
+            return [
+                boundary_step(
+                    spread.model,
+                    plan,
+                    batch,
+                    objective,
+                    graph_tokens=planner.budget.graph_tokens,
+                    share=1 / len(batches),
+                    strategy=spread,
+                )
+                for batch, plan in batches
+            ]
+        except MemoryShortError as error:
+            budget = planner.budget.halved([plan for _, plan in batches])
+            told = str(error)
+        if budget is None:
+            raise TrainingError(
+                f"memory ran out ({told}), with each text alone in the model. Lower model.max_length, or take a smaller model "
+                "or more memory."
+            )
+        if spread.processes.is_main:
+            tqdm.write(
+                f"memory ran out: the step is done again, and from here on at most {budget.micro_batch_tokens} tokens go "
+                f"through the model at once, and up to {budget.graph_tokens} keep their activations (same update)"
+            )
+        planner.budget = budget
+        spread.forget()
+        set_random_state(generators, spread.processes.device)
+        if spread.processes.device.type == "cuda":
+            torch.cuda.empty_cache()

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from angle_llm.modeling.counters import FlopsPerToken, peak_flops
 from angle_llm.modeling.encoder import SentenceEncoder
+from angle_llm.training.processes import Processes
 from angle_llm.training.step import StepResult
 
 
@@ -18,18 +17,21 @@ class StepMeter:
 
     flops: FlopsPerToken
     peak: float
-    """Operations a second the device can do."""
+    """Operations a second a device can do."""
+    devices: int = 1
 
     @classmethod
-    def of(cls, encoder: SentenceEncoder, device: torch.device) -> StepMeter:
+    def of(cls, encoder: SentenceEncoder, processes: Processes) -> StepMeter:
         """Counts the encoder's layers and asks the device."""
-        return cls(FlopsPerToken.of(encoder.model.backbone), peak_flops(device, encoder.dtype))
+        peak = peak_flops(processes.device, encoder.dtype)
+        return cls(FlopsPerToken.of(encoder.model.backbone), peak, processes.count)
 
     def counts(self, results: Sequence[StepResult], seconds: float) -> dict[str, float]:
         """What an optimizer step did: sums over its batches, and rates.
 
         `logical_tokens` are those of the batch's texts, `computed_tokens` went through the model; utilisation is the share
-        of the device's operations that the computed tokens needed.
+        of the devices' operations that the computed tokens needed. `imbalance` is how many times its even share the process
+        with most tokens computed.
         """
         computed = sum(result.computed_tokens for result in results)
         twice = sum(result.computed_tokens for result in results if result.cached)
@@ -42,7 +44,8 @@ class StepMeter:
             "computed_tokens": computed,
             "pairs_per_second": pairs / seconds,
             "computed_tokens_per_second": computed / seconds,
-            "utilisation": flops / seconds / self.peak,
+            "utilisation": flops / seconds / (self.peak * self.devices),
+            "imbalance": sum(result.largest_share for result in results) * self.devices / computed,
             "seconds": seconds,
         }
 

@@ -16,19 +16,20 @@ from angle_llm.modeling.adapters import is_adapted
 from angle_llm.modeling.encoder import SentenceEncoder
 from angle_llm.training.state import Progress, SavedWeightsError, check_saved
 from angle_llm.training.step import StepResult
+from angle_llm.training.strategy import Spread
 
 Evaluate = Callable[[SentenceEncoder], float]
 """From an encoder to one number, the larger the better."""
 
 
 class Metrics:
-    """metrics.jsonl, one object a line, and the same numbers for TensorBoard."""
+    """metrics.jsonl, one object a line, and the same numbers for TensorBoard; the main process writes them."""
 
-    def __init__(self, path: Path, accelerator: Any, kept_bytes: int = 0) -> None:
+    def __init__(self, path: Path, accelerator: Any, kept_bytes: int = 0, *, writes: bool = True) -> None:
         """A run that goes on keeps the lines up to its checkpoint."""
-        self._path = path
+        self._path = path if writes else Path(os.devnull)
         self._accelerator = accelerator
-        self._kept_bytes = kept_bytes
+        self._kept_bytes = kept_bytes if writes else 0
         self._file: IO[str] | None = None
 
     def __enter__(self) -> Metrics:
@@ -37,7 +38,8 @@ class Metrics:
         size = os.fstat(self._file.fileno()).st_size
         if size < self._kept_bytes:
             tqdm.write(f"warning: {self._path} has {size} bytes, {self._kept_bytes} at the checkpoint: lines are lost")
-        self._file.truncate(min(size, self._kept_bytes))
+        if self._path.is_file():
+            self._file.truncate(min(size, self._kept_bytes))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -48,7 +50,8 @@ class Metrics:
         """Its length, once every line is on disk."""
         assert self._file is not None
         self._file.flush()
-        os.fsync(self._file.fileno())
+        if self._path.is_file():
+            os.fsync(self._file.fileno())
         return os.fstat(self._file.fileno()).st_size
 
     def log(self, values: dict[str, float], notes: dict[str, str] | None = None) -> None:
@@ -93,39 +96,48 @@ def mean_loss(results: Sequence[StepResult]) -> float:
 
 
 class BestKeeper:
-    """Measures the encoder now and then and keeps the best one in `folder`; without a measure, the last one."""
+    """Measures the encoder now and then and keeps the best one in `folder`; without a measure, the last one.
 
-    def __init__(self, encoder: SentenceEncoder, evaluate: Evaluate | None, folder: Path) -> None:
+    All processes measure; the main one's score counts, and it alone writes.
+    """
+
+    def __init__(self, encoder: SentenceEncoder, evaluate: Evaluate | None, folder: Path, spread: Spread) -> None:
         self._encoder = encoder
         self._evaluate = evaluate
+        self._spread = spread
         self.folder = folder
         self.measured: int | None = None
         self.start: float | None = None
         self.best: float | None = None
 
     def go_on(self, came: Progress) -> None:
-        """With the scores of a checkpoint, from what a kill has left of `folder`.
+        """With the scores of a checkpoint, from what a kill has left of `folder`."""
+        self.measured, self.start = came.measured, came.start
+        self.best = self._spread.processes.from_main(lambda: self._put_back(came.best))
 
-        `artifact.write_directory` fills a hidden folder beside it and, while it takes the place, has the old one aside.
-        """
+    def _put_back(self, best: float | None) -> float | None:
+        """`artifact.write_directory` fills a hidden folder beside the target and, while it takes the place, has the old
+        one aside."""
         target = self.folder.resolve()
         for aside in target.parent.glob(f".{target.name}.*.old"):
             if not target.exists():
                 aside.replace(target)
         for left in target.parent.glob(f".{target.name}.*"):
             shutil.rmtree(left, ignore_errors=True)
-        self.measured, self.start, self.best = came.measured, came.start, came.best
-        if self.best is not None and not target.exists():
+        if best is not None and not target.exists():
             tqdm.write(f"warning: {target}, the best model so far, is gone; the best one from here on is kept")
-            self.best = None
+            return None
+        return best
 
     def measure(self, step: int, metrics: Metrics) -> None:
         """Once after a step. Step 0 is the untrained model: measured for comparison, not kept."""
         if self._evaluate is None or self.measured == step:
             return
-        score = self._evaluate(self._encoder)
+        mine = self._evaluate(self._encoder)
+        score = self._spread.processes.from_main(lambda: mine)
         metrics.log({"step": step, "evaluation": score})
-        tqdm.write(f"step {step}: evaluation {score:.2f}")
+        if self._spread.processes.is_main:
+            tqdm.write(f"step {step}: evaluation {score:.2f}")
         if step == 0:
             self.start = score
         elif self.best is None or score > self.best:
@@ -139,6 +151,11 @@ class BestKeeper:
             self._save()
 
     def _save(self) -> None:
+        self._spread.check_replicas()
+        with self._spread.whole():
+            self._spread.processes.from_main(self._write)
+
+    def _write(self) -> None:
         """The file is read again: an adapter that is empty, or has learnt nothing, would be no use to anybody.
 
         Raises:
@@ -158,8 +175,11 @@ class BestKeeper:
             )
 
     def rescue(self) -> None:
-        """A run that breaks leaves its weights, if they are numbers, in `interrupted/` beside the best."""
+        """A run that breaks leaves its weights, if they are whole and numbers, in `interrupted/` beside the best."""
         trained = [parameter for parameter in self._encoder.model.parameters() if parameter.requires_grad]
+        whole = all(parameter.numel() for parameter in trained)  # those divided among processes cannot be put together
+        if not (self._spread.processes.is_main and whole):
+            return
         if not all(math.isfinite(float(parameter.detach().sum())) for parameter in trained):
             return
         folder = self.folder.with_name("interrupted")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from angle_llm.settings import TrainSettings
+from angle_llm.training.processes import Processes
+from angle_llm.training.strategy import Spread
 
 Run = Mapping[str, str | None]
 """What two runs that compute the same have in common, from `run_identity`."""
@@ -42,60 +43,108 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class Snapshot:
+    """A run's state in whole tensors on the CPU: what a checkpoint's files hold, whoever wrote it."""
+
+    weights: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
+    random: Sequence[Mapping[str, Any]]
+    """The generators of each process."""
+    progress: Progress
+
+    def write(self, folder: Path) -> None:
+        """Fills an empty folder, and reads the tensors again."""
+        for name, tensors in (("weights", self.weights), ("optimizer", self.optimizer)):
+            save_file(dict(tensors), folder / f"{name}.safetensors")
+            check_saved(folder / f"{name}.safetensors", tensors)
+        for process, state in enumerate(self.random):
+            (folder / f"random-{process:05d}.json").write_text(json.dumps(state))
+        (folder / "progress.json").write_text(json.dumps(asdict(self.progress)))
+
+    @classmethod
+    def read(cls, folder: Path) -> Snapshot:
+        """What `write` wrote."""
+        return cls(
+            load_file(folder / "weights.safetensors"),
+            load_file(folder / "optimizer.safetensors"),
+            [json.loads(path.read_bytes()) for path in sorted(folder.glob("random-*.json"))],
+            Progress(**json.loads((folder / "progress.json").read_bytes())),
+        )
+
+
+@dataclass(frozen=True)
 class TrainingState:
-    """The live objects that a checkpoint is taken from and put back into."""
+    """The live objects that a checkpoint is taken from and put back into, by all processes together."""
 
     weights: Mapping[str, nn.Parameter]
     """The trainable weights by name, in the optimizer's order."""
-    optimizer: Optimizer
-    device: torch.device
+    shapes: Mapping[str, torch.Size]
+    """Theirs; weights that are divided among processes do not show it."""
+    spread: Spread
     run: Run
-    process: int = 0
-    """Each process has generators of its own."""
+    seed: int
 
-    def write(self, folder: Path, progress: Progress) -> None:
-        """Fills an empty folder, and reads the tensors again."""
-        for name, tensors in (("weights", self.weights), ("optimizer", self._optimizer_tensors())):
-            on_cpu = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-            save_file(on_cpu, folder / f"{name}.safetensors")
-            check_saved(folder / f"{name}.safetensors", on_cpu)
-        self._random_file(folder).write_text(json.dumps(random_state(self.device)))
-        (folder / "progress.json").write_text(json.dumps(asdict(progress)))
+    @classmethod
+    def of(cls, model: nn.Module, spread: Callable[[], Spread], run: Run, seed: int) -> TrainingState:
+        """Before the model is spread over its processes, which `spread` does."""
+        weights = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        shapes = {name: parameter.shape for name, parameter in weights.items()}
+        return cls(weights, shapes, spread(), run, seed)
 
-    def read(self, folder: Path) -> Progress:
-        """Puts back what `write` wrote.
+    @property
+    def processes(self) -> Processes:
+        """Of the run."""
+        return self.spread.processes
+
+    def snapshot(self, progress: Progress) -> Snapshot | None:
+        """The state now; whole in the main process, None in the others."""
+        optimizer = self.spread.optimizer_tensors()
+        random_states = self.processes.gather(random_state(self.processes.device))
+        with self.spread.whole():
+            if not self.processes.is_main:
+                return None
+            return Snapshot(_on_cpu(self.weights), _on_cpu(optimizer), random_states, progress)
+
+    def check_fits(self, snapshot: Snapshot) -> None:
+        """Refuses the weights of another model.
 
         Raises:
-            ValueError: if the weights are those of another model; nothing has changed then.
+            ValueError: if names or shapes differ.
         """
-        weights = load_file(folder / "weights.safetensors")
-        shapes = {name: parameter.shape for name, parameter in self.weights.items()}
-        if {name: tensor.shape for name, tensor in weights.items()} != shapes:
+        if {name: tensor.shape for name, tensor in snapshot.weights.items()} != dict(self.shapes):
             raise ValueError("its weights have other names or shapes than this model's")
-        with torch.no_grad():
-            for name, parameter in self.weights.items():
-                parameter.copy_(weights[name])
-        self._fill_optimizer(load_file(folder / "optimizer.safetensors"))
-        set_random_state(json.loads(self._random_file(folder).read_bytes()), self.device)
-        return Progress(**json.loads((folder / "progress.json").read_bytes()))
 
-    def _random_file(self, folder: Path) -> Path:
-        return folder / f"random-{self.process:05d}.json"
+    def restore(self, snapshot: Snapshot | None) -> Progress:
+        """Puts back what the main process has read; the others give None.
 
-    def _optimizer_tensors(self) -> dict[str, Tensor]:
-        """NAME/exp_avg and so on; the optimizer numbers its parameters in the order they were given."""
-        names = list(self.weights)
-        numbered: dict[int, dict[str, Tensor]] = self.optimizer.state_dict()["state"]
-        return {f"{names[number]}/{key}": tensor for number, items in numbered.items() for key, tensor in items.items()}
+        A run may go on with another number of processes: batches and update are the same. A process that was not there
+        draws its dropout masks from a seed of its own.
 
-    def _fill_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
-        number = {name: number for number, name in enumerate(self.weights)}
-        numbered: dict[int, dict[str, Tensor]] = {}
-        for full_name, tensor in tensors.items():
-            name, _, key = full_name.rpartition("/")
-            numbered.setdefault(number[name], {})[key] = tensor.clone()  # not a view of a file that will be removed
-        groups = self.optimizer.state_dict()["param_groups"]  # they come from the settings
-        self.optimizer.load_state_dict({"state": numbered, "param_groups": groups})
+        """
+        processes = self.processes
+        self.spread.fill(
+            processes.tensors_from_main(None if snapshot is None else dict(snapshot.weights)),
+            processes.tensors_from_main(None if snapshot is None else dict(snapshot.optimizer)),
+        )
+        came: Progress
+        came, states = processes.from_main(lambda: (snapshot.progress, snapshot.random))  # type: ignore[union-attr]
+        if processes.rank < len(states):
+            set_random_state(states[processes.rank], processes.device)
+        else:
+            seed_process(self.seed, processes.rank, came.step)
+        return came
+
+
+def seed_process(seed: int, rank: int, step: int = 0) -> None:
+    """Generators of a process's own, so that no two draw the same masks. The main one keeps those of the whole run."""
+    if rank:
+        from accelerate.utils import set_seed
+
+        set_seed(int.from_bytes(hashlib.sha256(f"{seed} {rank} {step}".encode()).digest()[:4], "little"))
+
+
+def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 class SavedWeightsError(RuntimeError):

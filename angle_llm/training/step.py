@@ -6,7 +6,7 @@ Legend: N texts of the batch, U of them with different ids, R texts of a micro-b
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,12 +14,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from angle_llm.data.batching import TextBatch
-from angle_llm.modeling.microbatches import Plan
+from angle_llm.modeling.microbatches import MicroBatch, Plan
 from angle_llm.objectives.angle import AngleObjective, ObjectiveValue
-
-Backward = Callable[[Tensor], None]
-"""Back-propagates a scalar: `Accelerator.backward`, or `torch.Tensor.backward` in a test."""
-
+from angle_llm.training.strategy import Alone, Strategy
 
 _ATTENTION_KERNELS = defaultdict(
     lambda: [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH],
@@ -39,7 +36,9 @@ class StepResult:
     logical_tokens: int
     """Tokens of the texts, without padding."""
     computed_tokens: int
-    """Tokens that went forward, padding included; a cached step does so twice and counts once."""
+    """Tokens that went forward in all processes, padding included; a cached step does so twice and counts once."""
+    largest_share: int
+    """Those of the process that computed most."""
     cached: bool
     """Whether each micro-batch was encoded twice (gradient caching)."""
     way: str
@@ -60,22 +59,28 @@ def boundary_step(
     *,
     graph_tokens: int,
     share: float = 1.0,
-    backward: Backward = torch.Tensor.backward,
+    strategy: Strategy | None = None,
 ) -> StepResult:
     """Adds the gradient of `share` times the loss of a batch to the model's parameters.
 
     `model` maps a micro-batch of the plan to rows (R, D), and is called as it came, wrapped or not. Activations are kept
-    when the plan computes at most `graph_tokens` tokens; otherwise each micro-batch is encoded again for its share of the
-    backward pass (gradient caching, Gao et al. 2021, arXiv 2101.06983), with the same dropout masks. The gradient is the
-    same. Under dropout, texts that share a prefix share its mask.
+    when no process computes more than `graph_tokens` tokens; otherwise each micro-batch is encoded again for its share of
+    the backward pass (gradient caching, Gao et al. 2021, arXiv 2101.06983), with the same dropout masks. The gradient is
+    the same. Under dropout, texts that share a prefix share its mask.
+
+    Several processes (`strategy`) call this with the same batch and plan. Each encodes its share of the plan; the rows of
+    all make one `E`, so every text is everyone's negative and ranking partner; each computes loss and `dE`, and
+    back-propagates the rows it has encoded. What is added to a process's parameters is its part of a sum.
 
     Raises:
-        LossNotFiniteError: before anything is back-propagated.
+        LossNotFiniteError: before anything is back-propagated, in every process.
+        MemoryShortError: see `Strategy.attempt`; what was added is to be forgotten then.
     """
-    cached = plan.computed_tokens > graph_tokens
+    strategy = strategy or Alone(model)
+    cached = plan.largest_share > graph_tokens
     way = _encode_twice if cached else _keep_graphs
     with sdpa_kernel(_ATTENTION_KERNELS[_device(model).type]):
-        value = way(model, plan, _Boundary(batch, objective, share), backward)
+        value = way(model, plan, _Boundary(batch, objective, share), strategy)
     parts = {name: float(part) for name, part in value.parts.items()}
     return StepResult(
         float(value.loss.detach()),
@@ -84,6 +89,7 @@ def boundary_step(
         len(batch.left),
         plan.logical_tokens,
         plan.computed_tokens,
+        plan.largest_share,
         cached,
         plan.way,
         plan.reason,
@@ -117,36 +123,54 @@ class _Boundary:
         return value, torch.zeros_like(rows_UD).index_add_(0, row_of_N, gradient_ND)
 
 
-def _keep_graphs(model: nn.Module, plan: Plan, boundary: _Boundary, backward: Backward) -> ObjectiveValue:
+def _keep_graphs(model: nn.Module, plan: Plan, boundary: _Boundary, strategy: Strategy) -> ObjectiveValue:
     device = _device(model)
-    parts = [model(**micro.on(device)) for micro in plan.micro_batches]
-    order = torch.tensor([row for micro in plan.micro_batches for row in micro.rows], device=device)
-    rows_UD = torch.cat(parts)[order.argsort()]
+    mine = plan.share(strategy.processes.rank)
+    parts = strategy.attempt(lambda: [(micro.rows, model(**micro.on(device))) for micro in mine])
+    rows_UD = _everybodys(plan, strategy, [(rows, part_RD.detach()) for rows, part_RD in parts])
     value, gradient_UD = boundary(rows_UD, plan)
-    backward((rows_UD * gradient_UD).sum())  # the gradient of this scalar is dE, row by row
+    # The gradient of this scalar is dE, row by row. One backward pass: after several forward passes, ZeRO-3 adds a wrong
+    # gradient for every backward pass but the first.
+    strategy.attempt(
+        lambda: strategy.backward(torch.stack([_pulled(rows, part_RD, gradient_UD) for rows, part_RD in parts]).sum())
+    )
     return value
 
 
-def _encode_twice(model: nn.Module, plan: Plan, boundary: _Boundary, backward: Backward) -> ObjectiveValue:
+def _encode_twice(model: nn.Module, plan: Plan, boundary: _Boundary, strategy: Strategy) -> ObjectiveValue:
     device = _device(model)
-    rows_UD: Tensor | None = None
+    mine = plan.share(strategy.processes.rank)
     states = []
+
+    def forward(micro: MicroBatch) -> tuple[list[int], Tensor]:
+        states.append(_random_state(device))
+        return micro.rows, model(**micro.on(device))
+
+    def again() -> None:
+        for micro, state in zip(mine, states, strict=True):
+            _set_random_state(device, state)  # the same dropout masks as the first time
+            strategy.backward(_pulled(micro.rows, model(**micro.on(device)), gradient_UD))
+
     with torch.no_grad():
-        for micro in plan.micro_batches:
-            states.append(_random_state(device))
-            rows_RD = model(**micro.on(device))
-            if rows_UD is None:
-                rows_UD = rows_RD.new_empty(plan.unique, rows_RD.shape[1])
-            rows_UD[micro.rows] = rows_RD
-    assert rows_UD is not None, "a batch has at least one micro-batch"
-    value, gradient_UD = boundary(rows_UD, plan)
+        parts = strategy.attempt(lambda: [forward(micro) for micro in mine])
+    value, gradient_UD = boundary(_everybodys(plan, strategy, parts), plan)
     after = _random_state(device)
-    for micro, state in zip(plan.micro_batches, states, strict=True):
-        _set_random_state(device, state)  # the same dropout masks as the first time
-        rows_RD = model(**micro.on(device))
-        backward((rows_RD * gradient_UD[micro.rows]).sum())
+    strategy.attempt(again)
     _set_random_state(device, after)
     return value
+
+
+def _everybodys(plan: Plan, strategy: Strategy, parts: Sequence[tuple[list[int], Tensor]]) -> Tensor:
+    """Rows (U, D) of all processes. Each row is one process's and 0 in the others, so the sum is exact."""
+    rows_UD = parts[0][1].new_zeros(plan.unique, parts[0][1].shape[1])
+    for rows, part_RD in parts:
+        rows_UD[rows] = part_RD[: len(rows)]
+    return strategy.processes.sum(rows_UD)
+
+
+def _pulled(rows: list[int], part_RD: Tensor, gradient_UD: Tensor) -> Tensor:
+    """A scalar whose gradient by `part_RD` is that of its rows; by a stand-in's row, which is no text's, 0."""
+    return (part_RD * (gradient_UD[rows] if rows else 0)).sum()
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -9,14 +9,15 @@ from tiny import tiny_encoder
 
 from angle_llm.data.batching import TextBatch
 from angle_llm.data.formats import Triple
-from angle_llm.training.batches import TEXTS_AT_ONCE, TokenStore, ahead, plan_batches
+from angle_llm.training.batches import TEXTS_AT_ONCE, BatchPlanner, TokenStore, ahead
+from angle_llm.training.memory import TokenBudget
 
 TEXTS = ["A man eats.", "Someone eats.", "Nobody eats.", "Two dogs run.", "Hi"]
 
 
 def test_stored_ids_are_the_tokenizers(tmp_path: Path) -> None:
     sentences = tiny_encoder("llama").sentences
-    with TokenStore(TEXTS, sentences, tmp_path / "run" / "tokens.int32") as tokens:
+    with TokenStore(TEXTS, sentences, tmp_path / "run") as tokens:
         assert tokens(TEXTS[::-1]) == sentences(TEXTS[::-1])
         assert tokens([]) == []
     assert list((tmp_path / "run").iterdir()) == []
@@ -30,14 +31,14 @@ def test_texts_are_tokenised_once_in_blocks(tmp_path: Path) -> None:
         return [[int(text)] for text in texts]
 
     texts = [str(number) for number in range(TEXTS_AT_ONCE + 3)]
-    with TokenStore(texts, tokenize, tmp_path / "tokens") as tokens:
+    with TokenStore(texts, tokenize, tmp_path) as tokens:
         assert tokens(texts[::997]) == [[number] for number in range(0, TEXTS_AT_ONCE + 3, 997)]
     assert asked == [TEXTS_AT_ONCE, 3]
 
 
 def test_a_text_that_cannot_be_read_shows_at_once_and_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="text 1 is empty"):
-        TokenStore(["Hi", " "], tiny_encoder("llama").sentences, tmp_path / "tokens")
+        TokenStore(["Hi", " "], tiny_encoder("llama").sentences, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -45,8 +46,10 @@ def test_plans_are_those_of_the_batchs_texts(tmp_path: Path) -> None:
     encoder = tiny_encoder("llama")
     examples = [Triple(*TEXTS[:3]), Triple(*TEXTS[2:])]
     texts = TextBatch.from_examples(examples).texts
-    with TokenStore(texts, encoder.sentences, tmp_path / "tokens") as tokens:
-        steps = list(plan_batches(encoder, tokens, examples, iter([(0, [[1], [0]]), (1, [[0, 1]])]), 60))
+    with TokenStore(texts, encoder.sentences, tmp_path) as tokens:
+        steps = list(
+            BatchPlanner(encoder, tokens, examples, 1, TokenBudget(60, 0)).all(iter([(0, [[1], [0]]), (1, [[0, 1]])]))
+        )
     assert [epoch for epoch, _ in steps] == [0, 1]
     assert [batch.texts for _, batches in steps for batch, _ in batches] == [TEXTS[2:], TEXTS[:3], texts]
     for _, batches in steps:

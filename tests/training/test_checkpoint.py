@@ -6,6 +6,7 @@ import random
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +16,30 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from angle_llm.settings import SettingsError
+from angle_llm.settings import OptimizerSettings, SettingsError
 from angle_llm.training.checkpoint import MANIFEST, SLOW_SECONDS, CheckpointError, Checkpoints, step_of, verified
-from angle_llm.training.state import Progress, SavedWeightsError, TrainingState, check_saved
+from angle_llm.training.processes import Processes
+from angle_llm.training.state import Progress, Run, SavedWeightsError, TrainingState, check_saved
+from angle_llm.training.strategy import Replicated
 
 FILES = ["manifest.json", "optimizer.safetensors", "progress.json", "random-00000.json", "weights.safetensors"]
-RUN = {"settings": "same", "base weights": None}
+RUN: Run = {"settings": "same", "base weights": None}
 
 
 def small_state(seed: int = 0) -> TrainingState:
     torch.manual_seed(seed)
-    layers = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
-    return TrainingState(
-        dict(layers.named_parameters()), torch.optim.AdamW(layers.parameters()), torch.device("cpu"), RUN
-    )
+    return state_of(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)))
+
+
+def state_of(layers: nn.Module, run: Run = RUN) -> TrainingState:
+    weights = dict(layers.named_parameters())
+    return TrainingState.of(layers, lambda: Replicated(layers, weights, OptimizerSettings(), Processes.alone()), run, 0)
 
 
 def take_step(state: TrainingState) -> None:
     for parameter in state.weights.values():
         parameter.grad = torch.randn_like(parameter) * random.random() * np.random.random()  # noqa: NPY002
-    state.optimizer.step()
+    state.spread.update(1e-3)
 
 
 def written(folder: Path, steps: int, keep: int = 10) -> Checkpoints:
@@ -65,7 +70,9 @@ def test_what_comes_back_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
     other = small_state(seed=1)
     take_step(other)
     assert checkpoints.begin(path, other) == here
-    assert other.optimizer.state_dict()["param_groups"] == state.optimizer.state_dict()["param_groups"]
+    assert isinstance(other.spread, Replicated)
+    assert isinstance(state.spread, Replicated)
+    assert other.spread.optimizer.state_dict()["param_groups"] == state.spread.optimizer.state_dict()["param_groups"]
     for came, due in zip(future(other), expected, strict=True):
         assert torch.equal(torch.as_tensor(came), torch.as_tensor(due))
 
@@ -74,7 +81,7 @@ def test_a_state_before_the_first_step_comes_back(tmp_path: Path) -> None:
     path = Checkpoints(tmp_path, 1).write(small_state(), Progress())
     other = small_state(seed=1)
     assert Checkpoints(tmp_path, 1).begin(path, other) == Progress()
-    assert not other.optimizer.state_dict()["state"]
+    assert other.spread.optimizer_tensors() == {}
 
 
 def flip(path: Path, draw: random.Random) -> None:
@@ -180,13 +187,10 @@ def test_another_runs_checkpoint_is_refused_and_nothing_has_changed(tmp_path: Pa
     checkpoints = written(tmp_path, 2)
     other = small_state(seed=1)
     before = {name: parameter.detach().clone() for name, parameter in other.weights.items()}
-    other = TrainingState(other.weights, other.optimizer, other.device, {**RUN, "settings": "others"})
+    other = replace(other, run={**RUN, "settings": "others"})
     with pytest.raises(CheckpointError, match=r"written with other settings \(same; this run: others\)"):
         checkpoints.begin(tmp_path / "step-000001", other)
-    linear = nn.Linear(5, 4)
-    smaller = TrainingState(
-        dict(linear.named_parameters()), torch.optim.AdamW(linear.parameters()), torch.device("cpu"), RUN
-    )
+    smaller = state_of(nn.Linear(5, 4))
     with pytest.raises(CheckpointError, match="other names or shapes"):
         checkpoints.begin(tmp_path / "step-000001", smaller)
     assert all(torch.equal(parameter, before[name]) for name, parameter in other.weights.items())

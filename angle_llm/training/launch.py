@@ -1,0 +1,111 @@
+"""How this process was launched: alone, as one of several, under DeepSpeed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from angle_llm.settings import OptimizerSettings
+from angle_llm.training.processes import Processes
+from angle_llm.training.strategy import Partitioned, Replicated, Spread, deepspeed_config
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The processes of this run, as Accelerate found them."""
+
+    accelerator: Accelerator
+
+    @classmethod
+    def join(cls, run_dir: Path) -> Launch:
+        """Meets the other processes.
+
+        Raises:
+            RuntimeError: from torch, if they do not come.
+        """
+        from accelerate import Accelerator
+        from accelerate.utils import InitProcessGroupKwargs
+
+        with_deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false") == "true"
+        several = with_deepspeed or int(os.environ.get("WORLD_SIZE", "1")) > 1
+        no_device = several and not torch.accelerator.is_available()
+        accelerator = Accelerator(
+            # Said to a DeepSpeed run, this would turn DeepSpeed off; not said without a GPU, processes would not meet.
+            cpu=no_device and not with_deepspeed,
+            mixed_precision="no",  # the settings choose the dtype, not the launcher
+            deepspeed_plugin=_deepspeed_plugin() if with_deepspeed else None,
+            kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")] if no_device else [],
+            log_with="tensorboard",
+            project_dir=run_dir,
+        )
+        if with_deepspeed:
+            # Else transformers would divide the weights while it loads them, and no probe could run the model.
+            accelerator.state.deepspeed_plugin.dschf = None
+        return cls(accelerator)
+
+    @cached_property
+    def processes(self) -> Processes:
+        """This process among the others."""
+        state: Any = self.accelerator.state
+        return Processes(state.process_index, state.num_processes, state.device, state.local_process_index)
+
+    @property
+    def zero_stage(self) -> int:
+        """What DeepSpeed divides among processes; 0 without DeepSpeed."""
+        plugin = self.accelerator.state.deepspeed_plugin
+        return 0 if plugin is None else int(plugin.zero_stage)
+
+    @property
+    def offloads(self) -> bool:
+        """Whether DeepSpeed keeps optimizer state or weights in the host's memory."""
+        if not self.zero_stage:
+            return False
+        zero = self.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
+        return any(zero.get(f"offload_{what}", {}).get("device", "none") != "none" for what in ("optimizer", "param"))
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the launcher asks for torch.compile."""
+        return os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() != "no"
+
+    @property
+    def loads_on(self) -> torch.device:
+        """Where a model is loaded: weights that will be divided need never be in one device's memory together."""
+        return torch.device("cpu") if self.zero_stage == 3 else self.processes.device
+
+    def spread(self, model: nn.Module, optimizer: OptimizerSettings) -> Spread:
+        """Puts the model in place and spreads its update."""
+        weights = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        if not self.zero_stage:
+            return Replicated(model.to(self.processes.device), weights, optimizer, self.processes)
+        return Partitioned(model, weights, optimizer, self.processes, self.accelerator)
+
+    def __str__(self) -> str:
+        processes = self.processes
+        what = (
+            f"ZeRO-{self.zero_stage}{' with offload' if self.offloads else ''}" if self.zero_stage else "data parallel"
+        )
+        return f"process {processes.rank} of {processes.count} on {processes.device}" + (
+            f", {what}" if processes.count > 1 or self.zero_stage else ""
+        )
+
+
+def _deepspeed_plugin() -> Any:
+    """That of the launcher's config file or flags, with what every run here has in common."""
+    common = deepspeed_config()  # before DeepSpeed is imported: it names the device
+    from accelerate.utils import DeepSpeedPlugin
+
+    plugin = DeepSpeedPlugin(zero3_init_flag=False)
+    plugin.deepspeed_config.update(common)
+    if plugin.zero_stage != 2:  # with backward passes in any number, DeepSpeed can overlap in stage 2 alone
+        plugin.deepspeed_config["zero_optimization"]["overlap_comm"] = False
+    return plugin

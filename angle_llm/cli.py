@@ -1,4 +1,6 @@
-"""The doors of the project: `angle-llm train | embed | eval`, and what the recipes do between settings and result."""
+"""The doors of the project: `angle-llm train | embed | eval | merge | verify`, and what the recipes do between settings and
+result.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +130,44 @@ def evaluate(arguments: Sequence[str]) -> None:
     sts_main(settings, SentenceEncoder.from_pretrained)
 
 
-COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {"train": train, "embed": embed, "eval": evaluate}
+def merge(arguments: Sequence[str]) -> None:
+    """Puts an adapter into its base's weights, and shows that it is the same encoder."""
+    import tyro
+
+    from angle_llm.export import MergeSettings, merge_main
+
+    merge_main(tyro.cli(MergeSettings, args=arguments, description=merge.__doc__))
+
+
+def verify(arguments: Sequence[str]) -> None:
+    """Tells whether directories hold the same encoder: exit code 0 if so, 1 if not."""
+    import tyro
+
+    from angle_llm.evaluation import sts_score
+    from angle_llm.export import VerifySettings, verify_main
+
+    verify_main(tyro.cli(VerifySettings, args=arguments, description=verify.__doc__), sts_score)
+
+
+def plan(arguments: Sequence[str]) -> None:
+    """Tells what a training run will need, memory by memory, before anything is loaded."""
+    from angle_llm.forecast.plan import PlanSettings, forecast, shown, write_json
+
+    settings = parse_settings(PlanSettings(), arguments, description=plan.__doc__ or "")
+    found = forecast(settings)
+    print(shown(settings, found))
+    if settings.json is not None:
+        write_json(settings, found, Path(settings.json).expanduser())
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+    "plan": plan,
+    "train": train,
+    "embed": embed,
+    "eval": evaluate,
+    "merge": merge,
+    "verify": verify,
+}
 
 
 def launch(defaults: TrainSettings, arguments: Sequence[str] | None = None, *, description: str) -> None:
@@ -136,7 +175,9 @@ def launch(defaults: TrainSettings, arguments: Sequence[str] | None = None, *, d
     from angle_llm.run import fine_tune
 
     settings = parse_settings(defaults, arguments, description=description)
-    print(_USE.format(model=fine_tune(settings)))
+    model = fine_tune(settings)
+    if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
+        print(_USE.format(model=model))
 
 
 def guarded(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:

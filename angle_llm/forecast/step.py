@@ -1,0 +1,91 @@
+"""A training step of a model without weights: `training.step`, as far as memory goes.
+
+Legend: U texts with different ids, N texts of the batch, D dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from angle_llm.data.batching import TextBatch
+from angle_llm.data.formats import Example
+from angle_llm.forecast.ledger import GpuKernels, MemoryLedger
+from angle_llm.modeling.microbatches import MicroBatch
+from angle_llm.objectives.angle import AngleObjective
+
+META = torch.device("meta")
+MOST_EXAMPLES = 1024
+"""Of a batch whose loss is computed to see what it takes; what larger ones take grows in a straight line."""
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes of the model's part of a step, beside its weights."""
+
+    tokens: int
+    """Computed tokens whose activations were kept at once."""
+    kept: int
+    """What the forward pass leaves for the backward pass."""
+    peak: int
+    """The most there was at once, in either."""
+    gradients: int
+    """Gradients of weights among them."""
+
+
+def model_step(
+    model: nn.Module,
+    micro_batches: Sequence[MicroBatch],
+    *,
+    on_gpu: bool,
+    gradients_before: bool = False,
+) -> StepMemory:
+    """A forward pass over micro-batches whose graphs are all kept, and the backward pass, on the meta device.
+
+    `gradients_before`: an earlier micro-batch or batch has left gradients.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    ledger = MemoryLedger([*model.parameters(), *model.buffers()])
+    with ledger, GpuKernels() if on_gpu else nullcontext():
+        for parameter in trained if gradients_before else ():
+            parameter.grad = torch.empty_like(parameter)
+        rows_UD = torch.cat([model(**micro.on(META)) for micro in micro_batches])
+        kept = ledger.live - sum(parameter.grad.nbytes for parameter in trained if parameter.grad is not None)
+        torch.autograd.backward((rows_UD * torch.empty_like(rows_UD)).sum())
+    gradients = ledger.of_peak([parameter.grad for parameter in trained if parameter.grad is not None])
+    for parameter in trained:
+        parameter.grad = None
+    return StepMemory(sum(micro.computed_tokens for micro in micro_batches), kept, ledger.peak, gradients)
+
+
+def loss_memory(objective: AngleObjective, examples: Sequence[Example], dimensions: int) -> int:
+    """Bytes at once while the loss of a batch and its gradient are computed, embeddings included.
+
+    A batch of that many examples is computed, with random embeddings; of a large one a part.
+    """
+    whole, part = len(examples), min(len(examples), MOST_EXAMPLES)
+    if part == whole:
+        return _loss_memory(objective, examples, dimensions)
+    least, most = (_loss_memory(objective, examples[:count], dimensions) for count in (part // 2, part))
+    return most + (most - least) * (whole - part) // (part - part // 2)
+
+
+def _loss_memory(objective: AngleObjective, examples: Sequence[Example], dimensions: int) -> int:
+    batch = TextBatch.from_examples(examples)
+    with MemoryLedger() as ledger:
+        rows_UD = torch.randn(len(batch), dimensions)
+        row_of_N = torch.arange(len(batch))
+        leaf_ND = rows_UD[row_of_N].requires_grad_()
+        loss = objective(leaf_ND, batch.left, batch.right, batch.score).loss
+        (gradient_ND,) = torch.autograd.grad(loss, leaf_ND)
+        _sum_by_row(rows_UD, row_of_N, gradient_ND)
+    peak: int = ledger.peak
+    return peak
+
+
+def _sum_by_row(rows_UD: Tensor, row_of_N: Tensor, gradient_ND: Tensor) -> Tensor:
+    return torch.zeros_like(rows_UD).index_add_(0, row_of_N, gradient_ND)

@@ -1,0 +1,199 @@
+"""Forms that are one encoder are told so; each way of being another one is caught and named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny import save_tiny_base, tiny_encoder, train_a_little
+
+from angle_llm import SentenceEncoder, load_prompt
+from angle_llm.artifact import CARD_NAME
+from angle_llm.evaluation import sts_score
+from angle_llm.export import Verification, merge, verify
+from angle_llm.export.report import TIMES_SMALLER
+from angle_llm.export.sentences import SENTENCES
+from angle_llm.settings import LoraSettings
+
+PAIRS = "starter:graded_pairs.tsv"
+
+
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """base/, adapter/ on it, merged/ of it."""
+    folder = tmp_path_factory.mktemp("forms")
+    encoder = SentenceEncoder.from_pretrained(save_tiny_base("llama", folder / "base"), device="cpu", max_length=100)
+    encoder.add_lora(LoraSettings(rank=2, alpha=6))
+    train_a_little(encoder.model)
+    encoder.save_pretrained(folder / "adapter")
+    merge(folder / "adapter", folder / "merged", check=False)
+    return folder
+
+
+def change(forms: Path, out: Path, **card: Any) -> Path:
+    """The merged directory with another card."""
+    SentenceEncoder.from_pretrained(forms / "merged", device="cpu").save_pretrained(out)
+    values = json.loads((out / CARD_NAME).read_text(encoding="utf-8"))
+    (out / CARD_NAME).write_text(json.dumps(values | card), encoding="utf-8")
+    return out
+
+
+def problems(found: Verification) -> str:
+    assert not found.holds
+    assert "verdict: NOT the same encoder" in found.text()
+    return "\n".join([*found.problems, *(problem for other in found.comparisons for problem in other.problems)])
+
+
+def test_all_forms_at_once(forms: Path) -> None:
+    found = verify([forms / "adapter", forms / "merged", forms / "adapter"], device="cpu")
+    assert found.holds
+    assert [other.form.kind for other in found.comparisons] == ["whole model", "adapter"]
+    merged, itself = found.comparisons
+    assert 0 < merged.largest_difference < 1e-9
+    assert itself.largest_difference == 0
+    assert merged.minimum_cosine == pytest.approx(1)
+    assert found.base_difference is not None
+    assert found.base_difference > 0.01
+    assert "verdict: the same encoder" in found.text()
+
+
+def test_the_figures_are_what_they_say(forms: Path) -> None:
+    """The definitions, from the rows themselves."""
+    texts = ["A man is eating.", "Nobody eats.", "hello"]
+    found = verify([forms / "adapter", forms / "base"], texts=texts, device="cpu")
+    options: Any = {"prompt": "summarize_one_word", "pooling": "last", "max_length": 100, "device": "cpu"}
+    a = SentenceEncoder.from_pretrained(forms / "adapter", device="cpu").encode(texts).astype(np.float64)
+    b = SentenceEncoder.from_pretrained(forms / "base", **options).encode(texts).astype(np.float64)
+    cosines = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+    (other,) = found.comparisons
+    assert other.minimum_cosine == pytest.approx(cosines.min(), abs=1e-6)
+    assert other.mean_cosine == pytest.approx(cosines.mean(), abs=1e-6)
+    assert other.largest_difference == pytest.approx(1 - cosines.min(), abs=1e-6)
+    assert other.worst_text == texts[int(cosines.argmin())]
+    relative = np.linalg.norm(a - b, axis=1) / np.linalg.norm(a, axis=1)
+    assert other.largest_relative_difference == pytest.approx(relative.max(), rel=1e-5)
+    assert found.base_difference == pytest.approx(1 - cosines.mean(), abs=1e-6), "its base is that base"
+
+
+def test_the_untouched_base_is_another_encoder(forms: Path) -> None:
+    found = verify([forms / "adapter", forms / "base"], device="cpu")
+    assert f"is not {TIMES_SMALLER} times smaller than the difference from the base" in problems(found)
+    (base,) = found.comparisons
+    assert base.form.kind == "backbone"
+    assert (base.form.prompt, base.form.max_length) == (found.first.prompt, 100), "a backbone has none of its own"
+
+
+def test_an_untouched_encoder_is_no_success(forms: Path, tmp_path: Path) -> None:
+    encoder = SentenceEncoder.from_pretrained(forms / "base", device="cpu")
+    encoder.add_lora(LoraSettings(rank=2))
+    encoder.save_pretrained(tmp_path / "zero")
+    found = verify([tmp_path / "zero", forms / "base"], device="cpu")
+    assert found.comparisons[0].largest_difference == 0
+    assert "equals its untouched base" in problems(found)
+
+
+@pytest.mark.parametrize(
+    ("card", "message"),
+    [
+        ({"prompt": load_prompt("plain").to_dict()}, "prompt '{text}', the first has 'Summarize sentence"),
+        ({"pooling": "mean"}, "pooling mean, the first has last"),
+        ({"max_length": 60}, "max_length 60, the first has 100"),
+    ],
+)
+def test_another_way_of_use(card: dict[str, Any], message: str, forms: Path, tmp_path: Path) -> None:
+    found = verify([forms / "adapter", change(forms, tmp_path / "other", **card)], device="cpu")
+    told = problems(found)
+    assert message in told
+    assert "more than the 1e-05 allowed" in told
+
+
+def test_another_length_is_named_where_no_text_is_cut(forms: Path, tmp_path: Path) -> None:
+    other = change(forms, tmp_path / "other", max_length=99)
+    found = verify([forms / "adapter", other], texts=["A man is eating."], device="cpu")
+    assert problems(found) == "max_length 99, the first has 100"
+
+
+def test_edits_and_segments_are_part_of_a_prompt(forms: Path, tmp_path: Path) -> None:
+    prompt = load_prompt("summarize_one_word").to_dict() | {"tokenization": "segments", "edits": ["append_full_stop"]}
+    found = verify([forms / "adapter", change(forms, tmp_path / "other", prompt=prompt)], device="cpu")
+    assert "(append_full_stop, segments)" in problems(found)
+    assert "texts become other tokens" in problems(found)
+
+
+def test_one_spoilt_weight(forms: Path, tmp_path: Path) -> None:
+    other = change(forms, tmp_path / "other")
+    tensors = load_file(other / "model.safetensors")
+    tensors["layers.1.mlp.up_proj.weight"] *= 1.01
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    assert "more than the 1e-05 allowed" in problems(verify([forms / "adapter", other], device="cpu"))
+    assert verify([forms / "adapter", other], tolerance=0.5, device="cpu").comparisons[0].tolerance == 0.5
+
+
+def test_vectors_that_are_no_numbers(forms: Path, tmp_path: Path) -> None:
+    other = change(forms, tmp_path / "other")
+    tensors = load_file(other / "model.safetensors")
+    tensors["norm.weight"][3] = torch.nan
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    found = verify([forms / "adapter", other], device="cpu")
+    assert "1-cos nan is more than" in problems(found)
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_other_dimensions(forms: Path, tmp_path: Path) -> None:
+    tiny_encoder("opt", max_length=100).save_pretrained(tmp_path / "other")
+    assert "24 dimensions, the first has 32" in problems(verify([forms / "adapter", tmp_path / "other"], device="cpu"))
+
+
+def test_bfloat16_has_its_own_tolerance(forms: Path, tmp_path: Path) -> None:
+    merge(forms / "adapter", tmp_path / "half", dtype="bfloat16", check=False)
+    found = verify([forms / "adapter", tmp_path / "half"], device="cpu")
+    (half,) = found.comparisons
+    assert half.tolerance == 1e-3
+    assert 1e-7 < half.largest_difference < 1e-2
+    strict = verify([forms / "adapter", tmp_path / "half"], tolerance=1e-7, device="cpu")
+    assert "more than the 1e-07 allowed" in problems(strict)
+
+
+def test_a_merged_directory_knows_its_base(forms: Path, tmp_path: Path) -> None:
+    from_merged = verify([forms / "merged", forms / "adapter"], device="cpu")
+    from_adapter = verify([forms / "adapter", forms / "merged"], device="cpu")
+    assert from_merged.base_difference == pytest.approx(from_adapter.base_difference, rel=1e-5)
+    assert from_merged.holds
+    unknown = verify([change(forms, tmp_path / "bare"), forms / "merged"], device="cpu")
+    assert unknown.holds
+    assert unknown.base_difference is None
+    assert "merge.json" in unknown.base_note
+    assert "from its base         unknown" in unknown.text()
+
+
+def test_correlations_are_compared_too(forms: Path) -> None:
+    found = verify([forms / "adapter", forms / "merged"], score=sts_score(PAIRS), device="cpu")
+    assert found.holds
+    assert found.first.spearman == pytest.approx(
+        sts_score(PAIRS)(SentenceEncoder.from_pretrained(forms / "adapter", device="cpu")), abs=1e-3
+    )
+    scores = iter([70.0, 70.2])
+    odd = verify([forms / "adapter", forms / "merged"], score=lambda _: next(scores), device="cpu")
+    assert problems(odd) == "Spearman 70.20, the first has 70.00"
+
+
+def test_two_forms_are_needed(forms: Path) -> None:
+    with pytest.raises(ValueError, match="two forms or more, got 1"):
+        verify([forms / "adapter"])
+
+
+def test_texts_of_ones_own_are_not_left_out_silently(forms: Path) -> None:
+    with pytest.raises(ValueError, match="text 1 is empty"):
+        verify([forms / "adapter", forms / "merged"], texts=["hello", " "], device="cpu")
+
+
+def test_the_sentences_are_varied() -> None:
+    assert 40 <= len(SENTENCES) == len(set(SENTENCES))
+    lengths = [len(text) for text in SENTENCES]
+    assert min(lengths) == 1
+    assert max(lengths) > 5000
+    for needed in ('"', "{", "}", "\n", "</s>", "🎉", "一", "ر", "й", "é", "?"):
+        assert any(needed in text for text in SENTENCES), needed

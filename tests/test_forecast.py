@@ -1,0 +1,413 @@
+"""`angle-llm plan`: what it foretells is what a real step takes, and nothing is loaded for it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import KINDS, save_tiny_base, tiny_backbone, tiny_encoder, train_a_little
+from tiny_tokenizers import TOKENIZERS
+
+from angle_llm import AngleObjective, SentenceEncoder, TextBatch
+from angle_llm.data.sources import load_examples
+from angle_llm.forecast.ledger import GpuKernels, MemoryLedger
+from angle_llm.forecast.memory import GIB, Device, Memory, Spread
+from angle_llm.forecast.plan import ROUND_TOKENS, PlanSettings, forecast, shown
+from angle_llm.forecast.step import META, StepMemory, loss_memory, model_step
+from angle_llm.modeling import outline, quantized
+from angle_llm.modeling.counters import FlopsPerToken
+from angle_llm.settings import DataSource, LoraSettings, ModelSettings, SettingsError, settings_from_dict
+from angle_llm.training.schedule import BatchPlan
+from angle_llm.training.step import boundary_step
+
+LORA = LoraSettings(rank=4, alpha=4)
+EVERYTHING_KEPT = 10**9
+
+
+@pytest.fixture(scope="module")
+def examples() -> list[Any]:
+    return load_examples(DataSource(limit=64)).examples
+
+
+def real_encoder(kind: str, dtype: torch.dtype, lora: LoraSettings | None, bits: int | None = None) -> SentenceEncoder:
+    encoder = tiny_encoder(kind, dtype, max_length=100)
+    if bits is not None:
+        quantized.quantise(encoder.model.backbone, bits)
+    if lora is None:
+        encoder.model.requires_grad_(True)
+    else:
+        encoder.add_lora(lora)
+        train_a_little(encoder.model)
+    encoder.model.train()
+    return encoder
+
+
+def outlined(kind: str, dtype: torch.dtype, lora: LoraSettings | None, bits: int | None = None) -> Any:
+    config = KINDS[kind].config()
+    twin = SentenceEncoder(outline.twin(config), TOKENIZERS[KINDS[kind].tokenizer]())
+    return outline.put_in(twin.model, outline.backbone_outline(config, dtype, lora, bits=bits))
+
+
+def ledger_of(encoder: SentenceEncoder) -> MemoryLedger:
+    return MemoryLedger([*encoder.model.parameters(), *encoder.model.buffers()])
+
+
+def saved_bytes(encoder: SentenceEncoder, batch: TextBatch, budget: int) -> int:
+    """What autograd keeps in a real step, each storage once, weights not."""
+    own = {tensor.untyped_storage()._cdata for tensor in [*encoder.model.parameters(), *encoder.model.buffers()]}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            kept[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        plan = encoder.plan(batch.texts, budget)
+        boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=EVERYTHING_KEPT)
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_step_without_weights_takes_what_the_real_one_takes(
+    kind: str, dtype: torch.dtype, examples: list[Any]
+) -> None:
+    batch = TextBatch.from_examples(examples[:24])
+    encoder = real_encoder(kind, dtype, LORA)
+    plan = encoder.plan(batch.texts, 512)
+    foretold = model_step(outlined(kind, dtype, LORA), list(plan.micro_batches), on_gpu=False)
+    assert foretold.tokens == plan.computed_tokens
+    assert foretold.kept == pytest.approx(saved_bytes(encoder, batch, 512), rel=0.1)
+    encoder.model.zero_grad()
+    with ledger_of(encoder) as ledger:
+        boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=EVERYTHING_KEPT)
+    assert foretold.peak == pytest.approx(ledger.peak, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "lora", [LORA, LoraSettings(rank=4, alpha=4, dropout=0.1), LoraSettings(rank=4, dora=True), None]
+)
+def test_so_it_does_with_every_way_to_train(lora: LoraSettings | None, examples: list[Any]) -> None:
+    batch = TextBatch.from_examples(examples[:24])
+    encoder = real_encoder("llama", torch.float32, lora)
+    plan = encoder.plan(batch.texts, 4096)
+    foretold = model_step(outlined("llama", torch.float32, lora), list(plan.micro_batches), on_gpu=False)
+    with ledger_of(encoder) as ledger:
+        boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=EVERYTHING_KEPT)
+    assert foretold.peak == pytest.approx(ledger.peak, rel=0.05)
+
+
+def test_a_cached_step_takes_its_largest_micro_batch_and_the_embeddings(examples: list[Any]) -> None:
+    batch = TextBatch.from_examples(examples)
+    encoder = real_encoder("llama", torch.float32, LORA)
+    plan = encoder.plan(batch.texts, 256)
+    assert len(plan.groups) > 3
+    largest = max(plan.groups, key=lambda group: group.computed_tokens)
+    foretold = model_step(outlined("llama", torch.float32, LORA), [largest.make()], on_gpu=False, gradients_before=True)
+    with ledger_of(encoder) as ledger:
+        boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=0)
+    embeddings = 4 * 32 * len(batch)
+    assert foretold.peak + 2 * embeddings == pytest.approx(ledger.peak, rel=0.1)
+
+
+def test_the_loss_takes_what_it_takes_in_a_step(examples: list[Any]) -> None:
+    batch = TextBatch.from_examples(examples)
+    small = loss_memory(AngleObjective(), examples, 32)
+    assert 4 * 32 * len(batch) * 3 < small
+    wide = loss_memory(AngleObjective(), examples, 320)
+    assert wide - small > 4 * 288 * len(batch) * 3
+
+
+def test_the_loss_of_a_large_batch_lies_on_a_line(examples: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    objective = AngleObjective(in_batch_weight=0, cosine_weight=1)
+    whole = loss_memory(objective, examples, 512)
+    monkeypatch.setattr("angle_llm.forecast.step.MOST_EXAMPLES", 32)
+    assert loss_memory(objective, examples, 512) == pytest.approx(whole, rel=0.1)
+
+
+def test_bits_are_held_and_computed_as_really(examples: list[Any]) -> None:
+    pytest.importorskip("bitsandbytes")
+    batch = TextBatch.from_examples(examples[:24])
+    for bits in (4, 8):
+        encoder = real_encoder("llama", torch.bfloat16, LORA, bits)
+        model = outlined("llama", torch.bfloat16, LORA, bits)
+        assert outline.held_bytes(model.backbone) == outline.held_bytes(encoder.model.backbone)
+        plan = encoder.plan(batch.texts, 4096)
+        foretold = model_step(model, list(plan.micro_batches), on_gpu=False)
+        if bits == 4:  # for 8 bits bitsandbytes computes otherwise on a CPU
+            with ledger_of(encoder) as ledger:
+                boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=EVERYTHING_KEPT)
+            assert foretold.peak == pytest.approx(ledger.peak, rel=0.1)
+        assert foretold.kept > 0
+
+
+def test_bits_need_linear_layers() -> None:
+    pytest.importorskip("bitsandbytes")
+    with pytest.raises(quantized.QuantisationError, match=r"no torch\.nn\.Linear layers"):
+        outlined("gpt2", torch.bfloat16, LORA, 4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_twin_answers_as_the_model_does(kind: str) -> None:
+    real = tiny_encoder(kind)
+    twin = SentenceEncoder(outline.twin(KINDS[kind].config()), TOKENIZERS[KINDS[kind].tokenizer]())
+    assert (twin.pooling, twin.model.causal, twin.max_length) == (real.pooling, real.model.causal, real.max_length)
+    assert twin.sharing == real.sharing
+    assert (twin.model._last_layer is None) == (real.model._last_layer is None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_outline_has_the_parameters_of_the_model_and_no_memory(kind: str) -> None:
+    real = tiny_backbone(kind)
+    sketched = outline.backbone_outline(KINDS[kind].config(), torch.float32)
+    shapes = [{name: one.shape for name, one in model.named_parameters()} for model in (real, sketched)]
+    assert shapes[0] == shapes[1]
+    assert {parameter.device for parameter in sketched.parameters()} == {META}
+    assert outline.held_bytes(real) == outline.held_bytes(sketched)
+    assert FlopsPerToken.of(real) == FlopsPerToken.of(sketched)
+
+
+def test_a_gpu_keeps_no_scores_and_a_byte_of_a_mask() -> None:
+    query, key, value = (torch.empty(1, 2, 512, 64, device=META, dtype=torch.bfloat16).requires_grad_() for _ in "qkv")
+    kept = {}
+    for name, mode in (("apart", MemoryLedger()), ("fused", GpuKernels())):
+        with MemoryLedger([query, key, value]) as ledger, mode:
+            answer = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+            kept[name] = ledger.live
+            torch.autograd.backward(answer.sum())
+        assert query.grad is not None
+        assert query.grad.shape == query.shape
+    assert kept["fused"] == query.nbytes + 4 * 2 * 512  # the answer, and a number a query
+    assert kept["apart"] > 2 * 512 * 512 * 2  # scores too
+    with MemoryLedger([query]) as ledger, GpuKernels():
+        dropped = torch.nn.functional.dropout(query, 0.1, training=True)
+        assert ledger.live == query.nbytes + query.numel()
+        assert dropped.shape == query.shape
+
+
+def test_keys_shared_by_heads_are_copied_for_a_mask_alone() -> None:
+    query = torch.empty(1, 4, 64, 32, device=META, dtype=torch.bfloat16).requires_grad_()
+    key = torch.empty(1, 2, 64, 32, device=META, dtype=torch.bfloat16).requires_grad_()
+    mask = torch.zeros(1, 1, 64, 64, device=META, dtype=torch.bool)
+    kept = []
+    for given in (None, mask):
+        with MemoryLedger([query, key, mask]) as ledger, GpuKernels():
+            answer = torch.nn.functional.scaled_dot_product_attention(query, key, key, attn_mask=given, enable_gqa=True)
+            kept.append(ledger.live)
+            torch.autograd.backward(answer.sum())
+        assert key.grad is not None
+        assert key.grad.shape == key.shape
+    assert kept[1] - kept[0] == 2 * query.nbytes + 2 * mask.numel()
+
+
+def test_the_ledger_counts_what_lives_and_knows_the_peak() -> None:
+    with MemoryLedger() as ledger:
+        one = torch.zeros(256)
+        view = one[:10]
+        both = torch.cat((one, one))
+        assert ledger.live == 1024 + 2048
+        del both
+        assert ledger.live == 1024
+        torch.zeros(1)  # 512 bytes at least, and gone
+        later = torch.ones(256)
+    assert ledger.live == 2048
+    assert ledger.peak == 3072
+    assert ledger.of_peak([one, view]) == 1024
+    assert ledger.of_peak([later]) == 0
+
+
+def device(spread: Spread, kind: str = "cuda") -> Device:
+    return Device(
+        kind=kind,
+        spread=spread,
+        base_bytes=8 * GIB,
+        trained_bytes=GIB,
+        trained_numbers=GIB // 4,
+        exchange_numbers=1024**2,
+        embedding_bytes=2**20,
+        loss_bytes=2**24,
+    )
+
+
+STEP = StepMemory(tokens=1000, kept=4 * GIB, peak=5 * GIB, gradients=GIB // 2)
+
+
+def test_processes_divide_what_their_strategy_says() -> None:
+    alone, zero1, zero2, zero3 = (device(Spread(4, zero)).memory(STEP, cached=False) for zero in range(4))
+    assert alone.base_weights == zero2.base_weights == 8 * GIB
+    assert zero3.base_weights == 2 * GIB
+    assert alone.optimizer == 2 * GIB
+    assert zero1.optimizer == 3 * GIB // 4  # with DeepSpeed's own copy of the weights
+    assert zero3.optimizer == GIB // 2
+    assert zero1.gradients == GIB // 2
+    assert zero2.gradients == GIB // 8
+    assert alone.exchange == GIB
+    assert device(Spread()).memory(STEP, cached=False).exchange == 0
+    assert alone.activations == zero3.activations == STEP.peak - STEP.gradients
+    assert alone.total - alone.tensors == alone.allowance > 0
+    near = device(Spread(4, 3, "optimizer"))
+    assert near.memory(STEP, cached=False).optimizer == 0
+    assert near.host_bytes == GIB // 2
+    far = device(Spread(4, 3, "parameters"))
+    assert far.memory(STEP, cached=False).base_weights == 0
+    assert far.host_bytes == GIB // 2 + 9 * GIB // 4
+
+
+def test_the_moment_that_takes_most_counts() -> None:
+    short = StepMemory(tokens=10, kept=1000, peak=2000, gradients=0)
+    update = device(Spread()).memory(short, cached=False)
+    assert update.gradients == GIB
+    assert update.optimizer == 3 * GIB  # its averages, and one more of each weight while it works
+    assert update.activations == 0
+    assert device(Spread(), "cpu").memory(short, cached=False).optimizer == 2 * GIB
+    loss = Device(**{**vars(device(Spread())), "loss_bytes": 9 * GIB}).memory(STEP, cached=False)
+    assert loss.embeddings == 9 * GIB
+    assert loss.activations == STEP.kept
+    cached = device(Spread()).memory(STEP, cached=True)
+    assert cached.embeddings == 2 * 2**20
+
+
+def settings(folder: Path, **changed: Any) -> PlanSettings:
+    values: dict[str, Any] = {
+        "model": {"path": str(folder), "dtype": "float32", "max_length": 100},
+        "lora": {"rank": 4, "alpha": 4},
+        "data": {"limit": 100},
+        "batch_size": 16,
+        "epochs": 2,
+        **changed,
+    }
+    return settings_from_dict(PlanSettings, values, where="test")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder whose weights are gone: whoever would read them fails."""
+    folder = save_tiny_base("llama", tmp_path_factory.mktemp("base"))
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+def test_work_is_counted_by_the_real_planner_without_weights(folder: Path) -> None:
+    plan = settings(folder)
+    found = forecast(plan)
+    examples = load_examples(plan.data).examples
+    encoder = tiny_encoder("llama", max_length=100)
+    batches = [indices for _, step in BatchPlan(100, plan) for indices in step]
+    texts = [TextBatch.from_examples([examples[index] for index in indices]).texts for indices in batches]
+    plans = [encoder.plan(some, plan.micro_batch_tokens) for some in texts]
+    assert found.work.steps == len(plans) == 14
+    assert found.work.sampled_batches == 14
+    assert found.work.logical_tokens == sum(one.logical_tokens for one in plans)
+    assert found.work.computed_tokens == sum(one.computed_tokens for one in plans)
+    assert found.work.largest_batch == max(one.computed_tokens for one in plans)
+    assert (found.work.way, found.work.cached_batches) == ("trie", 0)
+    assert found.architecture == "llama"
+    assert found.trainable < found.parameters
+    one_batch = forecast(settings(folder, sample=16)).work
+    assert one_batch.sampled_batches == 1
+    assert one_batch.computed_tokens == pytest.approx(found.work.computed_tokens, rel=0.15)
+
+
+def test_the_forecast_is_of_the_largest_step_and_of_a_full_budget(folder: Path) -> None:
+    kept = forecast(settings(folder, device="cpu"))
+    assert kept.step.tokens == kept.work.largest_batch
+    assert kept.at_budget.total > 3 * kept.expected.total - 2 * kept.expected.allowance
+    cached = forecast(settings(folder, device="cpu", graph_tokens=0, micro_batch_tokens=200))
+    assert cached.work.cached_batches == cached.work.sampled_batches
+    assert cached.step.tokens <= 200
+    assert cached.expected.activations < kept.expected.activations / 2
+    full = forecast(settings(folder, lora={"rank": 0}))
+    assert full.trainable == full.parameters
+    assert full.expected.optimizer >= 8 * full.trainable
+    quarter = forecast(settings(folder, processes=4))
+    assert quarter.step.tokens < kept.step.tokens / 2
+
+
+def test_sizes_between_and_beyond_lie_on_the_line(folder: Path) -> None:
+    """The budget column lies on lines through some steps; a real plan of that size takes as much."""
+    plan = settings(folder, device="cpu", graph_tokens=1200, micro_batch_tokens=1200)
+    found = forecast(plan)
+    encoder = tiny_encoder("llama", max_length=100)
+    texts = TextBatch.from_examples(load_examples(plan.data).examples).texts
+    largest = max(encoder.plan(texts, 1200).groups, key=lambda group: group.computed_tokens)
+    assert largest.computed_tokens > 1100
+    step = model_step(outlined("llama", torch.float32, LORA), [largest.make()], on_gpu=False)
+    assert found.at_budget.activations == pytest.approx(step.peak * 1200 / step.tokens, rel=0.1)
+
+
+def test_the_largest_budgets_that_fit_are_proposed(folder: Path) -> None:
+    plenty = forecast(settings(folder, memory=64))
+    assert plenty.proposed_tokens == 16_384  # no more than was asked for: no batch has so many
+    tight = settings(folder, memory=plenty.at_budget.total / GIB - 0.005, batch_size=100)
+    found = forecast(tight)
+    assert found.proposed_tokens
+    assert found.proposed is not None
+    assert 0 < found.proposed_tokens < 16_384
+    assert found.proposed_tokens % ROUND_TOKENS == 0
+    assert found.proposed.total <= tight.memory * GIB  # type: ignore[operator]
+    assert f"--micro-batch-tokens {found.proposed_tokens} --graph-tokens {found.proposed_tokens}" in shown(tight, found)
+    none = settings(folder, memory=0.1)
+    found = forecast(none)
+    assert (found.proposed_tokens, found.proposed) == (0, None)
+    assert "Nothing fits 0.1 GiB" in shown(none, found)
+
+
+def test_every_part_is_shown_and_adds_up(folder: Path) -> None:
+    plan = settings(folder, processes=2, zero=2, offload="optimizer", batch_size=64)
+    found = forecast(plan)
+    text = shown(plan, found)
+    for words in ("base weights", "gradients", "activations", "allowance", "on the host", "ZeRO-2", "expected"):
+        assert words in text
+    assert sum(vars(found.expected).values()) == found.expected.total
+    assert isinstance(found.expected, Memory)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"processes": 0}, "processes must be 1 or more"),
+        ({"memory": 0}, "memory is a positive number"),
+        ({"offload": "optimizer"}, "needs ZeRO"),
+        ({"offload": "parameters", "zero": 2}, "needs zero 3"),
+        ({"zero": 3, "model": {"bits": 4}}, "cannot divide a base held in 4 bits"),
+        ({"micro_batch_tokens": 0}, "micro_batch_tokens must be 1 or more"),
+    ],
+)
+def test_what_cannot_be_is_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        settings_from_dict(PlanSettings, changed, where="test")
+
+
+def test_a_trained_adapter_is_refused_and_a_saved_encoder_planned(tmp_path: Path) -> None:
+    encoder = tiny_encoder("llama", pooling="last", max_length=77, base="somewhere")
+    encoder.save_pretrained(tmp_path / "whole")
+    twin, _ = outline.encoder_twin(ModelSettings(path=str(tmp_path / "whole")))
+    assert (twin.max_length, twin.prompt) == (77, encoder.prompt)
+    encoder.add_lora(LORA)
+    encoder.save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ValueError, match="trained already"):
+        outline.encoder_twin(ModelSettings(path=str(tmp_path / "adapter")))
+
+
+def test_the_command_takes_the_flags_of_train(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(
+        f"model: {{path: {folder}, dtype: bfloat16, max_length: 100}}\ndata: {{limit: 50}}\n"
+    )
+    script = str(Path(sys.executable).parent / "angle-llm")
+    arguments = ["plan", "--config", str(tmp_path / "run.yaml"), "--lora.rank", "2", "--memory", "24"]
+    target = tmp_path / "plan.json"
+    done = subprocess.run([script, *arguments, "--json", str(target)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "together" in done.stdout
+    content = json.loads(target.read_text())
+    assert content["settings"]["lora"]["rank"] == 2
+    assert content["expected"]["total"] == sum(content["expected"][name] for name in content["expected"]) / 2
+    wrong = subprocess.run([script, "plan", "--offload", "optimizer"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert "needs ZeRO" in wrong.stderr
+    assert "Traceback" not in wrong.stderr

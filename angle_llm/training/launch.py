@@ -56,7 +56,8 @@ class Launch:
     def processes(self) -> Processes:
         """This process among the others."""
         state: Any = self.accelerator.state
-        return Processes(state.process_index, state.num_processes, state.device, state.local_process_index)
+        device = torch.device("cpu") if state.device.type == "cpu" else state.device  # Accelerate may number CPUs
+        return Processes(state.process_index, state.num_processes, device, state.local_process_index)
 
     @property
     def zero_stage(self) -> int:
@@ -67,15 +68,39 @@ class Launch:
     @property
     def offloads(self) -> bool:
         """Whether DeepSpeed keeps optimizer state or weights in the host's memory."""
-        if not self.zero_stage:
-            return False
-        zero = self.accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
+        zero = self._config.get("zero_optimization", {})
         return any(zero.get(f"offload_{what}", {}).get("device", "none") != "none" for what in ("optimizer", "param"))
 
     @property
     def compiles(self) -> bool:
         """Whether the launcher asks for torch.compile."""
         return os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() != "no"
+
+    @property
+    def other_strategy(self) -> str | None:
+        """A way of dividing a model that the launcher asks for and that is not known here."""
+        kind: str = self.accelerator.distributed_type.value
+        if os.environ.get("ACCELERATE_USE_FSDP", "false") == "true":  # without a GPU it would not even engage
+            return "FSDP"
+        return None if kind in ("NO", "DEEPSPEED") or kind.startswith("MULTI_") else kind
+
+    @property
+    def casts(self) -> bool:
+        """Whether the DeepSpeed config would round what is trained."""
+        return any(self._config.get(dtype, {}).get("enabled") is True for dtype in ("bf16", "fp16"))
+
+    @property
+    def splits_layers(self) -> bool:
+        """Whether the DeepSpeed config has processes work on one text together."""
+        return (
+            any(self._config.get(f"{what}_parallel") for what in ("tensor", "sequence")) or "pipeline" in self._config
+        )
+
+    @property
+    def _config(self) -> dict[str, Any]:
+        """DeepSpeed's; empty without it."""
+        plugin = self.accelerator.state.deepspeed_plugin
+        return {} if plugin is None else plugin.deepspeed_config
 
     @property
     def loads_on(self) -> torch.device:

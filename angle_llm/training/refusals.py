@@ -1,7 +1,9 @@
 """What cannot work together, known before any weight is loaded.
 
-A row of the table is a case, why it cannot work, and the nearest thing that does. What needs the loaded model to tell (a
-prefix trie under activation checkpointing, a fingerprint that differs) is refused where it shows.
+A row of the table is a case, why it cannot work, and the nearest thing that does. Everything else is let through: LoRA,
+DoRA, bases in 4 or 8 bits, kept and cached graphs under one process, data parallel and every ZeRO stage compute the same
+(tests/training/spreads.py). Settings that contradict each other whatever the launch are refused in `settings`; what needs
+the loaded model to tell (a kind that cannot be held in bits, activation checkpointing under a prefix trie), where it shows.
 """
 
 from __future__ import annotations
@@ -29,26 +31,26 @@ TABLE: list[Refusal] = [
         "pip install 'angle_llm[quantization]', or leave model.bits out",
     ),
     Refusal(
-        lambda settings, launch: settings.model.bits is not None and launch.zero_stage == 3,
-        "ZeRO-3 divides weights among processes, and the packed weights of model.bits cannot be put together again from "
-        "their parts",
-        "use ZeRO-2, where each process holds the whole base (in 4 bits a quarter of the memory of bfloat16), or leave "
-        "model.bits out",
-    ),
-    Refusal(
-        lambda settings, launch: settings.lora.dora and launch.zero_stage == 3,
-        "DoRA reads the base weights of a layer outside its forward pass, and under ZeRO-3 they are not there then",
-        "use ZeRO-2, or plain LoRA (lora.dora False)",
-    ),
-    Refusal(
-        lambda settings, launch: settings.model.dtype == "float16" and launch.zero_stage > 0,
-        "a float16 base needs loss scaling under DeepSpeed, which is switched off here",
-        "use model.dtype bfloat16 or float32, or leave DeepSpeed out",
+        lambda settings, launch: launch.other_strategy is not None,
+        "the launcher asks for FSDP, Megatron-LM or another way of dividing a model, and this would be data parallel without "
+        "a word",
+        "divide weights with ZeRO-3, as in accelerate launch --config_file deepspeed_configs/zero3.yaml",
     ),
     Refusal(
         lambda settings, launch: launch.compiles,
         "the launcher asks for torch.compile, and micro-batches of every shape would be compiled one by one",
         "launch with --dynamo_backend no",
+    ),
+    Refusal(
+        lambda settings, launch: launch.casts,
+        "the DeepSpeed config enables bf16 or fp16, which would round the adapter and its optimizer state too",
+        "take that section out: model.dtype is the dtype of the base, and the adapter stays float32",
+    ),
+    Refusal(
+        lambda settings, launch: launch.splits_layers,
+        "the DeepSpeed config asks for tensor, pipeline or sequence parallelism, under which processes do not hold texts of "
+        "their own",
+        "take that section out: ZeRO-3 divides weights, and gradient caching bounds the activations",
     ),
 ]
 

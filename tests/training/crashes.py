@@ -1,9 +1,10 @@
 """Kills a tiny run with SIGKILL at seeded moments, lets it go on, and compares its end with that of an undisturbed run.
 
-    python tests/training/crashes.py FOLDER SEED TIMED INSIDE
+    python tests/training/crashes.py FOLDER SEED TIMED INSIDE [PROCESSES]
 
-TIMED kills come by the clock, INSIDE ones at a call in the middle of a save, where the process kills itself. A run is
-killed up to twice. Processes are forked after the imports, which take seconds, and before any work.
+TIMED kills come by the clock (to all processes of the run at once), INSIDE ones at a call in the middle of a save, where
+the main process kills itself. A run is killed up to twice. Processes are forked after the imports, which take seconds, and
+before any work.
 """
 
 import itertools
@@ -15,7 +16,6 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import forked
 import torch
 import torch.utils.tensorboard  # imported here, once
 from tiny import save_tiny_base
@@ -38,6 +39,7 @@ from angle_llm.settings import (
     OptimizerSettings,
     TrainSettings,
 )
+from angle_llm.training import heartbeat
 
 TIMES = ("seconds", "pairs_per_second", "computed_tokens_per_second", "utilisation")
 Arm = Callable[[], object]
@@ -76,28 +78,20 @@ def outcome(run_dir: Path) -> dict[str, Any]:
     }
 
 
-def in_a_process(work: Arm, log: Path, seconds: float | None = None, arm: Arm | None = None) -> int:
-    """Works in a fork, killed after so many seconds or `arm`ed to kill itself; the exit code, negative for a signal."""
-    process = os.fork()
-    if process == 0:
-        code = 1
-        try:
-            with log.open("a") as file:
-                os.dup2(file.fileno(), 1)
-                os.dup2(file.fileno(), 2)
-                if arm is not None:
-                    arm()
-                work()
-                code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            os._exit(code)
+def in_processes(count: int, work: Arm, log: Path, seconds: float | None = None, arm: Arm | None = None) -> int:
+    """Works in forks, killed after so many seconds, or the main one `arm`ed to kill itself; the main one's exit code."""
+
+    def armed(rank: int) -> None:
+        if arm is not None and rank == 0:
+            arm()
+        work()
+
+    pids = forked.start(count, armed, log)
     if seconds is not None:
         time.sleep(seconds)
-        os.kill(process, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+    return forked.wait(pids)[0]
 
 
 def watch_saves(at_call: Callable[[str, Callable[[], Any]], Any]) -> None:
@@ -149,7 +143,7 @@ def kill_at(number: int, *, after: bool) -> Arm:
 
 
 def count_saves(settings: TrainSettings, counted: Path) -> None:
-    """An undisturbed run that notes how many calls its saves make."""
+    """An undisturbed run whose main process notes how many calls its saves make."""
     names: list[str] = []
 
     def at_call(name: str, call: Callable[[], Any]) -> Any:
@@ -158,18 +152,24 @@ def count_saves(settings: TrainSettings, counted: Path) -> None:
 
     watch_saves(at_call)
     fine_tune(settings)
-    counted.write_bytes(str(len(names)).encode())
+    if os.environ["RANK"] == "0":
+        counted.write_bytes(str(len(names)).encode())
 
 
-def main(folder: Path, seed: int, timed: int, inside: int) -> None:
+def main(folder: Path, seed: int, timed: int, inside: int, count: int = 1) -> None:
     torch.set_num_threads(1)
+    heartbeat.LOST_AFTER_SECONDS = 4.0  # nothing here holds a process up for longer
     settings, log = run_settings(folder), folder / "log"
+
+    def said() -> str:
+        return "\n".join(path.read_text()[-3000:] for path in folder.glob("log.*"))
+
     started = time.perf_counter()
-    assert in_a_process(lambda: fine_tune(settings), log) == 0, log.read_text()
+    assert in_processes(count, lambda: fine_tune(settings), log) == 0, said()
     seconds = time.perf_counter() - started
     expected = outcome(folder / "undisturbed")
     counting = replace(settings, run_dir=str(folder / "counted"))
-    assert in_a_process(lambda: count_saves(counting, folder / "calls"), log) == 0, log.read_text()
+    assert in_processes(count, lambda: count_saves(counting, folder / "calls"), log) == 0, said()
     assert outcome(folder / "counted") == expected
     calls = int((folder / "calls").read_text())
 
@@ -181,12 +181,13 @@ def main(folder: Path, seed: int, timed: int, inside: int) -> None:
         """Two kills of those that are left, and on to the end."""
         for by_clock in left[:2]:
             arm = None if by_clock else kill_at(draw.randrange(calls), after=draw.random() < 0.5)
-            code = in_a_process(lambda: fine_tune(mine), log, draw.uniform(0.1, seconds) if by_clock else None, arm)
+            moment = draw.uniform(0.1, seconds) if by_clock else None
+            code = in_processes(count, lambda: fine_tune(mine), log, moment, arm)
             if code == 0:  # it was done before its moment
                 break
-            assert code == -signal.SIGKILL, f"{mine.run_dir}: exit code {code}\n{log.read_text()}"
+            assert code == -signal.SIGKILL, f"{mine.run_dir}: exit code {code}\n{said()}"
             left.remove(by_clock)
-        assert in_a_process(lambda: fine_tune(mine), log) == 0, f"{mine.run_dir}\n{log.read_text()}"
+        assert in_processes(count, lambda: fine_tune(mine), log) == 0, f"{mine.run_dir}\n{said()}"
         came = outcome(mine.run_path)
         for what, due in expected.items():
             assert came[what] == due, f"{mine.run_dir}: {what} differs\n{came[what]}\n{due}"
@@ -195,7 +196,8 @@ def main(folder: Path, seed: int, timed: int, inside: int) -> None:
         runs += 1
         killed_run(replace(settings, run_dir=str(folder / f"killed{runs}")))
     print(
-        f"{timed + inside} kills of {runs} runs; an undisturbed one takes {seconds:.1f} s, {calls} calls in its saves"
+        f"{timed + inside} kills of {runs} runs in {count} processes; an undisturbed one takes {seconds:.1f} s, {calls} calls "
+        "in its saves"
     )
 
 

@@ -1,11 +1,14 @@
 """Trains one run spread in several ways, and compares where they end.
 
-    python tests/training/spreads.py FOLDER float64 [STEPS WORLDS] | deepspeed [SOURCE_MODEL] | elastic
+    python tests/training/spreads.py FOLDER float64 [STEPS WORLDS] | deepspeed [NAME …] | real MODEL | bits [NAME …] |
+                                            elastic [ZeRO]
 
 float64    a tiny LLaMA, 50 steps of ragged data, in 1, 2, 3 and 4 processes (STEPS 50, WORLDS 1234)
-deepspeed  10 steps in float32: data parallel, ZeRO-1, -2, -3, each also with offload, against one process; kept and cached
-           graphs; SOURCE_MODEL for the first six layers of a real one
-elastic    stopped by a signal at one process, and gone on with another number of processes and another strategy
+deepspeed  10 steps in float32: data parallel, ZeRO-1, -2, -3, each also with offload (or those named), against one process;
+           kept and cached graphs
+real       the same with the first six layers of a model
+bits       the same with a base in 4 and in 8 bits
+elastic    stopped by a signal at one process, and gone on with another number of processes, and with other strategies
 """
 
 import json
@@ -24,7 +27,9 @@ import torch
 import torch.utils.tensorboard  # imported here, once
 from safetensors.torch import load_file
 from tiny import save_tiny_base, tiny_encoder
+from tiny_tokenizers import TOKENIZERS, VOCABULARY
 from torch import Tensor
+from transformers import AutoModel, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from angle_llm.data.formats import Example, ScoredPair
@@ -114,7 +119,9 @@ def work(mine: TrainSettings, world: int, kind: str, stage: int, dtype: torch.dt
         if dtype == torch.float64:
             encoder = tiny_encoder("llama", max_length=60, base=mine.model.path)
         else:
-            encoder = SentenceEncoder.from_pretrained(mine.model.path, max_length=60, device="cpu")
+            encoder = SentenceEncoder.from_pretrained(
+                mine.model.path, max_length=60, device="cpu", bits=mine.model.bits
+            )
         encoder.add_lora(mine.lora)
         encoder.model.to(dtype)
         spread: list[Any] = []
@@ -150,49 +157,86 @@ def float64(folder: Path, steps: str = "50", worlds: str = "1234") -> None:
         assert difference < 1e-9, world
 
 
-ZERO = {
-    "ZeRO-1": (1, {"zero_optimization": {"stage": 1}}),
-    "ZeRO-2": (2, {"zero_optimization": {"stage": 2}}),
-    "ZeRO-3": (3, {"zero_optimization": {"stage": 3}}),
-    "ZeRO-1, offload": (1, {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}),
-    "ZeRO-2, offload": (2, {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}),
-    "ZeRO-3, offload": (
-        3,
-        {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}},
-    ),
+CPU = {"device": "cpu"}
+DIVIDED = {
+    "stage": 3,
+    "stage3_param_persistence_threshold": 0,
+}  # small weights, too, are put together only when asked for
+ZERO: dict[str, dict[str, Any]] = {
+    "ZeRO-1": {"stage": 1},
+    "ZeRO-2": {"stage": 2},
+    "ZeRO-3": DIVIDED,
+    "ZeRO-1, offload": {"stage": 1, "offload_optimizer": CPU},
+    "ZeRO-2, offload": {"stage": 2, "offload_optimizer": CPU},
+    "ZeRO-3, offload": {**DIVIDED, "offload_optimizer": CPU, "offload_param": CPU},
 }
 
 
 def environment(folder: Path, name: str) -> dict[str, str]:
     """What `accelerate launch` sets for a DeepSpeed config."""
     path = folder / f"{name.replace(' ', '')}.json"
-    path.write_text(json.dumps(ZERO[name][1]))
+    path.write_text(json.dumps({"zero_optimization": ZERO[name]}))
     return {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(path), "DS_ACCELERATOR": "cpu"}
 
 
-def deepspeed(folder: Path, source: str | None = None) -> None:
+def import_deepspeed() -> None:
+    """Once, before the forks."""
     os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed
 
-    if source is None:
-        save_tiny_base("llama", folder / "base")
-    else:
-        encoder = SentenceEncoder.from_pretrained(source, dtype="float32")
-        layers: Any = encoder.model.backbone.layers
-        del layers[6:]
-        encoder.model.backbone.config.num_hidden_layers = 6  # type: ignore[union-attr]
-        encoder.model.backbone.save_pretrained(folder / "base")  # type: ignore[operator]
-        encoder.tokenizer.save_pretrained(folder / "base")
+    assert deepspeed
+
+
+def deepspeed(folder: Path, *names: str) -> None:
+    import_deepspeed()
+    save_tiny_base("llama", folder / "base")
+    compare(folder, [name for name in ZERO if not names or name in names])
+
+
+def real(folder: Path, source: str) -> None:
+    import_deepspeed()
+    encoder = SentenceEncoder.from_pretrained(source, dtype="float32")
+    backbone: Any = encoder.model.backbone
+    del backbone.layers[6:]
+    backbone.config.num_hidden_layers = 6
+    backbone.save_pretrained(folder / "base")
+    encoder.tokenizer.save_pretrained(folder / "base")
+    compare(folder, list(ZERO))
+
+
+def bits(folder: Path, *names: str) -> None:
+    import_deepspeed()
+    wide = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,  # blocks of 64 weights share a scale
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+    )
+    torch.manual_seed(0)
+    AutoModel.from_config(wide).save_pretrained(folder / "base")
+    TOKENIZERS["llama2"]().save_pretrained(folder / "base")
+    for held in (4, 8):
+        (folder / str(held)).mkdir()
+        compare(folder / str(held), list(names), model=ModelSettings(str(folder / "base"), dtype="float32", bits=held))
+
+
+def compare(folder: Path, names: list[str], **changed: Any) -> None:
+    """One process against two, by every strategy, with kept and with cached graphs."""
     examples = ragged(60)
     ends = {}
     spreads: dict[str, tuple[int, int, str, dict[str, str]]] = {
         "one process": (1, 0, "NO", {}),
         "data parallel": (2, 0, "MULTI_CPU", {}),
-        **{name: (2, stage, "DEEPSPEED", environment(folder, name)) for name, (stage, _) in ZERO.items()},
+        **{name: (2, ZERO[name]["stage"], "DEEPSPEED", environment(folder, name)) for name in names},
     }
+    run = {"max_steps": 10, "epochs": 2, "accumulation": 2, **changed}
     for graph_tokens in (10**6, 0):
         way = "kept" if graph_tokens else "cached"
         for name, (world, stage, kind, variables) in spreads.items():
-            mine = settings(folder, f"{way} {name}", max_steps=10, epochs=2, graph_tokens=graph_tokens, accumulation=2)
+            mine = settings(folder, f"{way} {name}", graph_tokens=graph_tokens, **run)
             forked.run(
                 world,
                 lambda rank, mine=mine, world=world, kind=kind, stage=stage: work(
@@ -209,9 +253,9 @@ def deepspeed(folder: Path, source: str | None = None) -> None:
             assert losses < 1e-5, name
 
 
-def elastic(folder: Path) -> None:
-    os.environ["DS_ACCELERATOR"] = "cpu"
-
+def elastic(folder: Path, *names: str) -> None:
+    if names:
+        import_deepspeed()
     save_tiny_base("llama", folder / "base")
     examples = ragged(60)
     undisturbed = settings(folder, "undisturbed", max_steps=12, epochs=2)
@@ -240,7 +284,7 @@ def elastic(folder: Path) -> None:
             assert last == 12
 
     parts = [(2, "MULTI_CPU", 0, 3, None), (1, "NO", 0, 5, None), (3, "MULTI_CPU", 0, 7, None)]
-    parts += [(2, "DEEPSPEED", stage, 7 + stage, f"ZeRO-{stage}") for stage in (1, 2, 3)]
+    parts += [(2, "DEEPSPEED", stage, 7 + stage, f"ZeRO-{stage}") for stage in (1, 2, 3) if names]
     parts += [(4, "MULTI_CPU", 0, 12, None)]
     for world, kind, stage, last, zero in parts:
         variables = environment(folder, zero) if zero else {}
@@ -261,4 +305,6 @@ def elastic(folder: Path) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"float64": float64, "deepspeed": deepspeed, "elastic": elastic}[sys.argv[2]](Path(sys.argv[1]), *sys.argv[3:])
+    {"float64": float64, "deepspeed": deepspeed, "real": real, "bits": bits, "elastic": elastic}[sys.argv[2]](
+        Path(sys.argv[1]), *sys.argv[3:]
+    )

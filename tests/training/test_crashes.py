@@ -12,12 +12,17 @@ DRIVER = Path(__file__).with_name("crashes.py")
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the driver forks")
 @pytest.mark.parametrize(
-    ("seed", "timed", "inside"),
-    [(1, 2, 4), pytest.param(2, 40, 20, marks=pytest.mark.slow)],
-    ids=["six moments", "sixty moments"],
+    ("seed", "timed", "inside", "processes"),
+    [
+        (1, 2, 4, 1),
+        (3, 1, 1, 2),
+        pytest.param(2, 40, 20, 1, marks=pytest.mark.slow),
+        pytest.param(4, 6, 4, 2, marks=pytest.mark.slow),
+    ],
+    ids=["six moments", "two moments of two processes", "sixty moments", "ten moments of two processes"],
 )
-def test_killed_runs_end_alike(seed: int, timed: int, inside: int, tmp_path: Path) -> None:
-    arguments = [str(tmp_path), str(seed), str(timed), str(inside)]
+def test_killed_runs_end_alike(seed: int, timed: int, inside: int, processes: int, tmp_path: Path) -> None:
+    arguments = [str(tmp_path), str(seed), str(timed), str(inside), str(processes)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
     done = subprocess.run(
         [sys.executable, str(DRIVER), *arguments], capture_output=True, text=True, check=False, env=environment

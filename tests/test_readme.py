@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tiny import save_tiny_base, tiny_encoder
+from tiny import save_tiny_base, train_a_little
 
+from angle_llm.modeling.encoder import SentenceEncoder
 from angle_llm.prompts import PromptTemplate
+from angle_llm.settings import LoraSettings
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -44,10 +46,13 @@ RUNNING = [line for line in commands() if line not in INSTALLING + MAKING]
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as the README supposes it: recipes, an evaluation script, data, and a tiny model where `make demo` ends."""
     folder = tmp_path_factory.mktemp("place")
-    for name in ("recipes", "eval"):
+    for name in ("recipes", "eval", "deepspeed_configs"):
         (folder / name).symlink_to(ROOT / name)
     save_tiny_base("llama", folder / "tiny")
-    tiny_encoder("llama", base="tiny").save_pretrained(folder / "runs/starter/model")
+    encoder = SentenceEncoder.from_pretrained(folder / "tiny")
+    encoder.add_lora(LoraSettings(rank=4, alpha=8))
+    train_a_little(encoder.model)
+    encoder.save_pretrained(folder / "runs/starter/model")
     pair = {"text1": "A man eats.", "text2": "Someone eats.", "rating": 4}
     (folder / "my.jsonl").write_text(
         "".join(json.dumps(pair | {"text1": f"A man eats {n}.", "rating": n}) + "\n" for n in range(4))

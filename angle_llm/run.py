@@ -80,7 +80,7 @@ def _fine_tune(settings: TrainSettings, launch: Launch) -> Path:
         dtype=model.dtype,
         revision=model.revision,
         bits=model.bits,
-        device=launch.loads_on,
+        device=launch.loads_on(model.bits),
     )
     if settings.lora.rank:
         encoder.add_lora(settings.lora)

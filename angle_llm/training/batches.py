@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ class TokenStore:
         self._paths = [folder / f"tokens-{machine}.int32", folder / f"tokens-{machine}.starts.npy"]
         self._owns = processes.local_rank == 0
         try:
+            processes.from_main(lambda: _clear(folder))  # what a killed run has left
             processes.once_a_machine(lambda: self._write(texts, tokenize))
         except BaseException:
             self._remove()
@@ -74,6 +76,10 @@ class TokenStore:
         for path in self._paths if self._owns else ():
             path.unlink(missing_ok=True)
 
+    def digest(self) -> str:
+        """Tells stores of other ids apart."""
+        return hashlib.sha256(self._ids.data).hexdigest() + hashlib.sha256(self._start.data).hexdigest()
+
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of texts that were stored."""
         numbers = [self._number[text] for text in texts]
@@ -87,6 +93,11 @@ class TokenStore:
     ) -> None:
         del self._ids, self._start
         self._remove()
+
+
+def _clear(folder: Path) -> None:
+    for path in folder.glob("tokens-*"):
+        path.unlink(missing_ok=True)
 
 
 def _tokenized(

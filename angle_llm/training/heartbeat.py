@@ -12,8 +12,10 @@ import signal
 import socket
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -26,6 +28,9 @@ LOST_AFTER_SECONDS = 12.0
 _LOST = "was killed or stopped"
 EXIT_CODE = 3
 """Of a process that leaves because another is lost."""
+
+
+_RESCUING = threading.Event()
 
 
 class Heartbeat:
@@ -53,7 +58,7 @@ class Heartbeat:
             self._keys = [f"angle_llm/{run}/{rank}" for rank in range(self._processes.count)]
             self._say("0")
             # Once all are here, everybody's first word is in the store.
-            self._homes = self._processes.gather((socket.gethostname(), os.getpid()))
+            self._homes = self._processes.gather((_machine(), socket.gethostname(), os.getpid()))
             self._words = [""] * self._processes.count
             self._heard = [time.monotonic()] * self._processes.count
             self._answered = time.monotonic()
@@ -72,7 +77,7 @@ class Heartbeat:
         self._stopped.set()
         for thread in self._threads:
             thread.join(2 * EVERY_SECONDS)
-        failed = isinstance(error, Exception)
+        failed = error is not None and not isinstance(error, SystemExit)  # that one is agreed on: see `Interrupted`
         with suppress(RuntimeError):  # the store may be gone
             self._say(f"failed: {type(error).__name__}: {error}" if failed else "left")
             if failed:
@@ -106,7 +111,7 @@ class Heartbeat:
                 self._heard = [now] * len(self._heard)
             last = now
             for rank, word in enumerate(self._words):
-                if word.startswith("failed"):
+                if word.startswith("failed") and not _RESCUING.is_set():
                     self._leave(f"process {rank} {word}")
                 if self._answered - self._heard[rank] > LOST_AFTER_SECONDS:
                     self._end(rank)
@@ -120,21 +125,41 @@ class Heartbeat:
                 )
 
     def _who(self, rank: int) -> str:
-        host, pid = self._homes[rank]
+        _, host, pid = self._homes[rank]
         return f"process {rank} ({host}, pid {pid})"
 
     def _end(self, rank: int) -> None:
         """A process that is stopped would hold its launcher up: it is killed, if it is on this machine."""
-        host, pid = self._homes[rank]
-        if host == socket.gethostname():
-            with suppress(ProcessLookupError):
+        machine, _, pid = self._homes[rank]
+        if machine == _machine():
+            with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
 
     def _leave(self, why: str) -> None:
         """At once: the main thread may be waiting for a process that will never come."""
         rank = self._processes.rank
+        if self._processes.is_main:
+            time.sleep(2 * EVERY_SECONDS)  # the store may go with this process: the others read it first
         os.write(2, f"\nerror: process {rank} leaves, for {why}. Go on with --resume auto.\n".encode())
         os._exit(EXIT_CODE)
+
+
+@contextmanager
+def unhurried() -> Iterator[None]:
+    """What has failed elsewhere does not end this process within: it has something to save."""
+    _RESCUING.set()
+    try:
+        yield
+    finally:
+        _RESCUING.clear()
+
+
+def _machine() -> str:
+    """Equal where process ids are those of the same processes; host names may be equal in two containers."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    return socket.gethostname()
 
 
 def _of_a_connection(error: RuntimeError) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,10 @@ from angle_llm.training.strategy import Partitioned, Replicated, Spread, deepspe
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+
+STALE_SECONDS = 1800
+"""Age of a lock behind which nobody compiles any more."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +44,14 @@ class Launch:
         with_deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false") == "true"
         several = with_deepspeed or int(os.environ.get("WORLD_SIZE", "1")) > 1
         no_device = several and not torch.accelerator.is_available()
+        backend = "gloo" if no_device else "nccl" if torch.cuda.is_available() else None
         accelerator = Accelerator(
             # Said to a DeepSpeed run, this would turn DeepSpeed off; not said without a GPU, processes would not meet.
             cpu=no_device and not with_deepspeed,
             mixed_precision="no",  # the settings choose the dtype, not the launcher
             deepspeed_plugin=_deepspeed_plugin() if with_deepspeed else None,
-            kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")] if no_device else [],
+            # A lost process is the heartbeat's business; one that writes or tokenises may take its time.
+            kwargs_handlers=[InitProcessGroupKwargs(backend=backend, timeout=timedelta(days=1))] if several else [],
             log_with="tensorboard",
             project_dir=run_dir,
         )
@@ -102,10 +110,10 @@ class Launch:
         plugin = self.accelerator.state.deepspeed_plugin
         return {} if plugin is None else plugin.deepspeed_config
 
-    @property
-    def loads_on(self) -> torch.device:
-        """Where a model is loaded: weights that will be divided need never be in one device's memory together."""
-        return torch.device("cpu") if self.zero_stage == 3 else self.processes.device
+    def loads_on(self, bits: int | None) -> torch.device:
+        """Where a model is loaded: weights that will be divided need never be in one device's memory together. Those in bits
+        are packed where they will be used, layer by layer."""
+        return torch.device("cpu") if self.zero_stage == 3 and bits is None else self.processes.device
 
     def spread(self, model: nn.Module, optimizer: OptimizerSettings) -> Spread:
         """Puts the model in place and spreads its update."""
@@ -126,6 +134,7 @@ class Launch:
 
 def _deepspeed_plugin() -> Any:
     """That of the launcher's config file or flags, with what every run here has in common."""
+    _check_compiled()
     common = deepspeed_config()  # before DeepSpeed is imported: it names the device
     from accelerate.utils import DeepSpeedPlugin
 
@@ -134,3 +143,11 @@ def _deepspeed_plugin() -> Any:
     if plugin.zero_stage != 2:  # with backward passes in any number, DeepSpeed can overlap in stage 2 alone
         plugin.deepspeed_config["zero_optimization"]["overlap_comm"] = False
     return plugin
+
+
+def _check_compiled() -> None:
+    """A compilation of DeepSpeed's that was killed leaves a lock for which every later start would wait, for ever."""
+    folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path.home() / ".cache" / "torch_extensions"))
+    for lock in folder.glob("**/deepspeed*/lock"):
+        if time.time() - lock.stat().st_mtime > STALE_SECONDS:
+            raise RuntimeError(f"{lock} was left by a compilation that was killed. Remove it, and start again.")

@@ -19,6 +19,7 @@ from angle_llm.objectives.angle import AngleObjective
 from angle_llm.settings import TrainSettings
 from angle_llm.training.batches import BatchPlanner, PlannedBatch, TokenStore, ahead
 from angle_llm.training.checkpoint import Checkpoints, step_of
+from angle_llm.training.heartbeat import unhurried
 from angle_llm.training.launch import Launch
 from angle_llm.training.memory import MemoryShortError, TokenBudget
 from angle_llm.training.meter import StepMeter
@@ -99,7 +100,8 @@ def train(
     if plan.warmup >= plan.steps and processes.is_main:
         tqdm.write(f"warm-up takes {plan.warmup} steps and the run only {plan.steps}: the rate never falls")
     run = run_identity(settings, examples, encoder.base_fingerprint, processes.device)
-    for what, mine in run.items():
+    together = {"run directory": str(run_dir), "checkpoints": settings.checkpoint, "resume": settings.resume}
+    for what, mine in {**run, **together}.items():
         processes.check_same(what, mine)
     meter = StepMeter.of(encoder, processes)
     state = TrainingState.of(
@@ -110,17 +112,19 @@ def train(
     keeper = BestKeeper(encoder, evaluate, model_dir, state.spread)
     texts = TextBatch.from_examples(examples).texts
     with TokenStore(texts, encoder.sentences, run_dir, processes) as tokens:
+        # Processes that planned a batch otherwise would take one another's texts.
+        processes.check_same("way of computing", (encoder.sharing, encoder.pooling, encoder.pad_id, tokens.digest()))
         came = checkpoints.begin(origin, state)
         keeper.go_on(came)
         step = came.step
-        budget = TokenBudget(settings.micro_batch_tokens, settings.graph_tokens)
+        budget = came.budget or TokenBudget(settings.micro_batch_tokens, settings.graph_tokens)
         planner = BatchPlanner(encoder, tokens, examples, processes.count, budget)
         with (
             Metrics(run_dir / "metrics.jsonl", accelerator, came.metrics_bytes, writes=processes.is_main) as metrics,
             tqdm(total=plan.steps, initial=step, desc="train", disable=None if processes.is_main else True) as progress,
             StopSignals() as stop,
         ):
-            pause = _Pause(plan, keeper, metrics, checkpoints, state, stop, came.step)
+            pause = _Pause(plan, planner, keeper, metrics, checkpoints, state, stop, came.step)
             try:
                 pause(step)
                 started = time.perf_counter()
@@ -130,8 +134,8 @@ def train(
                     norm = state.spread.update(rate)
                     if not math.isfinite(norm):
                         raise LossNotFiniteError(
-                            f"the gradient norm is {norm}, so the step was not taken. Lower the learning rate, or use bfloat16 "
-                            "or float32 in place of float16."
+                            f"the gradient norm is {norm}; nothing of this step is kept. Lower the learning rate, or use "
+                            "bfloat16 or float32 in place of float16."
                         )
                     step += 1
                     counts = meter.counts(results, time.perf_counter() - started)
@@ -146,7 +150,8 @@ def train(
                 raise
             except Exception as error:
                 if step:
-                    keeper.rescue()
+                    with unhurried():
+                        keeper.rescue()
                 if isinstance(error, LossNotFiniteError):
                     raise TrainingError(f"step {step + 1}: {error} {keeper.what_is_kept}") from error
                 raise
@@ -162,6 +167,7 @@ class _Pause:
     """
 
     plan: BatchPlan
+    planner: BatchPlanner
     keeper: BestKeeper
     metrics: Metrics
     checkpoints: Checkpoints
@@ -176,7 +182,9 @@ class _Pause:
             keeper.measure(step, self.metrics)
             asked = self._asked()
         if asked or (self.plan.saves_at(step) and step > self.came):
-            here = Progress(step, self.metrics.bytes_on_disk(), keeper.measured, keeper.start, keeper.best)
+            here = Progress(
+                step, self.metrics.bytes_on_disk(), keeper.measured, keeper.start, keeper.best, self.planner.budget
+            )
             self.state.spread.check_replicas()
             path = self.checkpoints.write(self.state, here)
             if asked:
@@ -225,7 +233,8 @@ def _accumulate(
         if spread.processes.is_main:
             tqdm.write(
                 f"memory ran out: the step is done again, and from here on at most {budget.micro_batch_tokens} tokens go "
-                f"through the model at once, and up to {budget.graph_tokens} keep their activations (same update)"
+                f"through the model at once, and up to {budget.graph_tokens} keep their activations (the same update, but for "
+                "the masks of dropout)"
             )
         planner.budget = budget
         spread.forget()

@@ -9,6 +9,8 @@ import torch
 
 from angle_llm.modeling.microbatches import Plan
 
+_WORDS = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
 
 class MemoryShortError(RuntimeError):
     """The device, of this process or another, has no room for what was to be computed."""
@@ -16,7 +18,7 @@ class MemoryShortError(RuntimeError):
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocator refused; a CPU's says so in words alone."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in _WORDS)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ what it reads it tells the others, so that they need not see its disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -103,19 +103,15 @@ class Processes:
         if problems:
             raise ElsewhereError(problems[0])
 
-    def tensors_from_main(self, tensors: dict[str, Tensor] | None) -> dict[str, Tensor]:
-        """Named tensors that the main process holds (the others pass None), on the CPU of all."""
-        if self.count == 1:
-            assert tensors is not None
-            return tensors
+    def tensors_from_main(self, tensors: Mapping[str, Tensor] | None) -> Iterator[tuple[str, Tensor]]:
+        """Named tensors that the main process holds (the others pass None), one after the other, on the device of all."""
         shapes = self.from_main(lambda: {name: (one.shape, one.dtype) for name, one in (tensors or {}).items()})
-        received = {}
         for name, (shape, dtype) in shapes.items():
             tensor = tensors[name] if tensors is not None else torch.empty(shape, dtype=dtype)
             on_device = tensor.to(self.device).contiguous()
-            distributed.broadcast(on_device, src=0)
-            received[name] = on_device.cpu()
-        return received
+            if self.count > 1:
+                distributed.broadcast(on_device, src=0)
+            yield name, on_device
 
     def check_same(self, what: str, value: object) -> None:
         """Refuses to go on if a process holds another value than the main one.

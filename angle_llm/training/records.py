@@ -156,15 +156,17 @@ class BestKeeper:
             self._spread.processes.from_main(self._write)
 
     def _write(self) -> None:
-        """The file is read again: an adapter that is empty, or has learnt nothing, would be no use to anybody.
+        self._encoder.save_pretrained(self.folder, self._check_written)
+
+    def _check_written(self, folder: Path) -> None:
+        """An adapter that is empty, or has learnt nothing, would be no use to anybody; it does not replace the last one.
 
         Raises:
-            SavedWeightsError: naming what is wrong with it.
+            SavedWeightsError: naming what is wrong with the file.
         """
-        self._encoder.save_pretrained(self.folder)
         if not is_adapted(self._encoder.model.backbone):
             return
-        path = self.folder / "adapter_model.safetensors"
+        path = folder / "adapter_model.safetensors"
         weights = {_saved_name(name): p for name, p in self._encoder.model.named_parameters() if p.requires_grad}
         check_saved(path, weights)
         ups = [tensor for name, tensor in weights.items() if "lora_B" in name]

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from angle_llm.settings import TrainSettings
+from angle_llm.training.memory import TokenBudget
 from angle_llm.training.processes import Processes
 from angle_llm.training.strategy import Spread
 
@@ -40,6 +41,14 @@ class Progress:
     """The score before the first step."""
     best: float | None = None
     """The best score since, that of `model/`."""
+    budget: TokenBudget | None = None
+    """What memory has had room for; None before it was known."""
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Progress:
+        """From the values of a JSON file."""
+        budget = values.pop("budget", None)
+        return cls(**values, budget=None if budget is None else TokenBudget(**budget))
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,7 @@ class Snapshot:
             load_file(folder / "weights.safetensors"),
             load_file(folder / "optimizer.safetensors"),
             [json.loads(path.read_bytes()) for path in sorted(folder.glob("random-*.json"))],
-            Progress(**json.loads((folder / "progress.json").read_bytes())),
+            Progress.of(json.loads((folder / "progress.json").read_bytes())),
         )
 
 
@@ -103,7 +112,7 @@ class TrainingState:
         with self.spread.whole():
             if not self.processes.is_main:
                 return None
-            return Snapshot(_on_cpu(self.weights), _on_cpu(optimizer), random_states, progress)
+            return Snapshot(_on_cpu(self.weights), optimizer, random_states, progress)
 
     def check_fits(self, snapshot: Snapshot) -> None:
         """Refuses the weights of another model.
@@ -123,8 +132,8 @@ class TrainingState:
         """
         processes = self.processes
         self.spread.fill(
-            processes.tensors_from_main(None if snapshot is None else dict(snapshot.weights)),
-            processes.tensors_from_main(None if snapshot is None else dict(snapshot.optimizer)),
+            processes.tensors_from_main(None if snapshot is None else snapshot.weights),
+            processes.tensors_from_main(None if snapshot is None else snapshot.optimizer),
         )
         came: Progress
         came, states = processes.from_main(lambda: (snapshot.progress, snapshot.random))  # type: ignore[union-attr]

@@ -79,7 +79,7 @@ def boundary_step(
     strategy = strategy or Alone(model)
     cached = plan.largest_share > graph_tokens
     way = _encode_twice if cached else _keep_graphs
-    with sdpa_kernel(_ATTENTION_KERNELS[_device(model).type]):
+    with sdpa_kernel(_ATTENTION_KERNELS[strategy.processes.device.type]):
         value = way(model, plan, _Boundary(batch, objective, share), strategy)
     parts = {name: float(part) for name, part in value.parts.items()}
     return StepResult(
@@ -124,11 +124,11 @@ class _Boundary:
 
 
 def _keep_graphs(model: nn.Module, plan: Plan, boundary: _Boundary, strategy: Strategy) -> ObjectiveValue:
-    device = _device(model)
+    device = strategy.processes.device
     mine = plan.share(strategy.processes.rank)
     parts = strategy.attempt(lambda: [(micro.rows, model(**micro.on(device))) for micro in mine])
     rows_UD = _everybodys(plan, strategy, [(rows, part_RD.detach()) for rows, part_RD in parts])
-    value, gradient_UD = boundary(rows_UD, plan)
+    value, gradient_UD = strategy.attempt(lambda: boundary(rows_UD, plan))
     # The gradient of this scalar is dE, row by row. One backward pass: after several forward passes, ZeRO-3 adds a wrong
     # gradient for every backward pass but the first.
     strategy.attempt(
@@ -138,7 +138,7 @@ def _keep_graphs(model: nn.Module, plan: Plan, boundary: _Boundary, strategy: St
 
 
 def _encode_twice(model: nn.Module, plan: Plan, boundary: _Boundary, strategy: Strategy) -> ObjectiveValue:
-    device = _device(model)
+    device = strategy.processes.device
     mine = plan.share(strategy.processes.rank)
     states = []
 
@@ -153,7 +153,8 @@ def _encode_twice(model: nn.Module, plan: Plan, boundary: _Boundary, strategy: S
 
     with torch.no_grad():
         parts = strategy.attempt(lambda: [forward(micro) for micro in mine])
-    value, gradient_UD = boundary(_everybodys(plan, strategy, parts), plan)
+    rows_UD = _everybodys(plan, strategy, parts)
+    value, gradient_UD = strategy.attempt(lambda: boundary(rows_UD, plan))
     after = _random_state(device)
     strategy.attempt(again)
     _set_random_state(device, after)
@@ -162,7 +163,7 @@ def _encode_twice(model: nn.Module, plan: Plan, boundary: _Boundary, strategy: S
 
 def _everybodys(plan: Plan, strategy: Strategy, parts: Sequence[tuple[list[int], Tensor]]) -> Tensor:
     """Rows (U, D) of all processes. Each row is one process's and 0 in the others, so the sum is exact."""
-    rows_UD = parts[0][1].new_zeros(plan.unique, parts[0][1].shape[1])
+    rows_UD = strategy.attempt(lambda: parts[0][1].new_zeros(plan.unique, parts[0][1].shape[1]))
     for rows, part_RD in parts:
         rows_UD[rows] = part_RD[: len(rows)]
     return strategy.processes.sum(rows_UD)
@@ -171,10 +172,6 @@ def _everybodys(plan: Plan, strategy: Strategy, parts: Sequence[tuple[list[int],
 def _pulled(rows: list[int], part_RD: Tensor, gradient_UD: Tensor) -> Tensor:
     """A scalar whose gradient by `part_RD` is that of its rows; by a stand-in's row, which is no text's, 0."""
     return (part_RD * (gradient_UD[rows] if rows else 0)).sum()
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
 
 
 def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 Value = TypeVar("Value")
+Named = Iterable[tuple[str, Tensor]]
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
 SUMMED_AT_ONCE = 64 * 2**20
 """Numbers of the buffer that gradients are summed in."""
 
@@ -76,11 +78,12 @@ class Spread(Strategy):
 
     @abstractmethod
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """The optimizer's state: NAME/exp_avg, NAME/exp_avg_sq, NAME/step. Empty before the first step."""
+        """The optimizer's state on the main process's CPU: NAME/exp_avg, NAME/exp_avg_sq, NAME/step. Empty before the first
+        step, and in the other processes."""
 
     @abstractmethod
-    def fill(self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
-        """Puts back weights and what `optimizer_tensors` gave."""
+    def fill(self, weights: Named, optimizer: Named) -> None:
+        """Puts back weights and what `optimizer_tensors` gave, one after the other."""
 
     @abstractmethod
     def check_replicas(self) -> None:
@@ -175,17 +178,23 @@ class Replicated(Spread):
         yield
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
+        if not self.processes.is_main:
+            return {}
         names = list(self._weights)  # the optimizer numbers its parameters in the order they were given
         numbered: dict[int, dict[str, Tensor]] = self.optimizer.state_dict()["state"]
-        return {f"{names[number]}/{key}": tensor for number, items in numbered.items() for key, tensor in items.items()}
+        return {
+            f"{names[number]}/{key}": tensor.cpu().contiguous()
+            for number, items in numbered.items()
+            for key, tensor in items.items()
+        }
 
-    def fill(self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
+    def fill(self, weights: Named, optimizer: Named) -> None:
         with torch.no_grad():
-            for name, parameter in self._weights.items():
-                parameter.copy_(weights[name])
+            for name, tensor in weights:
+                self._weights[name].copy_(tensor)
         number = {name: number for number, name in enumerate(self._weights)}
         numbered: dict[int, dict[str, Tensor]] = {}
-        for full_name, tensor in optimizer.items():
+        for full_name, tensor in optimizer:
             name, _, key = full_name.rpartition("/")
             numbered.setdefault(number[name], {})[key] = tensor.clone()  # not a view of a file that will be removed
         groups = self.optimizer.state_dict()["param_groups"]  # they come from the settings
@@ -220,6 +229,9 @@ class Partitioned(Spread):
             from deepspeed.runtime.zero import Init
 
             Init(module=model, config_dict_or_path=config)
+            for module in model.modules():  # it moves weights alone
+                for name, buffer in module.named_buffers(recurse=False):
+                    module._buffers[name] = buffer.to(processes.device)
         engine, _ = accelerator.prepare(model, adamw(weights, settings))
         self.model = self._engine = engine
         self._zero: Any = engine.optimizer
@@ -257,37 +269,56 @@ class Partitioned(Spread):
         from deepspeed.utils import safe_get_full_optimizer_state
 
         states = [self._state[part] for part in self._parts if part in self._state]
-        if not states:
-            return {}
-        tensors = {}
-        for name, parameter in self._weights.items():
-            for key in ("exp_avg", "exp_avg_sq"):
-                tensors[f"{name}/{key}"] = safe_get_full_optimizer_state(parameter, key).view(self._shape(parameter))
-            tensors[f"{name}/step"] = states[0]["step"].clone()
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self._weights.items() if states else ():
+            for key in MOMENTS:
+                whole = safe_get_full_optimizer_state(parameter, key)  # one at a time: it lies on every device
+                if self.processes.is_main:
+                    tensors[f"{name}/{key}"] = whole.view(self._shape(parameter)).cpu().contiguous()
+            if self.processes.is_main:
+                tensors[f"{name}/step"] = states[0]["step"].cpu().clone()
         return tensors
 
-    def fill(self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
+    def fill(self, weights: Named, optimizer: Named) -> None:
         from deepspeed.runtime.zero import GatheredParameters
-        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
-        on_device = {name: tensor.to(self.processes.device) for name, tensor in weights.items()}
-        for name, parameter in self._weights.items():
+        for name, tensor in weights:
+            parameter = self._weights[name]
             with torch.no_grad(), GatheredParameters([parameter], modifier_rank=0, enabled=self.stage == 3):
-                parameter.copy_(on_device[name])
-        for name, parameter in self._weights.items():
-            safe_set_full_fp32_param(parameter, on_device[name])
-        if not optimizer:
-            return
-        step = next(tensor for name, tensor in optimizer.items() if name.endswith("/step"))
-        for part in self._parts:  # they are made at the first step only
-            made = {key: torch.zeros_like(part) for key in ("exp_avg", "exp_avg_sq")}
-            self._state[part] = {"step": step.clone(), **made}
+                parameter.copy_(tensor)
+            self._set(parameter, tensor)
+        for full_name, tensor in optimizer:
+            name, _, key = full_name.rpartition("/")
+            if not self._state:
+                self._make_moments()
+            if key in MOMENTS:
+                self._set(self._weights[name], tensor, key)
+            else:
+                for state in self._state.values():
+                    state[key] = tensor.clone()
+
+    def _make_moments(self) -> None:
+        """They come into being at the first step only."""
+        for part in self._parts:
+            self._state[part] = {key: torch.zeros_like(part) for key in MOMENTS}
         if self.stage < 3:
             self._zero._lazy_init_hp_params_optimizer_state()
-        for name, parameter in self._weights.items():
-            for key in ("exp_avg", "exp_avg_sq"):
-                tensor = optimizer[f"{name}/{key}"].to(self.processes.device)
-                safe_set_full_optimizer_state(parameter, tensor, key)
+
+    def _set(self, parameter: nn.Parameter, whole: Tensor, key: str | None = None) -> None:
+        """This process's share of a weight, or of one of its moments."""
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+        if self.stage == 3:
+            # DeepSpeed's own setter fails for a size that the number of processes does not divide.
+            share, _ = self._zero._get_fp32_opt_state_partition(
+                parameter, release_swap_buffers=False, optim_state_key=key
+            )
+            padded = nn.functional.pad(whole.flatten(), (0, share.numel() * self.processes.count - whole.numel()))
+            share.data.copy_(padded[share.numel() * self.processes.rank :][: share.numel()])
+        elif key is None:
+            safe_set_full_fp32_param(parameter, whole)
+        else:
+            safe_set_full_optimizer_state(parameter, whole, key)
 
     def check_replicas(self) -> None:
         if self.stage < 3:
@@ -319,7 +350,7 @@ def adamw(weights: Mapping[str, nn.Parameter], settings: OptimizerSettings, *, f
 
 
 def checksum(weights: Mapping[str, nn.Parameter]) -> str:
-    """Tells weights apart: a sum of each tensor, and one that notices order."""
+    """Tells weights apart that have drifted: sums of their values and squares, by tensor."""
     total = 0.0
     for number, parameter in enumerate(weights.values(), 1):
         total += number * float(parameter.detach().double().sum() + parameter.detach().double().pow(2).sum())

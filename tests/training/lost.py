@@ -1,6 +1,7 @@
 """Two processes train, one is killed, stopped, or fails; how long until both are gone, and what the other says.
 
     python tests/training/lost.py FOLDER CASE [CASE …]        CASE: kill0 kill1 stop0 stop1 raise0 raise1 (the number is the rank)
+                                                              both0: both fail, and the main one takes its time to save
 
 All cases run beside each other, each in two processes that no launcher watches. Prints a JSON line for each.
 """
@@ -22,6 +23,7 @@ import torch.utils.tensorboard
 from spreads import ragged, settings, work
 from tiny import save_tiny_base
 
+from angle_llm.modeling.encoder import SentenceEncoder
 from angle_llm.training import loop
 
 STEP = 3
@@ -33,14 +35,26 @@ def losing(case: str, rank: int, moment: Path) -> None:
     real = loop._Pause.__call__
 
     def paused(self: Any, step: int) -> None:
-        if step == STEP and rank == lost:
+        if step == STEP and (rank == lost or kind == "both"):
             moment.write_text(str(time.time()))
-            if kind == "raise":
+            if kind == "both" and rank == 0:
+                slow_saves()
+            if kind in ("raise", "both"):
                 raise ArithmeticError("something only this process has met")
             os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[kind])
         real(self, step)
 
     loop._Pause.__call__ = paused  # type: ignore[method-assign]
+
+
+def slow_saves() -> None:
+    real = SentenceEncoder.save_pretrained
+
+    def save(*given: Any) -> None:
+        time.sleep(4)
+        real(*given)
+
+    SentenceEncoder.save_pretrained = save  # type: ignore[method-assign]
 
 
 def main(folder: Path, cases: list[str]) -> None:
@@ -54,7 +68,7 @@ def main(folder: Path, cases: list[str]) -> None:
             losing(case, rank, folder / f"{case}.moment")
             work(mine, 2, "MULTI_CPU", 0, torch.float32, examples)
 
-        pids[case] = forked.start(2, run, folder / case)
+        pids[case] = forked.start(2, run, folder / f"{case}.log")
     left = {pid: (case, rank) for case, both in pids.items() for rank, pid in enumerate(both)}
     codes: dict[str, dict[int, int]] = {case: {} for case in cases}
     ended = {}
@@ -67,8 +81,18 @@ def main(folder: Path, cases: list[str]) -> None:
     for case in cases:
         seconds = ended[case] - float((folder / f"{case}.moment").read_text())
         survivor = 1 - int(case[-1])
-        said = [line for line in (folder / f"{case}.{survivor}").read_text().splitlines() if "leaves" in line]
-        print(json.dumps({"case": case, "seconds": round(seconds, 1), "codes": codes[case], "said": said[-1:]}))
+        said = [line for line in (folder / f"{case}.log.{survivor}").read_text().splitlines() if "leaves" in line]
+        print(
+            json.dumps(
+                {
+                    "case": case,
+                    "seconds": round(seconds, 1),
+                    "codes": codes[case],
+                    "said": said[-1:],
+                    "left": sorted(path.name for path in (folder / case).iterdir()),
+                }
+            )
+        )
 
 
 if __name__ == "__main__":

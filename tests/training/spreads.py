@@ -145,7 +145,8 @@ def float64(folder: Path, steps: str = "50", worlds: str = "1234") -> None:
             folder / f"log{world}",
         )
         ends[world] = ending(mine.run_path)
-        assert max(float(tensor.abs().max()) for tensor in ends[world][0].values()) > 0.01
+        ups = [tensor for name, tensor in ends[world][0].items() if "lora_B" in name]  # 0 at the start
+        assert max(float(tensor.abs().max()) for tensor in ups) > 0.01
         assert len(ends[world][1]) == int(steps)
     for world in map(int, worlds[1:]):
         difference = largest_difference(ends[1][0], ends[world][0])
@@ -201,7 +202,7 @@ def real(folder: Path, source: str) -> None:
     backbone.config.num_hidden_layers = 6
     backbone.save_pretrained(folder / "base")
     encoder.tokenizer.save_pretrained(folder / "base")
-    compare(folder, list(ZERO))
+    compare(folder, list(ZERO), most=0.05)
 
 
 def bits(folder: Path, *names: str) -> None:
@@ -223,8 +224,9 @@ def bits(folder: Path, *names: str) -> None:
         compare(folder / str(held), list(names), model=ModelSettings(str(folder / "base"), dtype="float32", bits=held))
 
 
-def compare(folder: Path, names: list[str], **changed: Any) -> None:
-    """One process against two, by every strategy, with kept and with cached graphs."""
+def compare(folder: Path, names: list[str], most: float = 1e-3, **changed: Any) -> None:
+    """One process against two, by every strategy, with kept and with cached graphs. Adapters may differ more than losses:
+    Adam divides each gradient by its own size, and those near 0 are rounding alone."""
     examples = ragged(60)
     ends = {}
     spreads: dict[str, tuple[int, int, str, dict[str, str]]] = {
@@ -251,6 +253,7 @@ def compare(folder: Path, names: list[str], **changed: Any) -> None:
             weights = largest_difference(ends["one process"][0], ends[name][0])
             print(f"{name}, {way}: losses differ by {losses:.1e}, adapters by {weights:.1e}", flush=True)
             assert losses < 1e-5, name
+            assert weights < most, name
 
 
 def elastic(folder: Path, *names: str) -> None:
@@ -284,7 +287,9 @@ def elastic(folder: Path, *names: str) -> None:
             assert last == 12
 
     parts = [(2, "MULTI_CPU", 0, 3, None), (1, "NO", 0, 5, None), (3, "MULTI_CPU", 0, 7, None)]
-    parts += [(2, "DEEPSPEED", stage, 7 + stage, f"ZeRO-{stage}") for stage in (1, 2, 3) if names]
+    # Three processes divide no weight here evenly.
+    parts += [(2 + stage // 3, "DEEPSPEED", stage, 7 + stage, f"ZeRO-{stage}") for stage in (1, 2, 3) if names]
+    parts += [(3, "DEEPSPEED", 3, 11, "ZeRO-3")] if names else []
     parts += [(4, "MULTI_CPU", 0, 12, None)]
     for world, kind, stage, last, zero in parts:
         variables = environment(folder, zero) if zero else {}

@@ -355,14 +355,19 @@ def test_a_saved_adapter_is_read_again(
 
     real = SentenceEncoder.save_pretrained
 
-    def spoilt(self: SentenceEncoder, folder: Any) -> None:
-        real(self, folder)
-        spoil(Path(folder) / "adapter_model.safetensors")
+    def spoilt(self: SentenceEncoder, folder: Any, check: Callable[[Path], None]) -> None:
+        def spoil_first(written: Path) -> None:
+            empty(written / "adapter_model.safetensors")
+            check(written)
 
-    spoil: Callable[[Path], None] = empty
+        real(self, folder, spoil_first)
+
+    model = tmp_path / "run" / "model"
+    before = {path.name: path.read_bytes() for path in model.iterdir()}
     monkeypatch.setattr(SentenceEncoder, "save_pretrained", spoilt)
     with pytest.raises(SavedWeightsError, match=r"adapter_model\.safetensors.*missing"):
-        fine_tune(replace(short, run_dir=str(tmp_path / "spoilt")))
+        fine_tune(short)
+    assert {path.name: path.read_bytes() for path in model.iterdir()} == before, "a bad save replaces nothing"
 
 
 def empty(path: Path) -> None:

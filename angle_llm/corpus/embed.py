@@ -1,0 +1,234 @@
+"""A corpus of any size into vectors on disk: blocks of rows are read, encoded and written, one after another.
+
+A block is as many rows as a shard holds, and what comes of it depends on nothing else: so any process may do it, at any
+time, and a run that was killed goes on at the first block whose shard is not there. Memory is that of one block.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from angle_llm.corpus.reading import Block, Corpus, Row, Survey, bad_row
+from angle_llm.corpus.shards import FORMAT_VERSION, Format, Job, Shards, Worker
+from angle_llm.corpus.vectors import Array, VectorForm
+from angle_llm.data.formats import DataError, RowError
+from angle_llm.modeling.backbone import lasting_name, weights_fingerprint
+from angle_llm.modeling.encoder import SentenceEncoder
+
+_LINE_EVERY_SECONDS = 60
+"""How often progress is told where no bar can be drawn."""
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """What becomes of the rows, beside the form of the vectors."""
+
+    format: Format
+    shard_rows: int
+    """Rows of a block; a shard has fewer if some were bad."""
+    store_text: bool = False
+    skip_bad: bool = False
+
+    @property
+    def columns(self) -> list[str]:
+        """What a shard has beside vectors, `id` not counted."""
+        return ["row", *(["text"] if self.store_text else [])]
+
+
+def embed_corpus(
+    corpus: Corpus,
+    survey: Survey,
+    encoder: SentenceEncoder,
+    model: str,
+    form: VectorForm,
+    keeping: Keeping,
+    folder: Path,
+    target: Path | None = None,
+    worker: Worker | None = None,
+) -> int:
+    """Embeds the worker's share of a corpus into `folder`, or goes on with it; the main process ends with the index, or
+    with the one file `target`. Returns the number of vectors of the whole corpus, 0 in other processes.
+
+    `model` is the name the encoder was loaded by.
+
+    Raises:
+        ShardsError: if the folder holds other things, or was begun with other input, model or settings.
+        DataError: for a row that cannot be embedded, unless such rows are skipped; if the input changes meanwhile.
+    """
+    worker = worker or Worker()
+    blocks = -(-survey.rows // keeping.shard_rows)
+    if not worker.is_main and worker.rank >= blocks:
+        return 0
+    job = _job(corpus, survey, encoder, form, keeping)
+    with Shards(folder, keeping.format, job, worker) as shards:
+        kept = shards.kept(blocks)
+        with _Progress(survey.rows, keeping.shard_rows, kept, worker) as progress:
+            for block in corpus.blocks(keeping.shard_rows, lambda number: worker.owns(number) and number not in kept):
+                items, vectors, skipped = _encoded(corpus, block, encoder, keeping.skip_bad, progress.drawn)
+                sides: dict[str, Any] = {"row": np.array([item.number for item in items], dtype=np.int64)}
+                if corpus.id_column is not None:
+                    sides["id"] = [item.row.id for item in items]
+                if keeping.store_text:
+                    sides["text"] = [item.row.text for item in items]
+                shards.write(block.number, block.first, sides, form.stored(vectors), skipped)
+                progress.add(len(block.rows))
+        corpus.check_unchanged(survey)
+        if not worker.is_main:
+            return 0
+        places = [None if file.path is None else str(file.path.absolute()) for file in corpus.files]
+        source = {"places": places, "stamps": survey.stamps}
+        described = {"model": {"name": lasting_name(model)} | job["model"], "source": source}
+        return shards.finish(blocks, lambda rows: job | described | {"rows": rows}, target)
+
+
+def fingerprint(encoder: SentenceEncoder) -> str:
+    """A short hash that tells two encoders' weights apart, base and adapter."""
+    backbone = encoder.model.backbone
+    digest = hashlib.sha256(weights_fingerprint(backbone).encode())
+    for name, parameter in sorted(backbone.named_parameters()):
+        if "lora_" in name:  # all of it: of a quantised base, the fingerprint is that of what it was made from
+            digest.update(f"{name}{tuple(parameter.shape)}".encode())
+            digest.update(parameter.detach().to("cpu", torch.float32).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _job(corpus: Corpus, survey: Survey, encoder: SentenceEncoder, form: VectorForm, keeping: Keeping) -> Job:
+    """All that the bytes of the shards follow from; where things lie and how many processes there are do not count."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "input": {
+            "files": survey.files,
+            "rows": survey.rows,
+            "column": corpus.column,
+            "id_column": corpus.id_column,
+            "bad_rows": "skipped" if keeping.skip_bad else "refused",
+        },
+        "model": {
+            "weights": fingerprint(encoder),
+            "dtype": str(encoder.dtype).removeprefix("torch."),
+            "bits": encoder.bits,
+            "prompt": encoder.prompt.to_dict(),
+            "pooling": encoder.pooling,
+            "max_length": encoder.max_length,
+            "dimensions": form.dimensions,
+        },
+        "vectors": {
+            "dimensions": form.kept,
+            "normalize": form.normalize,
+            "precision": form.precision,
+            "complex": form.complex,
+        },
+        "layout": {"format": keeping.format, "rows": keeping.shard_rows, "columns": keeping.columns},
+    }
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A row that can be embedded, with its number in the corpus and its place in its file."""
+
+    number: int
+    place: str
+    row: Row
+
+
+def _encoded(
+    corpus: Corpus, block: Block, encoder: SentenceEncoder, skip_bad: bool, show_progress: bool
+) -> tuple[list[_Item], Array, list[dict[str, Any]]]:
+    """The good rows of a block, their vectors (N, D), and what is to be told of the others."""
+    items: list[_Item] = []
+    skipped: list[dict[str, Any]] = []
+
+    def leave_out(number: int, place: str, reason: str) -> None:
+        if not skip_bad:
+            raise bad_row(place, reason)
+        skipped.append({"row": number, "place": place, "reason": reason})
+
+    for number, (file, line, raw) in enumerate(block.rows, block.first):
+        try:
+            items.append(_Item(number, file.place(line), corpus.read(file, raw)))
+        except RowError as error:
+            leave_out(number, file.place(line), str(error))
+
+    def encode() -> Array:
+        return encoder.encode([item.row.text for item in items], show_progress=show_progress)
+
+    try:
+        vectors = encode()
+    except ValueError:  # a text of which the tokenizer leaves nothing; rare, so it is looked for when it is there
+        reasons = [_unreadable(encoder, item.row.text) for item in items]
+        if not any(reasons):
+            raise
+        for item, reason in zip(items, reasons, strict=True):
+            if reason:
+                leave_out(item.number, item.place, reason)
+        items = [item for item, reason in zip(items, reasons, strict=True) if not reason]
+        skipped.sort(key=lambda row: int(row["row"]))
+        vectors = encode()
+    finite = np.isfinite(vectors).all(axis=1)
+    if not finite.all():
+        place = items[int(np.argmin(finite))].place
+        raise DataError(
+            f"{place}: its vector is not finite. Load the model in bfloat16 or float32, or mend its weights"
+        )
+    return items, vectors, skipped
+
+
+def _unreadable(encoder: SentenceEncoder, text: str) -> str:
+    """Why a text cannot be tokenised, empty if it can."""
+    try:
+        encoder.sentences([text])
+    except ValueError as error:
+        return str(error).removeprefix("text 0: ").removesuffix(".")
+    return ""
+
+
+class _Progress:
+    """Rows done of the worker's share, with rate and time left; what was there already counts as done, not for the rate.
+
+    A bar where there is a terminal, a line now and then where there is none. The main process speaks for all.
+    """
+
+    def __init__(self, rows: int, block_rows: int, kept: set[int], worker: Worker) -> None:
+        def held(blocks: Iterable[int]) -> int:
+            return sum(min(block_rows, rows - block * block_rows) for block in blocks)
+
+        self._total = held(range(worker.rank, -(-rows // block_rows), worker.count))
+        self._kept = self._now = held(kept)
+        self._name = "embed" if worker.count == 1 else f"embed (process {worker.rank} of {worker.count})"
+        self._speaks = worker.is_main
+        self.drawn = worker.is_main and sys.stderr.isatty()
+        """Whether there is a bar."""
+        self._began = self._told = time.monotonic()
+
+    def __enter__(self) -> _Progress:
+        self._bar = tqdm(
+            total=self._total, initial=self._kept, desc=self._name, unit="row", smoothing=0.1, disable=not self.drawn
+        )
+        if self._kept and self._speaks:
+            self._bar.write(f"{self._kept} of {self._total} rows are there already", file=sys.stderr)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def add(self, rows: int) -> None:
+        """So many more are on disk."""
+        self._now += rows
+        self._bar.update(rows)
+        now = time.monotonic()
+        if self._speaks and not self.drawn and now - self._told > _LINE_EVERY_SECONDS:
+            self._told = now
+            line = tqdm.format_meter(
+                self._now, self._total, now - self._began, ncols=0, prefix=self._name, unit="row", initial=self._kept
+            )
+            print(line, file=sys.stderr, flush=True)

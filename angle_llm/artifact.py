@@ -22,6 +22,9 @@ from angle_llm.errors import unknown
 from angle_llm.prompts import PromptTemplate
 
 CARD_NAME = "angle_llm.json"
+EXPORT_NAME = "angle_llm_export.json"
+"""In a folder made for another library: what was put in. Such a folder words texts itself."""
+
 FORMAT_VERSION = 1
 
 

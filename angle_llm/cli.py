@@ -1,5 +1,5 @@
-"""The doors of the project: `angle-llm train | embed | eval | merge | verify`, and what the recipes do between settings and
-result.
+"""The doors of the project, `angle-llm train | embed | search | eval | merge | verify`, and what the recipes do between
+settings and result.
 """
 
 from __future__ import annotations
@@ -8,13 +8,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from angle_llm import __version__
 from angle_llm.errors import unknown
-from angle_llm.settings import SettingsError, TrainSettings, parse_settings
+from angle_llm.settings import TrainSettings, parse_settings
 
 DEBUG_VARIABLE = "ANGLE_LLM_DEBUG"
 NO_BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
@@ -31,92 +30,27 @@ The encoder lies in {model}. To use it:
 """
 
 
-@dataclass(frozen=True)
-class EmbedSettings:
-    """What `angle-llm embed` reads and writes."""
-
-    model: str
-    """The encoder: a saved directory, a hub id, a .gguf file, or package:NAME/path/inside."""
-    input: Path
-    """A UTF-8 text file with one text a line; `-` reads standard input."""
-    output: Path
-    """The .npy file to write: float32, one row per line."""
-    prompt: str | None = None
-    """Prompt name or YAML file. None: the one saved with the model."""
-    pooling: str | None = None
-    """How token states become a vector. None: the one saved with the model."""
-    normalize: bool = False
-    """Scale every row to length 1."""
-
-
 def train(arguments: Sequence[str]) -> None:
     """Fine-tunes a language model into a sentence encoder."""
     launch(TrainSettings(), arguments, description=train.__doc__ or "")
 
 
 def embed(arguments: Sequence[str]) -> None:
-    """Turns a file of texts into a matrix of vectors."""
+    """Turns a corpus of any size into vectors: text, JSONL, CSV, TSV or Parquet into shards, or one .npy file."""
     import tyro
 
-    settings = tyro.cli(EmbedSettings, args=arguments, description=embed.__doc__)
-    _check_output(settings.output)
-    texts = _read_lines(settings.input)
+    from angle_llm.corpus import EmbedSettings, embed_main
 
-    import numpy as np
-
-    from angle_llm.modeling.encoder import SentenceEncoder
-
-    encoder = SentenceEncoder.from_pretrained(settings.model, prompt=settings.prompt, pooling=settings.pooling)
-    rows_ND = encoder.encode(texts, show_progress=True)
-    if settings.normalize:
-        rows_ND /= np.maximum(np.linalg.norm(rows_ND, axis=1, keepdims=True), np.finfo(np.float32).tiny)
-    settings.output.parent.mkdir(parents=True, exist_ok=True)
-    temporary = settings.output.with_name(settings.output.name + ".tmp")
-    with temporary.open("wb") as file:
-        np.save(file, rows_ND, allow_pickle=False)
-    temporary.replace(settings.output)
-    print(f"{rows_ND.shape[0]} rows of {rows_ND.shape[1]} dimensions in {settings.output}")
+    embed_main(tyro.cli(EmbedSettings, args=arguments, description=embed.__doc__))
 
 
-def _check_output(path: Path) -> None:
-    """Refuses a place that could not be written; asked before the model loads, not after."""
-    if path.suffix != ".npy":
-        raise SettingsError(f"--output must end in .npy, got {path}.")
-    if path.is_dir():
-        raise SettingsError(f"--output names the file to write, and {path} is a folder. Name a file in it.")
-    nearest = next(folder for folder in path.absolute().parents if folder.exists())
-    if not nearest.is_dir():
-        raise SettingsError(f"--output {path} needs a folder to lie in, and {nearest} is a file. Choose another place.")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise SettingsError(f"--output {path} needs a folder you may write in; {nearest} is not. Choose another place.")
+def search(arguments: Sequence[str]) -> None:
+    """Shows the nearest rows of an embedded corpus: a first look, exact."""
+    import tyro
 
+    from angle_llm.corpus import SearchSettings, search_main
 
-def _read_lines(path: Path) -> list[str]:
-    """The texts of a file or of standard input, one a line."""
-    name = "standard input" if str(path) == "-" else str(path)
-    needed = "--input needs a UTF-8 text file with one text a line, or - for standard input"
-    try:
-        content = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
-    except FileNotFoundError:
-        raise SettingsError(f"{needed}; there is no file {path}. Check the path.") from None
-    except IsADirectoryError:
-        raise SettingsError(f"{needed}; {path} is a folder. Name a file in it.") from None
-    except OSError as error:
-        raise SettingsError(f"{needed}; {path} cannot be read: {error.strerror}.") from None
-    try:
-        text = content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError as error:
-        number, byte = error.object[: error.start].count(b"\n") + 1, error.object[error.start]
-        raise SettingsError(
-            f"{needed}; {name}:{number}: byte 0x{byte:02x} is not UTF-8. Convert it, as in `iconv -f latin1 -t utf-8`."
-        ) from None
-    texts = text.removesuffix("\n").split("\n") if text else []
-    if not texts:
-        raise SettingsError(f"{needed}; {name} is empty: there is no text to embed.")
-    for number, line in enumerate(texts, 1):
-        if not line.strip():
-            raise SettingsError(f"{name}:{number}: the line is empty. Each line is one text; remove it.")
-    return texts
+    search_main(tyro.cli(SearchSettings, args=arguments, description=search.__doc__))
 
 
 def evaluate(arguments: Sequence[str]) -> None:
@@ -137,6 +71,15 @@ def merge(arguments: Sequence[str]) -> None:
     from angle_llm.export import MergeSettings, merge_main
 
     merge_main(tyro.cli(MergeSettings, args=arguments, description=merge.__doc__))
+
+
+def export(arguments: Sequence[str]) -> None:
+    """Makes a folder for another library that gives the same vectors, and shows that it does."""
+    import tyro
+
+    from angle_llm.export import ExportSettings, export_main
+
+    export_main(tyro.cli(ExportSettings, args=arguments, description=export.__doc__))
 
 
 def verify(arguments: Sequence[str]) -> None:
@@ -164,8 +107,10 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "plan": plan,
     "train": train,
     "embed": embed,
+    "search": search,
     "eval": evaluate,
     "merge": merge,
+    "export": export,
     "verify": verify,
 }
 

@@ -244,7 +244,7 @@ def test_redirected_output_is_readable(base: str, tmp_path: Path) -> None:
 
 def test_help_lists_the_commands() -> None:
     shown = command("angle-llm", "--help").stdout
-    assert all(name in shown for name in ("train", "embed", "eval"))
+    assert all(name in shown for name in ("train", "embed", "search", "eval"))
     assert "Traceback" not in command("angle-llm", "train", "--config", "none.yaml", code=2).stderr
 
 

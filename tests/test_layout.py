@@ -19,9 +19,10 @@ FRONT_DOOR = PACKAGE / "__init__.py"  # names the public things and loads them o
 DOORS = {
     "accelerate": ("training/", "run.py"),
     "bitsandbytes": ("modeling/",),
+    "deepspeed": ("training/",),
     "datasets": ("data/files.py", "evaluation/tasks.py"),
     "peft": ("modeling/adapters.py",),
-    "pyarrow": ("data/files.py",),
+    "pyarrow": ("corpus/", "data/files.py"),
     "scipy": ("evaluation/",),
     "transformers": ("modeling/",),
 }

@@ -1,4 +1,4 @@
-"""The commands `angle-llm merge` and `angle-llm verify`: their settings, and what is printed."""
+"""The commands `angle-llm merge`, `export` and `verify`: their settings, and what is printed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import tyro
 
 from angle_llm.export.merge import REPORT_NAME, merge
+from angle_llm.export.to_sentence_transformers import export_sentence_transformers
 from angle_llm.export.verify import Score, VerificationError, verify
 from angle_llm.settings import SettingsError
 
@@ -43,12 +44,30 @@ class MergeSettings:
 
 
 @dataclass(frozen=True)
+class ExportSettings:
+    """What `angle-llm export` reads and writes."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """The saved encoder: an adapter, which is merged first, or a whole model."""
+    out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+    """The directory to write. It must not exist, or be empty."""
+    to: Literal["sentence-transformers"] = "sentence-transformers"
+    """sentence-transformers: a folder whose SentenceTransformer(OUT).encode(texts) gives the same vectors, prompt included."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """What an adapter's merge is stored in; a whole model stays as it is. None: float32."""
+    verify: bool = True
+    """Compare the result with RUN before it is kept, through sentence-transformers itself, which has to be installed."""
+    device: str | None = None
+    """Where to compare, such as cpu or cuda:0. None: the best there is."""
+
+
+@dataclass(frozen=True)
 class VerifySettings:
     """What `angle-llm verify` compares."""
 
     forms: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="A B [C …]")]
-    """Two or more: saved directories (adapter or whole), or plain backbones; each is compared with the first. A backbone is
-    used with the prompt, pooling and length of the first."""
+    """Two or more: saved directories (adapter or whole), sentence-transformers folders (through that library), or plain
+    backbones; each is compared with the first. A backbone is used with the prompt, pooling and length of the first."""
     texts: Path | None = None
     """A UTF-8 file with one text a line. None: the built-in sentences."""
     pairs: str | None = None
@@ -87,6 +106,26 @@ def merge_main(settings: MergeSettings) -> None:
     else:
         print(found.text())
     print(f"\nThe merged encoder lies in {settings.out}; {REPORT_NAME} in it holds this report.")
+
+
+def export_main(settings: ExportSettings) -> None:
+    """Exports and says what came of it; exit code 1 if the result was not the encoder's."""
+    try:
+        found = export_sentence_transformers(
+            settings.run, settings.out, dtype=settings.dtype, check=settings.verify, device=settings.device
+        )
+    except VerificationError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    if found is None:
+        print(f"NOT verified, as asked. To do it later: angle-llm verify {settings.run} {settings.out}")
+    else:
+        print(found.text())
+    print(
+        f"\nThe folder for {settings.to} is {settings.out}. To use it:\n\n"
+        "    from sentence_transformers import SentenceTransformer\n"
+        f"    rows = SentenceTransformer({settings.out!r}).encode(texts)"
+    )
 
 
 def verify_main(settings: VerifySettings, score_on: Callable[[str], Score]) -> None:

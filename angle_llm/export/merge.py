@@ -66,7 +66,7 @@ def merge(
     source, target = Path(run).expanduser(), Path(out).expanduser()
     card = _adapter_card(source)
     location = locate(card.base or "")
-    _check_target(source, location, target)
+    check_target(source, location, target)
     stored = torch_dtype(dtype)
     adapter = read_adapter(source)
 
@@ -121,7 +121,7 @@ def _adapter_card(source: Path) -> EncoderCard:
     return card
 
 
-def _check_target(source: Path, location: BackboneLocation, target: Path) -> None:
+def check_target(source: Path, location: BackboneLocation, target: Path) -> None:
     """Refuses to write onto, into or around what is read."""
     check_writable(target)
     place = target.resolve()

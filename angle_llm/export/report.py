@@ -25,7 +25,7 @@ class FormFacts:
 
     name: str
     kind: str
-    """adapter, whole model, or backbone."""
+    """adapter, whole model, backbone, or sentence-transformers."""
     dtype: str
     """Type of the stored weights; for an adapter, of the base it was trained on."""
     prompt: str

@@ -8,9 +8,13 @@ computes in float32.
                     rounding of bfloat16 activations, which differs from one batch to the next
     whole model     its stored weights, widened
     backbone        the same, with the prompt, pooling and length of the first form, for it has none of its own
+    sentence-transformers   the same, encoded by that library, which has to be installed
 
 Agreement alone shows nothing where nothing was trained: an untouched base agrees with itself. So the first form must also
 be `TIMES_SMALLER` times farther from its base than from its other forms. One form is in memory at a time.
+
+A sentence-transformers folder of a `joined` prompt promises nothing for texts that are too long (see `worded_tokenizer`):
+those are told in a note and do not count.
 
 Legend: N texts, D dimensions.
 """
@@ -21,12 +25,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from angle_llm.artifact import EncoderCard, is_saved_encoder
+from angle_llm.export.library import LIBRARY, LibraryModel, is_library_folder
 from angle_llm.export.report import (
     NOISE,
     SPEARMAN_TOLERANCE,
@@ -39,6 +44,7 @@ from angle_llm.export.report import (
 from angle_llm.export.sentences import SENTENCES
 from angle_llm.modeling.encoder import SentenceEncoder
 from angle_llm.modeling.quantized import dequantise
+from angle_llm.modeling.tokenization import SentenceTokenizer
 from angle_llm.prompts import PromptTemplate
 
 MERGE_NAME = "merge.json"
@@ -72,7 +78,8 @@ def verify(
     names: Sequence[str] | None = None,
     original_base: bool = False,
 ) -> Verification:
-    """Compares every form with the first one: saved directories, adapter or whole, and plain backbones.
+    """Compares every form with the first one: saved directories, adapter or whole, sentence-transformers folders, and plain
+    backbones.
 
     `texts` None takes the built-in sentences. `score` gives each form a figure to compare too. `tolerance` replaces the
     allowed 1 - cos, which else follows from the stored types. `names` are told instead of the paths. `original_base` puts
@@ -81,20 +88,32 @@ def verify(
     Raises:
         ValueError: for fewer than two forms, or texts that cannot be encoded.
         FileNotFoundError, ArtifactError: for a form that cannot be opened.
+        MissingLibraryError: for a sentence-transformers folder where that library is not installed.
     """
     if len(forms) < 2:
         raise ValueError(f"verify compares two forms or more, got {len(forms)}. Name another one.")
     names = [str(form) for form in forms] if names is None else names
+    if is_library_folder(forms[0]):
+        raise ValueError(
+            f"{names[0]} is a sentence-transformers folder, which does not tell how it was trained. Name the encoder it was "
+            "made from first, and the folder after it."
+        )
 
     opened = _open(forms[0], device, original_base=original_base)
     usage = {"prompt": opened.prompt, "pooling": opened.pooling, "max_length": opened.max_length}
     chosen = _encodable(opened, SENTENCES) if texts is None else list(texts)
     first = _look(opened, forms[0], names[0], chosen, score)
+    fits = _fits(opened, first, chosen)
     base_rows_ND, base_note = _base_rows(opened, forms[0], first.facts.kind, chosen, device)
     del opened  # before the next one is loaded
 
-    comparisons = []
+    comparisons, notes = [], []
     for path, name in zip(forms[1:], names[1:], strict=True):
+        if _kind(path) == LIBRARY:
+            other, note = _compare_library(first, path, name, chosen, fits, tolerance, device, score)
+            comparisons.append(other)
+            notes += note
+            continue
         opened = _open(path, device, usage, original_base=original_base)
         seen = _look(opened, path, name, chosen, score)
         del opened
@@ -108,18 +127,22 @@ def verify(
         else:
             comparisons = [_beside_base(other, base_difference) for other in comparisons]
     left_out = len(SENTENCES) - len(chosen) if texts is None else 0
+    if left_out:
+        notes.append(f"{left_out} built-in texts left out: the tokenizer leaves nothing of them.")
     return Verification(
         texts=len(chosen),
         first=first.facts,
         base_difference=base_difference,
         base_note=base_note,
         comparisons=tuple(comparisons),
-        notes=(f"{left_out} built-in texts left out: the tokenizer leaves nothing of them.",) if left_out else (),
+        notes=tuple(notes),
         problems=tuple(problems),
     )
 
 
 def _kind(path: str | Path) -> str:
+    if is_library_folder(path):
+        return LIBRARY
     if not is_saved_encoder(path):
         return "backbone"
     return "whole model" if EncoderCard.read(Path(path).expanduser()).base is None else "adapter"
@@ -163,6 +186,57 @@ def _look(encoder: SentenceEncoder, path: str | Path, name: str, texts: Sequence
         spearman=None if score is None else score(encoder),
     )
     return _Seen(facts, encoder.sentences(texts), encoder.encode(texts).astype(np.float64))
+
+
+def _fits(encoder: SentenceEncoder, seen: _Seen, texts: Sequence[str]) -> list[bool]:
+    """Which texts are not cut."""
+    uncut = SentenceTokenizer(encoder.tokenizer, encoder.prompt, 10**9)
+    return [ids == whole for ids, whole in zip(seen.ids, uncut(texts), strict=True)]
+
+
+def _compare_library(
+    first: _Seen,
+    path: str | Path,
+    name: str,
+    texts: Sequence[str],
+    fits: Sequence[bool],
+    tolerance: float | None,
+    device: str | None,
+    score: Score | None,
+) -> tuple[Comparison, list[str]]:
+    """A sentence-transformers folder beside the first form, and what is to be noted.
+
+    A folder from elsewhere does not say how it words and pools: it is held to the first form's by its ids and vectors."""
+    model = LibraryModel(path, device)
+    mine, told = first.facts, model.facts
+    rows_ND = model.encode(texts).astype(np.float64)
+    facts = FormFacts(
+        name=name,
+        kind=LIBRARY,
+        dtype=model.dtype,
+        prompt=mine.prompt if told is None else _wording(told.prompt),
+        prompt_fingerprint=mine.prompt_fingerprint if told is None else told.prompt.fingerprint,
+        pooling=mine.pooling if told is None else told.pooling,
+        max_length=model.max_length,
+        dimensions=rows_ND.shape[1],
+        spearman=None
+        if score is None
+        else score(cast("SentenceEncoder", model)),  # it encodes, which is all that is asked
+    )
+    seen = _Seen(facts, model.ids(texts), rows_ND)
+    if told is None or told.over_long == "same" or all(fits) or not any(fits):
+        return _compare(first, seen, texts, tolerance), []
+    short, long = ([i for i, whole in enumerate(fits) if whole is which] for which in (True, False))
+    compared = _compare(_part(first, short), _part(seen, short), [texts[i] for i in short], tolerance)
+    note = f"{name}: {len(long)} texts are longer than {mine.max_length} tokens and did not count; cut otherwise there"
+    if mine.dimensions == facts.dimensions:
+        apart = _differences(rows_ND[long], first.rows_ND[long])
+        note += f", they differ by 1-cos {apart.max():.1e} at most, {apart.mean():.1e} in the mean"
+    return compared, [f"{note}."]
+
+
+def _part(seen: _Seen, rows: Sequence[int]) -> _Seen:
+    return _Seen(seen.facts, [seen.ids[i] for i in rows], seen.rows_ND[list(rows)])
 
 
 def _wording(prompt: PromptTemplate) -> str:

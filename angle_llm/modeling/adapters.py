@@ -15,6 +15,7 @@ from torch import nn
 from angle_llm.artifact import ArtifactError
 from angle_llm.errors import unknown
 from angle_llm.modeling.lora_linear import lora_linear
+from angle_llm.modeling.merging import LoraAdapter
 from angle_llm.settings import LoraSettings
 
 ALL_LINEAR = "all-linear"
@@ -123,7 +124,7 @@ def load_lora(backbone: nn.Module, folder: Path) -> nn.Module:
         FileNotFoundError: if the folder holds no adapter.
         ArtifactError: if its tensors are not those of its configuration: missing, too many, of another shape.
     """
-    from peft import PeftModel, get_peft_model_state_dict
+    from peft import PeftModel
     from safetensors import SafetensorError, safe_open
 
     for name in ("adapter_config.json", "adapter_model.safetensors"):
@@ -137,10 +138,7 @@ def load_lora(backbone: nn.Module, folder: Path) -> nn.Module:
             adapted: nn.Module = PeftModel.from_pretrained(backbone, str(folder))
     except (SafetensorError, RuntimeError) as error:  # RuntimeError: sizes that do not fit the backbone
         raise ArtifactError(f"{path} cannot be loaded on this base: {error} Save the adapter again.") from error
-    needed = {
-        key: tuple(tensor.shape)
-        for key, tensor in get_peft_model_state_dict(adapted, save_embedding_layers=False).items()
-    }
+    needed = _shapes(adapted)
     if saved != needed:
         odd = min(saved.items() ^ needed.items())[0]
         raise ArtifactError(
@@ -149,6 +147,55 @@ def load_lora(backbone: nn.Module, folder: Path) -> nn.Module:
         )
     _shorten(adapted)
     return adapted
+
+
+def apply_lora(backbone: nn.Module, adapter: LoraAdapter) -> nn.Module:
+    """Puts an adapter that was read tensor by tensor on a backbone it fits, to be used, not trained.
+
+    Raises:
+        ArtifactError: if peft does not change just the layers the adapter is for.
+    """
+    from peft import LoraConfig, TaskType, get_peft_model, set_peft_model_state_dict
+
+    config = LoraConfig(
+        task_type=TaskType.FEATURE_EXTRACTION,
+        inference_mode=True,
+        r=adapter.config["r"],
+        lora_alpha=adapter.config["lora_alpha"],
+        lora_dropout=float(adapter.config.get("lora_dropout") or 0.0),
+        target_modules=sorted(adapter.updates),
+        fan_in_fan_out=any(type(layer).__name__ == "Conv1D" for layer in backbone.modules()),
+        use_rslora=bool(adapter.config.get("use_rslora")),
+        use_dora=bool(adapter.config.get("use_dora")),
+        bias="none",
+    )
+    tensors: dict[str, torch.Tensor] = {}
+    for path, update in adapter.updates.items():
+        root = f"base_model.model.{path}"
+        tensors |= {f"{root}.lora_A.weight": update.a_RI, f"{root}.lora_B.weight": update.b_OR}
+        if update.magnitude_O is not None:
+            tensors[f"{root}.lora_magnitude_vector"] = update.magnitude_O
+    with _quiet_peft():
+        adapted: nn.Module = get_peft_model(backbone, config)
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            parameter.data = parameter.data.to(torch.float32)
+    needed = _shapes(adapted)
+    if needed != {key: tuple(tensor.shape) for key, tensor in tensors.items()}:
+        odd = min(needed.keys() ^ tensors.keys(), default="the shape of one")
+        raise ArtifactError(f"peft would change other layers than the adapter's {len(adapter.updates)}: {odd}.")
+    with _quiet_peft():
+        set_peft_model_state_dict(adapted, tensors)
+    _shorten(adapted)
+    return adapted.train(backbone.training)
+
+
+def _shapes(adapted: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The tensors of an adapter, as they are named in its file."""
+    from peft import get_peft_model_state_dict
+
+    state = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    return {key: tuple(tensor.shape) for key, tensor in state.items()}
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from angle_llm.artifact import ArtifactError
+from angle_llm.artifact import EXPORT_NAME, ArtifactError
 from angle_llm.errors import unknown
 from angle_llm.modeling.quantized import ORIGINAL, bits_of, check_bits, quantise
 
@@ -42,6 +42,7 @@ def locate(path_or_id: str) -> BackboneLocation:
 
     Raises:
         FileNotFoundError: if nothing is there; says what was looked for.
+        ArtifactError: for a folder that was exported for another library.
     """
     path = _inside_package(path_or_id) if path_or_id.startswith(PACKAGE_SCHEME) else Path(path_or_id).expanduser()
     if path.suffix == ".gguf" and path.is_file():
@@ -51,6 +52,11 @@ def locate(path_or_id: str) -> BackboneLocation:
             raise FileNotFoundError(
                 f"{path} holds no config.json, so it is not a model folder. Give a folder written by save_pretrained, "
                 "or the path of a .gguf file."
+            )
+        if (path / EXPORT_NAME).is_file():
+            raise ArtifactError(
+                f"{path} was exported for another library ({EXPORT_NAME} says which): its tokenizer words texts, and here they "
+                "would be worded twice. Open it with that library, or here the encoder it was made from."
             )
         return BackboneLocation(str(path))
     meant_locally = "/" in path_or_id and path.parent.is_dir()  # runs/typo, beside a folder runs

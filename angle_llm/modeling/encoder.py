@@ -16,7 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from angle_llm.artifact import CARD_NAME, ArtifactError, EncoderCard, check_writable, is_saved_encoder, write_directory
+from angle_llm.artifact import (
+    CARD_NAME,
+    ArtifactError,
+    EncoderCard,
+    check_writable,
+    is_saved_encoder,
+    write_directory,
+)
 from angle_llm.modeling import adapters
 from angle_llm.modeling.backbone import (
     BackboneLocation,
@@ -29,6 +36,7 @@ from angle_llm.modeling.backbone import (
     weights_fingerprint,
 )
 from angle_llm.modeling.counters import EncodeStats, FlopsPerToken
+from angle_llm.modeling.foreign import on_backbone, open_foreign
 from angle_llm.modeling.last_layer import PooledLastLayer
 from angle_llm.modeling.microbatches import Plan, plan_micro_batches
 from angle_llm.modeling.pooling import last_position, pooling_named
@@ -172,6 +180,7 @@ class SentenceEncoder:
         cls,
         path_or_id: str | Path,
         *,
+        adapter: str | Path | None = None,
         prompt: str | PromptTemplate | None = None,
         pooling: str | None = None,
         max_length: int | None = None,
@@ -189,15 +198,20 @@ class SentenceEncoder:
         trained on a quantised base fits no other quite as well. `device` defaults to the GPU if there is one. The network
         is reached only for a hub id that is not in the local cache.
 
+        `adapter` is a folder that plain peft or angle-emb wrote, to be put on the backbone (see `foreign`); it does not say
+        how texts were worded, so `prompt` has to be named with it, and pooling and length where they are not the usual ones.
+
         Raises:
-            FileNotFoundError: if there is no model at the path.
+            FileNotFoundError: if there is no model at the path, or no adapter.
             ArtifactError: for a damaged directory, or a base that is not the one the adapter was trained on.
+            ValueError: for an adapter without a prompt, or on a saved directory.
             QuantisationError: if the weights cannot be held in so many bits.
         """
         path = str(path_or_id)
         if isinstance(prompt, str):
             prompt = load_prompt(prompt)
         device = torch.device(device) if device is not None else _default_device()
+        foreign = None if adapter is None else open_foreign(Path(adapter).expanduser(), path, prompt)
         if is_saved_encoder(path):
             folder = Path(path).expanduser()
             card = EncoderCard.read(folder)
@@ -219,6 +233,9 @@ class SentenceEncoder:
                 base=path,
                 base_revision=commit or revision,
             )
+            if foreign is not None:
+                encoder.base_fingerprint = weights_fingerprint(backbone)
+                encoder.model.backbone = adapters.apply_lora(backbone, on_backbone(foreign, backbone, path))
         encoder.model.to(device)
         return encoder
 
@@ -365,10 +382,11 @@ class SentenceEncoder:
         if base.is_absolute() and base.resolve().is_relative_to(target.resolve()):
             raise ValueError(f"{folder} holds the base of this adapter. Save the adapter in another directory.")
 
-    def save_pretrained(self, folder: str | Path) -> None:
+    def save_pretrained(self, folder: str | Path, check: Callable[[Path], None] | None = None) -> None:
         """Writes the encoder as a directory that `from_pretrained` reads back exactly; whole or not at all.
 
-        An adapted encoder is saved as its adapter and the name of its base, any other as the whole backbone.
+        An adapted encoder is saved as its adapter and the name of its base, any other as the whole backbone. `check` looks at
+        the written files before they take their place, and raises if they are not to.
 
         Raises:
             ValueError: if an adapter's base has no name or would be overwritten, for then nobody could load it again.
@@ -394,6 +412,8 @@ class SentenceEncoder:
             self.tokenizer.save_pretrained(target)
             (target / "README.md").unlink(missing_ok=True)  # peft's empty model card
             card.write(target)
+            if check is not None:
+                check(target)
 
         write_directory(Path(folder), fill)
 

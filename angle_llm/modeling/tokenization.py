@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from angle_llm.prompts import PromptTemplate
@@ -17,6 +18,13 @@ class Frame(NamedTuple):
 
     before: list[int]
     after: list[int]
+
+
+def load_tokenizer_file(folder: Path) -> Tokenizer:
+    """The tokenizer in a folder's `tokenizer.json` as it stands there, whatever a model's own class would make of it."""
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
 def plain_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
@@ -73,8 +81,9 @@ class SentenceTokenizer:
         self.tokenizer = tokenizer
         self.prompt = prompt
         self.max_length = max_length
-        self._frame = special_frame(tokenizer)
-        self._room = max_length - len(self._frame.before) - len(self._frame.after)
+        self.frame = special_frame(tokenizer)
+        """The special ids around every text."""
+        self._room = max_length - len(self.frame.before) - len(self.frame.after)
         self._head_ids, self._tail_ids, joined_ids = plain_ids(
             tokenizer, [prompt.head, prompt.tail, prompt.head + prompt.tail]
         )
@@ -96,11 +105,13 @@ class SentenceTokenizer:
                     f"text {position}: nothing of {texts[position]!r:.80} is left beside prompt {self.prompt.name!r}. Either the "
                     f"tokenizer drops all its characters, or max_length {self.max_length} has no room for its first one."
                 )
-        return [self._frame.before + ids + self._frame.after for ids in inner]
+        return [self.frame.before + ids + self.frame.after for ids in inner]
 
     def _joined(self, texts: Sequence[str]) -> list[list[int]]:
         head, tail = self.prompt.head, self.prompt.tail
         worded = plain_ids(self.tokenizer, [head + text + tail for text in texts])
+        if not tail:  # nothing to keep behind the text: cut as everybody cuts
+            return [ids[: self._room] for ids in worded]
         return [
             ids if len(ids) <= self._room else self._joined_and_shortened(text)
             for text, ids in zip(texts, worded, strict=True)

@@ -1,0 +1,184 @@
+"""A tokenizer with the prompt inside gives the ids of its encoder: loaded as other tools load it, called as they call it."""
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tiny import KINDS, tiny_backbone
+from tiny_tokenizers import TOKENIZERS, sentences
+from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerFast
+
+from angle_llm.artifact import ArtifactError
+from angle_llm.export.worded_tokenizer import WordedTokenizer, check_same_ids, worded_tokenizer
+from angle_llm.modeling.backbone import BackboneLocation, load_tokenizer
+from angle_llm.modeling.tokenization import SentenceTokenizer, load_tokenizer_file
+from angle_llm.prompts import TOKENIZATIONS, PromptTemplate, load_prompt
+
+PROMPTS = {
+    "tail": load_prompt("summarize_one_word"),
+    "edits": load_prompt("summarize_one_word_edited"),
+    "plain": load_prompt("plain"),
+    "head": PromptTemplate("head", "query: {text}"),
+    "seams": PromptTemplate("seams", "{{a}}\\A ({text}). $1 \\z\n?"),
+}
+SPECIAL_NAMES = sorted({token for make in TOKENIZERS.values() for token in make().all_special_tokens})
+ODD = [
+    *SPECIAL_NAMES,
+    "😀",
+    "e\u0301",
+    "\u200d",
+    "日本語",
+    "ﷺ",
+    "\u00a0",
+    "\r\n",
+    "   ",
+    '."',
+    '"',
+    "?",
+    "’",
+    "{text}",
+    "$A",
+    "\\z",
+]
+pieces = st.one_of(
+    st.sampled_from([*ODD, *(word for text in sentences()[:20] for word in (text, f" {text[:9]}"))]),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=4),
+)
+texts_of_all_kinds = st.lists(pieces, min_size=1, max_size=6).map("".join).filter(str.strip)
+
+every_kind = pytest.mark.parametrize("kind", TOKENIZERS)
+every_tokenization = pytest.mark.parametrize("tokenization", TOKENIZATIONS)
+every_prompt = pytest.mark.parametrize("prompt", PROMPTS)
+
+
+def written(worded: WordedTokenizer, folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps(worded.spec), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(worded.config), encoding="utf-8")
+    return folder
+
+
+@cache
+def both(kind: str, tokenization: str, prompt: str, max_length: int) -> tuple[SentenceTokenizer, Any, str]:
+    """Ours, the exported one, and what it promises for texts that are too long."""
+    ours = SentenceTokenizer(TOKENIZERS[kind](), replace(PROMPTS[prompt], tokenization=tokenization), max_length)
+    worded = worded_tokenizer(ours)
+    return ours, load_tokenizer_file(written(worded, Path(mkdtemp()))), worded.over_long
+
+
+def as_the_library_calls_it(exported: Any, texts: list[str]) -> list[list[int]]:
+    batch = exported(texts, padding=True, truncation="longest_first", return_tensors="pt")
+    return [ids[mask.bool()].tolist() for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
+
+
+@every_kind
+@every_tokenization
+@every_prompt
+@settings(derandomize=True, deadline=None, max_examples=25)
+@given(text=texts_of_all_kinds)
+@example(text="A man is eating.")
+@example(text='Who said "no"?')
+@example(text="<tool_call> [CLS] </s> <|im_end|>")
+def test_the_ids_are_the_encoders(kind: str, tokenization: str, prompt: str, text: str) -> None:
+    ours, exported, _ = both(kind, tokenization, prompt, 1000)
+    try:
+        expected = ours([text])
+    except ValueError:
+        return  # the tokenizer leaves nothing of it
+    assert as_the_library_calls_it(exported, [text]) == expected
+
+
+@every_kind
+@every_tokenization
+@every_prompt
+@settings(derandomize=True, deadline=None, max_examples=25)
+@given(text=texts_of_all_kinds, more=st.integers(0, 12))
+@example(text="A man is eating.", more=12)
+def test_a_text_that_is_too_long(kind: str, tokenization: str, prompt: str, text: str, more: int) -> None:
+    """Cut as ours, by the route that says so; else no longer than it may be, and ending as the prompt does."""
+    text = (text + " ") * (1 + more)
+    ours, exported, over_long = both(kind, tokenization, prompt, 60)
+    try:
+        expected = ours([text])
+    except ValueError:
+        return
+    assert (over_long == "other") == (tokenization == "joined" and prompt in ("tail", "edits", "seams"))
+    found = as_the_library_calls_it(exported, [text])
+    if over_long == "same":
+        assert found == expected
+    else:
+        assert len(found[0]) <= 60
+        assert found[0][-2:] == expected[0][-2:]
+        if both(kind, tokenization, prompt, 1000)[0]([text]) == expected:
+            assert found == expected
+
+
+@every_kind
+def test_a_batch_is_padded_on_the_right_and_masked(kind: str) -> None:
+    ours, exported, _ = both(kind, "joined", "tail", 1000)
+    texts = list(sentences()[:9])
+    assert as_the_library_calls_it(exported, texts) == ours(texts)
+    assert exported(texts, padding=True, return_tensors="pt")["attention_mask"][:, 0].all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@every_tokenization
+def test_beside_a_models_config(kind: str, tokenization: str, tmp_path: Path) -> None:
+    """`AutoTokenizer` asks the config which class to take, and Qwen2's builds its normalizer anew: that has to show."""
+    prompt = replace(PROMPTS["edits"], tokenization=tokenization)
+    ours = SentenceTokenizer(TOKENIZERS[KINDS[kind].tokenizer](), prompt, 64)
+    worded = worded_tokenizer(ours)
+    tiny_backbone(kind).config.save_pretrained(written(worded, tmp_path))
+    exported = load_tokenizer(BackboneLocation(str(tmp_path)))
+    if kind == "qwen2":
+        with pytest.raises(ArtifactError, match="cannot be given the prompt"):
+            check_same_ids(exported, ours, worded.over_long)
+    else:
+        check_same_ids(exported, ours, worded.over_long)
+        assert exported.model_max_length == 64
+
+
+def test_another_prompt_would_show() -> None:
+    ours, _, _ = both("smollm2", "joined", "tail", 1000)
+    _, other, _ = both("smollm2", "joined", "head", 1000)
+    with pytest.raises(ArtifactError, match=r"cannot be given the prompt 'Summarize .* should become the ids"):
+        check_same_ids(other, ours, "other")
+
+
+@every_tokenization
+def test_added_tokens_that_are_not_special(tokenization: str) -> None:
+    """Qwen's `<tool_call>`: a token in a text where nothing is written around it, plain characters elsewhere, and said so."""
+    spec = TOKENIZERS["smollm2"]().backend_tokenizer.to_str()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=type(TOKENIZERS["smollm2"]().backend_tokenizer).from_str(spec), pad_token="<|im_end|>"
+    )
+    tokenizer.add_tokens([AddedToken("<tool_call>", normalized=False, special=False)])
+    ours = SentenceTokenizer(tokenizer, replace(PROMPTS["tail"], tokenization=tokenization), 200)
+    worded = worded_tokenizer(ours)
+    exported = load_tokenizer_file(written(worded, Path(mkdtemp())))
+    text = "Why <tool_call> now?"
+    (found,), (ids,) = as_the_library_calls_it(exported, [text]), ours([text])
+    if tokenization == "segments":
+        assert worded.plain_names == []
+        assert found == ids
+    else:
+        assert worded.plain_names == ["<tool_call>"]
+        assert exported.decode(found) == ours.prompt.word(text), "worded once, around the whole text"
+        assert tokenizer.convert_tokens_to_ids("<tool_call>") in ids
+        assert tokenizer.convert_tokens_to_ids("<tool_call>") not in found
+
+
+def test_what_cannot_be_exported() -> None:
+    class Slow:
+        def __call__(self, texts: str | list[str], **_: object) -> dict[str, object]:
+            return {"input_ids": [1] if isinstance(texts, str) else [[1] for _ in texts]}
+
+    with pytest.raises(ArtifactError, match=r"Slow has no tokenizer\.json"):
+        worded_tokenizer(SentenceTokenizer(Slow(), PROMPTS["plain"], 60))

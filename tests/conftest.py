@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 # Read when transformers and its kin are first imported, so set before any test module is.
-os.environ["OMP_NUM_THREADS"] = "1"  # tests run beside each other; torch programs that share cores ruin each other's time
+os.environ["OMP_NUM_THREADS"] = "1"  # tests run beside each other: several threads each would cost tenfold
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches the network
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 

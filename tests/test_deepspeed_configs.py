@@ -49,7 +49,7 @@ def test_a_launcher_config_names_its_deepspeed_config(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name in ("data_parallel", "zero3") else pytest.mark.slow) for name in SPREAD],
+    [pytest.param(name, marks=[] if name == "data_parallel" else pytest.mark.slow) for name in SPREAD],
 )
 def test_the_recipe_runs_with_it(name: str, tmp_path: Path) -> None:
     if name != "data_parallel":

@@ -127,8 +127,7 @@ def _keep_graphs(model: nn.Module, plan: Plan, boundary: _Boundary, strategy: St
     device = strategy.processes.device
     mine = plan.share(strategy.processes.rank)
     parts = strategy.attempt(lambda: [(micro.rows, model(**micro.on(device))) for micro in mine])
-    rows_UD = _everybodys(plan, strategy, [(rows, part_RD.detach()) for rows, part_RD in parts])
-    value, gradient_UD = strategy.attempt(lambda: boundary(rows_UD, plan))
+    value, gradient_UD = _of_all(plan, strategy, boundary, [(rows, part_RD.detach()) for rows, part_RD in parts])
     # The gradient of this scalar is dE, row by row. One backward pass: after several forward passes, ZeRO-3 adds a wrong
     # gradient for every backward pass but the first.
     strategy.attempt(
@@ -153,20 +152,24 @@ def _encode_twice(model: nn.Module, plan: Plan, boundary: _Boundary, strategy: S
 
     with torch.no_grad():
         parts = strategy.attempt(lambda: [forward(micro) for micro in mine])
-    rows_UD = _everybodys(plan, strategy, parts)
-    value, gradient_UD = strategy.attempt(lambda: boundary(rows_UD, plan))
+    value, gradient_UD = _of_all(plan, strategy, boundary, parts)
+    del parts
     after = _random_state(device)
     strategy.attempt(again)
     _set_random_state(device, after)
     return value
 
 
-def _everybodys(plan: Plan, strategy: Strategy, parts: Sequence[tuple[list[int], Tensor]]) -> Tensor:
-    """Rows (U, D) of all processes. Each row is one process's and 0 in the others, so the sum is exact."""
+def _of_all(
+    plan: Plan, strategy: Strategy, boundary: _Boundary, parts: Sequence[tuple[list[int], Tensor]]
+) -> tuple[ObjectiveValue, Tensor]:
+    """The boundary on the rows (U, D) of all processes. Each row is one process's and 0 in the others, so their sum is
+    exact. A large batch's rows take as much as its gradient; they are gone when this returns."""
     rows_UD = strategy.attempt(lambda: parts[0][1].new_zeros(plan.unique, parts[0][1].shape[1]))
     for rows, part_RD in parts:
         rows_UD[rows] = part_RD[: len(rows)]
-    return strategy.processes.sum(rows_UD)
+    strategy.processes.sum(rows_UD)
+    return strategy.attempt(lambda: boundary(rows_UD, plan))
 
 
 def _pulled(rows: list[int], part_RD: Tensor, gradient_UD: Tensor) -> Tensor:

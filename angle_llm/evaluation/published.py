@@ -1,7 +1,8 @@
 """Figures from the literature, to stand beside a measured row: Spearman × 100, "all" protocol, SentEval's text.
 
 Sources: Li & Li, AnglE (arXiv 2309.12871) and the cards of its LLaMA adapters, SimCSE-LLaMA2 included; Jiang et al.
-(2023), PromptEOL; Gao et al. (2021), SimCSE. SICK-R is the test split, 4,927 pairs.
+(2023), PromptEOL; Gao et al. (2021), SimCSE. SICK-R is the test split, 4,927 pairs. The evaluation code of AnglE and
+PromptEOL edits the sentences of models that take a prompt (`--edits published`), and leaves the others as they are.
 """
 
 from __future__ import annotations
@@ -42,5 +43,5 @@ PUBLISHED = (
     _row("PromptEOL OPT-1.3B", average=84.79),
     _row("AnglE-BERT-base", 75.09, 85.56, 80.66, 86.44, 82.47, 85.16, 81.23, average=82.37),
     _row("sup-SimCSE-BERT-base", average=81.57),
-    _row("LLaMA2-7B untuned, with the prompt", 50.66, 73.32, 62.76, 67.00, 70.98, 63.28, 67.40, average=65.06),
+    _row("LLaMA2-7B untuned, prompted", 50.66, 73.32, 62.76, 67.00, 70.98, 63.28, 67.40, average=65.06),
 )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
+from sts_samples import hashed_words
 
 from angle_llm.evaluation import (
     StsPair,
@@ -22,15 +22,6 @@ from angle_llm.evaluation import (
     spearman,
     sts_score,
 )
-
-
-def hashed_words(texts: list[str]) -> np.ndarray:
-    """A real, if humble, encoder: counts of words hashed into 512 bins."""
-    rows = np.zeros((len(texts), 512), dtype=np.float32)
-    for row, text in zip(rows, texts, strict=True):
-        for word in text.lower().split():
-            row[zlib.crc32(word.encode()) % 512] += 1
-    return rows
 
 
 def task(name: str, *pairs: tuple[str, str, float] | tuple[str, str, float, str]) -> StsTask:

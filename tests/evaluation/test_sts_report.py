@@ -1,58 +1,40 @@
-"""What is told about the figures: the table, the published rows, the JSON file; and the command that ties them."""
+"""What is told about the figures: the tables, the published rows, the JSON file."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import re
-import subprocess
-import sys
-import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
-import tyro
+from sts_samples import hashed_words, rows_of
 
 from angle_llm.evaluation import (
     PUBLISHED,
     PUBLISHED_TASKS,
-    StsEvalSettings,
+    PairScores,
     StsPair,
     StsResults,
     StsTask,
+    compare,
     evaluate,
     markdown_report,
+    read_scores,
     results_dict,
-    select_tasks,
-    sts_main,
     write_json,
 )
+from angle_llm.evaluation.sts_files import figures_csv
 
 PAIRS = (StsPair("a b", "a b", 5.0, "one"), StsPair("a b", "a c", 3.0, "one"), StsPair("a b", "d e", 0.0, "two"))
-TSV = "sentence1\tsentence2\tscore\na b\ta b\t5\na b\ta c\t3\na b\td e\t0\n"
-
-
-def hashed_words(texts: Sequence[str]) -> np.ndarray:
-    rows = np.zeros((len(texts), 64), dtype=np.float32)
-    for row, text in zip(rows, texts, strict=True):
-        for word in text.split():
-            row[zlib.crc32(word.encode()) % 64] += 1
-    return rows
 
 
 def results(*names: str, variant: str = "raw", official_pairs: int | None = 3) -> StsResults:
     tasks = [StsTask(name, name.upper(), variant, "here", PAIRS, official_pairs) for name in names]
     return evaluate(hashed_words, tasks)
-
-
-def rows_of(report: str) -> dict[str, list[str]]:
-    """Cells of the first table by the first cell of their row."""
-    lines = report.split("\n\n")[0].split("\n")
-    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
-    return {row[0]: row[1:] for row in cells}
 
 
 def test_published_averages_are_the_means_of_their_rows() -> None:
@@ -102,7 +84,8 @@ def test_the_report_says_which_text_each_number_is_on() -> None:
 def test_every_task_and_subtask_has_its_figures() -> None:
     report = markdown_report(results("sts12"), "m")
     assert re.search(r"\| STS12 +\| raw +\| +3 \| +100\.00 \|", report)
-    assert re.search(r"\| · one +\| raw +\| +2 \|", report)
+    assert re.search(r"\| STS12 · one +\| +2 \| +100\.00 \| +– \| +100\.00 \|", report)
+    assert re.search(r"\| STS12 · two +\| +1 \| +nan \| +– \| +nan \|", report)
 
 
 def test_what_is_odd_is_said() -> None:
@@ -135,7 +118,9 @@ def test_json_holds_model_settings_variant_and_figures(tmp_path: Path) -> None:
     assert content["variant"] == "senteval"
     assert content["settings"] == {"model": "m", "data_dir": str(tmp_path), "tasks": ["sts12"]}
     assert content["encoder"] == {"pooling": "last"}
-    assert content["average"] == {"tasks": ["sts12"], "spearman": pytest.approx(100)}
+    assert content["average"] == {"tasks": ["sts12"], "spearman": pytest.approx(100), "interval": None}
+    assert content["tasks"]["sts12"]["mean_over_subtasks"] == {"spearman": None, "pearson": None}  # one of two is NaN
+    assert content["pairs"]["sts12"]["gold"] == [5, 3, 0]
     assert content["tasks"]["sts12"]["spearman"] == pytest.approx(100)
     assert content["tasks"]["sts12"]["pairs"] == 3
     assert content["tasks"]["sts12"]["variant"] == "senteval"
@@ -160,100 +145,152 @@ def test_a_failed_write_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: p
     assert [file.name for file in tmp_path.iterdir()] == ["sts.json"]
 
 
-@dataclass
-class Prompt:
-    name: str = "plain"
-    template: str = "{text}"
+def many_pairs() -> tuple[StsPair, ...]:
+    """Sixty pairs whose sentences share as many words as their score says, or a few more or less."""
+    rng = np.random.default_rng(0)
+    pairs = []
+    for i in range(60):
+        words, score = rng.choice(500, 12, replace=False).tolist(), int(rng.integers(0, 6))
+        noise = 1 if i % 3 else 4  # one sub-task is harder than the other
+        shared = max(0, min(6, score + int(rng.integers(-noise, noise + 1))))
+        sides = words[:6], words[:shared] + words[6 : 12 - shared]
+        one, two = (" ".join(f"w{word}" for word in side) for side in sides)
+        pairs.append(StsPair(one, two, float(score), "one" if i % 3 else "two"))
+    return tuple(pairs)
 
 
-class Words:
-    """An encoder by the shape `sts_main` needs, which remembers how it was opened and asked."""
-
-    prompt = Prompt()
-    pooling = "sum"
-    max_length = 77
-
-    def __init__(self, path: str, **options: object) -> None:
-        self.opened = (path, options)
-        self.asked: list[dict[str, object]] = []
-
-    def encode(
-        self, texts: Sequence[str], *, micro_batch_tokens: int = 8192, show_progress: bool = False
-    ) -> np.ndarray:
-        self.asked.append({"texts": len(texts), "micro_batch_tokens": micro_batch_tokens})
-        return hashed_words(texts)
+MANY = many_pairs()
 
 
-def test_the_command_reads_encodes_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "pairs.tsv").write_text(TSV)
-    arguments = ["--model", "some/model", "--tasks", str(tmp_path / "pairs.tsv"), "--json", str(tmp_path / "out.json")]
-    arguments += ["--prompt", "p", "--pooling", "mean", "--max-length", "50", "--micro-batch-tokens", "99"]
-    arguments += ["--revision", "abc"]
-    opened: list[Words] = []
-
-    def open_encoder(path: str, /, **options: object) -> Words:
-        opened.append(Words(path, **options))
-        return opened[-1]
-
-    sts_main(tyro.cli(StsEvalSettings, args=arguments), open_encoder)
-
-    [encoder] = opened
-    options = {"prompt": "p", "pooling": "mean", "max_length": 50}
-    options |= {"dtype": "auto", "device": None, "revision": "abc"}
-    assert encoder.opened == ("some/model", options)
-    assert encoder.asked == [{"texts": 3, "micro_batch_tokens": 99}]
-    report = capsys.readouterr().out
-    assert rows_of(report)["**some/model**"] == ["file", "100.00"]
-    assert "Prompt plain, pooling sum, at most 77 tokens." in report
-    content = json.loads((tmp_path / "out.json").read_text())
-    assert content["settings"]["max_length"] == 50
-    assert content["encoder"] == {
-        "prompt": {"name": "plain", "template": "{text}"},
-        "pooling": "sum",
-        "max_length": 77,
-    }
-    assert content["tasks"]["pairs"]["spearman"] == pytest.approx(100)
+def resampled(*names: str, variant: str = "raw") -> StsResults:
+    tasks = [StsTask(name, name.upper(), variant, "here", MANY, len(MANY)) for name in names]
+    return evaluate(hashed_words, tasks, resamples=100)
 
 
-def test_no_task_names_means_every_published_task_there_is(tmp_path: Path) -> None:
-    for name in ("stsb/test", "stsb/dev", "sick/test", "sts/sts12.test"):
-        path = tmp_path / f"{name}.tsv"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(TSV)
-    assert [task.name for task in select_tasks((), tmp_path, "raw")] == ["sts12", "stsb", "sickr"]
-    assert [task.name for task in select_tasks(("stsb-dev",), tmp_path, "raw")] == ["stsb-dev"]
-    with pytest.raises(FileNotFoundError, match=r"no STS task on senteval text .*sts/stsNN\.test\.tsv"):
-        select_tasks((), tmp_path, "senteval")
+def test_all_mean_and_weighted_mean_stand_side_by_side() -> None:
+    task = resampled("sts12").tasks["sts12"]
+    one, two = task.subtasks["one"], task.subtasks["two"]
+    mean, weighted = task.mean_over_subtasks, task.weighted_mean_over_subtasks
+    assert mean is not None
+    assert weighted is not None
+    assert (one.pairs, two.pairs) == (40, 20)
+    assert mean.spearman == pytest.approx((one.spearman + two.spearman) / 2)
+    assert mean.pearson == pytest.approx((one.pearson + two.pearson) / 2)
+    assert weighted.spearman == pytest.approx((2 * one.spearman + two.spearman) / 3)
+    assert weighted.pearson == pytest.approx((2 * one.pearson + two.pearson) / 3)
+    assert len({f"{x:.2f}" for x in (task.spearman, mean.spearman, weighted.spearman)}) == 3
+
+    _, spearman, pearson, *_ = markdown_report(resampled("sts12"), "m").split("\n\n")
+    assert re.search(r"Spearman +\| text +\| pairs +\| +all +\| +95 % interval +\| +mean +\| +weighted mean", spearman)
+    assert f"{task.spearman:.2f}" in spearman
+    for cell in (mean.spearman, weighted.spearman):
+        assert f" {cell:.2f} |" in spearman
+    for cell in (task.pearson, mean.pearson, weighted.pearson):
+        assert f" {cell:.2f} |" in pearson
 
 
-def test_missing_data_is_noticed_before_the_model_is_opened(tmp_path: Path) -> None:
-    def open_encoder(path: str, /, **options: object) -> Words:
-        raise AssertionError("opened too early")
-
-    with pytest.raises(FileNotFoundError, match=r"no pair file"):
-        sts_main(StsEvalSettings(model="m", tasks=(str(tmp_path / "no.tsv"),)), open_encoder)
-
-
-def test_settings_that_cannot_be_meant_name_the_flag() -> None:
-    with pytest.raises(ValueError, match=r"--max-length must be at least 1 token, found 0"):
-        StsEvalSettings(model="m", max_length=0)
-    with pytest.raises(ValueError, match=r"--micro-batch-tokens"):
-        StsEvalSettings(model="m", micro_batch_tokens=-1)
-    with pytest.raises(ValueError, match=r"--variant senteval needs --data-dir"):
-        StsEvalSettings(model="m", variant="senteval")
-
-
-def test_every_setting_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        tyro.cli(StsEvalSettings, args=["--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    for words in ("a saved directory, a hub id", "the published tables", "prompt included", "Tokens computed at once"):
-        assert words in text
+def test_figures_have_intervals_where_resamples_were_asked_for() -> None:
+    here = resampled("sts12", "sickr")
+    task, average = here.tasks["sts12"], here.average_interval
+    for figures in (task, *task.subtasks.values()):
+        assert figures.interval is not None
+        assert figures.interval.low < figures.spearman < figures.interval.high
+    assert average is not None
+    assert average.low < (here.average or 0) < average.high
+    content = results_dict(here, "m")
+    assert content["average"]["interval"] == {"low": average.low, "high": average.high}
+    one = content["tasks"]["sts12"]["subtasks"]["one"]
+    assert one["interval"]["low"] < one["spearman"] < one["interval"]["high"]
+    report = markdown_report(here, "m")
+    assert f"{average.low:.2f}–{average.high:.2f}" in report
+    assert "not what another training seed would" in report
+    assert "another training seed" not in markdown_report(results("sts12"), "m")
 
 
-def test_the_evaluation_room_knows_no_model() -> None:
-    """Importing it loads neither torch nor transformers, scipy nor datasets; they wait for their use."""
-    code = "import sys, angle_llm.evaluation; print(sorted({m.split('.')[0] for m in sys.modules}))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    for heavy in ("torch", "transformers", "scipy", "datasets", "tyro"):
-        assert f"'{heavy}'" not in loaded
+def test_an_interval_that_does_not_exist_is_no_number() -> None:
+    zero = evaluate(lambda texts: np.zeros((len(texts), 4)), [StsTask("sts12", "S", "raw", "", MANY)], resamples=10)
+    assert "nan–nan" in markdown_report(zero, "m")
+    assert "S: no correlation: " in markdown_report(zero, "m")
+    few = evaluate(hashed_words, [StsTask("sts12", "S", "raw", "", PAIRS)], resamples=50)
+    assert "S: no interval: some resamples drew pairs that are all alike" in markdown_report(few, "m")
+    content = results_dict(zero, "m")
+    assert content["average"]["interval"] == {"low": None, "high": None}
+    assert content["tasks"]["sts12"]["subtasks"]["two"]["interval"] == {"low": None, "high": None}
+
+
+def test_the_report_of_all_tasks_fits_a_terminal() -> None:
+    """120 columns, whatever the model is called."""
+    report = markdown_report(resampled(*PUBLISHED_TASKS, variant="senteval"), "runs/" + 100 * "long" + "/model")
+    tables = [line for line in report.split("\n") if line.startswith("|")]
+    assert max(map(len, tables)) <= 120
+    assert "longlong/model**" in tables[2]
+    assert "runs/longlong" in report
+
+
+def test_a_comparison_is_told_with_interval_p_and_what_was_left_out() -> None:
+    ours = resampled("sts12", "mine")
+    theirs = {"sts12": PairScores(ours.scores["sts12"].gold, ours.scores["sts12"].gold), "sickr": ours.scores["mine"]}
+    comparison = compare(ours.scores, theirs, resamples=100)
+    report = markdown_report(ours, "m", comparison=comparison, other="the gold scores")
+
+    one = comparison.tasks["sts12"]
+    assert one.difference < 0
+    row = rf"\| STS12 +\| +60 \| +{one.spearman:.2f} \| +100\.00 \| +{one.difference:.2f} \| +-.* … .* \| 0\.0198 \|"
+    assert re.search(row, report)
+    assert re.search(row.replace("STS12", "average"), report)
+    assert "The other: the gold scores." in report
+    assert "for one of the two only: mine, sickr" in report
+    content = results_dict(ours, "m", comparison=comparison)["comparison"]
+    assert content["tasks"]["sts12"]["p_value"] == one.p_value
+    assert content["average"]["interval"]["low"] == one.interval.low
+
+
+def test_the_figures_as_csv() -> None:
+    here = resampled("sts12", "mine")
+    lines = list(csv.DictReader(io.StringIO(figures_csv(here, 'a "model", mine'))))
+    kinds = ["all", "mean", "weighted mean", "subtask", "subtask"]
+    assert [line["figure"] for line in lines] == [*kinds, *kinds, "average"]
+    task = here.tasks["sts12"]
+    assert {line["model"] for line in lines} == {'a "model", mine'}
+    assert float(lines[0]["spearman"]) == task.spearman
+    assert task.interval is not None
+    assert float(lines[0]["spearman_low"]) == task.interval.low
+    assert float(lines[3]["pearson"]) == task.subtasks[lines[3]["subtask"]].pearson
+    assert (lines[-1]["task"], float(lines[-1]["spearman"])) == ("sts12", here.average)
+
+    undefined = list(csv.DictReader(io.StringIO(figures_csv(results("sts12"), "m"))))
+    assert undefined[1]["spearman"] == undefined[-2]["spearman"] == "nan"
+    assert "at least two pairs" in undefined[-2]["undefined"]
+
+
+def test_scores_come_back_from_json_bit_for_bit(tmp_path: Path) -> None:
+    here = resampled("sts12", "sickr")
+    write_json(tmp_path / "sts.json", results_dict(here, "some/model"))
+    saved = read_scores(tmp_path / "sts.json")
+    assert saved.model == "some/model"
+    assert list(saved.scores) == ["sts12", "sickr"]
+    for name, scores in saved.scores.items():
+        np.testing.assert_array_equal(scores.cosine, here.scores[name].cosine)
+        np.testing.assert_array_equal(scores.gold, here.scores[name].gold)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"model": "m"}',
+        '{"model": "m", "pairs": [1]}',
+        '{"model": "m", "pairs": {"sts12": {"cosine": [0.5]}}}',
+        '{"model": "m", "pairs": {"sts12": {"cosine": ["x"], "gold": [1]}}}',
+        '{"model": "m", "pairs": {"sts12": {"cosine": [0.5, 0.6], "gold": [1]}}}',
+        '{"model": "m", "pairs": {"sts12": {"cosine": [NaN], "gold": [1]}}}',
+        '{"model": "m", "pairs": {"sts12": {"cosine": [null], "gold": [1]}}}',
+    ],
+)
+def test_a_file_that_holds_no_scores_is_an_error_that_names_it(tmp_path: Path, text: str) -> None:
+    (tmp_path / "other.json").write_text(text)
+    with pytest.raises(ValueError, match=r"other\.json"):
+        read_scores(tmp_path / "other.json")
+    with pytest.raises(FileNotFoundError, match=r"no results file at .*gone\.json"):
+        read_scores(tmp_path / "gone.json")

@@ -62,7 +62,7 @@ def test_a_missing_file_is_named_with_what_is_there_instead(layout: Path) -> Non
         read_task(layout, "sickr-all")
     message = str(error.value)
     assert "sick/train.tsv" in message
-    assert f"not there: {layout / 'sick' / 'trial.tsv'}." in message
+    assert f"(not there: {layout / 'sick' / 'trial.tsv'})" in message
     assert "sts12, stsb, stsb-dev, sickr." in message
     with pytest.raises(FileNotFoundError, match="stsb_senteval_tok"):
         read_task(layout, "stsb", "senteval")

@@ -1,0 +1,17 @@
+"""Tasks of MTEB, measured by mteb itself. mteb fetches their data from the Hugging Face hub.
+
+python eval/mteb_tasks.py --model DIR --tasks STSBenchmark SICK-R
+python eval/mteb_tasks.py --model DIR --tasks NFCorpus --prompts Retrieval-query query.yaml Retrieval-document plain
+python eval/mteb_tasks.py --model DIR --tasks Banking77Classification --name me/my-model --output mteb_results
+
+It needs mteb: pip install 'angle_llm[mteb]'.
+"""
+
+import tyro
+
+from angle_llm import SentenceEncoder
+from angle_llm.cli import guarded
+from angle_llm.evaluation.mteb_command import MtebSettings, mteb_main
+
+if __name__ == "__main__":
+    guarded(lambda: mteb_main(tyro.cli(MtebSettings), SentenceEncoder.from_pretrained))

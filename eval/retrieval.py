@@ -1,0 +1,15 @@
+"""Does a text find the texts that belong to it? Exact retrieval, beside AnglE's figures on Flickr30k's captions.
+
+python eval/retrieval.py --model DIR --data-dir DATA
+python eval/retrieval.py --model DIR --groups my_groups.jsonl --column texts --json retrieval.json
+python eval/retrieval.py --model DIR --judged scifact
+"""
+
+import tyro
+
+from angle_llm import SentenceEncoder
+from angle_llm.cli import guarded
+from angle_llm.evaluation.retrieval_command import RetrievalSettings, retrieval_main
+
+if __name__ == "__main__":
+    guarded(lambda: retrieval_main(tyro.cli(RetrievalSettings), SentenceEncoder.from_pretrained))

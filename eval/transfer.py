@@ -1,0 +1,17 @@
+"""How much does a linear classifier find in frozen vectors? SentEval's transfer tasks, beside the published figures.
+
+python eval/transfer.py --model DIR --data-dir DATA
+python eval/transfer.py --model DIR --data-dir SentEval/data/downstream --json transfer.json
+python eval/transfer.py --model DIR --data-dir DATA --tasks mr cr trec --limit-train 2000
+
+It needs scikit-learn: pip install 'angle_llm[transfer]'.
+"""
+
+import tyro
+
+from angle_llm import SentenceEncoder
+from angle_llm.cli import guarded
+from angle_llm.evaluation.transfer_command import TransferSettings, transfer_main
+
+if __name__ == "__main__":
+    guarded(lambda: transfer_main(tyro.cli(TransferSettings), SentenceEncoder.from_pretrained))

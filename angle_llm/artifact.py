@@ -13,12 +13,13 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from angle_llm.errors import unknown
+from angle_llm.errors import raised_here, unknown
 from angle_llm.prompts import PromptTemplate
 
 CARD_NAME = "angle_llm.json"
@@ -26,6 +27,8 @@ EXPORT_NAME = "angle_llm_export.json"
 """In a folder made for another library: what was put in. Such a folder words texts itself."""
 
 FORMAT_VERSION = 1
+LARGEST_JSON = 1 << 28
+"""Bytes; the largest there are, tokenizers, take a tenth of it."""
 
 
 class ArtifactError(ValueError):
@@ -52,6 +55,10 @@ class EncoderCard:
     """`weights_fingerprint` of the base before it was quantised: an adapter put on other weights is refused."""
     bits: int | None = None
     """Bits the base was held in while the adapter trained: 4 (NF4), 8 (int8), None if it was not quantised."""
+    dimensions: int | None = None
+    """How many dimensions of a vector are kept, the first ones; None: all."""
+    layers: int | None = None
+    """How many layers of the base the adapter is for, the first ones; None: all that are there."""
 
     def write(self, folder: Path) -> None:
         """Writes the card into a folder."""
@@ -69,12 +76,10 @@ class EncoderCard:
         """
         path = folder / CARD_NAME
         try:
-            values: Any = json.loads(path.read_text(encoding="utf-8"))
+            values = read_json(path)
         except FileNotFoundError as error:
             raise ArtifactError(f"{folder} has no {CARD_NAME}, so it is not a saved encoder.") from error
-        except ValueError as error:
-            raise ArtifactError(f"{path} is not valid JSON ({error}). Save the encoder again.") from error
-        if not isinstance(values, dict) or values.pop("format_version", None) != FORMAT_VERSION:
+        if values.pop("format_version", None) != FORMAT_VERSION:
             raise ArtifactError(
                 f"{path}: this version of angle_llm reads format_version {FORMAT_VERSION}. Upgrade angle_llm, or save "
                 "the encoder again with this version."
@@ -91,8 +96,10 @@ _CARD_TYPES: dict[str, tuple[type, ...]] = {
     "base_revision": (str, type(None)),
     "base_fingerprint": (str, type(None)),
     "bits": (int, type(None)),
+    "dimensions": (int, type(None)),
+    "layers": (int, type(None)),
 }
-_SINCE_THEN = {"bits": None}
+_SINCE_THEN = {"bits": None, "dimensions": None, "layers": None}
 """Keys that cards of earlier versions lack, and what they mean by it."""
 
 
@@ -110,7 +117,77 @@ def _checked(values: dict[str, Any], path: Path) -> dict[str, Any]:
             )
     if values["bits"] not in (None, 4, 8):
         raise ArtifactError(f"{path}: `bits` must be 4, 8 or null, got {values['bits']}.")
+    for key in ("dimensions", "layers"):
+        if values[key] is not None and values[key] < 1:
+            raise ArtifactError(f"{path}: `{key}` must be 1 or more, or null, got {values[key]}.")
     return values | {"prompt": PromptTemplate.from_dict(values["prompt"], where=str(path))}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file that anybody may have written.
+
+    Raises:
+        FileNotFoundError: if there is no file.
+        ArtifactError: for anything but an object in UTF-8 of a size and depth that JSON files have.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is no file")  # a pipe would be waited for
+        if path.stat().st_size > LARGEST_JSON:
+            raise ValueError(f"it has more than {LARGEST_JSON} bytes")
+        values: Any = json.loads(path.read_bytes().decode())
+        if not isinstance(values, dict):
+            raise ValueError("it is not a JSON object")
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"{path} is not valid JSON ({error}). Fetch or save it again.") from error
+    return values
+
+
+def check_files(folder: Path) -> None:
+    """Refuses a folder with a link that leads out of it: what is read as an encoder's would be something else.
+
+    The folder itself may be a link, and in the hub's cache files are links to the blobs beside the snapshots.
+
+    Raises:
+        ArtifactError: naming the link.
+    """
+    real = Path(os.path.realpath(folder))
+    rooms = [real, real.parent.parent / "blobs"] if real.parent.name == "snapshots" else [real]
+    for path in sorted(real.rglob("*")):
+        target = Path(os.path.realpath(path))
+        if path.is_symlink() and not any(target.is_relative_to(room) for room in rooms):
+            raise ArtifactError(
+                f"{path} is a link that leads out of its folder, to {target}. Put the file itself there."
+            )
+
+
+@contextmanager
+def told_as_damage(place: object) -> Iterator[None]:
+    """What a library raises over the files of a folder becomes an `ArtifactError` that names the folder and the reason.
+
+    Libraries raise anything over a damaged file: a KeyError, a TypeError, a Rust panic. This package's own errors pass as
+    they are, and so does running out of memory.
+    """
+    try:
+        yield
+    except BaseException as error:
+        kind = type(error).__name__
+        foreign = isinstance(error, Exception) or kind == "PanicException"
+        if not foreign or isinstance(error, MemoryError) or kind == "OutOfMemoryError" or _is_own(error):
+            raise
+        reason = " ".join(str(error).split())
+        raise ArtifactError(
+            f"{place} cannot be opened: {kind}: {reason if len(reason) < 400 else reason[:400] + '…'}. A file in it is damaged, "
+            "or not of a kind that is read here; fetch or save it again."
+        ) from error
+
+
+def _is_own(error: BaseException) -> bool:
+    return type(error).__module__.startswith("angle_llm.") or (
+        isinstance(error, (ValueError, OSError, TypeError)) and raised_here(error)
+    )
 
 
 def is_saved_encoder(path: str | Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +48,7 @@ def _fine_tune(settings: TrainSettings, launch: Launch) -> Path:
     from angle_llm.evaluation.sts import sts_score
     from angle_llm.modeling.adapters import count_parameters
     from angle_llm.modeling.encoder import SentenceEncoder
-    from angle_llm.objectives.angle import AngleObjective
+    from angle_llm.objectives.nested import NestedObjective, objective_for
     from angle_llm.training.loop import train
     from angle_llm.training.refusals import check_can_work
 
@@ -60,7 +60,7 @@ def _fine_tune(settings: TrainSettings, launch: Launch) -> Path:
     processes.from_main(lambda: _check_run_directory(settings))
     check_can_work(settings, launch)
     _check_model(settings.model)
-    objective = AngleObjective(**asdict(settings.objective))
+    objective = objective_for(settings.objective, settings.nested)
     evaluate = None
     if settings.evaluation.pairs:
         evaluate = sts_score(settings.evaluation.pairs, micro_batch_tokens=settings.micro_batch_tokens)
@@ -82,6 +82,9 @@ def _fine_tune(settings: TrainSettings, launch: Launch) -> Path:
         bits=model.bits,
         device=launch.loads_on(model.bits),
     )
+    if isinstance(objective, NestedObjective):
+        objective.check_width(encoder.dimensions)
+        encoder.model.read_layers(settings.nested.layers)
     if settings.lora.rank:
         encoder.add_lora(settings.lora)
     trainable, total = count_parameters(encoder.model)

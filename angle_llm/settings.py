@@ -29,14 +29,14 @@ def _require(holds: bool, message: str) -> None:
         raise SettingsError(message)
 
 
-class _Checked:
+class Checked:
     """Makes pydantic refuse unknown keys when it reads a settings dataclass."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True)
-class DataSource(_Checked):
+class DataSource(Checked):
     """Where training rows come from and how they are read."""
 
     path: str = "starter:nli_triples.jsonl.gz"
@@ -53,7 +53,8 @@ class DataSource(_Checked):
     name: str | None = None
     """Configuration of a hub data set."""
     score_range: tuple[float, float] | None = None
-    """Lowest and highest score of scored pairs; scores are rescaled to 0..1."""
+    """Score of two texts that have nothing in common and of two that mean the same; scores are rescaled to 0..1. A reversed
+    range, such as 1 0, is for labels whose small numbers mean alike."""
     where: dict[str, str | int | float] = field(default_factory=dict)
     """Keep only the rows whose columns equal these values."""
     limit: int | None = None
@@ -62,10 +63,12 @@ class DataSource(_Checked):
     """Shuffle the examples with this seed before the limit is taken; none keeps the file's order."""
     on_bad_row: Literal["raise", "skip"] = "raise"
     """raise: the first bad row stops the run, with its file and line. skip: bad rows are left out and counted."""
+    max_bad_ratio: float = 0.1
+    """With skip: a larger share of bad rows than this stops the run all the same."""
 
 
 @dataclass(frozen=True)
-class ModelSettings(_Checked):
+class ModelSettings(Checked):
     """The backbone and how sentences are put through it."""
 
     path: str = "NousResearch/Llama-2-7b-hf"
@@ -94,7 +97,7 @@ class ModelSettings(_Checked):
 
 
 @dataclass(frozen=True)
-class LoraSettings(_Checked):
+class LoraSettings(Checked):
     """The adapter."""
 
     rank: int = 32
@@ -118,8 +121,8 @@ class LoraSettings(_Checked):
 
 
 @dataclass(frozen=True)
-class ObjectiveSettings(_Checked):
-    """The loss: a weighted sum of three terms. See `angle_llm.objectives` for their formulas. The defaults follow from the
+class ObjectiveSettings(Checked):
+    """The loss: a weighted sum of terms. See `angle_llm.objectives` for their formulas. The defaults follow from the
     measurements of docs/LOG.md (binary NLI: the in-batch term alone)."""
 
     cosine_weight: float = 0.0
@@ -128,6 +131,8 @@ class ObjectiveSettings(_Checked):
     """Weight of the in-batch contrastive term."""
     angle_weight: float = 0.0
     """Weight of the angle ranking term."""
+    regression_weight: float = 0.0
+    """Weight of the regression term: squared differences of cosine and score (SBERT). For graded pairs."""
     cosine_temperature: float = 0.05
     """Divides cosine differences."""
     in_batch_temperature: float = 0.05
@@ -143,7 +148,45 @@ class ObjectiveSettings(_Checked):
 
 
 @dataclass(frozen=True)
-class OptimizerSettings(_Checked):
+class NestedSettings(Checked):
+    """Depths and widths at which the loss is taken too, so that the trained encoder may be cut to them (Matryoshka). The
+    whole vector after all layers is always among them; every depth goes with every width."""
+
+    dimensions: list[int] = field(default_factory=list)
+    """The first so many dimensions of a vector, in ascending order, such as 64 128 256."""
+    layers: list[int] = field(default_factory=list)
+    """The first so many layers, in ascending order, such as 10 20."""
+    dimension_weights: list[float] = field(default_factory=list)
+    """One for each of the dimensions, and last that of the full width; only their proportions count. Empty: equal."""
+    layer_weights: list[float] = field(default_factory=list)
+    """One for each of the layers, and last that of all layers; only their proportions count. Empty: equal."""
+
+    def __post_init__(self) -> None:
+        for name, values, weights in (
+            ("dimensions", self.dimensions, self.dimension_weights),
+            ("layers", self.layers, self.layer_weights),
+        ):
+            ascending = values == sorted(set(values)) and all(value >= 1 for value in values)
+            _require(ascending, f"nested.{name} must ascend from 1 or more, each number once; got {values}.")
+            which = f"nested.{name.removesuffix('s')}_weights"
+            right = not weights or len(weights) == len(values) + 1
+            _require(right, f"{which} needs {len(values) + 1} numbers, the last for all {name}; got {weights}.")
+            sound = all(0 <= weight < math.inf for weight in weights) and (not weights or sum(weights) > 0)
+            _require(sound, f"{which} must be finite numbers, 0 or more, and not all 0; got {weights}.")
+
+    def weight(self, layer: int | None, dimension: int | None) -> float:
+        """Of the loss after so many layers at so many dimensions, None being all; those of all such losses sum to 1."""
+        by_layer = _share(self.layers, self.layer_weights, layer)
+        return by_layer * _share(self.dimensions, self.dimension_weights, dimension)
+
+
+def _share(values: list[int], weights: list[float], value: int | None) -> float:
+    weights = weights or [1.0] * (len(values) + 1)
+    return weights[len(values) if value is None else values.index(value)] / sum(weights)
+
+
+@dataclass(frozen=True)
+class OptimizerSettings(Checked):
     """AdamW and its schedule."""
 
     learning_rate: float = 1e-4
@@ -172,7 +215,7 @@ class OptimizerSettings(_Checked):
 
 
 @dataclass(frozen=True)
-class EvaluationSettings(_Checked):
+class EvaluationSettings(Checked):
     """What is measured while training; the best model by Spearman is kept."""
 
     pairs: str | None = None
@@ -189,7 +232,7 @@ class EvaluationSettings(_Checked):
 
 
 @dataclass(frozen=True)
-class CheckpointSettings(_Checked):
+class CheckpointSettings(Checked):
     """What a run can go on from after it was killed. With or without them it computes the same."""
 
     every_steps: int = 0
@@ -204,7 +247,7 @@ class CheckpointSettings(_Checked):
 
 
 @dataclass(frozen=True)
-class TrainSettings(_Checked):
+class TrainSettings(Checked):
     """Everything that decides what a training run computes, where it is written, and from where it goes on."""
 
     run_dir: str = "runs/latest"
@@ -218,6 +261,7 @@ class TrainSettings(_Checked):
     lora: LoraSettings = field(default_factory=LoraSettings)
     data: DataSource = field(default_factory=DataSource)
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
+    nested: NestedSettings = field(default_factory=NestedSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
@@ -269,7 +313,14 @@ class TrainSettings(_Checked):
         """Equal for settings that compute the same; a checkpoint is known by it."""
         # Through YAML's door and back, so that 8 and 8.0 are one value.
         same = settings_from_dict(TrainSettings, settings_to_dict(self.decisive), where="fingerprint")
-        return hashlib.sha256(json.dumps(settings_to_dict(same)).encode()).hexdigest()[:16]
+        values = settings_to_dict(same)
+        # What came later is left out while it does nothing, so that older checkpoints are still known.
+        del values["data"]["max_bad_ratio"]  # it stops a run, and changes none
+        if same.nested == NestedSettings():
+            del values["nested"]
+        if not same.objective.regression_weight:
+            del values["objective"]["regression_weight"]
+        return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
 
 
 Settings = TypeVar("Settings")
@@ -322,15 +373,16 @@ def load_settings(kind: type[Settings], path: str | Path, defaults: Settings | N
     except yaml.YAMLError as error:
         raise SettingsError(f"{path} is not valid YAML: {error}") from error
     if defaults is not None and isinstance(values, dict):
-        values = _merged(settings_to_dict(defaults), values)
+        values = merged_settings(settings_to_dict(defaults), values)
     return settings_from_dict(kind, values, where=str(path))
 
 
-def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def merged_settings(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Nested plain values with those of `over` put over them, key by key; `columns` and `where` are replaced whole."""
     result = dict(base)
     for key, value in over.items():
         both_nested = isinstance(value, dict) and isinstance(base.get(key), dict) and key not in {"columns", "where"}
-        result[key] = _merged(base[key], value) if both_nested else value
+        result[key] = merged_settings(base[key], value) if both_nested else value
     return result
 
 

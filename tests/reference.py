@@ -106,6 +106,13 @@ def ranking_loss(similarity: Sequence[Number], score: Sequence[float], temperatu
     return torch.log(1 + total)
 
 
+def regression_loss(similarity: Sequence[Number], score: Sequence[float]) -> Tensor:
+    squares = [
+        torch.as_tensor((one - other) ** 2, dtype=torch.float64) for one, other in zip(similarity, score, strict=True)
+    ]
+    return mean(squares)
+
+
 def partners(pairs: Sequence[Pair], positive_above: float) -> set[tuple[int, int]]:
     """Positive pairs as they were given, (left, right)."""
     return {(left, right) for left, right, score in pairs if score > positive_above and left != right}
@@ -159,7 +166,7 @@ def objective_parts(
     positive_above: float,
     temperatures: tuple[float, float, float],
 ) -> dict[str, Tensor]:
-    """The three parts of the AnglE objective, temperatures in the order cosine, in-batch, angle."""
+    """The parts of the AnglE objective that rank and contrast, temperatures in the order cosine, in-batch, angle."""
     rows = rows_of(embeddings)
     score = [score for _, _, score in pairs]
     cosines = [cosine(rows[left], rows[right]) for left, right, _ in pairs]

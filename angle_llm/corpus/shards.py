@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, get_args
 
 import numpy as np
 import pyarrow
@@ -34,7 +34,7 @@ from pyarrow import parquet
 
 from angle_llm.artifact import sync
 from angle_llm.corpus.reading import sha256_of
-from angle_llm.corpus.vectors import SCALE, Array, VectorForm
+from angle_llm.corpus.vectors import SCALE, Array, Precision, VectorForm
 
 INDEX = "embeddings.json"
 JOB = "job.json"
@@ -224,6 +224,8 @@ def read_index(folder: Path) -> dict[str, Any]:
         ShardsError: if there is none, or one of another version.
     """
     try:
+        if not (folder / INDEX).is_file():  # a pipe would be waited for
+            raise FileNotFoundError
         index = _read_json(folder / INDEX)
     except (FileNotFoundError, NotADirectoryError):
         begun = (folder / JOB).exists()
@@ -234,40 +236,94 @@ def read_index(folder: Path) -> dict[str, Any]:
         ) from None
     if index.get("format_version") != FORMAT_VERSION:
         raise ShardsError(f"{folder / INDEX}: this version reads format_version {FORMAT_VERSION}. Embed again with it.")
+    problem = _unlike(index, _INDEX)
+    if not problem and index["vectors"]["precision"] not in get_args(Precision):
+        problem = f"precision is none of {', '.join(get_args(Precision))}"
+    if problem:
+        raise ShardsError(f"{folder / INDEX} is damaged: {problem}. Embed again.")
     return index
+
+
+_COUNT, _WORDS = (int,), (str,)
+_INDEX: dict[str, Any] = {
+    "rows": _COUNT,
+    "model": {
+        "name": _WORDS, "dimensions": _COUNT, "weights": _WORDS, "prompt": (dict,), "pooling": _WORDS, "max_length": _COUNT,
+        "bits": (int, type(None)),
+    },
+    "vectors": {"dimensions": _COUNT, "normalize": (bool,), "precision": _WORDS, "complex": (bool,)},
+    "source": {"places": [(str, type(None))], "stamps": (list,)},
+    "input": {"column": (str, type(None)), "id_column": (str, type(None))},
+    "shards": [{"first": _COUNT, "rows": _COUNT, "files": [{"name": _WORDS, "size": _COUNT, "sha256": _WORDS}]}],
+}  # fmt: skip
+"""What is read of an index, and of which types."""
+
+
+def _unlike(value: Any, pattern: Any, where: str = "it") -> str:
+    """What a JSON value lacks of a pattern, in words; nothing if it has all of it."""
+    if isinstance(pattern, tuple):
+        kinds = " or ".join("null" if kind is type(None) else kind.__name__ for kind in pattern)
+        return "" if type(value) in pattern else f"{where} is no {kinds}"  # not isinstance: true is no number
+    if type(value) is not type(pattern):
+        return f"{where} is no {type(pattern).__name__}"
+    if isinstance(value, list):
+        parts = [(item, pattern[0], f"{where} {number}") for number, item in enumerate(value)]
+    else:
+        parts = [(value.get(key), part, key) for key, part in pattern.items()]
+    return next((problem for part in parts if (problem := _unlike(*part))), "")
 
 
 def read_pieces(folder: Path, index: dict[str, Any], form: VectorForm) -> Iterator[Piece]:
     """All rows in order, some thousands at a time.
 
     Raises:
-        ShardsError: if a shard is missing, or not of the size it was written with.
+        ShardsError: if a shard is missing, or not as it was written.
     """
     for shard in index["shards"]:
-        paths = {Path(file["name"]).suffix: folder / file["name"] for file in shard["files"]}
-        for file in shard["files"]:
-            path = folder / file["name"]
-            if not path.is_file() or path.stat().st_size != file["size"]:
-                raise ShardsError(f"{path} is missing or damaged. Run the same `angle-llm embed` again: it mends this.")
-        matrix = np.load(paths[".npy"], mmap_mode="r", allow_pickle=False) if ".npy" in paths else None
-        first = 0
-        with parquet.ParquetFile(paths[".parquet"]) as table:
-            for batch in table.iter_batches(_ROWS_AT_ONCE, use_threads=False):
-                columns = {name: batch.column(name) for name in batch.schema.names}
-                sides = {name: values for name, values in columns.items() if not _is_matrix(values)}
-                if matrix is None:
-                    vectors = {name: _matrix(values) for name, values in columns.items() if _is_matrix(values)}
-                else:
-                    vectors = _parted(matrix[first : first + len(batch)])
-                if SCALE in sides:
-                    vectors[SCALE] = sides[SCALE].to_numpy()
-                first += len(batch)
-                yield Piece(
-                    sides["row"].to_numpy(),
-                    form.restored(vectors),
-                    sides["id"].to_pylist() if "id" in sides else None,
-                    sides["text"].to_pylist() if "text" in sides else None,
-                )
+        try:
+            yield from _read_shard(folder, shard, form)
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            NotImplementedError,
+        ) as error:  # what pyarrow and numpy raise
+            if isinstance(error, ShardsError):
+                raise
+            raise ShardsError(f"shard {shard['first']} of {folder} is damaged ({error}). {_MENDS}") from error
+
+
+def _read_shard(folder: Path, shard: dict[str, Any], form: VectorForm) -> Iterator[Piece]:
+    paths = {Path(file["name"]).suffix: folder / file["name"] for file in shard["files"]}
+    # A name of its own and no link: an index could name any file of the machine.
+    if any(path.parent != folder or path.is_symlink() for path in paths.values()) or not _is_whole(folder, shard):
+        raise ShardsError(f"{paths.get('.parquet', folder)} is missing or damaged. {_MENDS}")
+    matrix = np.load(paths[".npy"], mmap_mode="r", allow_pickle=False) if ".npy" in paths else None
+    first = 0
+    with parquet.ParquetFile(paths[".parquet"]) as table:
+        for batch in table.iter_batches(_ROWS_AT_ONCE, use_threads=False):
+            columns = {name: batch.column(name) for name in batch.schema.names}
+            sides = {name: values for name, values in columns.items() if not _is_matrix(values)}
+            if matrix is None:
+                stored = {name: _matrix(values) for name, values in columns.items() if _is_matrix(values)}
+            else:
+                stored = _parted(matrix[first : first + len(batch)])
+            if SCALE in sides:
+                stored[SCALE] = sides[SCALE].to_numpy()
+            first += len(batch)
+            vectors = form.restored(stored)
+            if vectors.shape != (len(batch), form.kept) or not np.isfinite(vectors).all():
+                raise ShardsError(f"{folder} holds rows that are no {form.kept} finite numbers. {_MENDS}")
+            yield Piece(
+                sides["row"].to_numpy(),
+                vectors,
+                sides["id"].to_pylist() if "id" in sides else None,
+                sides["text"].to_pylist() if "text" in sides else None,
+            )
+
+
+_MENDS = "Run the same `angle-llm embed` again: it mends this."
 
 
 def check_free(folder: Path) -> None:
@@ -386,7 +442,9 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         values: dict[str, Any] = json.loads(path.read_bytes())
-    except ValueError as error:
+        if not isinstance(values, dict):
+            raise ValueError("it is no JSON object")
+    except (ValueError, RecursionError) as error:
         raise ShardsError(f"{path} is damaged ({error}). Remove its folder, and embed again.") from None
     return values
 

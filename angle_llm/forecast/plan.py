@@ -20,9 +20,10 @@ from angle_llm.forecast.step import StepMemory, loss_memory, model_step
 from angle_llm.modeling import outline
 from angle_llm.modeling.adapters import count_parameters
 from angle_llm.modeling.counters import FlopsPerToken
-from angle_llm.modeling.encoder import EmbeddingModel, SentenceEncoder
+from angle_llm.modeling.embedding_model import EmbeddingModel
+from angle_llm.modeling.encoder import SentenceEncoder
 from angle_llm.modeling.microbatches import MicroBatch, Plan
-from angle_llm.objectives.angle import AngleObjective
+from angle_llm.objectives.nested import NestedObjective, Objective, objective_for
 from angle_llm.settings import SettingsError, TrainSettings, settings_to_dict
 from angle_llm.training.schedule import BatchPlan
 
@@ -127,7 +128,7 @@ def forecast(settings: PlanSettings) -> Forecast:
     Raises:
         SettingsError, DataError, ArtifactError, PromptError, ValueError, FileNotFoundError: as the run itself would.
     """
-    objective = AngleObjective(**asdict(settings.objective))
+    objective = objective_for(settings.objective, settings.nested)
     examples = load_examples(settings.data).examples
     encoder, config = outline.encoder_twin(settings.model)
     backbone = outline.backbone_outline(
@@ -139,7 +140,9 @@ def forecast(settings: PlanSettings) -> Forecast:
     )
     sample = _Sample.of(settings, encoder, examples)
     device = _device(settings, config, backbone, objective, sample)
-    outlined = _Outlined(outline.put_in(encoder.model, backbone), on_gpu=settings.device == "cuda")
+    model = outline.put_in(encoder.model, backbone)
+    model.read_layers(settings.nested.layers)
+    outlined = _Outlined(model, on_gpu=settings.device == "cuda")
 
     step, cached = sample.most_demanding(outlined, device)
     expected = device.memory(step, cached=cached)
@@ -265,18 +268,21 @@ class _Sizes:
         return StepMemory(tokens, round(kept), round(peak), after.gradients)
 
 
-def _device(settings: PlanSettings, config: Any, backbone: Any, objective: AngleObjective, sample: _Sample) -> Device:
+def _device(settings: PlanSettings, config: Any, backbone: Any, objective: Objective, sample: _Sample) -> Device:
     text_config = config.get_text_config()
     width: int = text_config.hidden_size
     dimensions: int = getattr(text_config, "word_embed_proj_dim", None) or width
+    if isinstance(objective, NestedObjective):
+        objective.check_width(dimensions)
+    columns = dimensions * (1 + len(settings.nested.layers))
     batch = sample.most_texts
     return Device.holding(
         backbone,
         width,
         settings.spread,
         settings.device,
-        embeddings=4 * dimensions * len(TextBatch.from_examples(batch)),
-        loss=loss_memory(objective, batch, dimensions),
+        embeddings=4 * columns * len(TextBatch.from_examples(batch)),
+        loss=loss_memory(objective, batch, columns),
         accumulates=sample.accumulates,
     )
 

@@ -16,7 +16,7 @@ from angle_llm.data.batching import TextBatch
 from angle_llm.data.formats import Example
 from angle_llm.forecast.ledger import GpuKernels, MemoryLedger
 from angle_llm.modeling.microbatches import MicroBatch
-from angle_llm.objectives.angle import AngleObjective
+from angle_llm.objectives.nested import Objective
 
 META = torch.device("meta")
 MOST_EXAMPLES = 1024
@@ -62,8 +62,8 @@ def model_step(
     return StepMemory(sum(micro.computed_tokens for micro in micro_batches), kept, ledger.peak, gradients)
 
 
-def loss_memory(objective: AngleObjective, examples: Sequence[Example], dimensions: int) -> int:
-    """Bytes at once while the loss of a batch and its gradient are computed, embeddings included.
+def loss_memory(objective: Objective, examples: Sequence[Example], dimensions: int) -> int:
+    """Bytes at once while the loss of a batch and its gradient are computed, embeddings included; `dimensions` of a row.
 
     A batch of that many examples is computed, with random embeddings; of a large one a part.
     """
@@ -74,7 +74,7 @@ def loss_memory(objective: AngleObjective, examples: Sequence[Example], dimensio
     return most + (most - least) * (whole - part) // (part - part // 2)
 
 
-def _loss_memory(objective: AngleObjective, examples: Sequence[Example], dimensions: int) -> int:
+def _loss_memory(objective: Objective, examples: Sequence[Example], dimensions: int) -> int:
     batch = TextBatch.from_examples(examples)
     with MemoryLedger() as ledger:
         rows_UD = torch.randn(len(batch), dimensions)

@@ -15,7 +15,7 @@ from torch import nn
 from angle_llm.artifact import ArtifactError
 from angle_llm.errors import unknown
 from angle_llm.modeling.lora_linear import lora_linear
-from angle_llm.modeling.merging import LoraAdapter
+from angle_llm.modeling.merging import LoraAdapter, read_adapter
 from angle_llm.settings import LoraSettings
 
 ALL_LINEAR = "all-linear"
@@ -120,33 +120,15 @@ def _known_targets(backbone: nn.Module, targets: list[str]) -> list[str]:
 def load_lora(backbone: nn.Module, folder: Path) -> nn.Module:
     """Puts a saved adapter on the backbone it was trained on, to be used, not trained.
 
+    Its files are read here, not by peft, which would import modules and run patterns that a configuration names.
+
     Raises:
         FileNotFoundError: if the folder holds no adapter.
-        ArtifactError: if its tensors are not those of its configuration: missing, too many, of another shape.
+        ArtifactError: if its tensors are not those of its configuration, or do not fit the backbone.
     """
-    from peft import PeftModel
-    from safetensors import SafetensorError, safe_open
-
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
-        if not (folder / name).is_file():  # peft would go on and ask the hub
-            raise FileNotFoundError(f"{folder} holds no {name}, so its adapter cannot be loaded. Save it again.")
-    path = folder / "adapter_model.safetensors"
-    try:
-        with safe_open(path, framework="pt") as file:
-            saved = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118  # no mapping
-        with _quiet_peft():
-            adapted: nn.Module = PeftModel.from_pretrained(backbone, str(folder))
-    except (SafetensorError, RuntimeError) as error:  # RuntimeError: sizes that do not fit the backbone
-        raise ArtifactError(f"{path} cannot be loaded on this base: {error} Save the adapter again.") from error
-    needed = _shapes(adapted)
-    if saved != needed:
-        odd = min(saved.items() ^ needed.items())[0]
-        raise ArtifactError(
-            f"{path} holds {len(saved)} tensors, adapter_config.json asks for {len(needed)}; {odd} is not in both alike. "
-            "The file is damaged or belongs to another configuration; save the adapter again."
-        )
-    _shorten(adapted)
-    return adapted
+    adapter = read_adapter(folder)
+    adapter.check_fits(backbone)
+    return apply_lora(backbone, adapter)
 
 
 def apply_lora(backbone: nn.Module, adapter: LoraAdapter) -> nn.Module:
@@ -163,7 +145,7 @@ def apply_lora(backbone: nn.Module, adapter: LoraAdapter) -> nn.Module:
         r=adapter.config["r"],
         lora_alpha=adapter.config["lora_alpha"],
         lora_dropout=float(adapter.config.get("lora_dropout") or 0.0),
-        target_modules=sorted(adapter.updates),
+        target_modules=_targets(backbone, adapter),
         fan_in_fan_out=any(type(layer).__name__ == "Conv1D" for layer in backbone.modules()),
         use_rslora=bool(adapter.config.get("use_rslora")),
         use_dora=bool(adapter.config.get("use_dora")),
@@ -188,6 +170,16 @@ def apply_lora(backbone: nn.Module, adapter: LoraAdapter) -> nn.Module:
         set_peft_model_state_dict(adapted, tensors)
     _shorten(adapted)
     return adapted.train(backbone.training)
+
+
+def _targets(backbone: nn.Module, adapter: LoraAdapter) -> list[str]:
+    """The layers the adapter is for, by the names its configuration has for them if those are just these layers."""
+    named = adapter.config.get("target_modules")
+    if isinstance(named, list) and named and all(isinstance(name, str) for name in named):
+        ends = tuple(f".{name}" for name in named)
+        if {path for path, _ in backbone.named_modules() if f".{path}".endswith(ends)} == set(adapter.updates):
+            return named
+    return sorted(adapter.updates)
 
 
 def _shapes(adapted: nn.Module) -> dict[str, tuple[int, ...]]:

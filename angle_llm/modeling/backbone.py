@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from angle_llm.artifact import EXPORT_NAME, ArtifactError
+from angle_llm.artifact import EXPORT_NAME, ArtifactError, told_as_damage
 from angle_llm.errors import unknown
 from angle_llm.modeling.quantized import ORIGINAL, bits_of, check_bits, quantise
+from angle_llm.modeling.soundness import check_model_files, check_states
 
 PACKAGE_SCHEME = "package:"
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -28,6 +31,11 @@ class BackboneLocation:
 
     name: str
     gguf_file: str | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on this machine's disk, not on the hub."""
+        return Path(self.name).is_dir()
 
     @property
     def arguments(self) -> dict[str, str]:
@@ -104,9 +112,10 @@ def load_tokenizer(location: BackboneLocation, revision: str | None = None) -> A
     """The tokenizer beside the weights."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(
-        location.name, revision=revision, trust_remote_code=False, **location.arguments
-    )
+    with told_as_damage(f"the tokenizer in {location.name}") if location.is_local else nullcontext():
+        return AutoTokenizer.from_pretrained(
+            location.name, revision=revision, trust_remote_code=False, **location.arguments
+        )
 
 
 def load_backbone(
@@ -138,10 +147,15 @@ def load_backbone(
         from transformers import GgufConfig
 
         arguments["quantization_config"] = GgufConfig(dequantize=True)
+    else:
+        arguments["use_safetensors"] = True
     arguments["dtype"] = torch_dtype(dtype) if dtype != "auto" else ("float32" if location.gguf_file else "auto")
-    model, report = AutoModel.from_pretrained(
-        location.name, revision=revision, trust_remote_code=False, output_loading_info=True, **arguments
-    )
+    if location.is_local and not location.gguf_file:
+        check_model_files(Path(location.name))
+    with told_as_damage(location.name) if location.is_local else _told_of_pickles(location.name):
+        model, report = AutoModel.from_pretrained(
+            location.name, revision=revision, trust_remote_code=False, output_loading_info=True, **arguments
+        )
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
     if missing:
         raise ArtifactError(
@@ -164,6 +178,19 @@ def load_backbone(
     return loaded
 
 
+@contextmanager
+def _told_of_pickles(repo: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if "cannot be loaded with `safetensors`" not in str(error):
+            raise
+        raise ArtifactError(
+            f"{repo} on the hub has no weights in safetensors. Pickles can run any code when they are loaded, and are not "
+            "opened: convert them where you trust them (save_pretrained writes safetensors), or ask its authors to."
+        ) from error
+
+
 def _forget_quantisation(model: nn.Module) -> None:
     """The weights are plain now; with the mark left on them, `save_pretrained` refuses."""
     for owner, name in ((model, "hf_quantizer"), (model.config, "quantization_config")):
@@ -177,13 +204,11 @@ def is_causal(backbone: nn.Module) -> bool:
     """Whether a token's state depends on the tokens before it only: asked of the model itself.
 
     Two sequences that differ in their last token are encoded; a causal model gives equal states before it.
+
+    Raises:
+        ArtifactError: if its states are not finite.
     """
-    device = next(backbone.parameters()).device
-    ids = torch.tensor([[7, 5, 3, 1], [7, 5, 3, 2]], device=device)
-    was_training = backbone.training
-    backbone.eval()
-    states = backbone(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state.float()
-    backbone.train(was_training)
+    states = check_states(backbone)
     # Equal inputs in equal shapes give equal bits; the tolerance is for kernels that split work by row.
     return bool((states[0, :-1] - states[1, :-1]).abs().max() <= 1e-3 * states.abs().max())
 

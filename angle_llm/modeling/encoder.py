@@ -5,7 +5,7 @@ Legend: B texts of a micro-batch, T tokens, D dimensions, N texts asked for.
 
 from __future__ import annotations
 
-import threading
+import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,17 +14,17 @@ from typing import Any, Literal, overload
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from angle_llm.artifact import (
     CARD_NAME,
     ArtifactError,
     EncoderCard,
     check_writable,
-    is_saved_encoder,
+    told_as_damage,
     write_directory,
 )
-from angle_llm.modeling import adapters
+from angle_llm.modeling import adapters, hub
 from angle_llm.modeling.backbone import (
     BackboneLocation,
     count_positions,
@@ -36,14 +36,15 @@ from angle_llm.modeling.backbone import (
     weights_fingerprint,
 )
 from angle_llm.modeling.counters import EncodeStats, FlopsPerToken
+from angle_llm.modeling.depth import Depth
+from angle_llm.modeling.embedding_model import EmbeddingModel
 from angle_llm.modeling.foreign import on_backbone, open_foreign
-from angle_llm.modeling.last_layer import PooledLastLayer
 from angle_llm.modeling.microbatches import Plan, plan_micro_batches
-from angle_llm.modeling.pooling import last_position, pooling_named
+from angle_llm.modeling.pooling import pooling_named
 from angle_llm.modeling.quantized import QuantisationError, bits_of, each_token_alone, mend
 from angle_llm.modeling.sharing import find_sharing
+from angle_llm.modeling.soundness import check_states, check_vocabulary
 from angle_llm.modeling.tokenization import SentenceTokenizer, Tokenizer, check_texts
-from angle_llm.modeling.trie import Trie, trie_states
 from angle_llm.prompts import PromptTemplate, load_prompt
 from angle_llm.settings import LoraSettings
 
@@ -55,64 +56,7 @@ FIRST_TOKEN_POOLINGS = ("cls",)
 TEXTS_PLANNED = 32_768
 """Texts that are planned, and may share prefixes, together: a corpus of any size takes the memory of so many."""
 
-_ONE_AT_A_TIME = threading.RLock()
-"""A forward puts its trie in force in the backbone; another thread's would meet it there."""
-
 Rows = np.ndarray[Any, np.dtype[np.float32]]
-
-
-class EmbeddingModel(nn.Module):
-    """Backbone and pooling: a micro-batch in, float32 rows out. This is what training wraps and calls.
-
-    The inputs of a micro-batch come in one of two forms (see `microbatches`). A causal backbone gets no mask for padding:
-    on the right it lies after every real token, which cannot see it, and without a mask attention may take its fast path.
-    """
-
-    def __init__(self, backbone: nn.Module, pooling: str, causal: bool) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.pooling = pooling
-        self.causal = causal
-        self._last_layer = PooledLastLayer.find(backbone) if causal and pooling == "last" else None
-        self.train(backbone.training)
-
-    def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None, trie: Trie | None = None) -> Tensor:
-        """Rows (B, D) of right-padded texts, given `mask_BT`; or rows (R, D) of the texts of a trie."""
-        with _ONE_AT_A_TIME:
-            if trie is not None:
-                rows = self._states_at(trie.end_R, lambda: trie_states(self.backbone, ids_BT, trie))
-            else:
-                assert mask_BT is not None, "a micro-batch is padded texts with a mask, or a trie"
-                if self.causal and self.pooling == "last":
-                    rows = self._states_at(last_position(mask_BT), lambda: self._causal_states(ids_BT))
-                else:
-                    rows = self._padded_rows(ids_BT, mask_BT)
-        return rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
-
-    def _states_at(self, end_R: Tensor, states: Callable[[], Tensor]) -> Tensor:
-        """The states (R, D) at some positions, by the shorter way if the last layer has it."""
-        if self._last_layer is None:
-            return states().flatten(0, 1)[end_R]
-        with self._last_layer.pooled(end_R):
-            return states()
-
-    def _causal_states(self, ids_BT: Tensor) -> Tensor:
-        states_BTD: Tensor = self.backbone(input_ids=ids_BT, use_cache=False).last_hidden_state
-        return states_BTD
-
-    def _padded_rows(self, ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
-        pooling = pooling_named(self.pooling)
-        output = self.backbone(
-            input_ids=ids_BT,
-            attention_mask=None if self.causal else mask_BT,
-            output_hidden_states=pooling.averages_first_layer,
-            **({"use_cache": False} if self.causal else {}),
-        )
-        states_BTD = output.last_hidden_state
-        if pooling.averages_first_layer:
-            states_BTD = (output.hidden_states[1] + states_BTD) / 2
-        rows_BD: Tensor = pooling.function(states_BTD, mask_BT)
-        return rows_BD
 
 
 class SentenceEncoder:
@@ -188,6 +132,8 @@ class SentenceEncoder:
         device: str | torch.device | None = None,
         revision: str | None = None,
         bits: int | Literal["auto"] | None = "auto",
+        dimensions: int | None = None,
+        layers: int | None = None,
     ) -> SentenceEncoder:
         """Loads an encoder: a directory written by `save_pretrained`, or a backbone (folder, `.gguf` file, hub id,
         `package:NAME/path`).
@@ -196,15 +142,17 @@ class SentenceEncoder:
         the one of training for a saved directory, the stored one for a backbone. `bits` 4 or 8 holds the weights so (see
         `quantized`), None does not; "auto" is as in training for a saved directory, None for a backbone. An adapter
         trained on a quantised base fits no other quite as well. `device` defaults to the GPU if there is one. The network
-        is reached only for a hub id that is not in the local cache.
+        is reached only for a hub id, of a saved encoder or of a backbone, at `revision` (see `hub`).
 
         `adapter` is a folder that plain peft or angle-emb wrote, to be put on the backbone (see `foreign`); it does not say
         how texts were worded, so `prompt` has to be named with it, and pooling and length where they are not the usual ones.
 
+        `dimensions` and `layers` keep the first so many only, see `truncated`; None: as saved.
+
         Raises:
             FileNotFoundError: if there is no model at the path, or no adapter.
             ArtifactError: for a damaged directory, or a base that is not the one the adapter was trained on.
-            ValueError: for an adapter without a prompt, or on a saved directory.
+            ValueError: for an adapter without a prompt, or on a saved directory; for more dimensions or layers than there are.
             QuantisationError: if the weights cannot be held in so many bits.
         """
         path = str(path_or_id)
@@ -212,32 +160,71 @@ class SentenceEncoder:
             prompt = load_prompt(prompt)
         device = torch.device(device) if device is not None else _default_device()
         foreign = None if adapter is None else open_foreign(Path(adapter).expanduser(), path, prompt)
-        if is_saved_encoder(path):
-            folder = Path(path).expanduser()
-            card = EncoderCard.read(folder)
+        found = hub.find(path, revision)
+        if found.folder is not None:
+            card = EncoderCard.read(found.folder)
             dtype = card.dtype if dtype == "auto" else dtype
             bits = card.bits if bits == "auto" else bits
-            encoder = _load_saved(cls, folder, card, prompt, pooling, max_length, dtype, bits, device)
+            encoder = _load_saved(cls, found.folder, card, prompt, pooling, max_length, dtype, bits, device)
+            if found.commit is not None and card.base is None:
+                encoder.base, encoder.base_revision = path, found.commit  # not the place it has in the cache
         else:
             location = locate(path)
+            revision = found.commit or revision
             bits = None if bits == "auto" else bits
             # On the device: it is probed where it will run.
             backbone = load_backbone(location, dtype=dtype, revision=revision, bits=bits, device=device)
-            commit: str | None = getattr(backbone.config, "_commit_hash", None)
-            encoder = cls(
-                backbone,
-                load_tokenizer(location, revision),
-                prompt=prompt,
-                pooling=pooling,
-                max_length=max_length,
-                base=path,
-                base_revision=commit or revision,
-            )
+            tokenizer = load_tokenizer(location, revision)
+            with told_as_damage(path):
+                check_vocabulary(backbone, tokenizer, path)
+                encoder = cls(
+                    backbone,
+                    tokenizer,
+                    prompt=prompt,
+                    pooling=pooling,
+                    max_length=max_length,
+                    base=path,
+                    base_revision=revision,
+                )
             if foreign is not None:
                 encoder.base_fingerprint = weights_fingerprint(backbone)
-                encoder.model.backbone = adapters.apply_lora(backbone, on_backbone(foreign, backbone, path))
+                with told_as_damage(foreign.folder):
+                    encoder.model.backbone = adapters.apply_lora(backbone, on_backbone(foreign, backbone, path))
+                    check_states(encoder.model.backbone)
+        if dimensions is not None or layers is not None:
+            encoder = encoder.truncated(dimensions=dimensions, layers=layers)
         encoder.model.to(device)
         return encoder
+
+    def with_prompt(self, prompt: str | PromptTemplate) -> SentenceEncoder:
+        """The same encoder under another prompt: a name, a YAML file or a template. It shares its weights with this one."""
+        other = copy.copy(self)
+        template = load_prompt(prompt) if isinstance(prompt, str) else prompt
+        other.sentences = SentenceTokenizer(self.tokenizer, template, self.max_length)
+        return other
+
+    def truncated(self, *, dimensions: int | None = None, layers: int | None = None) -> SentenceEncoder:
+        """The encoder of the first `layers` layers and the first `dimensions` of a vector; None keeps what there is.
+
+        It computes so many layers only, and can be saved, trained and used like any other. It shares its weights with this
+        one, which stays as it is. Vectors of an encoder that was trained for it (`nested` in the settings) lose little;
+        those of any other may lose much. `encode_complex` reads halves of what is kept.
+
+        Raises:
+            ValueError: for more than there is, or a backbone that gives other states without its last layers.
+        """
+        if dimensions is not None and not 1 <= dimensions <= self.dimensions:
+            raise ValueError(
+                f"dimensions must be in 1 .. {self.dimensions}, as a vector has so many; got {dimensions}."
+            )
+        if layers is not None and not 1 <= layers <= self.layers:
+            raise ValueError(f"layers must be in 1 .. {self.layers}, as the backbone has so many; got {layers}.")
+        short = copy.copy(self)
+        short.model = self.model.truncated(
+            self.model.dimensions if dimensions in (None, self.dimensions) else dimensions,
+            None if layers is None or layers == self.layers else layers,
+        )
+        return short
 
     @property
     def prompt(self) -> PromptTemplate:
@@ -253,6 +240,11 @@ class SentenceEncoder:
     def max_length(self) -> int:
         """Tokens of a worded sentence, prompt and special tokens included."""
         return self.sentences.max_length
+
+    @property
+    def layers(self) -> int:
+        """How many layers compute a vector."""
+        return len(Depth.of(self.model.backbone).layers)
 
     @property
     def device(self) -> torch.device:
@@ -297,7 +289,6 @@ class SentenceEncoder:
         return_stats: Literal[True],
     ) -> tuple[Rows, EncodeStats]: ...
 
-    @torch.no_grad()  # not inference_mode: weights that ZeRO-3 puts together in it could not be trained after
     def encode(
         self,
         texts: Sequence[str],
@@ -315,6 +306,39 @@ class SentenceEncoder:
         Raises:
             TypeError, ValueError: for a text that is not a string or is empty; the message gives its position.
         """
+        with self.model.reading(()):
+            rows_ND, stats = self._rows(texts, micro_batch_tokens, show_progress)
+        return (rows_ND, stats) if return_stats else rows_ND
+
+    def encode_layers(
+        self,
+        texts: Sequence[str],
+        layers: Sequence[int],
+        *,
+        micro_batch_tokens: int | None = None,
+        show_progress: bool = False,
+    ) -> Rows:
+        """The vectors of encoders of so many layers each, from one pass through all: (N, len(layers), D) float32.
+
+        `encode_layers(texts, [m])[:, 0]` is what `truncated(layers=m).encode(texts)` gives. `layers` may name the last.
+
+        Raises:
+            ValueError: for layers that are not there or named twice, or a backbone whose inner states are not understood.
+            TypeError, ValueError: for a text, as `encode` does.
+        """
+        inner = [layer for layer in layers if layer != self.layers]
+        if len(set(layers)) < len(layers):
+            raise ValueError(f"layers names one twice: {list(layers)}.")
+        with self.model.reading(inner):
+            rows_NC, _ = self._rows(texts, micro_batch_tokens, show_progress)
+        place = [0 if layer == self.layers else 1 + inner.index(layer) for layer in layers]
+        return rows_NC.reshape(len(texts), 1 + len(inner), self.dimensions)[:, place]
+
+    @torch.no_grad()  # not inference_mode: weights that ZeRO-3 puts together in it could not be trained after
+    def _rows(
+        self, texts: Sequence[str], micro_batch_tokens: int | None, show_progress: bool
+    ) -> tuple[Rows, EncodeStats]:
+        """What the model makes of the texts: (N, C), C columns for what it reads."""
         from tqdm import tqdm
 
         if isinstance(texts, str):
@@ -322,7 +346,8 @@ class SentenceEncoder:
         started = time.perf_counter()
         check_texts(texts)
         budget = micro_batch_tokens or (2048 if self.device.type == "cpu" else 16384)
-        rows_ND = np.empty((len(texts), self.dimensions), dtype=np.float32)
+        columns = self.dimensions * (1 + len(self.model.inner_layers))
+        rows_NC = np.empty((len(texts), columns), dtype=np.float32)
         stats = EncodeStats.none(FlopsPerToken.of(self.model.backbone).forward)
         was_training = self.model.training
         self.model.eval()
@@ -330,18 +355,16 @@ class SentenceEncoder:
             with tqdm(total=len(texts), desc="encode", unit="text", disable=not show_progress, leave=False) as progress:
                 for first in range(0, len(texts), TEXTS_PLANNED):
                     plan = self.plan(texts[first : first + TEXTS_PLANNED], budget)
-                    rows_UD = torch.empty(plan.unique, self.dimensions)
+                    rows_UC = torch.empty(plan.unique, columns)
                     repeats = len(plan.row_of) / max(plan.unique, 1)
                     for micro in plan.micro_batches:
-                        rows_UD[micro.rows] = self.model(**micro.on(self.device)).float().cpu()
+                        rows_UC[micro.rows] = self.model(**micro.on(self.device)).float().cpu()
                         progress.update(round(len(micro.rows) * repeats))
-                    rows_ND[first : first + TEXTS_PLANNED] = rows_UD.numpy()[plan.row_of]
+                    rows_NC[first : first + TEXTS_PLANNED] = rows_UC.numpy()[plan.row_of]
                     stats = stats.plus(plan)
         finally:
             self.model.train(was_training)
-        if not return_stats:
-            return rows_ND
-        return rows_ND, replace(stats, seconds=time.perf_counter() - started)
+        return rows_NC, replace(stats, seconds=time.perf_counter() - started)
 
     def plan(self, texts: Sequence[str], token_budget: int, processes: int = 1) -> Plan:
         """How the texts are computed: in which micro-batches, as tries or padded, by which of several processes, and why."""
@@ -362,8 +385,8 @@ class SentenceEncoder:
 
     @property
     def dimensions(self) -> int:
-        """D, the length of a vector."""
-        return _dimensions(self.model.backbone)[0]
+        """D, how many numbers a vector has."""
+        return self.model.dimensions or _dimensions(self.model.backbone)[0]
 
     def check_savable(self, folder: str | Path) -> None:
         """Raises what `save_pretrained` would refuse, before the work that is to be saved is done."""
@@ -404,6 +427,8 @@ class SentenceEncoder:
             base_revision=self.base_revision if adapted else None,
             base_fingerprint=self.base_fingerprint if adapted else None,
             bits=self.bits,
+            dimensions=self.model.dimensions,
+            layers=self.model.cut_to if adapted else None,
         )
 
         def fill(target: Path) -> None:
@@ -435,15 +460,18 @@ def _load_saved(
         hint = f" {folder / CARD_NAME} names it as the base; if it moved, change it there." if card.base else ""
         raise FileNotFoundError(f"{error}{hint}") from error
     backbone = load_backbone(location, dtype=dtype, revision=card.base_revision, bits=bits, device=device)
-    encoder = cls(
-        backbone,
-        load_tokenizer(BackboneLocation(str(folder))),
-        prompt=prompt or card.prompt,
-        pooling=pooling or card.pooling,
-        max_length=max_length or card.max_length,
-        base=card.base or str(folder),
-        base_revision=card.base_revision,
-    )
+    tokenizer = load_tokenizer(BackboneLocation(str(folder)))
+    with told_as_damage(folder):
+        check_vocabulary(backbone, tokenizer, folder)
+        encoder = cls(
+            backbone,
+            tokenizer,
+            prompt=prompt or card.prompt,
+            pooling=pooling or card.pooling,
+            max_length=max_length or card.max_length,
+            base=card.base or str(folder),
+            base_revision=card.base_revision,
+        )
     if card.base is not None:
         fingerprint = weights_fingerprint(backbone)
         # Rounding to float16 and then on to the fingerprint's bfloat16 is not rounding to bfloat16 at once.
@@ -454,7 +482,15 @@ def _load_saved(
                 f"{fingerprint}. Put the original base there, or name the right one in {folder / CARD_NAME}."
             )
         encoder.base_fingerprint = fingerprint
-        encoder.model.backbone = adapters.load_lora(backbone, folder)
+    if card.dimensions is not None or card.layers is not None:
+        try:
+            encoder = encoder.truncated(dimensions=card.dimensions, layers=card.layers)
+        except ValueError as error:
+            raise ArtifactError(f"{folder / CARD_NAME} does not fit its weights: {error}") from error
+    if card.base is not None:
+        with told_as_damage(folder):
+            encoder.model.backbone = adapters.load_lora(encoder.model.backbone, folder)
+            check_states(encoder.model.backbone)
     return encoder
 
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from torch import nn
 
-from angle_llm.artifact import ArtifactError, is_saved_encoder
+from angle_llm.artifact import ArtifactError, check_files, is_saved_encoder
 from angle_llm.modeling.backbone import lasting_name
-from angle_llm.modeling.merging import CONFIG_NAME, WEIGHTS_NAME, LoraAdapter, is_transposed, read_adapter
+from angle_llm.modeling.merging import CONFIG_NAME, WEIGHTS_NAME, LoraAdapter, is_transposed, linear_shape, read_adapter
 
 _PICKLES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 
@@ -85,6 +85,7 @@ def read_foreign(folder: Path) -> ForeignAdapter:
                 f"{folder} holds {pickled}, a pickle, which can run any code when it is loaded and is not opened. Load it where "
                 f"you trust it and save it with safe_serialization=True, which writes {WEIGHTS_NAME}."
             )
+    check_files(folder)
     return ForeignAdapter(folder, read_adapter(folder))
 
 
@@ -128,8 +129,7 @@ def on_backbone(foreign: ForeignAdapter, backbone: nn.Module, base: str) -> Lora
             raise ArtifactError(
                 f"{foreign} changes {path}, which in {base} is no linear layer but a {type(layer).__name__}."
             )
-        # Of a quantised layer the weight itself is packed.
-        inside = tuple(layer.weight.shape)[::-1] if is_transposed(layer) else (layer.out_features, layer.in_features)
+        inside = linear_shape(layer)
         if inside != update.shape:
             raise ArtifactError(
                 f"{foreign} changes {path} by {update.shape}, outputs by inputs, and in {base} it is {inside}: another model."

@@ -13,7 +13,6 @@ Legend: O outputs, I inputs, R rank.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from angle_llm.artifact import ArtifactError
+from angle_llm.artifact import ArtifactError, read_json
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -36,6 +35,8 @@ _UNDERSTOOD = {
     "use_dora", "use_rslora",
 }  # fmt: skip
 """Keys of peft's configuration that are computed with here, or that say nothing of W'."""
+_LARGEST_ALPHA = 1e6
+"""Far above any that is trained with, far below what makes numbers that are not finite."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,23 @@ class LoraUpdate:
             weight_OI.mul_((self.magnitude_O / length_O)[:, None])
         return own
 
+    def exactly(self, weight: Tensor, *, transposed: bool = False) -> tuple[Tensor, Tensor]:
+        """W' in float64, shaped as `weight`, and how far from it float32 arithmetic may come, whatever its order.
+
+        Each term goes through at most R + 2 roundings (its product, R - 1 sums, the scaling, the sum with W), and each moves
+        it by u = 2^-24 of its size. DoRA's length has I terms, whose errors do not add up but cancel: about sqrt(I) u."""
+        weight_OI = (weight.T if transposed else weight).double()
+        a_RI, b_OR = self.a_RI.double(), self.b_OR.double()
+        exact_OI = weight_OI + self.scaling * b_OR @ a_RI
+        size_OI = weight_OI.abs() + abs(self.scaling) * b_OR.abs() @ a_RI.abs()
+        roundings = len(a_RI) + 2.0
+        if self.magnitude_O is not None:
+            factor_O1 = (self.magnitude_O.double() / torch.linalg.vector_norm(exact_OI, dim=1))[:, None]
+            exact_OI, size_OI = factor_O1 * exact_OI, factor_O1.abs() * size_OI
+            roundings += exact_OI.shape[1] ** 0.5 + 3
+        reach_OI = roundings * 2.0**-24 * size_OI
+        return (exact_OI.T, reach_OI.T) if transposed else (exact_OI, reach_OI)
+
 
 @dataclass(frozen=True)
 class LoraAdapter:
@@ -81,12 +99,11 @@ class LoraAdapter:
             layer = layers.get(path)
             if layer is None:
                 raise ArtifactError(f"the adapter changes {path}, and the base has no such layer: it is another model.")
-            if type(layer).__name__ not in ("Linear", "Conv1D"):
+            if not (isinstance(layer, nn.Linear) or is_transposed(layer)):
                 raise ArtifactError(
                     f"the adapter changes {path}, which is of type {type(layer).__name__}. Only linear layers are merged."
                 )
-            weight: Any = layer.weight
-            shape = tuple(weight.shape)[:: -1 if is_transposed(layer) else 1]
+            shape = linear_shape(layer)
             if shape != update.shape:
                 raise ArtifactError(
                     f"the adapter's update of {path} is {update.shape}, outputs by inputs, and the base's layer {shape}: it is "
@@ -97,6 +114,13 @@ class LoraAdapter:
 def is_transposed(layer: nn.Module) -> bool:
     """Whether a linear layer keeps its weight as (I, O): GPT-2's do."""
     return type(layer).__name__ == "Conv1D"
+
+
+def linear_shape(layer: nn.Module) -> tuple[int, int]:
+    """(O, I) of a linear layer, however it keeps its weight: of a quantised one the weight itself is packed."""
+    held: Any = layer
+    outputs, inputs = tuple(held.weight.shape)[::-1] if is_transposed(layer) else (held.out_features, held.in_features)
+    return outputs, inputs
 
 
 def read_adapter(folder: Path) -> LoraAdapter:
@@ -111,14 +135,19 @@ def read_adapter(folder: Path) -> LoraAdapter:
 
     for name in (CONFIG_NAME, WEIGHTS_NAME):
         if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder} holds no {name}, so there is no adapter to merge.")
+            raise FileNotFoundError(f"{folder} holds no {name}, so there is no adapter.")
     try:
-        config = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
+        config = read_json(folder / CONFIG_NAME)
         tensors = {key: tensor.float() for key, tensor in load_file(folder / WEIGHTS_NAME).items()}
-    except (SafetensorError, ValueError) as error:
-        raise ArtifactError(f"the adapter in {folder} cannot be read: {error} Save it again.") from error
-    if not isinstance(config, dict):
-        raise ArtifactError(f"{folder / CONFIG_NAME} is not a JSON object. Save the adapter again.")
+    except (SafetensorError, ValueError, RuntimeError) as error:
+        raise ArtifactError(
+            f"the adapter in {folder} cannot be read ({WEIGHTS_NAME}): {error} Save it again."
+        ) from error
+    odd = next((key for key, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())), None)
+    if odd is not None:
+        raise ArtifactError(
+            f"{folder / WEIGHTS_NAME}: {odd} holds numbers that are not finite. Save the adapter again."
+        )
     scaling = _scaling(config, folder / CONFIG_NAME)
     paths = [key.removeprefix(_ROOT).removesuffix(_A) for key in tensors if key.startswith(_ROOT) and key.endswith(_A)]
     updates: dict[str, LoraUpdate] = {}
@@ -138,7 +167,7 @@ def read_adapter(folder: Path) -> LoraAdapter:
     if tensors or not updates:
         odd = min(tensors, default="nothing")
         raise ArtifactError(
-            f"{folder / WEIGHTS_NAME} holds {odd}, which is no update of a linear layer. Nothing is merged."
+            f"{folder / WEIGHTS_NAME} holds {odd}, which is no update of a linear layer. Save the adapter again."
         )
     return LoraAdapter(updates, hashlib.sha256((folder / WEIGHTS_NAME).read_bytes()).hexdigest(), config)
 
@@ -155,7 +184,10 @@ def _scaling(config: dict[str, Any], path: Path) -> float:
             f"{path}: `init_lora_weights` {config['init_lora_weights']!r} changes the base's weights too."
         )
     rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not (type(rank) is int and rank > 0 and type(alpha) in (int, float)):
+    if not (type(rank) is int and rank > 0 and type(alpha) in (int, float) and abs(alpha) < _LARGEST_ALPHA):  # type: ignore[arg-type]
         raise ArtifactError(f"{path}: needs a rank `r` and `lora_alpha`, found {rank!r} and {alpha!r}. Save it again.")
+    dropout = config.get("lora_dropout") or 0.0
+    if not (type(dropout) in (int, float) and 0 <= dropout <= 1):
+        raise ArtifactError(f"{path}: `lora_dropout` must be in 0 .. 1, found {dropout!r}. Save it again.")
     divisor = math.sqrt(rank) if config.get("use_rslora") else rank
     return float(alpha) / divisor  # type: ignore[arg-type]

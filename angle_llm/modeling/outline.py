@@ -19,7 +19,8 @@ from torch import nn
 from angle_llm.artifact import ArtifactError, EncoderCard, is_saved_encoder
 from angle_llm.modeling import adapters, quantized
 from angle_llm.modeling.backbone import BackboneLocation, load_tokenizer, locate, torch_dtype
-from angle_llm.modeling.encoder import EmbeddingModel, SentenceEncoder
+from angle_llm.modeling.embedding_model import EmbeddingModel
+from angle_llm.modeling.encoder import SentenceEncoder
 from angle_llm.modeling.last_layer import PooledLastLayer
 from angle_llm.prompts import PromptTemplate, load_prompt
 from angle_llm.settings import LoraSettings, ModelSettings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import string
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +11,12 @@ from angle_llm.prompts import PromptTemplate
 
 Tokenizer = Any
 """A `transformers` tokenizer; the library gives fast and slow ones no common type that says enough."""
+
+TEXT_ENDS = [
+    *string.printable, "...", "?!", '."', ".'", ").", '""', "  ", "\n\n", "é", "。", "」", "”", "’", "…", "й", "ر", "😀",
+    "\u0301",
+]  # fmt: skip
+"""What the last characters of a text may be: a representative of each sort, to see how far a tail reacts to them."""
 
 
 class Frame(NamedTuple):
@@ -66,11 +72,23 @@ def check_texts(texts: Sequence[str]) -> None:
             ) from None
 
 
+class Wording(NamedTuple):
+    """A prompt as a tokenizer applies it: `before + ids(head + text + joint) + after`, where only the middle is cut."""
+
+    before: list[int]
+    head: str
+    joint: str
+    after: list[int]
+
+
 class SentenceTokenizer:
     """Words texts with a prompt and turns them into ids of at most `max_length`, special tokens included.
 
     A text that is too long loses its last tokens; the prompt and the special tokens stay whole, for the embedding of a
-    decoder is read off the last token. Ids depend on the text alone, not on other texts or on the padding side.
+    decoder is read off the last token. One thing goes with the text's end: under `joined`, the joint, the few characters
+    of the tail that may merge with a text (the quote that closes it, in the bundled prompts). Where a tail is nothing but
+    joint, as in `"{text}"`, it is lost whole; `segments` keeps it. Edits see the whole text, so a full stop they append
+    is cut off with the end. Ids depend on the text alone, not on other texts or on the padding side.
 
     Raises:
         ValueError: if `max_length` leaves no room for a text, or a text is empty or not valid Unicode.
@@ -83,64 +101,59 @@ class SentenceTokenizer:
         self.max_length = max_length
         self.frame = special_frame(tokenizer)
         """The special ids around every text."""
-        self._room = max_length - len(self.frame.before) - len(self.frame.after)
-        self._head_ids, self._tail_ids, joined_ids = plain_ids(
-            tokenizer, [prompt.head, prompt.tail, prompt.head + prompt.tail]
-        )
-        self._textless_ids = {"joined": joined_ids, "segments": self._head_ids + self._tail_ids}[prompt.tokenization]
-        overhead = len(self._head_ids) + len(self._tail_ids)
-        if self._room <= overhead:
+        self.wording = _WORDINGS[prompt.tokenization](tokenizer, prompt)
+        """The prompt around every text."""
+        before, head, joint, after = self.wording
+        special = len(self.frame.before) + len(self.frame.after)
+        overhead = len(before) + sum(map(len, plain_ids(tokenizer, [head, joint]))) + len(after)
+        if max_length - special <= overhead:
             raise ValueError(
                 f"max_length {max_length} leaves no room for a text: prompt {prompt.name!r} takes {overhead} tokens and "
-                f"special tokens {max_length - self._room}. Raise max_length or choose a shorter prompt."
+                f"special tokens {special}. Raise max_length or choose a shorter prompt."
             )
+        self._room = max_length - special - len(before) - len(after)
+        (self._textless_ids,) = self._word([""])
 
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
         check_texts(texts)
-        edited = [self.prompt.edit(text) for text in texts]
-        inner = _TOKENIZATIONS[self.prompt.tokenization](self, edited)
-        for position, ids in enumerate(inner):
+        worded = self._word([self.prompt.edit(text) for text in texts])
+        for position, ids in enumerate(worded):
             if ids == self._textless_ids:
                 raise ValueError(
                     f"text {position}: nothing of {texts[position]!r:.80} is left beside prompt {self.prompt.name!r}. Either the "
                     f"tokenizer drops all its characters, or max_length {self.max_length} has no room for its first one."
                 )
-        return [self.frame.before + ids + self.frame.after for ids in inner]
+        return [self.frame.before + ids + self.frame.after for ids in worded]
 
-    def _joined(self, texts: Sequence[str]) -> list[list[int]]:
-        head, tail = self.prompt.head, self.prompt.tail
-        worded = plain_ids(self.tokenizer, [head + text + tail for text in texts])
-        if not tail:  # nothing to keep behind the text: cut as everybody cuts
-            return [ids[: self._room] for ids in worded]
-        return [
-            ids if len(ids) <= self._room else self._joined_and_shortened(text)
-            for text, ids in zip(texts, worded, strict=True)
-        ]
-
-    def _joined_and_shortened(self, text: str) -> list[int]:
-        """Cuts where one more character would not fit. Joined tokens may span text and prompt, so only counting the ids
-        of the whole wording tells what fits; bisection needs few counts, and starts from a short piece of a huge text."""
-
-        def worded(characters: int) -> list[int]:
-            return plain_ids(self.tokenizer, [self.prompt.head + text[:characters] + self.prompt.tail])[0]
-
-        def length(characters: int) -> int:
-            return len(worded(characters))
-
-        bound = min(len(text), 8 * self.max_length)
-        while bound < len(text) and length(bound) <= self._room:
-            bound = min(len(text), 2 * bound)
-        # A longer piece can have fewer tokens (a merge), so there may be several such cuts; bisection ends at one of them:
-        # it has seen that the piece fits and that a character more does not. (-1: not even the prompt alone fits joined.)
-        kept = bisect_right(range(bound + 1), self._room, key=length) - 1
-        return worded(max(kept, 0))
-
-    def _segments(self, texts: Sequence[str]) -> list[list[int]]:
-        room = self._room - len(self._head_ids) - len(self._tail_ids)
-        return [self._head_ids + ids[:room] + self._tail_ids for ids in plain_ids(self.tokenizer, texts)]
+    def _word(self, texts: Sequence[str]) -> list[list[int]]:
+        before, head, joint, after = self.wording
+        worded = plain_ids(self.tokenizer, [head + text + joint for text in texts])
+        return [before + ids[: self._room] + after for ids in worded]
 
 
-_TOKENIZATIONS: dict[str, Callable[[SentenceTokenizer, Sequence[str]], list[list[int]]]] = {
-    "joined": SentenceTokenizer._joined,
-    "segments": SentenceTokenizer._segments,
-}
+def _joined(tokenizer: Tokenizer, prompt: PromptTemplate) -> Wording:
+    """The ids of the whole wording as one string, in two parts: what may depend on the text, and the rest of the tail.
+
+    The joint is the shortest beginning of the tail behind which the ids are the same after each of `TEXT_ENDS`: often one
+    character, the whole tail if nothing shorter will do. It never ends inside a word, for words merge in more ways than
+    can be tried."""
+    head, tail = prompt.head, prompt.tail
+    probes = [*TEXT_ENDS, *(f"A man eats{end}" for end in TEXT_ENDS)]
+    whole = plain_ids(tokenizer, [head + text + tail for text in probes])
+    for length in range(len(tail) + 1):
+        if tail[length : length + 1].isalnum() and (length == 0 or tail[length - 1].isalnum()):
+            continue
+        begun = plain_ids(tokenizer, [head + text + tail[:length] for text in probes])
+        rest = whole[0][len(begun[0]) :]
+        if all(ids + rest == full for ids, full in zip(begun, whole, strict=True)):
+            return Wording([], head, tail[:length], rest)
+    raise AssertionError("the whole tail is a joint without a rest")
+
+
+def _segments(tokenizer: Tokenizer, prompt: PromptTemplate) -> Wording:
+    """Head and tail as ids of their own, whatever the text."""
+    head_ids, tail_ids = plain_ids(tokenizer, [prompt.head, prompt.tail])
+    return Wording(head_ids, "", "", tail_ids)
+
+
+_WORDINGS: dict[str, Callable[[Tokenizer, PromptTemplate], Wording]] = {"joined": _joined, "segments": _segments}

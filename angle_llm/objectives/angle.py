@@ -1,4 +1,4 @@
-"""The AnglE objective: cosine ranking, in-batch contrast and angle ranking, as one weighted sum with named parts.
+"""The AnglE objective: cosine ranking, in-batch contrast, angle ranking and regression, as one weighted sum of named parts.
 
 Shapes: N rows (unique texts), D columns, P scored pairs.
 """
@@ -13,6 +13,7 @@ from angle_llm.errors import unknown
 from angle_llm.objectives.blocks import PairSimilarity, RowVector, from_rows
 from angle_llm.objectives.contrastive import CONTRASTIVE_FORMS, Contrast
 from angle_llm.objectives.ranking import check_scores, check_temperature, ranking_loss
+from angle_llm.objectives.regression import regression_loss
 from angle_llm.objectives.similarity import ANGLE_FORMS, cosine
 from angle_llm.settings import ObjectiveSettings
 
@@ -27,10 +28,11 @@ class ObjectiveValue:
 
 @dataclass(frozen=True)
 class AngleObjective(ObjectiveSettings):
-    """L = w₁·L_cosine + w₂·L_in_batch + w₃·L_angle over embeddings (arXiv 2309.12871, total objective).
+    """L = w₁·L_cosine + w₂·L_in_batch + w₃·L_angle + w₄·L_regression over embeddings (arXiv 2309.12871, total objective).
 
     ``cosine`` and ``angle`` rank the scored pairs (``ranking_loss``), ``in_batch`` contrasts partners with the rest of
-    the batch (``contrastive_loss``). A part of weight 0 is not computed. Beyond float32 embeddings and their gradient it
+    the batch (``contrastive_loss``), ``regression``, which is not in the paper, asks cosines to equal the scores
+    (``regression_loss``). A part of weight 0 is not computed. Beyond float32 embeddings and their gradient it
     takes a quarter of a GB, however large the batch (``blocks``).
 
     Coming from angle-emb 0.6.1: temperatures divide here, as in the paper, and its tau multiplies. Its
@@ -43,7 +45,8 @@ class AngleObjective(ObjectiveSettings):
     """
 
     def __post_init__(self) -> None:
-        weights = {name: getattr(self, name) for name in ("cosine_weight", "in_batch_weight", "angle_weight")}
+        names = ("cosine_weight", "in_batch_weight", "angle_weight", "regression_weight")
+        weights = {name: getattr(self, name) for name in names}
         for name, weight in weights.items():
             if not 0 <= weight < math.inf:
                 raise ValueError(f"{name} must be a finite number, 0 or more; got {weight!r}. 0 switches the part off.")
@@ -80,7 +83,7 @@ class AngleObjective(ObjectiveSettings):
     def _parts(self, x_ND: Tensor, left_P: Tensor, right_P: Tensor, score_P: Tensor) -> dict[str, tuple[float, Tensor]]:
         """Weight and value of every part whose weight is not 0."""
         wanted: dict[str, RowVector] = {}
-        if self.cosine_weight or self.in_batch_weight:
+        if self.cosine_weight or self.in_batch_weight or self.regression_weight:
             wanted["cosine"] = PairSimilarity(cosine, left_P, right_P)
         if self.in_batch_weight:
             contrast = Contrast.of(
@@ -105,6 +108,8 @@ class AngleObjective(ObjectiveSettings):
             parts["in_batch"] = self.in_batch_weight, contrast.loss(vector["cosine"], vector["repulsion"])
         if self.angle_weight:
             parts["angle"] = self.angle_weight, ranking_loss(vector["angle"], score_P, self.angle_temperature)
+        if self.regression_weight:
+            parts["regression"] = self.regression_weight, regression_loss(vector["cosine"], score_P)
         return parts
 
 

@@ -18,6 +18,7 @@ import re
 import shutil
 import tempfile
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from angle_llm.training.state import Progress, Run, Snapshot, TrainingState
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 SLOW_SECONDS = 10
+_START_OVER = "Use the versions it was written with, or start over with --resume never."
 
 
 class CheckpointError(RuntimeError):
@@ -123,7 +125,12 @@ class Checkpoints:
         """
         snapshots: list[Snapshot] = []
         state.processes.from_main(lambda: snapshots.append(self._read(path, state)))
-        progress = state.restore(snapshots[0] if snapshots else None)
+        try:
+            progress = state.restore(snapshots[0] if snapshots else None)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"{path} does not hold the state of a run like this one: {error}. {_START_OVER}"
+            ) from error
         state.processes.from_main(lambda: self._retain(path))
         return progress
 
@@ -138,10 +145,8 @@ class Checkpoints:
         try:
             snapshot = Snapshot.read(path)
             state.check_fits(snapshot)
-        except (ValueError, OSError, SafetensorError) as error:
-            raise CheckpointError(
-                f"{path} cannot be read: {error}. Use the versions it was written with, or start over with --resume never."
-            ) from error
+        except (ValueError, OSError, SafetensorError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}. {_START_OVER}") from error
         return snapshot
 
     def write(self, state: TrainingState, progress: Progress) -> Path:
@@ -206,6 +211,8 @@ def verified(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     try:
+        if not path.is_file():  # a pipe would be waited for
+            raise FileNotFoundError
         content = path.read_bytes()
         body: dict[str, Any] = json.loads(content)
         if not isinstance(body, dict) or body.pop("sha256", None) is None or _rendered(body) != content:
@@ -214,16 +221,27 @@ def verified(folder: Path) -> dict[str, Any]:
             raise ValueError(f"format_version {body['format_version']}; this version reads {FORMAT_VERSION}")
         if body["step"] != step_of(folder):
             raise ValueError(f"it is that of step {body['step']}")
+        read = {"weights.safetensors", "optimizer.safetensors", "progress.json", *_names(folder.glob("random-*.json"))}
+        if unlisted := read - body["files"].keys():
+            raise ValueError(f"it does not list {min(unlisted)}")
+        if not isinstance(body["run"], dict):
+            raise ValueError("it does not say whose it is")
         for name, written in body["files"].items():
             path = folder / name
+            if path.parent != folder or path.is_symlink():  # it could name any file of the machine
+                raise ValueError("it is no file of this folder")
             if (size := path.stat().st_size) != written["size"]:
                 raise ValueError(f"{size} bytes; {written['size']} were written")
             if _sha256(path) != written["sha256"]:
                 raise ValueError("its SHA-256 is not that of what was written")
-    except (ValueError, OSError) as error:  # malformed JSON is a ValueError
+    except (ValueError, OSError, LookupError, TypeError, AttributeError, RecursionError) as error:
         what = "is missing" if isinstance(error, FileNotFoundError) else f"is damaged ({error})"
         raise CheckpointError(f"{path} {what}") from error
     return body
+
+
+def _names(paths: Iterable[Path]) -> set[str]:
+    return {path.name for path in paths}
 
 
 def _write_manifest(folder: Path, step: int, run: Run) -> None:

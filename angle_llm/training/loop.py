@@ -15,7 +15,7 @@ from tqdm import tqdm
 from angle_llm.data.batching import TextBatch
 from angle_llm.data.formats import Example
 from angle_llm.modeling.encoder import SentenceEncoder
-from angle_llm.objectives.angle import AngleObjective
+from angle_llm.objectives.nested import Objective
 from angle_llm.settings import TrainSettings
 from angle_llm.training.batches import BatchPlanner, PlannedBatch, TokenStore, ahead
 from angle_llm.training.checkpoint import Checkpoints, step_of
@@ -58,7 +58,7 @@ class TrainResult:
 def train(
     encoder: SentenceEncoder,
     examples: Sequence[Example],
-    objective: AngleObjective,
+    objective: Objective,
     settings: TrainSettings,
     evaluate: Evaluate | None = None,
     launch: Launch | None = None,
@@ -198,7 +198,7 @@ class _Pause:
 
 
 def _accumulate(
-    spread: Spread, planner: BatchPlanner, batches: Sequence[PlannedBatch], objective: AngleObjective
+    spread: Spread, planner: BatchPlanner, batches: Sequence[PlannedBatch], objective: Objective
 ) -> list[StepResult]:
     """Adds up the gradients of an optimizer step's batches, each with an equal share.
 

@@ -204,7 +204,18 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    """Puts back what `random_state` gave."""
+    """Puts back what `random_state` gave.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    try:
+        _set_random_state(state, device)
+    except (RuntimeError, LookupError, TypeError, OverflowError) as error:  # each generator has its own
+        raise ValueError(f"a generator's state is damaged ({error})") from error
+
+
+def _set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     np.random.set_state(tuple(state["numpy"]))  # noqa: NPY002

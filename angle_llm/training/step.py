@@ -15,7 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from angle_llm.data.batching import TextBatch
 from angle_llm.modeling.microbatches import MicroBatch, Plan
-from angle_llm.objectives.angle import AngleObjective, ObjectiveValue
+from angle_llm.objectives.angle import ObjectiveValue
+from angle_llm.objectives.nested import Objective
 from angle_llm.training.strategy import Alone, Strategy
 
 _ATTENTION_KERNELS = defaultdict(
@@ -55,7 +56,7 @@ def boundary_step(
     model: nn.Module,
     plan: Plan,
     batch: TextBatch,
-    objective: AngleObjective,
+    objective: Objective,
     *,
     graph_tokens: int,
     share: float = 1.0,
@@ -105,7 +106,7 @@ class _Boundary:
     """
 
     batch: TextBatch
-    objective: AngleObjective
+    objective: Objective
     share: float
 
     def __call__(self, rows_UD: Tensor, plan: Plan) -> tuple[ObjectiveValue, Tensor]:

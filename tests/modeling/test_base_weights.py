@@ -75,7 +75,7 @@ def test_a_folder_of_another_shape_is_an_error(tmp_path: Path) -> None:
     save_tiny_base("llama", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
-    with pytest.raises(RuntimeError, match="mismatch"):
+    with pytest.raises(ArtifactError, match="mismatch"):
         open_base(locate(str(tmp_path)), dtype="float32")
 
 

@@ -1,9 +1,11 @@
 """Files that are damaged, foreign or hostile are refused, never half loaded and never run."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,3 +92,50 @@ def test_code_beside_the_weights_is_never_run(base: Path, tmp_path: Path) -> Non
 def test_the_first_token_of_a_causal_model_is_no_embedding() -> None:
     with pytest.raises(ValueError, match="same vector"):
         tiny_encoder("llama", pooling="cls")
+
+
+# --- two thousand damages of every kind of folder -----------------------------------------------------------------------
+
+KINDS = ["adapter", "whole", "merged", "base", "peft", "angle-emb", "corpus", "corpus-npy", "checkpoint"]
+FEW, MANY = 30, 223
+"""Of each kind: 270 and 2,007 in all."""
+
+
+def outcomes(kinds: list[str], first: int, count: int, work: Path) -> Counter[str]:
+    """Damaged folders, opened in a process of its own under watch (see `open_damaged`): how many of them ended how.
+
+    Each either opens, with finite vectors, or is refused by an error of the project's own.
+    """
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, str(here / "open_damaged.py"), ",".join(kinds), str(first), str(count), str(work)],
+        env=os.environ
+        | {"PYTHONPATH": str(here.parent), "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(work), "HF_HUB_OFFLINE": "0"},
+        capture_output=True,
+        text=True,
+        timeout=1500,
+        check=False,
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    told = {(line["kind"], line["number"]): line["damage"] for line in lines if "damage" in line}
+    ends = [line for line in lines if "outcome" in line]
+    assert done.returncode == 0, f"the process ended with {done.returncode} after {lines[-1:]}: {done.stderr[-2000:]}"
+    assert len(ends) == count * len(kinds)
+    bad = [line for line in ends if line["outcome"] not in ("loaded", "refused") or line["seen"]]
+    assert not bad, "\n".join(f"{told[line['kind'], line['number']]}: {line}" for line in bad)
+    # A sound folder takes a few megabytes; what a lying file asked for would be hundreds.
+    assert lines[-1]["grown_bytes"] < 300_000_000
+    return Counter(line["outcome"] for line in ends)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="files opened elsewhere are told by inotify")
+def test_damaged_and_hostile_folders_open_or_are_refused_and_nothing_runs(tmp_path: Path) -> None:
+    found = outcomes(KINDS, 0, FEW, tmp_path)
+    assert found["refused"] > found["loaded"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="files opened elsewhere are told by inotify")
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_thousand_of_them(kind: str, tmp_path: Path) -> None:
+    outcomes([kind], FEW, MANY - FEW, tmp_path)

@@ -210,7 +210,7 @@ def test_a_run_that_breaks_leaves_its_weights(settings: TrainSettings) -> None:
 def test_bad_rows_left_out_are_listed(settings: TrainSettings, tmp_path: Path) -> None:
     row = json.dumps({"anchor": "A dog runs.", "positive": "It moves.", "negative": "It sleeps."})
     (tmp_path / "rows.jsonl").write_text(f"{row}\n{{broken\n{row}\n")
-    data = DataSource(path=str(tmp_path / "rows.jsonl"), on_bad_row="skip")
+    data = DataSource(path=str(tmp_path / "rows.jsonl"), on_bad_row="skip", max_bad_ratio=0.5)
     fine_tune(replace(settings, data=data, max_steps=1))
     (rejected,) = (Path(settings.run_dir) / "rejected.jsonl").read_text().splitlines()
     assert json.loads(rejected)["line"] == 2

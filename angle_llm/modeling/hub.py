@@ -1,0 +1,92 @@
+"""Saved encoders on the hub: known by their card, fetched into the local cache, and opened as the folder they are there.
+
+A repository with `angle_llm.json` is a saved encoder, adapter or whole; any other is a bare backbone, which `transformers`
+fetches. Of a saved encoder only what is read is fetched: card, weights in safetensors, tokenizer. Everything comes from one
+commit, whatever happens to the repository meanwhile. With HF_HUB_OFFLINE=1 the cache alone is asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from angle_llm.artifact import CARD_NAME, EXPORT_NAME, ArtifactError, EncoderCard, check_files, is_saved_encoder
+from angle_llm.modeling.backbone import locate
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt",
+    "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
+)  # fmt: skip
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+WHOLE_FILES = ("config.json", "model.safetensors", "model.safetensors.index.json", "model-*.safetensors")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a name stands for."""
+
+    folder: Path | None
+    """Of a saved encoder, on this machine; None for a bare backbone."""
+    commit: str | None = None
+    """Of a repository on the hub."""
+
+
+def find(path_or_id: str, revision: str | None = None) -> Found:
+    """Looks a name up, and fetches the files of a saved encoder that is on the hub and not in the cache.
+
+    Raises:
+        FileNotFoundError: if there is nothing of that name on this machine, and it is no hub id.
+        ArtifactError: for a repository that is neither encoder nor backbone, or a damaged card.
+        OSError: if the hub refuses.
+    """
+    if is_saved_encoder(path_or_id):
+        folder = Path(path_or_id).expanduser()
+        check_files(folder)
+        return Found(folder)
+    location = locate(path_or_id)
+    if location.is_local:
+        return Found(None)
+    card = _fetched(path_or_id, CARD_NAME, revision)
+    if card is not None:
+        commit = card.parent.name
+        folder = _fetch_encoder(path_or_id, commit, EncoderCard.read(card.parent))
+        check_files(folder)
+        return Found(folder, commit)
+    config = _fetched(path_or_id, "config.json", revision)
+    pinned = None if config is None else config.parent.name
+    for name, hint in _NO_BACKBONE.items():
+        if _fetched(path_or_id, name, pinned or revision) is not None:
+            raise ArtifactError(f"{path_or_id} on the hub holds {name}: {hint}")
+    return Found(None, pinned)
+
+
+_NO_BACKBONE = {
+    EXPORT_NAME: "it was exported for another library, and its tokenizer words texts, so here they would be worded twice. "
+    "Open it with that library.",
+    "adapter_config.json": "it is an adapter without a card. Fetch it (`hf download`), and open it as "
+    "from_pretrained(BASE, adapter=FOLDER, prompt=…).",
+}
+
+
+def _fetch_encoder(repo: str, commit: str, card: EncoderCard) -> Path:
+    from huggingface_hub import snapshot_download
+
+    weights = WHOLE_FILES if card.base is None else ADAPTER_FILES
+    return Path(snapshot_download(repo, revision=commit, allow_patterns=[CARD_NAME, *weights, *TOKENIZER_FILES]))
+
+
+def _fetched(repo: str, name: str, revision: str | None) -> Path | None:
+    """A small file of a repository, in the cache; None if the repository, or offline the cache, does not have it."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+
+    try:
+        return Path(hf_hub_download(repo, name, revision=revision))
+    except EntryNotFoundError:
+        return None
+    except HfHubHTTPError as error:
+        reason = " ".join(str(error).split())
+        raise OSError(
+            f"the hub does not give {repo}{'' if revision is None else f' at revision {revision}'}: {reason} Look at the name; "
+            "of a private or gated repository, log in (`hf auth login`)."
+        ) from error

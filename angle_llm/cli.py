@@ -8,11 +8,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from angle_llm import __version__
-from angle_llm.errors import unknown
+from angle_llm.errors import raised_here, unknown
 from angle_llm.settings import TrainSettings, parse_settings
 
 DEBUG_VARIABLE = "ANGLE_LLM_DEBUG"
@@ -82,6 +83,15 @@ def export(arguments: Sequence[str]) -> None:
     export_main(tyro.cli(ExportSettings, args=arguments, description=export.__doc__))
 
 
+def push(arguments: Sequence[str]) -> None:
+    """Puts a saved encoder, in any of its forms, on the hub, with a card; nothing else here sends anything."""
+    import tyro
+
+    from angle_llm.export.push import PushSettings, push_main
+
+    push_main(tyro.cli(PushSettings, args=arguments, description=push.__doc__))
+
+
 def verify(arguments: Sequence[str]) -> None:
     """Tells whether directories hold the same encoder: exit code 0 if so, 1 if not."""
     import tyro
@@ -103,7 +113,15 @@ def plan(arguments: Sequence[str]) -> None:
         write_json(settings, found, Path(settings.json).expanduser())
 
 
+def data(arguments: Sequence[str]) -> None:
+    """Looks at data before a model learns from it: `angle-llm data check FILES`."""
+    from angle_llm.data_tools.command import data_main
+
+    data_main(arguments)
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+    "data": data,
     "plan": plan,
     "train": train,
     "embed": embed,
@@ -112,6 +130,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "merge": merge,
     "export": export,
     "verify": verify,
+    "push": push,
 }
 
 
@@ -123,6 +142,37 @@ def launch(defaults: TrainSettings, arguments: Sequence[str] | None = None, *, d
     model = fine_tune(settings)
     if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
         print(_USE.format(model=model))
+
+
+def train_and_test(defaults: TrainSettings, arguments: Sequence[str] | None = None, *, description: str) -> None:
+    """A run, and the correlation with the scores of its `test` pairs before and after. `defaults` has that further field."""
+    from angle_llm.experiments.measure import pairs_task
+    from angle_llm.run import fine_tune
+
+    settings: Any = parse_settings(defaults, arguments, description=description)
+    task = pairs_task("test", settings.test)  # a mistake shows before hours of training
+    run = TrainSettings(**{item.name: getattr(settings, item.name) for item in fields(TrainSettings)})
+    model = fine_tune(run)
+    if os.environ.get("RANK", "0") != "0":
+        return
+
+    from angle_llm.evaluation import evaluate as measured
+    from angle_llm.modeling.encoder import SentenceEncoder
+
+    base = run.model
+    before = SentenceEncoder.from_pretrained(
+        base.path,
+        prompt=base.prompt,
+        pooling=base.pooling,
+        max_length=base.max_length,
+        dtype=base.dtype,
+        revision=base.revision,
+    )
+    print(f"\n{task.source}, {len(task.pairs):,} pairs; Spearman correlation x 100 of cosine and score:")
+    for when, encoder in (("before", before), ("after", SentenceEncoder.from_pretrained(model))):
+        figures = measured(encoder.encode, [task]).tasks["test"]
+        print(f"  {when:7} {figures.spearman:6.2f}" + (f" ({figures.undefined})" if figures.undefined else ""))
+    print(_USE.format(model=model))
 
 
 def guarded(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
@@ -158,10 +208,7 @@ def _is_complete(error: Exception) -> bool:
         return True
     if isinstance(error, RuntimeError) or getattr(error, "errno", None) is not None:
         return False
-    place = error.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    return place is not None and str(place.tb_frame.f_globals.get("__name__")).startswith("angle_llm.")
+    return raised_here(error)
 
 
 def main() -> None:

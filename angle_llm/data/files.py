@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Literal
 
 from angle_llm.data.formats import DataError, Row, RowError, nearest
+from angle_llm.data.json_errors import what_is_wrong
 from angle_llm.settings import DataSource
-
-_LINE_SHOWN = 60
-"""Characters of a broken line that a message shows."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +83,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
             for number, line in enumerate(stream, 1):
+                if number == 1:
+                    _refuse_wide_characters(path, line)
                 bare = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
                 yield number, bare.decode(errors="surrogateescape")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -92,6 +92,17 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             f"{path}:{number + 1}: the gzip file is truncated or damaged here ({error}); fetch it again, or unpack "
             "what is left of it"
         ) from None
+
+
+def _refuse_wide_characters(path: Path, line: bytes) -> None:
+    """UTF-16 and UTF-32: cut at line ends they make no row, and no row of them would say why."""
+    beginning = line[:64]
+    wide = beginning.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff"))
+    if wide or beginning.count(0) * 3 > len(beginning) > 1:  # without a mark: of English, every second byte is 0
+        raise DataError(
+            f"{path}:1: the file is written in UTF-16 or UTF-32, not in UTF-8 (it begins with {line[:4].hex(' ')}); convert "
+            "it, as in `iconv -f utf-16 -t utf-8`"
+        )
 
 
 def _refuse_bad_bytes(text: str) -> None:
@@ -106,12 +117,12 @@ def _open_jsonl(path: Path) -> Table:
     def parse(text: str) -> Row | RowError:
         try:
             _refuse_bad_bytes(text)
-            return _as_row(json.loads(text.rstrip(" \t\r\n")))
+            return _as_row(json.loads(text.rstrip(" \t\r\n"), object_pairs_hook=_object))
         except RowError as error:
             return error
         except (ValueError, RecursionError) as error:
             hint = "; a list of objects is a .json file" if text.lstrip().startswith("[") else ""
-            return RowError(f"not a JSON object: {_what_is_wrong(error, 'each line holds one object')}{hint}")
+            return RowError(f"not a JSON object: {what_is_wrong(error, 'each line holds one object')}{hint}")
 
     rows = [(number, parse(text)) for number, text in _lines(path) if text.strip()]
     return Table(str(path), _columns_of(path, rows), rows)
@@ -121,11 +132,11 @@ def _open_json(path: Path) -> Table:
     text = "".join(line for _, line in _lines(path))
     try:
         _refuse_bad_bytes(text)
-        objects = json.loads(text)
+        objects = json.loads(text, object_pairs_hook=_object)
     except (RowError, ValueError, RecursionError) as error:
         place = f"{path}:{error.lineno}" if isinstance(error, json.JSONDecodeError) else path
         reason = (
-            str(error) if isinstance(error, RowError) else _what_is_wrong(error, "the file holds one list of objects")
+            str(error) if isinstance(error, RowError) else what_is_wrong(error, "the file holds one list of objects")
         )
         raise DataError(f"{place}: not JSON: {reason}. Mend it; one object a line is a .jsonl file") from None
     if not isinstance(objects, list):
@@ -134,44 +145,19 @@ def _open_json(path: Path) -> Table:
     return Table(str(path), _columns_of(path, rows), rows, unit="row")
 
 
-_JSON_WORDS = {
-    "Expecting value": "a value is missing at column {column}, or is a word without quotes",
-    "Expecting property name enclosed in double quotes": "at column {column} a key in double quotes is needed",
-    "Expecting ':' delimiter": "a colon is needed at column {column}, between key and value",
-    "Expecting ',' delimiter": "at column {column} a comma or a closing bracket is needed (is a quote inside a text not "
-    'written \\"?)',
-    "Unterminated string starting at": "the text that opens at column {column} has no closing quote",
-    "Invalid control character at": "a tab or another control character stands at column {column} inside a text; write "
-    "\\t, \\n or \\u00XX",
-    "Illegal trailing comma before end of object": "a comma has nothing after it at column {column}; remove it",
-    "Illegal trailing comma before end of array": "a comma has nothing after it at column {column}; remove it",
-    "Extra data": "it is complete before column {column}, and more follows; {shape}",
-}
-"""What the json module says → what is meant. Its other messages are about backslashes, and plain enough."""
-
-
-def _what_is_wrong(error: ValueError | RecursionError, shape: str) -> str:
-    """Why a text is not JSON, in plain words, and how the line at fault begins; `shape` is what the kind of file holds."""
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply"
-    if not isinstance(error, json.JSONDecodeError):
-        return str(error)
-    if error.pos >= len(error.doc.rstrip()):
-        reason = f"it ends before it is complete (cut off?); {shape}"
-    elif error.doc[error.pos] == "'":
-        reason = f"a single quote at column {error.colno}; JSON wants keys and texts in double quotes"
-    elif error.doc[error.pos] in "]}" and error.doc[: error.pos].rstrip().endswith(","):
-        reason = f"a comma has nothing after it at column {error.colno}; remove it"
-    else:
-        words = _JSON_WORDS.get(error.msg, f"{error.msg[0].lower()}{error.msg[1:]} at column {{column}}")
-        reason = words.format(column=error.colno, shape=shape)
-    line = error.doc.split("\n")[error.lineno - 1].strip()
-    start = "".join(sign if sign.isprintable() else "�" for sign in line[:_LINE_SHOWN])
-    return f"{reason}; the line begins `{start}{'…' if len(line) > _LINE_SHOWN else ''}`" if start else reason
+def _object(pairs: list[tuple[str, object]]) -> Row | RowError:
+    """The json module would keep the last of two values of one key, and say nothing."""
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    keys = [key for key, _ in pairs]
+    return RowError(f"the object has keys twice: {sorted({key for key in keys if keys.count(key) > 1})}")
 
 
 def _as_row(item: object) -> Row | RowError:
-    return item if isinstance(item, dict) else RowError(f"a JSON object is needed; came {type(item).__name__}")
+    return (
+        item if isinstance(item, dict | RowError) else RowError(f"a JSON object is needed; came {type(item).__name__}")
+    )
 
 
 def _columns_of(path: Path, rows: list[tuple[int, Row | RowError]]) -> list[str]:
@@ -256,6 +242,8 @@ def _open_parquet(path: Path) -> Table:
         rows = list(enumerate(table.to_pylist(), 1))
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read as Parquet: {error}") from error
+    if repeated := sorted({name for name in table.column_names if table.column_names.count(name) > 1}):
+        raise DataError(f"{path}: the file names columns twice: {repeated}")
     return Table(str(path), table.column_names, rows, unit="row")
 
 
@@ -285,3 +273,6 @@ _OPENERS: dict[str, Callable[[Path], Table]] = {
     ".parquet": _open_parquet,
 }
 """Extension → opener; the text ones also with .gz behind it."""
+
+EXTENSIONS = (*_OPENERS, *(f"{extension}.gz" for extension in _OPENERS if extension != ".parquet"))
+"""How the names of files end that can be read."""

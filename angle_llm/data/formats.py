@@ -2,7 +2,7 @@
 
 A row arrives as a dictionary from *our field names* to raw values. A format is one small reader that turns it into an
 `Example`, into `Dropped` (left out for a documented reason: a neutral label), or raises `RowError` (the row is bad).
-`resolve_format` finds out which column of a file holds which field, by the user's mapping or by the usual names.
+Which column of a file holds which field is found out in `columns`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
-
-from angle_llm.errors import unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +65,12 @@ class RowError(ValueError):
         self.reason = reason
 
 
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`"; nearest: 'score'"` for the known names most like `name`, or the empty string."""
+    found = difflib.get_close_matches(name, list(known), n=3)
+    return f"; nearest: {', '.join(map(repr, found))}" if found else ""
+
+
 # ------------------------------------------------------------------------------------------------ single values
 
 
@@ -107,19 +111,20 @@ def read_score(row: Row, field: str, score_range: ScoreRange | None) -> float:
     try:
         score = float(value)
     except (ValueError, OverflowError):
-        raise RowError(f"{field} is {_show(value)}; a number is needed") from None
+        raise RowError(f"{field} is {_show(value)}; a number is needed{_nli_hint(value)}") from None
     if not math.isfinite(score):
         raise RowError(f"{field} is {score}; a finite number is needed")
     if score_range is None:
         if not 0.0 <= score <= 1.0:
             raise RowError(
                 f"{field} is {score}, outside [0, 1]; set score_range to the scale of the file, as in [0, 5]"
+                f"{_nli_hint(value)}"
             )
         return score
-    low, high = score_range
-    if not low <= score <= high:
-        raise RowError(f"{field} is {score}, outside score_range [{low}, {high}]")
-    return (score - low) / (high - low)
+    unlike, alike = score_range
+    if not min(score_range) <= score <= max(score_range):
+        raise RowError(f"{field} is {score}, outside score_range [{unlike}, {alike}]")
+    return (score - unlike) / (alike - unlike)
 
 
 _NLI_LABELS = ("entailment", "neutral", "contradiction")  # the usual order: 0, 1, 2
@@ -139,6 +144,13 @@ def read_nli_label(row: Row, field: str) -> str:
             f"{field} is {_show(value)}; needed entailment, neutral, contradiction, or 0, 1, 2 in this order"
         )
     return word
+
+
+def _nli_hint(value: object) -> str:
+    """What a score column may be that holds a word of NLI, or its third class."""
+    if str(value).strip().lower() in (*_NLI_LABELS, "2", "2.0"):
+        return ". If these are the classes of NLI (0 entailment, 1 neutral, 2 contradiction), set format to nli_pairs"
+    return ""
 
 
 def _show(value: object) -> str:
@@ -210,91 +222,3 @@ FORMATS: dict[str, Format] = {
     "nli_pairs": Format(("premise", "hypothesis", "label"), read_nli_pair),
     "nli_triples": Format(("premise", "hypothesis", "label"), read_nli_pair, pair_by_premise, rows_per_example=2),
 }
-
-# ------------------------------------------------------------------------------------------------ columns
-
-USUAL_NAMES: dict[str, tuple[str, ...]] = {
-    "text1": ("text1", "sentence1", "question1", "query", "anchor", "sent0"),
-    "text2": ("text2", "sentence2", "question2", "positive", "sent1"),
-    "score": ("score", "label"),
-    "anchor": ("anchor", "query", "sent0"),
-    "positive": ("positive", "sent1"),
-    "negative": ("negative", "hard_neg"),
-    "premise": ("premise",),
-    "hypothesis": ("hypothesis",),
-    "label": ("label", "gold_label"),
-}
-"""Field → the column names under which it is recognised without a mapping."""
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`"; nearest: 'score'"` for the known names most like `name`, or the empty string."""
-    found = difflib.get_close_matches(name, list(known), n=3)
-    return f"; nearest: {', '.join(map(repr, found))}" if found else ""
-
-
-def resolve_format(format: str, mapping: Mapping[str, str], columns: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """The format's name and, for each of its fields, the column that holds it.
-
-    `format="auto"` takes the format all of whose fields are found; of two such formats the one that reads more columns
-    (a scored pair before a positive pair). `nli_triples` is never guessed. Raises `DataError` for an unknown format or
-    field, a missing column, several columns for one field, and several formats that fit.
-    """
-    if format not in ("auto", *FORMATS):
-        raise DataError(unknown("format", format, ["auto", *FORMATS]))
-    for field, column in mapping.items():
-        if field not in USUAL_NAMES:
-            raise DataError(
-                f"`columns` maps our field names to the file's column names. {unknown('field', field, USUAL_NAMES)}"
-            )
-        if column not in columns:
-            raise DataError(
-                f"`columns` maps {field} to the column {column!r}, which is not there; columns: {_list(columns)}"
-                f"{nearest(column, columns)}"
-            )
-    name = _guess_format(mapping, columns) if format == "auto" else format
-    fields = FORMATS[name].fields
-    if foreign := [field for field in mapping if field not in fields]:
-        raise DataError(f"`columns` maps {', '.join(foreign)}, but format {name} has the fields {', '.join(fields)}")
-    return name, {field: _column_of(field, name, mapping, columns) for field in fields}
-
-
-def _candidates(field: str, mapping: Mapping[str, str], columns: Sequence[str]) -> list[str]:
-    return [mapping[field]] if field in mapping else [name for name in USUAL_NAMES[field] if name in columns]
-
-
-def _column_of(field: str, format: str, mapping: Mapping[str, str], columns: Sequence[str]) -> str:
-    found = _candidates(field, mapping, columns)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise DataError(
-            f"several columns could be the field {field!r} of format {format}: {_list(found)}; choose one: "
-            f"columns: {{{field}: {found[0]}}}"
-        )
-    hints = nearest(field, columns) or nearest(USUAL_NAMES[field][-1], columns)
-    raise DataError(
-        f"format {format} needs a column for the field {field!r} (recognised: {', '.join(USUAL_NAMES[field])}); "
-        f"columns: {_list(columns)}{hints}. Map it: columns: {{{field}: <its column>}}"
-    )
-
-
-def _guess_format(mapping: Mapping[str, str], columns: Sequence[str]) -> str:
-    fits: dict[str, set[str]] = {}
-    for name, format in FORMATS.items():
-        found = [_candidates(field, mapping, columns) for field in format.fields]
-        if format.gather is None and all(found) and set(mapping) <= set(format.fields):
-            fits[name] = {column for candidates in found for column in candidates}
-    best = [name for name, used in fits.items() if not any(used < other for other in fits.values())]
-    if len(best) == 1:
-        return best[0]
-    needed = "; ".join(f"{name}: {', '.join(format.fields)}" for name, format in FORMATS.items())
-    what = f"fit more than one format ({', '.join(best)})" if best else "fit no format"
-    raise DataError(
-        f"the columns {_list(columns)} {what}. Set `format`, or map fields to columns, as in "
-        f"columns: {{text1: <its column>}}. The formats and their fields: {needed}"
-    )
-
-
-def _list(names: Iterable[str]) -> str:
-    return "[" + ", ".join(map(repr, names)) + "]"

@@ -12,11 +12,13 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from angle_llm.data.columns import resolve_format
 from angle_llm.data.files import Table, open_table
-from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, RowError, nearest, resolve_format
+from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Row, RowError, nearest
 from angle_llm.settings import DataSource
 
 __all__ = ["DataReport", "DataSource", "LoadedData", "Rejected", "load_examples"]
@@ -64,14 +66,16 @@ class DataReport:
     def summary(self) -> str:
         """One line: `a.tsv: 90 examples from 90 of 98 rows as scored_pair (text1 = q1, text2, score); columns not used:
         id; dropped: …`."""
-        columns = ", ".join(name if name == column else f"{name} = {column}" for name, column in self.columns.items())
+        columns = ", ".join(
+            name if name == column else f"{name} = {_printable(column)}" for name, column in self.columns.items()
+        )
         parts = [
             f"{self.source.path}: {self.examples:,} examples from {self.rows_used:,} of {self.rows_in:,} rows as "
             f"{self.format}{', guessed from the columns' if self.guessed else ''} ({columns})"
         ]
         if self.unused_columns:
             more = len(self.unused_columns) - _COLUMNS_SHOWN
-            shown = ", ".join(name or "''" for name in self.unused_columns[:_COLUMNS_SHOWN])
+            shown = ", ".join(map(_printable, self.unused_columns[:_COLUMNS_SHOWN]))
             parts.append(f"columns not used: {shown}{f' and {more:,} more' if more > 0 else ''}")
         if self.dropped:
             parts.append("dropped: " + ", ".join(f"{count:,} {reason}" for reason, count in self.dropped.items()))
@@ -82,6 +86,11 @@ class DataReport:
         return "; ".join(parts)
 
 
+def _printable(name: str) -> str:
+    """A column's name as any terminal takes it: JSON may hold half a character."""
+    return name.encode(errors="backslashreplace").decode() or "''"
+
+
 @dataclass(frozen=True)
 class LoadedData:
     """The examples of a source and the account of its rows."""
@@ -90,14 +99,58 @@ class LoadedData:
     report: DataReport
 
 
-def load_examples(source: DataSource) -> LoadedData:
-    """Read a source whole. Only a hub id that is no local path reaches the network; everything else is local.
+class Outcome(NamedTuple):
+    """What one row came to."""
 
-    A bad row (no text, no number where a score is needed, broken JSON, wrong number of fields, bytes that are not
-    UTF-8) raises `DataError` with file and line, or is skipped and listed in the report if the source says so.
-    Damage that hides an unknown number of rows (a truncated gzip, an unclosed quote over several lines) raises in both
-    cases, for it cannot be counted; so do missing columns, and a source of which no example is left. Blank lines are
-    no rows. The whole source is read and checked, also what is beyond the limit.
+    number: int
+    """Its line or row number, counted from 1."""
+    row: Row | RowError
+    """As it stands in the file, or why it cannot be read."""
+    result: Example | Dropped | RowError
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A source that is opened and whose columns are understood; rows are read as they are asked for, once."""
+
+    source: DataSource
+    table: Table
+    format: str
+    """The format the rows are read as."""
+    columns: dict[str, str]
+    """Field → the column it is read from."""
+
+    @property
+    def unused_columns(self) -> list[str]:
+        """Columns that nobody reads: no field's, and not asked for by `where`."""
+        used = {*self.columns.values(), *self.source.where}
+        return [name for name in self.table.columns if name not in used]
+
+    def outcomes(self) -> Iterator[Outcome]:
+        """Every row, in the file's order, bad ones too. What `limit`, shuffling and `gather` do comes after."""
+        labels = self.table.label_names.get(self.columns["label"], []) if "label" in self.columns else []
+        for number, row in self.table.rows:
+            try:
+                yield Outcome(number, row, self._read(row, labels))
+            except RowError as error:
+                yield Outcome(number, row, error)
+
+    def _read(self, row: Row | RowError, labels: list[str]) -> Example | Dropped:
+        if isinstance(row, RowError):
+            raise row
+        if not all(_equals(row.get(column), wanted) for column, wanted in self.source.where.items()):
+            return Dropped("filtered by where")
+        fields = {key: row[column] for key, column in self.columns.items() if column in row}
+        if labels:
+            fields["label"] = _label_word(fields.get("label"), labels)
+        return FORMATS[self.format].read(fields, self.source.score_range)
+
+
+def open_source(source: DataSource) -> Reading:
+    """Opens a source and understands its columns. Only a hub id that is no local path reaches the network.
+
+    Raises `DataError` for what cannot be opened, columns that are missing or fit several formats, and settings that do
+    not fit them.
     """
     table = open_table(source)
     try:
@@ -105,39 +158,35 @@ def load_examples(source: DataSource) -> LoadedData:
         _check_settings(source, name, columns, table)
     except DataError as error:
         raise DataError(f"{table.name}: {error}") from None
-    format = FORMATS[name]
-    labels = table.label_names.get(columns["label"], []) if "label" in columns else []
+    return Reading(source, table, name, columns)
 
+
+def load_examples(source: DataSource) -> LoadedData:
+    """Read a source whole, see `open_source`.
+
+    A bad row (no text, no number where a score is needed, broken JSON, wrong number of fields, bytes that are not
+    UTF-8) raises `DataError` with file and line, or is skipped and listed in the report if the source says so; more bad
+    rows than its `max_bad_ratio` raise again. Damage that hides an unknown number of rows (a truncated gzip, an unclosed
+    quote over several lines) raises in both cases, for it cannot be counted; so do missing columns, and a source of which
+    no example is left. Blank lines are no rows. The whole source is read and checked, also what is beyond the limit.
+    """
+    reading = open_source(source)
+    format = FORMATS[reading.format]
     read: list[Example] = []
     dropped: Counter[str] = Counter()
     rejected: list[Rejected] = []
     rows_in = 0
-    for number, row in table.rows:
+    for number, row, result in reading.outcomes():
         rows_in += 1
-        try:
-            if isinstance(row, RowError):
-                raise row
-            if not all(_equals(row.get(column), wanted) for column, wanted in source.where.items()):
-                dropped["filtered by where"] += 1
-                continue
-            fields = {key: row[column] for key, column in columns.items() if column in row}
-            if labels:
-                fields["label"] = _label_word(fields.get("label"), labels)
-            outcome = format.read(fields, source.score_range)
-        except RowError as error:
+        if isinstance(result, RowError):
             if source.on_bad_row == "raise":
-                used = ", ".join(f"{key} is column {column!r}" for key, column in columns.items())
-                where_from = "" if isinstance(row, RowError) else f"({used}.) "  # of no help with an unreadable row
-                raise DataError(
-                    f"{table.place(number)}: {error.reason}. {where_from}"
-                    "Mend the row, or set on_bad_row to skip: bad rows are then left out and counted"
-                ) from None
-            rejected.append(Rejected(table.name, number, error.reason))
-            continue
-        if isinstance(outcome, Dropped):
-            dropped[outcome.reason] += 1
+                raise _first_bad_row(reading, number, row, result)
+            rejected.append(Rejected(reading.table.name, number, result.reason))
+        elif isinstance(result, Dropped):
+            dropped[result.reason] += 1
         else:
-            read.append(outcome)
+            read.append(result)
+    _check_bad_ratio(reading, rows_in, rejected)
 
     examples = read if format.gather is None else list(format.gather(read))
     if unpaired := len(read) - len(examples) * format.rows_per_example:
@@ -152,10 +201,10 @@ def load_examples(source: DataSource) -> LoadedData:
         del examples[source.limit :]
     report = DataReport(
         source=source,
-        format=name,
+        format=reading.format,
         guessed=source.format == "auto",
-        columns=columns,
-        unused_columns=[name for name in table.columns if name not in {*columns.values(), *source.where}],
+        columns=reading.columns,
+        unused_columns=reading.unused_columns,
         rows_in=rows_in,
         rows_used=len(examples) * format.rows_per_example,
         examples=len(examples),
@@ -167,12 +216,34 @@ def load_examples(source: DataSource) -> LoadedData:
     return LoadedData(examples, report)
 
 
+def _first_bad_row(reading: Reading, number: int, row: Row | RowError, error: RowError) -> DataError:
+    used = ", ".join(f"{key} is column {column!r}" for key, column in reading.columns.items())
+    where_from = "" if isinstance(row, RowError) else f"({used}.) "  # of no help with an unreadable row
+    return DataError(
+        f"{reading.table.place(number)}: {error.reason}. {where_from}"
+        "Mend the row, or set on_bad_row to skip: bad rows are then left out and counted"
+    )
+
+
+def _check_bad_ratio(reading: Reading, rows_in: int, rejected: list[Rejected]) -> None:
+    """Many bad rows are no accident of the file: it is read with the wrong settings, or is another file than meant."""
+    allowed = reading.source.max_bad_ratio
+    if len(rejected) > allowed * rows_in:
+        first = "; ".join(f"{reading.table.place(bad.line)}: {bad.reason}" for bad in rejected[:3])
+        raise DataError(
+            f"{reading.table.name}: {len(rejected):,} of {rows_in:,} rows are bad, more than max_bad_ratio {allowed} allows. "
+            f"The first: {first}. Mend the file or the settings it is read with, or raise max_bad_ratio"
+        )
+
+
 def _check_settings(source: DataSource, format: str, columns: dict[str, str], table: Table) -> None:
     if source.limit is not None and source.limit < 1:
         raise DataError(f"limit must be at least 1 example; came {source.limit}")
-    low, high = source.score_range or (0.0, 1.0)
-    if not (low < high and math.isfinite(high - low)):
-        raise DataError(f"score_range must be [low, high] with low < high; came [{low}, {high}]")
+    if not 0 <= source.max_bad_ratio <= 1:
+        raise DataError(f"max_bad_ratio is a share of the rows, 0 to 1; came {source.max_bad_ratio}")
+    unlike, alike = source.score_range or (0.0, 1.0)
+    if unlike == alike or not math.isfinite(alike - unlike):
+        raise DataError(f"score_range needs two different numbers, as in [0, 5]; came [{unlike}, {alike}]")
     if columns.get("score") in table.label_names and "score" not in source.columns:
         raise DataError(
             f"column {columns['score']!r} would be read as a score, but it numbers the labels "
@@ -195,7 +266,7 @@ def _equals(cell: object, wanted: str | int | float) -> bool:
         return cell == wanted
     try:
         return float(cell) == float(wanted)  # type: ignore[arg-type]  # what is no number raises TypeError
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
 
 

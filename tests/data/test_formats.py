@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from angle_llm.data.columns import resolve_format
 from angle_llm.data.formats import (
     FORMATS,
     DataError,
@@ -16,7 +17,6 @@ from angle_llm.data.formats import (
     ScoredPair,
     Triple,
     pair_by_premise,
-    resolve_format,
 )
 
 NLI = {"premise": "p", "hypothesis": "h"}
@@ -193,7 +193,7 @@ def test_one_mapping_overrides_and_completes_the_usual_names() -> None:
             "scored_pair",
             {},
             ["text1", "text2", "scores"],
-            r"needs a column for the field 'score' \(recognised: score, label\); "
+            r"needs a column for the field 'score' \(recognised: score, label, .*\); "
             r"columns: \['text1', 'text2', 'scores'\]; nearest: 'scores'. Map it: columns: \{score: <its column>\}",
         ),
         (

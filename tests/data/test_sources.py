@@ -122,7 +122,7 @@ def test_a_folder_is_read_by_datasets(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(load(folder).examples) == 1
     with pytest.raises(DataError, match="pairs row 3: text1 is empty"):
         load(folder, split="test")
-    data = load(folder, "skip", split="test")
+    data = load(folder, "skip", max_bad_ratio=0.5, split="test")
     assert data.examples == EXAMPLES
     assert data.report.rejected == [Rejected(str(folder), 3, "text1 is empty")]
     with pytest.raises(DataError, match="could not load split 'dev'"):
@@ -261,7 +261,7 @@ def test_skipping_loses_the_bad_row_and_nothing_else(tmp_path: Path, case: str) 
         more = jsonl({"premise": "last", "hypothesis": "b", "label": 0})
     path.write_bytes(content + more)
 
-    data = load(path, "skip")
+    data = load(path, "skip", max_bad_ratio=1)
 
     assert data.examples[-1] == ScoredPair("last", "b", 1.0)
     ((file, number, why),) = data.report.rejected
@@ -337,7 +337,7 @@ def test_a_key_that_only_later_rows_have_is_not_overlooked(tmp_path: Path) -> No
     ("settings", "message"),
     [
         ({"limit": 0}, "limit must be at least 1 example; came 0"),
-        ({"score_range": (5, 5)}, r"score_range must be \[low, high\] with low < high; came \[5, 5\]"),
+        ({"score_range": (5, 5)}, r"score_range needs two different numbers, as in \[0, 5\]; came \[5, 5\]"),
         (
             {"format": "positive_pair", "score_range": (0, 5)},
             "score_range is set, but format positive_pair has no score",
@@ -436,7 +436,7 @@ def test_every_row_is_accounted_for(
     path = tmp_path_factory.mktemp("rows") / "x.jsonl"
     sound = [{"premise": "s", "hypothesis": "h", "label": label, "keep": 1} for label in (0, 2)]
     path.write_bytes(jsonl(*rows, *sound))
-    data = load(path, "skip", format=format, where=where, limit=limit, shuffle_seed=seed)
+    data = load(path, "skip", max_bad_ratio=1, format=format, where=where, limit=limit, shuffle_seed=seed)
     report = data.report
 
     assert report.rows_in == len(rows) + 2

@@ -1,0 +1,139 @@
+"""Which column of a file holds which of our fields.
+
+The names below are those the usual data sets and libraries give their columns. Names of several rows may be mixed, as in
+`query` and `answer`; what the columns then mean follows from the formats whose fields are all found.
+
+| columns | read as | used by |
+|---|---|---|
+| `anchor positive negative` | triple | sentence-transformers, AllNLI `triplet` |
+| `query positive negative`, `query positive` | triple, positive pair | angle-emb since 0.6, formats B and C |
+| `text positive negative`, `text positive` | triple, positive pair | angle-emb before 0.6, formats B and C |
+| `sent0 sent1 hard_neg`, `sent0 sent1` | triple, positive pair | SimCSE's NLI file |
+| `anchor positive`, `query answer`, `question answer` | positive pair | sentence-transformers (AllNLI `pair`, questions) |
+| `text1 text2 label` | scored pair, **1 alike, 0 not** | angle-emb, format A |
+| `sentence1 sentence2 score` | scored pair | sentence-transformers, STS-B, AllNLI `pair-score`, STS and SICK of MTEB |
+| `sentence1 sentence2 label` | scored pair, **1 alike, 0 not** | MRPC, PAWS and STS-B of GLUE |
+| `sentence1 sentence2 similarity_score` | scored pair | STS-B in several languages |
+| `sentence_A sentence_B relatedness_score` | scored pair, 1 to 5 | SICK as released, and in SentEval |
+| `#1 String`, `#2 String`, `Quality` | scored pair | MRPC as released, and in SentEval |
+| `question1 question2 is_duplicate` (or `label`) | scored pair | QQP as released (GLUE) |
+| `premise hypothesis label` | NLI, **0 entailment, 1 neutral, 2 contradiction** | AllNLI `pair-class`, SNLI and MNLI on the hub |
+| `sentence1 sentence2 gold_label` | NLI | SNLI and MNLI as released |
+
+So a `label` beside `premise` is a class, and 0 is the most alike; beside two texts of any other name it is a score, and 1
+is. AnglE's own NLI files hold 1 for entailment, 0 for contradiction and no neutral pairs, under `text1 text2 label`.
+`sentence1 sentence2 label` with the words of NLI in it (AllNLI as one table) is refused with that advice: name nli_pairs.
+SICK's second judgement (`entailment`, `entailment_label`) is not read unless it is mapped: `columns: {label: entailment}`.
+QNLI and RTE, where 0 is the entailment and 1 is not, need `score_range: [1, 0]`, and QNLI a mapping of its texts.
+Files without a header (SentEval's STS.input files, its transfer tasks) and single texts with a class are no pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from angle_llm.data.formats import FORMATS, DataError, nearest
+from angle_llm.errors import unknown
+
+_FIRST = ("text1", "sentence1", "sentence_A", "question1", "#1 String")
+_SECOND = ("text2", "sentence2", "sentence_B", "question2", "#2 String")
+_ANCHOR = ("anchor", "query", "question", "sent0", "text")
+_POSITIVE = ("positive", "answer", "sent1")
+
+USUAL_NAMES: dict[str, tuple[str, ...]] = {
+    "text1": (*_FIRST, *_ANCHOR),
+    "text2": (*_SECOND, *_POSITIVE),
+    "score": ("score", "label", "similarity_score", "relatedness_score", "is_duplicate", "Quality"),
+    "anchor": _ANCHOR,
+    "positive": _POSITIVE,
+    "negative": ("negative", "hard_neg"),
+    "premise": ("premise", *_FIRST),
+    "hypothesis": ("hypothesis", *_SECOND),
+    "label": ("label", "gold_label"),
+}
+"""Field → the column names under which it is recognised without a mapping."""
+
+_NO_PAIRS: dict[tuple[str, ...], str] = {
+    (
+        "query",
+        "pos",
+        "neg",
+    ): "These are lists of positives and negatives; write a row for each, as query, positive, negative",
+    ("captions",): "These are several texts of one thing; write a row for each pair of them, as text1, text2",
+    (
+        "text",
+    ): "These are single texts, as of a classification task: no pairs. To train each text with itself, the model's "
+    "dropout being the difference: format: positive_pair, columns: {text1: text, text2: text}",
+}
+"""Columns that are known to be no pairs → what they are, and what can be done."""
+
+
+def resolve_format(format: str, mapping: Mapping[str, str], columns: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """The format's name and, for each of its fields, the column that holds it.
+
+    `format="auto"` takes the format all of whose fields are found; of two such formats the one that reads more columns
+    (a scored pair before a positive pair), and a scored pair before NLI where both would read the same ones.
+    `nli_triples` is never guessed. Raises `DataError` for an unknown format or field, a missing column, several columns
+    for one field, and several formats that fit.
+    """
+    if format not in ("auto", *FORMATS):
+        raise DataError(unknown("format", format, ["auto", *FORMATS]))
+    for field, column in mapping.items():
+        if field not in USUAL_NAMES:
+            raise DataError(
+                f"`columns` maps our field names to the file's column names. {unknown('field', field, USUAL_NAMES)}"
+            )
+        if column not in columns:
+            raise DataError(
+                f"`columns` maps {field} to the column {column!r}, which is not there; columns: {_list(columns)}"
+                f"{nearest(column, columns)}"
+            )
+    name = _guess_format(mapping, columns) if format == "auto" else format
+    fields = FORMATS[name].fields
+    if foreign := [field for field in mapping if field not in fields]:
+        raise DataError(f"`columns` maps {', '.join(foreign)}, but format {name} has the fields {', '.join(fields)}")
+    return name, {field: _column_of(field, name, mapping, columns) for field in fields}
+
+
+def _candidates(field: str, mapping: Mapping[str, str], columns: Sequence[str]) -> list[str]:
+    return [mapping[field]] if field in mapping else [name for name in USUAL_NAMES[field] if name in columns]
+
+
+def _column_of(field: str, format: str, mapping: Mapping[str, str], columns: Sequence[str]) -> str:
+    found = _candidates(field, mapping, columns)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise DataError(
+            f"several columns could be the field {field!r} of format {format}: {_list(found)}; choose one: "
+            f"columns: {{{field}: {found[0]}}}"
+        )
+    hints = nearest(field, columns) or nearest(USUAL_NAMES[field][-1], columns)
+    raise DataError(
+        f"format {format} needs a column for the field {field!r} (recognised: {', '.join(USUAL_NAMES[field])}); "
+        f"columns: {_list(columns)}{hints}. Map it: columns: {{{field}: <its column>}}"
+    )
+
+
+def _guess_format(mapping: Mapping[str, str], columns: Sequence[str]) -> str:
+    fits: dict[str, set[str]] = {}
+    for name, format in FORMATS.items():
+        found = [_candidates(field, mapping, columns) for field in format.fields]
+        if format.gather is None and all(found) and set(mapping) <= set(format.fields):
+            fits[name] = {column for candidates in found for column in candidates}
+    best = [name for name, used in fits.items() if not any(used < other for other in fits.values())]
+    if set(best) == {"scored_pair", "nli_pairs"} and fits["scored_pair"] == fits["nli_pairs"]:
+        return "scored_pair"  # a label beside two texts is a score
+    if len(best) == 1:
+        return best[0]
+    needed = "; ".join(f"{name}: {', '.join(format.fields)}" for name, format in FORMATS.items())
+    what = f"fit more than one format ({', '.join(best)})" if best else "fit no format"
+    known = "" if best else next((f" {text}." for names, text in _NO_PAIRS.items() if set(names) <= set(columns)), "")
+    raise DataError(
+        f"the columns {_list(columns)} {what}.{known} Set `format`, or map fields to columns, as in "
+        f"columns: {{text1: <its column>}}. The formats and their fields: {needed}"
+    )
+
+
+def _list(names: Iterable[str]) -> str:
+    return "[" + ", ".join(map(repr, names)) + "]"

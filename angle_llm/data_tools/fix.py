@@ -1,0 +1,83 @@
+"""A cleaned copy of files, and what was taken out of them, with the reasons: rows in = kept + quarantined."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from angle_llm.artifact import write_directory
+from angle_llm.data.formats import RowError
+from angle_llm.data.sources import open_source
+from angle_llm.data_tools.keys import sound
+from angle_llm.settings import DataSource
+
+
+class ToFix(NamedTuple):
+    """A file that could be read, and why rows are taken out of it, by line."""
+
+    source: DataSource
+    quarantined: Mapping[int, str]
+
+
+class Fixed(NamedTuple):
+    """What was written for a file."""
+
+    path: str
+    cleaned: Path
+    rows_in: int
+    kept: int
+    quarantined: int
+
+
+def write_fixed(files: Sequence[ToFix], out: Path) -> list[Fixed]:
+    """Writes NAME.jsonl and NAME.quarantine.jsonl for each file into the new or empty folder `out`, whole or not at all.
+
+    Kept rows have all their columns, and dropped ones (neutral labels) stay: the next reader drops them again. A quarantined
+    row stands with its place and the reason; one that could not be read as a row has `null` for it.
+
+    Raises `ArtifactError` for a folder that holds something.
+    """
+    fixed: list[Fixed] = []
+
+    def fill(folder: Path) -> None:
+        for name, file in zip(_names(files), files, strict=True):
+            fixed.append(_write(file, folder, out, name))
+
+    write_directory(out, fill)
+    return fixed
+
+
+def _names(files: Sequence[ToFix]) -> Iterator[str]:
+    """The names without their extensions; of two alike, the later one gets a number."""
+    given: dict[str, int] = {}
+    for file in files:
+        name = Path(file.source.path.removeprefix("starter:")).name.removesuffix(".gz").rpartition(".")[0]
+        given[name] = given.get(name, 0) + 1
+        yield name if given[name] == 1 else f"{name}-{given[name]}"
+
+
+def _write(file: ToFix, folder: Path, out: Path, name: str) -> Fixed:
+    rows_in = kept = 0
+    reading = open_source(file.source)
+    with (
+        (folder / f"{name}.jsonl").open("w", encoding="utf-8") as cleaned,
+        (folder / f"{name}.quarantine.jsonl").open("w", encoding="utf-8") as quarantine,
+    ):
+        for number, row, result in reading.outcomes():
+            rows_in += 1
+            reason = result.reason if isinstance(result, RowError) else file.quarantined.get(number)
+            if reason is None:
+                kept += 1
+                cleaned.write(_line(row))
+            else:
+                whole = None if isinstance(row, RowError) else row
+                quarantine.write(_line({"file": file.source.path, "line": number, "reason": reason, "row": whole}))
+    return Fixed(file.source.path, out / f"{name}.jsonl", rows_in, kept, rows_in - kept)
+
+
+def _line(row: object) -> str:
+    # Half a character cannot be written in UTF-8; `\ud800` in ASCII can, and is read back as it was.
+    line = json.dumps(row, ensure_ascii=False, default=repr)
+    return (line if line == sound(line) else json.dumps(row, default=repr)) + "\n"

@@ -1,0 +1,331 @@
+"""`angle-llm data check`: what it understands, what it finds, and when it says no."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from checking import OTHER, PAIR, checked, data, found, write
+from tiny import save_tiny_base
+
+from angle_llm.data import DataSource, load_examples
+from angle_llm.data_tools.check import check_files
+from angle_llm.data_tools.command import data_main
+from angle_llm.data_tools.evaluation_sets import EvaluationSets, read_evaluation_sets
+from angle_llm.data_tools.wording import open_wording
+from angle_llm.modeling.encoder import SentenceEncoder
+from angle_llm.settings import ModelSettings, SettingsError
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_base("llama", tmp_path_factory.mktemp("base")))
+
+
+# ------------------------------------------------------------------------------------------------ findings, one by one
+
+
+def test_sound_rows_are_no_trouble(tmp_path: Path) -> None:
+    (report,) = checked(write(tmp_path / "x.jsonl", {**PAIR, "id": 7}, {**OTHER, "id": 8})).reports
+
+    assert not report.trouble
+    assert report.findings == []
+    assert (report.format, report.guessed, report.unused_columns) == ("scored_pair", True, ["id"])
+    assert (report.rows_in, report.rows_used, report.dropped, report.rejected) == (2, 2, {}, 0)
+    assert report.scores == {"0": 1, "1": 1}
+    assert report.distinct_texts == 4
+
+
+def test_bad_rows_are_trouble_with_their_places(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", PAIR, "{broken", {**PAIR, "score": True}, OTHER)
+
+    (report,) = checked(path).reports
+
+    assert (report.trouble, report.rows_in, report.rows_used, report.rejected) == (True, 4, 2, 2)
+    (finding,) = report.findings
+    assert finding.kind == "rejected"
+    assert f"{path}:2: not a JSON object" in finding.text
+    assert f"{path}:3: score is True" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.jsonl", "", "holds no usable row"),
+        ("x.tsv", "text\tlabel\na\t1\n", "single texts, as of a classification task"),
+        ("x.tsv", "text1\ttext2\n", "no example is left"),
+        ("x.txt", "a\n", "the extension says the kind of file"),
+        ("x.csv.gz", "no gzip", "truncated or damaged"),
+    ],
+)
+def test_what_cannot_be_read_is_trouble_and_the_other_files_are_still_checked(
+    tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    (tmp_path / name).write_text(content)
+
+    bad, good = checked(str(tmp_path / name), write(tmp_path / "good.jsonl", PAIR, OTHER)).reports
+
+    assert bad.trouble
+    assert "unreadable" in found(bad)
+    assert message in bad.text()
+    assert not good.trouble
+
+
+def test_repeated_rows_are_told_apart_from_near_repeats(tmp_path: Path) -> None:
+    swapped = {"text1": PAIR["text2"], "text2": PAIR["text1"], "score": 1}
+    spaced = {**PAIR, "text1": "a MAN  eats ."}
+    first = write(tmp_path / "a.jsonl", PAIR, OTHER, PAIR, swapped, spaced)
+    second = write(tmp_path / "b.jsonl", {**PAIR, "text1": "A man eats"}, {**OTHER, "text1": "A cat runs."})
+
+    one, two = checked(first, second).reports
+
+    assert found(one) == {"duplicate": 2, "near duplicate": 1}
+    assert one.findings[0].places == ["3 and 1", "4 and 1"]
+    assert found(two) == {"across files": 1}
+    assert two.findings[0].places == [f"1 and {first}:1"]
+    assert not one.trouble
+
+
+def test_a_pair_labelled_both_ways_is_trouble_in_whatever_order_and_file(tmp_path: Path) -> None:
+    opposite = {"text1": "someone  eats", "text2": PAIR["text1"], "score": 0}
+    first = write(tmp_path / "a.jsonl", PAIR, OTHER)
+    second = write(tmp_path / "b.jsonl", OTHER | {"text1": "x y", "score": 1}, opposite)
+
+    one, two = checked(first, second).reports
+
+    assert found(one) == {"contradiction": 1}
+    assert one.findings[0].places == [f"1 and {second}:2"]
+    assert found(two) == {"contradiction": 1}
+    assert two.findings[0].places == [f"2 and {first}:1"]
+
+
+def test_grades_that_differ_a_little_are_a_note(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", {**PAIR, "score": 0.9}, {**PAIR, "score": 0.5}, OTHER)
+
+    (report,) = checked(path).reports
+
+    assert found(report) == {"other label": 2}
+    assert not report.trouble
+
+
+def test_a_text_that_is_positive_and_negative_of_one_anchor_is_trouble(tmp_path: Path) -> None:
+    rows = [
+        {"anchor": "a dog", "positive": "an animal", "negative": "a cat"},
+        {"anchor": "a dog", "positive": "a cat", "negative": "a car"},
+        {"anchor": "a fish", "positive": "it swims", "negative": "It swims."},
+        {"anchor": "a bird", "positive": "it flies", "negative": "A bird!"},
+    ]
+
+    (report,) = checked(write(tmp_path / "x.jsonl", *rows)).reports
+
+    assert found(report) == {"contradiction": 3, "unlike itself": 1}
+    assert report.findings[0].places == ["1 and 2", "2 and 1", "3 and 3"]
+    assert report.findings[1].places == ["4"]
+
+
+def test_a_neutral_row_that_another_row_calls_entailed_is_a_note(tmp_path: Path) -> None:
+    nli = [{"premise": "a", "hypothesis": "b", "label": label} for label in (0, 1)]
+
+    (report,) = checked(write(tmp_path / "x.jsonl", *nli, {"premise": "c", "hypothesis": "d", "label": 2})).reports
+
+    assert found(report) == {"other label": 1}
+    assert (report.rows_in, report.rows_used, report.dropped) == (3, 2, {"neutral": 1})
+
+
+def test_scores_are_read_on_the_usual_scale_they_fit_and_the_scale_is_told(tmp_path: Path) -> None:
+    for low, scale in ((0, (0, 5)), (1, (1, 5))):
+        rows = [{**PAIR, "text2": f"text {n}", "score": score} for n, score in enumerate([low, 2.5, 4.8] * 5)]
+        (report,) = checked(write(tmp_path / "x.jsonl", *rows)).reports
+        assert report.score_range == scale
+        assert not report.trouble
+        assert f"--data.score-range {low} 5" in report.train
+
+
+def test_one_wild_score_does_not_change_the_scale(tmp_path: Path) -> None:
+    rows = [{**PAIR, "text2": f"text {n}", "score": n % 2} for n in range(20)]
+
+    (report,) = checked(write(tmp_path / "x.jsonl", *rows, {**PAIR, "score": 99})).reports
+
+    assert (report.score_range, report.rejected) == (None, 1)
+
+
+def test_three_classes_in_a_score_column_are_trouble(tmp_path: Path) -> None:
+    rows = [{"sentence1": "a", "sentence2": f"b {n}", "label": n % 3} for n in range(6)]
+
+    (report,) = checked(write(tmp_path / "x.jsonl", *rows)).reports
+
+    assert report.trouble
+    assert "set --format nli_pairs" in report.text()
+
+
+def test_a_label_column_of_an_unknown_name_is_noticed(tmp_path: Path) -> None:
+    rows = [{"text1": "a", "text2": f"b {n}", "rating": n % 2, "id": n} for n in range(9)]
+
+    (report,) = checked(write(tmp_path / "x.jsonl", *rows)).reports
+
+    assert report.format == "positive_pair"
+    assert found(report) == {"label not read": 9}
+    assert "--format scored_pair --columns score rating" in report.text()
+
+
+def test_scores_that_are_all_the_same_are_noted(tmp_path: Path) -> None:
+    (report,) = checked(write(tmp_path / "x.jsonl", PAIR, {**OTHER, "score": 1})).reports
+
+    assert found(report) == {"one label": 2}
+
+
+def test_the_flags_it_proposes_read_the_same_rows(tmp_path: Path) -> None:
+    import tyro
+
+    from angle_llm.settings import TrainSettings
+
+    rows = [{"q 1": "a", "text2": f"b {n}", "score": n, "part": "x"} for n in range(6)]
+    path = write(tmp_path / "my rows.jsonl", *rows)
+    (report,) = checked(path, columns={"text1": "q 1"}, where={"part": "x"}).reports
+
+    import shlex
+
+    source = tyro.cli(TrainSettings, args=shlex.split(report.train)).data
+    assert source.score_range == (0, 5)
+    assert len(load_examples(source).examples) == report.rows_used == 6
+
+
+# ------------------------------------------------------------------------------------------------ evaluation sets
+
+
+def sets_in(folder: Path) -> EvaluationSets:
+    (folder / "sts").mkdir(parents=True)
+    (folder / "stsb").mkdir()
+    (folder / "sts" / "sts12.test.tsv").write_text(
+        "sentence1\tsentence2\tscore\nSomeone eats .\ta man eats .\t4\nbad row\n", encoding="utf-8"
+    )
+    (folder / "sts" / "sts12.train.tsv").write_text("sentence1\tsentence2\tscore\nA dog runs.\tNobody runs.\t4\n")
+    write(folder / "stsb" / "dev.jsonl", {"captions": ["the small dog runs home", "x"]})
+    (folder / "readme.txt").write_text("a")
+    return read_evaluation_sets([folder])
+
+
+def test_a_pair_of_an_evaluation_set_is_trouble_and_a_sentence_a_note(tmp_path: Path) -> None:
+    sets_in(tmp_path / "data")
+    long = {"text1": "The small dog runs home!", "text2": "y", "score": 0}
+    path = write(tmp_path / "x.jsonl", PAIR, OTHER, long)
+
+    (report,) = checked(path, against=[str(tmp_path / "data")]).reports
+
+    assert found(report) == {"contamination": 1, "sentences": 1}
+    assert "1 rows hold a pair of sts/sts12.test.tsv (rows 1)" in report.text()
+    assert "sentences of stsb/dev.jsonl 1" in report.text()
+
+
+def test_of_a_folder_files_named_after_training_are_left_out_and_told(tmp_path: Path) -> None:
+    sets = sets_in(tmp_path / "data")
+
+    assert [each.name for each in sets.sets] == ["sts/sts12.test.tsv", "stsb/dev.jsonl"]
+    assert sets.left_out == ["sts/sts12.train.tsv"]
+
+
+def test_a_file_is_not_held_against_itself(tmp_path: Path) -> None:
+    path = write(tmp_path / "test.jsonl", PAIR, OTHER)
+
+    assert found(checked(path, against=[path]).reports[0]) == {}
+
+
+def test_evaluation_sets_that_are_not_there_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no file or folder"):
+        read_evaluation_sets([tmp_path / "gone"])
+    with pytest.raises(ValueError, match="no evaluation set found"):
+        read_evaluation_sets([tmp_path])
+
+
+# ------------------------------------------------------------------------------------------------ what the model sees
+
+
+def test_texts_are_shown_token_by_token_with_the_pooled_one_marked(base: str) -> None:
+    wording = open_wording(ModelSettings(path=base))
+    encoder = SentenceEncoder.from_pretrained(base)
+    (ids,) = encoder.sentences(["A man eats."])
+
+    shown = wording.shown("A man eats.")
+
+    tokens = shown.split("|")
+    assert len(tokens) == len(ids)
+    assert tokens[-1] == f"⟦{encoder.tokenizer.decode([ids[-1]])}⟧"
+    assert "\n" not in wording.shown("A\nman")
+
+
+def test_a_saved_encoder_is_worded_by_its_card(base: str, tmp_path: Path) -> None:
+    encoder = SentenceEncoder.from_pretrained(base, prompt="prompteol", max_length=60)
+    encoder.save_pretrained(tmp_path / "saved")
+
+    wording = open_wording(ModelSettings(path=str(tmp_path / "saved")))
+
+    assert (wording.prompt, wording.pooling, wording.max_length) == (encoder.prompt, "last", 60)
+    assert wording.sentences(["A man eats."]) == encoder.sentences(["A man eats."])
+
+
+def test_lengths_and_truncation_are_those_of_the_encoder(base: str, tmp_path: Path) -> None:
+    texts = ["word " * count + "end" for count in (1, 5, 60)]
+    path = write(tmp_path / "x.jsonl", *({"text1": text, "text2": "one"} for text in texts))
+    wording = open_wording(ModelSettings(path=base, max_length=50))
+
+    report = check_files([DataSource(path)], wording, []).reports[0]
+
+    whole = SentenceEncoder.from_pretrained(base, max_length=128)
+    lengths = sorted(len(ids) for ids in whole.sentences([*texts, "one"]))
+    assert report.tokens["shortest"] == lengths[0]
+    assert report.tokens["longest"] >= lengths[-1]
+    assert (report.max_length, report.truncated) == (50, sum(length > 50 for length in lengths))
+    assert found(report)["truncated"] == report.truncated
+    assert len(report.examples) == 4
+
+
+# ------------------------------------------------------------------------------------------------ the command
+
+
+def test_the_exit_code_is_1_for_trouble_and_0_for_notes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = write(tmp_path / "good.jsonl", PAIR, OTHER, OTHER)
+    bad = write(tmp_path / "bad.jsonl", PAIR, "{", OTHER)
+
+    assert data(good, "--model", "none") == 0
+    assert "no trouble" in capsys.readouterr().out
+    assert data(good, bad, "--model", "none") == 1
+    assert "trouble in 1 of 2 files" in capsys.readouterr().out
+
+
+def test_json_holds_what_the_text_says(tmp_path: Path, base: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = data(write(tmp_path / "x.jsonl", PAIR, OTHER, PAIR), "--model", base, "--json")
+
+    content = json.loads(capsys.readouterr().out)
+    (file,) = content["files"]
+    assert (code, content["trouble"], file["rows_in"], file["format"]) == (0, False, 3, "scored_pair")
+    assert file["findings"][0]["kind"] == "duplicate"
+    assert all("⟦" in example for example in file["examples"])
+
+
+def test_without_a_model_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("angle_llm.data_tools.command.USUAL_MODEL", "package:no_such_package/x.gguf")
+
+    assert data(write(tmp_path / "x.jsonl", PAIR, OTHER)) == 0
+    assert "no tokens are counted, as no --model is named" in capsys.readouterr().out
+
+
+def test_an_unknown_command_names_the_known_ones() -> None:
+    with pytest.raises(SettingsError, match=r"unknown data command 'chek'. Did you mean 'check'"):
+        data_main(["chek"])
+
+
+# ------------------------------------------------------------------------------------------------ real data
+
+
+@pytest.mark.slow
+def test_real_overlaps_are_the_published_ones(data_dir: Path) -> None:
+    """STS-B train repeats 1,010, 1,864 and 1,107 test pairs of STS12, 14 and 15; SICK train 93 of its own test."""
+    tests = [data_dir / "sts" / f"sts{year}.test.tsv" for year in (12, 14, 15)]
+    (stsb,) = checked(str(data_dir / "stsb" / "train.tsv"), against=[str(path) for path in tests]).reports
+    (sick,) = checked(str(data_dir / "sick" / "train.tsv"), against=[str(data_dir / "sick" / "test.tsv")]).reports
+
+    assert [each.count for each in stsb.findings if each.kind == "contamination"] == [1010, 1864, 1107]
+    assert found(sick)["contamination"] == 93

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # accelerate gives a CPU process one thread unless told otherwise.
 CORES ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
-.PHONY: demo extras test test-all check bench
+.PHONY: demo extras test test-all check bench report
 
 # Installs once; again when the pins or the package's metadata change.
 $(VENV)/installed: .ci/constraints.txt pyproject.toml
@@ -41,3 +41,7 @@ check: $(VENV)/extras  # types of optional packages too
 bench: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet -c .ci/constraints.txt -e '.[bench]'
 	$(BIN)/python eval/speed.py --json .bench/speed.json --plot .bench/speed.png
+
+# Seconds: one page and one file of tables from docs/results, without model or data.
+report: $(VENV)/installed
+	$(BIN)/python eval/report.py

@@ -21,12 +21,15 @@ DOORS = {
     "bitsandbytes": ("modeling/",),
     "deepspeed": ("training/",),
     "datasets": ("data/files.py", "evaluation/tasks.py"),
+    "mteb": ("evaluation/mteb_",),
+    "huggingface_hub": ("modeling/hub.py", "export/push.py"),
     "peft": ("modeling/adapters.py",),
     "pyarrow": ("corpus/", "data/files.py"),
-    "scipy": ("evaluation/",),
+    "scipy": ("evaluation/", "experiments/"),
+    "sklearn": ("evaluation/transfer",),
     "transformers": ("modeling/",),
 }
-HEAVY = {*DOORS, "torch", "pydantic", "pandas", "sklearn"}
+HEAVY = {*DOORS, "torch", "pydantic", "pandas"}
 
 
 def where(module: Path) -> str:

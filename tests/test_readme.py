@@ -62,6 +62,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "DATA/stsb").mkdir(parents=True)
     rows = [f"A man eats {n}.\tSomeone eats {m}.\t{m}" for n in range(3) for m in range(4)]
     (folder / "DATA/stsb/test.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *rows]) + "\n")
+    (folder / "DATA/transfer").mkdir()
+    labelled = [f"A {kind} thing {n}.\t{label}" for n in range(30) for label, kind in enumerate(("bad", "good"))]
+    (folder / "DATA/transfer/cr.tsv").write_text("\n".join(["text\tlabel", *labelled]) + "\n")
+    groups = [{"captions": [f"A man eats {n}.", f"Someone eats {n}.", f"He has {n} for lunch."]} for n in range(6)]
+    (folder / "captions.jsonl").write_text("".join(json.dumps(group) + "\n" for group in groups))
     return folder
 
 
@@ -69,7 +74,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_command_of_the_readme_runs(line: str, place: Path) -> None:
     program, *arguments = shlex.split(line)
     if "recipes/" in line or program == "angle-llm":
-        training = "--help" not in arguments and ("recipes/llama2_nli.py" in arguments or "train" in arguments)
+        trains = {"recipes/llama2_nli.py", "recipes/sts_finetune.py", "train"}
+        training = "--help" not in arguments and not trains.isdisjoint(arguments)
         arguments += shlex.split(TINY) if training else []
         arguments += shlex.split(STARTER) if training and "--data.path" not in arguments else []
     if "sentence-transformers" in arguments and importlib.util.find_spec("sentence_transformers") is None:

@@ -1,0 +1,93 @@
+"""Where does a term's gradient go? The paper's reason for the angle term is that the cosine saturates: near 1 and -1 its
+slope by the angle, sin θ, is near 0, so pairs there hardly move (arXiv 2309.12871, section 1).
+
+On batches of scored pairs every term is asked for its gradient by the rows, alone and with weight 1. A row's share is
+‖x‖·‖∂L/∂x‖, the gradient by the direction of x, which no length can shrink or swell. A pair has that of its two rows,
+each divided by the pairs it stands in. Shares are summed over zones of the pair's cosine.
+
+Legend: N rows, D columns, P pairs of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from angle_llm.data.batching import TextBatch
+from angle_llm.data.formats import Example
+from angle_llm.objectives.angle import AngleObjective
+
+EDGES = (-1.0, -0.9, -0.5, 0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
+SATURATED = 0.9
+"""|cos| from here on: the slope sin θ is below 0.44."""
+
+
+def _alone(**term: Any) -> AngleObjective:
+    """One term with weight 1 and no other."""
+    return AngleObjective(**{"in_batch_weight": 0.0, **term})
+
+
+TERMS = {
+    "cosine": _alone(cosine_weight=1.0),
+    "in_batch": _alone(in_batch_weight=1.0),
+    "angle (phase)": _alone(angle_weight=1.0),
+    "angle (reference)": _alone(angle_weight=1.0, angle_form="reference", angle_temperature=1.0),
+    "regression": _alone(regression_weight=1.0),
+}
+
+
+def saturation(rows_of: dict[str, Tensor], examples: Sequence[Example], *, batch_size: int = 64) -> dict[str, Any]:
+    """Zones of the cosine, with the share of pairs and of every term's gradient in each.
+
+    `rows_of` maps every text of the examples to its embedding (D,). Returned: `edges`, `pairs` (a share for each zone),
+    `terms` (the same for each term), `saturated` (what lies at |cos| of 0.9 and more, of the pairs and of each term).
+
+    Raises:
+        ValueError: for a term without any gradient, or no examples.
+    """
+    if not examples:
+        raise ValueError("saturation needs pairs to look at; there are none.")
+    cosines: list[Tensor] = []
+    shares: dict[str, list[Tensor]] = {name: [] for name in TERMS}
+    for start in range(0, len(examples), batch_size):
+        batch = TextBatch.from_examples(examples[start : start + batch_size])
+        x_ND = torch.stack([rows_of[text] for text in batch.texts]).double()
+        left_PD, right_PD = x_ND[batch.left], x_ND[batch.right]
+        cosines.append(torch.cosine_similarity(left_PD, right_PD))
+        for name, objective in TERMS.items():
+            shares[name].append(_pair_gradients(objective, x_ND, batch))
+    cosine_P = torch.cat(cosines)
+    terms = {name: _by_zone(cosine_P, torch.cat(parts), name) for name, parts in shares.items()}
+    saturated_P = cosine_P.abs() >= SATURATED
+    return {
+        "edges": list(EDGES),
+        "pairs": _by_zone(cosine_P, torch.ones_like(cosine_P), "pairs"),
+        "terms": terms,
+        "saturated": {
+            "pairs": float(saturated_P.double().mean()),
+            **{name: float((g := torch.cat(parts))[saturated_P].sum() / g.sum()) for name, parts in shares.items()},
+        },
+    }
+
+
+def _pair_gradients(objective: AngleObjective, x_ND: Tensor, batch: TextBatch) -> Tensor:
+    leaf_ND = x_ND.detach().clone().requires_grad_()
+    loss = objective(leaf_ND, batch.left, batch.right, batch.score).loss
+    (gradient_ND,) = torch.autograd.grad(loss, leaf_ND)
+    of_row_N = leaf_ND.detach().norm(dim=1) * gradient_ND.norm(dim=1)
+    occurs_N = torch.bincount(torch.cat([batch.left, batch.right]), minlength=len(batch))
+    each_N = of_row_N / occurs_N.clamp(min=1)
+    each_P: Tensor = each_N[batch.left] + each_N[batch.right]
+    return each_P
+
+
+def _by_zone(cosine_P: Tensor, weight_P: Tensor, what: str) -> list[float]:
+    total = float(weight_P.sum())
+    if not total > 0:
+        raise ValueError(f"{what} has no gradient at all on these pairs: are all of their scores equal?")
+    zone_P = torch.bucketize(cosine_P.clamp(-1, 1), torch.tensor(EDGES[1:-1], dtype=cosine_P.dtype), right=True)
+    sums = torch.zeros(len(EDGES) - 1, dtype=weight_P.dtype).index_add_(0, zone_P, weight_P)
+    return [float(value) / total for value in sums]

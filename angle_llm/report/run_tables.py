@@ -1,0 +1,133 @@
+"""How the rows were run: the settings that tell them apart, those they share, commands, times, machines, versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from angle_llm.report.document import Block, Cell, Commands, Folded, Group, Notice, Paragraph, Table
+from angle_llm.report.material import MaterialGrid, MaterialRow
+from angle_llm.report.numbers import PLAIN, number
+from angle_llm.settings import TrainSettings, settings_to_dict
+
+_OF_THE_RUN = {"run_dir", "seed", "resume", "data.shuffle_seed", "checkpoint.every_steps", "checkpoint.keep"}
+"""Settings that tell nothing of what a row is."""
+_ALWAYS = ("model.path", "model.prompt", "model.pooling", "data.path", "data.limit", "batch_size", "epochs")
+"""Shared settings that are told even where they are the program's defaults."""
+
+
+def grid_command(name: str) -> str:
+    """Runs what of a grid is missing."""
+    return f"python recipes/ablation.py --grid recipes/grids/{name}.yaml --data-dir DATA"
+
+
+def run_blocks(grid: MaterialGrid) -> list[Block]:
+    """Settings, runs, commands of a grid with results."""
+    differing, shared = _settings(grid.rows)
+    blocks: list[Block] = []
+    if differing:
+        body = [(Cell(row.label), *(Cell(_plain(_of(row).get(key)), "") for key in differing)) for row in grid.rows]
+        blocks.append(
+            Table(
+                "What differs between the rows",
+                "Settings by their names in `angle-llm train`; – : none, or the row is not trained.",
+                ("row", *differing),
+                (Group(tuple(body)),),
+                words=1 + len(differing),
+            )
+        )
+    how: list[Block] = []
+    if shared:
+        told = "; ".join(f"`{key}` {value}" for key, value in shared.items())
+        how.append(Paragraph(f"All rows share: {told}."))
+    how += [_runs(grid.rows), *_versions(grid.rows)]
+    commands = list(dict.fromkeys(one.result.command for row in grid.rows for one in row.results))
+    how.append(Commands("Each row again, one command a result (DATA stands for the data directory):", tuple(commands)))
+    blocks.append(Folded("How the rows were run: settings, times, machines, versions, commands", tuple(how)))
+    return blocks
+
+
+def missing_blocks(grid: MaterialGrid) -> list[Block]:
+    """What a grid lacks, and the command that brings it."""
+    if not grid.rows:
+        return [Notice("Not run yet.", "missing"), Commands("To run it:", (grid_command(grid.name),))]
+    if grid.missing:
+        done = len(grid.expected) - len(grid.missing)
+        text = f"{done} of {len(grid.expected)} experiments have results. Missing: {', '.join(grid.missing)}."
+        return [Notice(text, "missing"), Commands("To run what is missing:", (grid_command(grid.name),))]
+    return []
+
+
+def _of(row: MaterialRow) -> dict[str, Any]:
+    """The flat settings of a row's first result."""
+    return {key: value for key, value in _flat(row.results[0].result.settings) if key not in _OF_THE_RUN}
+
+
+def _settings(rows: Sequence[MaterialRow]) -> tuple[list[str], dict[str, str]]:
+    """Keys that differ between rows, and those that are shared and worth telling."""
+    flat = [_of(row) for row in rows]
+    keys = list(dict.fromkeys(key for values in flat for key in values))
+    seen = {key: {_plain(values[key]) for values in flat if key in values} for key in keys}
+    defaults = {key: _plain(value) for key, value in _flat(settings_to_dict(TrainSettings()))}
+    differing = [key for key in keys if len(seen[key]) > 1]
+    shared = {key: next(iter(seen[key])) for key in keys if len(seen[key]) == 1}
+    return differing, {key: value for key, value in shared.items() if key in _ALWAYS or value != defaults.get(key)}
+
+
+def _flat(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, item in value.items():
+        if isinstance(item, dict) and item:
+            yield from _flat(item, f"{prefix}{key}.")
+        else:
+            yield prefix + key, item
+
+
+def _plain(value: Any) -> str:
+    if value is None or value in ({}, [], ""):
+        return "–"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_plain, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _runs(rows: Sequence[MaterialRow]) -> Table:
+    body = []
+    for row in rows:
+        for one in row.results:
+            result, train = one.result, one.result.train or {}
+            figures = [
+                _count(train.get("steps")),
+                _count(train.get("seconds")),
+                _loss(train.get("first_loss")),
+                _loss(train.get("last_loss")),
+                _count(train.get("computed_tokens")),
+            ]
+            seed = str(result.seed) if result.train is not None else "none"
+            body.append((Cell(row.label), Cell(seed), Cell(result.date), Cell(result.machine), *figures))
+    return Table(
+        "Training runs",
+        "Steps and seconds of training alone; the loss is the mean over the first and over the last tenth of the steps; tokens "
+        "are those really computed. – : not trained.",
+        ("row", "seed", "date", "machine", "steps", "seconds", "first loss", "last loss", "tokens"),
+        (Group(tuple(body)),),
+        words=4,
+    )
+
+
+def _versions(rows: Sequence[MaterialRow]) -> list[Block]:
+    told: dict[str, list[str]] = {}
+    for row in rows:
+        for one in row.results:
+            versions = ", ".join(f"{name} {version}" for name, version in one.result.versions.items())
+            told.setdefault(versions, []).append(one.result.name)
+    if len(told) == 1:
+        return [Paragraph(f"Versions: {next(iter(told))}.")]
+    return [Paragraph(f"Versions of {', '.join(names)}: {versions}.") for versions, names in told.items()]
+
+
+def _count(value: float | None) -> Cell:
+    return PLAIN if value is None else Cell(f"{value:,.0f}")
+
+
+def _loss(value: float | None) -> Cell:
+    return PLAIN if value is None else Cell(number(value, 4))

@@ -1,0 +1,162 @@
+"""A grid is run for real, on a tiny LLaMA: trained in processes of its own, measured, kept, and never run twice."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny import save_tiny_base
+
+from angle_llm import SentenceEncoder
+from angle_llm.evaluation import evaluate, select_tasks, spearman
+from angle_llm.experiments import GridError, Result, RunnerSettings, load_results, run_grid
+from angle_llm.experiments.comparisons import load_scores
+from angle_llm.experiments.results import COMPARISONS, ResultError
+
+GRID = """
+title: Tiny
+seeds: [1]
+reference: as-is
+train:
+  model: {{path: {base}, dtype: float32, prompt: plain, max_length: 32}}
+  lora: {{rank: 0}}
+  data: {{path: DATA/pairs.jsonl, format: scored_pair, limit: 16}}
+  objective: {{in_batch_weight: 0, cosine_weight: 1}}
+  optimizer: {{learning_rate: 0.01}}
+  batch_size: 8
+measures: {{sts: [stsb-dev]}}
+rows:
+  as-is: {{train: null}}
+  one: {{}}
+  two: {{after: one, label: second stage, measures: {measures}}}
+"""
+WORDS = ["red", "green", "blue", "cat", "dog", "bird", "runs", "sings", "sleeps", "fast"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data, grid and everything that is made of them."""
+    folder = tmp_path_factory.mktemp("grid")
+    generator = np.random.default_rng(0)
+    rows = [(" ".join(generator.choice(WORDS, 4)), " ".join(generator.choice(WORDS, 4)), i % 5) for i in range(40)]
+    (folder / "data" / "stsb").mkdir(parents=True)
+    lines = [json.dumps({"text1": a, "text2": b, "score": s / 4}) for a, b, s in rows]
+    (folder / "data" / "pairs.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    table = "\n".join(["sentence1\tsentence2\tscore", *(f"{a}\t{b}\t{s}" for a, b, s in rows)])
+    (folder / "data" / "stsb" / "dev.tsv").write_text(table + "\n", encoding="utf-8")
+    save_tiny_base("llama", folder / "base")
+    write_grid(folder, "{sts: [stsb-dev]}")
+    return folder
+
+
+def write_grid(folder: Path, measures: str) -> None:
+    (folder / "tiny.yaml").write_text(GRID.format(base=folder / "base", measures=measures), encoding="utf-8")
+
+
+def settings_in(folder: Path) -> RunnerSettings:
+    return RunnerSettings(
+        grid=folder / "tiny.yaml",
+        data_dir=folder / "data",
+        results=folder / "results",
+        runs=folder / "runs",
+        device="cpu",
+    )
+
+
+@pytest.fixture(scope="module")
+def results(place: Path) -> list[Result]:
+    return run_grid(settings_in(place))
+
+
+def test_every_row_has_its_result(place: Path, results: list[Result]) -> None:
+    assert [result.name for result in results] == ["as-is", "one-seed1", "two-seed1"]
+    assert load_results(place / "results", "tiny") == sorted(results, key=lambda result: result.name)
+
+
+def test_figures_are_those_of_the_model_that_was_trained(place: Path, results: list[Result]) -> None:
+    task = select_tasks(["stsb-dev"], place / "data", "raw")
+    models = [place / "base", place / "runs/tiny/one-seed1/model", place / "runs/tiny/two-seed1/model"]
+    found = set()
+    for result, model in zip(results, models, strict=True):
+        how = {"prompt": "plain", "max_length": 32} if result.train is None else {}
+        direct = evaluate(SentenceEncoder.from_pretrained(model, device="cpu", **how).encode, task)
+        figures = result.measures["sts"]["tasks"]["stsb-dev"]
+        assert figures["spearman"] == pytest.approx(direct.tasks["stsb-dev"].spearman, abs=1e-9)
+        assert figures["interval"][0] < figures["spearman"] < figures["interval"][1]
+        found.add(round(figures["spearman"], 6))
+    assert len(found) == 3, "training changed something, twice"
+
+
+def test_the_second_stage_goes_on_from_the_first(place: Path, results: list[Result]) -> None:
+    config = (place / "runs/tiny/two-seed1/settings.yaml").read_text(encoding="utf-8")
+    assert str(place / "runs/tiny/one-seed1/model") in config
+    assert results[2].label == "second stage"
+
+
+def test_a_result_says_how_to_repeat_it_and_nothing_of_the_machine(place: Path, results: list[Result]) -> None:
+    one = results[1]
+    assert one.command.endswith("--grid recipes/grids/tiny.yaml --data-dir DATA --rows one --seeds 1")
+    assert one.settings["data"]["path"] == "DATA/pairs.jsonl"
+    assert one.train is not None
+    assert (one.train["steps"], one.seed) == (2, 1)
+    text = (place / "results/tiny/one-seed1.json").read_text(encoding="utf-8")
+    assert str(place / "data") not in text
+    assert str(place / "runs") not in text
+
+
+def test_rows_are_compared_with_the_reference_pair_by_pair(place: Path, results: list[Result]) -> None:
+    found = json.loads((place / "results" / "tiny" / COMPARISONS).read_text(encoding="utf-8"))
+    assert (found["reference"], set(found["rows"])) == ("as-is", {"one", "two"})
+    one = found["rows"]["one"]["per_seed"]["1"]
+    spearmans = [result.measures["sts"]["tasks"]["stsb-dev"]["spearman"] for result in results]
+    assert one["difference"] == pytest.approx(spearmans[1] - spearmans[0], abs=1e-9)
+    assert one["interval"][0] < one["difference"] < one["interval"][1]
+    assert (found["rows"]["one"]["seeds"], found["rows"]["one"]["interval"]) == (1, None)
+
+
+def test_scores_of_every_pair_stay_with_the_model(place: Path, results: list[Result]) -> None:
+    scores = load_scores(place / "runs/tiny/one-seed1")
+    assert scores is not None
+    figures = results[1].measures["sts"]["tasks"]["stsb-dev"]
+    assert 100 * spearman(*scores["stsb-dev"]) == pytest.approx(figures["spearman"], abs=1e-9)
+    counts = np.array(results[1].measures["sts"]["density"]["stsb-dev"]["counts"])
+    assert counts.sum() == len(scores["stsb-dev"].gold) == 40
+
+
+def test_what_has_a_result_is_not_run_again_and_a_new_measure_is_added(place: Path, results: list[Result]) -> None:
+    files = {path: path.read_bytes() for path in (place / "results" / "tiny").glob("*.json")}
+    models = {path: path.stat().st_mtime_ns for path in (place / "runs").rglob("*.safetensors")}
+    assert models
+    assert run_grid(settings_in(place)) == results
+    assert {path: path.read_bytes() for path in files} == files
+
+    write_grid(place, "{sts: [stsb-dev], saturation: {path: DATA/pairs.jsonl, format: scored_pair}}")
+    try:
+        again = run_grid(replace(settings_in(place), rows=("two",)))
+    finally:
+        write_grid(place, "{sts: [stsb-dev]}")
+    assert again[0].measures["sts"] == results[2].measures["sts"]
+    assert sum(again[0].measures["saturation"]["pairs"]) == pytest.approx(1)
+    assert again[0].train == results[2].train
+    one = place / "runs/tiny/one-seed1/model/model.safetensors"
+    assert one.stat().st_mtime_ns == models[one]
+
+
+def test_what_is_missing_is_listed_and_nothing_is_done(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    elsewhere = replace(settings_in(place), results=place / "empty", list=True)
+    assert run_grid(elsewhere) == []
+    told = capsys.readouterr().out.splitlines()
+    assert [" ".join(line.split()) for line in told] == [
+        f"{name} missing: sts" for name in ("as-is", "one-seed1", "two-seed1")
+    ]
+    assert not (place / "empty").exists()
+
+
+def test_a_mistake_shows_before_anything_runs(place: Path) -> None:
+    with pytest.raises(GridError, match="no data directory"):
+        run_grid(replace(settings_in(place), data_dir=place / "absent"))
+    (place / "damaged" / "tiny").mkdir(parents=True)
+    (place / "damaged" / "tiny" / "as-is.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ResultError, match=r"as-is\.json is damaged"):
+        run_grid(replace(settings_in(place), results=place / "damaged", rows=("as-is",)))

@@ -68,7 +68,8 @@ class PromptTemplate:
     tokenization: str = "joined"
     """`joined`: the worded sentence is tokenised as one string, as the published models were; the text's last
     characters may merge with the prompt's tail. `segments`: head, text and tail are tokenised apart, so the prompt's
-    ids never depend on the text."""
+    ids never depend on the text. A text that is too long loses its end (with a full stop that an edit put there) and,
+    `joined`, the quote behind it; never the rest of the tail."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "edits", tuple(self.edits))

@@ -118,7 +118,7 @@ def _tell(name: str, a_ND: np.ndarray, b_ND: np.ndarray) -> float:
 
 
 def _tell_score(encoder: Any, plain: Any, data_dir: Path) -> None:
-    from angle_llm.evaluation.sts import spearman
+    from angle_llm.evaluation import spearman
 
     lines = (data_dir / "stsb" / "dev.tsv").read_text(encoding="utf-8").splitlines()[1:]
     fields = [line.split("\t") for line in lines]

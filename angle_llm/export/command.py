@@ -73,7 +73,9 @@ class VerifySettings:
     pairs: str | None = None
     """A TSV of graded pairs (sentence1, sentence2, score), or starter:graded_pairs.tsv: compare Spearman too."""
     tolerance: float | None = None
-    """How large 1 - cos may be. None: 1e-5 where weights are stored in float32, 1e-3 in bfloat16 and float16."""
+    """How large 1 - cos may be. None: 1e-5 where weights are stored in float32, 1e-3 in bfloat16 and float16, and every
+    stored number must be that of the adapter's merge, computed in float32 and rounded once. With a tolerance of your own
+    such numbers are counted and do not decide."""
     json: Path | None = None
     """Also write the report to this file."""
     device: str | None = None

@@ -35,8 +35,6 @@ class ExportFacts:
     prompt: PromptTemplate
     pooling: str
     max_length: int
-    over_long: str
-    """same or other: what becomes of a text that is too long (see `worded_tokenizer`)."""
 
     def write(self, folder: Path, **more: Any) -> None:
         """Writes the facts, and `more`, into a folder."""
@@ -46,7 +44,6 @@ class ExportFacts:
             "prompt": self.prompt.to_dict(),
             "pooling": self.pooling,
             "max_length": self.max_length,
-            "over_long": self.over_long,
             **more,
         }
         (folder / EXPORT_NAME).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -64,7 +61,7 @@ class ExportFacts:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             prompt = PromptTemplate.from_dict(values["prompt"], where=str(path))
-            return cls(prompt, str(values["pooling"]), int(values["max_length"]), str(values["over_long"]))
+            return cls(prompt, str(values["pooling"]), int(values["max_length"]))
         except (ValueError, KeyError, TypeError) as error:
             raise ArtifactError(f"{path} is damaged ({error}). Export the encoder again.") from error
 

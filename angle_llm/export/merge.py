@@ -34,8 +34,10 @@ from angle_llm.artifact import (
 from angle_llm.export.model_card import model_card
 from angle_llm.export.report import Verification
 from angle_llm.export.verify import MERGE_NAME, VerificationError, verify
+from angle_llm.export.weights import open_adapters_base
 from angle_llm.modeling.backbone import BackboneLocation, load_tokenizer, locate, torch_dtype
-from angle_llm.modeling.base_weights import BaseWeights, open_base
+from angle_llm.modeling.base_weights import BaseWeights
+from angle_llm.modeling.depth import cut_layers
 from angle_llm.modeling.merging import LoraAdapter, is_transposed, read_adapter
 
 REPORT_NAME = "verification.json"
@@ -71,13 +73,10 @@ def merge(
     adapter = read_adapter(source)
 
     original = base == "original"
-    weights = open_base(
-        location,
-        dtype="float32" if original else card.dtype,
-        revision=card.base_revision,
-        bits=None if original else card.bits,
-    )
+    weights = open_adapters_base(card, original=original)
     _check_base(card, weights, source, rounded=not original)
+    if card.layers is not None:
+        cut_layers(weights.skeleton, card.layers)
     adapter.check_fits(weights.skeleton)
     provenance = {
         "base": card.base,
@@ -86,6 +85,7 @@ def merge(
         "base_weights": base,
         "base_dtype": "float32" if original else card.dtype,
         "bits": None if original else card.bits,
+        "layers": card.layers,
         "adapter_sha256": adapter.sha256,
         "adapter": {key: adapter.config.get(key) for key in ("r", "lora_alpha", "use_rslora", "use_dora")},
         "dtype": dtype,
@@ -98,7 +98,7 @@ def merge(
         _write_weights(folder, weights, adapter, stored, shard_bytes)
         _write_config(folder, weights, dtype)
         load_tokenizer(BackboneLocation(str(source))).save_pretrained(folder)
-        merged = EncoderCard(card.prompt, card.pooling, card.max_length, dtype, base=None)
+        merged = EncoderCard(card.prompt, card.pooling, card.max_length, dtype, base=None, dimensions=card.dimensions)
         merged.write(folder)
         _write_json(folder / MERGE_NAME, provenance)
         if check:

@@ -38,6 +38,19 @@ class FormFacts:
 
 
 @dataclass(frozen=True)
+class WeightsCount:
+    """How many of a model's stored numbers are not those of its adapter's merge (see `weights`)."""
+
+    numbers: int
+    wrong: int
+    worst_tensor: str
+    """The tensor with the largest part of wrong numbers; empty if none is wrong."""
+
+    def __str__(self) -> str:
+        return f"{self.wrong:,} of {self.numbers:,} stored numbers are not the merge in float32, rounded once"
+
+
+@dataclass(frozen=True)
 class Comparison:
     """A form beside the first one."""
 
@@ -56,6 +69,8 @@ class Comparison:
     """Texts whose token ids differ."""
     problems: tuple[str, ...]
     """Why this is another encoder; empty when it is the same."""
+    weights: WeightsCount | None = None
+    """Where one of the two is the adapter and the other a model it may have been merged into."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +112,8 @@ class Verification:
                 f"{other.mean_difference:.1e} in the mean",
                 f"                          relative difference {other.largest_relative_difference:.1e} at most",
             ]
+            if other.weights is not None:
+                lines.append(f"                          {other.weights}")
             if other.form.spearman is not None and self.first.spearman is not None:
                 lines.append(
                     f"                          Spearman {other.form.spearman:.2f}, the first has {self.first.spearman:.2f}"

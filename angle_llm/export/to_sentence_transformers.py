@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from angle_llm import __version__
-from angle_llm.artifact import ArtifactError, EncoderCard, is_saved_encoder, write_directory
+from angle_llm.artifact import CARD_NAME, ArtifactError, EncoderCard, is_saved_encoder, write_directory
 from angle_llm.export.library import MODULES_NAME, ExportFacts, check_library
 from angle_llm.export.merge import REPORT_NAME, check_target, merge
 from angle_llm.export.report import Verification
 from angle_llm.export.verify import MERGE_NAME, VerificationError, verify
-from angle_llm.export.worded_tokenizer import WordedTokenizer, check_same_ids, worded_tokenizer
+from angle_llm.export.worded_tokenizer import check_same_ids, worded_tokenizer
 from angle_llm.modeling.backbone import BackboneLocation, load_tokenizer, locate
 from angle_llm.modeling.base_weights import open_base
 from angle_llm.modeling.tokenization import SentenceTokenizer, load_tokenizer_file
@@ -73,6 +73,12 @@ def export_sentence_transformers(
         raise ArtifactError(
             f"{source} is pooled by {card.pooling!r}, which sentence-transformers does not have. It has {', '.join(POOLINGS)}."
         )
+    if card.dimensions is not None:
+        raise ArtifactError(
+            f"{source} keeps the first {card.dimensions} dimensions, and a folder of sentence-transformers cannot say so. Set "
+            f"`dimensions` to null in {source / CARD_NAME}, export that, and open the folder with "
+            f"SentenceTransformer(…, truncate_dim={card.dimensions})."
+        )
     if card.base is None and dtype not in (None, card.dtype):
         raise ArtifactError(
             f"{source} is a whole model stored in {card.dtype}, which is kept; dtype {dtype} is for adapters."
@@ -94,9 +100,9 @@ def export_sentence_transformers(
                 _move_weights(Path(work) / "merged", folder)
         _write_json(folder / "tokenizer.json", worded.spec)
         _write_json(folder / "tokenizer_config.json", worded.config)
-        rebuilt = _is_rebuilt(folder, sentences, worded)
+        rebuilt = _is_rebuilt(folder, sentences)
         _write_library_files(folder, card, rebuilt=rebuilt)
-        facts = ExportFacts(card.prompt, card.pooling, card.max_length, worded.over_long)
+        facts = ExportFacts(card.prompt, card.pooling, card.max_length)
         facts.write(folder, plain_names=worded.plain_names, angle_llm=__version__)
         if check:
             found = verify([source, folder], names=[str(run), str(out)], device=device)
@@ -105,7 +111,9 @@ def export_sentence_transformers(
                     f"{out} was not written, for it would not be the encoder in {run}:\n{found.text()}"
                 )
         _write_json(folder / REPORT_NAME, {"holds": None} if found is None else found.to_dict())
-        (folder / "README.md").write_text(_readme(target.name, card, worded, found), encoding="utf-8")
+        (folder / "README.md").write_text(
+            _readme(target.name, card, sentences.wording.joint, worded.plain_names, found), encoding="utf-8"
+        )
 
     write_directory(target, fill)
     return found
@@ -126,15 +134,15 @@ def _move_weights(source: Path, folder: Path) -> None:
         path.replace(folder / path.name)
 
 
-def _is_rebuilt(folder: Path, sentences: SentenceTokenizer, worded: WordedTokenizer) -> bool:
+def _is_rebuilt(folder: Path, sentences: SentenceTokenizer) -> bool:
     """Whether `transformers` builds the folder's tokenizer anew instead of reading it, and has to be told otherwise.
 
     Raises:
         ArtifactError: if its ids are not the encoder's even when it is read as it is.
     """
-    check_same_ids(load_tokenizer_file(folder), sentences, worded.over_long)
+    check_same_ids(load_tokenizer_file(folder), sentences)
     try:
-        check_same_ids(load_tokenizer(BackboneLocation(str(folder))), sentences, worded.over_long)
+        check_same_ids(load_tokenizer(BackboneLocation(str(folder))), sentences)
     except ArtifactError:
         return True
     return False
@@ -167,18 +175,11 @@ def _write_library_files(folder: Path, card: EncoderCard, *, rebuilt: bool) -> N
     )
 
 
-def _readme(name: str, card: EncoderCard, worded: WordedTokenizer, found: Verification | None) -> str:
+def _readme(name: str, card: EncoderCard, joint: str, plain_names: list[str], found: Verification | None) -> str:
     prompt = card.prompt.template.replace("\n", "\n    ")
     edits = f" The text is edited first: {', '.join(card.prompt.edits)}." if card.prompt.edits else ""
-    cut = "loses its end, never the prompt's."
-    if worded.over_long == "other":
-        lost = f", and `{worded.joint}` of the prompt with it" if worded.joint else ""
-        cut = f"loses its end{lost}. It is cut at another place than angle_llm cuts it, so its vector is another one."
-    plain = (
-        f"\n\nThese names are plain characters in a text: {', '.join(worded.plain_names)}."
-        if worded.plain_names
-        else ""
-    )
+    lost = f", and the `{joint}` behind it," if joint else ","
+    plain = f"\n\nThese names are plain characters in a text: {', '.join(plain_names)}." if plain_names else ""
     if found is None:
         checked = "Not compared with its origin: the export was asked not to. `angle-llm verify ORIGIN FOLDER` does it."
     else:
@@ -203,7 +204,8 @@ Give the bare texts and no `prompt`: the tokenizer words each of them as below, 
 
     {prompt}
 
-Pooling `{card.pooling}`; at most {card.max_length} tokens, prompt included. A text that is too long {cut}{plain}
+Pooling `{card.pooling}`; at most {card.max_length} tokens, prompt included. A text that is too long loses its end{lost} never
+more of the prompt; it has the same vector as in angle_llm.{plain}
 Names of special tokens in a text are plain characters. The vectors are not scaled to length 1; compare them by cosine.
 
 ## Checked

@@ -10,11 +10,11 @@ computes in float32.
     backbone        the same, with the prompt, pooling and length of the first form, for it has none of its own
     sentence-transformers   the same, encoded by that library, which has to be installed
 
+Where one form is the adapter and another a model it was merged into, their numbers are compared too (see `weights`): a
+merge in the arithmetic of bfloat16 is no farther off than the rounding of a good one, and only they show it.
+
 Agreement alone shows nothing where nothing was trained: an untouched base agrees with itself. So the first form must also
 be `TIMES_SMALLER` times farther from its base than from its other forms. One form is in memory at a time.
-
-A sentence-transformers folder of a `joined` prompt promises nothing for texts that are too long (see `worded_tokenizer`):
-those are told in a note and do not count.
 
 Legend: N texts, D dimensions.
 """
@@ -40,11 +40,13 @@ from angle_llm.export.report import (
     Comparison,
     FormFacts,
     Verification,
+    WeightsCount,
 )
 from angle_llm.export.sentences import SENTENCES
+from angle_llm.export.weights import compare_weights
 from angle_llm.modeling.encoder import SentenceEncoder
+from angle_llm.modeling.hub import find
 from angle_llm.modeling.quantized import dequantise
-from angle_llm.modeling.tokenization import SentenceTokenizer
 from angle_llm.prompts import PromptTemplate
 
 MERGE_NAME = "merge.json"
@@ -81,9 +83,10 @@ def verify(
     """Compares every form with the first one: saved directories, adapter or whole, sentence-transformers folders, and plain
     backbones.
 
-    `texts` None takes the built-in sentences. `score` gives each form a figure to compare too. `tolerance` replaces the
-    allowed 1 - cos, which else follows from the stored types. `names` are told instead of the paths. `original_base` puts
-    adapters on their base's weights as they are stored, not on the values they were trained on.
+    `texts` None takes the built-in sentences. `score` gives each form a figure to compare too. `tolerance` is how large
+    1 - cos may be, whatever the weights are; None: what follows from the stored types, and no wrong weight. `names` are
+    told instead of the paths. `original_base` puts adapters on their base's weights as they are stored, not on the values
+    they were trained on.
 
     Raises:
         ValueError: for fewer than two forms, or texts that cannot be encoded.
@@ -93,6 +96,7 @@ def verify(
     if len(forms) < 2:
         raise ValueError(f"verify compares two forms or more, got {len(forms)}. Name another one.")
     names = [str(form) for form in forms] if names is None else names
+    forms = [form if is_library_folder(form) else find(str(form)).folder or form for form in forms]
     if is_library_folder(forms[0]):
         raise ValueError(
             f"{names[0]} is a sentence-transformers folder, which does not tell how it was trained. Name the encoder it was "
@@ -103,21 +107,20 @@ def verify(
     usage = {"prompt": opened.prompt, "pooling": opened.pooling, "max_length": opened.max_length}
     chosen = _encodable(opened, SENTENCES) if texts is None else list(texts)
     first = _look(opened, forms[0], names[0], chosen, score)
-    fits = _fits(opened, first, chosen)
     base_rows_ND, base_note = _base_rows(opened, forms[0], first.facts.kind, chosen, device)
     del opened  # before the next one is loaded
 
     comparisons, notes = [], []
     for path, name in zip(forms[1:], names[1:], strict=True):
         if _kind(path) == LIBRARY:
-            other, note = _compare_library(first, path, name, chosen, fits, tolerance, device, score)
-            comparisons.append(other)
-            notes += note
-            continue
-        opened = _open(path, device, usage, original_base=original_base)
-        seen = _look(opened, path, name, chosen, score)
-        del opened
-        comparisons.append(_compare(first, seen, chosen, tolerance))
+            seen = _look_at_library(first.facts, path, name, chosen, device, score)
+        else:
+            opened = _open(path, device, usage, original_base=original_base)
+            seen = _look(opened, path, name, chosen, score)
+            del opened
+        compared = _compare(first, seen, chosen, tolerance)
+        count = compare_weights({forms[0]: first.facts, path: seen.facts}, original=original_base)
+        comparisons.append(_with_weights(compared, count, judged=tolerance is None))
 
     base_difference, problems = None, []
     if base_rows_ND is not None:
@@ -188,27 +191,13 @@ def _look(encoder: SentenceEncoder, path: str | Path, name: str, texts: Sequence
     return _Seen(facts, encoder.sentences(texts), encoder.encode(texts).astype(np.float64))
 
 
-def _fits(encoder: SentenceEncoder, seen: _Seen, texts: Sequence[str]) -> list[bool]:
-    """Which texts are not cut."""
-    uncut = SentenceTokenizer(encoder.tokenizer, encoder.prompt, 10**9)
-    return [ids == whole for ids, whole in zip(seen.ids, uncut(texts), strict=True)]
-
-
-def _compare_library(
-    first: _Seen,
-    path: str | Path,
-    name: str,
-    texts: Sequence[str],
-    fits: Sequence[bool],
-    tolerance: float | None,
-    device: str | None,
-    score: Score | None,
-) -> tuple[Comparison, list[str]]:
-    """A sentence-transformers folder beside the first form, and what is to be noted.
-
-    A folder from elsewhere does not say how it words and pools: it is held to the first form's by its ids and vectors."""
+def _look_at_library(
+    mine: FormFacts, path: str | Path, name: str, texts: Sequence[str], device: str | None, score: Score | None
+) -> _Seen:
+    """Facts and rows of a sentence-transformers folder. One from elsewhere does not say how it words and pools: it is held
+    to the first form's way, `mine`, by its ids and vectors."""
     model = LibraryModel(path, device)
-    mine, told = first.facts, model.facts
+    told = model.facts
     rows_ND = model.encode(texts).astype(np.float64)
     facts = FormFacts(
         name=name,
@@ -223,20 +212,7 @@ def _compare_library(
         if score is None
         else score(cast("SentenceEncoder", model)),  # it encodes, which is all that is asked
     )
-    seen = _Seen(facts, model.ids(texts), rows_ND)
-    if told is None or told.over_long == "same" or all(fits) or not any(fits):
-        return _compare(first, seen, texts, tolerance), []
-    short, long = ([i for i, whole in enumerate(fits) if whole is which] for which in (True, False))
-    compared = _compare(_part(first, short), _part(seen, short), [texts[i] for i in short], tolerance)
-    note = f"{name}: {len(long)} texts are longer than {mine.max_length} tokens and did not count; cut otherwise there"
-    if mine.dimensions == facts.dimensions:
-        apart = _differences(rows_ND[long], first.rows_ND[long])
-        note += f", they differ by 1-cos {apart.max():.1e} at most, {apart.mean():.1e} in the mean"
-    return compared, [f"{note}."]
-
-
-def _part(seen: _Seen, rows: Sequence[int]) -> _Seen:
-    return _Seen(seen.facts, [seen.ids[i] for i in rows], seen.rows_ND[list(rows)])
+    return _Seen(facts, model.ids(texts), rows_ND)
 
 
 def _wording(prompt: PromptTemplate) -> str:
@@ -278,6 +254,8 @@ def _base_rows(
             device=device,
             revision=origin["base_revision"],
             bits=origin["bits"],
+            layers=origin.get("layers"),  # older directories have all
+            dimensions=encoder.dimensions,
         )
     except (OSError, ValueError, KeyError, TypeError) as error:  # an old or foreign directory, or a base that is gone
         return None, f"its base cannot be opened ({error})"
@@ -340,6 +318,13 @@ def _compare(first: _Seen, other: _Seen, texts: Sequence[str], tolerance: float 
         texts_with_other_tokens=other_ids,
         problems=tuple(problems),
     )
+
+
+def _with_weights(other: Comparison, count: WeightsCount | None, *, judged: bool) -> Comparison:
+    """The comparison with the count of wrong weights, and a problem more if there are any and they are `judged`."""
+    if count is None or not count.wrong or not judged:
+        return replace(other, weights=count)
+    return replace(other, weights=count, problems=(*other.problems, f"{count}; the most in {count.worst_tensor}"))
 
 
 def _beside_base(other: Comparison, base_difference: float) -> Comparison:

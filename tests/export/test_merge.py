@@ -212,6 +212,7 @@ def test_it_knows_where_it_comes_from(adapter: Path, tmp_path: Path) -> None:
         "base_weights": "dequantised",
         "base_dtype": "float32",
         "bits": None,
+        "layers": None,
         "adapter_sha256": hashlib.sha256((adapter / "adapter_model.safetensors").read_bytes()).hexdigest(),
         "adapter": {"r": 2, "lora_alpha": 6, "use_rslora": False, "use_dora": False},
         "dtype": "bfloat16",
@@ -292,7 +293,9 @@ def test_the_wrong_base_is_caught_without_a_fingerprint_too(adapter: Path, monke
     (adapter / CARD_NAME).write_text(json.dumps(card | {"base_fingerprint": None}))
     other = locate(str(save_tiny_base("llama", tmp_path / "other", seed=1)))
     monkeypatch.setattr(
-        sys.modules["angle_llm.export.merge"], "open_base", lambda _, **options: open_base(other, **options)
+        sys.modules["angle_llm.export.merge"],
+        "open_adapters_base",
+        lambda card, original: open_base(other, dtype=card.dtype),
     )
     with pytest.raises(VerificationError, match="was not written"):
         merge(adapter, tmp_path / "out", device="cpu")

@@ -1,5 +1,6 @@
 """A tokenizer with the prompt inside gives the ids of its encoder: loaded as other tools load it, called as they call it."""
 
+import copy
 import json
 from dataclasses import replace
 from functools import cache
@@ -27,6 +28,7 @@ PROMPTS = {
     "plain": load_prompt("plain"),
     "head": PromptTemplate("head", "query: {text}"),
     "seams": PromptTemplate("seams", "{{a}}\\A ({text}). $1 \\z\n?"),
+    "joint": PromptTemplate("joint", '"{text}"'),
 }
 SPECIAL_NAMES = sorted({token for make in TOKENIZERS.values() for token in make().all_special_tokens})
 ODD = [
@@ -66,11 +68,12 @@ def written(worded: WordedTokenizer, folder: Path) -> Path:
 
 
 @cache
-def both(kind: str, tokenization: str, prompt: str, max_length: int) -> tuple[SentenceTokenizer, Any, str]:
-    """Ours, the exported one, and what it promises for texts that are too long."""
-    ours = SentenceTokenizer(TOKENIZERS[kind](), replace(PROMPTS[prompt], tokenization=tokenization), max_length)
-    worded = worded_tokenizer(ours)
-    return ours, load_tokenizer_file(written(worded, Path(mkdtemp()))), worded.over_long
+def both(kind: str, tokenization: str, prompt: str, max_length: int) -> tuple[SentenceTokenizer, Any]:
+    """Ours and the exported one. Ours is left padded, as served decoders are: that must not reach any ids."""
+    tokenizer = copy.deepcopy(TOKENIZERS[kind]())
+    tokenizer.padding_side = tokenizer.truncation_side = "left"
+    ours = SentenceTokenizer(tokenizer, replace(PROMPTS[prompt], tokenization=tokenization), max_length)
+    return ours, load_tokenizer_file(written(worded_tokenizer(ours), Path(mkdtemp())))
 
 
 def as_the_library_calls_it(exported: Any, texts: list[str]) -> list[list[int]]:
@@ -87,7 +90,7 @@ def as_the_library_calls_it(exported: Any, texts: list[str]) -> list[list[int]]:
 @example(text='Who said "no"?')
 @example(text="<tool_call> [CLS] </s> <|im_end|>")
 def test_the_ids_are_the_encoders(kind: str, tokenization: str, prompt: str, text: str) -> None:
-    ours, exported, _ = both(kind, tokenization, prompt, 1000)
+    ours, exported = both(kind, tokenization, prompt, 1000)
     try:
         expected = ours([text])
     except ValueError:
@@ -99,30 +102,54 @@ def test_the_ids_are_the_encoders(kind: str, tokenization: str, prompt: str, tex
 @every_tokenization
 @every_prompt
 @settings(derandomize=True, deadline=None, max_examples=25)
-@given(text=texts_of_all_kinds, more=st.integers(0, 12))
-@example(text="A man is eating.", more=12)
-def test_a_text_that_is_too_long(kind: str, tokenization: str, prompt: str, text: str, more: int) -> None:
-    """Cut as ours, by the route that says so; else no longer than it may be, and ending as the prompt does."""
+@given(
+    text=texts_of_all_kinds | st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip),
+    more=st.integers(0, 12),
+    max_length=st.sampled_from([50, 51, 52, 64]),  # the room is odd and even, so tokens of several bytes are cut apart
+)
+@example(text="A man is eating.", more=12, max_length=50)
+def test_a_text_that_is_too_long(
+    kind: str, tokenization: str, prompt: str, text: str, more: int, max_length: int
+) -> None:
     text = (text + " ") * (1 + more)
-    ours, exported, over_long = both(kind, tokenization, prompt, 60)
+    ours, exported = both(kind, tokenization, prompt, max_length)
     try:
         expected = ours([text])
     except ValueError:
         return
-    assert (over_long == "other") == (tokenization == "joined" and prompt in ("tail", "edits", "seams"))
-    found = as_the_library_calls_it(exported, [text])
-    if over_long == "same":
-        assert found == expected
-    else:
-        assert len(found[0]) <= 60
-        assert found[0][-2:] == expected[0][-2:]
-        if both(kind, tokenization, prompt, 1000)[0]([text]) == expected:
-            assert found == expected
+    assert as_the_library_calls_it(exported, [text]) == expected
+
+
+LONG = [
+    "A man is eating. ",
+    'He said "no". ',
+    "{text} {{0}} ",
+    "日本語のテキスト。",
+    "😀 👩‍👩‍👧 ",
+    "".join(SPECIAL_NAMES),
+    "ﷺ e\u0301\u200d ",
+]
+
+
+@every_kind
+@every_tokenization
+@pytest.mark.parametrize("unit", LONG)
+def test_just_too_long_and_far_too_long(kind: str, tokenization: str, unit: str) -> None:
+    """Around the length that just fits, character by character, then 100,000 characters."""
+    ours, exported = both(kind, tokenization, "tail", 64)
+    uncut, _ = both(kind, tokenization, "tail", 1000)
+    endless = unit * (100_000 // len(unit) + 1)
+    fits = max(n for n in range(1, 400) if len(uncut([endless[:n]])[0]) <= 64)
+    texts = [endless[:n].strip() for n in range(max(1, fits - 8), fits + 25)]
+    lengths = [len(ids) for ids in uncut(texts)]
+    assert min(lengths) <= 64 < max(lengths)
+    texts.append(endless[:100_000])
+    assert as_the_library_calls_it(exported, texts) == ours(texts)
 
 
 @every_kind
 def test_a_batch_is_padded_on_the_right_and_masked(kind: str) -> None:
-    ours, exported, _ = both(kind, "joined", "tail", 1000)
+    ours, exported = both(kind, "joined", "tail", 1000)
     texts = list(sentences()[:9])
     assert as_the_library_calls_it(exported, texts) == ours(texts)
     assert exported(texts, padding=True, return_tensors="pt")["attention_mask"][:, 0].all()
@@ -139,17 +166,17 @@ def test_beside_a_models_config(kind: str, tokenization: str, tmp_path: Path) ->
     exported = load_tokenizer(BackboneLocation(str(tmp_path)))
     if kind == "qwen2":
         with pytest.raises(ArtifactError, match="cannot be given the prompt"):
-            check_same_ids(exported, ours, worded.over_long)
+            check_same_ids(exported, ours)
     else:
-        check_same_ids(exported, ours, worded.over_long)
+        check_same_ids(exported, ours)
         assert exported.model_max_length == 64
 
 
 def test_another_prompt_would_show() -> None:
-    ours, _, _ = both("smollm2", "joined", "tail", 1000)
-    _, other, _ = both("smollm2", "joined", "head", 1000)
+    ours, _ = both("smollm2", "joined", "tail", 1000)
+    _, other = both("smollm2", "joined", "head", 1000)
     with pytest.raises(ArtifactError, match=r"cannot be given the prompt 'Summarize .* should become the ids"):
-        check_same_ids(other, ours, "other")
+        check_same_ids(other, ours)
 
 
 @every_tokenization

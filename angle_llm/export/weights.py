@@ -1,0 +1,78 @@
+"""Are a model's stored numbers its adapter's merge, computed in float32 and rounded once?
+
+Vectors cannot tell. Rounding every weight to bfloat16 moves them about as far as adding the adapter in bfloat16 does, yet
+the first is what a narrow type costs, and the second throws training away. The numbers themselves can: whoever computes
+W' in float32, in any order, comes within a known distance of the exact W', and rounding keeps order. So a stored number is
+right if it lies between the two ends of that distance, each rounded to the stored type, and else it is wrong, though it be
+by one unit in the last place. Of a good merge none is wrong. Nothing that merged is asked: W' is computed anew, in float64.
+
+One tensor is in memory at a time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from angle_llm.artifact import EncoderCard
+from angle_llm.export.report import FormFacts, WeightsCount
+from angle_llm.modeling.backbone import BackboneLocation, locate
+from angle_llm.modeling.base_weights import BaseWeights, open_base
+from angle_llm.modeling.depth import cut_layers
+from angle_llm.modeling.merging import is_transposed, read_adapter
+
+
+def open_adapters_base(card: EncoderCard, *, original: bool) -> BaseWeights:
+    """The base of an adapter with the values it was trained on, or, `original`, as they are stored."""
+    return open_base(
+        locate(card.base or ""),
+        dtype="float32" if original else card.dtype,
+        revision=card.base_revision,
+        bits=None if original else card.bits,
+    )
+
+
+def compare_weights(two: dict[str | Path, FormFacts], *, original: bool) -> WeightsCount | None:
+    """The count for two forms by their paths; None unless one is an adapter and the other a model of plain numbers."""
+    adapters = [path for path, facts in two.items() if facts.kind == "adapter"]
+    models = [path for path, facts in two.items() if facts.kind != "adapter" and "bits" not in facts.dtype]
+    if not (adapters and models):
+        return None
+    name, facts = str(models[0]), two[models[0]]
+    model = locate(name) if facts.kind == "backbone" else BackboneLocation(str(Path(name).expanduser()))
+    return count_wrong(Path(adapters[0]).expanduser(), model, facts.dtype, original=original)
+
+
+def count_wrong(adapter: Path, model: BackboneLocation, dtype: str, *, original: bool = False) -> WeightsCount | None:
+    """Compares a model stored in `dtype` with the merge of a saved adapter; None if it has other tensors than the base.
+
+    Raises:
+        FileNotFoundError, ArtifactError: for a model or base that cannot be opened, or an adapter that is not understood.
+    """
+    update_of = read_adapter(adapter).updates
+    card = EncoderCard.read(adapter)
+    base = open_adapters_base(card, original=original)
+    if card.layers is not None:
+        cut_layers(base.skeleton, card.layers)
+    stored = open_base(model, dtype=dtype)
+    wanted, found = base.skeleton.state_dict(), stored.skeleton.state_dict()
+    if {name: tensor.shape for name, tensor in wanted.items()} != {
+        name: tensor.shape for name, tensor in found.items()
+    }:
+        return None
+    numbers = wrong = 0
+    worst_part, worst_tensor = 0.0, ""
+    for name in wanted:
+        path, _, kind = name.rpartition(".")
+        values, number = base.values(name), stored.read(name)
+        if kind == "weight" and path in update_of:
+            transposed = is_transposed(base.skeleton.get_submodule(path))
+            exact, reach = update_of[path].exactly(values, transposed=transposed)
+            low, high = (exact - reach).to(number.dtype), (exact + reach).to(number.dtype)
+            right = (low <= number) & (number <= high)
+        else:
+            right = number == values.to(number.dtype)
+        count = int(right.numel() - right.sum())
+        numbers, wrong = numbers + right.numel(), wrong + count
+        if count > worst_part * right.numel():
+            worst_part, worst_tensor = count / right.numel(), name
+    return WeightsCount(numbers, wrong, worst_tensor)

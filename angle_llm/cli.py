@@ -160,17 +160,17 @@ def train_and_test(defaults: TrainSettings, arguments: Sequence[str] | None = No
     from angle_llm.modeling.encoder import SentenceEncoder
 
     base = run.model
-    before = SentenceEncoder.from_pretrained(
-        base.path,
-        prompt=base.prompt,
-        pooling=base.pooling,
-        max_length=base.max_length,
-        dtype=base.dtype,
-        revision=base.revision,
-    )
+    as_it_was: dict[str, Any] = {
+        "prompt": base.prompt,
+        "pooling": base.pooling,
+        "max_length": base.max_length,
+        "dtype": base.dtype,
+        "revision": base.revision,
+        "bits": base.bits,
+    }
     print(f"\n{task.source}, {len(task.pairs):,} pairs; Spearman correlation x 100 of cosine and score:")
-    for when, encoder in (("before", before), ("after", SentenceEncoder.from_pretrained(model))):
-        figures = measured(encoder.encode, [task]).tasks["test"]
+    for when, path, how in (("before", base.path, as_it_was), ("after", str(model), dict[str, Any]())):  # one model at a time
+        figures = measured(SentenceEncoder.from_pretrained(path, **how).encode, [task]).tasks["test"]
         print(f"  {when:7} {figures.spearman:6.2f}" + (f" ({figures.undefined})" if figures.undefined else ""))
     print(_USE.format(model=model))
 

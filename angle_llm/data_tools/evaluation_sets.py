@@ -36,7 +36,7 @@ class EvaluationSet:
 
 @dataclass(frozen=True)
 class EvaluationSets:
-    """Evaluation sets, and the files beside them that are none."""
+    """Evaluation sets, and what is not in them: files beside them that are none, and rows that cannot be read."""
 
     sets: list[EvaluationSet]
     left_out: list[str]
@@ -57,11 +57,11 @@ def read_evaluation_sets(paths: Iterable[str | Path]) -> EvaluationSets:
             left_out += [str(other.relative_to(path)) for other in others]
             for file in chosen:
                 try:
-                    found.append(_read(file, str(file.relative_to(path))))
+                    found.append(_read(file, str(file.relative_to(path)), left_out))
                 except DataError as error:
                     left_out.append(f"{file.relative_to(path)} ({error})")
         elif path.is_file():
-            found.append(_read(path, path.name))
+            found.append(_read(path, path.name, left_out))
         else:
             raise DataError(f"--against: there is no file or folder {path}")
     if not found:
@@ -83,21 +83,25 @@ def _chosen(folder: Path) -> tuple[list[Path], list[Path]]:
     return [], files
 
 
-def _read(path: Path, name: str) -> EvaluationSet:
+def _read(path: Path, name: str, left_out: list[str]) -> EvaluationSet:
     table = open_table(DataSource(path=str(path)))
     columns = _text_columns(table.columns)
     if not columns:
         raise DataError(f"{path}: no column of texts is known among {table.columns}")
     pairs: set[int] = set()
     sentences: set[int] = set()
+    unreadable = 0
     for _, row in table.rows:
         if not isinstance(row, Mapping):
+            unreadable += 1
             continue
         for names in columns:
             bare = [near(sound(text)) for name in names for text in _texts(row.get(name))]
             sentences.update(key(text) for text in bare if is_telling(text))
             if len(names) == len(bare) == 2:
                 pairs.add(pair_key(*bare))
+    if unreadable:
+        left_out.append(f"{unreadable:,} rows of {name} that cannot be read")
     return EvaluationSet(name, path.resolve(), _as_array(pairs), _as_array(sentences))
 
 

@@ -123,7 +123,8 @@ def _contradictions(names: Sequence[str], relations: _Stacked, marks: Sequence[M
     low, high = np.full(group.max() + 1, np.inf), np.full(group.max() + 1, -np.inf)
     np.minimum.at(low, group, relations["score"])
     np.maximum.at(high, group, relations["score"])
-    distance = (high - low)[group]
+    # Of 1, 0.5 and 0.2, only 1 and 0.2 contradict each other.
+    distance = np.maximum(high[group] - relations["score"], relations["score"] - low[group])
     used = relations["used"] == 1
     for index, mark in enumerate(marks):
         mine = (relations.file == index) & used

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 from angle_llm.artifact import write_directory
 from angle_llm.data.formats import RowError
-from angle_llm.data.sources import open_source
+from angle_llm.data.sources import label_word, open_source
 from angle_llm.data_tools.keys import sound
 from angle_llm.settings import DataSource
 
@@ -50,12 +51,15 @@ def write_fixed(files: Sequence[ToFix], out: Path) -> list[Fixed]:
 
 
 def _names(files: Sequence[ToFix]) -> Iterator[str]:
-    """The names without their extensions; of two alike, the later one gets a number."""
-    given: dict[str, int] = {}
+    """The names without their extensions; where a name would write over another's file, the later one gets a number."""
+    taken: set[str] = set()
     for file in files:
-        name = Path(file.source.path.removeprefix("starter:")).name.removesuffix(".gz").rpartition(".")[0]
-        given[name] = given.get(name, 0) + 1
-        yield name if given[name] == 1 else f"{name}-{given[name]}"
+        whole = Path(file.source.path.removeprefix("starter:")).name.removesuffix(".gz")
+        stem = whole.rpartition(".")[0] or whole
+        names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+        name = next(name for name in names if not {name, f"{name}.quarantine"} & taken)
+        taken |= {name, f"{name}.quarantine"}
+        yield name
 
 
 def _write(file: ToFix, folder: Path, out: Path, name: str) -> Fixed:
@@ -70,11 +74,19 @@ def _write(file: ToFix, folder: Path, out: Path, name: str) -> Fixed:
             reason = result.reason if isinstance(result, RowError) else file.quarantined.get(number)
             if reason is None:
                 kept += 1
-                cleaned.write(_line(row))
+                cleaned.write(_line(_in_words(row, reading.table.label_names)))
             else:
                 whole = None if isinstance(row, RowError) else row
                 quarantine.write(_line({"file": file.source.path, "line": number, "reason": reason, "row": whole}))
     return Fixed(file.source.path, out / f"{name}.jsonl", rows_in, kept, rows_in - kept)
+
+
+def _in_words(row: object, label_names: Mapping[str, list[str]]) -> object:
+    """A data set numbers its labels in an order of its own; a plain file has to name them."""
+    if not isinstance(row, Mapping):
+        return row
+    named = {column: label_word(row[column], names) for column, names in label_names.items() if column in row}
+    return {**row, **named}
 
 
 def _line(row: object) -> str:

@@ -140,5 +140,5 @@ def _by_id(path: Path, titled: bool) -> dict[str, str]:
         key = str(row["_id"])
         if key in texts:
             raise ValueError(f"{place}: the id {key} is there twice.")
-        texts[key] = f"{title} {row['text']}".strip() if title else text_in(row, "text", place)
+        texts[key] = f"{title} {row['text'] or ''}".strip() if title else text_in(row, "text", place)
     return texts

@@ -7,7 +7,7 @@ t interval over the differences of equal seeds, where there are two or more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,12 @@ def load_scores(folder: Path) -> dict[str, PairScores] | None:
         return {task: PairScores(arrays[f"{task}/cosine"], arrays[f"{task}/gold"]) for task in tasks}
 
 
-def comparisons(reference: str, chosen: Sequence[Experiment], runs: Path) -> dict[str, Any]:
+def comparisons(
+    reference: str, chosen: Sequence[Experiment], runs: Path, known: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Differences from the reference row, × 100: `{"reference", "rows": {row: {"figure", "per_seed", …}}}`.
+
+    A row whose scores are not on this machine keeps what is `known` of it, from the same reference.
 
     A row is compared with the reference of the same seed; a row or reference without training, with any. The figure is the
     average of the published tasks both were measured on, or the only task they share.
@@ -53,7 +57,8 @@ def comparisons(reference: str, chosen: Sequence[Experiment], runs: Path) -> dic
             figure = "average" if found.average is not None else next(iter(found.tasks))
             difference = found.average or found.tasks[figure]
             row = rows.setdefault(experiment.row, {"figure": figure, "per_seed": {}})
-            row["per_seed"][str(key[1] if key[1] is not None else reference_key[1])] = {
+            seed = key[1] if key[1] is not None else reference_key[1]
+            row["per_seed"]["none" if seed is None else str(seed)] = {
                 "difference": difference.difference,
                 "interval": list(vars(difference.interval).values()),
                 "p_value": difference.p_value,
@@ -61,7 +66,9 @@ def comparisons(reference: str, chosen: Sequence[Experiment], runs: Path) -> dic
             }
     for row in rows.values():
         row |= _over_seeds([seed["difference"] for seed in row["per_seed"].values()])
-    return {"reference": reference, "rows": rows}
+    planned = {experiment.row for experiment in chosen}
+    before = known["rows"] if known is not None and known["reference"] == reference else {}
+    return {"reference": reference, "rows": {name: row for name, row in before.items() if name in planned} | rows}
 
 
 def _references(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from angle_llm.experiments.grid import Measures
-from angle_llm.settings import DataSource, ModelSettings
+from angle_llm.settings import DataSource, ModelSettings, settings_to_dict
 
 if TYPE_CHECKING:
     from angle_llm.evaluation import Interval, StsTask, TaskResult
@@ -79,7 +79,7 @@ def measure(
 def _sts_asked(measures: Measures) -> Figures | None:
     if not measures.sts and not measures.pairs:
         return None
-    pairs = {name: Path(source.path).name for name, source in measures.pairs.items()}
+    pairs = {name: settings_to_dict(source) for name, source in measures.pairs.items()}
     return {"tasks": list(measures.sts), "variant": measures.variant, "pairs": pairs}
 
 
@@ -153,7 +153,7 @@ def pairs_task(name: str, source: DataSource) -> StsTask:
 
 
 def _saturation_asked(measures: Measures) -> Figures | None:
-    return {"pairs": Path(measures.saturation.path).name} if measures.saturation is not None else None
+    return {"pairs": settings_to_dict(measures.saturation)} if measures.saturation is not None else None
 
 
 def _take_saturation(encoder: SentenceEncoder, measures: Measures, data_dir: Path, keep_in: Path) -> Figures:
@@ -199,7 +199,7 @@ def _take_transfer(encoder: SentenceEncoder, measures: Measures, data_dir: Path,
 
 
 def _retrieval_asked(measures: Measures) -> Figures | None:
-    return {"texts": Path(measures.retrieval).name} if measures.retrieval is not None else None
+    return {"texts": measures.retrieval} if measures.retrieval is not None else None
 
 
 def _take_retrieval(encoder: SentenceEncoder, measures: Measures, data_dir: Path, keep_in: Path) -> Figures:
@@ -226,7 +226,9 @@ def _take_retrieval(encoder: SentenceEncoder, measures: Measures, data_dir: Path
 
 
 def _nested_asked(measures: Measures) -> Figures | None:
-    return None if measures.nested is None else {key: list(value) for key, value in vars(measures.nested).items()}
+    if measures.nested is None:
+        return None
+    return {"variant": measures.variant} | {key: list(value) for key, value in vars(measures.nested).items()}
 
 
 def _take_nested(encoder: SentenceEncoder, measures: Measures, data_dir: Path, keep_in: Path) -> Figures:

@@ -47,7 +47,7 @@ class Result:
     def write(self, folder: Path) -> Path:
         """Writes the file whole or not at all."""
         path = folder / self.grid / f"{self.name}.json"
-        write_json(path, {"format_version": FORMAT_VERSION, **_without_nan(asdict(self))})
+        write_json(path, {"format_version": FORMAT_VERSION, **without_nan(asdict(self))})
         return path
 
     @classmethod
@@ -66,12 +66,12 @@ class Result:
             raise ResultError(f"{path} is damaged ({error!r}). Remove it, and run its experiment again.") from error
 
 
-def _without_nan(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
     """JSON has no NaN: a figure that does not exist is null, and its reason stands beside it."""
     if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
+        return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
+        return [without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

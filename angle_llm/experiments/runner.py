@@ -22,7 +22,7 @@ from angle_llm.evaluation.report import write_json
 from angle_llm.experiments.comparisons import comparisons
 from angle_llm.experiments.grid import DATA, Experiment, Grid, GridError, experiments, load_grid
 from angle_llm.experiments.measure import KINDS, measure
-from angle_llm.experiments.results import COMPARISONS, Result
+from angle_llm.experiments.results import COMPARISONS, Result, without_nan
 from angle_llm.settings import CheckpointSettings, save_settings, settings_to_dict
 
 _PACKAGES = ("torch", "transformers", "peft", "accelerate", "scipy")
@@ -72,7 +72,7 @@ def run_grid(settings: RunnerSettings) -> list[Result]:
     chosen = experiments(grid, data_dir, settings.rows, settings.seeds)
     if settings.list:
         for experiment in chosen:
-            missing = _missing(experiment, _known(experiment, settings))
+            missing = missing_measures(experiment, _known(experiment, settings), data_dir)
             print(f"{experiment.name:40} {'missing: ' + ', '.join(missing) if missing else 'has its result'}")
         return []
     results = []
@@ -82,14 +82,23 @@ def run_grid(settings: RunnerSettings) -> list[Result]:
         if result is not None:
             results.append(result)
     if grid.reference is not None and not settings.train_only:
-        found = comparisons(grid.reference, experiments(grid, data_dir), settings.runs)
-        write_json(settings.results / grid.name / COMPARISONS, found)
+        path = settings.results / grid.name / COMPARISONS
+        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        found = comparisons(grid.reference, experiments(grid, data_dir), settings.runs, known)
+        write_json(path, without_nan(found))
     return results
 
 
 def _run(grid: Grid, experiment: Experiment, settings: RunnerSettings, data_dir: Path) -> Result | None:
     known = _known(experiment, settings)
-    missing = _missing(experiment, known)
+    told = portable(settings_told(experiment), data_dir)
+    if known is not None and (changed := changed_settings(known.settings, told)):
+        path = settings.results / grid.name / f"{experiment.name}.json"
+        raise ExperimentError(
+            f"{path} was made with other settings than the grid has now: {', '.join(changed)}. Remove it and the run in "
+            f"{_folder(experiment, settings)} to have it made anew, or give the row another name."
+        )
+    missing = missing_measures(experiment, known, data_dir)
     if known is not None and not missing:
         return known
     model = _train(experiment, settings) if experiment.trains else experiment.settings.model.path
@@ -116,19 +125,34 @@ def _run(grid: Grid, experiment: Experiment, settings: RunnerSettings, data_dir:
         date=datetime.now(timezone.utc).date().isoformat(),
         machine=machine(),
         versions={name: version(name) for name in ("angle_llm", *_PACKAGES)},
-        settings=_portable(_told(experiment), data_dir),
+        settings=told,
         train=_training_facts(folder) if experiment.trains else None,
     )
-    result = replace(result, label=experiment.label, measures=result.measures | _portable(figures, data_dir))
+    result = replace(result, label=experiment.label, measures=result.measures | portable(figures, data_dir))
     result.write(settings.results)
     return result
 
 
-def _told(experiment: Experiment) -> dict[str, Any]:
-    """The settings that decide what was run."""
+def settings_told(experiment: Experiment) -> dict[str, Any]:
+    """The settings that decide what was run, and the row whose model it went on from."""
     if not experiment.trains:
         return {"model": settings_to_dict(experiment.settings.model)}
-    return settings_to_dict(replace(experiment.settings, run_dir=""))
+    return settings_to_dict(replace(experiment.settings, run_dir="")) | {"after": experiment.after}
+
+
+def changed_settings(then: dict[str, Any], now: dict[str, Any], under: str = "") -> list[str]:
+    """The settings that were otherwise in a result than they are now, by their dotted names.
+
+    What a result does not know, for it is older, counts as it was: a new setting's default changes nothing.
+    """
+    changed = []
+    for key, value in then.items():
+        both = isinstance(value, dict) and isinstance(now.get(key), dict) and key not in ("where", "columns")
+        if both:
+            changed += changed_settings(value, now[key], f"{under}{key}.")
+        elif key in now and value != now[key]:
+            changed.append(f"{under}{key}")
+    return changed
 
 
 def _known(experiment: Experiment, settings: RunnerSettings) -> Result | None:
@@ -136,14 +160,11 @@ def _known(experiment: Experiment, settings: RunnerSettings) -> Result | None:
     return Result.read(path) if path.is_file() else None
 
 
-def _missing(experiment: Experiment, known: Result | None) -> list[str]:
+def missing_measures(experiment: Experiment, known: Result | None, data_dir: Path) -> list[str]:
     """The kinds of measure that are asked for and have no figures yet, or figures on other sets."""
     done = known.measures if known is not None else {}
-    return [
-        kind.name
-        for kind in KINDS
-        if (asked := kind.asked(experiment.measures)) and asked != (done.get(kind.name) or {}).get("asked")
-    ]
+    asked = {kind.name: portable(kind.asked(experiment.measures), data_dir) for kind in KINDS}
+    return [name for name, what in asked.items() if what and what != (done.get(name) or {}).get("asked")]
 
 
 def _folder(experiment: Experiment, settings: RunnerSettings) -> Path:
@@ -194,12 +215,12 @@ def _command(experiment: Experiment, settings: RunnerSettings) -> str:
     return f"python recipes/ablation.py --grid recipes/grids/{settings.grid.name} --data-dir DATA --rows {experiment.row}{seed}"
 
 
-def _portable(value: Any, data_dir: Path) -> Any:
+def portable(value: Any, data_dir: Path) -> Any:
     """Paths below the data directory as DATA/…, so that a result tells nothing of a machine."""
     if isinstance(value, dict):
-        return {key: _portable(item, data_dir) for key, item in value.items()}
+        return {key: portable(item, data_dir) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_portable(item, data_dir) for item in value]
+        return [portable(item, data_dir) for item in value]
     if isinstance(value, str) and value.startswith(f"{data_dir}/"):
         return DATA + value.removeprefix(f"{data_dir}/")
     return value

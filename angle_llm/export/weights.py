@@ -32,18 +32,25 @@ def open_adapters_base(card: EncoderCard, *, original: bool) -> BaseWeights:
 
 
 def compare_weights(two: dict[str | Path, FormFacts], *, original: bool) -> WeightsCount | None:
-    """The count for two forms by their paths; None unless one is an adapter and the other a model of plain numbers."""
+    """The count for two forms by their paths; None unless one is an adapter and the other a model of plain numbers.
+
+    A GGUF file rounds in ways of its own, and a folder that only another library understands cannot be opened: None too.
+    """
     adapters = [path for path, facts in two.items() if facts.kind == "adapter"]
     models = [path for path, facts in two.items() if facts.kind != "adapter" and "bits" not in facts.dtype]
-    if not (adapters and models):
+    if not (adapters and models) or str(models[0]).endswith(".gguf"):
         return None
     name, facts = str(models[0]), two[models[0]]
     model = locate(name) if facts.kind == "backbone" else BackboneLocation(str(Path(name).expanduser()))
-    return count_wrong(Path(adapters[0]).expanduser(), model, facts.dtype, original=original)
+    try:
+        stored = open_base(model, dtype=facts.dtype)
+    except (OSError, ValueError):
+        return None
+    return count_wrong(Path(adapters[0]).expanduser(), stored, original=original)
 
 
-def count_wrong(adapter: Path, model: BackboneLocation, dtype: str, *, original: bool = False) -> WeightsCount | None:
-    """Compares a model stored in `dtype` with the merge of a saved adapter; None if it has other tensors than the base.
+def count_wrong(adapter: Path, stored: BaseWeights, *, original: bool = False) -> WeightsCount | None:
+    """Compares a model's stored numbers with the merge of a saved adapter; None if it has other tensors than the base.
 
     Raises:
         FileNotFoundError, ArtifactError: for a model or base that cannot be opened, or an adapter that is not understood.
@@ -53,7 +60,6 @@ def count_wrong(adapter: Path, model: BackboneLocation, dtype: str, *, original:
     base = open_adapters_base(card, original=original)
     if card.layers is not None:
         cut_layers(base.skeleton, card.layers)
-    stored = open_base(model, dtype=dtype)
     wanted, found = base.skeleton.state_dict(), stored.skeleton.state_dict()
     if {name: tensor.shape for name, tensor in wanted.items()} != {
         name: tensor.shape for name, tensor in found.items()

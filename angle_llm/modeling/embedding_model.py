@@ -70,13 +70,14 @@ class EmbeddingModel(nn.Module):
 
     @contextmanager
     def reading(self, layers: Sequence[int]) -> Iterator[None]:
-        """Within this, rows are of these inner layers."""
-        before = self.inner_layers, self._depth
-        self.read_layers(layers)
-        try:
-            yield
-        finally:
-            self.inner_layers, self._depth = before
+        """Within this, rows are of these inner layers; other threads wait."""
+        with _ONE_AT_A_TIME:
+            before = self.inner_layers, self._depth
+            self.read_layers(layers)
+            try:
+                yield
+            finally:
+                self.inner_layers, self._depth = before
 
     def truncated(self, dimensions: int | None, layers: int | None) -> EmbeddingModel:
         """The model of the first layers and dimensions, on the same weights; None keeps what there is.

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from angle_llm.experiments import Experiment, Grid, GridError, Result, load_grid
 from angle_llm.experiments.grid import experiments
 from angle_llm.experiments.results import COMPARISONS, ResultError
+from angle_llm.experiments.runner import changed_settings, missing_measures, portable, settings_told
 from angle_llm.report.checking import FiguresError, checked, finite
 from angle_llm.report.measured import (
     Comparisons,
@@ -25,7 +26,6 @@ from angle_llm.report.measured import (
     Sts,
     Transfer,
 )
-from angle_llm.settings import settings_to_dict
 
 ORDER = ("nli", "prompts", "ablation", "graded", "nontransfer", "bert", "nested", "transfer", "retrieval")
 """Grids in the order they are told; any other comes after them, by name."""
@@ -38,6 +38,9 @@ KINDS: dict[str, type] = {
     "nested": Nested,
 }
 """Kinds of measure this report has a form for. Others are told number by number."""
+
+DATA_DIR = Path("DATA")
+"""What stands for the data directory in results."""
 
 Kind = TypeVar("Kind")
 
@@ -137,7 +140,7 @@ def _read_grid(name: str, file: Path | None, folder: Path) -> MaterialGrid:
     if file is not None:
         try:
             grid = load_grid(file)
-            planned = experiments(grid, Path("DATA"))
+            planned = experiments(grid, DATA_DIR)
         except GridError as error:
             problems.append(str(error))
     by_row: dict[str, list[Measured]] = {}
@@ -205,29 +208,24 @@ def _read_one(path: Path, kind: type[Kind], problems: list[str]) -> Kind | None:
 
 
 def _mismatches(planned: Sequence[Experiment], rows: Sequence[MaterialRow]) -> list[str]:
-    """Results that were run with other settings than the grid file now has."""
+    """Results that are not those the grid file now asks for: other settings, other measures, another row or seed."""
     by_name = {one.result.name: one.result for row in rows for one in row.results}
     notes = []
     for experiment in planned:
-        result = by_name.get(experiment.name)
+        result = by_name.pop(experiment.name, None)
         if result is None:
             continue
-        now = settings_to_dict(replace(experiment.settings, run_dir=""))
-        changed = _changed(result.settings, now if experiment.trains else {"model": now["model"]})
-        if changed:
+        name = f"{experiment.grid}/{experiment.name}.json"
+        told = portable(settings_told(experiment), DATA_DIR)
+        if changed := changed_settings(result.settings, told):
             notes.append(
-                f"{experiment.grid}/{experiment.name}.json was run with other settings than its grid file has now: "
-                f"{', '.join(changed)}. Remove it, and run its experiment again."
+                f"{name} was run with other settings than its grid file has now: {', '.join(sorted(changed))}. Remove it, and "
+                "run its experiment again."
             )
+        if lacking := missing_measures(experiment, result, DATA_DIR):
+            notes.append(
+                f"{name} lacks what its grid file asks for now: {', '.join(lacking)}. Run its experiment again."
+            )
+    if planned:
+        notes += [f"{left.grid}/{name}.json is of no row and seed of its grid file." for name, left in by_name.items()]
     return notes
-
-
-def _changed(then: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    """Keys that both have with different values: a setting that came later is no difference."""
-    changed = []
-    for key in then.keys() & now.keys():
-        if isinstance(then[key], dict) and isinstance(now[key], dict):
-            changed += _changed(then[key], now[key], f"{prefix}{key}.")
-        elif then[key] != now[key]:
-            changed.append(prefix + key)
-    return sorted(changed)

@@ -11,6 +11,7 @@ from checking import OTHER, PAIR, checked, data, found, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from angle_llm.data import DataSource, ScoredPair, load_examples
 from angle_llm.data_tools.command import data_main
 from angle_llm.data_tools.fix import write_fixed
 
@@ -84,3 +85,36 @@ def test_every_row_is_kept_or_quarantined(tmp_path_factory: pytest.TempPathFacto
         range_kept = report.score_range
         again = checked(str(folder / "out" / "x.jsonl"), score_range=range_kept).reports[0]
         assert not {"rejected", "duplicate", "near duplicate", "contradiction", "unlike itself"} & set(found(again))
+
+
+def test_files_of_one_name_do_not_write_over_each_other(tmp_path: Path) -> None:
+    paths = []
+    for number, name in enumerate(("a/x.jsonl", "b/x.jsonl", "c/x-2.jsonl", "d/x.quarantine.jsonl")):
+        (tmp_path / name).parent.mkdir()
+        row = {"text1": f"a man eats {number}", "text2": "b", "score": number / 4}
+        paths.append(write(tmp_path / name, row))
+    data(*paths, "--model", "none", "--fix", str(tmp_path / "out"))
+    written = [path for path in (tmp_path / "out").glob("*.jsonl") if "reason" not in path.read_text("utf-8")]
+    kept = [line for path in written for line in path.read_text("utf-8").splitlines()]
+    assert sorted(json.loads(line)["text1"] for line in kept) == [f"a man eats {number}" for number in range(4)]
+
+
+def test_numbered_labels_keep_their_meaning(tmp_path: Path) -> None:
+    from datasets import ClassLabel, Dataset, Features, Value
+
+    text, label = Value("string"), ClassLabel(names=["contradiction", "entailment"])
+    order = Features({"premise": text, "hypothesis": text, "label": label})
+    rows = {"premise": ["a man eats", "a dog runs"], "hypothesis": ["he starves", "it moves"], "label": [0, 1]}
+    (tmp_path / "nli").mkdir()
+    Dataset.from_dict(rows, features=order).to_parquet(tmp_path / "nli" / "train.parquet")
+    assert data(str(tmp_path / "nli"), "--model", "none", "--fix", str(tmp_path / "out")) == 0
+    examples = load_examples(DataSource(path=str(tmp_path / "out" / "nli.jsonl"))).examples
+    assert examples == [ScoredPair("a man eats", "he starves", 0.0), ScoredPair("a dog runs", "it moves", 1.0)]
+
+
+def test_a_label_in_the_middle_contradicts_neither_end(tmp_path: Path) -> None:
+    rows = [{"text1": "a man eats", "text2": "he has lunch", "score": score} for score in (1.0, 0.5, 0.2)]
+    path = write(tmp_path / "x.jsonl", *rows)
+    assert data(path, "--model", "none", "--fix", str(tmp_path / "out")) == 1
+    (kept,) = (tmp_path / "out" / "x.jsonl").read_text("utf-8").splitlines()
+    assert json.loads(kept)["score"] == 0.5

@@ -12,7 +12,11 @@ from angle_llm import SentenceEncoder
 from angle_llm.evaluation import evaluate, select_tasks, spearman
 from angle_llm.experiments import GridError, Result, RunnerSettings, load_results, run_grid
 from angle_llm.experiments.comparisons import load_scores
+from angle_llm.experiments.grid import Measures
+from angle_llm.experiments.measure import KINDS
 from angle_llm.experiments.results import COMPARISONS, ResultError
+from angle_llm.experiments.runner import ExperimentError, changed_settings
+from angle_llm.settings import DataSource
 
 GRID = """
 title: Tiny
@@ -160,3 +164,37 @@ def test_a_mistake_shows_before_anything_runs(place: Path) -> None:
     (place / "damaged" / "tiny" / "as-is.json").write_text("{", encoding="utf-8")
     with pytest.raises(ResultError, match=r"as-is\.json is damaged"):
         run_grid(replace(settings_in(place), results=place / "damaged", rows=("as-is",)))
+
+
+def test_a_result_of_other_settings_is_not_taken_for_this_rows(place: Path, results: list[Result]) -> None:
+    grid = (place / "tiny.yaml").read_text(encoding="utf-8")
+    (place / "tiny.yaml").write_text(grid.replace("learning_rate: 0.01", "learning_rate: 0.02"), encoding="utf-8")
+    try:
+        with pytest.raises(ExperimentError, match=r"one-seed1\.json was made with other.*optimizer.learning_rate"):
+            run_grid(replace(settings_in(place), rows=("one",)))
+    finally:
+        (place / "tiny.yaml").write_text(grid, encoding="utf-8")
+
+
+def test_a_second_stage_is_not_the_same_settings_without_a_first(results: list[Result]) -> None:
+    assert (results[1].settings["after"], results[2].settings["after"]) == (None, "one")
+    assert changed_settings(results[2].settings, results[1].settings) == ["after"]
+
+
+def test_a_condition_that_goes_or_comes_is_a_change() -> None:
+    then, now = {"data": {"where": {}, "limit": 3}}, {"data": {"where": {"sts_overlap": 0}, "limit": 3}, "new": 1}
+    assert changed_settings(then, now) == changed_settings(now, then) == ["data.where"]
+
+
+def test_comparisons_outlive_the_runs_they_were_made_of(place: Path, results: list[Result]) -> None:
+    path = place / "results" / "tiny" / COMPARISONS
+    before = json.loads(path.read_text(encoding="utf-8"))
+    run_grid(replace(settings_in(place), runs=place / "elsewhere"))
+    assert json.loads(path.read_text(encoding="utf-8")) == before
+    assert before["rows"]
+
+
+def test_a_measure_on_other_pairs_of_the_same_name_is_another() -> None:
+    here, there = (Measures(saturation=DataSource(path=f"DATA/{name}/dev.tsv")) for name in ("stsb", "sick"))
+    (kind,) = (kind for kind in KINDS if kind.name == "saturation")
+    assert kind.asked(here) != kind.asked(there)

@@ -16,6 +16,7 @@ from angle_llm.artifact import CARD_NAME
 from angle_llm.export import Verification, merge, verify
 from angle_llm.export.weights import count_wrong
 from angle_llm.modeling.backbone import locate
+from angle_llm.modeling.base_weights import open_base
 from angle_llm.modeling.merging import LoraUpdate
 from angle_llm.settings import LoraSettings
 
@@ -57,7 +58,7 @@ def test_pefts_merge_in_float32_is_a_good_one(kind: str, sort: str, dtype: torch
     """It adds up in another order, and not one number is taken for wrong."""
     run = save_adapter(kind, tmp_path, LORAS[sort])
     out = merged_by_peft(run, tmp_path / "out", dtype, first=False)
-    count = count_wrong(run, locate(str(out)), str(dtype).removeprefix("torch."))
+    count = count_wrong(run, open_base(locate(str(out)), dtype=str(dtype).removeprefix("torch.")))
     assert count is not None
     assert count.numbers == sum(tensor.numel() for tensor in load_file(out / "model.safetensors").values())
     assert (count.wrong, count.worst_tensor) == (0, "")
@@ -67,7 +68,8 @@ def test_pefts_merge_in_float32_is_a_good_one(kind: str, sort: str, dtype: torch
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])
 def test_pefts_merge_in_bfloat16_is_a_bad_one(kind: str, sort: str, tmp_path: Path) -> None:
     run = save_adapter(kind, tmp_path, LORAS[sort])
-    count = count_wrong(run, locate(str(merged_by_peft(run, tmp_path / "out", torch.bfloat16, first=True))), "bfloat16")
+    merged = merged_by_peft(run, tmp_path / "out", torch.bfloat16, first=True)
+    count = count_wrong(run, open_base(locate(str(merged)), dtype="bfloat16"))
     assert count is not None
     assert count.wrong > 100
 
@@ -79,7 +81,7 @@ def test_one_number_off_by_one_unit_in_the_last_place(name: str, dtype: str, ada
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     tensors[name].view(torch.int16).reshape(-1)[5] += 1
     save_file(tensors, tmp_path / "out" / "model.safetensors", metadata={"format": "pt"})
-    count = count_wrong(adapter, locate(str(tmp_path / "out")), dtype)
+    count = count_wrong(adapter, open_base(locate(str(tmp_path / "out")), dtype=dtype))
     assert count is not None
     assert (count.wrong, count.worst_tensor) == (1, name)
 

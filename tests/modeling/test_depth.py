@@ -154,7 +154,8 @@ def test_an_adapter_is_saved_for_the_layers_that_are_left_and_its_base_is_cut_on
     short.save_pretrained(tmp_path / "short")
     again = load(tmp_path / "short")
     assert (again.layers, again.dimensions) == (1, 8)
-    assert np.array_equal(again.encode(TEXTS), short.encode(TEXTS))
+    # The same numbers, but memory elsewhere: kernels may add them in another order.
+    np.testing.assert_allclose(again.encode(TEXTS), short.encode(TEXTS), rtol=1e-5, atol=1e-5)
     kept, all_of_it = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("short", "adapter"))
     assert set(kept) < set(all_of_it)
     assert not any(".1." in name for name in kept)

@@ -168,20 +168,30 @@ def told_as_damage(place: object) -> Iterator[None]:
     """What a library raises over the files of a folder becomes an `ArtifactError` that names the folder and the reason.
 
     Libraries raise anything over a damaged file: a KeyError, a TypeError, a Rust panic. This package's own errors pass as
-    they are, and so does running out of memory.
+    they are, and so does what the machine lacks: memory, a library, a permission, a working GPU.
     """
     try:
         yield
     except BaseException as error:
         kind = type(error).__name__
         foreign = isinstance(error, Exception) or kind == "PanicException"
-        if not foreign or isinstance(error, MemoryError) or kind == "OutOfMemoryError" or _is_own(error):
+        if not foreign or _is_of_the_machine(error) or _is_own(error):
             raise
         reason = " ".join(str(error).split())
         raise ArtifactError(
             f"{place} cannot be opened: {kind}: {reason if len(reason) < 400 else reason[:400] + '…'}. A file in it is damaged, "
             "or not of a kind that is read here; fetch or save it again."
         ) from error
+
+
+def _is_of_the_machine(error: BaseException) -> bool:
+    # torch says in words alone that memory or the GPU failed.
+    told = isinstance(error, RuntimeError) and any(words in str(error) for words in ("allocate memory", "CUDA"))
+    return (
+        told
+        or isinstance(error, (MemoryError, ImportError, PermissionError))
+        or type(error).__name__ == "OutOfMemoryError"
+    )
 
 
 def _is_own(error: BaseException) -> bool:

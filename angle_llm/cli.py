@@ -190,7 +190,7 @@ def guarded(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
-    except (ValueError, OSError, TypeError, RuntimeError) as error:
+    except (ValueError, OSError, TypeError, RuntimeError, ImportError) as error:
         if os.environ.get(DEBUG_VARIABLE):
             raise
         hint = "" if _is_complete(error) else f"\n({DEBUG_VARIABLE}=1 shows where it came from.)"

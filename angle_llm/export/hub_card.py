@@ -17,6 +17,15 @@ from angle_llm.prompts import PromptTemplate
 
 Form = Literal["adapter", "whole", "sentence-transformers"]
 
+PLACES = frozenset({
+    "_name_or_path", "name_or_path", "base_model_name_or_path", "base", "folder", "path", "name", "tokenizer_file",
+    "vocab_file", "merges_file", "special_tokens_map_file",
+})  # fmt: skip
+"""Keys of JSON files that may hold a place on the machine that wrote them."""
+SETTINGS_PLACES = PLACES | {"run_dir", "prompt", "pairs", "resume", "config"}
+"""And of a run's settings, where a prompt is a name or a file."""
+_WORDINGS = ("prompt", "prompts")
+
 
 @dataclass(frozen=True)
 class CardFacts:
@@ -28,7 +37,7 @@ class CardFacts:
     pooling: str
     max_length: int
     base: str | None
-    """What it was made from, None if that is not known."""
+    """What it was made from, as its own files name it; None if that is not known."""
     base_revision: str | None
     dimensions: int | None = None
     """If vectors are cut: how many numbers are kept."""
@@ -46,12 +55,11 @@ class CardFacts:
 
 def hub_card(facts: CardFacts) -> str:
     """Markdown with the front matter that the hub reads."""
-    on_hub = facts.base is not None and not PurePath(facts.base).is_absolute() and ":" not in facts.base
     head = {
         "library_name": "sentence-transformers" if facts.form == "sentence-transformers" else "angle_llm",
         "pipeline_tag": "sentence-similarity",
         "tags": ["sentence-embeddings", "angle_llm"],
-        **({"base_model": facts.base} if on_hub else {}),
+        **({"base_model": facts.base} if is_on_hub(facts.base) else {}),
         **({"license": facts.licence} if facts.licence else {}),
     }
     licence = (
@@ -74,7 +82,7 @@ def hub_card(facts: CardFacts) -> str:
 
 
 def _what_it_is(facts: CardFacts) -> str:
-    base = "a base that is not named here" if facts.base is None else f"`{facts.base}`"
+    base = "a base that is not named here" if facts.base is None else f"`{_without_folders(facts.base)}`"
     revision = f" (revision `{facts.base_revision}`)" if facts.base_revision else ""
     sort = {
         "adapter": f"a LoRA adapter on {base}{revision}",
@@ -205,15 +213,33 @@ def _checked(facts: CardFacts) -> str:
     return f"Compared with what it was made from, on {facts.verification.get('texts')} texts: the same encoder.{told}"
 
 
-def without_places(value: Any) -> Any:
-    """A JSON value without places on this machine: of an absolute path the last part is left."""
-    if isinstance(value, dict):
-        return {key: without_places(item) for key, item in value.items()}
+def is_on_hub(base: str | None) -> bool:
+    """Whether a base is named as the hub names it, and not as a place on this machine or in a package."""
+    if not base or ":" in base or base.startswith(("~", ".")) or base.count("/") > 1:
+        return False
+    return not (PurePath(base).is_absolute() or Path(base).exists())
+
+
+def without_places(value: Any, keys: frozenset[str] = PLACES) -> Any:
+    """A JSON value without places on this machine: of an absolute path under one of the keys the last part is left.
+
+    Any other text may be a prompt or a token that starts like a path, and stays; so does all of a prompt that is written out.
+    """
     if isinstance(value, list | tuple):
-        return [without_places(item) for item in value]
-    if isinstance(value, str) and (value.startswith("~") or PurePath(value).is_absolute()):
-        return PurePath(value).name
-    return value
+        return [without_places(item, keys) for item in value]
+    if not isinstance(value, dict):
+        return value
+    cleaned = {}
+    for key, item in value.items():
+        if isinstance(item, str):
+            cleaned[key] = _without_folders(item) if key in keys else item
+        else:
+            cleaned[key] = item if key in _WORDINGS else without_places(item, keys)
+    return cleaned
+
+
+def _without_folders(name: str) -> str:
+    return PurePath(name).name if name.startswith("~") or PurePath(name).is_absolute() else name
 
 
 def scores_of(path: Path) -> tuple[tuple[str, float], ...]:

@@ -2,7 +2,9 @@
 
     folder ──► is it whole, verified, free of pickles and of this machine's paths? ──► card ──► one commit
 
-One commit holds everything, or nothing is changed; what lies in the folder is never written to. The token is the one of
+One commit holds everything, or no file is changed; what lies in the folder is never written to. In the repository, files of
+kinds that a push writes (weights, configurations, tokenizer, cards: see `is_ours`) are replaced, and deleted where this push
+has none of that name; all others stay. The token is the one of
 `hf auth login` or HF_TOKEN: it is no argument, is not read here, and is not told.
 """
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path, PurePath
 from typing import Annotated, Any
 
@@ -25,20 +28,26 @@ from angle_llm.artifact import (
     is_saved_encoder,
     read_json,
 )
-from angle_llm.export.hub_card import CardFacts, hub_card, scores_of, without_places
-from angle_llm.export.library import ExportFacts
+from angle_llm.export.hub_card import SETTINGS_PLACES, CardFacts, hub_card, is_on_hub, scores_of, without_places
+from angle_llm.export.library import MODULES_NAME, ExportFacts
 from angle_llm.export.merge import REPORT_NAME
 from angle_llm.export.verify import MERGE_NAME
+from angle_llm.modeling.hub import ADAPTER_FILES, TOKENIZER_FILES, WHOLE_FILES
 from angle_llm.modeling.soundness import check_model_files
 
 _PUSHED = {".json", ".safetensors", ".txt", ".model"}
 _LARGE_JSON = {"tokenizer.json", "vocab.json", "model.safetensors.index.json"}
 """Of these no value is a path, and they go as they are."""
 _HUBS_OWN = {".gitattributes", "README.md"}
+_OURS = (
+    CARD_NAME, EXPORT_NAME, MERGE_NAME, REPORT_NAME, *ADAPTER_FILES, *WHOLE_FILES, *TOKENIZER_FILES, MODULES_NAME,
+    "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json",
+)  # fmt: skip
+"""What the forms of an encoder consist of: patterns of paths in a repository."""
 
 
 class PushError(RuntimeError):
-    """The hub did not take it; nothing was changed there, nothing is lost here."""
+    """The hub did not take it; no file was changed there, nothing is lost here. A new repository may be there, empty."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,8 @@ class PushSettings:
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
     """A saved encoder: the model directory of a run, a merged model, or what `angle-llm export` wrote."""
     repo: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="USER/NAME")]
-    """The repository on the hub. It is made if it is not there, and must hold nothing but an encoder of ours if it is."""
+    """The repository on the hub. It is made if it is not there, and must hold an encoder of ours if it is, whose files are
+    replaced; others stay."""
     run: Path | None = None
     """The run directory whose settings and scores go into the card. None: the one the folder lies in, if it does."""
     results: Path | None = None
@@ -78,6 +88,10 @@ def push_main(settings: PushSettings) -> None:
         print(f"left out: {', '.join(parcel.left_out)}")
     if settings.dry_run:
         print("\n".join(sorted([*parcel.files, "README.md"])))
+        print(
+            "\nOf an encoder that is there already, files of these names go where this push has none: "
+            + ", ".join(_OURS)
+        )
         print(f"\n{hub_card(parcel.facts)}\nNothing was pushed: --dry-run.")
         return
     url = send(parcel, settings.repo, private=not settings.public)
@@ -147,7 +161,7 @@ def _facts(folder: Path, settings: PushSettings) -> CardFacts:
             f"{folder} was not compared with what it was made from, so nobody knows that it is the same encoder. Make it again "
             "without --no-verify, or push it --unverified."
         )
-    base, revision = without_places(merged.get("base")), merged.get("base_revision")
+    base, revision = merged.get("base"), merged.get("base_revision")
     if exported is not None:
         check_model_files(folder)
         return CardFacts("sentence-transformers", settings.repo, exported.prompt, exported.pooling, exported.max_length, base,
@@ -181,7 +195,7 @@ def _settings_of(run: Path) -> dict[str, Any] | None:
         values = yaml.safe_load((run / "settings.yaml").read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"--run needs a run directory with settings.yaml; {run} is none ({error}).") from error
-    return dict(without_places(values)) if isinstance(values, dict) else None
+    return dict(without_places(values, SETTINGS_PLACES)) if isinstance(values, dict) else None
 
 
 def _scores_of_run(run: Path) -> tuple[tuple[str, float], ...]:
@@ -196,8 +210,15 @@ def _scores_of_run(run: Path) -> tuple[tuple[str, float], ...]:
     return (*before[:1], *([("evaluation during training, of the model kept", max(after))] if after else []))
 
 
+def is_ours(name: str) -> bool:
+    """Whether a path in a repository is of a kind that a push writes, so that a later push may delete it."""
+    return any(name.count("/") == pattern.count("/") and fnmatch(name, pattern) for pattern in _OURS)
+
+
 def send(parcel: Parcel, repo: str, *, private: bool) -> str:
     """Makes the repository if need be, and everything in it one commit; returns its address.
+
+    What an earlier push wrote and this one does not is deleted (`is_ours`); everything else in the repository stays.
 
     Raises:
         PushError: if the repository holds something else, or the hub refuses or is not there.
@@ -208,6 +229,7 @@ def send(parcel: Parcel, repo: str, *, private: bool) -> str:
     from huggingface_hub.errors import LocalTokenNotFoundError, OfflineModeIsEnabled
 
     api = HfApi(library_name="angle_llm")
+    made = ""
     try:
         api.whoami()
         there = set(api.list_repo_files(repo)) if api.repo_exists(repo) else None
@@ -217,8 +239,9 @@ def send(parcel: Parcel, repo: str, *, private: bool) -> str:
         readme = hub_card(replace(parcel.facts, licence=_licence(api, parcel.facts.base)))
         if there is None:
             api.create_repo(repo, private=private)
+            made = f" The repository {repo} was made, and is empty."
         add = [CommitOperationAdd(name, content) for name, content in sorted(parcel.files.items())]
-        gone = [CommitOperationDelete(name) for name in sorted((there or set()) - parcel.files.keys() - _HUBS_OWN)]
+        gone = [CommitOperationDelete(name) for name in sorted((there or set()) - parcel.files.keys()) if is_ours(name)]
         done = api.create_commit(
             repo,
             [*add, CommitOperationAdd("README.md", readme.encode()), *gone],
@@ -234,7 +257,7 @@ def send(parcel: Parcel, repo: str, *, private: bool) -> str:
         status = getattr(getattr(error, "response", None), "status_code", 0)
         reason = " ".join(f"{error} {error.__cause__ or ''}".split())
         hint = _HINTS.get(status, "" if 0 < status < 500 else "Try again when the hub can be reached.")
-        raise PushError(f"{repo} was not pushed: {reason} {hint} Nothing here was changed.") from error
+        raise PushError(f"{repo} was not pushed: {reason} {hint} Nothing here was changed.{made}") from error
     return str(done.commit_url)
 
 
@@ -248,7 +271,7 @@ def _licence(api: Any, base: str | None) -> str | None:
     """The licence on the base's own card; None if it has none, or is not on the hub."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    if base is None or ":" in base or "/" not in base:
+    if base is None or not is_on_hub(base) or "/" not in base:
         return None
     try:
         data = api.model_info(base).card_data

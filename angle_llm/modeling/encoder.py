@@ -38,7 +38,7 @@ from angle_llm.modeling.backbone import (
 from angle_llm.modeling.counters import EncodeStats, FlopsPerToken
 from angle_llm.modeling.depth import Depth
 from angle_llm.modeling.embedding_model import EmbeddingModel
-from angle_llm.modeling.foreign import on_backbone, open_foreign
+from angle_llm.modeling.foreign import no_backbone, on_backbone, open_foreign
 from angle_llm.modeling.microbatches import Plan, plan_micro_batches
 from angle_llm.modeling.pooling import pooling_named
 from angle_llm.modeling.quantized import QuantisationError, bits_of, each_token_alone, mend
@@ -162,6 +162,8 @@ class SentenceEncoder:
         foreign = None if adapter is None else open_foreign(Path(adapter).expanduser(), path, prompt)
         found = hub.find(path, revision)
         if found.folder is not None:
+            if foreign is not None:
+                raise no_backbone(path)
             card = EncoderCard.read(found.folder)
             dtype = card.dtype if dtype == "auto" else dtype
             bits = card.bits if bits == "auto" else bits

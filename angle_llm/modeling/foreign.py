@@ -51,7 +51,7 @@ def open_foreign(folder: Path, base: str, prompt: object) -> ForeignAdapter:
         ValueError: for a base that is a saved encoder, or without a prompt.
     """
     if is_saved_encoder(base):
-        raise ValueError(f"an adapter goes on a backbone, and {base} is a saved encoder. Name the base of the adapter.")
+        raise no_backbone(base)
     if prompt is None:
         raise ValueError(
             "an adapter from elsewhere does not say how texts were worded. Name prompt=…: the one it was trained with, or "
@@ -60,6 +60,11 @@ def open_foreign(folder: Path, base: str, prompt: object) -> ForeignAdapter:
     foreign = read_foreign(folder)
     check_base_name(foreign, base)
     return foreign
+
+
+def no_backbone(base: str) -> ValueError:
+    """The error for an adapter on a saved encoder, which is here or on the hub."""
+    return ValueError(f"an adapter goes on a backbone, and {base} is a saved encoder. Name the base of the adapter.")
 
 
 def read_foreign(folder: Path) -> ForeignAdapter:

@@ -2,11 +2,13 @@
 
 A repository with `angle_llm.json` is a saved encoder, adapter or whole; any other is a bare backbone, which `transformers`
 fetches. Of a saved encoder only what is read is fetched: card, weights in safetensors, tokenizer. Everything comes from one
-commit, whatever happens to the repository meanwhile. With HF_HUB_OFFLINE=1 the cache alone is asked.
+commit, whatever happens to the repository meanwhile. With HF_HUB_OFFLINE=1 the cache alone is asked; where it does not know
+whether there is a card, a warning says so.
 """
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,12 +78,24 @@ def _fetch_encoder(repo: str, commit: str, card: EncoderCard) -> Path:
 
 
 def _fetched(repo: str, name: str, revision: str | None) -> Path | None:
-    """A small file of a repository, in the cache; None if the repository, or offline the cache, does not have it."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+    """A small file of a repository, in the cache; None if the repository, or offline the cache, does not have it.
+
+    Warns if the hub could not be asked for a card, and never was.
+    """
+    from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
     try:
         return Path(hf_hub_download(repo, name, revision=revision))
+    except LocalEntryNotFoundError:  # an EntryNotFoundError too, but nobody said that there is none
+        if name == CARD_NAME and try_to_load_from_cache(repo, name, revision=revision) is not _CACHED_NO_EXIST:
+            warnings.warn(
+                f"the hub could not be asked whether {repo} is a saved encoder, and the cache does not know; it is read as a "
+                "bare backbone. Connect once when you can, to know.",
+                UserWarning,
+                stacklevel=4,
+            )
+        return None
     except EntryNotFoundError:
         return None
     except HfHubHTTPError as error:

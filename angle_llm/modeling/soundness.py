@@ -155,7 +155,8 @@ def check_vocabulary(backbone: nn.Module, tokenizer: Any, where: object) -> None
     rows = int(embeddings.num_embeddings)
     added = tokenizer.get_added_vocab()
     beyond = [token for token, number in tokenizer.get_vocab().items() if number >= rows and token not in added]
-    beyond += [token for token, number in added.items() if number >= rows and token not in tokenizer.all_special_tokens]
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}  # named or not
+    beyond += [token for token, number in added.items() if number >= rows and number not in special]
     if beyond:
         raise ArtifactError(
             f"the tokenizer in {where} has {len(beyond)} tokens, {beyond[0]!r:.80} first, beyond the model's {rows} "

@@ -13,7 +13,7 @@ from hub_server import TOKEN, Hub, open_hub
 from huggingface_hub import constants
 from tiny import save_tiny_base, tiny_encoder, train_a_little
 
-from angle_llm import SentenceEncoder, cli
+from angle_llm import PromptTemplate, SentenceEncoder, cli
 from angle_llm.export.merge import merge
 from angle_llm.settings import LoraSettings
 
@@ -193,7 +193,10 @@ def test_what_the_hub_refuses_is_told_and_changes_nothing(
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert "The token may not write there" in told("org/mine")
     hub.refuse_commits = True
-    assert "user/mine was not pushed: " in told()
+    refused = told()
+    assert "user/mine was not pushed: " in refused
+    assert "The repository user/mine was made, and is empty." in refused
+    assert "was made" not in told()  # by now it was there
     assert set(head(hub)) == {".gitattributes"}
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE is set" in told()
@@ -219,3 +222,48 @@ def test_what_nobody_else_could_use_does_not_leave(
     ):
         assert push(monkeypatch, tmp_path / folder, repo) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("logged_in")
+def test_words_that_look_like_paths_stay_and_paths_go(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = "/no_think Sum up and/or name: {text}"
+    tiny_encoder("bert", prompt=PromptTemplate("~mine", template)).save_pretrained(tmp_path / "whole")
+    config = tmp_path / "whole" / "tokenizer_config.json"
+    extra = {"name_or_path": "/home/me/base", "extra_special_tokens": ["/", "~~"], "cls_token": "[CLS]"}
+    config.write_text(json.dumps(json.loads(config.read_text()) | extra))
+    assert push(monkeypatch, tmp_path / "whole", "user/mine") == 0
+    prompt = json.loads(head(hub)["angle_llm.json"])["prompt"]
+    assert (prompt["name"], prompt["template"]) == ("~mine", template)
+    tokenizer = json.loads(head(hub)["tokenizer_config.json"])
+    assert (tokenizer["name_or_path"], tokenizer["extra_special_tokens"]) == ("base", ["/", "~~"])
+
+
+@pytest.mark.usefixtures("logged_in")
+def test_what_no_push_wrote_stays_beside_the_encoder(
+    hub: Hub, adapter: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = dict.fromkeys(("LICENSE", "model.Q4.gguf", "results/model-1.safetensors", "results/scores.json"), b"x")
+    ours = dict.fromkeys(("angle_llm.json", "model-00001-of-00002.safetensors", "1_Pooling/config.json"), b"{}")
+    hub.put("user/mine", theirs | ours)
+    assert push(monkeypatch, adapter, "user/mine") == 0
+    files = head(hub)
+    assert theirs.items() <= files.items()
+    assert not {"model-00001-of-00002.safetensors", "1_Pooling/config.json"} & files.keys()
+    assert push(monkeypatch, adapter, "user/mine", "--dry-run") == 0
+    assert "model-*.safetensors" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("logged_in")
+def test_a_local_base_is_no_base_model_of_the_hub(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = SentenceEncoder.from_pretrained(save_tiny_base("llama", tmp_path / "my-llama"), device="cpu")
+    encoder.add_lora(LoraSettings(rank=2))
+    train_a_little(encoder.model)
+    encoder.save_pretrained(tmp_path / "adapter")
+    merge(tmp_path / "adapter", tmp_path / "merged", check=False)
+    assert push(monkeypatch, tmp_path / "merged", "user/mine", "--unverified") == 0
+    card = head(hub)["README.md"].decode()
+    assert "base_model" not in yaml.safe_load(card.split("---\n")[1])
+    assert "made from `my-llama`" in card
+    assert not any(str(tmp_path).encode() in content for content in head(hub).values())

@@ -10,11 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from tiny import save_tiny_base, tiny_encoder
+from tiny_tokenizers import VOCABULARY
 from torch import Tensor
+from transformers import AddedToken, AutoTokenizer
 
-from angle_llm.artifact import ArtifactError
+from angle_llm.artifact import ArtifactError, told_as_damage
 from angle_llm.modeling.encoder import SentenceEncoder
 from angle_llm.settings import LoraSettings
 
@@ -87,6 +90,39 @@ def test_code_beside_the_weights_is_never_run(base: Path, tmp_path: Path) -> Non
     result = subprocess.run([sys.executable, "-c", code], input="y\ny\n", capture_output=True, text=True, check=False)
     assert result.returncode != 0
     assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_a_token_beyond_the_embeddings_is_allowed_if_it_is_special(base: Path, tmp_path: Path, special: bool) -> None:
+    """Early copies of LLaMA-2 come with a `<pad>` that is nobody's padding token, one past the embeddings."""
+    shutil.copytree(base, tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.add_tokens([AddedToken("<pad>", special=special)])
+    assert tokenizer.convert_tokens_to_ids("<pad>") == VOCABULARY
+    assert "<pad>" not in tokenizer.all_special_tokens
+    tokenizer.save_pretrained(tmp_path / "model")
+    if special:
+        rows = SentenceEncoder.from_pretrained(tmp_path / "model", device="cpu").encode(["Some <pad> text."])
+        assert torch.from_numpy(rows).isfinite().all()
+    else:
+        with pytest.raises(ArtifactError, match="1 tokens, '<pad>' first, beyond the model's 400 embeddings"):
+            SentenceEncoder.from_pretrained(tmp_path / "model", device="cpu")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("sentencepiece is needed"),
+        PermissionError("not for you"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        RuntimeError("CUDA error: device-side assert triggered"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_the_machine_lacks_is_not_told_as_damage(error: Exception) -> None:
+    with pytest.raises(type(error)) as raised, told_as_damage("folder"):
+        raise error
+    assert raised.value is error
 
 
 def test_the_first_token_of_a_causal_model_is_no_embedding() -> None:

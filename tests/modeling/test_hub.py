@@ -132,3 +132,38 @@ def test_as_users_name_a_hub(hub: Hub, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "(1, 32)", done.stderr[-1500:]
     assert json.loads((tmp_path / "model" / CARD_NAME).read_text())["base"] is None
+
+
+def test_a_card_nobody_could_be_asked_for_is_warned_of(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache has the backbone's files, as `transformers` fetched them, and never asked for a card."""
+    commit = hub.put("org/base", save_tiny_base("llama", tmp_path / "base"))
+    rows = load("org/base").encode(TEXTS)
+    cached = tmp_path / "cache" / "models--org--base" / ".no_exist" / commit / CARD_NAME
+    cached.unlink()
+    for setting, value in (("HF_HUB_OFFLINE", True), ("HF_HUB_OFFLINE", False)):
+        monkeypatch.setattr(constants, setting, value)
+        if not value:  # nobody listens there
+            nowhere = "http://127.0.0.1:9"
+            monkeypatch.setattr(constants, "ENDPOINT", nowhere)
+            monkeypatch.setattr(
+                constants,
+                "HUGGINGFACE_CO_URL_TEMPLATE",
+                constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(hub.url, nowhere),
+            )
+        with pytest.warns(UserWarning, match="could not be asked whether org/base is a saved encoder"):
+            assert np.array_equal(load("org/base").encode(TEXTS), rows)
+
+
+def test_an_adapter_on_a_saved_encoder_of_the_hub_is_refused(hub: Hub, tmp_path: Path) -> None:
+    tiny_encoder("llama").save_pretrained(tmp_path / "model")
+    hub.put("user/whole", tmp_path / "model")
+    encoder = load(save_tiny_base("llama", tmp_path / "base"))
+    encoder.add_lora(LoraSettings(rank=2))
+    encoder.save_pretrained(tmp_path / "adapter")
+    (tmp_path / "adapter" / CARD_NAME).unlink()
+    config = tmp_path / "adapter" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": "user/whole"}))
+    with pytest.raises(ValueError, match="an adapter goes on a backbone, and user/whole is a saved encoder"):
+        load("user/whole", adapter=tmp_path / "adapter", prompt="plain")

@@ -169,7 +169,10 @@ def train_and_test(defaults: TrainSettings, arguments: Sequence[str] | None = No
         "bits": base.bits,
     }
     print(f"\n{task.source}, {len(task.pairs):,} pairs; Spearman correlation x 100 of cosine and score:")
-    for when, path, how in (("before", base.path, as_it_was), ("after", str(model), dict[str, Any]())):  # one model at a time
+    for when, path, how in (
+        ("before", base.path, as_it_was),
+        ("after", str(model), dict[str, Any]()),
+    ):  # one model at a time
         figures = measured(SentenceEncoder.from_pretrained(path, **how).encode, [task]).tasks["test"]
         print(f"  {when:7} {figures.spearman:6.2f}" + (f" ({figures.undefined})" if figures.undefined else ""))
     print(_USE.format(model=model))

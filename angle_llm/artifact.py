@@ -168,10 +168,13 @@ def told_as_damage(place: object) -> Iterator[None]:
     """What a library raises over the files of a folder becomes an `ArtifactError` that names the folder and the reason.
 
     Libraries raise anything over a damaged file: a KeyError, a TypeError, a Rust panic. This package's own errors pass as
-    they are, and so does what the machine lacks: memory, a library, a permission, a working GPU.
+    they are, and so does what the machine lacks: memory, a permission, a working GPU. A package that a folder asks for and
+    that is not installed is told as that.
     """
     try:
         yield
+    except ImportError as error:
+        raise ArtifactError(f"{place} cannot be opened without another package: {error}") from error
     except BaseException as error:
         kind = type(error).__name__
         foreign = isinstance(error, Exception) or kind == "PanicException"
@@ -187,11 +190,7 @@ def told_as_damage(place: object) -> Iterator[None]:
 def _is_of_the_machine(error: BaseException) -> bool:
     # torch says in words alone that memory or the GPU failed.
     told = isinstance(error, RuntimeError) and any(words in str(error) for words in ("allocate memory", "CUDA"))
-    return (
-        told
-        or isinstance(error, (MemoryError, ImportError, PermissionError))
-        or type(error).__name__ == "OutOfMemoryError"
-    )
+    return told or isinstance(error, (MemoryError, PermissionError)) or type(error).__name__ == "OutOfMemoryError"
 
 
 def _is_own(error: BaseException) -> bool:

@@ -11,6 +11,16 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches the network
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
 
+LONGEST = ("test_spread.py", "test_crashes.py", "test_readme.py", "test_lost.py", "test_shortage.py", "test_cli.py")
+"""Files that take a minute and more."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first: at the end they would keep one worker busy while the others have nothing left to do."""
+    order = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
 @pytest.fixture
 def data_dir() -> Path:
     """The folder with the real data sets, named by the environment variable ANGLE_LLM_DATA; without it, a skip."""

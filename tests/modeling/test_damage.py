@@ -112,7 +112,6 @@ def test_a_token_beyond_the_embeddings_is_allowed_if_it_is_special(base: Path, t
 @pytest.mark.parametrize(
     "error",
     [
-        ImportError("sentencepiece is needed"),
         PermissionError("not for you"),
         RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
         RuntimeError("CUDA error: device-side assert triggered"),
@@ -123,6 +122,11 @@ def test_what_the_machine_lacks_is_not_told_as_damage(error: Exception) -> None:
     with pytest.raises(type(error)) as raised, told_as_damage("folder"):
         raise error
     assert raised.value is error
+
+
+def test_a_missing_package_is_told_as_that() -> None:
+    with pytest.raises(ArtifactError, match="without another package: sentencepiece"), told_as_damage("folder"):
+        raise ImportError("sentencepiece is needed")
 
 
 def test_the_first_token_of_a_causal_model_is_no_embedding() -> None:

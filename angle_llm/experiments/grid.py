@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -55,7 +55,7 @@ class Measures(Checked):
 
     sts: tuple[str, ...] = ()
     """STS tasks by name, such as stsb; see `eval/sts.py`."""
-    variant: str = "raw"
+    variant: Literal["raw", "senteval"] = "raw"
     """Their text: raw, or senteval as the published tables."""
     pairs: dict[str, DataSource] = field(default_factory=dict)
     """Name → scored pairs; Spearman of the cosine with the score, which may be a label."""

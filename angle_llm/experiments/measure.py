@@ -87,7 +87,7 @@ def _take_sts(encoder: SentenceEncoder, measures: Measures, data_dir: Path, keep
     from angle_llm.evaluation import evaluate, select_tasks
     from angle_llm.experiments.comparisons import save_scores
 
-    tasks = select_tasks(measures.sts, data_dir, measures.variant) if measures.sts else []  # type: ignore[arg-type]
+    tasks = select_tasks(measures.sts, data_dir, measures.variant) if measures.sts else []
     tasks += [pairs_task(name, source) for name, source in measures.pairs.items()]
     results = evaluate(lambda texts: encoder.encode(texts, show_progress=True), tasks, resamples=RESAMPLES)
     save_scores(results.scores, keep_in)
@@ -236,7 +236,7 @@ def _take_nested(encoder: SentenceEncoder, measures: Measures, data_dir: Path, k
     from angle_llm.evaluation.nested import quality_curve
 
     assert measures.nested is not None
-    tasks = select_tasks(measures.nested.tasks, data_dir, measures.variant)  # type: ignore[arg-type]
+    tasks = select_tasks(measures.nested.tasks, data_dir, measures.variant)
     points = quality_curve(encoder, tasks, layers=measures.nested.layers, dimensions=measures.nested.dimensions)
     layers = sorted({point.layers for point in points})
     dimensions = sorted({point.dimensions for point in points})

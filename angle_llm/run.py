@@ -10,11 +10,22 @@ from typing import TYPE_CHECKING
 
 from angle_llm.artifact import EncoderCard, is_saved_encoder
 from angle_llm.prompts import load_prompt
-from angle_llm.settings import ModelSettings, SettingsError, TrainSettings, load_settings, save_settings
+from angle_llm.settings import (
+    DataSettings,
+    ModelSettings,
+    ObjectiveSettings,
+    SettingsError,
+    TrainSettings,
+    load_settings,
+    save_settings,
+    settings_from_dict,
+    settings_to_dict,
+)
 
 if TYPE_CHECKING:
-    from angle_llm.data.sources import DataReport
+    from angle_llm.data.mixture import Mixture
     from angle_llm.training.launch import Launch
+    from angle_llm.training.processes import Processes
 
 
 def fine_tune(settings: TrainSettings) -> Path:
@@ -44,7 +55,6 @@ def fine_tune(settings: TrainSettings) -> Path:
 def _fine_tune(settings: TrainSettings, launch: Launch) -> Path:
     from accelerate.utils import set_seed
 
-    from angle_llm.data.sources import load_examples
     from angle_llm.evaluation.sts import sts_score
     from angle_llm.modeling.adapters import count_parameters
     from angle_llm.modeling.encoder import SentenceEncoder
@@ -60,13 +70,17 @@ def _fine_tune(settings: TrainSettings, launch: Launch) -> Path:
     processes.from_main(lambda: _check_run_directory(settings))
     check_can_work(settings, launch)
     _check_model(settings.model)
-    objective = objective_for(settings.objective, settings.nested)
+    for each in settings.data.sets:
+        if each.prompt is not None:
+            load_prompt(each.prompt)
+    objectives = [objective_for(one, settings.nested) for one in _objectives(settings)]
     evaluate = None
     if settings.evaluation.pairs:
         evaluate = sts_score(settings.evaluation.pairs, micro_batch_tokens=settings.micro_batch_tokens)
     say(str(launch))
-    data = load_examples(settings.data)
-    say(data.report.summary())
+    data = _read(settings.data, processes)
+    for line in data.summary():
+        say(line)
 
     # 2. The encoder: a backbone, the prompt, the pooling, an adapter.
     set_seed(settings.seed)
@@ -82,8 +96,8 @@ def _fine_tune(settings: TrainSettings, launch: Launch) -> Path:
         bits=model.bits,
         device=launch.loads_on(model.bits),
     )
-    if isinstance(objective, NestedObjective):
-        objective.check_width(encoder.dimensions)
+    if isinstance(objectives[0], NestedObjective):
+        objectives[0].check_width(encoder.dimensions)
         encoder.model.read_layers(settings.nested.layers)
     if settings.lora.rank:
         encoder.add_lora(settings.lora)
@@ -91,19 +105,40 @@ def _fine_tune(settings: TrainSettings, launch: Launch) -> Path:
     say(f"training {trainable:,} of {total:,} parameters ({trainable / total:.2%})")
 
     # 3. The run directory knows how to start this run again.
-    processes.from_main(lambda: _prepare_run_directory(settings, data.report))
+    processes.from_main(lambda: _prepare_run_directory(settings, data))
 
     # 4. Train, keep the best.
-    result = train(encoder, data.examples, objective, settings, evaluate, launch)
+    result = train(encoder, data, objectives, settings, evaluate, launch)
     if result.best_score is not None:
         say(f"evaluation: {result.start_score:.2f} before, {result.best_score:.2f} after (Spearman × 100)")
     return result.model_dir
 
 
-def _prepare_run_directory(settings: TrainSettings, report: DataReport) -> None:
+def _read(settings: DataSettings, processes: Processes) -> Mixture:
+    """The first process of a machine reads first; the others find on disk what is too large for memory."""
+    from angle_llm.data.mixture import load_mixture
+    from angle_llm.data.store import cache_folder
+
+    first: list[Mixture] = []
+    processes.once_a_machine(lambda: first.append(load_mixture(settings, cache_folder())))
+    return first[0] if first else load_mixture(settings, cache_folder())
+
+
+def _objectives(settings: TrainSettings) -> list[ObjectiveSettings]:
+    """One for each set: the run's, with what the set has otherwise."""
+    from angle_llm.data.mixture import sets_of
+
+    common = settings_to_dict(settings.objective)
+    return [
+        settings_from_dict(ObjectiveSettings, common | each.objective, where=f"objective of {each.path}")
+        for each in sets_of(settings.data)
+    ]
+
+
+def _prepare_run_directory(settings: TrainSettings, data: Mixture) -> None:
     settings.run_path.mkdir(parents=True, exist_ok=True)
     save_settings(replace(settings, resume=TrainSettings.resume), settings.run_path / "settings.yaml")
-    _save_rejected(report, settings.run_path / "rejected.jsonl")
+    _save_rejected(data, settings.run_path / "rejected.jsonl")
 
 
 def _check_run_directory(settings: TrainSettings) -> None:
@@ -135,8 +170,9 @@ def _check_model(model: ModelSettings) -> None:
         load_prompt(model.prompt)
 
 
-def _save_rejected(report: DataReport, path: Path) -> None:
+def _save_rejected(data: Mixture, path: Path) -> None:
     """Every bad row that was left out, with its place and the reason."""
-    if report.rejected:
-        lines = [json.dumps(bad._asdict(), ensure_ascii=False) for bad in report.rejected]
+    rejected = [bad for each in data.sets if each.report is not None for bad in each.report.rejected]
+    if rejected:
+        lines = [json.dumps(bad._asdict(), ensure_ascii=False) for bad in rejected]
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -89,7 +89,7 @@ def main(settings: GpuCheckSettings) -> bool:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}", flush=True)
     tokenizer = load_tokenizer(locate(settings.tokenizer))
-    examples = load_examples(settings.data).examples[: settings.batch]
+    examples = list(load_examples(settings.data).examples[: settings.batch])
     rows = []
     for bits in (None, 4):
         for row in checks(settings, tokenizer, examples, bits, device):

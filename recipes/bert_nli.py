@@ -6,7 +6,7 @@ accelerate launch --num_processes 1 recipes/bert_nli.py --config recipes/minilm_
 
 from angle_llm.cli import guarded, launch
 from angle_llm.settings import (
-    DataSource,
+    DataSettings,
     LoraSettings,
     ModelSettings,
     ObjectiveSettings,
@@ -23,7 +23,7 @@ PUBLISHED = TrainSettings(
     # 2. No adapter: every weight is trained.
     lora=LoraSettings(rank=0),
     # 3. SNLI and MNLI train: entailment is 1, contradiction 0, neutral dropped.
-    data=DataSource(path="SeanLee97/all_nli_angle_format_a", format="scored_pair"),
+    data=DataSettings(path="SeanLee97/all_nli_angle_format_a", format="scored_pair"),
     # 4. The objective, without the cosine term. In-batch 30 there is 15 here (see recipes/llama2_nli.py); the
     #    published angle temperature 20 multiplies, 0.05 divides.
     objective=ObjectiveSettings(

@@ -9,7 +9,7 @@ single options replace any of them.
 
 from angle_llm.cli import guarded, launch
 from angle_llm.settings import (
-    DataSource,
+    DataSettings,
     LoraSettings,
     ModelSettings,
     ObjectiveSettings,
@@ -30,7 +30,7 @@ PUBLISHED = TrainSettings(
     # 2. The adapter.
     lora=LoraSettings(rank=32, alpha=32, dropout=0.1, targets=["q_proj", "v_proj"]),
     # 3. SNLI and MNLI train: entailment is 1, contradiction 0, neutral dropped.
-    data=DataSource(path="SeanLee97/all_nli_angle_format_a", format="scored_pair"),
+    data=DataSettings(path="SeanLee97/all_nli_angle_format_a", format="scored_pair"),
     # 4. The objective. The published weights are 1/35/1, with an in-batch mean over all rows; here it is over the rows
     #    with a positive, half of them on this data, so 35 there is 17.5 here.
     objective=ObjectiveSettings(

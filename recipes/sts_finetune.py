@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from angle_llm.cli import guarded, train_and_test
 from angle_llm.settings import (
+    DataSettings,
     DataSource,
     LoraSettings,
     ModelSettings,
@@ -44,7 +45,7 @@ STARTER = StsFinetuneSettings(
     # 2. The adapter.
     lora=LoraSettings(rank=16, alpha=32),
     # 3. What to train on and what to be measured on: any scored pairs.
-    data=DataSource(limit=1024, shuffle_seed=42),
+    data=DataSettings(limit=1024, shuffle_seed=42),
     test=DataSource(path="starter:graded_pairs.tsv", format="scored_pair", score_range=(0, 5)),
     # 4. Grades are ranked; the in-batch term knows only like and unlike (docs/RESULTS.md tells what each is worth).
     objective=ObjectiveSettings(cosine_weight=1, in_batch_weight=0),

@@ -1,6 +1,7 @@
 """What several rooms' tests share."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 os.environ["OMP_NUM_THREADS"] = "1"  # tests run beside each other: several threads each would cost tenfold
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches the network
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+os.environ["ANGLE_LLM_CACHE"] = tempfile.mkdtemp(prefix="angle-llm-cache-")  # no test writes into the user's cache
 
 
 LONGEST = ("test_spread.py", "test_crashes.py", "test_readme.py", "test_lost.py", "test_shortage.py", "test_cli.py")

@@ -12,6 +12,7 @@ from tiny import KINDS, save_tiny_base, tiny_backbone, tiny_encoder, train_a_lit
 from tiny_tokenizers import TOKENIZERS
 
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
+from angle_llm.data.draws import Draws
 from angle_llm.data.sources import load_examples
 from angle_llm.forecast.ledger import GpuKernels, MemoryLedger
 from angle_llm.forecast.memory import GIB, Device, Memory, Spread
@@ -297,7 +298,7 @@ def test_work_is_counted_by_the_real_planner_without_weights(folder: Path) -> No
     found = forecast(plan)
     examples = load_examples(plan.data).examples
     encoder = tiny_encoder("llama", max_length=100)
-    batches = [indices for _, step in BatchPlan(100, plan) for indices in step]
+    batches = [indices for _, step in BatchPlan(Draws.of_one(100), plan).after(0) for indices in step]
     texts = [TextBatch.from_examples([examples[index] for index in indices]).texts for indices in batches]
     plans = [encoder.plan(some, plan.micro_batch_tokens) for some in texts]
     assert found.work.steps == len(plans) == 14

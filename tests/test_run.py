@@ -11,7 +11,7 @@ from angle_llm.data import DataError
 from angle_llm.modeling.encoder import SentenceEncoder
 from angle_llm.prompts import PromptError
 from angle_llm.run import fine_tune
-from angle_llm.settings import DataSource, EvaluationSettings, ModelSettings, TrainSettings
+from angle_llm.settings import DataSettings, EvaluationSettings, ModelSettings, TrainSettings
 
 
 def never(*_: object, **__: object) -> NoReturn:
@@ -23,7 +23,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainSettings:
     """A run whose model is a hub id that is never asked for, and whose weights must not be loaded."""
     monkeypatch.setattr(SentenceEncoder, "from_pretrained", never)
     return TrainSettings(
-        run_dir=str(tmp_path / "run"), model=ModelSettings(path="org/absent"), data=DataSource("starter:nothing.tsv")
+        run_dir=str(tmp_path / "run"), model=ModelSettings(path="org/absent"), data=DataSettings("starter:nothing.tsv")
     )
 
 
@@ -41,7 +41,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainSettings:
 def test_a_wrong_name_is_told_before_the_data_is_read(
     wrong: dict[str, Any], kind: type[Exception], told: str, settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("angle_llm.data.sources.load_examples", never)
+    monkeypatch.setattr("angle_llm.data.mixture.load_mixture", never)
     with pytest.raises(kind, match=told):
         fine_tune(replace(settings, model=replace(settings.model, **wrong)))
     assert not settings.run_path.exists()
@@ -50,7 +50,7 @@ def test_a_wrong_name_is_told_before_the_data_is_read(
 def test_a_damaged_card_is_told_before_the_data_is_read(
     settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("angle_llm.data.sources.load_examples", never)
+    monkeypatch.setattr("angle_llm.data.mixture.load_mixture", never)
     (tmp_path / CARD_NAME).write_text("{")
     with pytest.raises(ArtifactError, match="is not valid JSON"):
         fine_tune(replace(settings, model=ModelSettings(path=str(tmp_path))))
@@ -59,7 +59,7 @@ def test_a_damaged_card_is_told_before_the_data_is_read(
 def test_missing_pairs_are_told_before_the_data_is_read(
     settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("angle_llm.data.sources.load_examples", never)
+    monkeypatch.setattr("angle_llm.data.mixture.load_mixture", never)
     with pytest.raises(FileNotFoundError, match=r"nowhere\.tsv"):
         fine_tune(replace(settings, evaluation=EvaluationSettings("nowhere.tsv")))
 

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import angle_llm.settings as settings_module
+import angle_llm.settings.data as data_settings
+import angle_llm.settings.model as model_settings
+import angle_llm.settings.objective as objective_settings
+import angle_llm.settings.train as train_settings
 from angle_llm.objectives import AngleObjective
 from angle_llm.settings import (
     CheckpointSettings,
@@ -113,13 +116,18 @@ def test_every_field_is_explained_in_the_source_and_in_the_help(capsys: pytest.C
     shown = " ".join(re.sub(r"[^\w.,;:`-]+", " ", capsys.readouterr().out).split())
     assert "--config FILE" in shown
     explained = 0
-    for owner in ast.parse(inspect.getsource(settings_module)).body:
+    modules = [data_settings, model_settings, objective_settings, train_settings]
+    for owner in [owner for module in modules for owner in ast.parse(inspect.getsource(module)).body]:
         body = owner.body if isinstance(owner, ast.ClassDef) and owner.name.endswith(("Settings", "Source")) else []
         for field, below in itertools.pairwise(body):
             nested = isinstance(field, ast.AnnAssign) and ast.unparse(field.annotation).endswith(("Settings", "Source"))
             if not isinstance(field, ast.AnnAssign) or nested:
                 continue
             assert isinstance(below, ast.Expr), f"{owner.name}: {ast.unparse(field)} has no explanation below it"
+            if (
+                ast.unparse(field.target) == "sets"
+            ):  # a list of settings: on the command line once a YAML file names some
+                continue
             first_words = " ".join(re.sub(r"[^\w.,;:`-]+", " ", ast.literal_eval(below.value)).split()[:4])
             assert first_words in shown, first_words
             explained += 1

@@ -8,17 +8,33 @@ from __future__ import annotations
 
 import csv
 import gzip
+import itertools
 import json
-import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
-from angle_llm.data.formats import DataError, Row, RowError, nearest
+from angle_llm.data.formats import DataError, Row, RowError
 from angle_llm.data.json_errors import what_is_wrong
+from angle_llm.data.places import kind_of, locate, neighbours
 from angle_llm.settings import DataSource
+
+Value = TypeVar("Value")
+
+_ROWS_AT_ONCE = 4096
+"""Rows of a Parquet file that are in memory together."""
+
+
+@dataclass(frozen=True)
+class _Again:
+    """Rows that are read anew each time they are gone through, so that a file of any size is never in memory."""
+
+    read: Callable[[], Iterator[tuple[int, Row | RowError]]]
+
+    def __iter__(self) -> Iterator[tuple[int, Row | RowError]]:
+        return self.read()
 
 
 @dataclass(frozen=True)
@@ -31,50 +47,19 @@ class Table:
     """(line or row number counted from 1, the row or what is wrong with it)."""
     unit: Literal["line", "row"] = "line"
     label_names: Mapping[str, list[str]] = field(default_factory=dict)
+    identity: str | None = None
+    """Of a data set: tells states of it apart."""
 
     def place(self, number: int) -> str:
         return f"{self.name}:{number}" if self.unit == "line" else f"{self.name} row {number}"
 
 
 def open_table(source: DataSource) -> Table:
-    """The rows of a file by its extension, of a starter file, a folder, or a hub data set."""
-    if source.path.startswith("starter:"):
-        from angle_llm.data.starter import starter_path
-
-        try:
-            path = starter_path(source.path.removeprefix("starter:"))
-        except ValueError as error:
-            raise DataError(f"{source.path}: {error}") from None
-    else:
-        if not source.path:
-            raise DataError("the path of the data source is empty; give a file, a folder, a hub id or starter:<file>")
-        path = Path(source.path).expanduser()
-    if path.is_dir():
-        return _open_dataset(str(path), source)
-    if not path.exists():
-        if _looks_like_hub_id(source.path):
-            return _open_dataset(source.path, source)
-        raise DataError(f"{source.path}: no such file or folder, and not a hub id (org/name). {_neighbours(path)}")
-    if source.name is not None or source.split != "train" or source.revision is not None:
-        raise DataError(
-            f"{source.path}: `split`, `name` and `revision` choose within a folder or hub dataset; this is one file"
-        )
-    for extension, opener in _OPENERS.items():
-        if path.name.endswith(extension) or (path.name.endswith(extension + ".gz") and extension != ".parquet"):
-            return opener(path)
-    raise DataError(f"{path}: the extension says the kind of file; known: {', '.join(_OPENERS)}, text ones also .gz")
-
-
-def _looks_like_hub_id(path: str) -> bool:
-    is_file_name = path.removesuffix(".gz").endswith(tuple(_OPENERS))
-    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", path) is not None and not is_file_name
-
-
-def _neighbours(path: Path) -> str:
-    if not path.parent.is_dir():
-        return f"The folder {path.parent} does not exist either"
-    names = sorted(entry.name for entry in path.parent.iterdir())
-    return f"In the folder {path.parent} there are {len(names)} entries" + nearest(path.name, names)
+    """The rows of a file by its extension, of a starter file, a folder, or a hub data set; read as they are asked for."""
+    place = locate(source)
+    if isinstance(place, DataSource):
+        return _open_dataset(place)
+    return _OPENERS[kind_of(place)](place)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -124,8 +109,10 @@ def _open_jsonl(path: Path) -> Table:
             hint = "; a list of objects is a .json file" if text.lstrip().startswith("[") else ""
             return RowError(f"not a JSON object: {what_is_wrong(error, 'each line holds one object')}{hint}")
 
-    rows = [(number, parse(text)) for number, text in _lines(path) if text.strip()]
-    return Table(str(path), _columns_of(path, rows), rows)
+    def rows() -> Iterator[tuple[int, Row | RowError]]:
+        return ((number, parse(text)) for number, text in _lines(path) if text.strip())
+
+    return Table(str(path), _columns_of(path, rows()), _Again(rows))
 
 
 def _open_json(path: Path) -> Table:
@@ -160,13 +147,18 @@ def _as_row(item: object) -> Row | RowError:
     )
 
 
-def _columns_of(path: Path, rows: list[tuple[int, Row | RowError]]) -> list[str]:
+def _columns_of(path: Path, rows: Iterable[tuple[int, Row | RowError]]) -> list[str]:
     """All keys of all rows: a key that the first rows lack still counts, and rows without it are then bad rows."""
-    columns = list(dict.fromkeys(key for _, row in rows if not isinstance(row, RowError) for key in row))
+    columns: dict[str, None] = {}
+    first = ""
+    for number, row in rows:
+        if not isinstance(row, RowError):
+            columns.update(dict.fromkeys(row))
+        elif not first:
+            first = f": {path}:{number}: {row}"
     if not columns:
-        first = next((f": {path}:{number}: {row}" for number, row in rows if isinstance(row, RowError)), "")
         raise DataError(f"{path}: holds no usable row{first}")
-    return columns
+    return list(columns)
 
 
 def _open_tsv(path: Path) -> Table:
@@ -237,32 +229,51 @@ def _open_parquet(path: Path) -> Table:
     import pyarrow
     from pyarrow import parquet
 
-    try:
-        table = parquet.read_table(path)
-        rows = list(enumerate(table.to_pylist(), 1))
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as Parquet: {error}") from error
-    if repeated := sorted({name for name in table.column_names if table.column_names.count(name) > 1}):
+    def checked(read: Callable[[], Value]) -> Value:
+        try:
+            return read()
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{path}: cannot be read as Parquet: {error}") from error
+
+    file = checked(lambda: parquet.ParquetFile(path))
+    columns = list(file.schema_arrow.names)
+    if repeated := sorted({name for name in columns if columns.count(name) > 1}):
         raise DataError(f"{path}: the file names columns twice: {repeated}")
-    return Table(str(path), table.column_names, rows, unit="row")
+
+    def rows() -> Iterator[tuple[int, Row | RowError]]:
+        numbers = itertools.count(1)
+        batches = file.iter_batches(_ROWS_AT_ONCE)
+        while (batch := checked(lambda: next(batches, None))) is not None:
+            for row in checked(batch.to_pylist):
+                yield next(numbers), row
+
+    return Table(str(path), columns, _Again(rows), unit="row")
 
 
-def _open_dataset(path: str, source: DataSource) -> Table:
+def _open_dataset(source: DataSource) -> Table:
     """A local folder, or a hub id: the one way to the network."""
     import datasets
 
+    path = source.path
     try:
         dataset = datasets.load_dataset(path, source.name, split=source.split, revision=source.revision)
     except Exception as error:  # of many kinds: no network, no such dataset, configuration or split, broken files
         raise DataError(
             f"{path}: `datasets` could not load split {source.split!r}"
             f"{f' of configuration {source.name!r}' if source.name else ''}: {error}. Check path, split and name. "
-            + ("" if Path(path).is_dir() else f"It is no local path. {_neighbours(Path(path))}")
+            + ("" if Path(path).is_dir() else f"It is no local path. {neighbours(Path(path))}")
         ) from error
     label_names = {
         name: list(kind.names) for name, kind in dataset.features.items() if isinstance(kind, datasets.ClassLabel)
     }
-    return Table(path, list(dataset.column_names), enumerate(dataset, 1), unit="row", label_names=label_names)
+    return Table(
+        path,
+        list(dataset.column_names),
+        enumerate(dataset, 1),
+        unit="row",
+        label_names=label_names,
+        identity=dataset._fingerprint,
+    )
 
 
 _OPENERS: dict[str, Callable[[Path], Table]] = {
@@ -272,7 +283,4 @@ _OPENERS: dict[str, Callable[[Path], Table]] = {
     ".tsv": _open_tsv,
     ".parquet": _open_parquet,
 }
-"""Extension → opener; the text ones also with .gz behind it."""
-
-EXTENSIONS = (*_OPENERS, *(f"{extension}.gz" for extension in _OPENERS if extension != ".parquet"))
-"""How the names of files end that can be read."""
+"""Kind of file, as `places.KINDS` names it → opener."""

@@ -1,6 +1,6 @@
 """Where rows come from, and an account of every one of them.
 
-    file, folder or hub ──► rows (number, columns) ──► `formats` ──► examples + `DataReport`
+    file, folder or hub ──► rows (number, columns) ──► `formats` ──► examples (a list, or a `store`) + `DataReport`
 
 Nothing is lost without a word: each row is used, dropped for a documented reason, or rejected, and
 `rows_in = rows_used + dropped + rejected` is checked at the end of every load. The default is strict: the first bad row
@@ -9,22 +9,34 @@ is an error with its file and line.
 
 from __future__ import annotations
 
-import math
-import random
+import hashlib
+import json
+import re
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from angle_llm.data.columns import resolve_format
-from angle_llm.data.files import Table, open_table
-from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Row, RowError, nearest
+import numpy as np
+from tqdm import tqdm
+
+from angle_llm.data import store
+from angle_llm.data.files import open_table
+from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Row, RowError
+from angle_llm.data.order import random_order
+from angle_llm.data.places import locate
+from angle_llm.data.reading import Reading, open_source
+from angle_llm.data.store import ExampleStore, Selected, StoreWriter, bytes_of, open_store
 from angle_llm.settings import DataSource
 
 __all__ = ["DataReport", "DataSource", "LoadedData", "Rejected", "load_examples"]
 
 
 _COLUMNS_SHOWN = 12
+_READER = 1
+"""Counts up when the same file would be read as other examples than before, so that old stores are not used."""
 
 
 class Rejected(NamedTuple):
@@ -95,73 +107,32 @@ def _printable(name: str) -> str:
 class LoadedData:
     """The examples of a source and the account of its rows."""
 
-    examples: list[Example]
+    examples: Sequence[Example]
     report: DataReport
 
 
-class Outcome(NamedTuple):
-    """What one row came to."""
-
-    number: int
-    """Its line or row number, counted from 1."""
-    row: Row | RowError
-    """As it stands in the file, or why it cannot be read."""
-    result: Example | Dropped | RowError
-
-
 @dataclass(frozen=True)
-class Reading:
-    """A source that is opened and whose columns are understood; rows are read as they are asked for, once."""
+class Account:
+    """What became of every row, before examples are chosen from those there are."""
 
-    source: DataSource
-    table: Table
+    rows_in: int
+    dropped: dict[str, int]
+    rejected: list[Rejected]
     format: str
-    """The format the rows are read as."""
     columns: dict[str, str]
-    """Field → the column it is read from."""
+    unused_columns: list[str]
 
-    @property
-    def unused_columns(self) -> list[str]:
-        """Columns that nobody reads: no field's, and not asked for by `where`."""
-        used = {*self.columns.values(), *self.source.where}
-        return [name for name in self.table.columns if name not in used]
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that JSON can hold."""
+        return asdict(self)
 
-    def outcomes(self) -> Iterator[Outcome]:
-        """Every row, in the file's order, bad ones too. What `limit`, shuffling and `gather` do comes after."""
-        labels = self.table.label_names.get(self.columns["label"], []) if "label" in self.columns else []
-        for number, row in self.table.rows:
-            try:
-                yield Outcome(number, row, self._read(row, labels))
-            except RowError as error:
-                yield Outcome(number, row, error)
-
-    def _read(self, row: Row | RowError, labels: list[str]) -> Example | Dropped:
-        if isinstance(row, RowError):
-            raise row
-        if not all(_equals(row.get(column), wanted) for column, wanted in self.source.where.items()):
-            return Dropped("filtered by where")
-        fields = {key: row[column] for key, column in self.columns.items() if column in row}
-        if labels:
-            fields["label"] = label_word(fields.get("label"), labels)
-        return FORMATS[self.format].read(fields, self.source.score_range)
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Account:
+        """What `to_dict` gave."""
+        return cls(**values | {"rejected": [Rejected(*each) for each in values["rejected"]]})
 
 
-def open_source(source: DataSource) -> Reading:
-    """Opens a source and understands its columns. Only a hub id that is no local path reaches the network.
-
-    Raises `DataError` for what cannot be opened, columns that are missing or fit several formats, and settings that do
-    not fit them.
-    """
-    table = open_table(source)
-    try:
-        name, columns = resolve_format(source.format, source.columns, table.columns)
-        _check_settings(source, name, columns, table)
-    except DataError as error:
-        raise DataError(f"{table.name}: {error}") from None
-    return Reading(source, table, name, columns)
-
-
-def load_examples(source: DataSource) -> LoadedData:
+def load_examples(source: DataSource, cache: Path | None = None) -> LoadedData:
     """Read a source whole, see `open_source`.
 
     A bad row (no text, no number where a score is needed, broken JSON, wrong number of fields, bytes that are not
@@ -169,51 +140,106 @@ def load_examples(source: DataSource) -> LoadedData:
     rows than its `max_bad_ratio` raise again. Damage that hides an unknown number of rows (a truncated gzip, an unclosed
     quote over several lines) raises in both cases, for it cannot be counted; so do missing columns, and a source of which
     no example is left. Blank lines are no rows. The whole source is read and checked, also what is beyond the limit.
+
+    With a `cache` folder, examples of more than `store.MEMORY_LIMIT` bytes go to disk while they are read, and the next
+    call finds them there.
     """
+    place = None if cache is None else cache / "examples" / _key(source)
+    kept = None if place is None else open_store(place)
+    everything: Sequence[Example]
+    if kept is None:
+        everything, account = _read(source, place)
+    else:
+        everything, account = kept, Account.from_dict(kept.account)
+    _check_bad_ratio(source, account)
+    examples = _selected(everything, source)
+    dropped = dict(account.dropped)
+    per_example = FORMATS[account.format].rows_per_example
+    if beyond := len(everything) - len(examples):
+        dropped["beyond limit"] = beyond * per_example
+    report = DataReport(
+        source=source,
+        format=account.format,
+        guessed=source.format == "auto",
+        columns=account.columns,
+        unused_columns=account.unused_columns,
+        rows_in=account.rows_in,
+        rows_used=len(examples) * per_example,
+        examples=len(examples),
+        dropped=dropped,
+        rejected=account.rejected,
+    )
+    if not examples:
+        raise DataError(f"no example is left of this source. {report.summary()}")
+    return LoadedData(examples, report)
+
+
+def _key(source: DataSource) -> str:
+    """Tells sources apart that hold other examples: other files, files that have changed, files read otherwise."""
+    place = locate(source)
+    if isinstance(place, Path):
+        state = place.stat()
+        identity = f"{place.resolve()} {state.st_size} {state.st_mtime_ns}"
+    else:
+        identity = open_table(source).identity or ""
+    how = asdict(replace(source, limit=None, shuffle_seed=None, max_bad_ratio=0))
+    digest = hashlib.sha256(json.dumps([_READER, identity, how], sort_keys=True, default=str).encode()).hexdigest()
+    name = re.sub(r"[^\w.-]", "-", source.path)[-40:]
+    return f"{name}-{digest[:16]}"
+
+
+def _read(source: DataSource, place: Path | None) -> tuple[Sequence[Example], Account]:
+    """All examples of a source; in a store at `place`, if there is one and they are many."""
     reading = open_source(source)
     format = FORMATS[reading.format]
     read: list[Example] = []
     dropped: Counter[str] = Counter()
     rejected: list[Rejected] = []
-    rows_in = 0
-    for number, row, result in reading.outcomes():
-        rows_in += 1
-        if isinstance(result, RowError):
-            if source.on_bad_row == "raise":
-                raise _first_bad_row(reading, number, row, result)
-            rejected.append(Rejected(reading.table.name, number, result.reason))
-        elif isinstance(result, Dropped):
-            dropped[result.reason] += 1
-        else:
-            read.append(result)
-    _check_bad_ratio(reading, rows_in, rejected)
+    rows_in = held = 0
+    with ExitStack() as stack:
+        writer: StoreWriter | None = None
+        for number, row, result in reading.outcomes():
+            rows_in += 1
+            if isinstance(result, RowError):
+                if source.on_bad_row == "raise":
+                    raise _first_bad_row(reading, number, row, result)
+                rejected.append(Rejected(reading.table.name, number, result.reason))
+            elif isinstance(result, Dropped):
+                dropped[result.reason] += 1
+            elif writer is not None:
+                writer.add(result)
+            else:
+                read.append(result)
+                held += bytes_of(result)
+                if place is not None and held > store.MEMORY_LIMIT and format.gather is None:
+                    tqdm.write(f"{source.path} is large: its examples are put into {place}")
+                    writer = _spilled(stack.enter_context(StoreWriter(place)), read)
+        if format.gather is not None:  # which looks at all of them
+            examples = list(format.gather(read))
+            if unpaired := len(read) - len(examples) * format.rows_per_example:
+                dropped["unpaired"] = unpaired
+            read = examples
+            if place is not None and held > store.MEMORY_LIMIT:
+                writer = _spilled(stack.enter_context(StoreWriter(place)), read)
+        account = Account(rows_in, dict(dropped), rejected, reading.format, reading.columns, reading.unused_columns)
+        return read if writer is None else writer.finish(account.to_dict()), account
 
-    examples = read if format.gather is None else list(format.gather(read))
-    if unpaired := len(read) - len(examples) * format.rows_per_example:
-        dropped["unpaired"] = unpaired
-    if source.shuffle_seed is not None:
-        # Sorted by random(), the one generator that gives the same numbers in every version of Python.
-        generator = random.Random(source.shuffle_seed)
-        keys = [generator.random() for _ in examples]
-        examples = [examples[index] for index in sorted(range(len(examples)), key=keys.__getitem__)]
-    if source.limit is not None and len(examples) > source.limit:
-        dropped["beyond limit"] = (len(examples) - source.limit) * format.rows_per_example
-        del examples[source.limit :]
-    report = DataReport(
-        source=source,
-        format=reading.format,
-        guessed=source.format == "auto",
-        columns=reading.columns,
-        unused_columns=reading.unused_columns,
-        rows_in=rows_in,
-        rows_used=len(examples) * format.rows_per_example,
-        examples=len(examples),
-        dropped=dict(dropped),
-        rejected=rejected,
-    )
-    if not examples:
-        raise DataError(f"no example is left of this source. {report.summary()}")
-    return LoadedData(examples, report)
+
+def _spilled(writer: StoreWriter, examples: list[Example]) -> StoreWriter:
+    for example in examples:
+        writer.add(example)
+    examples.clear()
+    return writer
+
+
+def _selected(examples: Sequence[Example], source: DataSource) -> Sequence[Example]:
+    """Shuffled and cut to the limit."""
+    if source.shuffle_seed is None and (source.limit is None or source.limit >= len(examples)):
+        return examples
+    n = len(examples)
+    order = np.arange(n) if source.shuffle_seed is None else random_order(n, source.shuffle_seed)
+    order = order[: source.limit]
+    return Selected(examples, order) if isinstance(examples, ExampleStore) else [examples[index] for index in order]
 
 
 def _first_bad_row(reading: Reading, number: int, row: Row | RowError, error: RowError) -> DataError:
@@ -225,51 +251,12 @@ def _first_bad_row(reading: Reading, number: int, row: Row | RowError, error: Ro
     )
 
 
-def _check_bad_ratio(reading: Reading, rows_in: int, rejected: list[Rejected]) -> None:
+def _check_bad_ratio(source: DataSource, account: Account) -> None:
     """Many bad rows are no accident of the file: it is read with the wrong settings, or is another file than meant."""
-    allowed = reading.source.max_bad_ratio
-    if len(rejected) > allowed * rows_in:
-        first = "; ".join(f"{reading.table.place(bad.line)}: {bad.reason}" for bad in rejected[:3])
+    rejected, allowed = account.rejected, source.max_bad_ratio
+    if len(rejected) > allowed * account.rows_in:
+        first = "; ".join(f"{bad.file}:{bad.line}: {bad.reason}" for bad in rejected[:3])
         raise DataError(
-            f"{reading.table.name}: {len(rejected):,} of {rows_in:,} rows are bad, more than max_bad_ratio {allowed} allows. "
+            f"{source.path}: {len(rejected):,} of {account.rows_in:,} rows are bad, more than max_bad_ratio {allowed} allows. "
             f"The first: {first}. Mend the file or the settings it is read with, or raise max_bad_ratio"
         )
-
-
-def _check_settings(source: DataSource, format: str, columns: dict[str, str], table: Table) -> None:
-    if source.limit is not None and source.limit < 1:
-        raise DataError(f"limit must be at least 1 example; came {source.limit}")
-    if not 0 <= source.max_bad_ratio <= 1:
-        raise DataError(f"max_bad_ratio is a share of the rows, 0 to 1; came {source.max_bad_ratio}")
-    unlike, alike = source.score_range or (0.0, 1.0)
-    if unlike == alike or not math.isfinite(alike - unlike):
-        raise DataError(f"score_range needs two different numbers, as in [0, 5]; came [{unlike}, {alike}]")
-    if columns.get("score") in table.label_names and "score" not in source.columns:
-        raise DataError(
-            f"column {columns['score']!r} would be read as a score, but it numbers the labels "
-            f"{table.label_names[columns['score']]}; name a score with columns, or use one of the NLI formats"
-        )
-    if source.score_range is not None and "score" not in FORMATS[format].fields:
-        raise DataError(f"score_range is set, but format {format} has no score; remove one of the two")
-    for column in source.where:
-        if column not in table.columns:
-            raise DataError(
-                f"`where` asks for the column {column!r}; columns: {table.columns}{nearest(column, table.columns)}"
-            )
-
-
-def _equals(cell: object, wanted: str | int | float) -> bool:
-    """Equality that overlooks where a number was written: a TSV file and the command line hold "0", JSON holds 0."""
-    if isinstance(cell, bool):
-        return str(cell).lower() == str(wanted).lower()
-    if isinstance(cell, str) == isinstance(wanted, str):
-        return cell == wanted
-    try:
-        return float(cell) == float(wanted)  # type: ignore[arg-type]  # what is no number raises TypeError
-    except (TypeError, ValueError, OverflowError):
-        return False
-
-
-def label_word(value: object, names: list[str]) -> object:
-    """Datasets number labels in an order of their own; where they name them, the name is what counts."""
-    return names[value] if isinstance(value, int) and 0 <= value < len(names) else value

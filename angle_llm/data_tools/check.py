@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from angle_llm.data.formats import FORMATS, DataError, ScoreRange
-from angle_llm.data.sources import Reading, load_examples, open_source
+from angle_llm.data.reading import Reading, open_source
+from angle_llm.data.sources import load_examples
 from angle_llm.data_tools.evaluation_sets import EvaluationSet
 from angle_llm.data_tools.findings import PLACES, Finding, compare
 from angle_llm.data_tools.fix import ToFix

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from angle_llm.data.columns import resolve_format
-from angle_llm.data.files import EXTENSIONS, open_table
+from angle_llm.data.files import open_table
 from angle_llm.data.formats import DataError
+from angle_llm.data.places import EXTENSIONS
 from angle_llm.data_tools.keys import is_telling, key, near, pair_key, sound
 from angle_llm.settings import DataSource
 

@@ -199,9 +199,14 @@ def _settings(grid: Grid, name: str, row: Row, seed: int, data_dir: Path) -> Tra
             raise GridError(
                 f"grid {grid.name}, row {name}: {key} is set by the run. Leave it away; seeds stand in `seeds`."
             )
-    if (values.get("data") or {}).get("shuffle_seed") is not None:
+    data = values.get("data") or {}
+    sets = data.get("sets") or []
+    if any(isinstance(each, dict) and each.get("shuffle_seed") is not None for each in (data, *sets)):
         raise GridError(f"grid {grid.name}, row {name}: data.shuffle_seed follows the seed. Leave it away.")
-    values = merged_settings(values, {"seed": seed, "data": {"shuffle_seed": seed}})
+    shuffled: dict[str, Any] = {"shuffle_seed": seed}
+    if sets:
+        shuffled["sets"] = [each | {"shuffle_seed": seed} if isinstance(each, dict) else each for each in sets]
+    values = merged_settings(values, {"seed": seed, "data": shuffled})
     try:
         return settings_from_dict(TrainSettings, _below(values, data_dir), where=f"grid {grid.name}, row {name}")
     except SettingsError as error:

@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from angle_llm.data.batching import TextBatch
 from angle_llm.data.formats import Example
-from angle_llm.data.sources import load_examples
+from angle_llm.data.mixture import Mixture, load_mixture
+from angle_llm.data.store import cache_folder
 from angle_llm.forecast.memory import GIB, Device, Memory, Spread
 from angle_llm.forecast.step import StepMemory, loss_memory, model_step
 from angle_llm.modeling import outline
@@ -129,7 +130,7 @@ def forecast(settings: PlanSettings) -> Forecast:
         SettingsError, DataError, ArtifactError, PromptError, ValueError, FileNotFoundError: as the run itself would.
     """
     objective = objective_for(settings.objective, settings.nested)
-    examples = load_examples(settings.data).examples
+    examples = load_mixture(settings.data, cache_folder())
     encoder, config = outline.encoder_twin(settings.model)
     backbone = outline.backbone_outline(
         config,
@@ -157,7 +158,7 @@ def forecast(settings: PlanSettings) -> Forecast:
         architecture=config.model_type,
         parameters=parameters,
         trainable=trainable,
-        work=_work(settings, len(examples), sample, FlopsPerToken.of(backbone)),
+        work=_work(settings, examples, sample, FlopsPerToken.of(backbone)),
         step=step,
         expected=expected,
         at_budget=max(at_budget, expected, key=lambda memory: memory.total),
@@ -188,9 +189,9 @@ class _Sample:
     accumulates: bool
 
     @classmethod
-    def of(cls, settings: PlanSettings, encoder: SentenceEncoder, examples: Sequence[Example]) -> _Sample:
+    def of(cls, settings: PlanSettings, encoder: SentenceEncoder, examples: Mixture) -> _Sample:
         found = cls([], [], settings.graph_tokens, settings.accumulation > 1)
-        for _, batches in BatchPlan(len(examples), settings):
+        for _, batches in BatchPlan(examples.draws, settings).after(0):
             for indices in batches:
                 batch = [examples[index] for index in indices]
                 texts = TextBatch.from_examples(batch).texts
@@ -297,9 +298,9 @@ def _fitting(there: int, device: Device, sizes: _Sizes, sample: _Sample, setting
     return 0
 
 
-def _work(settings: PlanSettings, examples: int, sample: _Sample, flops: FlopsPerToken) -> Work:
-    steps = BatchPlan(examples, settings).steps
-    seen = min(steps * settings.accumulation * settings.batch_size, examples * settings.epochs)
+def _work(settings: PlanSettings, examples: Mixture, sample: _Sample, flops: FlopsPerToken) -> Work:
+    steps = BatchPlan(examples.draws, settings).steps
+    seen = min(steps * settings.accumulation * settings.batch_size, sum(examples.draws.counts) * settings.epochs)
     logical, computed, twice = (
         count * seen / sample.examples
         for count in (
@@ -309,7 +310,7 @@ def _work(settings: PlanSettings, examples: int, sample: _Sample, flops: FlopsPe
         )
     )
     return Work(
-        examples=examples,
+        examples=len(examples),
         steps=steps,
         logical_tokens=round(logical),
         computed_tokens=round(computed),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -12,12 +11,12 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from angle_llm.data.batching import TextBatch
 from angle_llm.data.formats import Example
+from angle_llm.data.mixture import Mixture
 from angle_llm.modeling.encoder import SentenceEncoder
 from angle_llm.objectives.nested import Objective
 from angle_llm.settings import TrainSettings
-from angle_llm.training.batches import BatchPlanner, PlannedBatch, TokenStore, ahead
+from angle_llm.training.batches import BatchPlanner, PlannedBatch, ahead, tokens_of
 from angle_llm.training.checkpoint import Checkpoints, step_of
 from angle_llm.training.heartbeat import unhurried
 from angle_llm.training.launch import Launch
@@ -58,12 +57,14 @@ class TrainResult:
 def train(
     encoder: SentenceEncoder,
     examples: Sequence[Example],
-    objective: Objective,
+    objective: Objective | Sequence[Objective],
     settings: TrainSettings,
     evaluate: Evaluate | None = None,
     launch: Launch | None = None,
 ) -> TrainResult:
     """Trains the encoder's trainable weights and writes the run to `settings.run_dir`.
+
+    `examples` may be a `Mixture` of several sets; `objective` is one for all of them, or one for each.
 
     Each optimizer step averages `accumulation` batches. With `evaluate`, the encoder is measured before the first step,
     every `evaluation.every_steps` steps and at the end, and the best is kept in `model/`. What would make the run fail
@@ -96,10 +97,12 @@ def train(
     if not any(parameter.requires_grad for parameter in encoder.model.parameters()):
         raise TrainingError("no weight is trainable: the model has an adapter already. Start from its base.")
 
-    plan = BatchPlan(len(examples), settings)
+    data = Mixture.of(examples)
+    objectives = [objective] * len(data.sets) if callable(objective) else objective
+    plan = BatchPlan(data.draws, settings)
     if plan.warmup >= plan.steps and processes.is_main:
         tqdm.write(f"warm-up takes {plan.warmup} steps and the run only {plan.steps}: the rate never falls")
-    run = run_identity(settings, examples, encoder.base_fingerprint, processes.device)
+    run = run_identity(settings, data.digest, encoder.base_fingerprint, processes.device)
     together = {"run directory": str(run_dir), "checkpoints": settings.checkpoint, "resume": settings.resume}
     for what, mine in {**run, **together}.items():
         processes.check_same(what, mine)
@@ -110,15 +113,14 @@ def train(
     state.spread.check_replicas()
     seed_process(settings.seed, processes.rank)
     keeper = BestKeeper(encoder, evaluate, model_dir, state.spread)
-    texts = TextBatch.from_examples(examples).texts
-    with TokenStore(texts, encoder.sentences, run_dir, processes) as tokens:
+    with tokens_of(encoder, data, run_dir, processes) as tokens:
         # Processes that planned a batch otherwise would take one another's texts.
         processes.check_same("way of computing", (encoder.sharing, encoder.pooling, encoder.pad_id, tokens.digest()))
         came = checkpoints.begin(origin, state)
         keeper.go_on(came)
         step = came.step
         budget = came.budget or TokenBudget(settings.micro_batch_tokens, settings.graph_tokens)
-        planner = BatchPlanner(encoder, tokens, examples, processes.count, budget)
+        planner = BatchPlanner(encoder, tokens, data, objectives, processes.count, budget)
         with (
             Metrics(run_dir / "metrics.jsonl", accelerator, came.metrics_bytes, writes=processes.is_main) as metrics,
             tqdm(total=plan.steps, initial=step, desc="train", disable=None if processes.is_main else True) as progress,
@@ -128,9 +130,9 @@ def train(
             try:
                 pause(step)
                 started = time.perf_counter()
-                for epoch, batches in ahead(planner.all(itertools.islice(plan, step, None))):
+                for epoch, batches in ahead(planner.all(plan.after(step))):
                     rate = plan.learning_rate(step + 1)
-                    results = _accumulate(state.spread, planner, batches, objective)
+                    results = _accumulate(state.spread, planner, batches)
                     norm = state.spread.update(rate)
                     if not math.isfinite(norm):
                         raise LossNotFiniteError(
@@ -138,7 +140,7 @@ def train(
                             "bfloat16 or float32 in place of float16."
                         )
                     step += 1
-                    counts = meter.counts(results, time.perf_counter() - started)
+                    counts = meter.counts(results, time.perf_counter() - started) | _of_sets(batches)
                     metrics.log_step(step, epoch, results, rate=rate, norm=norm, counts=counts)
                     progress.update()
                     progress.set_postfix_str(f"loss {mean_loss(results):.4f}, {meter.shown(counts)}", refresh=False)
@@ -197,9 +199,13 @@ class _Pause:
         return self.state.processes.highest(int(self.stop.asked or 0))
 
 
-def _accumulate(
-    spread: Spread, planner: BatchPlanner, batches: Sequence[PlannedBatch], objective: Objective
-) -> list[StepResult]:
+def _of_sets(batches: Sequence[PlannedBatch]) -> dict[str, float]:
+    """How many examples of a step were of which set."""
+    names = {name: 0 for planned in batches for name in planned.sets}
+    return {f"examples/{name}": sum(planned.sets.get(name, 0) for planned in batches) for name in names}
+
+
+def _accumulate(spread: Spread, planner: BatchPlanner, batches: Sequence[PlannedBatch]) -> list[StepResult]:
     """Adds up the gradients of an optimizer step's batches, each with an equal share.
 
     When memory runs out, all is forgotten and done again with half the tokens at once: the update is the same.
@@ -207,23 +213,23 @@ def _accumulate(
     spread.model.train()
     generators = random_state(spread.processes.device)
     while True:
-        if any(plan.token_budget > planner.budget.micro_batch_tokens for _, plan in batches):
-            batches = [planner.planned(batch) for batch, _ in batches]
+        if any(planned.plan.token_budget > planner.budget.micro_batch_tokens for planned in batches):
+            batches = [planner.again(planned) for planned in batches]
         try:
             return [
                 boundary_step(
                     spread.model,
-                    plan,
-                    batch,
-                    objective,
+                    planned.plan,
+                    planned.batch,
+                    planned.objective,
                     graph_tokens=planner.budget.graph_tokens,
                     share=1 / len(batches),
                     strategy=spread,
                 )
-                for batch, plan in batches
+                for planned in batches
             ]
         except MemoryShortError as error:
-            budget = planner.budget.halved([plan for _, plan in batches])
+            budget = planner.budget.halved([planned.plan for planned in batches])
             told = str(error)
         if budget is None:
             raise TrainingError(

@@ -71,23 +71,28 @@ class Metrics:
         norm: float,
         counts: dict[str, float],
     ) -> None:
-        """One optimizer step: means over its batches of loss and parts, what was computed, and why that way (told of the
-        first batch)."""
+        """One optimizer step: means over its batches of loss and parts (of a part, over the batches that have it), what was
+        computed, and why that way (told of the first batch)."""
         self.log(
             {
                 "step": step,
                 "epoch": epoch,
                 "loss": mean_loss(results),
-                **{
-                    f"loss/{name}": sum(result.parts[name] for result in results) / len(results)
-                    for name in results[0].parts
-                },
+                **{f"loss/{name}": part for name, part in _mean_parts(results).items()},
                 "learning_rate": rate,
                 "gradient_norm": norm,
                 **counts,
             },
             notes={"way": results[0].way, "reason": results[0].reason},
         )
+
+
+def _mean_parts(results: Sequence[StepResult]) -> dict[str, float]:
+    values: dict[str, list[float]] = {}
+    for result in results:
+        for name, part in result.parts.items():
+            values.setdefault(name, []).append(part)
+    return {name: sum(parts) / len(parts) for name, parts in values.items()}
 
 
 def mean_loss(results: Sequence[StepResult]) -> float:

@@ -8,34 +8,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import islice
 
-from angle_llm.data.batching import batch_indices
+from angle_llm.data.draws import Draws
 from angle_llm.settings import TrainSettings
 
 
 class BatchPlan:
-    """Iterates over optimizer steps: the epoch, and the batches of example indices whose gradients are averaged.
+    """The optimizer steps of a run: the epoch of each, and the batches of example indices whose gradients are averaged.
 
     A batch is a function of (seed, epoch, position) alone.
     """
 
-    def __init__(self, examples: int, settings: TrainSettings) -> None:
-        self._examples = examples
+    def __init__(self, draws: Draws, settings: TrainSettings) -> None:
+        self._draws = draws
         self._settings = settings
-        batches = math.ceil(examples / settings.batch_size)
-        steps = math.ceil(batches / settings.accumulation) * settings.epochs
+        self._steps_of_epoch = math.ceil(draws.batches(settings.batch_size) / settings.accumulation)
+        steps = self._steps_of_epoch * settings.epochs
         self.steps = min(steps, settings.max_steps or steps)
         self.warmup = settings.optimizer.warmup_steps(self.steps)
 
-    def __iter__(self) -> Iterator[tuple[int, list[list[int]]]]:
-        settings, done = self._settings, 0
-        for epoch in range(settings.epochs):
-            batches = batch_indices(self._examples, settings.batch_size, seed=settings.seed, epoch=epoch)
-            for first in range(0, len(batches), settings.accumulation):
-                if done == self.steps:
-                    return
-                yield epoch, batches[first : first + settings.accumulation]
+    def after(self, done: int) -> Iterator[tuple[int, list[list[int]]]]:
+        """The steps that are left once so many are done; nothing of those is computed again."""
+        settings = self._settings
+        epoch, skipped = divmod(done, self._steps_of_epoch)
+        first = skipped * settings.accumulation
+        while done < self.steps:
+            batches = self._draws.epoch(epoch, settings.batch_size, seed=settings.seed, first=first)
+            while done < self.steps and (together := list(islice(batches, settings.accumulation))):
+                yield epoch, together
                 done += 1
+            epoch, first = epoch + 1, 0
 
     def learning_rate(self, step: int) -> float:
         """That step `step` is taken with."""

@@ -132,3 +132,16 @@ def test_what_has_seen_sts_b_train_is_not_measured_on_sts12_to_16(path: Path) ->
     for experiment in chosen:
         if experiment.row in seen:
             assert not {"sts12", "sts13", "sts14", "sts15", "sts16"}.intersection(experiment.measures.sts)
+
+
+def test_the_sets_of_a_mixture_are_shuffled_by_the_seed_and_lie_below_the_data(tmp_path: Path) -> None:
+    grid = tmp_path / "mixed.yaml"
+    grid.write_text(
+        "title: t\nseeds: [3]\nrows: {one: {}}\n"
+        "train:\n  data:\n    sets:\n    - {path: DATA/a.tsv, weight: 2}\n    - {path: b.tsv}\n"
+    )
+    (one,) = experiments(load_grid(grid), tmp_path)
+    assert [(each.path, each.weight, each.shuffle_seed) for each in one.settings.data.sets] == [
+        (str(tmp_path / "a.tsv"), 2, 3),
+        ("b.tsv", 1, 3),
+    ]

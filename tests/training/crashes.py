@@ -32,7 +32,7 @@ import angle_llm.training.state
 from angle_llm.run import fine_tune
 from angle_llm.settings import (
     CheckpointSettings,
-    DataSource,
+    DataSettings,
     EvaluationSettings,
     LoraSettings,
     ModelSettings,
@@ -55,7 +55,7 @@ def run_settings(folder: Path) -> TrainSettings:
         resume="auto",
         model=ModelSettings(path=str(save_tiny_base("llama", folder / "base")), dtype="float32", max_length=100),
         lora=LoraSettings(rank=4, alpha=8, dropout=0.2),
-        data=DataSource(path="starter:nli_triples.jsonl.gz", limit=20),
+        data=DataSettings(path="starter:nli_triples.jsonl.gz", limit=20),
         optimizer=OptimizerSettings(learning_rate=1e-2),
         evaluation=EvaluationSettings(pairs=str(pairs), every_steps=3),
         checkpoint=CheckpointSettings(every_steps=1),

@@ -38,6 +38,7 @@ from angle_llm.modeling.encoder import SentenceEncoder
 from angle_llm.objectives.angle import AngleObjective
 from angle_llm.settings import (
     CheckpointSettings,
+    DataSettings,
     DataSource,
     LoraSettings,
     ModelSettings,
@@ -60,7 +61,7 @@ def settings(folder: Path, name: str, **changed: Any) -> TrainSettings:
         resume="auto",
         model=ModelSettings(path=str(folder / "base"), dtype="float32", max_length=60),
         lora=LoraSettings(rank=4, alpha=8),
-        data=DataSource(limit=60),
+        data=DataSettings(limit=60),
         optimizer=OptimizerSettings(learning_rate=3e-3),
         batch_size=7,  # the last batch of an epoch has four examples
         micro_batch_tokens=90,

@@ -5,22 +5,44 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from tiny import tiny_encoder
 
 from angle_llm.data.batching import TextBatch
 from angle_llm.data.formats import Triple
-from angle_llm.training.batches import TEXTS_AT_ONCE, BatchPlanner, TokenStore, ahead
+from angle_llm.data.mixture import Mixture
+from angle_llm.objectives import AngleObjective
+from angle_llm.training.batches import TEXTS_AT_ONCE, BatchPlanner, Tokens, TokenStore, ahead
 from angle_llm.training.memory import TokenBudget
 
 TEXTS = ["A man eats.", "Someone eats.", "Nobody eats.", "Two dogs run.", "Hi"]
 
 
+def batch_of(texts: Sequence[str], prompts: Sequence[int] = ()) -> TextBatch:
+    none = torch.zeros(0, dtype=torch.int64)
+    return TextBatch(list(texts), none, none, torch.zeros(0), list(prompts))
+
+
 def test_stored_ids_are_the_tokenizers(tmp_path: Path) -> None:
     sentences = tiny_encoder("llama").sentences
-    with TokenStore(TEXTS, sentences, tmp_path / "run") as tokens:
-        assert tokens(TEXTS[::-1]) == sentences(TEXTS[::-1])
-        assert tokens([]) == []
+    with TokenStore([sentences], batch_of(TEXTS), tmp_path / "run") as tokens:
+        assert tokens(TEXTS[::-1], [0] * 5) == sentences(TEXTS[::-1])
+        assert tokens([], []) == []
     assert list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_each_text_is_worded_with_its_own_prompt(stored: bool, tmp_path: Path) -> None:
+    encoder = tiny_encoder("llama")
+    plain = encoder.with_prompt("plain").sentences
+    batch = batch_of(["Hi", "Ho", "Hi"], [1, 0, 0])
+    both = [encoder.sentences, plain]
+    with TokenStore(both, batch, tmp_path) if stored else Tokens(both, batch) as tokens:
+        expected = [*plain(["Hi"]), *encoder.sentences(["Ho", "Hi"])]
+        assert tokens(batch.texts, batch.prompts) == expected
+        assert expected[0] != expected[2]
+        other = Tokens(both, batch_of(["Hi", "Ho", "Hi"], [0, 1, 1]))
+        assert tokens.digest() != other.digest()
 
 
 def test_texts_are_tokenised_once_in_blocks(tmp_path: Path) -> None:
@@ -31,29 +53,33 @@ def test_texts_are_tokenised_once_in_blocks(tmp_path: Path) -> None:
         return [[int(text)] for text in texts]
 
     texts = [str(number) for number in range(TEXTS_AT_ONCE + 3)]
-    with TokenStore(texts, tokenize, tmp_path) as tokens:
-        assert tokens(texts[::997]) == [[number] for number in range(0, TEXTS_AT_ONCE + 3, 997)]
+    with TokenStore([tokenize], batch_of(texts), tmp_path) as tokens:
+        assert tokens(texts[::997], [0] * len(texts[::997])) == [
+            [number] for number in range(0, TEXTS_AT_ONCE + 3, 997)
+        ]
     assert asked == [TEXTS_AT_ONCE, 3]
 
 
 def test_a_text_that_cannot_be_read_shows_at_once_and_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="text 1 is empty"):
-        TokenStore(["Hi", " "], tiny_encoder("llama").sentences, tmp_path)
+        TokenStore([tiny_encoder("llama").sentences], batch_of(["Hi", " "]), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_plans_are_those_of_the_batchs_texts(tmp_path: Path) -> None:
     encoder = tiny_encoder("llama")
     examples = [Triple(*TEXTS[:3]), Triple(*TEXTS[2:])]
+    data, objective = Mixture.of(examples), AngleObjective()
     texts = TextBatch.from_examples(examples).texts
-    with TokenStore(texts, encoder.sentences, tmp_path) as tokens:
-        steps = list(
-            BatchPlanner(encoder, tokens, examples, 1, TokenBudget(60, 0)).all(iter([(0, [[1], [0]]), (1, [[0, 1]])]))
-        )
+    with TokenStore([encoder.sentences], TextBatch.from_examples(examples), tmp_path) as tokens:
+        planner = BatchPlanner(encoder, tokens, data, [objective], 1, TokenBudget(60, 0))
+        steps = list(planner.all(iter([(0, [[1], [0]]), (1, [[0, 1]])])))
     assert [epoch for epoch, _ in steps] == [0, 1]
-    assert [batch.texts for _, batches in steps for batch, _ in batches] == [TEXTS[2:], TEXTS[:3], texts]
+    assert [planned.batch.texts for _, batches in steps for planned in batches] == [TEXTS[2:], TEXTS[:3], texts]
     for _, batches in steps:
-        for batch, plan in batches:
+        for batch, plan, asked, sets in batches:
+            assert asked is objective
+            assert sets == {}
             expected = encoder.plan(batch.texts, 60)
             assert (plan.way, plan.row_of, plan.computed_tokens) == (
                 expected.way,

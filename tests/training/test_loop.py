@@ -17,7 +17,7 @@ from angle_llm.modeling.encoder import SentenceEncoder
 from angle_llm.objectives.angle import AngleObjective
 from angle_llm.run import fine_tune
 from angle_llm.settings import (
-    DataSource,
+    DataSettings,
     EvaluationSettings,
     LoraSettings,
     ModelSettings,
@@ -43,7 +43,7 @@ def settings(base: Path, tmp_path: Path) -> TrainSettings:
         run_dir=str(tmp_path / "run"),
         model=ModelSettings(path=str(base), dtype="float32", max_length=100),
         lora=LoraSettings(rank=4, alpha=8, dropout=0.1),
-        data=DataSource(path="starter:nli_triples.jsonl.gz", limit=20),
+        data=DataSettings(path="starter:nli_triples.jsonl.gz", limit=20),
         objective=ObjectiveSettings(cosine_weight=0.5, in_batch_weight=1, angle_weight=0.5),
         optimizer=OptimizerSettings(learning_rate=1e-2),
         batch_size=8,
@@ -210,7 +210,7 @@ def test_a_run_that_breaks_leaves_its_weights(settings: TrainSettings) -> None:
 def test_bad_rows_left_out_are_listed(settings: TrainSettings, tmp_path: Path) -> None:
     row = json.dumps({"anchor": "A dog runs.", "positive": "It moves.", "negative": "It sleeps."})
     (tmp_path / "rows.jsonl").write_text(f"{row}\n{{broken\n{row}\n")
-    data = DataSource(path=str(tmp_path / "rows.jsonl"), on_bad_row="skip", max_bad_ratio=0.5)
+    data = DataSettings(path=str(tmp_path / "rows.jsonl"), on_bad_row="skip", max_bad_ratio=0.5)
     fine_tune(replace(settings, data=data, max_steps=1))
     (rejected,) = (Path(settings.run_dir) / "rejected.jsonl").read_text().splitlines()
     assert json.loads(rejected)["line"] == 2

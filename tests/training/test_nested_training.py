@@ -122,13 +122,13 @@ def test_a_run_trains_logs_and_keeps_a_plain_encoder(tmp_path: Path) -> None:
     from tiny import save_tiny_base
 
     from angle_llm.run import fine_tune
-    from angle_llm.settings import DataSource, EvaluationSettings, ModelSettings, TrainSettings
+    from angle_llm.settings import DataSettings, EvaluationSettings, ModelSettings, TrainSettings
 
     settings = TrainSettings(
         run_dir=str(tmp_path / "run"),
         model=ModelSettings(path=str(save_tiny_base("llama", tmp_path / "base")), dtype="float32"),
         lora=LoraSettings(rank=2),
-        data=DataSource(limit=16),
+        data=DataSettings(limit=16),
         nested=NestedSettings(dimensions=[8], layers=[2]),
         evaluation=EvaluationSettings(pairs="starter:graded_pairs.tsv"),
         batch_size=8,

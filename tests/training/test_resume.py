@@ -19,7 +19,7 @@ from tiny import save_tiny_base
 from angle_llm.run import fine_tune
 from angle_llm.settings import (
     CheckpointSettings,
-    DataSource,
+    DataSettings,
     EvaluationSettings,
     LoraSettings,
     OptimizerSettings,
@@ -223,7 +223,7 @@ def test_other_data_is_refused(settings: TrainSettings, tmp_path: Path) -> None:
     short = replace(
         settings,
         run_dir=str(tmp_path / "run"),
-        data=DataSource(path=str(data)),
+        data=DataSettings(path=str(data)),
         evaluation=EvaluationSettings(),
         checkpoint=CheckpointSettings(every_steps=1),
         epochs=1,

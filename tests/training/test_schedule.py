@@ -2,6 +2,7 @@
 
 import pytest
 
+from angle_llm.data.draws import Draws
 from angle_llm.settings import CheckpointSettings, EvaluationSettings, OptimizerSettings, TrainSettings
 from angle_llm.training.schedule import SCHEDULES, BatchPlan, rate_share
 
@@ -30,10 +31,22 @@ def test_when_a_run_measures_and_writes_checkpoints() -> None:
         optimizer=OptimizerSettings(learning_rate=0.5, warmup=2),
         batch_size=1,
     )
-    plan = BatchPlan(10, settings)
+    plan = BatchPlan(Draws.of_one(10), settings)
     assert [step for step in range(11) if plan.evaluates_at(step)] == [0, 4, 8, 10]
     assert [step for step in range(1, 11) if plan.saves_at(step)] == [3, 6, 9, 10]
     assert [plan.learning_rate(step) for step in (1, 2, 10)] == pytest.approx([0.25, 0.5, 0.5 / 9])
-    plan = BatchPlan(10, TrainSettings(batch_size=1))
+    plan = BatchPlan(Draws.of_one(10), TrainSettings(batch_size=1))
     assert [step for step in range(11) if plan.evaluates_at(step)] == [0, 10]
     assert not any(plan.saves_at(step) for step in range(1, 11)), "on signals alone"
+
+
+@pytest.mark.parametrize("done", range(12))
+@pytest.mark.parametrize("by_set", [True, False])
+def test_a_run_goes_on_with_the_batches_it_would_have_had(done: int, by_set: bool) -> None:
+    plan = BatchPlan(
+        Draws((10, 7), (10, 14), by_set=by_set), TrainSettings(batch_size=3, accumulation=3, epochs=4, max_steps=11)
+    )
+    whole = list(plan.after(0))
+    assert len(whole) == plan.steps == 11
+    assert [epoch for epoch, _ in whole] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 2
+    assert list(plan.after(done)) == whole[done:]

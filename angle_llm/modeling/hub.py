@@ -2,8 +2,8 @@
 
 A repository with `angle_llm.json` is a saved encoder, adapter or whole; any other is a bare backbone, which `transformers`
 fetches. Of a saved encoder only what is read is fetched: card, weights in safetensors, tokenizer. Everything comes from one
-commit, whatever happens to the repository meanwhile. With HF_HUB_OFFLINE=1 the cache alone is asked; where it does not know
-whether there is a card, a warning says so.
+commit, whatever happens to the repository meanwhile. If the hub cannot be reached, or with HF_HUB_OFFLINE=1, the cache alone
+is asked; where it does not know whether there is a card, a warning says so.
 """
 
 from __future__ import annotations
@@ -48,18 +48,17 @@ def find(path_or_id: str, revision: str | None = None) -> Found:
     location = locate(path_or_id)
     if location.is_local:
         return Found(None)
-    card = _fetched(path_or_id, CARD_NAME, revision)
+    asked = _Repository.of(path_or_id, revision)
+    card = asked.file(CARD_NAME)
     if card is not None:
-        commit = card.parent.name
-        folder = _fetch_encoder(path_or_id, commit, EncoderCard.read(card.parent))
+        folder = asked.encoder(card.parent.name, EncoderCard.read(card.parent))
         check_files(folder)
-        return Found(folder, commit)
-    config = _fetched(path_or_id, "config.json", revision)
-    pinned = None if config is None else config.parent.name
+        return Found(folder, card.parent.name)
+    config = asked.file("config.json")
     for name, hint in _NO_BACKBONE.items():
-        if _fetched(path_or_id, name, pinned or revision) is not None:
+        if asked.file(name) is not None:
             raise ArtifactError(f"{path_or_id} on the hub holds {name}: {hint}")
-    return Found(None, pinned)
+    return Found(None, None if config is None else config.parent.name)
 
 
 _NO_BACKBONE = {
@@ -70,37 +69,71 @@ _NO_BACKBONE = {
 }
 
 
-def _fetch_encoder(repo: str, commit: str, card: EncoderCard) -> Path:
-    from huggingface_hub import snapshot_download
+@dataclass(frozen=True)
+class _Repository:
+    """A repository of the hub, or what the cache has of it."""
 
-    weights = WHOLE_FILES if card.base is None else ADAPTER_FILES
-    return Path(snapshot_download(repo, revision=commit, allow_patterns=[CARD_NAME, *weights, *TOKENIZER_FILES]))
+    name: str
+    revision: str | None
+    cache_only: bool
+
+    @classmethod
+    def of(cls, name: str, revision: str | None) -> _Repository:
+        """Asks the hub for it once, to know whether it can be reached: each file would be asked for again and again."""
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+        try:
+            HfApi().model_info(name, revision=revision, timeout=10)
+        except HfHubHTTPError as error:
+            if error.response is None or error.response.status_code < 500:
+                raise _refused(name, revision, error) from error
+        except HFValidationError as error:
+            raise _refused(name, revision, error) from error
+        except Exception:  # no connection: each HTTP library has errors of its own
+            pass
+        else:
+            return cls(name, revision, cache_only=False)
+        return cls(name, revision, cache_only=True)
+
+    def encoder(self, commit: str, card: EncoderCard) -> Path:
+        """The folder of a saved encoder's files."""
+        from huggingface_hub import snapshot_download
+
+        weights = WHOLE_FILES if card.base is None else ADAPTER_FILES
+        patterns = [CARD_NAME, *weights, *TOKENIZER_FILES]
+        kept = self.cache_only
+        return Path(snapshot_download(self.name, revision=commit, allow_patterns=patterns, local_files_only=kept))
+
+    def file(self, name: str) -> Path | None:
+        """A small file of it, in the cache; None if the repository, or the cache where it alone is asked, does not have it.
+
+        Warns if the hub could not be asked for a card, and never was.
+        """
+        from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
+        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+
+        try:
+            return Path(hf_hub_download(self.name, name, revision=self.revision, local_files_only=self.cache_only))
+        except LocalEntryNotFoundError:  # an EntryNotFoundError too, but nobody said that there is none
+            known = try_to_load_from_cache(self.name, name, revision=self.revision)
+            if name == CARD_NAME and known is not _CACHED_NO_EXIST:
+                warnings.warn(
+                    f"the hub could not be asked whether {self.name} is a saved encoder, and the cache does not know; it is read "
+                    "as a bare backbone. Connect once when you can, to know.",
+                    UserWarning,
+                    stacklevel=4,
+                )
+            return None
+        except EntryNotFoundError:
+            return None
+        except HfHubHTTPError as error:
+            raise _refused(self.name, self.revision, error) from error
 
 
-def _fetched(repo: str, name: str, revision: str | None) -> Path | None:
-    """A small file of a repository, in the cache; None if the repository, or offline the cache, does not have it.
-
-    Warns if the hub could not be asked for a card, and never was.
-    """
-    from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        return Path(hf_hub_download(repo, name, revision=revision))
-    except LocalEntryNotFoundError:  # an EntryNotFoundError too, but nobody said that there is none
-        if name == CARD_NAME and try_to_load_from_cache(repo, name, revision=revision) is not _CACHED_NO_EXIST:
-            warnings.warn(
-                f"the hub could not be asked whether {repo} is a saved encoder, and the cache does not know; it is read as a "
-                "bare backbone. Connect once when you can, to know.",
-                UserWarning,
-                stacklevel=4,
-            )
-        return None
-    except EntryNotFoundError:
-        return None
-    except HfHubHTTPError as error:
-        reason = " ".join(str(error).split())
-        raise OSError(
-            f"the hub does not give {repo}{'' if revision is None else f' at revision {revision}'}: {reason} Look at the name; "
-            "of a private or gated repository, log in (`hf auth login`)."
-        ) from error
+def _refused(repo: str, revision: str | None, error: Exception) -> OSError:
+    reason = " ".join(str(error).split())
+    return OSError(
+        f"the hub does not give {repo}{'' if revision is None else f' at revision {revision}'}: {reason} Look at the name; "
+        "of a private or gated repository, log in (`hf auth login`)."
+    )

@@ -64,7 +64,6 @@ def test_an_adapter_opens_on_its_base_from_the_hub_at_the_revision_it_was_traine
     assert (again.base, again.base_revision) == ("org/base", commit)
 
 
-@pytest.mark.slow  # an unreachable hub is asked again and again
 def test_what_is_in_the_cache_opens_without_the_network(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,7 +79,6 @@ def test_what_is_in_the_cache_opens_without_the_network(
     assert hub.asked == []
 
 
-@pytest.mark.slow  # an unreachable hub is asked again and again
 def test_a_bare_backbone_needs_its_own_files_only(hub: Hub, tmp_path: Path) -> None:
     base = save_tiny_base("llama", tmp_path / "base")
     hub.put("org/base", files_of(base) | {"pytorch_model.bin": b"x", "evil.py": b"x", "README.md": b"x"})
@@ -136,7 +134,6 @@ def test_as_users_name_a_hub(hub: Hub, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "model" / CARD_NAME).read_text())["base"] is None
 
 
-@pytest.mark.slow  # an unreachable hub is asked again and again
 def test_a_card_nobody_could_be_asked_for_is_warned_of(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

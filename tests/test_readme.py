@@ -58,6 +58,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "my.jsonl").write_text(
         "".join(json.dumps(pair | {"text1": f"A man eats {n}.", "rating": n}) + "\n" for n in range(4))
     )
+    (folder / "pairs.jsonl").write_text(
+        "".join(json.dumps({"query": f"Who eats {n}?", "answer": f"Man {n} does."}) + "\n" for n in range(6))
+    )
     (folder / "texts.txt").write_text("A man eats.\nSomeone eats.\n")
     (folder / "DATA/stsb").mkdir(parents=True)
     rows = [f"A man eats {n}.\tSomeone eats {m}.\t{m}" for n in range(3) for m in range(4)]

@@ -25,7 +25,8 @@ is. AnglE's own NLI files hold 1 for entailment, 0 for contradiction and no neut
 `sentence1 sentence2 label` with the words of NLI in it (AllNLI as one table) is refused with that advice: name nli_pairs.
 SICK's second judgement (`entailment`, `entailment_label`) is not read unless it is mapped: `columns: {label: entailment}`.
 QNLI and RTE, where 0 is the entailment and 1 is not, need `score_range: [1, 0]`, and QNLI a mapping of its texts.
-Files without a header (SentEval's STS.input files, its transfer tasks) and single texts with a class are no pairs.
+SentEval's downloads are read as they lie: STS.input.NAME.txt with its scores beside it, sts-train.csv (tabs, no header), SICK
+and MRPC (.txt with a header). Its transfer tasks, and other single texts with a class, are no pairs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Raw rows with their places: JSONL, JSON, CSV, TSV, Parquet, `datasets` folders and hub ids.
+"""Raw rows with their places: JSONL, JSON, CSV, TSV, Parquet, SentEval's tables, `datasets` folders and hub ids.
 
 What cannot be a row (broken JSON, bytes that are not UTF-8, too many fields) comes as a `RowError` in the row's place;
 damage that hides an unknown number of rows raises `DataError`.
@@ -7,51 +7,23 @@ damage that hides an unknown number of rows raises `DataError`.
 from __future__ import annotations
 
 import csv
-import gzip
 import itertools
 import json
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from angle_llm.data.formats import DataError, Row, RowError
 from angle_llm.data.json_errors import what_is_wrong
 from angle_llm.data.places import kind_of, locate, neighbours
+from angle_llm.data.senteval_files import is_sts_benchmark, open_sts_benchmark, open_sts_part
+from angle_llm.data.table import Again, Table, lines, refuse_bad_bytes
 from angle_llm.settings import DataSource
 
 Value = TypeVar("Value")
 
 _ROWS_AT_ONCE = 4096
 """Rows of a Parquet file that are in memory together."""
-
-
-@dataclass(frozen=True)
-class _Again:
-    """Rows that are read anew each time they are gone through, so that a file of any size is never in memory."""
-
-    read: Callable[[], Iterator[tuple[int, Row | RowError]]]
-
-    def __iter__(self) -> Iterator[tuple[int, Row | RowError]]:
-        return self.read()
-
-
-@dataclass(frozen=True)
-class Table:
-    """Columns and rows of a source."""
-
-    name: str
-    columns: list[str]
-    rows: Iterable[tuple[int, Row | RowError]]
-    """(line or row number counted from 1, the row or what is wrong with it)."""
-    unit: Literal["line", "row"] = "line"
-    label_names: Mapping[str, list[str]] = field(default_factory=dict)
-    identity: str | None = None
-    """Of a data set: tells states of it apart."""
-
-    def place(self, number: int) -> str:
-        return f"{self.name}:{number}" if self.unit == "line" else f"{self.name} row {number}"
 
 
 def open_table(source: DataSource) -> Table:
@@ -62,46 +34,10 @@ def open_table(source: DataSource) -> Table:
     return _OPENERS[kind_of(place)](place)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number from 1, line with its end). Bytes that are not UTF-8 become lone surrogates: see `_refuse_bad_bytes`."""
-    number = 0
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            for number, line in enumerate(stream, 1):
-                if number == 1:
-                    _refuse_wide_characters(path, line)
-                bare = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-                yield number, bare.decode(errors="surrogateescape")
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(
-            f"{path}:{number + 1}: the gzip file is truncated or damaged here ({error}); fetch it again, or unpack "
-            "what is left of it"
-        ) from None
-
-
-def _refuse_wide_characters(path: Path, line: bytes) -> None:
-    """UTF-16 and UTF-32: cut at line ends they make no row, and no row of them would say why."""
-    beginning = line[:64]
-    wide = beginning.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff"))
-    if wide or beginning.count(0) * 3 > len(beginning) > 1:  # without a mark: of English, every second byte is 0
-        raise DataError(
-            f"{path}:1: the file is written in UTF-16 or UTF-32, not in UTF-8 (it begins with {line[:4].hex(' ')}); convert "
-            "it, as in `iconv -f utf-16 -t utf-8`"
-        )
-
-
-def _refuse_bad_bytes(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        byte = ord(text[error.start]) - 0xDC00
-        raise RowError(f"byte 0x{byte:02x} is not UTF-8; convert the file, as in `iconv -f latin1 -t utf-8`") from None
-
-
 def _open_jsonl(path: Path) -> Table:
     def parse(text: str) -> Row | RowError:
         try:
-            _refuse_bad_bytes(text)
+            refuse_bad_bytes(text)
             return _as_row(json.loads(text.rstrip(" \t\r\n"), object_pairs_hook=_object))
         except RowError as error:
             return error
@@ -110,15 +46,15 @@ def _open_jsonl(path: Path) -> Table:
             return RowError(f"not a JSON object: {what_is_wrong(error, 'each line holds one object')}{hint}")
 
     def rows() -> Iterator[tuple[int, Row | RowError]]:
-        return ((number, parse(text)) for number, text in _lines(path) if text.strip())
+        return ((number, parse(text)) for number, text in lines(path) if text.strip())
 
-    return Table(str(path), _columns_of(path, rows()), _Again(rows))
+    return Table(str(path), _columns_of(path, rows()), Again(rows))
 
 
 def _open_json(path: Path) -> Table:
-    text = "".join(line for _, line in _lines(path))
+    text = "".join(line for _, line in lines(path))
     try:
-        _refuse_bad_bytes(text)
+        refuse_bad_bytes(text)
         objects = json.loads(text, object_pairs_hook=_object)
     except (RowError, ValueError, RecursionError) as error:
         place = f"{path}:{error.lineno}" if isinstance(error, json.JSONDecodeError) else path
@@ -165,18 +101,33 @@ def _open_tsv(path: Path) -> Table:
     """A header line, no quoting: a tab always separates and a quote is a quote."""
     records = (
         (number, text.removesuffix("\n").removesuffix("\r").split("\t"))
-        for number, text in _lines(path)
+        for number, text in lines(path)
         if text.strip("\r\n")
     )
     return _with_header(path, records)
 
 
+def _open_txt(path: Path) -> Table:
+    """A TSV file under another name, as SICK and MRPC come, or a part of an STS task with its scores in a file beside it."""
+    if path.name.startswith("STS.input."):
+        return open_sts_part(path, path.with_name(path.name.replace("STS.input.", "STS.gs.", 1)))
+    first = next((text for _, text in lines(path) if text.strip()), "")
+    if "\t" in first:
+        return _open_tsv(path)
+    raise DataError(
+        f"{path}: a .txt file is read if it is a table with tabs and a header line, or STS.input.NAME.txt with STS.gs.NAME.txt "
+        "beside it; this one has no tab in its first line. Single texts are no pairs; give a table another extension"
+    )
+
+
 def _open_csv(path: Path) -> Table:
     """A header line, RFC 4180 quoting; a quoted field may span lines, and the row has the number of its first."""
+    if is_sts_benchmark(path):
+        return open_sts_benchmark(path)
 
     def records() -> Iterator[tuple[int, list[str] | RowError]]:
         csv.field_size_limit(2**31 - 1)  # the default of 128 KiB refuses long texts
-        reader = csv.reader((text for _, text in _lines(path)), strict=True)
+        reader = csv.reader((text for _, text in lines(path)), strict=True)
         while True:
             first = reader.line_num + 1
             try:
@@ -203,7 +154,7 @@ def _with_header(path: Path, records: Iterator[tuple[int, list[str] | RowError]]
     def checked(record: list[str] | RowError) -> list[str]:
         if isinstance(record, RowError):
             raise record
-        _refuse_bad_bytes("".join(record))
+        refuse_bad_bytes("".join(record))
         return record
 
     try:
@@ -247,7 +198,7 @@ def _open_parquet(path: Path) -> Table:
             for row in checked(batch.to_pylist):
                 yield next(numbers), row
 
-    return Table(str(path), columns, _Again(rows), unit="row")
+    return Table(str(path), columns, Again(rows), unit="row")
 
 
 def _open_dataset(source: DataSource) -> Table:
@@ -282,5 +233,6 @@ _OPENERS: dict[str, Callable[[Path], Table]] = {
     ".csv": _open_csv,
     ".tsv": _open_tsv,
     ".parquet": _open_parquet,
+    ".txt": _open_txt,
 }
 """Kind of file, as `places.KINDS` names it → opener."""

@@ -13,7 +13,7 @@ from angle_llm.settings import DataSource
 DATA_VARIABLE = "ANGLE_LLM_DATA"
 """The environment variable that names a folder of data sets."""
 
-KINDS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+KINDS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt")
 """The kinds of files that can be read, by extension."""
 
 EXTENSIONS = (*KINDS, *(f"{kind}.gz" for kind in KINDS if kind != ".parquet"))

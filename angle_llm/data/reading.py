@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from angle_llm.data.columns import resolve_format
-from angle_llm.data.files import Table, open_table
+from angle_llm.data.files import open_table
 from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Row, RowError, nearest
+from angle_llm.data.table import Table
 from angle_llm.settings import DataSource
 
 

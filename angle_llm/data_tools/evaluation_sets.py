@@ -74,7 +74,8 @@ def read_evaluation_sets(paths: Iterable[str | Path]) -> EvaluationSets:
 
 def _chosen(folder: Path) -> tuple[list[Path], list[Path]]:
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file.name.endswith(EXTENSIONS)]
-    words = {file: set(re.split(r"[^a-z0-9]+", file.name.lower())) for file in files}
+    files = [file for file in files if not file.name.startswith("STS.gs.")]  # scores of the sentences beside them
+    words = {file: set(re.split(r"[^a-z0-9]+", str(file.relative_to(folder)).lower())) for file in files}
     for wanted in (
         [file for file in files if words[file] & _TO_EVALUATE and not words[file] & _TO_TRAIN],
         [file for file in files if not words[file] & _TO_TRAIN],

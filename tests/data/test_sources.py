@@ -311,7 +311,7 @@ def test_json_and_parquet_rows_are_named_by_their_number(tmp_path: Path) -> None
         ("x.json", b'["\xe9"]', "x.json: not JSON: byte 0xe9 is not UTF-8"),
         ("x.parquet", b"PAR0", "x.parquet: cannot be read as Parquet"),
         ("x.parquet.gz", b"", "the extension says the kind of file; known: .jsonl, .json, .csv, .tsv, .parquet"),
-        ("x.txt", b"a\n", "the extension says the kind of file"),
+        ("x.doc", b"a\n", "the extension says the kind of file"),
         ("x.tsv", tsv("text1|scores", "a|1"), r"x.tsv: .*columns \['text1', 'scores'\] fit no format"),
     ],
 )

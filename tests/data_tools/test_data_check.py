@@ -55,7 +55,7 @@ def test_bad_rows_are_trouble_with_their_places(tmp_path: Path) -> None:
         ("x.jsonl", "", "holds no usable row"),
         ("x.tsv", "text\tlabel\na\t1\n", "single texts, as of a classification task"),
         ("x.tsv", "text1\ttext2\n", "no example is left"),
-        ("x.txt", "a\n", "the extension says the kind of file"),
+        ("x.doc", "a\n", "the extension says the kind of file"),
         ("x.csv.gz", "no gzip", "truncated or damaged"),
     ],
 )
@@ -222,7 +222,7 @@ def test_of_a_folder_files_named_after_training_are_left_out_and_told(tmp_path: 
     sets = sets_in(tmp_path / "data")
 
     assert [each.name for each in sets.sets] == ["sts/sts12.test.tsv", "stsb/dev.jsonl"]
-    assert sets.left_out == ["sts/sts12.train.tsv", "1 rows of sts/sts12.test.tsv that cannot be read"]
+    assert sets.left_out == ["readme.txt", "sts/sts12.train.tsv", "1 rows of sts/sts12.test.tsv that cannot be read"]
 
 
 def test_a_file_is_not_held_against_itself(tmp_path: Path) -> None:

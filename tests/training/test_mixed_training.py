@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from test_spread import program
 from tiny import save_tiny_base, tiny_encoder
 
 from angle_llm.data.batching import TextBatch
@@ -140,3 +141,9 @@ def test_what_a_set_says_wrongly_shows_before_anything_is_read(
     settings = settings_from_dict(TrainSettings, values, where="test")
     with pytest.raises(ValueError, match=message):
         fine_tune(settings)
+
+
+def test_processes_see_the_same_batches_of_a_mixture_on_disk(config: Path, tmp_path: Path) -> None:
+    printed = program("mixtures.py", str(tmp_path), str(config))
+    assert "2 processes: losses differ by" in printed
+    assert "3 processes: losses differ by" in printed

@@ -13,13 +13,10 @@ from angle_llm.prompts import load_prompt
 from angle_llm.settings import (
     DataSettings,
     ModelSettings,
-    ObjectiveSettings,
     SettingsError,
     TrainSettings,
     load_settings,
     save_settings,
-    settings_from_dict,
-    settings_to_dict,
 )
 
 if TYPE_CHECKING:
@@ -58,9 +55,10 @@ def _fine_tune(settings: TrainSettings, launch: Launch) -> Path:
     from angle_llm.evaluation.sts import sts_score
     from angle_llm.modeling.adapters import count_parameters
     from angle_llm.modeling.encoder import SentenceEncoder
-    from angle_llm.objectives.nested import NestedObjective, objective_for
+    from angle_llm.objectives.nested import NestedObjective
     from angle_llm.training.loop import train
     from angle_llm.training.refusals import check_can_work
+    from angle_llm.training.sets import objectives_of
 
     processes = launch.processes
     say: Callable[[str], None] = print if processes.is_main else lambda _: None
@@ -73,7 +71,7 @@ def _fine_tune(settings: TrainSettings, launch: Launch) -> Path:
     for each in settings.data.sets:
         if each.prompt is not None:
             load_prompt(each.prompt)
-    objectives = [objective_for(one, settings.nested) for one in _objectives(settings)]
+    objectives = objectives_of(settings)
     evaluate = None
     if settings.evaluation.pairs:
         evaluate = sts_score(settings.evaluation.pairs, micro_batch_tokens=settings.micro_batch_tokens)
@@ -122,17 +120,6 @@ def _read(settings: DataSettings, processes: Processes) -> Mixture:
     first: list[Mixture] = []
     processes.once_a_machine(lambda: first.append(load_mixture(settings, cache_folder())))
     return first[0] if first else load_mixture(settings, cache_folder())
-
-
-def _objectives(settings: TrainSettings) -> list[ObjectiveSettings]:
-    """One for each set: the run's, with what the set has otherwise."""
-    from angle_llm.data.mixture import sets_of
-
-    common = settings_to_dict(settings.objective)
-    return [
-        settings_from_dict(ObjectiveSettings, common | each.objective, where=f"objective of {each.path}")
-        for each in sets_of(settings.data)
-    ]
 
 
 def _prepare_run_directory(settings: TrainSettings, data: Mixture) -> None:

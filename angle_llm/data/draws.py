@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from angle_llm.data.order import Order, random_order
+from angle_llm.data.order import Order, random_order, random_orders
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,10 @@ class Draws:
     def of(cls, sizes: Sequence[int], weights: Sequence[float], temperature: float, *, by_set: bool) -> Draws:
         """Counts in proportion to weight · size^(1 / temperature), as many together as at temperature 1, none of them 0."""
         whole = sum(weight * size for weight, size in zip(weights, sizes, strict=True))
-        shares = np.array([weight * size ** (1 / temperature) for weight, size in zip(weights, sizes, strict=True)])
+        largest = max(sizes)  # so that no power overflows
+        shares = np.array(
+            [weight * (size / largest) ** (1 / temperature) for weight, size in zip(weights, sizes, strict=True)]
+        )
         exact = shares / shares.sum() * whole
         counts = np.floor(exact + 1e-9).astype(int)  # 0.1 · 30 is no less than 3
         left = round(whole) - int(counts.sum())
@@ -66,10 +69,12 @@ class Draws:
         size, count = self.sizes[number], self.counts[number]
         if not count:
             return np.zeros(0, dtype=np.int64)
+        # Orders of a set that comes often in an epoch are made many at a time: a generator costs more than a short order.
+        together = -(-count // size)
         start = epoch * count
-        turns = range(start // size, (start + count - 1) // size + 1)
-        orders = [random_order(size, _key(number, seed, turn)) for turn in turns]
-        skipped = start - turns[0] * size
+        blocks = range(start // (size * together), (start + count - 1) // (size * together) + 1)
+        orders = [random_orders(size, together, _key(number, seed, block)) for block in blocks]
+        skipped = start - blocks[0] * size * together
         return (orders[0] if len(orders) == 1 else np.concatenate(orders))[skipped : skipped + count]
 
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 from angle_llm.data.formats import DataError, Row, RowError
 from angle_llm.data.json_errors import what_is_wrong
 from angle_llm.data.places import kind_of, locate, neighbours
-from angle_llm.data.senteval_files import is_sts_benchmark, open_sts_benchmark, open_sts_part
+from angle_llm.data.senteval_files import beside, is_sts_benchmark, open_sts_benchmark, open_sts_part
 from angle_llm.data.table import Again, Table, lines, refuse_bad_bytes
 from angle_llm.settings import DataSource
 
@@ -110,7 +110,7 @@ def _open_tsv(path: Path) -> Table:
 def _open_txt(path: Path) -> Table:
     """A TSV file under another name, as SICK and MRPC come, or a part of an STS task with its scores in a file beside it."""
     if path.name.startswith("STS.input."):
-        return open_sts_part(path, path.with_name(path.name.replace("STS.input.", "STS.gs.", 1)))
+        return open_sts_part(path, *beside(path))
     first = next((text for _, text in lines(path) if text.strip()), "")
     if "\t" in first:
         return _open_tsv(path)

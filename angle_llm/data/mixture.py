@@ -15,9 +15,9 @@ from typing import overload
 
 from angle_llm.data.draws import Draws
 from angle_llm.data.formats import DataError, Example
-from angle_llm.data.places import KINDS
+from angle_llm.data.places import KINDS, below_data
 from angle_llm.data.sources import DataReport, load_examples
-from angle_llm.data.store import digest_of
+from angle_llm.data.store import ExampleStore, Selected, digest_of
 from angle_llm.settings import DataSettings, DataSource, MixedSet
 
 _WEIGHT = re.compile(r"(?P<path>.+):(?P<weight>\d+(\.\d*)?|\.\d+)")
@@ -74,9 +74,16 @@ class Mixture(Sequence[Example]):
         return bisect_right(self._ends, index)
 
     @property
+    def in_memory(self) -> bool:
+        """Whether no set is kept on disk."""
+        return not any(isinstance(each.examples, ExampleStore | Selected) for each in self.sets)
+
+    @property
     def digest(self) -> str:
-        """Equal for equal examples in the same order."""
-        return "+".join(digest_of(each.examples) for each in self.sets)
+        """Equal for equal examples, drawn and worded alike; of one set that is drawn whole, its examples' own."""
+        plain = Draws.of_one(len(self)) == self.draws and self.sets[0].prompt is None
+        how = "" if plain else f" {self.draws} {[each.prompt for each in self.sets]}"
+        return "+".join(digest_of(each.examples) for each in self.sets) + how
 
     def summary(self) -> Iterator[str]:
         """What became of every row of each set, and its share of an epoch."""
@@ -123,12 +130,12 @@ def sets_of(settings: DataSettings) -> list[MixedSet]:
 
 def _listed(path: str) -> list[tuple[str, float]]:
     """`a:2.0,b` as paths and weights; a file whose name has a comma or ends like a weight is itself."""
-    if Path(path).expanduser().exists():
+    if below_data(path).exists():
         return [(path, 1.0)]
     listed = []
-    for part in path.split(",") if "," in path else [path]:
-        found = _WEIGHT.fullmatch(part.strip())
-        listed.append((found["path"], float(found["weight"])) if found else (part.strip(), 1.0))
+    for part in map(str.strip, path.split(",") if "," in path else [path]):
+        found = None if below_data(part).exists() else _WEIGHT.fullmatch(part)
+        listed.append((found["path"], float(found["weight"])) if found else (part, 1.0))
     if len(listed) > 1 and not all(name for name, _ in listed):
         raise DataError(f"{path!r} lists sets with a comma, and one of them has no name")
     return listed

@@ -34,9 +34,9 @@ def locate(source: DataSource) -> Path | DataSource:
             raise DataError(f"{source.path}: {error}") from None
     if not source.path:
         raise DataError("the path of the data source is empty; give a file, a folder, a hub id or starter:<file>")
-    path = _below_data(source.path)
+    path = below_data(source.path)
     name, at, part = source.path.rpartition("@")
-    if at and name and not path.exists():
+    if at and name and not path.exists() and not set(part) & set("/\\"):
         return _part(source, name, part)
     if path.is_dir():
         return replace(source, path=str(path))
@@ -44,10 +44,11 @@ def locate(source: DataSource) -> Path | DataSource:
         return _one_file(path, source)
     if _looks_like_hub_id(source.path):
         return source
-    raise DataError(f"{source.path}: no such file or folder, and not a hub id (org/name). {neighbours(path)}")
+    weight = " A weight is a plain number behind a colon, such as :0.5." if ":" in source.path else ""
+    raise DataError(f"{source.path}: no such file or folder, and not a hub id (org/name). {neighbours(path)}{weight}")
 
 
-def _below_data(path: str) -> Path:
+def below_data(path: str) -> Path:
     """A relative path that is not in the working directory may be below the folder that `ANGLE_LLM_DATA` names."""
     here, data = Path(path).expanduser(), os.environ.get(DATA_VARIABLE)
     if data and not here.exists() and not here.is_absolute() and (Path(data).expanduser() / here).exists():
@@ -57,7 +58,11 @@ def _below_data(path: str) -> Path:
 
 def _part(source: DataSource, name: str, part: str) -> Path | DataSource:
     """`FOLDER@NAME`: the file FOLDER/NAME with one of the known extensions; else a split of a data set."""
-    folder = _below_data(name)
+    folder = below_data(name)
+    if source.split != "train":
+        raise DataError(
+            f"{source.path} names the split {part}, and `split` the split {source.split}; leave one of them away"
+        )
     if not folder.is_dir():
         if _looks_like_hub_id(name):
             return replace(source, path=name, split=part)
@@ -68,7 +73,8 @@ def _part(source: DataSource, name: str, part: str) -> Path | DataSource:
     if found:
         return _one_file(found[0], source)
     names = sorted(entry.name for entry in folder.iterdir())
-    if any(name.endswith(EXTENSIONS) for name in names) and not (folder / "dataset_infos.json").exists():
+    files = [name for name in names if name.endswith(EXTENSIONS)]
+    if files and not any(name.startswith((f"{part}-", f"{part}.")) for name in files):  # those of a data set's split
         raise DataError(f"{source.path}: no file {part}.* in {folder}; there: {', '.join(names)}")
     return replace(source, path=str(folder), split=part)
 

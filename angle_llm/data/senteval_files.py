@@ -13,6 +13,11 @@ _STS_BENCHMARK = ("genre", "file", "year", "id", "score", "sentence1", "sentence
 """What the lines of `sts-test.csv` begin with, which has tabs and no header; what follows tells where a pair is from."""
 
 
+def beside(path: Path) -> list[Path]:
+    """The files that are read along with one."""
+    return [path.with_name(path.name.replace("STS.input.", "STS.gs.", 1))] if path.name.startswith("STS.input.") else []
+
+
 def open_sts_part(path: Path, gold: Path) -> Table:
     """Two sentences a line; a line whose score is blank was scored by nobody and is no row."""
     if not gold.is_file():

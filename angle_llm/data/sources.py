@@ -28,7 +28,8 @@ from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Row, Ro
 from angle_llm.data.order import random_order
 from angle_llm.data.places import locate
 from angle_llm.data.reading import Reading, open_source
-from angle_llm.data.store import ExampleStore, Selected, StoreWriter, bytes_of, open_store
+from angle_llm.data.senteval_files import beside
+from angle_llm.data.store import ExampleStore, Selected, StoreWriter, bytes_of, open_store, remove_store
 from angle_llm.settings import DataSource
 
 __all__ = ["DataReport", "DataSource", "LoadedData", "Rejected", "load_examples"]
@@ -145,12 +146,8 @@ def load_examples(source: DataSource, cache: Path | None = None) -> LoadedData:
     call finds them there.
     """
     place = None if cache is None else cache / "examples" / _key(source)
-    kept = None if place is None else open_store(place)
-    everything: Sequence[Example]
-    if kept is None:
-        everything, account = _read(source, place)
-    else:
-        everything, account = kept, Account.from_dict(kept.account)
+    _check_choice(source)
+    everything, account = _kept(place) or _read(source, place)
     _check_bad_ratio(source, account)
     examples = _selected(everything, source)
     dropped = dict(account.dropped)
@@ -174,12 +171,25 @@ def load_examples(source: DataSource, cache: Path | None = None) -> LoadedData:
     return LoadedData(examples, report)
 
 
+def _kept(place: Path | None) -> tuple[Sequence[Example], Account] | None:
+    """What is found at a place."""
+    found = None if place is None else open_store(place)
+    if found is None:
+        return None
+    try:
+        return found, Account.from_dict(found.account)
+    except (TypeError, LookupError) as error:
+        remove_store(found.folder, str(error))
+        return None
+
+
 def _key(source: DataSource) -> str:
     """Tells sources apart that hold other examples: other files, files that have changed, files read otherwise."""
     place = locate(source)
     if isinstance(place, Path):
-        state = place.stat()
-        identity = f"{place.resolve()} {state.st_size} {state.st_mtime_ns}"
+        files = [place, *beside(place)]
+        states = [file.stat() for file in files if file.exists()]
+        identity = f"{place.resolve()} {[(state.st_size, state.st_mtime_ns) for state in states]}"
     else:
         identity = open_table(source).identity or ""
     how = asdict(replace(source, limit=None, shuffle_seed=None, max_bad_ratio=0))
@@ -240,6 +250,13 @@ def _selected(examples: Sequence[Example], source: DataSource) -> Sequence[Examp
     order = np.arange(n) if source.shuffle_seed is None else random_order(n, source.shuffle_seed)
     order = order[: source.limit]
     return Selected(examples, order) if isinstance(examples, ExampleStore) else [examples[index] for index in order]
+
+
+def _check_choice(source: DataSource) -> None:
+    if source.limit is not None and source.limit < 1:
+        raise DataError(f"limit must be at least 1 example; came {source.limit}")
+    if not 0 <= source.max_bad_ratio <= 1:
+        raise DataError(f"max_bad_ratio is a share of the rows, 0 to 1; came {source.max_bad_ratio}")
 
 
 def _first_bad_row(reading: Reading, number: int, row: Row | RowError, error: RowError) -> DataError:

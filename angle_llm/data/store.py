@@ -9,13 +9,16 @@ KEY stands for the file as it is (its place, size and time of change) and for th
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import shutil
 import tempfile
+import time
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from itertools import accumulate
 from pathlib import Path
@@ -34,6 +37,8 @@ _ROWS_TOGETHER = 4096
 _BYTES_TOGETHER = 32_000_000
 """Whichever comes first ends a record batch."""
 _BYTES_OF_AN_OBJECT = 300
+_SECONDS_LEFT = 24 * 3600
+"""What a killed process has left is removed after so long."""
 _KINDS: dict[str, type[Example]] = {kind.__name__: kind for kind in (ScoredPair, PositivePair, Triple)}
 
 
@@ -133,20 +138,29 @@ class StoreWriter:
         self._writer: Any = None
 
     def __enter__(self) -> StoreWriter:
-        try:
+        with self._told():
             self._folder.parent.mkdir(parents=True, exist_ok=True)
-            self._place = Path(tempfile.mkdtemp(prefix=".filling-", dir=self._folder.parent))
-        except OSError as error:
-            raise DataError(
-                f"data of this size is kept on disk, and {self._folder.parent} cannot be written: {error}. Name a folder with "
-                f"room in the environment variable {CACHE_VARIABLE}"
-            ) from error
+            for left in self._folder.parent.glob(".*-left-*"):  # by a killed process
+                if time.time() - left.stat().st_mtime > _SECONDS_LEFT:
+                    shutil.rmtree(left, ignore_errors=True)
+            self._place = Path(tempfile.mkdtemp(prefix=".filling-left-", dir=self._folder.parent))
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        with suppress(OSError):  # of a full disk it has been told
+            if self._writer is not None:
+                self._writer.close()
         shutil.rmtree(self._place, ignore_errors=True)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise DataError(
+                f"data of this size is kept on disk, and could not be written to {self._folder.parent}: {error}. Give it room, "
+                f"or name another folder in the environment variable {CACHE_VARIABLE}"
+            ) from error
 
     def add(self, example: Example) -> None:
         """The next example, of the kind of the first."""
@@ -159,17 +173,20 @@ class StoreWriter:
     def finish(self, account: dict[str, Any]) -> ExampleStore:
         """Puts the folder in its place, unless another process was faster, and opens it."""
         self._flush()
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
         told = json.dumps({"digest": self._digest.hexdigest()[:16], "account": account})
-        (self._place / "account.json").write_text(told, encoding="utf-8")
-        try:
-            self._place.replace(self._folder)
-        except OSError:
-            if not (self._folder / "account.json").is_file():
-                raise
-        return ExampleStore(self._folder)
+        with self._told():
+            if self._writer is not None:
+                self._writer.close()
+                self._writer = None
+            (self._place / "account.json").write_text(told, encoding="utf-8")
+            self._place.chmod(0o777 & ~_umask())  # a temporary folder is its maker's alone; a cache may be shared
+            store = ExampleStore(self._place)  # whatever becomes of the folder, what is mapped stays
+            try:
+                self._place.replace(self._folder)
+            except OSError:
+                if not (self._folder / "account.json").is_file():
+                    raise
+        return store
 
     def _flush(self) -> None:
         import pyarrow
@@ -184,31 +201,43 @@ class StoreWriter:
             ],
             metadata={"kind": kind.__name__},
         )
-        try:
+        with self._told():
             if self._writer is None:
                 self._writer = pyarrow.ipc.new_file(str(self._place / "examples.arrow"), schema)
             rows = zip(*map(_values, self._waiting), strict=True)
             columns = [pyarrow.array(values, field.type) for values, field in zip(rows, schema, strict=True)]
             self._writer.write_batch(pyarrow.record_batch(columns, schema=schema))
-        except OSError as error:
-            raise DataError(
-                f"examples could not be written to {self._folder.parent}: {error}. Give it room, or name another folder in the "
-                f"environment variable {CACHE_VARIABLE}"
-            ) from error
         self._waiting.clear()
         self._bytes = 0
 
 
 def open_store(folder: Path) -> ExampleStore | None:
-    """The store of a folder, None if there is none or it is damaged."""
+    """The store of a folder, None if there is none or it is damaged; then it is put out of the way."""
     if not folder.exists():
         return None
     try:
         return ExampleStore(folder)
     except (OSError, ValueError, LookupError) as error:  # pyarrow's and json's errors are such
-        tqdm.write(f"warning: {folder} is damaged ({error}); it is written anew")
-        shutil.rmtree(folder, ignore_errors=True)
+        # The system may refuse to open or map a sound file; pyarrow's own errors about what is in it have no number.
+        if getattr(error, "errno", None) not in (None, errno.ENOENT):
+            raise DataError(f"{folder} cannot be opened: {error}. Remove it to have it made anew") from error
+        remove_store(folder, str(error))
         return None
+
+
+def remove_store(folder: Path, why: str) -> None:
+    """Out of sight at once, then deleted; who has it open keeps what it has."""
+    tqdm.write(f"warning: {folder} is damaged ({why}); it is written anew")
+    with suppress(OSError):  # another process was faster
+        hidden = tempfile.mkdtemp(prefix=".broken-left-", dir=folder.parent)
+        folder.replace(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _values(example: Example) -> tuple[str | float, ...]:

@@ -149,7 +149,37 @@ def check(arguments: Sequence[str]) -> None:
     check_main(tyro.cli(CheckSettings, args=arguments, description=check.__doc__))
 
 
-COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {"check": check}
+def mine(arguments: Sequence[str]) -> None:
+    """Finds hard negatives for positive pairs, with any encoder, and writes triples."""
+    from angle_llm.mining import MineSettings
+    from angle_llm.mining.command import mine_main
+
+    mine_main(tyro.cli(MineSettings, args=arguments, description=mine.__doc__))
+
+
+def generate(arguments: Sequence[str]) -> None:
+    """Asks a language model for sentences of the same and the opposite meaning, and writes scored pairs."""
+    from angle_llm.generation.command import GenerateSettings, generate_main
+
+    sys.exit(not generate_main(tyro.cli(GenerateSettings, args=arguments, description=generate.__doc__)))
+
+
+def issues(arguments: Sequence[str]) -> None:
+    """Makes pairs of long texts from issues that were closed as duplicates, read from GitHub."""
+    from angle_llm.issue_pairs.settings import DESCRIPTION, IssueSettings
+
+    settings = tyro.cli(IssueSettings, args=arguments, description=DESCRIPTION)
+    from angle_llm.issue_pairs.command import issues_main
+
+    issues_main(settings)
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+    "check": check,
+    "mine": mine,
+    "generate": generate,
+    "issues": issues,
+}
 
 
 def data_main(arguments: Sequence[str]) -> None:
@@ -158,7 +188,7 @@ def data_main(arguments: Sequence[str]) -> None:
     if name in ("-h", "--help"):
         print("usage: angle-llm data COMMAND [OPTIONS]      angle-llm data COMMAND --help tells the options\n")
         for known, command in COMMANDS.items():
-            print(f"  {known:8}{command.__doc__}")
+            print(f"  {known:10}{command.__doc__}")
     elif name in COMMANDS:
         COMMANDS[name](rest)
     else:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from angle_llm.data.columns import resolve_format
 from angle_llm.data.files import open_table
 from angle_llm.data.formats import DataError
+from angle_llm.data.keys import is_telling, key, near, pair_key, sound
 from angle_llm.data.places import EXTENSIONS
-from angle_llm.data_tools.keys import is_telling, key, near, pair_key, sound
 from angle_llm.settings import DataSource
 
 _TO_EVALUATE = {"test", "dev", "valid", "validation", "val", "trial", "eval"}

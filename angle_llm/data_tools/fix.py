@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from angle_llm.artifact import write_directory
 from angle_llm.data.formats import RowError
+from angle_llm.data.keys import sound
 from angle_llm.data.reading import label_word, open_source
-from angle_llm.data_tools.keys import sound
 from angle_llm.settings import DataSource
 
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from angle_llm.data.formats import Dropped, Example, PositivePair, RowError, ScoredPair, Triple
+from angle_llm.data.keys import is_telling, key, near, pair_key, sound
 from angle_llm.data.reading import Outcome, Reading
 from angle_llm.data.sources import Rejected
-from angle_llm.data_tools.keys import is_telling, key, near, pair_key, sound
 
 NEUTRAL = 0.5
 """The score at which a neutral row, which is not used, is held against the others."""

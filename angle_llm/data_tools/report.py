@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from angle_llm.data.keys import sound
 from angle_llm.data_tools.findings import Finding
-from angle_llm.data_tools.keys import sound
 
 
 @dataclass

@@ -12,7 +12,7 @@ from random import Random
 import numpy as np
 
 from angle_llm.artifact import EncoderCard, is_saved_encoder
-from angle_llm.data_tools.keys import sound
+from angle_llm.data.keys import sound
 from angle_llm.modeling.tokenization import SentenceTokenizer
 from angle_llm.prompts import PromptTemplate, load_prompt
 from angle_llm.settings import ModelSettings

@@ -203,10 +203,11 @@ def _settings(grid: Grid, name: str, row: Row, seed: int, data_dir: Path) -> Tra
     sets = data.get("sets") or []
     if any(isinstance(each, dict) and each.get("shuffle_seed") is not None for each in (data, *sets)):
         raise GridError(f"grid {grid.name}, row {name}: data.shuffle_seed follows the seed. Leave it away.")
-    shuffled: dict[str, Any] = {"shuffle_seed": seed}
     if sets:
-        shuffled["sets"] = [each | {"shuffle_seed": seed} if isinstance(each, dict) else each for each in sets]
-    values = merged_settings(values, {"seed": seed, "data": shuffled})
+        shuffled = [each | {"shuffle_seed": seed} if isinstance(each, dict) else each for each in sets]
+        values = values | {"seed": seed, "data": data | {"sets": shuffled}}
+    else:
+        values = merged_settings(values, {"seed": seed, "data": {"shuffle_seed": seed}})
     try:
         return settings_from_dict(TrainSettings, _below(values, data_dir), where=f"grid {grid.name}, row {name}")
     except SettingsError as error:
@@ -225,5 +226,8 @@ def _below(value: Any, data_dir: Path) -> Any:
     if isinstance(value, list):
         return [_below(item, data_dir) for item in value]
     if isinstance(value, str) and value.startswith(DATA):
-        return str(data_dir / value.removeprefix(DATA))
+        # A list of sets, DATA/a:2,DATA/b, has several.
+        return ",".join(
+            str(data_dir / one.removeprefix(DATA)) if one.startswith(DATA) else one for one in value.split(",")
+        )
     return value

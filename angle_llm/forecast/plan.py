@@ -24,9 +24,10 @@ from angle_llm.modeling.counters import FlopsPerToken
 from angle_llm.modeling.embedding_model import EmbeddingModel
 from angle_llm.modeling.encoder import SentenceEncoder
 from angle_llm.modeling.microbatches import MicroBatch, Plan
-from angle_llm.objectives.nested import NestedObjective, Objective, objective_for
+from angle_llm.objectives.nested import NestedObjective, Objective
 from angle_llm.settings import SettingsError, TrainSettings, settings_to_dict
 from angle_llm.training.schedule import BatchPlan
+from angle_llm.training.sets import Wordings, objectives_of
 
 ROUND_TOKENS = 256
 MOST_TOKENS = 65_536
@@ -129,7 +130,7 @@ def forecast(settings: PlanSettings) -> Forecast:
     Raises:
         SettingsError, DataError, ArtifactError, PromptError, ValueError, FileNotFoundError: as the run itself would.
     """
-    objective = objective_for(settings.objective, settings.nested)
+    objectives = objectives_of(settings)
     examples = load_mixture(settings.data, cache_folder())
     encoder, config = outline.encoder_twin(settings.model)
     backbone = outline.backbone_outline(
@@ -140,7 +141,7 @@ def forecast(settings: PlanSettings) -> Forecast:
         divided=settings.zero == 3,
     )
     sample = _Sample.of(settings, encoder, examples)
-    device = _device(settings, config, backbone, objective, sample)
+    device = _device(settings, config, backbone, objectives[0], sample)
     model = outline.put_in(encoder.model, backbone)
     model.read_layers(settings.nested.layers)
     outlined = _Outlined(model, on_gpu=settings.device == "cuda")
@@ -184,19 +185,22 @@ class _Sample:
     """The first batches of a run, planned."""
 
     batches: list[list[Example]]
+    texts: list[TextBatch]
     plans: list[Plan]
+    wordings: Wordings
     graph_tokens: int
     accumulates: bool
 
     @classmethod
     def of(cls, settings: PlanSettings, encoder: SentenceEncoder, examples: Mixture) -> _Sample:
-        found = cls([], [], settings.graph_tokens, settings.accumulation > 1)
+        found = cls([], [], [], Wordings(encoder, examples), settings.graph_tokens, settings.accumulation > 1)
         for _, batches in BatchPlan(examples.draws, settings).after(0):
             for indices in batches:
-                batch = [examples[index] for index in indices]
-                texts = TextBatch.from_examples(batch).texts
-                found.batches.append(batch)
-                found.plans.append(encoder.plan(texts, settings.micro_batch_tokens, settings.processes))
+                batch = found.wordings.batch(examples, indices)
+                ids = found.wordings.ids(batch.texts, batch.prompts)
+                found.batches.append([examples[index] for index in indices])
+                found.texts.append(batch)
+                found.plans.append(encoder.plan_ids(ids, settings.micro_batch_tokens, settings.processes))
                 if len(found.plans) == MOST_BATCHES or found.examples >= settings.sample:
                     return found
         return found
@@ -241,13 +245,12 @@ class _Sizes:
 
     @classmethod
     def of(cls, outlined: _Outlined, encoder: SentenceEncoder, sample: _Sample) -> _Sizes:
-        examples: list[Example] = []
+        worded: dict[tuple[int, str], None] = {}
         ids: list[list[int]] = []
-        for (
-            batch
-        ) in sample.batches:  # as few as fill the largest step: texts of many batches would share more than one's do
-            examples += batch
-            ids = encoder.sentences(TextBatch.from_examples(examples).texts)
+        # As few as fill the largest step: texts of many batches would share more than one's do.
+        for batch in sample.texts:
+            worded.update(dict.fromkeys(zip(batch.prompts, batch.texts, strict=True)))
+            ids = sample.wordings.ids([text for _, text in worded], [prompt for prompt, _ in worded])
             if sum(map(len, ids)) > 2 * LARGEST_STEP:
                 break
         most = min(LARGEST_STEP, encoder.plan_ids(ids, sum(map(len, ids))).computed_tokens)

@@ -118,6 +118,40 @@ def load_tokenizer(location: BackboneLocation, revision: str | None = None) -> A
         )
 
 
+def open_pretrained(kind: str, location: BackboneLocation, *, dtype: str = "auto", revision: str | None = None) -> Any:
+    """A model of one of transformers' automatic classes, such as AutoModel, with every weight it has in its files.
+
+    `dtype` "auto" keeps the dtype the weights are stored in; a GGUF file is dequantised to float32. Code from a folder or the
+    hub is never run.
+
+    Raises:
+        ArtifactError: for a folder that cannot be opened, or lacks weights; they would be random.
+    """
+    import transformers
+
+    arguments: dict[str, Any] = dict(location.arguments)
+    if location.gguf_file:
+        arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    else:
+        arguments["use_safetensors"] = True
+    arguments["dtype"] = torch_dtype(dtype) if dtype != "auto" else ("float32" if location.gguf_file else "auto")
+    if location.is_local and not location.gguf_file:
+        check_model_files(Path(location.name))
+    with told_as_damage(location.name) if location.is_local else _told_of_pickles(location.name):
+        model, report = getattr(transformers, kind).from_pretrained(
+            location.name, revision=revision, trust_remote_code=False, output_loading_info=True, **arguments
+        )
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
+    if missing:
+        raise ArtifactError(
+            f"{location.name} lacks {len(missing)} of the backbone's tensors, {missing[0]} first. The files are "
+            "damaged or belong to another architecture; fetch or save them again."
+        )
+    if location.gguf_file:
+        _forget_quantisation(model)
+    return model
+
+
 def load_backbone(
     location: BackboneLocation,
     *,
@@ -138,30 +172,9 @@ def load_backbone(
         QuantisationError: if it cannot be held in so many bits.
         ValueError: for an encoder-decoder.
     """
-    from transformers import AutoModel
-
     if bits is not None:
         check_bits(bits)  # before minutes of loading
-    arguments: dict[str, Any] = dict(location.arguments)
-    if location.gguf_file:
-        from transformers import GgufConfig
-
-        arguments["quantization_config"] = GgufConfig(dequantize=True)
-    else:
-        arguments["use_safetensors"] = True
-    arguments["dtype"] = torch_dtype(dtype) if dtype != "auto" else ("float32" if location.gguf_file else "auto")
-    if location.is_local and not location.gguf_file:
-        check_model_files(Path(location.name))
-    with told_as_damage(location.name) if location.is_local else _told_of_pickles(location.name):
-        model, report = AutoModel.from_pretrained(
-            location.name, revision=revision, trust_remote_code=False, output_loading_info=True, **arguments
-        )
-    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
-    if missing:
-        raise ArtifactError(
-            f"{location.name} lacks {len(missing)} of the backbone's tensors, {missing[0]} first. The files are "
-            "damaged or belong to another architecture; fetch or save them again."
-        )
+    model = open_pretrained("AutoModel", location, dtype=dtype, revision=revision)
     if model.config.is_encoder_decoder:
         raise ValueError(
             f"{location.name} is an encoder-decoder ({model.config.model_type}). A sentence encoder is made from a "
@@ -169,8 +182,6 @@ def load_backbone(
         )
     if getattr(model, "pooler", None) is not None:
         model.pooler = None  # BERT's pooler feeds a head that is not here; its weights would never see a gradient
-    if location.gguf_file:
-        _forget_quantisation(model)
     if bits is not None and bits_of(model) != bits:
         setattr(model, ORIGINAL, weights_fingerprint(model))
         quantise(model, bits, device)

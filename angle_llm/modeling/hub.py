@@ -86,7 +86,10 @@ class _Repository:
         try:
             HfApi().model_info(name, revision=revision, timeout=10)
         except HfHubHTTPError as error:
-            if error.response is None or error.response.status_code < 500:
+            busy = error.response is not None and (
+                error.response.status_code >= 500 or error.response.status_code == 429
+            )
+            if not busy:
                 raise _refused(name, revision, error) from error
         except HFValidationError as error:
             raise _refused(name, revision, error) from error

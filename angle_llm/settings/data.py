@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from angle_llm.settings.checked import Checked, require
@@ -44,6 +44,9 @@ class DataSource(Checked):
     """With skip: a larger share of bad rows than this stops the run all the same."""
 
 
+_MOST = 1000
+
+
 @dataclass(frozen=True)
 class MixedSet(DataSource):
     """One set of a mixture."""
@@ -54,10 +57,11 @@ class MixedSet(DataSource):
     """A prompt's name or YAML file for this set's texts. None: the run's."""
     objective: dict[str, float | str] = field(default_factory=dict)
     """Settings of the objective that are otherwise for this set, such as {in_batch_weight: 0, cosine_weight: 1}. In a mixed
-    batch, sets with other objectives than this one are no negatives of its texts."""
+    batch, sets with another objective or prompt are no negatives of its texts."""
 
     def __post_init__(self) -> None:
-        require(0 < self.weight < math.inf, f"the weight of {self.path} must be a positive number, got {self.weight}.")
+        right = 0 < self.weight <= _MOST
+        require(right, f"the weight of {self.path} must be above 0 and at most {_MOST}, got {self.weight}.")
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,8 @@ class DataSettings(DataSource):
     """What is trained on: one source, or a mixture of several sets."""
 
     sets: list[MixedSet] = field(default_factory=list)
-    """The sets of a mixture, each with its own format, range, prompt, weight and objective; `path` and what follows it is
-    not read then. In a YAML file; single values can be changed as --data.sets.0.weight 2."""
+    """The sets of a mixture, each with its own format, range, prompt, weight and objective; `path` and what follows it
+    belongs to one source and is refused then. In a YAML file; single values can be changed as --data.sets.0.weight 2."""
     temperature: float = 1.0
     """Shares of the sets in an epoch: a set of n examples gets weight · n^(1/temperature), and the epoch stays as long as
     with 1. Large temperatures make all sets equally large."""
@@ -77,3 +81,10 @@ class DataSettings(DataSource):
     def __post_init__(self) -> None:
         temperature = self.temperature
         require(0 < temperature < math.inf, f"data.temperature must be a positive number, got {temperature}.")
+        for item in fields(DataSource) if self.sets else ():
+            value = getattr(self, item.name)
+            require(
+                value == getattr(DataSource(), item.name),
+                f"data.sets is given, and data.{item.name} is {value!r}: each set has its own. Set it there (on the command "
+                f"line: --data.sets.0.{item.name.replace('_', '-')}), or leave data.sets away.",
+            )

@@ -68,8 +68,9 @@ def load_settings(kind: type[Settings], path: str | Path, defaults: Settings | N
 
 
 def merged_settings(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Nested plain values with those of `over` put over them, key by key; `columns` and `where` are replaced whole."""
-    result = dict(base)
+    """Nested plain values with those of `over` put over them, key by key; `columns` and `where` are replaced whole, and all
+    of a `base` that is about one source of data if `over` names the `sets` of a mixture."""
+    result = {} if over.get("sets") else dict(base)
     for key, value in over.items():
         both_nested = isinstance(value, dict) and isinstance(base.get(key), dict) and key not in {"columns", "where"}
         result[key] = merged_settings(base[key], value) if both_nested else value

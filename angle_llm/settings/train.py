@@ -146,7 +146,8 @@ class TrainSettings(Checked):
         same = settings_from_dict(TrainSettings, settings_to_dict(self.decisive), where="fingerprint")
         values = settings_to_dict(same)
         # What came later is left out while it does nothing, so that older checkpoints are still known.
-        del values["data"]["max_bad_ratio"]  # it stops a run, and changes none
+        for source in (values["data"], *values["data"]["sets"]):
+            del source["max_bad_ratio"]  # it stops a run, and changes none
         for name in ("sets", "temperature", "batches"):
             if getattr(same.data, name) == getattr(DataSettings(), name):
                 del values["data"][name]

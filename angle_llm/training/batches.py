@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, TypeVar
@@ -25,13 +23,14 @@ from angle_llm.objectives.joint import JointObjective, Part
 from angle_llm.objectives.nested import Objective
 from angle_llm.training.memory import TokenBudget
 from angle_llm.training.processes import Processes
+from angle_llm.training.sets import Wordings
 
 TEXTS_AT_ONCE = 10_000
 MOST_STORED = 200_000
-"""Examples. The texts of more are tokenised batch by batch: that starts at once, and is far faster than any model."""
+"""Examples. The texts of more, or of examples on disk, are tokenised batch by batch: that starts at once, and is far faster than
+any model."""
 
 Item = TypeVar("Item")
-Tokenize = Callable[[Sequence[str]], list[list[int]]]
 
 
 class PlannedBatch(NamedTuple):
@@ -45,20 +44,15 @@ class PlannedBatch(NamedTuple):
 
 
 class Tokens:
-    """The ids of texts, tokenised when they are asked for. `tokenizers` has one for each prompt of the run."""
+    """The ids of texts, tokenised when they are asked for."""
 
-    def __init__(self, tokenizers: Sequence[Tokenize], some: TextBatch) -> None:
-        self._tokenizers = tokenizers
+    def __init__(self, wordings: Wordings, some: TextBatch) -> None:
+        self._wordings = wordings
         self._some = some
 
     def __call__(self, texts: Sequence[str], prompts: Sequence[int]) -> list[list[int]]:
         """Ids of texts under their prompts."""
-        ids: list[list[int]] = [[] for _ in texts]
-        for prompt in set(prompts):
-            places = [place for place, one in enumerate(prompts) if one == prompt]
-            for place, made in zip(places, self._tokenizers[prompt]([texts[place] for place in places]), strict=True):
-                ids[place] = made
-        return ids
+        return self._wordings.ids(texts, prompts)
 
     def digest(self) -> str:
         """Tells tokens of other ids apart, by some texts."""
@@ -84,12 +78,12 @@ class TokenStore(Tokens):
 
     def __init__(
         self,
-        tokenizers: Sequence[Tokenize],
+        wordings: Wordings,
         batch: TextBatch,
         folder: Path,
         processes: Processes | None = None,
     ) -> None:
-        super().__init__(tokenizers, batch)
+        super().__init__(wordings, batch)
         processes = processes or Processes.alone()
         self._number = {each: number for number, each in enumerate(zip(batch.prompts, batch.texts, strict=True))}
         machine = processes.rank - processes.local_rank  # machines may share the folder
@@ -145,24 +139,11 @@ def _clear(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def tokens_of(encoder: SentenceEncoder, data: Mixture, folder: Path, processes: Processes) -> Tokens:
-    """The texts of a run as ids: stored if they are not too many."""
-    named = _prompts(data)
-    tokenizers = [encoder.sentences if one is None else encoder.with_prompt(one).sentences for one in named]
-    prompt_of_set = [named.index(each.prompt) for each in data.sets]
-
-    def batch(examples: int) -> TextBatch:
-        some = range(min(examples, len(data)))
-        return TextBatch.from_examples(list(islice(data, examples)), [prompt_of_set[data.set_of(i)] for i in some])
-
-    if len(data) <= MOST_STORED:
-        return TokenStore(tokenizers, batch(len(data)), folder, processes)
-    return Tokens(tokenizers, batch(1_000))
-
-
-def _prompts(data: Mixture) -> list[str | None]:
-    """The different prompts of a run; None, its own, is the first."""
-    return list(dict.fromkeys([None, *(each.prompt for each in data.sets)]))
+def tokens_of(wordings: Wordings, data: Mixture, folder: Path, processes: Processes) -> Tokens:
+    """The texts of a run as ids: stored if they are not too many, and in memory anyway."""
+    if len(data) <= MOST_STORED and data.in_memory:
+        return TokenStore(wordings, wordings.batch(data, range(len(data))), folder, processes)
+    return Tokens(wordings, wordings.batch(data, range(min(1_000, len(data)))))
 
 
 @dataclass
@@ -171,16 +152,13 @@ class BatchPlanner:
 
     encoder: SentenceEncoder
     tokens: Tokens
+    wordings: Wordings
     data: Mixture
     objectives: Sequence[Objective]
     """One for each set."""
     processes: int
     budget: TokenBudget
     """It may be lowered while a run goes."""
-
-    def __post_init__(self) -> None:
-        named = _prompts(self.data)
-        self._prompt_of_set = [named.index(each.prompt) for each in self.data.sets]
 
     def all(self, steps: Iterator[tuple[int, list[list[int]]]]) -> Iterator[tuple[int, list[PlannedBatch]]]:
         """For each optimizer step its epoch and its batches."""
@@ -192,36 +170,34 @@ class BatchPlanner:
         return planned._replace(plan=self._plan(planned.batch))
 
     def _made(self, indices: list[int]) -> PlannedBatch:
-        examples = [self.data[index] for index in indices]
+        batch = self.wordings.batch(self.data, indices)
         sets = [self.data.set_of(index) for index in indices]
-        batch = TextBatch.from_examples(examples, [self._prompt_of_set[number] for number in sets])
-        counts = Counter(self.data.sets[number].name for number in sets) if len(self.data.sets) > 1 else {}
-        pairs = [2 if isinstance(example, Triple) else 1 for example in examples]
-        return PlannedBatch(batch, self._plan(batch), self._objective(np.array(sets), np.array(pairs)), dict(counts))
+        names = [each.name for each in self.data.sets]
+        counts = {name: sets.count(number) for number, name in enumerate(names)} if len(names) > 1 else {}
+        return PlannedBatch(batch, self._plan(batch), self._objective(indices, sets), counts)
 
     def _plan(self, batch: TextBatch) -> Plan:
         ids = self.tokens(batch.texts, batch.prompts)
         return self.encoder.plan_ids(ids, self.budget.micro_batch_tokens, self.processes)
 
-    def _objective(self, set_of_example: np.ndarray, pairs_of_example: np.ndarray) -> Objective:
-        """That of the batch's sets; if they differ, each for the pairs of its sets."""
-        different: list[Objective] = []
-        for number in dict.fromkeys(set_of_example.tolist()):
-            if self.objectives[number] not in different:
-                different.append(self.objectives[number])
+    def _objective(self, indices: list[int], sets: list[int]) -> Objective:
+        """That of the batch's sets. If objectives or prompts differ, each for the pairs of its sets: under another prompt the
+        same text is another row, and would be its own negative."""
+        kinds = [(self.objectives[number], self.wordings.of_set[number]) for number in sets]
+        different = [kind for place, kind in enumerate(kinds) if kind not in kinds[:place]]
         if len(different) == 1:
-            return different[0]
-        part_of_set = [different.index(one) if one in different else -1 for one in self.objectives]
-        part_of_example = np.array(part_of_set)[set_of_example]
-        part_of_pair = np.repeat(part_of_example, pairs_of_example)
+            return different[0][0]
+        part_of_example = np.array([different.index(kind) for kind in kinds])
+        pairs = [2 if isinstance(self.data[index], Triple) else 1 for index in indices]
+        part_of_pair = np.repeat(part_of_example, pairs)
         return JointObjective(
             [
                 Part(
-                    one,
+                    objective,
                     float((part_of_example == number).mean()),
                     torch.from_numpy(np.flatnonzero(part_of_pair == number)),
                 )
-                for number, one in enumerate(different)
+                for number, (objective, _) in enumerate(different)
             ]
         )
 

@@ -24,6 +24,7 @@ from angle_llm.training.memory import MemoryShortError, TokenBudget
 from angle_llm.training.meter import StepMeter
 from angle_llm.training.records import BestKeeper, Evaluate, Metrics, mean_loss
 from angle_llm.training.schedule import BatchPlan
+from angle_llm.training.sets import Wordings
 from angle_llm.training.signals import Interrupted, StopSignals
 from angle_llm.training.state import (
     Progress,
@@ -68,8 +69,8 @@ def train(
 
     Each optimizer step averages `accumulation` batches. With `evaluate`, the encoder is measured before the first step,
     every `evaluation.every_steps` steps and at the end, and the best is kept in `model/`. What would make the run fail
-    late (an unreadable text, a target that cannot be written) is looked for before the first step; a run that breaks all
-    the same leaves its weights in `interrupted/`.
+    late (a target that cannot be written, an unreadable text of data in memory) is looked for before the first step; a run
+    that breaks all the same leaves its weights in `interrupted/`.
 
     `settings.checkpoint` and SIGINT or SIGTERM write checkpoints, and `settings.resume` goes on from one: the weights and
     metrics at the end are those of a run that was never interrupted, bit for bit.
@@ -99,6 +100,10 @@ def train(
 
     data = Mixture.of(examples)
     objectives = [objective] * len(data.sets) if callable(objective) else objective
+    if len(objectives) != len(data.sets):
+        raise TrainingError(
+            f"{len(data.sets)} sets need as many objectives, or one for all; there are {len(objectives)}."
+        )
     plan = BatchPlan(data.draws, settings)
     if plan.warmup >= plan.steps and processes.is_main:
         tqdm.write(f"warm-up takes {plan.warmup} steps and the run only {plan.steps}: the rate never falls")
@@ -113,14 +118,15 @@ def train(
     state.spread.check_replicas()
     seed_process(settings.seed, processes.rank)
     keeper = BestKeeper(encoder, evaluate, model_dir, state.spread)
-    with tokens_of(encoder, data, run_dir, processes) as tokens:
+    wordings = Wordings(encoder, data)
+    with tokens_of(wordings, data, run_dir, processes) as tokens:
         # Processes that planned a batch otherwise would take one another's texts.
         processes.check_same("way of computing", (encoder.sharing, encoder.pooling, encoder.pad_id, tokens.digest()))
         came = checkpoints.begin(origin, state)
         keeper.go_on(came)
         step = came.step
         budget = came.budget or TokenBudget(settings.micro_batch_tokens, settings.graph_tokens)
-        planner = BatchPlanner(encoder, tokens, data, objectives, processes.count, budget)
+        planner = BatchPlanner(encoder, tokens, wordings, data, objectives, processes.count, budget)
         with (
             Metrics(run_dir / "metrics.jsonl", accelerator, came.metrics_bytes, writes=processes.is_main) as metrics,
             tqdm(total=plan.steps, initial=step, desc="train", disable=None if processes.is_main else True) as progress,

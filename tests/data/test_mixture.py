@@ -8,7 +8,15 @@ import pytest
 
 from angle_llm.data import DataError, PositivePair, ScoredPair, Triple
 from angle_llm.data.mixture import LoadedSet, Mixture, load_mixture, sets_of
-from angle_llm.settings import DataSettings, MixedSet, SettingsError, TrainSettings, load_settings, settings_from_dict
+from angle_llm.settings import (
+    DataSettings,
+    MixedSet,
+    SettingsError,
+    TrainSettings,
+    load_settings,
+    parse_settings,
+    settings_from_dict,
+)
 
 
 @pytest.fixture
@@ -133,6 +141,8 @@ def test_names_are_short_and_differ(folder: Path) -> None:
         ("nli@dev", "no file dev.* in nli; there: train.jsonl"),
         ("nil@train", "nil is no folder and no hub id"),
         ("my.jsonl,absent.jsonl", "absent.jsonl: no such file"),
+        ("my.jsonl:1e-1", "A weight is a plain number behind a colon"),
+        ("/home/someone@somewhere/x.jsonl", "/home/someone@somewhere/x.jsonl: no such file"),
     ],
 )
 def test_names_that_mean_nothing_are_told(path: str, message: str, folder: Path) -> None:
@@ -148,6 +158,8 @@ def test_names_that_mean_nothing_are_told(path: str, message: str, folder: Path)
         {"sets": [{"path": "a", "weight": 0}]},
         {"sets": [{"path": "a", "weight": float("nan")}]},
         {"batches": "homogeneous"},
+        {"sets": [{"path": "a"}], "limit": 5},
+        {"sets": [{"path": "a"}], "path": "b.jsonl"},
     ],
 )
 def test_settings_of_a_mixture_are_checked(values: dict[str, object]) -> None:
@@ -169,3 +181,35 @@ def test_a_mixture_of_plain_sets() -> None:
     sets = [LoadedSet("a", [PositivePair("x", "y")]), LoadedSet("b", [ScoredPair("x", "y", 0.5)], weight=2)]
     assert Mixture(sets).draws.counts == (1, 2)
     assert Mixture(sets).digest != Mixture(sets[::-1]).digest
+
+
+def test_sets_of_a_file_take_the_place_of_a_recipes_own_source(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "run.yaml").write_text("data:\n  sets:\n  - {path: my.jsonl}\n")
+    recipe = TrainSettings(data=DataSettings(path="org/set", format="triple", limit=5))
+    settings = load_settings(TrainSettings, folder / "run.yaml", recipe)
+    assert settings.data == DataSettings(sets=[MixedSet(path="my.jsonl")])
+    with pytest.raises(SystemExit):
+        parse_settings(recipe, ["--config", str(folder / "run.yaml"), "--data.limit", "3"])
+    assert "data.sets is given, and data.limit is 3" in capsys.readouterr().err
+
+
+def test_a_share_of_bad_rows_decides_nothing_of_what_is_computed() -> None:
+    some, other = (
+        TrainSettings(data=DataSettings(sets=[MixedSet(path="a", max_bad_ratio=ratio)])).fingerprint()
+        for ratio in (0.1, 0.5)
+    )
+    assert some == other
+
+
+def test_how_examples_are_drawn_and_worded_is_a_part_of_what_a_run_is() -> None:
+    pair = [PositivePair("x", "y"), PositivePair("u", "v")]
+    ways = [
+        Mixture([LoadedSet("a", pair)]),
+        Mixture([LoadedSet("a", pair, weight=2)]),
+        Mixture([LoadedSet("a", pair, prompt="plain")]),
+        Mixture([LoadedSet("a", pair)], by_set=True),
+    ]
+    assert len({way.digest for way in ways}) == 4
+    assert Mixture([LoadedSet("b", pair)]).digest == ways[0].digest

@@ -4,14 +4,17 @@ import gzip
 import json
 import os
 import random
+import resource
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from angle_llm.data import DataError, DataSource, PositivePair, ScoredPair, Triple, load_examples, store
-from angle_llm.data.store import ExampleStore, Selected, StoreWriter, digest_of
+from angle_llm.data.store import ExampleStore, Selected, StoreWriter, digest_of, open_store
 
 ROWS = 10_000
 
@@ -45,7 +48,7 @@ def test_a_store_holds_what_a_list_would(source: DataSource, more: dict[str, int
         assert stored.examples[-1] == plain.examples[-1]
         assert stored.examples[5:50:7] == plain.examples[5:50:7]
         assert stored.report == plain.report
-    if not more:
+    if not more:  # a choice of stored examples is known by the store and the choice: no row is read for it
         assert digest_of(stored.examples) == digest_of(plain.examples)
     with pytest.raises(IndexError):
         stored.examples[len(plain.examples)]
@@ -76,10 +79,88 @@ def test_a_file_that_has_changed_is_read_again(source: DataSource, tmp_path: Pat
 
 @pytest.mark.usefixtures("small_memory")
 def test_other_settings_are_another_store(source: DataSource, tmp_path: Path) -> None:
-    kept = load_examples(source, tmp_path / "cache").report
+    load_examples(source, tmp_path / "cache")
     other = DataSource(source.path, where={"keep": 2}, on_bad_row="skip")
-    assert load_examples(other, tmp_path / "cache").report.rows_used != kept.rows_used or kept.rejected
     assert list(load_examples(other, tmp_path / "cache").examples) == load_examples(other).examples
+    assert len(list((tmp_path / "cache" / "examples").iterdir())) == 2
+
+
+@pytest.mark.usefixtures("small_memory")
+def test_a_wrong_choice_is_told_of_a_store_too(source: DataSource, tmp_path: Path) -> None:
+    load_examples(source, tmp_path / "cache")
+    for wrong, message in (({"limit": -5}, "limit must be"), ({"max_bad_ratio": 7.0}, "max_bad_ratio is a share")):
+        with pytest.raises(DataError, match=message):
+            load_examples(replace(source, **wrong), tmp_path / "cache")  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("small_memory")
+def test_an_account_of_another_version_is_made_anew(source: DataSource, tmp_path: Path) -> None:
+    expected = load_examples(source, tmp_path / "cache")
+    (path,) = (tmp_path / "cache").glob("examples/*/account.json")
+    told = json.loads(path.read_text())
+    told["account"]["more"] = 1
+    path.write_text(json.dumps(told))
+    assert load_examples(source, tmp_path / "cache").report == expected.report
+    assert "more" not in json.loads(path.read_text())["account"]
+
+
+@pytest.mark.usefixtures("small_memory")
+def test_scores_beside_an_sts_file_are_a_part_of_it(tmp_path: Path) -> None:
+    lines = "".join(f"left {number} {'x' * 50}\tright {number}\n" for number in range(1_000))
+    (tmp_path / "STS.input.a.txt").write_text(lines)
+    (tmp_path / "STS.gs.a.txt").write_text("1\n" * 1_000)
+    source = DataSource(str(tmp_path / "STS.input.a.txt"), score_range=(0, 5))
+    assert load_examples(source, tmp_path / "cache").examples[0].score == 0.2  # type: ignore[union-attr]
+    (tmp_path / "STS.gs.a.txt").write_text("2\n" * 1_000)
+    assert load_examples(source, tmp_path / "cache").examples[0].score == 0.4  # type: ignore[union-attr]
+
+
+def test_a_store_that_the_system_cannot_map_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow
+
+    with StoreWriter(tmp_path / "store") as writer:
+        writer.add(PositivePair("a", "b"))
+        writer.finish({})
+
+    def refuse(_: str) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pyarrow, "memory_map", refuse)
+        with pytest.raises(DataError, match="Cannot allocate memory"):
+            open_store(tmp_path / "store")
+    kept = open_store(tmp_path / "store")
+    assert kept is not None
+    assert list(kept) == [PositivePair("a", "b")]
+
+
+@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="the file size is limited in place of a full disk")
+def test_a_full_disk_is_told_and_nothing_stays(tmp_path: Path) -> None:
+    """In a process of its own, which may write files of 200 kB."""
+    code = (
+        "import resource, signal, sys; from pathlib import Path; from angle_llm.data import PositivePair\n"
+        "from angle_llm.data.store import StoreWriter; import pyarrow\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))\n"
+        "with StoreWriter(Path(sys.argv[1]) / 'store') as writer:\n"
+        "    for number in range(20_000): writer.add(PositivePair(f'{number} a text', 'another text'))\n"
+        "    writer.finish({})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].startswith(
+        "angle_llm.data.formats.DataError: data of this size is kept on disk"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("small_memory")
+def test_what_a_killed_process_has_left_goes_after_a_day(source: DataSource, tmp_path: Path) -> None:
+    place = tmp_path / "cache" / "examples"
+    for name, age in ((".filling-left-old", 2 * 86_400), (".filling-left-new", 60)):
+        (place / name).mkdir(parents=True)
+        os.utime(place / name, (time.time() - age,) * 2)
+    load_examples(source, tmp_path / "cache")
+    assert sorted(path.name for path in place.iterdir() if path.name.startswith(".")) == [".filling-left-new"]
 
 
 @pytest.mark.usefixtures("small_memory")
@@ -120,15 +201,12 @@ def test_too_many_bad_rows_are_refused_warm_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "examples",
-    [[ScoredPair("a", "b", 0.1 + 0.2)], [PositivePair("a\n", "𝄞")], [Triple("a", "b", "c" * 5_000_000)] * 9, []],
+    "examples", [[ScoredPair("a", "b", 0.1 + 0.2)], [PositivePair("a\n", "𝄞")], [Triple("a", "b", "c" * 5_000_000)] * 9]
 )
 def test_every_kind_comes_back_as_it_went(examples: list[Triple], tmp_path: Path) -> None:
     with StoreWriter(tmp_path / "store") as writer:
         for example in examples:
             writer.add(example)
-        if not examples:
-            return
         kept = writer.finish({"some": 1})
     assert list(kept) == examples
     assert kept.account == {"some": 1}

@@ -12,11 +12,14 @@ from tiny import save_tiny_base, tiny_encoder
 from angle_llm.data.batching import TextBatch
 from angle_llm.data.formats import PositivePair, ScoredPair
 from angle_llm.data.mixture import LoadedSet, Mixture
+from angle_llm.modeling.encoder import SentenceEncoder
 from angle_llm.objectives import AngleObjective
+from angle_llm.objectives.joint import JointObjective
 from angle_llm.run import fine_tune
 from angle_llm.settings import TrainSettings, settings_from_dict
-from angle_llm.training.batches import BatchPlanner, Tokens
+from angle_llm.training.batches import BatchPlanner, PlannedBatch, Tokens
 from angle_llm.training.memory import TokenBudget
+from angle_llm.training.sets import Wordings
 from angle_llm.training.step import boundary_step
 
 SCORED = [ScoredPair(f"A man number {n} eats.", f"Someone eats {n} things.", n / 10) for n in range(11)]
@@ -25,15 +28,28 @@ POSITIVE = [PositivePair(f"How do I open door {n}?", f"Turn the key {n} times.")
 POSITIVE.append(PositivePair(SCORED[0].left, "He eats."))
 
 
+def planned_batch(
+    encoder: SentenceEncoder,
+    sets: list[LoadedSet],
+    objectives: list[AngleObjective],
+    indices: list[int],
+    graph_tokens: int = 0,
+) -> PlannedBatch:
+    data = Mixture(sets)
+    wordings = Wordings(encoder, data)
+    tokens = Tokens(wordings, TextBatch.from_examples([]))
+    planner = BatchPlanner(encoder, tokens, wordings, data, objectives, 1, TokenBudget(40, graph_tokens))
+    ((_, (planned,)),) = planner.all(iter([(0, [indices])]))
+    return planned
+
+
 @pytest.mark.parametrize("graph_tokens", [0, 10_000])
 def test_a_step_on_a_mixed_batch_is_the_sum_of_its_sets_steps(graph_tokens: int) -> None:
     torch.manual_seed(0)
     encoder = tiny_encoder("opt", torch.float64)
     sets = [LoadedSet("scored", SCORED, prompt="plain"), LoadedSet("positive", POSITIVE)]
     objectives = [AngleObjective(cosine_weight=1, in_batch_weight=0), AngleObjective(in_batch_weight=2)]
-    tokens = Tokens([encoder.sentences, encoder.with_prompt("plain").sentences], TextBatch.from_examples([]))
-    planner = BatchPlanner(encoder, tokens, Mixture(sets), objectives, 1, TokenBudget(40, graph_tokens))
-    ((_, (planned,)),) = planner.all(iter([(0, [[0, 12, 5, 20, 14, 9, 15]])]))
+    planned = planned_batch(encoder, sets, objectives, [0, 12, 5, 20, 14, 9, 15], graph_tokens)
     assert planned.sets == {"scored": 3, "positive": 4}
     assert len(planned.batch.texts) == 14  # the text of both sets is worded in two ways
     encoder.model.eval()  # without dropout, whose masks would differ
@@ -61,10 +77,15 @@ def test_sets_with_the_same_objective_are_one_anothers_negatives() -> None:
     encoder = tiny_encoder("llama")
     sets = [LoadedSet("a", POSITIVE[:5]), LoadedSet("b", POSITIVE[5:])]
     objective = AngleObjective()
-    tokens = Tokens([encoder.sentences], TextBatch.from_examples([]))
-    planner = BatchPlanner(encoder, tokens, Mixture(sets), [objective, AngleObjective()], 1, TokenBudget(40, 0))
-    ((_, (planned,)),) = planner.all(iter([(0, [[0, 7]])]))
-    assert planned.objective == objective
+    assert planned_batch(encoder, sets, [objective, AngleObjective()], [0, 7]).objective == objective
+
+
+def test_the_same_text_under_two_prompts_is_no_negative_of_itself() -> None:
+    encoder = tiny_encoder("llama")
+    sets = [LoadedSet("a", POSITIVE[:2]), LoadedSet("b", POSITIVE[:2], prompt="plain")]
+    objective = planned_batch(encoder, sets, [AngleObjective()] * 2, [0, 3]).objective
+    assert isinstance(objective, JointObjective)
+    assert [(part.share, part.pairs.tolist()) for part in objective.parts] == [(0.5, [0]), (0.5, [1])]
 
 
 @pytest.fixture
@@ -117,7 +138,7 @@ def test_a_run_on_a_mixture_tells_what_came_from_where(
     assert len(steps) == 8
     for epoch in (0, 1):
         of = {
-            name: sum(step.get(f"examples/{name}", 0) for step in steps if step["epoch"] == epoch)
+            name: sum(step[f"examples/{name}"] for step in steps if step["epoch"] == epoch)
             for name in ("scored", "pairs")
         }
         assert of == {"scored": 20, "pairs": 10}

@@ -7,14 +7,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from angle_llm import __version__
 from angle_llm.errors import raised_here, unknown
-from angle_llm.settings import TrainSettings, parse_settings
+from angle_llm.settings import DataSource, TrainSettings, parse_settings
 
 DEBUG_VARIABLE = "ANGLE_LLM_DEBUG"
 NO_BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
@@ -146,20 +146,56 @@ def launch(defaults: TrainSettings, arguments: Sequence[str] | None = None, *, d
 
 def train_and_test(defaults: TrainSettings, arguments: Sequence[str] | None = None, *, description: str) -> None:
     """A run, and the correlation with the scores of its `test` pairs before and after. `defaults` has that further field."""
+    settings: Any = parse_settings(defaults, arguments, description=description)
+    _train_and_test(settings.test, {"after": _plain(settings)})
+
+
+def train_on_each_and_test(
+    defaults: TrainSettings, arguments: Sequence[str] | None = None, *, description: str, others: Sequence[str]
+) -> None:
+    """A run on `data` and one on each of the fields of `defaults` that `others` names, sets of examples: on as many of each, as
+    many as the smallest has. Then the correlation with the scores of the `test` pairs before and after each. Each run has a
+    folder of its own in `run_dir`; the first one's is `data`.
+    """
+    from angle_llm.data import load_examples
+
+    settings: Any = parse_settings(defaults, arguments, description=description)
+    run = _plain(settings)
+    sources = {"data": run.data} | {
+        name: replace(
+            run.data, **{item.name: getattr(getattr(settings, name), item.name) for item in fields(DataSource)}
+        )
+        for name in others
+    }
+    sources = {name: replace(source, shuffle_seed=run.data.shuffle_seed) for name, source in sources.items()}
+    count = min(len(load_examples(source).examples) for source in sources.values())
+    each = {name: replace(source, limit=count) for name, source in sources.items()}
+    print(f"{count:,} examples of each of {', '.join(each)}")
+    _train_and_test(
+        settings.test,
+        {name: replace(run, run_dir=str(Path(run.run_dir) / name), data=data) for name, data in each.items()},
+    )
+
+
+def _plain(settings: Any) -> TrainSettings:
+    """A training run without the further fields of a recipe's."""
+    return TrainSettings(**{item.name: getattr(settings, item.name) for item in fields(TrainSettings)})
+
+
+def _train_and_test(test: DataSource, runs: Mapping[str, TrainSettings]) -> None:
+    """Runs, and the correlation with the scores of test pairs before them and after each."""
     from angle_llm.experiments.measure import pairs_task
     from angle_llm.run import fine_tune
 
-    settings: Any = parse_settings(defaults, arguments, description=description)
-    task = pairs_task("test", settings.test)  # a mistake shows before hours of training
-    run = TrainSettings(**{item.name: getattr(settings, item.name) for item in fields(TrainSettings)})
-    model = fine_tune(run)
+    task = pairs_task("test", test)  # a mistake shows before hours of training
+    models = {name: str(fine_tune(run)) for name, run in runs.items()}
     if os.environ.get("RANK", "0") != "0":
         return
 
     from angle_llm.evaluation import evaluate as measured
     from angle_llm.modeling.encoder import SentenceEncoder
 
-    base = run.model
+    base = next(iter(runs.values())).model
     as_it_was: dict[str, Any] = {
         "prompt": base.prompt,
         "pooling": base.pooling,
@@ -169,13 +205,14 @@ def train_and_test(defaults: TrainSettings, arguments: Sequence[str] | None = No
         "bits": base.bits,
     }
     print(f"\n{task.source}, {len(task.pairs):,} pairs; Spearman correlation x 100 of cosine and score:")
+    width = max(7, *map(len, runs))
     for when, path, how in (
         ("before", base.path, as_it_was),
-        ("after", str(model), dict[str, Any]()),
+        *((name, model, dict[str, Any]()) for name, model in models.items()),
     ):  # one model at a time
         figures = measured(SentenceEncoder.from_pretrained(path, **how).encode, [task]).tasks["test"]
-        print(f"  {when:7} {figures.spearman:6.2f}" + (f" ({figures.undefined})" if figures.undefined else ""))
-    print(_USE.format(model=model))
+        print(f"  {when:{width}} {figures.spearman:6.2f}" + (f" ({figures.undefined})" if figures.undefined else ""))
+    print(_USE.format(model=next(iter(models.values()))))
 
 
 def guarded(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:

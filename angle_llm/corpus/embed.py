@@ -7,6 +7,7 @@ time, and a run that was killed goes on at the first block whose shard is not th
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 import time
 from collections.abc import Iterable
@@ -92,16 +93,29 @@ def embed_corpus(
 
 
 def fingerprint(encoder: SentenceEncoder) -> str:
-    """A short hash that tells two encoders' weights apart, base and adapter."""
+    """A short hash that tells two encoders apart by what was loaded: the base's weights, the adapter's and its scale, the
+    tokenizer."""
     backbone = encoder.model.backbone
     digest = hashlib.sha256(weights_fingerprint(backbone).encode())
     for name, parameter in sorted(backbone.named_parameters()):
         if "lora_" in name:  # all of it: of a quantised base, the fingerprint is that of what it was made from
             digest.update(f"{name}{tuple(parameter.shape)}".encode())
             digest.update(parameter.detach().to("cpu", torch.float32).numpy().tobytes())
+    for name, module in backbone.named_modules():
+        if isinstance(scale := getattr(module, "scaling", None), dict):  # LoRA's alpha / rank: no parameter
+            digest.update(f"{name}{sorted(scale.items())}".encode())
+    digest.update(_tokenizer_told(encoder.tokenizer).encode())
     if encoder.model.cut_to is not None:  # the base's fingerprint is that of all its layers
         digest.update(f"layers {encoder.model.cut_to}".encode())
     return digest.hexdigest()[:16]
+
+
+def _tokenizer_told(tokenizer: Any) -> str:
+    """All that ids follow from; how many were asked for last is not."""
+    told: dict[str, Any] = {"vocabulary": tokenizer.get_vocab(), "special": str(tokenizer.special_tokens_map)}
+    if (fast := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+        told = json.loads(fast.to_str()) | {"truncation": None, "padding": None}
+    return json.dumps(told, sort_keys=True)
 
 
 def _job(corpus: Corpus, survey: Survey, encoder: SentenceEncoder, form: VectorForm, keeping: Keeping) -> Job:

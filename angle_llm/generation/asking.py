@@ -109,7 +109,7 @@ class _State:
                 self.stopped = True
                 raise
             finally:
-                self.budget.settle(missing, [one for one in came.values() if isinstance(one, Answer)])
+                self.budget.settle(missing, list(came.values()))
             with self._lock:
                 self._note(came)
 

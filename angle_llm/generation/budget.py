@@ -1,5 +1,6 @@
-"""What a command may spend: so many requests, so much money. Asked before a request is made, at its worst price, so it is
-never exceeded."""
+"""What a command may spend: so many requests, so much money. Asked before a request is made, at its worst price, so what
+servers count is never above it. What one charges for an answer that was lost on its way, nobody tells.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Condition
 
-from angle_llm.generation.generators import Answer, Request
+from angle_llm.generation.generators import Answer, Failure, Request
 from angle_llm.settings import SettingsError
 
-_CHARACTERS_PER_TOKEN = 2
-"""A message has fewer tokens than half its characters, in the languages and tokenizers there are; of Chinese, about as many
-as characters."""
 _OVERHEAD_TOKENS = 64
 """Of a chat template around a message."""
 
@@ -53,7 +51,7 @@ class Budget:
         self._reserved_cost = 0.0
         self._changed = Condition()
 
-    def count(self, answers: Sequence[Answer]) -> None:
+    def count(self, answers: Sequence[Answer | Failure]) -> None:
         """Adds what was spent in an earlier run."""
         self.requests += len(answers)
         self.cost += sum(self.prices.of(answer.read_tokens, answer.new_tokens) for answer in answers)
@@ -70,17 +68,17 @@ class Budget:
             self._reserved_cost += worst
             return True
 
-    def settle(self, requests: Sequence[Request], answers: Sequence[Answer]) -> None:
-        """Turns what was reserved for `requests` into what the answers to them cost. A failed one counts as a request."""
+    def settle(self, requests: Sequence[Request], came: Sequence[Answer | Failure]) -> None:
+        """Turns what was reserved for `requests` into what came of them cost. Those of which nothing came count as requests."""
         with self._changed:
             self._reserved_requests -= len(requests)
             self._reserved_cost -= sum(self._worst(request) for request in requests)
-            self.requests += len(requests) - len(answers)
-            self.count(answers)
+            self.requests += len(requests) - len(came)
+            self.count(came)
             self._changed.notify_all()
 
     def _worst(self, request: Request) -> float:
-        read = len(request.message.encode()) // _CHARACTERS_PER_TOKEN + _OVERHEAD_TOKENS
+        read = len(request.message.encode()) + _OVERHEAD_TOKENS  # a token is a byte at least
         return self.prices.of(read, self.max_new_tokens)
 
     def _fits(self, requests: int, cost: float) -> bool:

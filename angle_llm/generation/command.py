@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import tyro
 import yaml
@@ -84,9 +84,10 @@ class GenerateSettings:
     body: dict[str, str] = field(default_factory=dict)
     """Further fields of a request to a server, values as YAML; null takes one out, such as seed null."""
     max_requests: int | None = None
-    """Answered at most, those of earlier runs counted."""
+    """Made at most, those that earlier runs of the same settings have answers to counted. A batch of a local model is asked as
+    a whole or not at all."""
     max_cost: float | None = None
-    """Spent at most, earlier runs counted; needs prices."""
+    """Spent at most, earlier runs of the same settings counted; needs prices."""
     prices: Prices = field(default_factory=Prices)
     max_failures: int = 20
     """So many failed requests in a row end the command."""
@@ -122,6 +123,47 @@ class GenerateSettings:
         }.items():
             if number is not None and number < 1:
                 raise SettingsError(f"{option} must be at least 1, got {number}.")
+        for option, least in {
+            "--retries": self.retries,
+            "--max-requests": self.max_requests,
+            "--max-cost": self.max_cost,
+            "--prices.read": self.prices.read,
+            "--prices.new": self.prices.new,
+        }.items():
+            if least is not None and not least >= 0:
+                raise SettingsError(f"{option} must be 0 or more, got {least}.")
+        for option, rate in {
+            "--timeout": self.timeout,
+            "--requests-per-minute": self.requests_per_minute,
+            "--tokens-per-minute": self.tokens_per_minute,
+        }.items():
+            if rate is not None and not rate > 0:
+                raise SettingsError(f"{option} must be above 0, got {rate}.")
+        if self.sentences.is_dir() and self.out.resolve().is_relative_to(self.sentences.resolve()):
+            raise SettingsError(
+                f"--out {self.out} lies in {self.sentences}, whose files are read. Name another folder."
+            )
+        if self.max_cost is not None and self.most_new_tokens is None:
+            raise SettingsError(
+                "--max-cost needs a limit to an answer's tokens, and --body takes max_tokens out. Give "
+                "max_completion_tokens there a number."
+            )
+
+    @property
+    def request_body(self) -> dict[str, Any]:
+        """The further fields of a request, as JSON values."""
+        try:
+            return {name: yaml.safe_load(value) for name, value in self.body.items()}
+        except yaml.YAMLError as error:
+            raise SettingsError(f"--body: a value is not valid YAML: {error}") from error
+
+    @property
+    def most_new_tokens(self) -> int | None:
+        """Tokens that one request may cost; None: nobody knows."""
+        body = {"max_tokens": self.sampling.max_new_tokens, **self.request_body}
+        limits = [body[name] for name in ("max_tokens", "max_completion_tokens") if isinstance(body.get(name), int)]
+        answers = body.get("n")
+        return max(limits) * (answers if isinstance(answers, int) else 1) if limits else None
 
     def beside(self, ending: str) -> Path:
         """A file beside the pairs."""
@@ -165,7 +207,14 @@ def generate_main(settings: GenerateSettings) -> bool:
 
 def _generators(settings: GenerateSettings) -> list[Generator]:
     """Those that were named, in their order."""
-    key = os.environ.get(settings.api_key_variable) or None
+    key = os.environ.get(settings.api_key_variable, "").strip() or None
+    addresses = [urlsplit(name) for name in settings.generator]
+    hosts = {one.netloc.rpartition("@")[2] for one in addresses if key and one.scheme == "https"}
+    if len(hosts) > 1:
+        raise SettingsError(
+            f"the key in {settings.api_key_variable} would go to all of {', '.join(sorted(hosts))}. Ask each by a command of its "
+            "own with the same --out and its --api-key-variable; then name all with --api-key-variable NONE: all is answered."
+        )
     generators: list[Generator] = []
     for name in settings.generator:
         if name.startswith(LOCAL):
@@ -202,7 +251,7 @@ def _server(settings: GenerateSettings, name: str, key: str | None) -> Generator
         key=key,
         workers=settings.concurrency,
         tokens_per_minute=settings.tokens_per_minute,
-        body=_body(settings.body),
+        body=settings.request_body,
     )
     if key is not None and not server.sends_key:
         print(
@@ -210,10 +259,3 @@ def _server(settings: GenerateSettings, name: str, key: str | None) -> Generator
             file=sys.stderr,
         )
     return server
-
-
-def _body(fields: Mapping[str, str]) -> dict[str, Any]:
-    try:
-        return {name: yaml.safe_load(value) for name, value in fields.items()}
-    except yaml.YAMLError as error:
-        raise SettingsError(f"--body: a value is not valid YAML: {error}") from error

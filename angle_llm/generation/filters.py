@@ -60,6 +60,11 @@ class Candidate:
     limits: Limits
 
 
+def no_words(one: Candidate) -> bool:
+    """Nothing but signs, such as a line across, or characters that cannot be seen; in it or in its source."""
+    return not (any(map(str.isalnum, one.sentence)) and any(map(str.isalnum, one.source)))
+
+
 def too_short(one: Candidate) -> bool:
     return len(one.sentence) < max(one.limits.shortest, one.limits.least_ratio * len(one.source))
 
@@ -98,6 +103,7 @@ def other_script(one: Candidate) -> bool:
 
 
 FILTERS: dict[str, Callable[[Candidate], bool]] = {
+    "no_words": no_words,
     "refusal": refusal,
     "prompt_words": prompt_words,
     "talk": talk,

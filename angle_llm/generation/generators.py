@@ -61,6 +61,10 @@ class Failure:
     reason: str
     because_of: Literal["request", "generator", "settings"] = "generator"
     """request: others may fare better. settings: none will."""
+    read_tokens: int = 0
+    """Of the message, where it was paid for."""
+    new_tokens: int = 0
+    """Of an answer that is none, where it was paid for."""
 
 
 class Generator(Protocol):

@@ -5,7 +5,10 @@ one JSON list, and cut in the middle. `read_answer` is a row of small steps:
 
     pieces       one JSON list: its texts; else lines, where a list was written on one line that line cut at its numbers
     unmarked     each without its number, bullet, label, quotes, stars
-    kinds        `blank`, `fence`, `remark` (talk around the list), `cut` (the last line of an answer that was cut), or none
+    kinds        `blank`, `fence`, `remark` (talk around the list), `cut` (the last line of an answer that was cut), or none;
+                 before all that, what is within <think> … </think> is a `thought`
+
+An answer may be anything, of any length, so no pattern here takes more than linear time.
 """
 
 from __future__ import annotations
@@ -15,15 +18,16 @@ import re
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-LeftOut = Literal["blank", "fence", "remark", "cut"]
+LeftOut = Literal["blank", "fence", "remark", "cut", "thought"]
 
 _FENCE = re.compile(r"\s*(```|~~~)")
-_FENCED = re.compile(r"\A\s*(?:```|~~~)\w*\n(.*?)\n?\s*(?:```|~~~)\s*\Z", re.DOTALL)
+_THINK, _THOUGHT = "<think>", "</think>"
 _MARKER = re.compile(r"\A\s*(?:\(?\d{1,3}[.):]+(?!\d)|\[\d{1,3}\]|[-*•‣–—·+](?=\s)|\(?[a-z]\))\s*", re.IGNORECASE)
 _INLINE = re.compile(r"(?:(?<=\s)|\A)\(?(\d{1,2})[.)]\s+")
 _LABEL = re.compile(
     r"\A\s*\**(?:(?:output|answer|response|input|sentence|synonym|synonymous|synonymous sentences?|antonym|antonymous sentences?"
-    r"|paraphrase|opposite|same meaning|opposite meaning|generated sentences?|option|version)\s*\d{0,3})\s*\**\s*:\s*\**\s*",
+    r"|paraphrase|opposite|same meaning|opposite meaning|generated sentences?|option|version)"
+    r"(?:\s*\d{1,3})?)(?:\s*\*+)?\s*:\s*\**\s*",
     re.IGNORECASE,
 )
 _REMARK = re.compile(
@@ -48,11 +52,21 @@ def read_answer(answer: str, *, finished: bool = True) -> list[Line]:
 
     `finished` False: the answer was cut, so its last line is too.
     """
+    thoughts, end, said = answer.rpartition(_THOUGHT)
+    if not end and answer.lstrip().startswith(_THINK):
+        thoughts, said = answer, ""  # it came to no answer
+    if thoughts or end:
+        lines = [Line(line, "thought") for line in (thoughts + end).splitlines()]
+        return lines + (_read_said(said, finished=finished) if said.strip() else [])
+    return _read_said(answer, finished=finished)
+
+
+def _read_said(answer: str, *, finished: bool) -> list[Line]:
     if not answer.strip():
         return [Line(answer, "blank")]
     listed = _json_texts(answer)
     if listed is not None:
-        return [Line(text.strip(), None if text.strip() else "blank") for text in listed]
+        return [Line(text, None if text else "blank") for text in listed]
     pieces = [piece for line in answer.splitlines() for piece in _inline_pieces(line)]
     is_list = any(_MARKER.match(piece) for piece in pieces)
     kinds = [_kind(piece, is_list=is_list) for piece in pieces]
@@ -98,7 +112,7 @@ def _kind(piece: str, *, is_list: bool) -> LeftOut | None:
         return "fence"
     marked = _MARKER.match(piece) is not None
     bare = unmarked(piece)
-    if bare.endswith((":", ":**")) or (not marked and (is_list or _REMARK.match(piece))):
+    if bare.endswith((":", ":**", "[", "{")) or (not marked and (is_list or _REMARK.match(piece))):
         return "remark"
     return None
 
@@ -122,8 +136,9 @@ def _inline_pieces(line: str) -> Iterator[str]:
 
 def _json_texts(answer: str) -> list[str] | None:
     """The texts of an answer that is one JSON list of texts, or an object with one such list; bare or in a code fence."""
-    fenced = _FENCED.match(answer)
-    bare = (fenced[1] if fenced else answer).strip()
+    bare = answer.strip()
+    if _FENCE.match(bare) and bare.endswith(("```", "~~~")):
+        bare = bare.partition("\n")[2][:-3].strip()
     if not bare.startswith(("[", "{")):
         return None
     try:
@@ -132,7 +147,7 @@ def _json_texts(answer: str) -> list[str] | None:
         return None
     if isinstance(value, dict) and len(value) == 1:
         value = next(iter(value.values()))
-    texts: list[str] | None = (
-        value if isinstance(value, list) and all(isinstance(item, str) for item in value) else None
-    )
-    return texts
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        return None
+    # An escape may name half a character, which no file can hold, or end a line.
+    return [" ".join(item.encode(errors="replace").decode().split()) for item in value]

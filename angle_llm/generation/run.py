@@ -52,7 +52,7 @@ def generate(settings: GenerateSettings, generators: Sequence[Generator]) -> dic
         settings.prices,
         max_requests=settings.max_requests,
         max_cost=settings.max_cost,
-        max_new_tokens=settings.sampling.max_new_tokens,
+        max_new_tokens=settings.most_new_tokens or settings.sampling.max_new_tokens,
     )
     asked = Asked()
     with Journal(settings.beside(".journal.jsonl")) as journal:
@@ -66,6 +66,8 @@ def generate(settings: GenerateSettings, generators: Sequence[Generator]) -> dic
                 f"{len(known):,} of {len(every):,} requests have their answer in {journal.path}{remark}",
                 file=sys.stderr,
             )
+        if settings.judge is not None and len(known) < len(every):
+            open_judge(settings)  # a name that is wrong shows before anything is asked
         with _Bar(len(every), known, budget) as bar:
             for one in generators:
                 came = ask(

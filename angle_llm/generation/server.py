@@ -5,7 +5,6 @@ The key to it is taken from an environment variable, goes into one header, and i
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections import deque
@@ -21,7 +20,10 @@ _NO_OTHER_WILL = (401, 403, 404)
 """Statuses that say that address, model or key are wrong."""
 _CHARACTERS_PER_TOKEN = 4
 _HERE = ("localhost", "127.0.0.1", "::1")
-_CUT = "length"
+_CUT = ("length", "content_filter")
+"""Reasons to stop that are not the answer's end."""
+_SHORTEST_SECRET = 8
+"""Characters of a key; a shorter one is a word like EMPTY for a server that wants any, and stands in sentences."""
 
 
 class ChatServer:
@@ -65,7 +67,7 @@ class ChatServer:
         """A key is not sent in the clear over a network."""
         self.decides: dict[str, Any] = {**vars(sampling), "body": dict(body or {})}
         self._sampling = sampling
-        self._key = key
+        self._secret = key if key is not None and len(key) >= _SHORTEST_SECRET else None
         self._headers = {"Authorization": f"Bearer {key}"} if self.sends_key else {}
         self._web = web
         self._rate = TokenRate(tokens_per_minute)
@@ -97,16 +99,15 @@ class ChatServer:
             text = choice["message"]["content"]
             if not isinstance(text, str):
                 raise TypeError(f"the answer's content is {type(text).__name__}")
-            finished = choice.get("finish_reason") != _CUT
-            used = came.get("usage") or {}
-            read = _count(used.get("prompt_tokens"), _estimate(request.message))
-            new = _count(used.get("completion_tokens"), _estimate(text))
+            finished = choice.get("finish_reason") not in _CUT
         except (AttributeError, KeyError, IndexError, TypeError) as error:
-            return Failure(f"{self.url} answered something else than a chat completion ({type(error).__name__})")
-        return Answer(self._safe(text.encode(errors="replace").decode()), finished, read, new)
+            told = f"{self.url} answered something else than a chat completion ({type(error).__name__})"
+            return Failure(told, "generator", *_used(came, 0, 0))  # paid for all the same
+        used = _used(came, _estimate(request.message), _estimate(text))
+        return Answer(self._safe(text.encode(errors="replace").decode()), finished, *used)
 
     def _safe(self, text: str) -> str:
-        return re.sub(re.escape(self._key), "***", text) if self._key else text
+        return text.replace(self._secret, "***") if self._secret else text
 
 
 class TokenRate:
@@ -133,9 +134,16 @@ class TokenRate:
                 time.sleep(self._taken[0][0] + self._window - now)
 
 
-def _count(told: Any, estimate: int) -> int:
-    """Tokens as the server counted them, or an estimate where it does not."""
-    return told if isinstance(told, int) and told >= 0 else estimate
+def _used(came: Any, read: int, new: int) -> tuple[int, int]:
+    """Tokens of message and answer as the server counted them, or the estimates where it does not."""
+    usage = came.get("usage") if isinstance(came, dict) else None
+    told = usage if isinstance(usage, dict) else {}
+
+    def count(name: str, estimate: int) -> int:
+        value = told.get(name)
+        return value if isinstance(value, int) and value >= 0 else estimate
+
+    return count("prompt_tokens", read), count("completion_tokens", new)
 
 
 def _estimate(text: str) -> int:

@@ -8,22 +8,24 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from angle_llm.artifact import sync
-from angle_llm.data_tools.keys import near
+from angle_llm.artifact import ArtifactError, read_json, sync
 from angle_llm.issue_pairs.clean import issue_text
-from angle_llm.issue_pairs.duplicates import Claim, find_claims
+from angle_llm.issue_pairs.duplicates import Claim, find_claims, find_named
 from angle_llm.issue_pairs.fetch import Found, Wanted, is_marked, read_repository, read_single, requests_needed
-from angle_llm.issue_pairs.github import GitHub
-from angle_llm.issue_pairs.pairs import Pair, count_kinds, make_pairs
+from angle_llm.issue_pairs.github import GitHub, remove_abandoned
+from angle_llm.issue_pairs.pairs import Made, Pair, count_kinds, make_pairs
 from angle_llm.issue_pairs.records import Issue, IssueError, Key
-from angle_llm.issue_pairs.settings import IssueSettings
+from angle_llm.issue_pairs.settings import SPLITS, IssueSettings
 
 REPORT = "report.json"
+MADE_BY = "angle-llm data issues"
+"""Stands in the report: the files beside it may be replaced."""
+_TEMPORARY = ".issues."
 
 
 def issues_main(settings: IssueSettings) -> None:
@@ -31,38 +33,78 @@ def issues_main(settings: IssueSettings) -> None:
 
     Raises:
         SettingsError: for a token that must not be sent.
-        WebError, IssueError: for a server that refuses or is none, and where no duplicate is found.
+        WebError, IssueError: for a server that refuses or is none, for a folder that holds files of others, and where no
+            duplicate is found; earlier files stay as they are then.
     """
     token = settings.token(os.environ)
+    out = settings.out.expanduser()
+    _check_ours(out)
     hub = GitHub(
         settings.api, settings.cache_folder, token=token, refresh=settings.refresh, per_minute=settings.requests_per_minute,
         tell=lambda words: print(words, flush=True),
     )  # fmt: skip
     found = _read(hub, settings, has_token=token is not None)
-    claims, counts = _claims(hub, found, settings)
+    claims, now, unclear, absent = _claims(hub, found, settings)
     texts, left_out = _texts(found, settings)
-    pairs = make_pairs(found.issues, texts, claims, settings)
+    named = {frozenset(now.get(key, key) for key in both) for both in find_named(found.issues, found.comments)}
+    made = make_pairs(found.issues, texts, claims, settings, named=named, absent={**absent, **left_out})
     report = {
+        "made_by": MADE_BY,
         "repositories": sorted({issue.repo for issue in found.issues.values()}, key=str.lower),
         "issues": len(found.issues),
-        "issues_left_out": dict(sorted(left_out.items())),
+        "issues_left_out": _counted(left_out.values()),
         "pull_requests_left_out": len(found.pull_requests),
         "comments": sum(map(len, found.comments.values())),
-        **counts,
-        "duplicates_of_the_same_text": sum(
-            near(texts[one]) == near(texts[other]) for one, other, _ in claims if one in texts and other in texts
-        ),
-        "pairs": count_kinds(pairs),
+        "listings_not_there": hub.not_there,
+        **_account(claims, unclear, made),
+        "pairs": count_kinds(made.pairs),
         "requests": {"made": hub.requests, "unchanged": hub.not_modified, "from_disk": hub.from_disk},
         "settings": _told(settings),
     }
-    _write(pairs, report, settings.out.expanduser())
-    _show(report, hub, settings)
-    if not any(pairs.values()):
+    _show(report, hub)
+    if not any(made.pairs.values()):
         raise IssueError(
-            "no pair of duplicates was found. See the counts above; --comments all finds those without a label, and without "
-            "--since or --max-issues more is read."
+            "no pair of duplicates was found, and nothing was written. See the counts above; --comments all finds those without "
+            "a label, and without --since or --max-issues more is read."
         )
+    _write(made.pairs, report, out)
+    print(f"written to {settings.out}. The texts' licences are their authors'; keep the files to yourself.")
+
+
+def _check_ours(out: Path) -> None:
+    """Raises `IssueError` for a folder whose files would be replaced though this command did not write them."""
+    there = [name for name in (*map(_file_of, SPLITS), REPORT) if (out / name).exists()]
+    try:
+        ours = not there or read_json(out / REPORT).get("made_by") == MADE_BY
+    except (FileNotFoundError, ArtifactError):
+        ours = False
+    if not ours:
+        raise IssueError(
+            f"{out} holds {', '.join(there)}, and no {REPORT} of this command beside, so they are left alone. Choose another "
+            "--out, or move them away."
+        )
+
+
+def _file_of(split: str) -> str:
+    return f"{split}.jsonl.gz"
+
+
+def _counted(reasons: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(reasons).items()))
+
+
+def _account(claims: Sequence[Claim], unclear: Mapping[str, int], made: Made) -> dict[str, Any]:
+    """What came of the duplicates. They add up: those left out and those of `positives`, but for the same cluster, are all;
+    negatives wanted are those not found and the rows that are none.
+    """
+    negatives = sum(not pair.label for rows in made.pairs.values() for pair in rows)
+    return {
+        "duplicates": _counted(claim.why for claim in claims),
+        "duplicates_left_out": made.claims_left_out,
+        "duplicates_unclear": dict(sorted(unclear.items())),
+        "positives": made.positives(),
+        "negatives_not_found": made.negatives_wanted - negatives,
+    }
 
 
 def _read(hub: GitHub, settings: IssueSettings, has_token: bool) -> Found:
@@ -86,46 +128,41 @@ def _read(hub: GitHub, settings: IssueSettings, has_token: bool) -> Found:
     return found
 
 
-def _claims(hub: GitHub, found: Found, settings: IssueSettings) -> tuple[list[Claim], dict[str, Any]]:
-    """The claims, those of moved issues under the name they have now; and what is to be told of them."""
+def _claims(
+    hub: GitHub, found: Found, settings: IssueSettings
+) -> tuple[list[Claim], dict[Key, Key], Counter[str], dict[Key, str]]:
+    """The claims, those of moved issues under the name they have now; these names; what is unclear; and the targets that are
+    missing, with the reason.
+    """
     claims, unclear = find_claims(
         dict(found.issues), found.comments, settings.closing_days,
         lambda issue: settings.events and is_marked(hub, issue),
     )  # fmt: skip
-    missing, now = Counter[str](), dict[Key, Key]()
+    missing, now = dict[Key, str](), dict[Key, Key]()
     for target in sorted({claim.target for claim in claims} - set(found.issues)):
         if target in found.pull_requests:
-            reason, issue = "a pull request", None
+            missing[target] = "the target is a pull request"
         elif not settings.fetch_targets:
-            reason, issue = "not among the issues read", None
+            missing[target] = "the target is not among the issues read"
+        elif (issue := read_single(hub, target)) is None:
+            missing[target] = "the target is not there, or not to be seen"
+        elif issue.is_pull_request:
+            missing[target] = "the target is a pull request"
         else:
-            issue = read_single(hub, target)
-            reason = (
-                "not there, or not to be seen" if issue is None else "a pull request" if issue.is_pull_request else ""
-            )
-        if issue is None or issue.is_pull_request:
-            missing[reason] += 1
-            continue
-        found.issues.setdefault(issue.key, issue)
-        now[target] = issue.key
-    moved = [claim._replace(target=now.get(claim.target, claim.target)) for claim in claims]
-    moved = [claim for claim in moved if claim.duplicate != claim.target]
-    return moved, {
-        "duplicates": dict(sorted(Counter(claim.why for claim in moved).items())),
-        "duplicates_unclear": dict(sorted(unclear.items())),
-        "targets_missing": dict(sorted(missing.items())),
-    }
+            found.issues.setdefault(issue.key, issue)
+            now[target] = issue.key
+    return [claim._replace(target=now.get(claim.target, claim.target)) for claim in claims], now, unclear, missing
 
 
-def _texts(found: Found, settings: IssueSettings) -> tuple[dict[Key, str], Counter[str]]:
+def _texts(found: Found, settings: IssueSettings) -> tuple[dict[Key, str], dict[Key, str]]:
+    """The texts, and why issues have none."""
     people = {issue.author.lower() for issue in found.issues.values()}
     people |= {comment.author.lower() for comments in found.comments.values() for comment in comments}
-    texts, left_out = dict[Key, str](), Counter[str]()
+    texts, left_out = dict[Key, str](), dict[Key, str]()
     for key, issue in found.issues.items():
         text = issue_text(issue.title, issue.body, people, settings.max_characters)
-        reason = _left_out(issue, text, settings)
-        if reason:
-            left_out[reason] += 1
+        if reason := _left_out(issue, text, settings):
+            left_out[key] = reason
         else:
             texts[key] = text
     return texts, left_out
@@ -144,13 +181,16 @@ def _told(settings: IssueSettings) -> dict[str, Any]:
 
 
 def _write(pairs: Mapping[str, Sequence[Pair]], report: Mapping[str, Any], out: Path) -> None:
-    """Each file whole or not at all; a split without pairs has none. The report is written last."""
+    """Each file whole or not at all; a split without pairs has none. The report is written last; one that says so stands in its
+    place until then.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".issues.", dir=out))
+    remove_abandoned(out, _TEMPORARY)
+    temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=out))
     try:
-        (out / REPORT).unlink(missing_ok=True)  # of files that are about to change
+        _write_report({"made_by": MADE_BY, "pairs": "the run that writes them was not finished"}, temporary, out)
         for split, rows in pairs.items():
-            name = f"{split}.jsonl.gz"
+            name = _file_of(split)
             if not rows:
                 (out / name).unlink(missing_ok=True)
                 continue
@@ -159,17 +199,22 @@ def _write(pairs: Mapping[str, Sequence[Pair]], report: Mapping[str, Any], out: 
                     packed.write(json.dumps(pair.row(), ensure_ascii=False).encode() + b"\n")
             sync(temporary / name)
             (temporary / name).replace(out / name)
-        (temporary / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        (temporary / REPORT).replace(out / REPORT)
+        _write_report(report, temporary, out)
         sync(out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _show(report: Mapping[str, Any], hub: GitHub, settings: IssueSettings) -> None:
+def _write_report(report: Mapping[str, Any], temporary: Path, out: Path) -> None:
+    (temporary / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    sync(temporary / REPORT)
+    (temporary / REPORT).replace(out / REPORT)
+
+
+def _show(report: Mapping[str, Any], hub: GitHub) -> None:
     for name in (
-        "issues", "issues_left_out", "pull_requests_left_out", "comments", "duplicates",
-        "duplicates_of_the_same_text", "duplicates_unclear", "targets_missing",
+        "issues", "issues_left_out", "pull_requests_left_out", "comments", "listings_not_there", "duplicates",
+        "duplicates_left_out", "duplicates_unclear", "positives", "negatives_not_found",
     ):  # fmt: skip
         value = report[name]
         told = (
@@ -182,4 +227,3 @@ def _show(report: Mapping[str, Any], hub: GitHub, settings: IssueSettings) -> No
     print(
         f"requests made: {hub.requests:,}, of them unchanged (304): {hub.not_modified:,}; pages from disk: {hub.from_disk:,}"
     )
-    print(f"written to {settings.out}. The texts' licences are their authors'; keep the files to yourself.")

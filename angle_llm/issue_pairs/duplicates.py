@@ -13,7 +13,7 @@ the closing. Why a claim is believed, in this order:
 | event | say it | the issue has the event |
 
 Denials and guesses ("not a duplicate of", "possible duplicate of", "a duplicate of #12?") say nothing, nor do quoted lines
-and code.
+and code. Yet two issues of which one names the other, however and whoever says it, are never paired as different ones.
 """
 
 from __future__ import annotations
@@ -29,28 +29,38 @@ from angle_llm.issue_pairs.records import Comment, Issue, Key
 # Every part has a bound, so that a text of a megabyte takes a moment.
 _NAME = r"[A-Za-z0-9][\w-]{0,38}/(?!\.{1,2}[#/])[\w.-]{1,100}"
 _REFERENCE = (
-    rf"https?://[\w.-]{{0,60}}github[\w.-]{{0,60}}/(?P<home>{_NAME})/(?:issues|pull)/(?P<at>\d{{1,9}})\b(?:[?#][\w=&-]{{0,80}})?"
+    rf"https?://[\w.-]{{0,60}}github[\w.-]{{0,60}}/(?P<home>{_NAME})/(?:issues|pull)/(?P<at>\d{{1,9}})\b(?:[?#][\w=&-]{{1,80}})?"
     rf"|(?:(?<![\w.-])(?P<repo>{_NAME})|(?<![&\w/])|\bissues?)#(?P<number>\d{{1,9}})\b"
-    r"|\bGH-(?P<gh>\d{1,9})\b"
+    r"|\bGH-(?P<gh>\d{1,9})\b|(?:(?<=\bof )|(?<=\bof the ))issues?\s(?P<said>\d{1,9})\b"
 )
 REFERENCE = re.compile(_REFERENCE, re.IGNORECASE)
 _ANY = f"(?:{re.sub('[?]P<[a-z]+>', '?:', _REFERENCE)})"
+# [The title](https://…/issues/12); titles have brackets themselves.
+_LINK_TEXT = r"\[(?:[^\[\]\n]|\[[^\[\]\n]{0,80}\]){0,200}\](?=\(https?://[\w.-]{0,60}github)"
+_LINK = re.compile(_LINK_TEXT, re.IGNORECASE)
 _BETWEEN = (
-    r"(?:[\s:;,.*_\[\]()<~`-]|\b(?:of|with|to|by|issues?|bug|ticket|the|this|that|an|one|see|is|as|in|favou?r|already|existing|"
+    r"(?:[\s:;,.*_\[\]()<>~`'\"‘’“”–—→-]|\b(?:of|with|to|by|issues?|bug|ticket|the|this|that|an|one|see|is|as|in|favou?r|already|existing|"
     r"reported|tracked|here|closing|closed)\b){0,20}?"
 )
+_SAYING_WORD = r"\b(?:duplicates?|duplicated|duplicating|duplication(?=\s+(?:of|with)\b)|dupes?|dups?)\b"
+SAYING_WORD = re.compile(_SAYING_WORD, re.IGNORECASE)
+"""The word that a saying begins with."""
 SAYING = re.compile(
-    rf"\b(?:duplicates?|duplicated|duplicating|dupes?|dups?)\b{_BETWEEN}{_ANY}"
+    rf"{_SAYING_WORD}{_BETWEEN}(?:{_LINK_TEXT}\(<?)?{_ANY}"
     rf"(?:(?:[\s,&+\[\]()*<>]|\band\b){{0,6}}{_ANY}){{0,9}}\)?",
     re.IGNORECASE,
 )
 """The words by which people close a duplicate, with all that they name."""
 _DOUBT = re.compile(
-    r"n['’]t\b|\b(?:not|cannot|never|possibl[ey]|potential(?:ly)?|maybe|may|might|could|whether|if|unless)\b",
+    r"n['’]t\b|\b(?:not|cannot|never|hardly|unlikely|possibl[ey]|potential(?:ly)?|maybe|may|might|could|whether|if|unless|doubt|"
+    r"unsure|wrongly|mistakenly|incorrectly|falsely|erroneously|accidentally)\b"
+    r"|\bno(?:\s+longer\b|\s+(?:\w+\s+)?$)|^\W*(?:is|are|was|were)\b",
     re.IGNORECASE,
 )
+_ASKED = re.compile(r"[\s*_)\]>\"'”’`]{0,6}\?")
 _SENTENCE_END = re.compile(r"[.!?\n]\s")
-_CODE = re.compile(r"```.*?(?:```|\Z)|~~~.*?(?:~~~|\Z)|`[^`\n]*`", re.DOTALL)
+CODE = re.compile(r"```.*?(?:```|\Z)|~~~.*?(?:~~~|\Z)|`[^`\n]*`", re.DOTALL)
+"""What stands in fences or ticks; a fence that is not closed goes on to the end."""
 _QUOTED = re.compile(r"^[ \t]{0,3}>.*$", re.MULTILINE)
 _LABEL = re.compile(r"\b(?:duplicate|dupe|dup)\b", re.IGNORECASE)
 
@@ -66,7 +76,8 @@ class Claim(NamedTuple):
 def says_duplicate(label: str) -> bool:
     """Whether a label calls an issue a duplicate, and not perhaps one."""
     words = re.sub(r"[_/:-]", " ", label)
-    return _LABEL.search(words) is not None and not _DOUBT.search(words)
+    found = _LABEL.search(words)
+    return found is not None and not any(map(_DOUBT.search, (words, words[: found.start()]))) and "?" not in words
 
 
 def is_labelled(issue: Issue) -> bool:
@@ -83,6 +94,17 @@ def said_duplicates(text: str, repo: str) -> list[Key]:
     """What a text says to be a duplicate of, without doubt."""
     text = _own_words(text)
     return [key for match in SAYING.finditer(text) if not _doubted(text, match) for key in _keys(match[0], repo)]
+
+
+def find_named(issues: Mapping[Key, Issue], comments: Mapping[Key, Sequence[Comment]]) -> set[frozenset[Key]]:
+    """Every two issues of which one names the other: in its text or under it, at any time, in doubt, quoted, denied."""
+    named = set[frozenset[Key]]()
+    for issue in issues.values():
+        texts = (issue.title, issue.body, *(comment.text for comment in comments.get(issue.key, ())))
+        named.update(
+            frozenset((issue.key, key)) for text in texts for key in _keys(text, issue.repo) if key != issue.key
+        )
+    return named
 
 
 def find_claims(
@@ -137,19 +159,18 @@ def _distinct(found: Iterable[Iterable[Key]], issue: Issue) -> list[Key]:
 
 
 def _own_words(text: str) -> str:
-    return _QUOTED.sub(
-        "", _CODE.sub(lambda code: f" {code[0][1:-1]} " if REFERENCE.fullmatch(code[0][1:-1]) else " ", text)
-    )
+    text = CODE.sub(lambda code: f" {code[0][1:-1]} " if REFERENCE.fullmatch(code[0][1:-1]) else " ", text)
+    return _LINK.sub("", _QUOTED.sub("", text))
 
 
 def _doubted(text: str, match: re.Match[str]) -> bool:
     before = text[max(0, match.start() - 60) : match.start()]
     sentence = _SENTENCE_END.split(before)[-1].rpartition("\n")[2]
-    return _DOUBT.search(sentence) is not None or text[match.end() : match.end() + 2].strip().startswith("?")
+    return _DOUBT.search(sentence) is not None or _ASKED.match(text, match.end()) is not None
 
 
 def _keys(text: str, repo: str) -> Iterator[Key]:
     for found in REFERENCE.finditer(text):
-        number = int(found["at"] or found["number"] or found["gh"])
+        number = int(found["at"] or found["number"] or found["gh"] or found["said"])
         if number:
             yield (found["home"] or found["repo"] or repo).lower(), number

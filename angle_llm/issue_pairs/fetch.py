@@ -40,7 +40,7 @@ def requests_needed(hub: GitHub, repo: str, wanted: Wanted) -> tuple[int, str]:
         return issues, f"{repo}: {issues:,} pages of issues or fewer, and one request for each marked as a duplicate"
     first = hub.page(f"/repos/{repo}/issues/comments", per_page=PER_PAGE, **_comment_order(wanted))
     last = parse_qs(urlsplit(first.last or "").query).get("page", [""])[-1]
-    comments = int(last) if last.isdecimal() else 1
+    comments = int(last) if last.isdecimal() and len(last) < 10 else 1
     more = " or more" if first.next and not last else ""
     return issues + comments, f"{repo}: {issues:,} pages of issues or fewer, {comments:,}{more} of comments"
 
@@ -85,7 +85,7 @@ def _marked_comments(hub: GitHub, repo: str, wanted: Wanted, issues: Iterable[Is
     """One request for each issue that is marked; those that were closed with words alone are not found."""
     for issue in issues:
         if issue.closed and (issue.state_reason == "duplicate" or is_labelled(issue)):
-            for page in hub.pages(f"/repos/{repo}/issues/{issue.number}/comments"):
+            for page in hub.pages_if_there(f"/repos/{repo}/issues/{issue.number}/comments"):
                 yield from map(read_comment, page.body)
 
 
@@ -102,12 +102,12 @@ def read_single(hub: GitHub, key: Key) -> Issue | None:
 
 
 def is_marked(hub: GitHub, issue: Issue) -> bool:
-    """Whether somebody with write access marked an issue as a duplicate, and nobody took it back.
+    """Whether somebody with write access marked an issue as a duplicate, and nobody took it back; not if its events are gone.
 
     The event does not say of what: of all kinds of the REST API it has the common properties alone.
     """
     marked = False
-    for page in hub.pages(f"/repos/{issue.repo}/issues/{issue.number}/events"):
+    for page in hub.pages_if_there(f"/repos/{issue.repo}/issues/{issue.number}/events"):
         for row in page.body:
             event = row.get("event") if isinstance(row, dict) else None
             if event in ("marked_as_duplicate", "unmarked_as_duplicate"):

@@ -2,7 +2,7 @@
 
 A page lies in a file of its own, written whole or not at all, with its ETag and the addresses in its Link header. With
 `refresh` a kept page is asked for with If-None-Match, and an answer of 304 costs none of the hourly requests. Kept are the
-fields that are used here, no more: `KEPT`.
+fields that are used here, no more: `KEPT`; pages that were kept with other fields are asked for anew.
 
 The primary limit (X-RateLimit-Remaining, -Reset) and the secondary ones (403 or 429 with Retry-After, or words alone) are
 waited for, as the API's documentation asks; requests go one at a time.
@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +26,7 @@ from urllib.parse import urlencode, urlsplit
 from angle_llm import __version__
 from angle_llm.artifact import ArtifactError, read_json
 from angle_llm.issue_pairs.records import IssueError
-from angle_llm.web import Answer, Web, WebError, usual_wait
+from angle_llm.web import LONGEST_WAIT, Answer, Web, WebError, usual_wait
 
 PER_PAGE = 100
 """The most the API gives."""
@@ -36,12 +37,15 @@ KEPT = (
     "pull_request", "issue_url", "author_association", "event",
 )  # fmt: skip
 _KEPT_WITHIN = ("name", "login", "type")
+_FIELDS = hashlib.sha256(repr((KEPT, _KEPT_WITHIN)).encode()).hexdigest()[:12]
+_ABANDONED = 3600.0  # seconds; a temporary file that nobody has touched for so long is of a run that was killed
+_TEMPORARY = ".page."
 _SECONDARY_PAUSE = 60.0  # "wait for at least one minute", where no header says how long
 
 
 @dataclass(frozen=True)
 class Page:
-    """An answer as it is kept; `body` is None for what is not there."""
+    """An answer as it is kept; `body` is None for what is not there, `fields` tells which fields were kept of it."""
 
     url: str
     status: int
@@ -49,6 +53,7 @@ class Page:
     next: str | None
     last: str | None
     body: Any
+    fields: str = ""
 
 
 class GitHub:
@@ -56,7 +61,7 @@ class GitHub:
 
     Raises from all of its methods:
         WebError: for what the server refuses (with its words), or when it cannot be reached.
-        IssueError: for answers of another form than GitHub's.
+        IssueError: for answers of another form than GitHub's, and when the hour's requests are spent for long.
     """
 
     def __init__(
@@ -83,7 +88,10 @@ class GitHub:
         self.limit: int | None = None
         """Requests an hour, as the server last said."""
         self.not_modified = self.from_disk = 0
+        self.not_there = 0
+        """Listings that were taken as empty, as they are gone or withheld."""
         folder.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(folder, _TEMPORARY)
 
     @property
     def requests(self) -> int:
@@ -92,16 +100,27 @@ class GitHub:
 
     def pages(self, path: str, **parameters: str | int) -> Iterator[Page]:
         """The pages of a listing, each as it is asked for."""
-        page: Page | None = self.page(path, per_page=PER_PAGE, **parameters)
+        return self._pages(path, parameters, missing_is_fine=False)
+
+    def pages_if_there(self, path: str) -> Iterator[Page]:
+        """The pages of a listing; none, and counted, for one that is not there, or no more, or withheld."""
+        return self._pages(path, {}, missing_is_fine=True)
+
+    def _pages(self, path: str, parameters: Mapping[str, str | int], missing_is_fine: bool) -> Iterator[Page]:
+        url: str | None = f"{self._api}{path}?{urlencode({'per_page': PER_PAGE, **parameters})}"
         seen = set[str]()
-        while page is not None:
+        while url is not None:
+            page = self._page(url, missing_is_fine)
+            if page.body is None and page.status in GONE:
+                self.not_there += 1
+                return
             if not isinstance(page.body, list):
                 raise IssueError(f"{page.url}: needed a list; came {str(page.body)[:100]}. Is --api GitHub's REST API?")
             yield page
             seen.add(page.url)
             if page.next in seen:
                 raise IssueError(f"{page.url}: its next page is an earlier one. Is --api GitHub's REST API?")
-            page = self._page(page.next) if page.next else None
+            url = page.next
 
     def page(self, path: str, **parameters: str | int) -> Page:
         """One page of a listing."""
@@ -132,14 +151,14 @@ class GitHub:
             answer = Answer(error.status, {}, None)
         self._spent_until = time.time() + (_until_reset(answer) or 0.0)
         limit = answer.headers.get("X-RateLimit-Limit", "")
-        self.limit = int(limit) if limit.isdecimal() else self.limit
+        self.limit = int(limit) if re.fullmatch("[0-9]{1,9}", limit) else self.limit
         links = {name: self._own(found) for name, found in _links(answer.headers.get("Link", "")).items()}
         if answer.status == 304 and kept is not None:
             self.not_modified += 1
             page = Page(**{**asdict(kept), "next": links.get("next", kept.next), "last": links.get("last", kept.last)})
         else:
             etag_now = answer.headers.get("ETag")
-            page = Page(url, answer.status, etag_now, links.get("next"), links.get("last"), _slim(answer.body))
+            page = Page(url, answer.status, etag_now, links.get("next"), links.get("last"), _slim(answer.body), _FIELDS)
         self._write(page)
         self._fresh.add(url)
         return page
@@ -147,14 +166,23 @@ class GitHub:
     def _rest(self) -> None:
         """Waits when the last answer said that the hour's requests are spent, so that none is refused."""
         pause = self._spent_until - time.time()
+        if pause > LONGEST_WAIT:
+            raise IssueError(
+                f"the requests are spent, and {self._api} has new ones in {pause / 3600:,.1f} hours. Run the same command again "
+                "then (what was read is kept, and not asked for again), or with a token that has requests left."
+            )
         if pause > 0:
             self._tell(f"the hour's requests are spent; waiting {pause:.0f} s for new ones")
             time.sleep(pause)
 
     def _own(self, url: str) -> str:
         """The token goes to the server it is for."""
-        if urlsplit(url)[:2] != urlsplit(self._api)[:2]:
-            raise IssueError(f"the next page is said to be at {urlsplit(url).netloc}, another server than {self._api}.")
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            raise IssueError(f"the next page is said to be at {url[:100]!r}, which is no address.") from None
+        if parts[:2] != urlsplit(self._api)[:2]:
+            raise IssueError(f"the next page is said to be at {parts.netloc}, another server than {self._api}.")
         return url
 
     def _file(self, url: str) -> Path:
@@ -165,17 +193,28 @@ class GitHub:
             page = Page(**read_json(self._file(url)))
         except (FileNotFoundError, ArtifactError, TypeError):
             return None
-        return page if page.url == url else None
+        return page if (page.url, page.fields) == (url, _FIELDS) else None
 
     def _write(self, page: Page) -> None:
         # Half a character of a text cannot be written in UTF-8; in ASCII it can.
-        descriptor, name = tempfile.mkstemp(prefix=".page.", dir=self._folder)
+        descriptor, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=self._folder)
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 json.dump(asdict(page), file)
             Path(name).replace(self._file(page.url))
         finally:
             Path(name).unlink(missing_ok=True)
+
+
+def remove_abandoned(folder: Path, prefix: str) -> None:
+    """Removes the temporary files and folders of runs that were killed."""
+    for path in folder.glob(f"{prefix}*"):
+        try:
+            if time.time() - path.lstat().st_mtime < _ABANDONED:
+                continue
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        except OSError:  # another run is at it, or it is somebody else's
+            continue
 
 
 def limit_wait(answer: Answer) -> float | None:
@@ -194,7 +233,7 @@ def _until_reset(answer: Answer) -> float | None:
     reset = answer.headers.get("X-RateLimit-Reset", "")
     if answer.headers.get("X-RateLimit-Remaining") != "0" or not reset.isdecimal():
         return None
-    return max(0.0, int(reset) - time.time()) + 1.0  # the server's clock is told in whole seconds
+    return max(0.0, float(reset) - time.time()) + 1.0  # the server's clock is told in whole seconds
 
 
 def _links(header: str) -> dict[str, str]:

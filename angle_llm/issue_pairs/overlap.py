@@ -29,6 +29,10 @@ class Overlap:
             for word, weight in vector.items():
                 self._texts_with[word].append((place, weight))
 
+    def cosine(self, one: int, other: int) -> float:
+        """How alike the words of two texts are, 0 to 1."""
+        return sum(weight * self._vectors[other].get(word, 0.0) for word, weight in self._vectors[one].items())
+
     def nearest(self, place: int, count: int) -> list[tuple[float, int]]:
         """(cosine, place) of the other texts that share most with one, the most first; ties in the order of places."""
         scores = defaultdict[int, float](float)

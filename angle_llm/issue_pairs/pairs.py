@@ -2,29 +2,29 @@
 
 Issues that are duplicates of one another, through any chain and through issues that cannot be read, are one cluster; so are
 issues with the same text. A cluster stands in one split, chosen by a hash of its oldest member: it stays there when more is
-fetched later, unless two clusters turn out to be one. A negative joins two clusters of one repository and one split.
+fetched later, unless two clusters turn out to be one. A negative joins two clusters of one repository and one split, of which
+nobody named the one in the other, and whose words are not too alike (`negatives`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import heapq
 import itertools
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import Any
 
-from angle_llm.data_tools.keys import near
-from angle_llm.issue_pairs.duplicates import Claim, says_duplicate
-from angle_llm.issue_pairs.overlap import Overlap
+from angle_llm.data.keys import near
+from angle_llm.issue_pairs.duplicates import Claim
+from angle_llm.issue_pairs.negatives import Pool, negative_counts
 from angle_llm.issue_pairs.records import Issue, Key
 from angle_llm.issue_pairs.settings import SPLITS, IssueSettings
 
-TOO_ALIKE = 0.85
-"""Cosine of shared words above which two issues may be duplicates that nobody marked: no negative."""
-_LOOKED_AT = 20
+SAME_CLUSTER = "same cluster"
+"""Why two issues of which nobody said it are duplicates."""
 
 Place = tuple[str, str]
 """A repository and a split."""
@@ -45,6 +45,21 @@ class Pair:
 
     def row(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Made:
+    """The pairs of each split, and what came of all that could have been one."""
+
+    pairs: dict[str, list[Pair]]
+    claims_left_out: dict[str, int]
+    """Reason → claims without a pair; each of the others has one."""
+    negatives_wanted: int
+    """More than there are where no issue was found that fits."""
+
+    def positives(self) -> dict[str, int]:
+        """Why → pairs of duplicates."""
+        return dict(sorted(Counter(pair.why for rows in self.pairs.values() for pair in rows if pair.label).items()))
 
 
 class Clusters:
@@ -82,17 +97,25 @@ def split_of(cluster: Key, shares: Sequence[float]) -> str:
 
 
 def make_pairs(
-    issues: Mapping[Key, Issue], texts: Mapping[Key, str], claims: Sequence[Claim], settings: IssueSettings
-) -> dict[str, list[Pair]]:
+    issues: Mapping[Key, Issue],
+    texts: Mapping[Key, str],
+    claims: Sequence[Claim],
+    settings: IssueSettings,
+    *,
+    named: Set[frozenset[Key]] = frozenset(),
+    absent: Mapping[Key, str] | None = None,
+) -> Made:
     """The pairs of each split, in an order that has nothing to do with their labels.
 
-    `texts` holds those that are long enough; claims may name issues without one.
+    `texts` holds those that are long enough; claims may name issues without one, and `absent` says why they have none. `named`:
+    two issues of which one names the other, so that they are no negative.
     """
     words = {key: near(text) for key, text in texts.items()}
     clusters = Clusters([*((claim.duplicate, claim.target) for claim in claims), *_same_texts(words)])
     pools = defaultdict[Place, list[Key]](list)
     for key in sorted(texts):
         pools[issues[key].repo, split_of(clusters[key], settings.splits)].append(key)
+    suspected = {frozenset(clusters[key] for key in both) for both in named}
     positives = defaultdict[Place, list[tuple[Key, Key, str]]](list)
     seen = set[frozenset[str]]()  # issues are opened twice with the same words; a row is not written twice
     for one, other, why in POSITIVES[settings.pairs](texts, claims, clusters, settings.cluster_pairs):
@@ -100,16 +123,53 @@ def make_pairs(
         if len(both) == 2 and both not in seen:  # a text is told from itself without learning
             seen.add(both)
             positives[issues[one].repo, split_of(clusters[one], settings.splits)].append((one, other, why))
+    left_out = _left_out(
+        claims, words, {frozenset(row[:2]) for here in positives.values() for row in here}, absent or {}
+    )
+    wanted = 0
     pairs: dict[str, list[Pair]] = {split: [] for split in SPLITS}
     for place, here in sorted(positives.items()):
         repo, split = place
-        pool = _Pool([issues[key] for key in pools[place]], [words[key] for key in pools[place]], clusters)
+        members = pools[place]
+        pool = Pool(
+            [issues[key] for key in members],
+            [words[key] for key in members],
+            [clusters[key] for key in members],
+            suspected,
+        )
         anchors = [one for one, _, _ in sorted(here, key=lambda item: _digest(f"{item[:2]}"))]
         chance = random.Random(f"{settings.seed} {repo} {split}")
         pairs[split] += [_pair(issues, texts, (one, other), 1, "duplicate", why) for one, other, why in here]
-        for one, other, kind, why in pool.negatives(anchors, settings.negatives, chance, seen):
+        counts = negative_counts(settings.negatives, len(anchors))
+        wanted += sum(counts.values())
+        for one, other, kind, why in pool.negatives(anchors, counts, chance, seen):
             pairs[split].append(_pair(issues, texts, (one, other), 0, kind, why))
-    return {split: sorted(found, key=lambda pair: _digest(f"{pair.id1} {pair.id2}")) for split, found in pairs.items()}
+    pairs = {split: sorted(found, key=lambda pair: _digest(f"{pair.id1} {pair.id2}")) for split, found in pairs.items()}
+    return Made(pairs, left_out, wanted)
+
+
+def _left_out(
+    claims: Sequence[Claim], words: Mapping[Key, str], written: Set[frozenset[Key]], absent: Mapping[Key, str]
+) -> dict[str, int]:
+    """Why claims have no pair of their own: each is counted once, or stands in a pair alone."""
+    reasons, told = Counter[str](), set[frozenset[Key]]()
+    texts_told = {frozenset(words[key] for key in both) for both in written}
+    for claim in claims:
+        both = frozenset(claim[:2])
+        without = [key for key in claim[:2] if key not in words]
+        if without:
+            reasons[absent.get(without[0], "an issue that was not read")] += 1
+        elif both in told:
+            reasons["said before"] += 1
+        elif both in written:
+            told.add(both)
+        elif words[claim.duplicate] == words[claim.target]:
+            reasons["the same text"] += 1
+        elif frozenset(words[key] for key in both) in texts_told:
+            reasons["the texts of another pair"] += 1
+        else:
+            reasons["more than cluster_pairs"] += 1
+    return dict(sorted(reasons.items()))
 
 
 def _same_texts(words: Mapping[Key, str]) -> Iterator[tuple[Key, Key]]:
@@ -146,104 +206,26 @@ def _chain(texts: Mapping[Key, str], claims: Sequence[Claim], clusters: Clusters
 
 def _all(texts: Mapping[Key, str], claims: Sequence[Claim], clusters: Clusters, most: int) -> Links:
     """Any two of a cluster, younger first; of a large one as many as `most`, the claims before the others."""
-    claimed = {frozenset((one, other)): why for one, other, why in reversed(claims)}
+    claimed = {_by_age(one, other): why for one, other, why in reversed(claims)}
     members = defaultdict[Key, set[Key]](set)
     for one, other, _ in claims:
         members[clusters[one]].update(key for key in (one, other) if key in texts)
     for _, keys in sorted(members.items()):
-        both = [(one, other) for other, one in itertools.combinations(sorted(keys, key=_age), 2)]
-        ordered = sorted(both, key=lambda pair: (frozenset(pair) not in claimed, _digest(f"{pair}")))
-        for one, other in ordered[:most]:
-            yield one, other, claimed.get(frozenset((one, other)), "same cluster")
+        order = {key: int.from_bytes(_digest(f"{key}")[:8], "big") for key in keys}
+        both = ((one, other) for other, one in itertools.combinations(sorted(keys, key=_age), 2))
+        # Never all in memory: a cluster of thousands has millions. The order is any that is the same in each run.
+        ranked = ((pair not in claimed, order[pair[0]] ^ order[pair[1]], pair) for pair in both)
+        for _, _, pair in heapq.nsmallest(most, ranked):
+            yield *pair, claimed.get(pair, SAME_CLUSTER)
+
+
+def _by_age(one: Key, other: Key) -> tuple[Key, Key]:
+    return (one, other) if _age(one) > _age(other) else (other, one)
 
 
 POSITIVES: dict[str, Callable[[Mapping[Key, str], Sequence[Claim], Clusters, int], Links]] = {
     "chain": _chain,
     "all": _all,
-}
-
-
-# ------------------------------------------------------------------------------------------------- negatives
-
-
-class _Pool:
-    """The issues of one repository in one split, and their words."""
-
-    def __init__(self, issues: Sequence[Issue], words: Sequence[str], clusters: Clusters) -> None:
-        self.issues, self.words = issues, words
-        self.cluster = [clusters[issue.key] for issue in issues]
-
-    @cached_property
-    def overlap(self) -> Overlap:
-        return Overlap(self.words)
-
-    @cached_property
-    def by_label(self) -> dict[str, list[int]]:
-        found = defaultdict[str, list[int]](list)
-        for place, issue in enumerate(self.issues):
-            for label in issue.labels:
-                if not says_duplicate(label):
-                    found[label].append(place)
-        return found
-
-    def negatives(
-        self, anchors: Sequence[Key], shares: Mapping[str, float], chance: random.Random, seen: set[frozenset[str]]
-    ) -> Iterator[tuple[Key, Key, str, str]]:
-        """Pairs of two clusters that are not `seen`: of each kind its share of the number of anchors.
-
-        Where a kind finds none, a random one.
-        """
-        places = {issue.key: place for place, issue in enumerate(self.issues)}
-        turn = itertools.cycle(anchors)
-        # Rounded as they add up, so that the rows together are what was asked for.
-        upto = [
-            round(total * len(anchors)) for total in itertools.accumulate(share for _, share in sorted(shares.items()))
-        ]
-        for kind, count in zip(
-            sorted(shares), (end - start for start, end in zip([0, *upto], upto, strict=False)), strict=True
-        ):
-            for anchor in itertools.islice(turn, count):
-                one = places[anchor]
-                for way in dict.fromkeys((kind, "random")):
-                    fits = (
-                        (other, why)
-                        for other, why in NEGATIVES[way](self, one, chance)
-                        if self.cluster[other] != self.cluster[one] and self._words_of(one, other) not in seen
-                    )
-                    if (found := next(fits, None)) is not None:
-                        seen.add(self._words_of(one, found[0]))
-                        yield anchor, self.issues[found[0]].key, way, found[1]
-                        break
-
-    def _words_of(self, one: int, other: int) -> frozenset[str]:
-        return frozenset((self.words[one], self.words[other]))
-
-
-def _random(pool: _Pool, one: int, chance: random.Random) -> Iterator[tuple[int, str]]:
-    """Any issue."""
-    for _ in range(_LOOKED_AT):
-        yield chance.randrange(len(pool.issues)), "any other issue"
-
-
-def _overlapping(pool: _Pool, one: int, chance: random.Random) -> Iterator[tuple[int, str]]:
-    """One of those that share most words, but so many that it may be a duplicate nobody marked."""
-    for cosine, other in pool.overlap.nearest(one, _LOOKED_AT):
-        if cosine <= TOO_ALIKE:
-            yield other, f"shared words {cosine:.2f}"
-
-
-def _labelled(pool: _Pool, one: int, chance: random.Random) -> Iterator[tuple[int, str]]:
-    """One that has a label of the issue, the rarest first."""
-    for label in sorted(pool.issues[one].labels, key=lambda label: (len(pool.by_label.get(label, ())), label)):
-        if having := pool.by_label.get(label):
-            for other in chance.sample(having, min(_LOOKED_AT, len(having))):
-                yield other, f"same label {label}"
-
-
-NEGATIVES: dict[str, Callable[[_Pool, int, random.Random], Iterator[tuple[int, str]]]] = {
-    "random": _random,
-    "overlap": _overlapping,
-    "labels": _labelled,
 }
 
 

@@ -94,7 +94,7 @@ def read_comment(row: object) -> Comment:
 
 
 def _repo(url: object) -> str:
-    found = re.search(r"/repos/([^/]+/[^/]+)$", str(url))
+    found = re.search(r"/repos/([\w.-]+/[\w.-]+)$", str(url), re.ASCII)
     if found is None:
         raise IssueError(f"needed the address of a repository; came {str(url)[:100]!r}. Is --api GitHub's REST API?")
     return found[1]

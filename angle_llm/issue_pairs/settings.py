@@ -35,7 +35,8 @@ class IssueSettings:
     repos: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="OWNER/REPO [OWNER/REPO …]")]
     """Repositories on GitHub."""
     out: Path
-    """Folder for train.jsonl.gz, valid.jsonl.gz, test.jsonl.gz, report.json, and the pages read, in cache/."""
+    """Folder for train.jsonl.gz, valid.jsonl.gz, test.jsonl.gz, report.json, and the pages read, in cache/. Files of these names
+    that this command did not write are left alone, and another folder is asked for."""
     token_variable: str = "GITHUB_TOKEN"
     """Environment variable that holds a token: 5,000 requests an hour in place of 60. It is written nowhere."""
     api: str = "https://api.github.com"
@@ -65,7 +66,8 @@ class IssueSettings:
     """With `all`: at most so many pairs of one cluster."""
     negatives: dict[str, float] = field(default_factory=lambda: {"random": 0.5, "overlap": 0.35, "labels": 0.15})
     """Negatives for each positive, by kind. random: any two issues; overlap: two that share many words; labels: two with a
-    label in common. Some of the hard ones may be duplicates that nobody marked."""
+    label in common. None are two of which one names the other, or with nearly the same words. Some of the hard ones may be
+    duplicates that nobody marked."""
     splits: tuple[float, float, float] = (0.8, 0.1, 0.1)
     """Shares of train, valid, test. Duplicates of one another stand in one split, and stay there when more is fetched."""
     min_characters: int = 20
@@ -96,8 +98,7 @@ class IssueSettings:
         for name in ("max_issues", "cluster_pairs", "min_characters", "max_characters", "requests_per_minute"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise SettingsError(f"--{name.replace('_', '-')} must be above 0, got {value}.")
-        parts = urlsplit(self.api)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+        if not _is_plain_address(self.api):
             raise SettingsError("--api needs the plain address of a server, as https://api.github.com.")
         _ = self.since_instant
 
@@ -131,3 +132,12 @@ class IssueSettings:
     @property
     def cache_folder(self) -> Path:
         return (self.cache or self.out / "cache").expanduser()
+
+
+def _is_plain_address(address: str) -> bool:
+    try:
+        parts = urlsplit(address)
+        _ = parts.port
+    except ValueError:  # a bracket without its other, a port that is none
+        return False
+    return bool(parts.scheme in ("http", "https") and parts.hostname and not parts.username and not parts.query)

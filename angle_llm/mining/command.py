@@ -25,9 +25,10 @@ from angle_llm.modeling.encoder import SentenceEncoder
 
 _CHOICES = (
     "positive_above", "ranks", "margin", "relative_margin", "max_score", "min_score", "same_cluster", "negatives", "sampling",
-    "seed", "short", "index",
+    "seed", "short", "index", "shard_rows",
 )  # fmt: skip
-"""Settings that decide which triples come out; where things lie and how many are held at a time do not."""
+"""Settings that decide which triples come out; where things lie and how many are held at a time do not, but for
+`shard_rows`: texts that are embedded together decide a vector's last digits."""
 _NAMED = (
     "pairs", "format", "columns", "score_range", "where", "limit", "shuffle_seed", "corpus", "column", "model", "judge",
 )  # fmt: skip
@@ -75,7 +76,7 @@ def mined(settings: MineSettings, material: Material) -> dict[str, Any]:
     folder = settings.vectors.expanduser() if settings.vectors is not None else output.folder
 
     def vectors(of: SentenceEncoder, name: str) -> Array:
-        return vectors_of(material.texts, of, name, folder, settings.shard_rows)
+        return vectors_of(material.texts, of, name, folder, settings.shard_rows, material.whose)
 
     vectors_TD = vectors(encoder, settings.model)
     miner = Miner(

@@ -16,7 +16,7 @@ import numpy as np
 
 from angle_llm.corpus.vectors import Array
 from angle_llm.data.formats import DataError, Example, PositivePair, ScoredPair, Triple
-from angle_llm.data_tools.keys import near
+from angle_llm.data.keys import near
 
 
 class Pair(NamedTuple):
@@ -28,8 +28,8 @@ class Pair(NamedTuple):
     """Text number."""
     positive: int
     """Text number."""
-    own_negative: str | None
-    """The negative its row had already."""
+    own_negatives: tuple[str, ...] = ()
+    """The negatives its rows had already, each once."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,15 @@ class Material:
     """Near key → near keys it stands in a positive pair with."""
     known: dict[int, set[int]]
     """Near key → near keys it stands in another row with: own negatives of triples, scored pairs that are not positive."""
+
+    def whose(self, text: int) -> str:
+        """A text and where it stands, for messages."""
+        shown = json.dumps(self.texts[text][:80])  # escapes show what cannot be seen
+        for pair in self.pairs:
+            if text in (pair.anchor, pair.positive):
+                side = "anchor" if text == pair.anchor else "positive"
+                return f"text {shown}, the {side} of example {pair.example} (from 0)"
+        return f"text {shown} of --corpus"
 
     def digest(self) -> str:
         """SHA-256 of everything negatives follow from but vectors and settings."""
@@ -79,6 +88,7 @@ def gather(examples: Sequence[Example], corpus: Iterable[str] | None, positive_a
     number_of: dict[str, int] = {}
     pairs: dict[tuple[int, int], Pair] = {}
     other: list[tuple[str, str]] = []
+    own: defaultdict[tuple[int, int], dict[str, None]] = defaultdict(dict)
     repeated = judged = 0
     for place, example in enumerate(examples):
         anchor, positive, negative = _read(example, positive_above)
@@ -90,7 +100,9 @@ def gather(examples: Sequence[Example], corpus: Iterable[str] | None, positive_a
         first = number_of.setdefault(anchor, len(number_of))
         second = number_of.setdefault(positive, len(number_of))
         repeated += (first, second) in pairs
-        pairs.setdefault((first, second), Pair(place, first, second, negative))
+        pairs.setdefault((first, second), Pair(place, first, second))
+        if negative is not None:
+            own[first, second][negative] = None
     if not pairs:
         raise DataError(
             f"mining needs positive pairs, and none of the {len(examples)} examples is one. "
@@ -115,7 +127,7 @@ def gather(examples: Sequence[Example], corpus: Iterable[str] | None, positive_a
     _, firsts = np.unique(key_T[np.array(sorted(set(candidates)))], return_index=True)
     return Material(
         texts=texts,
-        pairs=list(pairs.values()),
+        pairs=[pair._replace(own_negatives=tuple(own[ends])) for ends, pair in pairs.items()],
         repeated=repeated,
         judged=judged,
         candidates_C=np.array(sorted(set(candidates)))[np.sort(firsts)],

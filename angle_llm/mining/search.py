@@ -82,7 +82,7 @@ class FaissIndex:
             import faiss  # type: ignore[import-not-found,import-untyped,unused-ignore]
         except ImportError as error:
             raise MissingIndexError(
-                "--index faiss needs faiss: pip install faiss-cpu. Or --index exact, which needs nothing."
+                "--index faiss needs faiss: pip install 'angle_llm[mining]'. Or --index exact, which needs nothing."
             ) from error
         self.vectors = vectors_TD
         self.candidates = candidates_C

@@ -20,6 +20,8 @@ Part = dict[str, Any]
 """What came of some pairs: `rows` of the output, `counts` of pairs, `refused` candidates by reason. Plain JSON values."""
 
 _DIGITS = 6
+SCORES_AT_ONCE = 10_000_000
+"""Anchors are compared some at a time, so that their cosines with candidates, half a dozen arrays, hold so many numbers each."""
 
 
 class Index(Protocol):
@@ -66,8 +68,14 @@ class Miner:
         return {"rows": rows, "counts": dict(counts), "refused": dict(refused)}
 
     def _windows(self, pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Window]]:
-        first, last = self.settings.ranks
-        last = last or len(self.material.candidates_C)
+        candidates = len(self.material.candidates_C)
+        last = self.settings.ranks[1] or candidates
+        size = max(1, SCORES_AT_ONCE // (last + min(candidates, self.settings.block_candidates)))
+        for start in range(0, len(pairs), size):
+            yield from self._windows_at_once(pairs[start : start + size], last)
+
+    def _windows_at_once(self, pairs: Sequence[Pair], last: int) -> Iterator[tuple[Pair, Window]]:
+        first = self.settings.ranks[0]
         anchors, place_of = np.unique([pair.anchor for pair in pairs], return_inverse=True)
         anchor_AD = grid_rows(self.vectors[anchors])
         place_AR, cosine_AR = self.index.nearest(anchor_AD, last)
@@ -89,7 +97,10 @@ class Miner:
 
     def _rows(self, pair: Pair, taken: Window) -> Iterator[dict[str, Any]]:
         texts = self.material.texts
-        own = {} if pair.own_negative is None else {"own_negative": pair.own_negative}
+        own: dict[str, Any] = {}
+        if pair.own_negatives:
+            own["own_negative"], *others = pair.own_negatives  # one text: training can read the column
+            own |= {"other_own_negatives": others} if others else {}
         for text, cosine, rank in zip(taken.text_W, taken.cosine_W, taken.rank_W, strict=True):
             yield {
                 "anchor": texts[pair.anchor],

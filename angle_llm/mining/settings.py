@@ -84,7 +84,8 @@ class MineSettings:
     vectors: Path | None = None
     """A folder that keeps the vectors, for other settings with the same texts. None: they go when the triples are written."""
     shard_rows: int = 8192
-    """Texts embedded at a time; at most so many are embedded again after a kill."""
+    """Texts embedded at a time; at most so many are embedded again after a kill. Another number is another job: it may change
+    the last digit of a cosine."""
     block_pairs: int = 1024
     """Pairs mined at a time; at most so many are mined again after a kill."""
     block_candidates: int = 8192

@@ -37,12 +37,16 @@ class TextGenerator:
     """A causal language model with its head and its tokenizer."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
+        from transformers import GenerationConfig
+
         self.model = model.eval()
         self.tokenizer = tokenizer
         generation = self.model.generation_config
         ends = generation.eos_token_id if generation.eos_token_id is not None else tokenizer.eos_token_id
         self.ends: list[int] = ends if isinstance(ends, list) else [] if ends is None else [ends]
         """Ids that end an answer."""
+        # What a model's file wants of beams, penalties and the like would be mixed into what is asked for.
+        self.model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
         pad = tokenizer.pad_token_id
         self.pad: int = pad if pad is not None else (self.ends or [0])[0]
 

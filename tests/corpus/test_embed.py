@@ -1,5 +1,6 @@
 """A corpus becomes a folder of vectors: the same one whatever interrupts the work and however many share it."""
 
+import copy
 import json
 import shutil
 import signal
@@ -8,13 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from corpora import KEEPING, TEXTS, contents, in_a_fork, killed_before, table, vectors, work, write_lines
 from tiny import tiny_encoder
 
+from angle_llm.corpus.embed import fingerprint
 from angle_llm.corpus.shards import Shards, ShardsError, Worker, read_index, read_pieces
 from angle_llm.corpus.vectors import VectorForm
 from angle_llm.data import DataError
 from angle_llm.modeling.encoder import SentenceEncoder
+from angle_llm.settings import LoraSettings
 
 
 @pytest.fixture(scope="module")
@@ -316,3 +320,22 @@ def test_memory_is_that_of_a_block(encoder: SentenceEncoder, tmp_path: Path, mon
     assert in_a_fork(body, tmp_path / "log") == 0, (tmp_path / "log").read_text()
     assert read_index(tmp_path / "out")["rows"] == count
     assert int((tmp_path / "grown").read_text()) < count * dimensions * 4 / 3
+
+
+def test_another_tokenizer_or_another_scale_of_the_adapter_is_another_encoder(encoder: SentenceEncoder) -> None:
+    assert fingerprint(tiny_encoder("bert")) == fingerprint(encoder)
+    encoder.encode(TEXTS[:2])
+    assert fingerprint(tiny_encoder("bert")) == fingerprint(encoder), "what was encoded before does not count"
+    other = tiny_encoder("bert")
+    other.tokenizer = copy.deepcopy(other.tokenizer)  # tests share one
+    other.tokenizer.backend_tokenizer.normalizer = None  # upper case now
+    assert fingerprint(other) != fingerprint(encoder)
+
+    def adapted(alpha: float) -> str:
+        one = tiny_encoder("bert")
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            one.add_lora(LoraSettings(rank=2, alpha=alpha))
+        return fingerprint(one)
+
+    assert adapted(4) == adapted(4) != adapted(8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from angle_llm.data_tools.keys import is_telling, key, near, pair_key, sound
+from angle_llm.data.keys import is_telling, key, near, pair_key, sound
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Sentences are found in whatever shape an answer has, and every line is accounted for."""
 
 import json
+import time
 
 import pytest
 from hypothesis import example, given
@@ -78,6 +79,44 @@ def test_a_cut_json_list_is_no_list_of_sentences_but_lines() -> None:
     assert sentences('["A man eats.", "Someone is ea', finished=False) == []
 
 
+def test_a_json_text_is_one_line_that_a_file_can_hold() -> None:
+    assert sentences('["A man\\n eats \\ud83d."]') == ["A man eats ?."]
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_thoughts_are_no_sentences(finished: bool) -> None:
+    answer = (
+        "<think>\nThe user wants sentences.\n1. A draft of one.\n</think>\n\n1. A man eats.\n2. Someone eats.\n\nDone."
+    )
+    assert sentences(answer, finished=finished) == ["A man eats.", "Someone eats."]
+    thinking = read_answer("<think>\nThe user wants\nsentences.", finished=finished)
+    assert [line.left_out for line in thinking] == ["thought"] * 3
+
+
+def test_the_opening_of_a_cut_json_object_is_no_sentence() -> None:
+    assert sentences('{"the many sentences": [\n "A man eats.",\n "Someone is ea', finished=False) == ["A man eats."]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "Output" + " " * 50_000 + "x",
+        "```\n" + "\n" * 100_000 + "x",
+        "```\n" + "``` \n" * 30_000 + "x",
+        "1." + " " * 100_000 + "x",
+        "**" * 50_000 + "x",
+        "<think>" * 30_000,
+        '"' * 100_000,
+        "“'" * 50_000 + "’”" * 50_000,
+    ],
+    ids=lambda answer: repr(answer[:12]),
+)
+def test_a_hostile_answer_takes_no_longer_than_its_length(answer: str) -> None:
+    started = time.perf_counter()
+    read_answer(answer)
+    assert time.perf_counter() - started < 5, "milliseconds; a quadratic pattern takes minutes"
+
+
 def test_every_line_has_its_kind() -> None:
     answer = "Sure:\n```\n1. A man eats.\n\n2.\n```\nThat is all."
     assert [line.left_out for line in read_answer(answer)] == [
@@ -105,7 +144,7 @@ def test_no_answer_breaks_it_and_every_line_is_accounted_for(answer: str, finish
     read = read_answer(answer, finished=finished)
     assert all(isinstance(line, Line) for line in read)
     assert all(line.text.strip() and line.text == line.text.strip() for line in read if line.left_out is None)
-    if not answer.strip().startswith(("[", "{", "`", "~")):
+    if answer.strip() and not answer.strip().startswith(("[", "{", "`", "~")):
         assert len(read) >= len(answer.splitlines())
         # Nothing is lost: lines without their marks are in the answer, in its order.
         place = 0

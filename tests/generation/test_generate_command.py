@@ -230,6 +230,69 @@ def test_the_key_is_in_no_file_output_or_error(
         assert KEY not in text
 
 
+def test_a_short_key_is_no_secret_and_stays_in_sentences(
+    sentences: Path, server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers on one's own machine take any key: people give them `a`, or `none`."""
+    settings = settings_for(server, sentences)
+    generate_main(settings)
+    without = settings.out.read_bytes()
+    settings.beside(".journal.jsonl").unlink()
+    settings.out.unlink()
+    monkeypatch.setenv("OPENAI_API_KEY", " a\n")
+    generate_main(settings)
+    assert settings.out.read_bytes() == without
+    assert server.keys == {None, "Bearer a"}
+
+
+def test_one_key_is_not_given_to_two_hosts(
+    sentences: Path, server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = ("https://one.invalid/v1#a", "https://two.invalid/v1#b")
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with pytest.raises(SettingsError, match=r"OPENAI_API_KEY would go to all of one\.invalid, two\.invalid") as told:
+        generate_main(settings_for(server, sentences, generator=two))
+    assert KEY not in str(told.value)
+
+
+def test_pairs_are_not_written_among_the_sentences(sentences: Path, server: ChatServer) -> None:
+    """Run again, the command would read its own pairs and journal."""
+    with pytest.raises(SettingsError, match="whose files are read"):
+        settings_for(server, sentences.parent, out=sentences.parent / "pairs.jsonl")
+    assert settings_for(server, sentences).out.parent == sentences.parent
+
+
+def test_a_judge_that_is_not_there_is_told_before_anything_is_asked(sentences: Path, server: ChatServer) -> None:
+    settings = settings_for(
+        server, sentences, judge=str(sentences.parent / "nowhere"), judge_min={"synonym": 0.5}, device="cpu"
+    )
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        generate_main(settings)
+    assert not server.bodies
+
+
+def test_a_limit_in_the_body_is_what_the_budget_fears(sentences: Path, server: ChatServer) -> None:
+    priced: dict[str, Any] = {"prices": Prices(new=1.0), "max_cost": 0.001}
+    generate_main(settings_for(server, sentences, **priced, body={"max_completion_tokens": "1001"}))
+    assert not server.bodies
+    generate_main(settings_for(server, sentences, **priced, body={"max_completion_tokens": "500", "n": "3"}))
+    assert not server.bodies
+    generate_main(
+        settings_for(server, sentences, **priced, body={"max_completion_tokens": "500", "max_tokens": "null"})
+    )
+    assert server.bodies
+    with pytest.raises(SettingsError, match="--max-cost needs a limit to an answer's tokens"):
+        settings_for(server, sentences, **priced, body={"max_tokens": "null"})
+
+
+def test_an_answer_without_content_is_paid_for(sentences: Path) -> None:
+    """So does a model that spends all its tokens on thoughts."""
+    with chat_server(lambda message, times: None) as server:  # type: ignore[arg-type,return-value]
+        settings = settings_for(server, sentences, concurrency=1, prices=Prices(new=1e6), max_cost=200.0)
+        assert not generate_main(settings)
+        assert len(server.bodies) == 4, "20 tokens each, and 128 feared: 60 + 128 is within 200, 80 + 128 is not"
+
+
 def test_a_key_is_not_sent_in_the_clear_to_another_machine(sentences: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from angle_llm.generation.generators import Sampling
     from angle_llm.generation.server import ChatServer as Asked
@@ -275,10 +338,10 @@ def test_the_budget_is_that_of_all_runs_together(sentences: Path, server: ChatSe
 
 
 def test_the_cost_is_that_of_the_tokens_the_server_counted(sentences: Path, server: ChatServer) -> None:
-    settings = settings_for(server, sentences, prices=Prices(read=2, new=10), max_cost=0.0029)
+    settings = settings_for(server, sentences, prices=Prices(read=2, new=10), max_cost=0.0032)
     assert not generate_main(settings)
     report = report_of(settings)
-    # 100 tokens read and 20 written cost 0.0004; the worst request, of some 150 and 128, 0.0016.
+    # 100 tokens read and 20 written cost 0.0004; the worst request, of some 300 and 128, 0.0019.
     assert (report["requests"]["answered"], report["cost"]) == (4, 0.0016)
 
 
@@ -335,6 +398,10 @@ def test_a_file_that_was_not_made_here_is_left_alone(sentences: Path, server: Ch
         ({"ensemble": "agree"}, "two generators or more"),
         ({"prompt": "papr"}, "Did you mean 'paper'"),
         ({"max_cost": 1.0}, "needs the prices"),
+        ({"retries": -1}, "--retries must be 0 or more, got -1"),
+        ({"prices": Prices(read=-1.0)}, r"--prices\.read must be 0 or more"),
+        ({"requests_per_minute": 0.0}, r"--requests-per-minute must be above 0, got 0\.0"),
+        ({"timeout": 0.0}, "--timeout must be above 0"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(changed: dict[str, Any], words: str, sentences: Path) -> None:
@@ -373,3 +440,15 @@ def test_the_command_line_names_each_generator(sentences: Path, server: ChatServ
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
     assert (done.returncode, done.stderr) == (1, "")
     assert "24 requests = 9 answered + 0 failed + 15 unasked" in done.stdout
+
+
+def test_half_a_character_in_an_answer_stops_nothing(sentences: Path) -> None:
+    with chat_server(
+        lambda message, times: '["A man eats bread again \\ud83d", "Some bread is eaten\\nslowly"]'
+    ) as server:
+        settings = settings_for(server, sentences, limit=1, sides=("synonym",))
+        assert generate_main(settings)
+        assert [row["text2"] for row in rows_of(settings.out)] == [
+            "A man eats bread again ?",
+            "Some bread is eaten slowly",
+        ]

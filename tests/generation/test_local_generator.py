@@ -66,6 +66,15 @@ def test_without_temperature_the_likeliest_token_is_taken_whatever_the_seed() ->
     assert answer.text.startswith(writer.tokenizer.decode(ids[0, -3:]))
 
 
+def test_what_a_models_file_wants_of_drawing_does_not_count() -> None:
+    plain, wanting = generator(), tiny_causal_lm("llama-tied", torch.float64)
+    wanting.generation_config.update(
+        repetition_penalty=5.0, num_beams=2, num_return_sequences=2, no_repeat_ngram_size=1
+    )
+    other = TextGenerator(wanting, plain.tokenizer)
+    assert written(other, MESSAGES, SEEDS, SAMPLING) == written(plain, MESSAGES, SEEDS, SAMPLING)
+
+
 def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     chances = torch.tensor([0.5, 0.3, 0.15, 0.05])
     count: Counter[int] = Counter()

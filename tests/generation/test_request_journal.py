@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from angle_llm.generation.budget import Budget, Prices
-from angle_llm.generation.generators import Answer, Request
+from angle_llm.generation.generators import Answer, Failure, Request
 from angle_llm.generation.journal import Journal, JournalError
 from angle_llm.settings import SettingsError
 
@@ -105,6 +106,20 @@ def test_a_failed_request_is_counted_and_costs_nothing() -> None:
     budget.settle([REQUEST], [])
     assert budget.cost == 0
     assert not budget.reserve([REQUEST])
+
+
+def test_an_answer_that_was_paid_for_and_is_none_costs() -> None:
+    budget = Budget(Prices(1, 1), max_requests=None, max_cost=1, max_new_tokens=10)
+    assert budget.reserve([REQUEST])
+    budget.settle([REQUEST], [Failure("empty", "generator", 40, 10)])
+    assert budget.cost == pytest.approx(50e-6)
+    assert budget.requests == 1
+
+
+def test_the_worst_price_is_that_of_a_token_for_each_byte() -> None:
+    """Digits are a token each, in the tokenizers of LLaMA and Qwen."""
+    digits = replace(REQUEST, message="1234567890" * 100)
+    assert not Budget(Prices(1, 0), max_requests=None, max_cost=0.000999, max_new_tokens=1).reserve([digits])
 
 
 def test_the_cost_is_never_exceeded_whatever_comes_at_once() -> None:

@@ -10,6 +10,7 @@ SOURCE = "A man is slowly eating a large piece of bread."
 ASKED = load_wording("paper").own_words("synonym")
 
 LEFT_OUT = {
+    "no_words": "-" * 30,
     "refusal": "I'm sorry, but as an AI I do not eat a piece of bread.",
     "prompt_words": "You are a highly smart man with a piece of bread.",
     "talk": "Both sentences say that bread is eaten.",
@@ -52,6 +53,11 @@ def test_a_filter_leaves_out_what_no_other_does(name: str, monkeypatch: pytest.M
 )
 def test_a_good_sentence_is_left_alone(sentence: str, source: str) -> None:
     assert why(sentence, source) is None
+
+
+@pytest.mark.parametrize(("sentence", "source"), [("\u200b" * 30, SOURCE), ("? ! " * 9, SOURCE), (SOURCE, "…" * 20)])
+def test_what_cannot_be_read_is_no_sentence(sentence: str, source: str) -> None:
+    assert why(sentence, source) == "no_words", "a judge's tokenizer would leave nothing of it, and stop the command"
 
 
 def test_lengths_are_those_of_the_limits() -> None:

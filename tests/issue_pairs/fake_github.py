@@ -37,6 +37,19 @@ def read_pairs(out: Path) -> Rows:
     return found
 
 
+def all_rows(rows: Rows) -> list[dict[str, object]]:
+    return [row for split in rows.values() for row in split]
+
+
+def report_of(out: Path) -> dict[str, object]:
+    content: dict[str, object] = json.loads((out / "report.json").read_text())
+    return content
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+
+
 @dataclass
 class Repo:
     """Issues by their number, comments, and events by the number of their issue; as the API gives them."""

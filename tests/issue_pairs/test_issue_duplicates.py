@@ -5,7 +5,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from angle_llm.issue_pairs.duplicates import find_claims, references, said_duplicates, says_duplicate
+from angle_llm.issue_pairs.duplicates import find_claims, find_named, references, said_duplicates, says_duplicate
 from angle_llm.issue_pairs.records import Comment, Issue, Key
 
 HERE = "me/it"
@@ -30,6 +30,22 @@ CLOSED = datetime(2024, 5, 1, tzinfo=timezone.utc)
         ("Duplicates #1, #2 and #3", [1, 2, 3]),
         ("If so it is fine. Duplicate of #12", [12]),
         ("It's not what we do.\nDuplicate of #12", [12]),
+        ("Duplicate of [Crash on start, see #7](https://github.com/me/it/issues/12)", [12]),
+        ("Duplicate of [[Bug] Crash](https://github.com/me/it/issues/12)", [12]),
+        ("Duplicate of issue 12", [12]),
+        ('Duplicate of "#12"', [12]),
+        ("Duplicate – #12", [12]),
+        ("This is a duplication of #12", [12]),
+        ("No, duplicate of #12", [12]),
+        ("Something is wrong here. Duplicate of #12", [12]),
+        ("Less code duplication in #12", []),
+        ("Is this a duplicate of https://github.com/me/it/issues/12?", []),
+        ("Is this a duplicate of #12 or #13?", []),
+        ("Duplicate of **#12**?", []),
+        ("No longer a duplicate of #12", []),
+        ("This is no duplicate of #12", []),
+        ("This was wrongly closed as duplicate of #12", []),
+        ("Unlikely a duplicate of #12", []),
         ("Not a duplicate of #12", []),
         ("This isn't a duplicate of #12", []),
         ("I do not think that this is a duplicate of #12", []),
@@ -79,7 +95,12 @@ def test_a_text_of_any_size_takes_a_moment(unit: str) -> None:
 
 def test_labels_that_call_an_issue_a_duplicate() -> None:
     assert all(map(says_duplicate, ["duplicate", "Resolution: Duplicate", "*duplicate", "r/dupe", "status_duplicate"]))
-    assert not any(map(says_duplicate, ["possible duplicate", "not-a-duplicate", "deduplication", "bug"]))
+    assert not any(
+        map(
+            says_duplicate,
+            ["possible duplicate", "not-a-duplicate", "no duplicate", "duplicate?", "deduplication", "bug"],
+        )
+    )
 
 
 def issue(number: int = 10, *, closed: bool = True, state_reason: str = "", labels: tuple[str, ...] = ()) -> Issue:
@@ -125,6 +146,14 @@ def test_only_closed_issues_and_only_the_comments_near_the_closing_count() -> No
 
 def test_an_issue_is_no_duplicate_of_itself() -> None:
     assert claims(issue(), said("Duplicate of #10", maintainer=True)) == ([], {})
+
+
+def test_all_that_anybody_names_is_known_however_it_is_said() -> None:
+    here = issue(closed=False)
+    comments = [said("Possible duplicate of #3"), said("Not a dup of #4", days=99), said("> see o/n#5\n`#6` #10")]
+    assert find_named({here.key: here}, {here.key: comments}) == {
+        frozenset((here.key, key)) for key in ((HERE, 3), (HERE, 4), ("o/n", 5), (HERE, 6))
+    }
 
 
 def test_references_without_saying_so() -> None:

@@ -1,15 +1,20 @@
 """Pairs from claims: no issue in two splits, no negative within a cluster, whatever the graph of duplicates."""
 
-from collections.abc import Sequence
+import itertools
+import tracemalloc
+from collections import Counter
+from collections.abc import Sequence, Set
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from angle_llm.issue_pairs.duplicates import Claim
+from angle_llm.issue_pairs.negatives import NEGATIVES, TOO_ALIKE
 from angle_llm.issue_pairs.overlap import Overlap
-from angle_llm.issue_pairs.pairs import NEGATIVES, POSITIVES, Clusters, Pair, make_pairs, split_of
+from angle_llm.issue_pairs.pairs import POSITIVES, Clusters, Made, Pair, make_pairs, split_of
 from angle_llm.issue_pairs.records import Issue, Key
 from angle_llm.issue_pairs.settings import KINDS, SPLITS, IssueSettings
 from angle_llm.settings import SettingsError
@@ -17,13 +22,23 @@ from angle_llm.settings import SettingsError
 REPOS = ("a/b", "c/d")
 
 
-def made(claims: Sequence[Claim], texts: dict[Key, str], **named: object) -> dict[str, list[Pair]]:
+def made(claims: Sequence[Claim], texts: dict[Key, str], **named: Any) -> dict[str, list[Pair]]:
+    return made_with(claims, texts, **named).pairs
+
+
+def made_with(
+    claims: Sequence[Claim],
+    texts: dict[Key, str],
+    suspected: Set[frozenset[Key]] = frozenset(),
+    label: str = "bug",
+    **named: Any,
+) -> Made:
     issues = {
-        key: Issue(key[0], key[1], "", "", True, "", None, ("bug",) if key[1] % 2 else (), "", False, False)
+        key: Issue(key[0], key[1], "", "", True, "", None, (label,) if key[1] % 2 else (), "", False, False)
         for key in texts
     }
-    wanted = IssueSettings(repos=REPOS, out=Path("out"), splits=(1, 1, 1), **named)  # type: ignore[arg-type]
-    return make_pairs(issues, texts, claims, wanted)
+    wanted = IssueSettings(**{"repos": REPOS, "out": Path("out"), "splits": (1, 1, 1), **named})
+    return make_pairs(issues, texts, claims, wanted, named=suspected)
 
 
 keys = st.tuples(st.sampled_from(REPOS), st.integers(1, 25))
@@ -51,8 +66,8 @@ def test_splits_and_negatives_keep_clusters_together(claims: list[Claim], texts:
             assert one != other
             if row.label == 0:
                 assert one[0] == other[0] == row.repo
-    rows = [frozenset((row.text1, row.text2)) for each in found.values() for row in each]
-    assert len(rows) == len(set(rows))
+    both = [frozenset((row.text1, row.text2)) for each in found.values() for row in each]
+    assert len(both) == len(set(both))
     positives = {frozenset((row.text1, row.text2)) for each in found.values() for row in each if row.label}
     claimed = {frozenset((distinct[one], distinct[other])) for one, other, _ in claims if {one, other} <= set(distinct)}
     claimed = {both for both in claimed if len(both) == 2}
@@ -118,11 +133,82 @@ def test_each_kind_of_negative_has_its_share_and_is_what_it_says() -> None:
     assert all(_key(row.id1)[1] % 2 == _key(row.id2)[1] % 2 == 1 and row.why == "same label bug" for row in same_label)
 
 
+def some_texts(count: int) -> dict[Key, str]:
+    names = ["crash", "window", "menu", "save", "slow", "font", "thread", "login"]
+    return {
+        ("a/b", number): " ".join(combination)
+        for number, combination in enumerate(itertools.islice(itertools.permutations(names, 4), count), 1)
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_negative_is_of_two_issues_that_anybody_named_together(kind: str) -> None:
+    texts = {("a/b", number): f"number{number} of{number % 3} the" for number in range(1, 30, 2)}
+    claims = [Claim(("a/b", 3), ("a/b", 1), "comment")]
+    # What is named of 3 goes for 1 too, and with 5 it is 7 that is named.
+    claims.append(Claim(("a/b", 7), ("a/b", 5), "comment"))
+    but = {("a/b", 29)}
+    suspected = {frozenset((("a/b", 3), key)) for key in texts if key not in but | {("a/b", 1), ("a/b", 3), ("a/b", 7)}}
+    found = made_with(claims, texts, suspected, splits=(1, 0, 0), negatives={kind: 4.0}).pairs["train"]
+    of_one = [row for row in found if row.label == 0 and _key(row.id1) == ("a/b", 3)]
+    assert {row.id2 for row in of_one} <= {"a/b#29"}
+    assert any(row.label == 0 for row in found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_negative_of_any_kind_has_nearly_the_same_words(kind: str) -> None:
+    texts = some_texts(201)
+    claims = [Claim(("a/b", number), ("a/b", 1), "comment") for number in range(2, 30)]
+    found = made(claims, texts, splits=(1, 0, 0), negatives={kind: 2.0})["train"]
+    negatives = [row for row in found if row.label == 0]
+    assert negatives
+    index = Overlap([texts[key] for key in texts])
+    places = {key: place for place, key in enumerate(texts)}
+    alike = [index.cosine(places[_key(row.id1)], places[_key(row.id2)]) for row in negatives]
+    assert max(alike) <= TOO_ALIKE
+    assert all(index.nearest(place, 1)[0][0] > TOO_ALIKE for place in range(30))  # there were such
+
+
+def test_of_a_large_cluster_the_claims_come_first_and_memory_stays_small() -> None:
+    texts = {("a/b", number): f"issue {number}" for number in range(1, 601)}
+    claims = [Claim(("a/b", number), ("a/b", 1), "comment") for number in range(2, 601)]
+    tracemalloc.start()
+    found = made_with(claims, texts, pairs="all", cluster_pairs=50, negatives={})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found.positives() == {"comment": 50}
+    assert found.claims_left_out == {"more than cluster_pairs": 549}
+    assert peak < 4e6  # 0.4 MB were seen; the 180,000 pairs, as tuples of 56 bytes, are 10 MB
+    more = made(claims[:5], texts, pairs="all", cluster_pairs=8, negatives={})
+    assert Counter(row.why for rows in more.values() for row in rows) == {"comment": 5, "same cluster": 3}
+
+
+@settings(max_examples=100, deadline=None)
+@given(graphs, texts, st.sampled_from(["chain", "all"]))
+def test_the_account_adds_up(claims: list[Claim], texts: dict[Key, str], pairs: str) -> None:
+    found = made_with(claims, texts, pairs=pairs, cluster_pairs=2)
+    positives = found.positives()
+    assert len(claims) == sum(positives.values()) - positives.get("same cluster", 0) + sum(
+        found.claims_left_out.values()
+    )
+    negatives = [row for rows in found.pairs.values() for row in rows if row.label == 0]
+    assert len(negatives) <= found.negatives_wanted
+
+
+def test_half_a_character_in_a_label_can_be_written() -> None:
+    texts = {("a/b", number): f"number{number} of {number % 3}" for number in range(1, 30, 2)}
+    claims = [Claim(("a/b", 3), ("a/b", 1), "comment")]
+    found = made_with(claims, texts, label="bug \ud800", splits=(1, 0, 0), negatives={"labels": 1.0}).pairs["train"]
+    (row,) = [row for row in found if row.kind == "labels"]
+    assert row.why.encode() == b"same label bug \\ud800"
+
+
 def test_overlap_is_cosine_and_finds_the_nearest() -> None:
     index = Overlap(["crash in the menu", "crash in the menu", "the menu is green", "nothing alike", ""])
     (same, first), (less, second) = index.nearest(0, 5)
     assert (first, second) == (1, 2)
     assert same == pytest.approx(1.0)  # the same words
+    assert (index.cosine(0, 1), index.cosine(0, 2), index.cosine(0, 4)) == pytest.approx((same, less, 0.0))
     assert 0 < less < 0.6
     assert index.nearest(4, 5) == []
 
@@ -144,6 +230,8 @@ def test_the_settings_offer_what_there_is() -> None:
         ({"max_issues": 0}, "--max-issues must be above 0"),
         ({"since": "yesterday"}, "as 2024-01-31"),
         ({"api": "https://me:secret@host"}, "plain address"),
+        ({"api": "https://[bad"}, "plain address"),
+        ({"api": "https://host:99999"}, "plain address"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_told(named: dict[str, object], told: str) -> None:

@@ -1,6 +1,7 @@
 """Each guard refuses what it is there for, and nothing else does in its place: without it the candidate would be taken."""
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -108,10 +109,6 @@ def test_a_cosine_within_bounds_is_left(cosine: float, changed: dict[str, float]
 
 def test_the_judge_refuses_what_it_finds_as_near_as_the_positive() -> None:
     found = material()
-
-    def judging(negative: float) -> Judge:
-        return lambda anchor, texts: np.array([negative] * (len(texts) - 1) + [0.5])
-
     assert asked(found, "A man eats.", "An animal moves.", judge=judging(0.5)) == ["the judge disagrees"]
     assert asked(found, "A man eats.", "An animal moves.", judge=judging(0.49)) == []
 
@@ -123,9 +120,33 @@ def test_a_share_of_a_negative_cosine_lies_below_it() -> None:
     assert left.cosine_W.tolist() == [-0.43], "5 % of -0.4 below it is -0.42"
 
 
-def test_every_guard_is_named_in_a_test() -> None:
-    tested = {
-        "the anchor itself", "a positive of it", "known from another row", "of its cluster", "above --max-score",
-        "below --min-score", "within --margin", "within --relative-margin", "the judge disagrees",
-    }  # fmt: skip
-    assert set(GUARDS) == tested
+def judging(negative: float) -> Judge:
+    """Finds the positive's cosine 0.5."""
+    return lambda anchor, texts: np.array([negative] * (len(texts) - 1) + [0.5])
+
+
+CASES: dict[str, Callable[[], list[str]]] = {
+    "the anchor itself": lambda: asked(
+        material([*PAIRS, ("Hungry?", "a MAN  eats")]), "A man eats.", "a MAN  eats", same_cluster="allow"
+    ),
+    "a positive of it": lambda: asked(material(), "A man eats.", "Someone has food.", same_cluster="allow"),
+    "known from another row": lambda: asked(
+        gather([Triple("one", "two", "Three"), Triple("four", "three", "six")], None, 0.8), "one", "three"
+    ),
+    "of its cluster": lambda: asked(material(), "A man eats.", "There is food."),
+    "above --max-score": lambda: asked(material(), "A man eats.", "A dog runs.", cosine=0.61, max_score=0.6),
+    "below --min-score": lambda: asked(material(), "A man eats.", "A dog runs.", cosine=0.19, min_score=0.2),
+    "within --margin": lambda: asked(material(), "A man eats.", "A dog runs.", cosine=0.71, margin=0.1),
+    "within --relative-margin": lambda: asked(
+        material(), "A man eats.", "A dog runs.", cosine=0.77, relative_margin=0.05
+    ),
+    "the judge disagrees": lambda: asked(material(), "A man eats.", "A dog runs.", judge=judging(0.5)),
+}
+"""Guard → a candidate that it alone refuses."""
+
+
+@pytest.mark.parametrize("reason", GUARDS)
+def test_every_guard_refuses_what_would_be_taken_without_it(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert CASES[reason]() == [reason]
+    monkeypatch.delitem(GUARDS, reason)
+    assert CASES[reason]() == []

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pairs_for_mining import read_rows
 
-from angle_llm.data_tools.keys import near
+from angle_llm.data.keys import near
 from angle_llm.mining.command import mine_main
 from angle_llm.mining.settings import MineSettings
 

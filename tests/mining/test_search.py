@@ -79,7 +79,7 @@ def test_of_equal_scores_the_first_ones_are_kept() -> None:
 
 
 def test_faiss_finds_what_the_exact_index_finds() -> None:
-    pytest.importorskip("faiss", reason="optional: pip install faiss-cpu")
+    pytest.importorskip("faiss", reason="optional: pip install 'angle_llm[mining]'")
     vectors = np.random.default_rng(3).standard_normal((500, 24)).astype(np.float32)
     vectors[300:] = vectors[100:300]  # every candidate twice
     rows, anchors = np.arange(50, 500), grid_rows(vectors[:50])
@@ -94,5 +94,5 @@ def test_faiss_finds_what_the_exact_index_finds() -> None:
 
 def test_without_faiss_its_index_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(MissingIndexError, match="pip install faiss-cpu"):
+    with pytest.raises(MissingIndexError, match=r"pip install 'angle_llm\[mining\]'"):
         FaissIndex(np.ones((2, 2)), np.arange(2), 1)

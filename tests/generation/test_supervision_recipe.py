@@ -1,0 +1,47 @@
+"""The recipe trains on what was generated and on as many human-scored pairs, and measures both on the same pairs."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+from tiny import save_tiny_base
+
+RECIPE = Path(__file__).parent.parent.parent / "recipes" / "llm_supervision.py"
+
+
+def write(path: Path, count: int, top: float) -> Path:
+    who, what = ("man", "woman", "dog", "child"), ("eats", "runs", "sleeps", "sings", "talks")
+    rows = [
+        {
+            "text1": f"A {who[n % 4]} {what[n % 5]}.",
+            "text2": f"The {who[n % 3]} {what[n % 4]}.",
+            "score": n % 3 / 2 * top,
+        }
+        for n in range(count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_generated_and_human_pairs_of_one_number_are_measured_on_the_same_test_pairs(tmp_path: Path) -> None:
+    save_tiny_base("bert", tmp_path / "tiny")
+    write(tmp_path / "generated.jsonl", 7, 1)
+    write(tmp_path / "human.jsonl", 20, 5)
+    write(tmp_path / "test.jsonl", 12, 5)
+    options = (
+        "--model.path tiny --data.path generated.jsonl --human.path human.jsonl --test.path test.jsonl --run-dir out "
+        "--batch-size 4 --epochs 1 --optimizer.learning-rate 0.01"
+    )
+    command = [sys.executable, str(RECIPE), *options.split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "7 examples of each of data, human" in done.stdout
+    figures = dict(re.findall(r"^  (before|data|human) +(-?\d+\.\d\d)", done.stdout, re.MULTILINE))
+    assert list(figures) == ["before", "data", "human"]
+    assert figures["data"] != figures["human"], "one of them was not trained, or both on the same"
+    for name, path in [("data", "generated.jsonl"), ("human", "human.jsonl")]:
+        told = yaml.safe_load((tmp_path / "out" / name / "settings.yaml").read_text())
+        assert (told["data"]["path"], told["data"]["limit"]) == (path, 7)

@@ -261,6 +261,7 @@ def main() -> None:
     elif name == "--version":
         print(__version__)
     elif name in COMMANDS:
+        sys.argv[0] = f"angle-llm {name}"  # what usage and help call it
         guarded(COMMANDS[name], rest)
     else:
         print(f"error: {unknown('command', name, COMMANDS)}", file=sys.stderr)

@@ -15,8 +15,10 @@ from angle_llm.settings import (
     ModelSettings,
     SettingsError,
     TrainSettings,
+    changed_settings,
     load_settings,
     save_settings,
+    settings_to_dict,
 )
 
 if TYPE_CHECKING:
@@ -133,9 +135,12 @@ def _check_run_directory(settings: TrainSettings) -> None:
     from angle_llm.training.checkpoint import Checkpoints
 
     path = settings.run_path / "settings.yaml"
-    if path.exists() and load_settings(TrainSettings, path).decisive != settings.decisive:
+    there = load_settings(TrainSettings, path).decisive if path.exists() else settings.decisive
+    if there != settings.decisive:
+        other = changed_settings(settings_to_dict(there), settings_to_dict(settings.decisive))
         raise SettingsError(
-            f"{settings.run_path} holds a run with other settings. Choose another --run-dir, or remove that directory."
+            f"{settings.run_path} holds a run with other settings ({', '.join(other)}). Choose another --run-dir, or remove that "
+            "directory."
         )
     Checkpoints.of(settings).check_named(settings.resume)
 

@@ -190,6 +190,7 @@ def data_main(arguments: Sequence[str]) -> None:
         for known, command in COMMANDS.items():
             print(f"  {known:10}{command.__doc__}")
     elif name in COMMANDS:
+        sys.argv[0] = f"angle-llm data {name}"  # what usage and help call it
         COMMANDS[name](rest)
     else:
         raise SettingsError(unknown("data command", name, COMMANDS))

@@ -23,7 +23,7 @@ from angle_llm.experiments.comparisons import comparisons
 from angle_llm.experiments.grid import DATA, Experiment, Grid, GridError, experiments, load_grid
 from angle_llm.experiments.measure import KINDS, measure
 from angle_llm.experiments.results import COMPARISONS, Result, without_nan
-from angle_llm.settings import CheckpointSettings, save_settings, settings_to_dict
+from angle_llm.settings import CheckpointSettings, changed_settings, save_settings, settings_to_dict
 
 _PACKAGES = ("torch", "transformers", "peft", "accelerate", "scipy")
 
@@ -138,21 +138,6 @@ def settings_told(experiment: Experiment) -> dict[str, Any]:
     if not experiment.trains:
         return {"model": settings_to_dict(experiment.settings.model)}
     return settings_to_dict(replace(experiment.settings, run_dir="")) | {"after": experiment.after}
-
-
-def changed_settings(then: dict[str, Any], now: dict[str, Any], under: str = "") -> list[str]:
-    """The settings that were otherwise in a result than they are now, by their dotted names.
-
-    What a result does not know, for it is older, counts as it was: a new setting's default changes nothing.
-    """
-    changed = []
-    for key, value in then.items():
-        both = isinstance(value, dict) and isinstance(now.get(key), dict) and key not in ("where", "columns")
-        if both:
-            changed += changed_settings(value, now[key], f"{under}{key}.")
-        elif key in now and value != now[key]:
-            changed.append(f"{under}{key}")
-    return changed
 
 
 def _known(experiment: Experiment, settings: RunnerSettings) -> Result | None:

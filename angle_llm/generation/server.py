@@ -53,7 +53,7 @@ class ChatServer:
         if not self.model or not parts.hostname or parts.scheme not in ("http", "https"):
             raise SettingsError(
                 f"--generator {name.rpartition('@')[2]} is no server: write its address and the model's name there, as in "
-                "http://127.0.0.1:8000/v1#MODEL."
+                "http://127.0.0.1:8000/v1#MODEL. A model on this machine is local:MODEL."
             )
         if "@" in parts.netloc or parts.query:
             raise SettingsError(

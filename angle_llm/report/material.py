@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from angle_llm.experiments import Experiment, Grid, GridError, Result, load_grid
 from angle_llm.experiments.grid import experiments
 from angle_llm.experiments.results import COMPARISONS, ResultError
-from angle_llm.experiments.runner import changed_settings, missing_measures, portable, settings_told
+from angle_llm.experiments.runner import missing_measures, portable, settings_told
 from angle_llm.report.checking import FiguresError, checked, finite
 from angle_llm.report.measured import (
     Comparisons,
@@ -26,6 +26,7 @@ from angle_llm.report.measured import (
     Sts,
     Transfer,
 )
+from angle_llm.settings import changed_settings
 
 ORDER = ("nli", "prompts", "ablation", "graded", "nontransfer", "bert", "nested", "transfer", "retrieval")
 """Grids in the order they are told; any other comes after them, by name."""

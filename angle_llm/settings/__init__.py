@@ -9,6 +9,7 @@ from angle_llm.settings.data import DataSettings, DataSource, MixedSet
 from angle_llm.settings.model import LoraSettings, ModelSettings
 from angle_llm.settings.objective import NestedSettings, ObjectiveSettings
 from angle_llm.settings.reading import (
+    changed_settings,
     load_settings,
     merged_settings,
     parse_settings,
@@ -32,6 +33,7 @@ __all__ = [
     "OptimizerSettings",
     "SettingsError",
     "TrainSettings",
+    "changed_settings",
     "load_settings",
     "merged_settings",
     "parse_settings",

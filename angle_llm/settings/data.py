@@ -61,7 +61,10 @@ class MixedSet(DataSource):
 
     def __post_init__(self) -> None:
         right = 0 < self.weight <= _MOST
-        require(right, f"the weight of {self.path} must be above 0 and at most {_MOST}, got {self.weight}.")
+        require(
+            right,
+            f"the weight of {self.path} must be above 0 and at most {_MOST}, got {self.weight}. Leave a set of weight 0 away.",
+        )
 
 
 @dataclass(frozen=True)

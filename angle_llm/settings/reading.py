@@ -77,6 +77,21 @@ def merged_settings(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any
     return result
 
 
+def changed_settings(then: dict[str, Any], now: dict[str, Any], under: str = "") -> list[str]:
+    """The settings that are otherwise now than they were then, by their dotted names.
+
+    What was not known then, for it is older, counts as it was: a new setting's default changes nothing.
+    """
+    changed = []
+    for key, value in then.items():
+        both = isinstance(value, dict) and isinstance(now.get(key), dict) and key not in ("where", "columns")
+        if both:
+            changed += changed_settings(value, now[key], f"{under}{key}.")
+        elif key in now and value != now[key]:
+            changed.append(f"{under}{key}")
+    return changed
+
+
 def settings_to_dict(settings: Any) -> dict[str, Any]:
     """Plain values that YAML and JSON can hold."""
     return {key: _plain(value) for key, value in asdict(settings).items()}

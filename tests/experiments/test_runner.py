@@ -15,8 +15,8 @@ from angle_llm.experiments.comparisons import load_scores
 from angle_llm.experiments.grid import Measures
 from angle_llm.experiments.measure import KINDS
 from angle_llm.experiments.results import COMPARISONS, ResultError
-from angle_llm.experiments.runner import ExperimentError, changed_settings
-from angle_llm.settings import DataSource
+from angle_llm.experiments.runner import ExperimentError
+from angle_llm.settings import DataSource, changed_settings
 
 GRID = """
 title: Tiny

@@ -211,6 +211,19 @@ def test_the_debug_variable_shows_the_traceback(monkeypatch: pytest.MonkeyPatch)
         guarded(lambda: raise_it(DataError("ours")))
 
 
+def test_a_reader_that_stops_early_is_no_error() -> None:
+    """`angle-llm train --help | head -1`"""
+    path = Path(sys.executable).parent / "angle-llm"
+    with subprocess.Popen(
+        [str(path), "train", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
+
+
 def test_an_interrupt_ends_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,14 @@ from angle_llm.training.checkpoint import CheckpointError
 from angle_llm.training.records import BestKeeper, Metrics
 from angle_llm.training.signals import Interrupted, StopSignals
 from angle_llm.training.state import SavedWeightsError
+
+
+@pytest.fixture(autouse=True)
+def _interruptible() -> Iterator[None]:
+    """As in a terminal: what was started in the background may ignore SIGINT, and so would its tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="module")

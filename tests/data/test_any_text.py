@@ -1,0 +1,61 @@
+"""Whatever text a file may bring into training has a vector of finite numbers, or is refused by name."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny import tiny_encoder
+
+from angle_llm.data.formats import RowError, read_text
+
+ODD = [
+    "\u200b",
+    "\ufeff",
+    "\u202e",
+    "\U000e0001",
+    "e\u0301",
+    "\U0001f469\u200d\U0001f4bb",
+    "\uffff",
+    "<s>",
+    "</s>",
+    "[CLS]",
+    '"',
+    "{text}",
+    "\x1b",
+]
+TEXTS = st.lists(st.characters() | st.sampled_from(ODD), max_size=40).map("".join)
+ENCODERS = {kind: tiny_encoder(kind, max_length=64) for kind in ("llama", "bert")}
+
+
+def accepted(text: str) -> bool:
+    try:
+        return read_text({"text": text}, "text") == text
+    except RowError:
+        return False
+
+
+def check(kind: str, texts: list[str]) -> None:
+    texts = [text for text in texts if accepted(text)]
+    try:
+        rows = ENCODERS[kind].encode(texts)
+    except ValueError as error:
+        if "is left beside prompt" not in str(error):
+            raise
+        return
+    assert rows.shape == (len(texts), ENCODERS[kind].dimensions)
+    assert np.isfinite(rows).all()
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(texts=st.lists(TEXTS, max_size=8))
+def test_any_text(kind: str, texts: list[str]) -> None:
+    check(kind, texts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ENCODERS)
+@settings(max_examples=2_500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(texts=st.lists(TEXTS, min_size=4, max_size=4))
+def test_ten_thousand_texts(kind: str, texts: list[str]) -> None:
+    check(kind, texts)

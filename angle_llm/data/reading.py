@@ -77,10 +77,6 @@ def open_source(source: DataSource) -> Reading:
 
 
 def _check_settings(source: DataSource, format: str, columns: dict[str, str], table: Table) -> None:
-    if source.limit is not None and source.limit < 1:
-        raise DataError(f"limit must be at least 1 example; came {source.limit}")
-    if not 0 <= source.max_bad_ratio <= 1:
-        raise DataError(f"max_bad_ratio is a share of the rows, 0 to 1; came {source.max_bad_ratio}")
     unlike, alike = source.score_range or (0.0, 1.0)
     if unlike == alike or not math.isfinite(alike - unlike):
         raise DataError(f"score_range needs two different numbers, as in [0, 5]; came [{unlike}, {alike}]")

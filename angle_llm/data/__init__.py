@@ -1,4 +1,4 @@
-"""The data room: `formats` (what a row means), `sources` (files, folders, the hub), `mixture` (several), `batching` (`TextBatch`).
+"""The data room: `formats` (what a row means), `sources` (files, the hub), `mixture` (several), `batching` (`TextBatch`).
 
 Reading data needs no torch, so `TextBatch` and `batch_indices` are imported when they are first asked for.
 """

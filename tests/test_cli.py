@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from programs import run
 from tiny import save_tiny_base
 
 from angle_llm.artifact import ArtifactError
@@ -28,8 +29,11 @@ SHORT = ["--data.limit", "8", "--batch-size", "4", "--max-steps", "2", "--model.
 def command(*arguments: str, cwd: Path = ROOT, code: int = 0, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Runs a console script of this environment and asserts its exit code."""
     script, *rest = arguments
-    path = Path(sys.executable).parent / script
-    result = subprocess.run([str(path), *rest], cwd=cwd, input=stdin, capture_output=True, text=True, check=False)
+    if script == "accelerate":  # a launcher, which starts processes of its own
+        path = Path(sys.executable).parent / script
+        result = subprocess.run([str(path), *rest], cwd=cwd, capture_output=True, text=True, check=False)
+    else:
+        result = run(*arguments, cwd=cwd, stdin=stdin)
     assert result.returncode == code, result.stdout + result.stderr
     return result
 
@@ -145,12 +149,9 @@ def test_a_mistake_is_told_in_a_sentence(
 
 def embed_mistake(arguments: list[str], stdin: bytes = b"") -> str:
     """What `angle-llm embed` says to a mistake it must find without opening the model, which is not there."""
-    script = Path(sys.executable).parent / "angle-llm"
-    result = subprocess.run(
-        [str(script), "embed", "--model", "./nowhere", *arguments], input=stdin, capture_output=True, check=False
-    )
+    result = run("angle-llm", "embed", "--model", "./nowhere", *arguments, stdin=stdin)
     assert result.returncode == 2, result.stderr
-    return result.stderr.decode()
+    return result.stderr
 
 
 def test_texts_that_are_not_utf8_are_told_with_their_line(tmp_path: Path) -> None:

@@ -1,13 +1,12 @@
 """`angle-llm plan`: what it foretells is what a real step takes, and nothing is loaded for it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from programs import run
 from tiny import KINDS, save_tiny_base, tiny_backbone, tiny_encoder, train_a_little
 from tiny_tokenizers import TOKENIZERS
 
@@ -399,16 +398,15 @@ def test_the_command_takes_the_flags_of_train(folder: Path, tmp_path: Path) -> N
     (tmp_path / "run.yaml").write_text(
         f"model: {{path: {folder}, dtype: bfloat16, max_length: 100}}\ndata: {{limit: 50}}\n"
     )
-    script = str(Path(sys.executable).parent / "angle-llm")
     arguments = ["plan", "--config", str(tmp_path / "run.yaml"), "--lora.rank", "2", "--memory", "24"]
     target = tmp_path / "plan.json"
-    done = subprocess.run([script, *arguments, "--json", str(target)], capture_output=True, text=True, check=False)
+    done = run("angle-llm", *arguments, "--json", target)
     assert done.returncode == 0, done.stderr
     assert "together" in done.stdout
     content = json.loads(target.read_text())
     assert content["settings"]["lora"]["rank"] == 2
     assert content["expected"]["total"] == sum(content["expected"][name] for name in content["expected"]) / 2
-    wrong = subprocess.run([script, "plan", "--offload", "optimizer"], capture_output=True, text=True, check=False)
+    wrong = run("angle-llm", "plan", "--offload", "optimizer")
     assert wrong.returncode == 2
     assert "needs ZeRO" in wrong.stderr
     assert "Traceback" not in wrong.stderr

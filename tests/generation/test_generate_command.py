@@ -1,7 +1,6 @@
 """`angle-llm data generate` over real sockets: what it asks, pays, writes and keeps to itself."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from chat_server import SENTENCES, ChatServer, Refusal, chat_server, usual
+from programs import run
 
 from angle_llm.data import DataError
 from angle_llm.data.sources import load_examples
@@ -419,25 +419,9 @@ def test_tokens_a_minute_are_not_exceeded() -> None:
 
 
 def test_the_command_line_names_each_generator(sentences: Path, server: ChatServer) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "angle_llm.cli",
-        "data",
-        "generate",
-        str(sentences),
-        "--out",
-        str(sentences.parent / "p.jsonl"),
-    ]
-    command += [
-        "--generator",
-        server.address,
-        "--generator",
-        server.address.replace("#tiny", "#other"),
-        "--max-requests",
-        "9",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
+    both = ["--generator", server.address, "--generator", server.address.replace("#tiny", "#other")]
+    out = ["--out", sentences.parent / "p.jsonl"]
+    done = run("angle-llm", "data", "generate", sentences, *out, *both, "--max-requests", "9")
     assert (done.returncode, done.stderr) == (1, "")
     assert "24 requests = 9 answered + 0 failed + 15 unasked" in done.stdout
 

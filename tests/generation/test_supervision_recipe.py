@@ -2,11 +2,10 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import yaml
+from programs import run
 from tiny import save_tiny_base
 
 RECIPE = Path(__file__).parent.parent.parent / "recipes" / "llm_supervision.py"
@@ -35,13 +34,13 @@ def test_generated_and_human_pairs_of_one_number_are_measured_on_the_same_test_p
         "--model.path tiny --data.path generated.jsonl --human.path human.jsonl --test.path test.jsonl --run-dir out "
         "--batch-size 4 --epochs 1 --optimizer.learning-rate 0.01"
     )
-    command = [sys.executable, str(RECIPE), *options.split()]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run("python", RECIPE, *options.split(), cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "7 examples of each of data, human" in done.stdout
     figures = dict(re.findall(r"^  (before|data|human) +(-?\d+\.\d\d)", done.stdout, re.MULTILINE))
     assert list(figures) == ["before", "data", "human"]
-    assert figures["data"] != figures["human"], "one of them was not trained, or both on the same"
+    weights = {path.read_bytes() for path in tmp_path.glob("**/model.safetensors")}
+    assert len(weights) == 3, "one of them was not trained, or both on the same"
     for name, path in [("data", "generated.jsonl"), ("human", "human.jsonl")]:
         told = yaml.safe_load((tmp_path / "out" / name / "settings.yaml").read_text())
         assert (told["data"]["path"], told["data"]["limit"]) == (path, 7)

@@ -15,6 +15,7 @@ import json
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +52,7 @@ from angle_llm.training.loop import train
 from angle_llm.training.signals import Interrupted
 from angle_llm.training.strategy import Partitioned, Replicated
 
+warnings.filterwarnings("error", category=UserWarning, module="angle_llm")
 OBJECTIVE = AngleObjective(cosine_weight=1.0, in_batch_weight=1.0, angle_weight=0.5)
 CONFIGS = Path(__file__).parents[2] / "deepspeed_configs"
 

@@ -1,11 +1,10 @@
 """A run that is killed with SIGKILL, wherever, ends as one that was not, once it goes on."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import run
 
 DRIVER = Path(__file__).with_name("crashes.py")
 
@@ -23,9 +22,6 @@ DRIVER = Path(__file__).with_name("crashes.py")
 )
 def test_killed_runs_end_alike(seed: int, timed: int, inside: int, processes: int, tmp_path: Path) -> None:
     arguments = [str(tmp_path), str(seed), str(timed), str(inside), str(processes)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
-    done = subprocess.run(
-        [sys.executable, str(DRIVER), *arguments], capture_output=True, text=True, check=False, env=environment
-    )
+    done = run("python", DRIVER, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{timed + inside} kills of " in done.stdout

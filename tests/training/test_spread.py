@@ -1,18 +1,16 @@
 """One update, however it is spread: the program `spreads.py` trains the same run in several ways and compares."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import run
 
 FOLDER = Path(__file__).parent
 
 
 def program(name: str, *arguments: str) -> str:
     """What one of the programs beside this file prints, if it ends well."""
-    command = [sys.executable, "-W", "error::UserWarning:angle_llm", str(FOLDER / name), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
+    done = run("python", FOLDER / name, *arguments, seconds=1800)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     return done.stdout
 

@@ -1,0 +1,73 @@
+"""This project's programs as a user runs them, seconds sooner: forked from a process that has imported the heavy packages.
+
+    done = run("angle-llm", "embed", "--model", …)       # a console script of this environment, without a new interpreter
+    done = run("python", "eval/sts.py", "--model", …)    # or a file
+
+A process of its own with its own arguments, folder, environment and output; what `subprocess.run` would give comes back.
+Variables that a package reads when it is imported are those of the tests.
+"""
+
+import atexit
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+HEAVY = ["torch", "transformers", "accelerate", "peft", "datasets", "scipy.stats", "tyro", "sklearn.linear_model"]
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload(HEAVY)
+
+
+def run(
+    *arguments: str | Path,
+    cwd: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    stdin: str | bytes = b"",
+    seconds: float | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a console script, or `python FILE`, to its end; raises subprocess.TimeoutExpired after `seconds`."""
+    words = [str(word) for word in arguments]
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        (place / "stdin").write_bytes(stdin.encode() if isinstance(stdin, str) else stdin)
+        process = _forks.Process(
+            target=_work, args=(words, str(cwd or Path.cwd()), dict(environment or os.environ), place)
+        )
+        process.start()
+        process.join(seconds)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            raise subprocess.TimeoutExpired(words, seconds or 0)
+        shown, told = ((place / stream).read_text(encoding="utf-8", errors="replace") for stream in ("stdout", "stderr"))
+        return subprocess.CompletedProcess(words, process.exitcode, shown, told)
+
+
+def _work(words: list[str], cwd: str, environment: dict[str, str], place: Path) -> None:
+    for number, stream in enumerate(("stdin", "stdout", "stderr")):
+        descriptor = os.open(place / stream, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    sys.stdin, sys.stdout, sys.stderr = (open(number, mode, encoding="utf-8") for number, mode in enumerate("rww"))  # noqa: PTH123, SIM115
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    try:
+        if words[0] == "python":
+            sys.argv = words[1:]
+            others = (entry for entry in sys.path if not Path(entry).is_relative_to(TESTS))
+            sys.path[:] = [str(Path(words[1]).parent), *others]
+            runpy.run_path(words[1], run_name="__main__")
+        else:
+            (script,) = entry_points(group="console_scripts", name=words[0])
+            sys.argv = [str(Path(sys.executable).parent / words[0]), *words[1:]]
+            script.load()()
+    finally:
+        atexit._run_exitfuncs()  # a forked process would leave without
+        sys.stdout.flush()

@@ -45,7 +45,9 @@ def run(
             process.kill()
             process.join()
             raise subprocess.TimeoutExpired(words, seconds or 0)
-        shown, told = ((place / stream).read_text(encoding="utf-8", errors="replace") for stream in ("stdout", "stderr"))
+        shown, told = (
+            (place / stream).read_text(encoding="utf-8", errors="replace") for stream in ("stdout", "stderr")
+        )
         return subprocess.CompletedProcess(words, process.exitcode, shown, told)
 
 

@@ -11,13 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import overload
 
 from angle_llm.data.draws import Draws
 from angle_llm.data.formats import DataError, Example
 from angle_llm.data.places import KINDS, below_data
 from angle_llm.data.sources import DataReport, load_examples
-from angle_llm.data.store import ExampleStore, Selected, digest_of
+from angle_llm.data.store import ByNumber, ExampleStore, Selected, digest_of
 from angle_llm.settings import DataSettings, DataSource, MixedSet
 
 _WEIGHT = re.compile(r"(?P<path>.+):(?P<weight>\d+(\.\d*)?|\.\d+)")
@@ -36,7 +35,7 @@ class LoadedSet:
     report: DataReport | None = None
 
 
-class Mixture(Sequence[Example]):
+class Mixture(ByNumber):
     """The examples of one or several sets, numbered through."""
 
     def __init__(self, sets: Sequence[LoadedSet], temperature: float = 1.0, *, by_set: bool = False) -> None:
@@ -55,17 +54,9 @@ class Mixture(Sequence[Example]):
     def __len__(self) -> int:
         return self._ends[-1]
 
-    @overload
-    def __getitem__(self, index: int) -> Example: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Example]: ...
-
-    def __getitem__(self, index: int | slice) -> Example | list[Example]:
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
-        which = self.set_of(index)
-        return self.sets[which].examples[index - (self._ends[which - 1] if which else 0)]
+    def _at(self, number: int) -> Example:
+        which = self.set_of(number)
+        return self.sets[which].examples[number - (self._ends[which - 1] if which else 0)]
 
     def set_of(self, index: int) -> int:
         """The number of the set that an example belongs to."""

@@ -16,6 +16,7 @@ import os
 import shutil
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -65,7 +66,25 @@ def digest_of(examples: Iterable[Example]) -> str:
     return digest.hexdigest()[:16]
 
 
-class ExampleStore(Sequence[Example]):
+class ByNumber(Sequence[Example], ABC):
+    """Examples that are looked up one by one: numbers from the end, slices, and what is out of range, as of a list."""
+
+    @abstractmethod
+    def _at(self, number: int) -> Example:
+        """The example of a number from 0 to the length."""
+
+    @overload
+    def __getitem__(self, index: int) -> Example: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Example]: ...
+
+    def __getitem__(self, index: int | slice) -> Example | list[Example]:
+        numbers = range(len(self))[index]
+        return [self._at(number) for number in numbers] if isinstance(numbers, range) else self._at(numbers)
+
+
+class ExampleStore(ByNumber):
     """Examples of a folder that `write_store` has written; they are read from disk one by one."""
 
     def __init__(self, folder: Path) -> None:
@@ -84,23 +103,14 @@ class ExampleStore(Sequence[Example]):
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    @overload
-    def __getitem__(self, index: int) -> Example: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Example]: ...
-
-    def __getitem__(self, index: int | slice) -> Example | list[Example]:
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
-        number = range(len(self))[index]  # negative ones count from the end, others raise
+    def _at(self, number: int) -> Example:
         which = bisect_right(self._ends, number)
         batch = self._batches[which]
         row = number - (self._ends[which] - batch.num_rows)
         return self._kind(*(column[row].as_py() for column in batch.columns))
 
 
-class Selected(Sequence[Example]):
+class Selected(ByNumber):
     """Some examples of others, in an order of its own."""
 
     def __init__(self, examples: ExampleStore, order: Order) -> None:
@@ -115,16 +125,8 @@ class Selected(Sequence[Example]):
     def __len__(self) -> int:
         return len(self._order)
 
-    @overload
-    def __getitem__(self, index: int) -> Example: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Example]: ...
-
-    def __getitem__(self, index: int | slice) -> Example | list[Example]:
-        if isinstance(index, slice):
-            return [self._examples[int(number)] for number in self._order[index]]
-        return self._examples[int(self._order[index])]
+    def _at(self, number: int) -> Example:
+        return self._examples[int(self._order[number])]
 
 
 class StoreWriter:

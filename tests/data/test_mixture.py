@@ -46,7 +46,8 @@ def test_the_command_line_names_sets_and_weights(folder: Path) -> None:
     ]
     assert [mixture.set_of(index) for index in range(6)] == [0, 0, 0, 0, 1, 1]
     assert mixture[2:5] == [mixture[2], mixture[3], mixture[4]]
-    for outside in (-1, 6):
+    assert mixture[-1] == mixture[5]
+    for outside in (-7, 6):
         with pytest.raises(IndexError):
             mixture[outside]
 

@@ -35,7 +35,9 @@ def add_lora(backbone: nn.Module, settings: LoraSettings) -> nn.Module:
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type]  # peft divides it; fractions are fine
         lora_dropout=settings.dropout,
-        target_modules=ALL_LINEAR if list(settings.targets) == [ALL_LINEAR] else _known_targets(backbone, settings.targets),
+        target_modules=ALL_LINEAR
+        if list(settings.targets) == [ALL_LINEAR]
+        else _known_targets(backbone, settings.targets),
         fan_in_fan_out=transposed,
         use_rslora=settings.rslora,
         use_dora=settings.dora,

@@ -16,34 +16,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from angle_llm.artifact import (
-    CARD_NAME,
-    ArtifactError,
-    EncoderCard,
-    check_writable,
-    told_as_damage,
-    write_directory,
-)
-from angle_llm.modeling import adapters, hub
-from angle_llm.modeling.backbone import (
-    BackboneLocation,
-    count_positions,
-    is_causal,
-    lasting_name,
-    load_backbone,
-    load_tokenizer,
-    locate,
-    weights_fingerprint,
-)
+from angle_llm.modeling import adapters
+from angle_llm.modeling.backbone import count_positions, is_causal, lasting_name, weights_fingerprint
 from angle_llm.modeling.counters import EncodeStats, FlopsPerToken
 from angle_llm.modeling.depth import Depth
 from angle_llm.modeling.embedding_model import EmbeddingModel
-from angle_llm.modeling.foreign import no_backbone, on_backbone, open_foreign
+from angle_llm.modeling.encoder_files import Reading, check_savable, open_encoder, save_encoder
 from angle_llm.modeling.microbatches import Plan, plan_micro_batches
 from angle_llm.modeling.pooling import pooling_named
-from angle_llm.modeling.quantized import QuantisationError, bits_of, each_token_alone, mend
+from angle_llm.modeling.quantized import bits_of, each_token_alone, mend
 from angle_llm.modeling.sharing import find_sharing
-from angle_llm.modeling.soundness import check_states, check_vocabulary
 from angle_llm.modeling.tokenization import SentenceTokenizer, Tokenizer, check_texts
 from angle_llm.prompts import PromptTemplate, load_prompt
 from angle_llm.settings import LoraSettings
@@ -155,44 +137,17 @@ class SentenceEncoder:
             ValueError: for an adapter without a prompt, or on a saved directory; for more dimensions or layers than there are.
             QuantisationError: if the weights cannot be held in so many bits.
         """
-        path = str(path_or_id)
-        if isinstance(prompt, str):
-            prompt = load_prompt(prompt)
-        device = torch.device(device) if device is not None else _default_device()
-        foreign = None if adapter is None else open_foreign(Path(adapter).expanduser(), path, prompt)
-        found = hub.find(path, revision)
-        if found.folder is not None:
-            if foreign is not None:
-                raise no_backbone(path)
-            card = EncoderCard.read(found.folder)
-            dtype = card.dtype if dtype == "auto" else dtype
-            bits = card.bits if bits == "auto" else bits
-            encoder = _load_saved(cls, found.folder, card, prompt, pooling, max_length, dtype, bits, device)
-            if found.commit is not None and card.base is None:
-                encoder.base, encoder.base_revision = path, found.commit  # not the place it has in the cache
-        else:
-            location = locate(path)
-            revision = found.commit or revision
-            bits = None if bits == "auto" else bits
-            # On the device: it is probed where it will run.
-            backbone = load_backbone(location, dtype=dtype, revision=revision, bits=bits, device=device)
-            tokenizer = load_tokenizer(location, revision)
-            with told_as_damage(path):
-                check_vocabulary(backbone, tokenizer, path)
-                encoder = cls(
-                    backbone,
-                    tokenizer,
-                    prompt=prompt,
-                    pooling=pooling,
-                    max_length=max_length,
-                    base=path,
-                    base_revision=revision,
-                )
-            if foreign is not None:
-                encoder.base_fingerprint = weights_fingerprint(backbone)
-                with told_as_damage(foreign.folder):
-                    encoder.model.backbone = adapters.apply_lora(backbone, on_backbone(foreign, backbone, path))
-                    check_states(encoder.model.backbone)
+        device = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+        encoder = open_encoder(
+            cls,
+            str(path_or_id),
+            adapter=adapter,
+            reading=Reading(load_prompt(prompt) if isinstance(prompt, str) else prompt, pooling, max_length),
+            dtype=dtype,
+            device=device,
+            revision=revision,
+            bits=bits,
+        )
         if dimensions is not None or layers is not None:
             encoder = encoder.truncated(dimensions=dimensions, layers=layers)
         encoder.model.to(device)
@@ -256,7 +211,9 @@ class SentenceEncoder:
     @property
     def dtype(self) -> torch.dtype:
         """Of the base weights, and of products with them if they are quantised."""
-        return _base_dtype(self.model.backbone)
+        backbone: Any = self.model.backbone
+        dtype: torch.dtype = (backbone.get_base_model() if adapters.is_adapted(backbone) else backbone).dtype
+        return dtype
 
     @property
     def bits(self) -> int | None:
@@ -392,20 +349,7 @@ class SentenceEncoder:
 
     def check_savable(self, folder: str | Path) -> None:
         """Raises what `save_pretrained` would refuse, before the work that is to be saved is done."""
-        target = Path(folder).expanduser()
-        check_writable(target)
-        if not adapters.is_adapted(self.model.backbone):
-            if self.bits is not None:
-                raise QuantisationError(
-                    f"this encoder is a base held in {self.bits} bits without an adapter, so there is nothing of its own to "
-                    "save. Add an adapter, or save the base as it is, loaded with bits=None."
-                )
-            return
-        if self.base is None:
-            raise ValueError("the adapter's base has no name. Construct the encoder with base=…, or from_pretrained.")
-        base = Path(self.base)
-        if base.is_absolute() and base.resolve().is_relative_to(target.resolve()):
-            raise ValueError(f"{folder} holds the base of this adapter. Save the adapter in another directory.")
+        check_savable(self, folder)
 
     def save_pretrained(self, folder: str | Path, check: Callable[[Path], None] | None = None) -> None:
         """Writes the encoder as a directory that `from_pretrained` reads back exactly; whole or not at all.
@@ -417,83 +361,7 @@ class SentenceEncoder:
             ValueError: if an adapter's base has no name or would be overwritten, for then nobody could load it again.
             ArtifactError: if the folder holds something that is not a saved encoder.
         """
-        self.check_savable(folder)
-        backbone: Any = self.model.backbone
-        adapted = adapters.is_adapted(backbone)
-        card = EncoderCard(
-            prompt=self.prompt,
-            pooling=self.pooling,
-            max_length=self.max_length,
-            dtype=str(_base_dtype(backbone)).removeprefix("torch."),
-            base=self.base if adapted else None,
-            base_revision=self.base_revision if adapted else None,
-            base_fingerprint=self.base_fingerprint if adapted else None,
-            bits=self.bits,
-            dimensions=self.model.dimensions,
-            layers=self.model.cut_to if adapted else None,
-        )
-
-        def fill(target: Path) -> None:
-            # peft would ask the hub whether the vocabulary was resized; nothing here resizes it.
-            backbone.save_pretrained(target, **({"save_embedding_layers": False} if adapted else {}))
-            self.tokenizer.save_pretrained(target)
-            (target / "README.md").unlink(missing_ok=True)  # peft's empty model card
-            card.write(target)
-            if check is not None:
-                check(target)
-
-        write_directory(Path(folder), fill)
-
-
-def _load_saved(
-    cls: type[SentenceEncoder],
-    folder: Path,
-    card: EncoderCard,
-    prompt: PromptTemplate | None,
-    pooling: str | None,
-    max_length: int | None,
-    dtype: str,
-    bits: int | None,
-    device: torch.device,
-) -> SentenceEncoder:
-    try:
-        location = locate(card.base or str(folder))
-    except FileNotFoundError as error:
-        hint = f" {folder / CARD_NAME} names it as the base; if it moved, change it there." if card.base else ""
-        raise FileNotFoundError(f"{error}{hint}") from error
-    backbone = load_backbone(location, dtype=dtype, revision=card.base_revision, bits=bits, device=device)
-    tokenizer = load_tokenizer(BackboneLocation(str(folder)))
-    with told_as_damage(folder):
-        check_vocabulary(backbone, tokenizer, folder)
-        encoder = cls(
-            backbone,
-            tokenizer,
-            prompt=prompt or card.prompt,
-            pooling=pooling or card.pooling,
-            max_length=max_length or card.max_length,
-            base=card.base or str(folder),
-            base_revision=card.base_revision,
-        )
-    if card.base is not None:
-        fingerprint = weights_fingerprint(backbone)
-        # Rounding to float16 and then on to the fingerprint's bfloat16 is not rounding to bfloat16 at once.
-        comparable = dtype == card.dtype or "float16" not in (dtype, card.dtype)
-        if comparable and card.base_fingerprint not in (None, fingerprint):
-            raise ArtifactError(
-                f"{folder} was trained on weights with fingerprint {card.base_fingerprint}, but {card.base} has "
-                f"{fingerprint}. Put the original base there, or name the right one in {folder / CARD_NAME}."
-            )
-        encoder.base_fingerprint = fingerprint
-    if card.dimensions is not None or card.layers is not None:
-        try:
-            encoder = encoder.truncated(dimensions=card.dimensions, layers=card.layers)
-        except ValueError as error:
-            raise ArtifactError(f"{folder / CARD_NAME} does not fit its weights: {error}") from error
-    if card.base is not None:
-        with told_as_damage(folder):
-            encoder.model.backbone = adapters.load_lora(encoder.model.backbone, folder)
-            check_states(encoder.model.backbone)
-    return encoder
+        save_encoder(self, folder, check)
 
 
 def _dimensions(backbone: nn.Module) -> tuple[int, int]:
@@ -501,12 +369,3 @@ def _dimensions(backbone: nn.Module) -> tuple[int, int]:
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
     between: int = config.hidden_size
     return getattr(config, "word_embed_proj_dim", None) or between, between
-
-
-def _default_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def _base_dtype(backbone: Any) -> torch.dtype:
-    dtype: torch.dtype = (backbone.get_base_model() if adapters.is_adapted(backbone) else backbone).dtype
-    return dtype

@@ -33,13 +33,18 @@ def load_tokenizer_file(folder: Path) -> Tokenizer:
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
+TEXTS_TOGETHER = 1024
+"""A tokenizer keeps offsets, masks and strings of every token of a call; the ids are what is wanted."""
+
+
 def plain_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """Ids of the texts alone; `</s>` or `<|im_end|>` in them are encoded as the characters they are made of."""
-    if not texts:
-        return []  # transformers fails on an empty batch
-    ids: list[list[int]] = tokenizer(
-        list(texts), add_special_tokens=False, split_special_tokens=True, return_attention_mask=False, verbose=False
-    )["input_ids"]
+    ids: list[list[int]] = []
+    for first in range(0, len(texts), TEXTS_TOGETHER):
+        some = list(texts[first : first + TEXTS_TOGETHER])
+        ids += tokenizer(
+            some, add_special_tokens=False, split_special_tokens=True, return_attention_mask=False, verbose=False
+        )["input_ids"]
     return ids
 
 

@@ -19,7 +19,7 @@ from transformers import AutoModel, BitsAndBytesConfig, LlamaConfig, LlamaModel
 
 from angle_llm import SentenceEncoder
 from angle_llm.artifact import CARD_NAME, ArtifactError
-from angle_llm.modeling import encoder as encoder_module
+from angle_llm.modeling import backbone as backbone_module
 from angle_llm.modeling.adapters import add_lora, count_parameters
 from angle_llm.modeling.backbone import load_backbone, load_tokenizer, locate, weights_fingerprint
 from angle_llm.modeling.counters import FlopsPerToken
@@ -462,4 +462,4 @@ def test_a_missing_package_shows_before_the_model_is_loaded(base: Path, monkeypa
     monkeypatch.setattr("angle_llm.modeling.backbone.check_bits", refuse)
     monkeypatch.setattr("transformers.AutoModel.from_pretrained", lambda *_, **__: pytest.fail("loaded"))
     with pytest.raises(QuantisationError, match="no 4"):
-        encoder_module.load_backbone(locate(str(base)), bits=4)
+        backbone_module.load_backbone(locate(str(base)), bits=4)

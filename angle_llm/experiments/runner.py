@@ -84,7 +84,14 @@ def run_grid(settings: RunnerSettings) -> list[Result]:
     if grid.reference is not None and not settings.train_only:
         path = settings.results / grid.name / COMPARISONS
         known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-        found = comparisons(grid.reference, experiments(grid, data_dir), settings.runs, known)
+        planned = experiments(grid, data_dir)
+        measured = [
+            result
+            for each in planned
+            if (result := _known(each, settings)) is not None
+            and not changed_settings(result.settings, portable(settings_told(each), data_dir))
+        ]
+        found = comparisons(grid.reference, planned, settings.runs, known, measured)
         write_json(path, without_nan(found))
     return results
 

@@ -194,6 +194,41 @@ def test_comparisons_outlive_the_runs_they_were_made_of(place: Path, results: li
     assert before["rows"]
 
 
+def test_what_was_never_compared_pair_by_pair_differs_all_the_same(place: Path, results: list[Result]) -> None:
+    path = place / "results" / "tiny" / COMPARISONS
+    before = path.read_text(encoding="utf-8")
+    path.unlink()
+    run_grid(replace(settings_in(place), runs=place / "elsewhere"))
+    found, paired = (json.loads(text)["rows"]["one"] for text in (path.read_text(encoding="utf-8"), before))
+    path.write_text(before, encoding="utf-8")
+    ours, theirs = found["per_seed"].pop("1"), paired["per_seed"].pop("1")
+    assert (ours["interval"], ours["p_value"]) == (None, None)
+    assert (ours["difference"], ours["tasks"]) == (
+        pytest.approx(theirs["difference"], abs=1e-9),
+        pytest.approx(theirs["tasks"], abs=1e-9),
+    )
+    assert found["mean_difference"] == pytest.approx(paired["mean_difference"], abs=1e-9)
+    assert found | {"mean_difference": 0} == paired | {"mean_difference": 0}
+
+
+def test_a_seed_that_was_run_elsewhere_stays_beside_one_that_was_run_here(place: Path, results: list[Result]) -> None:
+    path = place / "results" / "tiny" / COMPARISONS
+    before = path.read_text(encoding="utf-8")
+    known = json.loads(before)
+    kept = {"difference": 5.0, "interval": [4.0, 6.0], "p_value": 0.002, "tasks": {"stsb-dev": 5.0}}
+    known["rows"]["one"]["per_seed"]["2"] = kept
+    path.write_text(json.dumps(known), encoding="utf-8")
+    text = (place / "tiny.yaml").read_text(encoding="utf-8")
+    (place / "tiny.yaml").write_text(text.replace("seeds: [1]", "seeds: [1, 2]"), encoding="utf-8")
+    run_grid(replace(settings_in(place), rows=("as-is",)))
+    found = json.loads(path.read_text(encoding="utf-8"))["rows"]["one"]
+    (place / "tiny.yaml").write_text(text, encoding="utf-8")
+    path.write_text(before, encoding="utf-8")
+    assert found["per_seed"] == known["rows"]["one"]["per_seed"]
+    assert found["seeds"] == 2
+    assert found["interval"][0] < found["mean_difference"] < found["interval"][1]
+
+
 def test_a_measure_on_other_pairs_of_the_same_name_is_another() -> None:
     here, there = (Measures(saturation=DataSource(path=f"DATA/{name}/dev.tsv")) for name in ("stsb", "sick"))
     (kind,) = (kind for kind in KINDS if kind.name == "saturation")

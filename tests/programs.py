@@ -37,7 +37,8 @@ def run(
         place = Path(name)
         (place / "stdin").write_bytes(stdin.encode() if isinstance(stdin, str) else stdin)
         process = _forks.Process(
-            target=_work, args=(words, str(cwd or Path.cwd()), dict(environment or os.environ), place)
+            target=_work,
+            args=(words, str(cwd or Path.cwd()), dict(os.environ if environment is None else environment), place),
         )
         process.start()
         process.join(seconds)
@@ -56,20 +57,22 @@ def _work(words: list[str], cwd: str, environment: dict[str, str], place: Path) 
         descriptor = os.open(place / stream, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(descriptor, number)
         os.close(descriptor)
-    sys.stdin, sys.stdout, sys.stderr = (open(number, mode, encoding="utf-8") for number, mode in enumerate("rww"))  # noqa: PTH123, SIM115
+    sys.stdin, sys.stdout = (open(number, mode, encoding="utf-8") for number, mode in enumerate("rw"))  # noqa: PTH123, SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
+    sys.path[:] = [entry for entry in sys.path if not Path(entry).is_relative_to(TESTS)]
     try:
         if words[0] == "python":
             sys.argv = words[1:]
-            others = (entry for entry in sys.path if not Path(entry).is_relative_to(TESTS))
-            sys.path[:] = [str(Path(words[1]).parent), *others]
+            sys.path.insert(0, str(Path(words[1]).parent))
             runpy.run_path(words[1], run_name="__main__")
         else:
             (script,) = entry_points(group="console_scripts", name=words[0])
             sys.argv = [str(Path(sys.executable).parent / words[0]), *words[1:]]
-            script.load()()
+            sys.exit(script.load()())
     finally:
         atexit._run_exitfuncs()  # a forked process would leave without
         sys.stdout.flush()
+        sys.stderr.flush()

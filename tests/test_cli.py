@@ -31,7 +31,9 @@ def command(*arguments: str, cwd: Path = ROOT, code: int = 0, stdin: str = "") -
     script, *rest = arguments
     if script == "accelerate":  # a launcher, which starts processes of its own
         path = Path(sys.executable).parent / script
-        result = subprocess.run([str(path), *rest], cwd=cwd, capture_output=True, text=True, check=False)
+        result = subprocess.run(
+            [str(path), *rest], cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
     else:
         result = run(*arguments, cwd=cwd, stdin=stdin)
     assert result.returncode == code, result.stdout + result.stderr

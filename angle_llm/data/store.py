@@ -71,7 +71,7 @@ class ByNumber(Sequence[Example], ABC):
 
     @abstractmethod
     def _at(self, number: int) -> Example:
-        """The example of a number from 0 to the length."""
+        """The example of a number from 0 to below the length."""
 
     @overload
     def __getitem__(self, index: int) -> Example: ...

@@ -5,14 +5,15 @@ trained model each (`evaluation.comparison`). *Over seeds*: which triples were d
 t interval over the differences of equal seeds, where there are two or more.
 
 The scores of the pairs lie beside the models. Where those are gone, what was found of them before is kept; what never was
-compared pair by pair has its difference from the result files, without an interval over pairs.
+compared pair by pair has the difference of its figures, without an interval over pairs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -23,9 +24,6 @@ from angle_llm.experiments.grid import Experiment
 from angle_llm.experiments.results import Result
 
 SCORES = "scores.npz"
-
-Found = tuple[str, dict[str, Any]]
-"""Which figure differs, and by how much."""
 
 
 def save_scores(scores: dict[str, PairScores], folder: Path) -> None:
@@ -44,80 +42,97 @@ def load_scores(folder: Path) -> dict[str, PairScores] | None:
 
 
 def comparisons(
-    reference: str,
-    chosen: Sequence[Experiment],
-    runs: Path,
-    known: Mapping[str, Any] | None = None,
-    results: Iterable[Result] = (),
+    reference: str, measured: Iterable[tuple[Experiment, Result]], runs: Path, known: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Differences from the reference row, × 100: `{"reference", "rows": {row: {"figure", "per_seed", …}}}`.
 
-    A seed whose scores are not on this machine keeps what is `known` of it, from the same reference, or is taken from
-    `results`.
+    `measured` are the experiments of a grid that have a result. A difference is that of the result files; interval and
+    p-value come from the scores of the pairs, or from what is `known` of them, where those give the same difference.
 
     A row is compared with the reference of the same seed; a row or reference without training, with any. The figure is the
     average of the published tasks both were measured on, or the only task they share.
     """
-    scores = {(e.row, e.seed if e.trains else None): load_scores(runs / e.grid / e.name) for e in chosen}
-    figures = {(result.row, result.seed if result.train is not None else None): _figures(result) for result in results}
+    by_key = {(e.row, e.seed if e.trains else None): (e, result) for e, result in measured}
     before = known["rows"] if known is not None and known["reference"] == reference else {}
     rows: dict[str, Any] = {}
-    for key in scores:
-        for reference_key in _references(reference, key, scores):
+    for key, (ours, our_result) in by_key.items():
+        for reference_key in _references(reference, key, by_key):
+            theirs, their_result = by_key[reference_key]
+            found = _of_figures(our_result, their_result)
+            if found is None:
+                continue
             number = key[1] if key[1] is not None else reference_key[1]
             seed = "none" if number is None else str(number)
-            ours, theirs = scores[key], scores[reference_key]
-            found: Found | None
-            if ours is not None and theirs is not None:
-                found = _paired(ours, theirs)
-            elif (kept := before.get(key[0], {}).get("per_seed", {}).get(seed)) is not None:
-                found = before[key[0]]["figure"], kept
-            else:
-                found = _of_figures(figures.get(key, {}), figures.get(reference_key, {}))
-            if found is not None:
-                row = rows.setdefault(key[0], {"figure": found[0], "per_seed": {}})
-                row["per_seed"][seed] = found[1]
+            one, other = (load_scores(runs / e.grid / e.name) for e in (ours, theirs))
+            paired = before.get(key[0], {}).get("per_seed", {}).get(seed)
+            if one is not None and other is not None:
+                paired = _paired(one, other, found.figure)
+            row = rows.setdefault(key[0], {"figure": found.figure, "per_seed": {}})
+            if row["figure"] == found.figure:  # of different figures there is no mean
+                row["per_seed"][seed] = paired if _agree(paired, found.difference) else found.difference
     for row in rows.values():
-        row |= _over_seeds([seed["difference"] for seed in row["per_seed"].values()])
+        row |= _over_seeds([_number(seed["difference"]) for seed in row["per_seed"].values()])
     return {"reference": reference, "rows": rows}
 
 
-def _paired(ours: dict[str, PairScores], theirs: dict[str, PairScores]) -> Found:
-    found = compare(ours, theirs)
-    figure = "average" if found.average is not None else next(iter(found.tasks))
-    difference = found.average or found.tasks[figure]
-    return figure, {
-        "difference": difference.difference,
-        "interval": list(vars(difference.interval).values()),
-        "p_value": difference.p_value,
-        "tasks": {name: task.difference for name, task in found.tasks.items()},
+class _Found(NamedTuple):
+    figure: str
+    """What differs: the average, or a task."""
+    difference: dict[str, Any]
+
+
+def _of_figures(ours: Result, theirs: Result) -> _Found | None:
+    """What result files tell: no interval over pairs."""
+    one, other = (result.measures.get("sts", {}).get("tasks", {}) for result in (ours, theirs))
+    tasks = {
+        name: _number(one[name]["spearman"]) - _number(other[name]["spearman"])
+        for name in one
+        if name in other and all(one[name].get(what) == other[name].get(what) for what in ("variant", "pairs"))
     }
-
-
-def _of_figures(ours: dict[str, float], theirs: dict[str, float]) -> Found | None:
-    """The same figure as pair by pair, without what takes pairs."""
-    tasks = {name: ours[name] - theirs[name] for name in ours if name in theirs}
     if not tasks:
         return None
     averaged = [name for name in PUBLISHED_TASKS if name in tasks]
     figure = "average" if averaged else next(iter(tasks))
     difference = float(np.mean([tasks[name] for name in averaged or [figure]]))
-    return figure, {"difference": difference, "interval": None, "p_value": None, "tasks": tasks}
+    return _Found(figure, {"difference": difference, "interval": None, "p_value": None, "tasks": tasks})
 
 
-def _figures(result: Result) -> dict[str, float]:
-    """Spearman × 100 by task, of those that have one."""
-    tasks = result.measures.get("sts", {}).get("tasks", {})
-    return {name: task["spearman"] for name, task in tasks.items() if task["spearman"] is not None}
+def _paired(ours: dict[str, PairScores], theirs: dict[str, PairScores], figure: str) -> dict[str, Any]:
+    """What the scores of the pairs tell."""
+    found = compare(ours, theirs)
+    difference = found.average if figure == "average" else found.tasks.get(figure)
+    return (
+        {}
+        if difference is None
+        else {
+            "difference": difference.difference,
+            "interval": list(vars(difference.interval).values()),
+            "p_value": difference.p_value,
+            "tasks": {name: task.difference for name, task in found.tasks.items()},
+        }
+    )
+
+
+def _agree(paired: Mapping[str, Any] | None, of_figures: Mapping[str, Any]) -> bool:
+    """Whether what is known of the pairs is about these results: models may have been trained anew, elsewhere."""
+    if not paired or paired["tasks"].keys() != of_figures["tasks"].keys():
+        return False
+    one, other = ([_number(what["tasks"][name]) for name in of_figures["tasks"]] for what in (paired, of_figures))
+    return np.allclose(one, other, rtol=0, atol=1e-6, equal_nan=True)
+
+
+def _number(value: float | None) -> float:
+    """Files hold null for what does not exist."""
+    return math.nan if value is None else value
 
 
 def _references(
-    reference: str, key: tuple[str, int | None], scores: dict[tuple[str, int | None], Any]
+    reference: str, key: tuple[str, int | None], keys: Iterable[tuple[str, int | None]]
 ) -> list[tuple[str, int | None]]:
     row, seed = key
     if row == reference:
         return []
-    same = [other for other in scores if other[0] == reference]
+    same = [other for other in keys if other[0] == reference]
     return [other for other in same if seed is None or other[1] in (seed, None)]
 
 

@@ -22,7 +22,7 @@ from angle_llm.evaluation.report import write_json
 from angle_llm.experiments.comparisons import comparisons
 from angle_llm.experiments.grid import DATA, Experiment, Grid, GridError, experiments, load_grid
 from angle_llm.experiments.measure import KINDS, measure
-from angle_llm.experiments.results import COMPARISONS, Result, without_nan
+from angle_llm.experiments.results import COMPARISONS, Result, ResultError, without_nan
 from angle_llm.settings import CheckpointSettings, changed_settings, save_settings, settings_to_dict
 
 _PACKAGES = ("torch", "transformers", "peft", "accelerate", "scipy")
@@ -84,16 +84,26 @@ def run_grid(settings: RunnerSettings) -> list[Result]:
     if grid.reference is not None and not settings.train_only:
         path = settings.results / grid.name / COMPARISONS
         known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-        planned = experiments(grid, data_dir)
-        measured = [
-            result
-            for each in planned
-            if (result := _known(each, settings)) is not None
-            and not changed_settings(result.settings, portable(settings_told(each), data_dir))
-        ]
-        found = comparisons(grid.reference, planned, settings.runs, known, measured)
+        found = comparisons(grid.reference, _measured(grid, settings, data_dir), settings.runs, known)
         write_json(path, without_nan(found))
     return results
+
+
+def _measured(grid: Grid, settings: RunnerSettings, data_dir: Path) -> list[tuple[Experiment, Result]]:
+    """All experiments of the grid whose result is of the settings and the sets that the grid names now."""
+    measured = []
+    for experiment in experiments(grid, data_dir):
+        try:
+            result = _known(experiment, settings)
+        except ResultError as error:  # what was run now must not be lost over it
+            print(f"not compared: {error}")
+            continue
+        told = portable(settings_told(experiment), data_dir)
+        if result is None or changed_settings(result.settings, told):
+            continue
+        if "sts" not in missing_measures(experiment, result, data_dir):
+            measured.append((experiment, result))
+    return measured
 
 
 def _run(grid: Grid, experiment: Experiment, settings: RunnerSettings, data_dir: Path) -> Result | None:

@@ -64,7 +64,7 @@ def compared(grid: MaterialGrid, rows: dict[str, RowDifference]) -> Table:
                     Cell(seed),
                     Cell(row.figure),
                     Cell(signed(one.difference)),
-                    Cell(span(one.interval)),
+                    Cell(span(one.interval) or "–"),
                     Cell(p),
                 )
             )
@@ -74,7 +74,7 @@ def compared(grid: MaterialGrid, rows: dict[str, RowDifference]) -> Table:
     return Table(
         "Against the reference, seed by seed",
         "Spearman × 100 of the row minus that of the reference with the same seed, on the same pairs. The interval of a seed and "
-        "its two-sided p-value are over pairs (bootstrap), those of the mean over seeds (t).",
+        "its two-sided p-value are over pairs (bootstrap), if its pairs' scores were kept; those of the mean over seeds (t).",
         ("row", "seed", "figure", "difference", "interval", "p"),
         (Group(tuple(body)),),
         words=3,

@@ -138,7 +138,7 @@ def _notes(
     notes.append(
         f"“against reference”: the row minus {named}, of equal seeds, on the average of the "
         "sets both were measured on, mean over seeds. Small: 95 % interval over "
-        "seeds (t) where there are two or more, else over pairs; none where the scores of one seed's pairs were not kept."
+        "seeds (t) where there are two or more, else over pairs; of one seed none where its pairs' scores were not kept."
     )
     notes.append(
         "Bold: the highest of its column, and surely unlike the reference (for the reference: every other row is surely unlike "

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +13,10 @@ from angle_llm import SentenceEncoder
 from angle_llm.evaluation import evaluate, select_tasks, spearman
 from angle_llm.experiments import GridError, Result, RunnerSettings, load_results, run_grid
 from angle_llm.experiments.comparisons import load_scores
-from angle_llm.experiments.grid import Measures
+from angle_llm.experiments.grid import Measures, experiments, load_grid
 from angle_llm.experiments.measure import KINDS
 from angle_llm.experiments.results import COMPARISONS, ResultError
-from angle_llm.experiments.runner import ExperimentError
+from angle_llm.experiments.runner import ExperimentError, portable, settings_told
 from angle_llm.settings import DataSource, changed_settings
 
 GRID = """
@@ -214,19 +215,56 @@ def test_what_was_never_compared_pair_by_pair_differs_all_the_same(place: Path, 
 def test_a_seed_that_was_run_elsewhere_stays_beside_one_that_was_run_here(place: Path, results: list[Result]) -> None:
     path = place / "results" / "tiny" / COMPARISONS
     before = path.read_text(encoding="utf-8")
-    known = json.loads(before)
-    kept = {"difference": 5.0, "interval": [4.0, 6.0], "p_value": 0.002, "tasks": {"stsb-dev": 5.0}}
-    known["rows"]["one"]["per_seed"]["2"] = kept
-    path.write_text(json.dumps(known), encoding="utf-8")
     text = (place / "tiny.yaml").read_text(encoding="utf-8")
     (place / "tiny.yaml").write_text(text.replace("seeds: [1]", "seeds: [1, 2]"), encoding="utf-8")
-    run_grid(replace(settings_in(place), rows=("as-is",)))
-    found = json.loads(path.read_text(encoding="utf-8"))["rows"]["one"]
-    (place / "tiny.yaml").write_text(text, encoding="utf-8")
-    path.write_text(before, encoding="utf-8")
-    assert found["per_seed"] == known["rows"]["one"]["per_seed"]
+    (planned,) = experiments(load_grid(place / "tiny.yaml"), place / "data", ["one"], [2])
+    elsewhere = replace(results[1], seed=2, settings=portable(settings_told(planned), place / "data"))
+    file = elsewhere.write(place / "results")
+    difference = json.loads(before)["rows"]["one"]["per_seed"]["1"]["difference"]  # its figures are those of seed 1
+    kept = {"difference": difference, "interval": [4.0, 6.0], "p_value": 0.5, "tasks": {"stsb-dev": difference}}
+
+    def compared(of_the_other: dict[str, Any]) -> dict[str, Any]:
+        known = json.loads(before)
+        known["rows"]["one"]["per_seed"]["2"] = of_the_other
+        path.write_text(json.dumps(known), encoding="utf-8")
+        run_grid(replace(settings_in(place), rows=("as-is",)))
+        return dict(json.loads(path.read_text(encoding="utf-8"))["rows"]["one"])
+
+    try:
+        found = compared(kept)
+        stale = compared(kept | {"difference": 99.0, "tasks": {"stsb-dev": 99.0}})
+        file.unlink()
+        gone = compared(kept)
+    finally:
+        (place / "tiny.yaml").write_text(text, encoding="utf-8")
+        path.write_text(before, encoding="utf-8")
+    assert found["per_seed"]["2"] == kept
     assert found["seeds"] == 2
-    assert found["interval"][0] < found["mean_difference"] < found["interval"][1]
+    assert found["interval"] == pytest.approx([difference, difference], abs=1e-6)
+    assert stale["per_seed"]["2"]["difference"] == pytest.approx(difference, abs=1e-9), "of a result made anew since"
+    assert stale["per_seed"]["2"]["interval"] is None
+    assert set(gone["per_seed"]) == {"1"}, "no difference without a result"
+
+
+@pytest.mark.parametrize(
+    ("changed", "due"),
+    [({"variant": "senteval"}, {}), ({"pairs": 7}, {}), ({"spearman": None}, {"mean_difference": None})],
+    ids=["other text", "other pairs", "undefined"],
+)
+def test_figures_are_compared_where_they_are_of_the_same_pairs(
+    changed: dict[str, Any], due: dict[str, Any], place: Path, results: list[Result], tmp_path: Path
+) -> None:
+    for result in results:
+        if result.row == "one":
+            figures = result.measures["sts"]["tasks"]["stsb-dev"] | changed
+            sts = result.measures["sts"] | {"tasks": {"stsb-dev": figures}}
+            result = replace(result, measures=result.measures | {"sts": sts})
+        result.write(tmp_path)
+    for _ in range(2):  # what was found is known the second time
+        run_grid(replace(settings_in(place), results=tmp_path, runs=tmp_path / "elsewhere"))
+        rows = json.loads((tmp_path / "tiny" / COMPARISONS).read_text(encoding="utf-8"))["rows"]
+        assert ("one" in rows) == bool(due)
+        assert rows.get("one", {}).items() >= due.items()
 
 
 def test_a_measure_on_other_pairs_of_the_same_name_is_another() -> None:

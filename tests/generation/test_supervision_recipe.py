@@ -4,9 +4,14 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+import torch
 import yaml
 from programs import run
 from tiny import save_tiny_base
+
+from angle_llm import SentenceEncoder
+from angle_llm.evaluation import spearman
 
 RECIPE = Path(__file__).parent.parent.parent / "recipes" / "llm_supervision.py"
 
@@ -41,6 +46,14 @@ def test_generated_and_human_pairs_of_one_number_are_measured_on_the_same_test_p
     assert list(figures) == ["before", "data", "human"]
     weights = {path.read_bytes() for path in tmp_path.glob("**/model.safetensors")}
     assert len(weights) == 3, "one of them was not trained, or both on the same"
+    rows = [json.loads(line) for line in (tmp_path / "test.jsonl").read_text().splitlines()]
+    for name, place in [("before", "tiny"), ("data", "out/data/model"), ("human", "out/human/model")]:
+        encode = SentenceEncoder.from_pretrained(tmp_path / place, prompt="plain", pooling="mean", device="cpu").encode
+        left, right = (torch.from_numpy(encode([row[side] for row in rows])) for side in ("text1", "text2"))
+        cosines = torch.cosine_similarity(left.double(), right.double())
+        assert float(figures[name]) == pytest.approx(
+            100 * spearman(cosines.numpy(), [row["score"] for row in rows]), abs=0.005
+        )
     for name, path in [("data", "generated.jsonl"), ("human", "human.jsonl")]:
         told = yaml.safe_load((tmp_path / "out" / name / "settings.yaml").read_text())
         assert (told["data"]["path"], told["data"]["limit"]) == (path, 7)

@@ -137,6 +137,7 @@ def llama3() -> PreTrainedTokenizerBase:
 @cache
 def bert() -> PreTrainedTokenizerBase:
     """BERT's kind: lower-casing WordPiece, `[CLS]` … `[SEP]`, pad id 0."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -144,12 +145,13 @@ def bert() -> PreTrainedTokenizerBase:
         corpus(),
         trainers.WordPieceTrainer(
             vocab_size=VOCABULARY,
-            special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
+            special_tokens=special,
             initial_alphabet=list(string.punctuation),
             show_progress=False,
         ),
     )
-    return BertTokenizer(vocab=tokenizer.get_vocab())
+    tokens = [*special, *sorted(set(tokenizer.get_vocab()) - set(special))]  # its own order differs from run to run
+    return BertTokenizer(vocab={token: number for number, token in enumerate(tokens)})
 
 
 @cache

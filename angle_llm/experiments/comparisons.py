@@ -68,7 +68,10 @@ def comparisons(
             if one is not None and other is not None:
                 paired = _paired(one, other, found.figure)
             row = rows.setdefault(key[0], {"figure": found.figure, "per_seed": {}})
-            if row["figure"] == found.figure:  # of different figures there is no mean
+            others = [one["tasks"].keys() for one in row["per_seed"].values()]
+            if all(
+                tasks == found.difference["tasks"].keys() for tasks in others
+            ):  # of different figures there is no mean
                 row["per_seed"][seed] = paired if _agree(paired, found.difference) else found.difference
     for row in rows.values():
         row |= _over_seeds([_number(seed["difference"]) for seed in row["per_seed"].values()])

@@ -120,6 +120,13 @@ def test_an_unknown_target_is_refused_even_beside_a_known_one(targets: list[str]
     assert not any("lora" in name for name, _ in backbone.named_modules())
 
 
+def test_all_layers_may_be_named_in_a_tuple() -> None:
+    settings = LoraSettings(rank=2, targets=("all-linear",))
+    assert adapted_layers(add_lora(tiny_backbone("llama"), settings)) == {
+        name for name, layer in tiny_backbone("llama").named_modules() if isinstance(layer, nn.Linear)
+    }
+
+
 def test_an_unknown_target_of_gpt2_tells_its_layers_and_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"Did you mean 'c_attn'\? Known: c_attn, c_fc, c_proj\. .*all-linear"):
         add_lora(tiny_backbone("gpt2"), LoraSettings(targets=["attn_c"]))

@@ -499,3 +499,14 @@ def test_smollm2_has_no_frame_and_its_special_tokens_are_inert(smollm2_itself: A
             assert not special & set(ids)
             assert ids[-4:] == [281, 582, 2229, 25898]
             assert len(ids) <= 32
+
+
+@pytest.mark.parametrize("together", [1, 2, 3, 5, 7])
+def test_ids_do_not_depend_on_how_many_texts_are_tokenised_together(
+    together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["A man eats.", "A", "Nobody eats anything.", "", "A dog runs."]
+    whole = plain_ids(TOKENIZERS["llama2"](), texts)
+    monkeypatch.setattr("angle_llm.modeling.tokenization.TEXTS_TOGETHER", together)
+    assert plain_ids(TOKENIZERS["llama2"](), texts) == whole
+    assert len(whole) == 5

@@ -54,5 +54,5 @@ def test_four_times_the_batch_takes_little_more_memory() -> None:
     }
     (_, small, few), (_, large, many) = measured[1024], measured[4096]
     assert many > 3 * few > 3, "four times the batch is more micro-batches, not larger ones"
-    # 1.11 was seen: rows, plan and the blocks of the loss grow, activations do not. Of a model of 135M parameters it is less.
+    # 1.11 was seen: rows, plan and the blocks of the loss grow, activations do not.
     assert large <= 1.2 * small, done.stdout

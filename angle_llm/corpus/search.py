@@ -1,6 +1,6 @@
 """The nearest rows of a finished folder: exact, by reading all of it, some thousands of rows at a time.
 
-Legend: Q queries, N rows of a piece, K dimensions.
+Legend: Q queries, N rows of a piece, D dimensions of the model, K that are kept, R rows that are asked for.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from angle_llm.corpus.exact import best, cosines_of_all, on_grid
 from angle_llm.corpus.reading import Corpus, File
 from angle_llm.corpus.shards import ShardsError, read_pieces
 from angle_llm.corpus.vectors import Array, VectorForm
@@ -55,25 +56,27 @@ def search(folder: Path, index: dict[str, Any], queries_QD: Array, top: int) -> 
             f"{folder} was made by a model of {form.dimensions} dimensions, and this one has {queries_QD.shape[1]}. Use the "
             f"model it was made by, {index['model']['name']}."
         )
-    queries_QK = _to_length_1(queries_QD[:, : form.kept].astype(np.float32))
-    best: list[list[Hit]] = [[] for _ in queries_QK]
+    queries_QK = on_grid(queries_QD[:, : form.kept])
+    nearest: list[list[Hit]] = [[] for _ in queries_QK]
     for piece in read_pieces(folder, index, form):
-        scores_QN = queries_QK @ _to_length_1(piece.vectors).T
-        for query, scores in enumerate(scores_QN):
-            worst = best[query][-1].score if len(best[query]) == top else -np.inf
-            # Sorted by score; equal ones by row, for the sort is stable and rows ascend.
-            found = [place for place in np.argsort(-scores, kind="stable")[:top] if scores[place] > worst]
+        scores_QN = cosines_of_all(queries_QK, on_grid(piece.vectors))
+        if not np.isfinite(scores_QN).all():
+            raise ShardsError(
+                f"a vector in {folder}, or of a query, is not finite, so it has no cosine. Embed it anew."
+            )
+        places_QR, scores_QR = best(np.broadcast_to(np.arange(len(piece.row)), scores_QN.shape), scores_QN, top)
+        for query, (places, scores) in enumerate(zip(places_QR, scores_QR, strict=True)):
             hits = [
                 Hit(
-                    float(scores[place]),
+                    float(score),
                     int(piece.row[place]),
                     piece.id[place] if piece.id is not None else None,
                     piece.text[place] if piece.text is not None else None,
                 )
-                for place in found
+                for place, score in zip(places, scores, strict=True)
             ]
-            best[query] = sorted(best[query] + hits, key=lambda hit: (-hit.score, hit.row))[:top]
-    return best
+            nearest[query] = sorted(nearest[query] + hits, key=lambda hit: (-hit.score, hit.row))[:top]
+    return nearest
 
 
 def texts_of_source(index: dict[str, Any], rows: set[int]) -> dict[int, str]:
@@ -89,9 +92,3 @@ def texts_of_source(index: dict[str, Any], rows: set[int]) -> dict[int, str]:
         return corpus.texts(rows)
     except OSError:
         return {}
-
-
-def _to_length_1(rows: Array) -> Array:
-    length = np.linalg.norm(rows, axis=1, keepdims=True)
-    scaled: Array = rows / np.where(length > 0, length, 1)
-    return scaled

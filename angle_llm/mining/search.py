@@ -1,9 +1,4 @@
-"""The candidates nearest to each anchor: exact, and the same to the last bit whatever the blocks and the machine.
-
-Sums of float products depend on their order, and so on the shape of a block. Here vectors of length 1 are rounded to
-multiples of 2⁻²⁶, four times finer than float32 just below 1: their products are multiples of 2⁻⁵², and no partial sum is
-above 2 (Cauchy-Schwarz), so float64 holds all of them and no order rounds anything. Equal cosines are then really equal,
-and the earlier candidate comes first.
+"""The candidates nearest to each anchor: exact, and the same to the last bit whatever the blocks (see `corpus/exact.py`).
 
 Legend: A anchors, C candidates, D dimensions, R ranks (the last that is asked for).
 """
@@ -15,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from angle_llm.corpus.exact import STEPS, best, cosines_of_all, on_grid
 from angle_llm.corpus.vectors import Array
 from angle_llm.data.formats import DataError
 
-_STEPS = 2.0**26
 FAISS_SLACK = 64
 """How many more than asked for faiss is asked for, as its float32 may misplace those at the edge."""
 
@@ -33,22 +28,14 @@ def grid_rows(rows_ND: Array) -> Array:
     Raises:
         DataError: for a vector that is 0 or not finite, with its place.
     """
-    rows = np.ascontiguousarray(rows_ND, dtype=np.float64)
-    length = np.sqrt((rows * rows).sum(axis=1, keepdims=True))
-    good = np.isfinite(length[:, 0]) & (length[:, 0] > 0)
+    grid = on_grid(rows_ND)
+    good = np.isfinite(grid).all(axis=1) & grid.any(axis=1)
     if not good.all():
         raise DataError(
             f"vector {int(np.argmin(good))} of a block is 0 or not finite, so it has no cosine. Load the model in bfloat16 or "
             "float32, or mend its weights"
         )
-    grid: Array = np.rint(rows / length * _STEPS)
     return grid
-
-
-def cosines(left_ND: Array, right_ND: Array) -> Array:
-    """(N,) cosine of each row with the other's, of rows on the grid."""
-    found: Array = (left_ND * right_ND).sum(axis=1) / _STEPS**2
-    return found
 
 
 class ExactIndex:
@@ -66,7 +53,7 @@ class ExactIndex:
         score_AR = np.empty((len(anchors_AD), 0))
         for first in range(0, len(self.candidates), self.block):
             rows = self.candidates[first : first + self.block]
-            score_AC = anchors_AD @ grid_rows(self.vectors[rows]).T / _STEPS**2
+            score_AC = cosines_of_all(anchors_AD, grid_rows(self.vectors[rows]))
             place_AC = np.broadcast_to(np.arange(first, first + len(rows)), score_AC.shape)
             place_AR, score_AR = best(
                 np.concatenate([place_AR, place_AC], axis=1), np.concatenate([score_AR, score_AC], axis=1), ranks
@@ -96,26 +83,13 @@ class FaissIndex:
         place_AW = np.sort(self.index.search(_float32(anchors_AD), wanted)[1], axis=1)
         score_AW = np.empty(place_AW.shape)
         for anchor, places in enumerate(place_AW):
-            score_AW[anchor] = grid_rows(self.vectors[self.candidates[places]]) @ anchors_AD[anchor] / _STEPS**2
+            (score_AW[anchor],) = cosines_of_all(anchors_AD[[anchor]], grid_rows(self.vectors[self.candidates[places]]))
         return best(place_AW, score_AW, ranks)
 
 
 INDEXES: dict[str, Callable[[Array, Array, int], ExactIndex | FaissIndex]] = {"exact": ExactIndex, "faiss": FaissIndex}
 
 
-def best(place_AC: Array, score_AC: Array, ranks: int) -> tuple[Array, Array]:
-    """The `ranks` largest scores of each row, largest first, with their places; of equal scores the first in the row."""
-    if score_AC.shape[1] > ranks:
-        edge_A1 = np.partition(score_AC, -ranks, axis=1)[:, -ranks, None]
-        above, at_edge = score_AC > edge_A1, score_AC == edge_A1
-        room_A1 = ranks - above.sum(axis=1, keepdims=True)
-        kept = above | (at_edge & (at_edge.cumsum(axis=1) <= room_A1))
-        score_AC = score_AC[kept].reshape(-1, ranks)
-        place_AC = place_AC[kept].reshape(-1, ranks)
-    order = np.argsort(-score_AC, axis=1, kind="stable")
-    return np.take_along_axis(place_AC, order, axis=1), np.take_along_axis(score_AC, order, axis=1)
-
-
 def _float32(grid_ND: Array) -> Array:
-    scaled: Array = (grid_ND / _STEPS).astype(np.float32)
+    scaled: Array = (grid_ND / STEPS).astype(np.float32)
     return scaled

@@ -10,10 +10,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from angle_llm.corpus.exact import cosines
 from angle_llm.corpus.vectors import Array
 from angle_llm.mining.guards import Guards, Judge, Window
 from angle_llm.mining.pairs import Material, Pair
-from angle_llm.mining.search import cosines, grid_rows
+from angle_llm.mining.search import grid_rows
 from angle_llm.mining.settings import MineSettings
 
 Part = dict[str, Any]

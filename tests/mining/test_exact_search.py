@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from angle_llm.corpus.exact import best, cosines
 from angle_llm.data.formats import DataError
-from angle_llm.mining.search import ExactIndex, FaissIndex, MissingIndexError, best, cosines, grid_rows
+from angle_llm.mining.search import ExactIndex, FaissIndex, MissingIndexError, grid_rows
 
 
 def brute_force(anchors: np.ndarray, candidates: np.ndarray, ranks: int) -> tuple[list[list[int]], list[list[float]]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -19,6 +20,7 @@ from torch import nn
 from angle_llm.modeling import adapters
 from angle_llm.modeling.backbone import count_positions, is_causal, lasting_name, weights_fingerprint
 from angle_llm.modeling.counters import EncodeStats, FlopsPerToken
+from angle_llm.modeling.cpu_memory import bound_kernel_caches, freed_memory_kept
 from angle_llm.modeling.depth import Depth
 from angle_llm.modeling.embedding_model import EmbeddingModel
 from angle_llm.modeling.encoder_files import Reading, check_savable, open_encoder, save_encoder
@@ -70,7 +72,8 @@ class SentenceEncoder:
         Raises:
             ValueError: for an unknown pooling or one the backbone cannot have, or a `max_length` beyond its positions.
         """
-        mend(backbone)  # before its first forward pass
+        bound_kernel_caches()
+        mend(backbone)  # both before its first forward pass
         causal = is_causal(backbone)
         pooling = pooling or DEFAULT_POOLING[causal]
         dimensions, layer_dimensions = _dimensions(backbone)
@@ -310,8 +313,12 @@ class SentenceEncoder:
         stats = EncodeStats.none(FlopsPerToken.of(self.model.backbone).forward)
         was_training = self.model.training
         self.model.eval()
+        heap = freed_memory_kept() if self.device.type == "cpu" else nullcontext()
         try:
-            with tqdm(total=len(texts), desc="encode", unit="text", disable=not show_progress, leave=False) as progress:
+            with (
+                heap,
+                tqdm(total=len(texts), desc="encode", unit="text", disable=not show_progress, leave=False) as progress,
+            ):
                 for first in range(0, len(texts), TEXTS_PLANNED):
                     plan = self.plan(texts[first : first + TEXTS_PLANNED], budget)
                     rows_UC = torch.empty(plan.unique, columns)

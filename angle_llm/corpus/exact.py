@@ -1,4 +1,4 @@
-"""Cosines that are the same to the last bit whatever the blocks, the machine and the order of rows.
+"""Cosines that are the same to the last bit whatever the blocks and the order of rows.
 
 Sums of float products depend on their order, and so on the shape of a block and on a row's place in it. Here vectors of
 length 1 are rounded to multiples of 2⁻²⁶, four times finer than float32 just below 1: their products are multiples of
@@ -19,7 +19,7 @@ STEPS = 2.0**26
 
 def on_grid(rows_ND: Array) -> Array:
     """Directions of vectors (N, D) in steps of 2⁻²⁶, as whole numbers in float64. A zero vector stays 0, one that is not
-    finite becomes NaN."""
+    finite has a NaN."""
     rows: Array = np.array(rows_ND, dtype=np.float64, order="C")
     length = np.sqrt((rows * rows).sum(axis=1, keepdims=True))
     with np.errstate(invalid="ignore"):

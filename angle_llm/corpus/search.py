@@ -48,7 +48,7 @@ def search(folder: Path, index: dict[str, Any], queries_QD: Array, top: int) -> 
     of binary by their signs: the order is then that of the stored vectors, not of the model's.
 
     Raises:
-        ShardsError: if the folder is damaged, or the queries have other dimensions.
+        ShardsError: if the folder is damaged, or the queries have other dimensions or are not finite.
     """
     form = form_of(index)
     if queries_QD.shape[1] != form.dimensions:
@@ -57,6 +57,11 @@ def search(folder: Path, index: dict[str, Any], queries_QD: Array, top: int) -> 
             f"model it was made by, {index['model']['name']}."
         )
     queries_QK = on_grid(queries_QD[:, : form.kept])
+    if not np.isfinite(queries_QK).all():
+        raise ShardsError(
+            "the vector of a query is not finite, so it has no cosine. Load the model in bfloat16 or float32, or mend "
+            "its weights."
+        )
     nearest: list[list[Hit]] = [[] for _ in queries_QK]
     for piece in read_pieces(folder, index, form):
         scores_QN = cosines_of_all(queries_QK, on_grid(piece.vectors))

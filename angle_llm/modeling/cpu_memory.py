@@ -1,59 +1,66 @@
-"""What a CPU's memory costs: freed blocks that come back empty, and kernels that are kept for every shape there ever was.
-
-Elsewhere than on Linux with glibc the first is left as it is.
-"""
+"""What a CPU's memory costs: freed blocks that come back empty, and kernels that are kept for every shape there ever was."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
-_KEPT = 1 << 30
-# Where glibc's own adjusting ends once a process has freed a block of 32 MiB. Saying one threshold ends that adjusting, so
-# these are what it is left with.
-_USUAL_MMAP = 32 << 20
-_USUAL_TRIM = 2 * _USUAL_MMAP
-
 _KERNEL_CACHES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")  # torch's own, and oneDNN's below it
 _KERNELS_KEPT = 128
 
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
+_KEPT = 1 << 30
+# Where glibc's own adjusting ends once a process has freed a block of 32 MiB. Saying one threshold ends that adjusting for
+# good, so these are what it is left with.
+_USUAL_MMAP = 32 << 20
+_USUAL_TRIM = 2 * _USUAL_MMAP
+
 
 def bound_kernel_caches() -> None:
-    """Has torch keep 128 of oneDNN's kernels, not 1,024 of each of its caches; must come before the first product in
+    """Has torch keep 128 of oneDNN's kernels in place of 1,024 in each of its caches; must come before the first product in
     bfloat16.
 
     Each size of a micro-batch needs kernels of its own, 5 to 13 MiB of them seen, and a large batch has as many sizes as
-    micro-batches, so memory grew by gigabytes (docs/LOG.md). A size needs about 30, the same in every layer. Variables of
-    the environment that are set already stay.
+    micro-batches: memory grew with the batch (docs/LOG.md, "Where a cached step's memory went"). A size needs about 30, the
+    same in every layer. Variables of the environment that are set already stay. On x86 only: elsewhere torch's own cache
+    is smaller to begin with.
     """
-    for name in _KERNEL_CACHES:
-        os.environ.setdefault(name, str(_KERNELS_KEPT))
+    if platform.machine() in ("x86_64", "AMD64"):
+        for name in _KERNEL_CACHES:
+            os.environ.setdefault(name, str(_KERNELS_KEPT))
 
 
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """Within this, up to 1 GiB of freed memory is used again rather than given back to the system; after it, what the next
-    `free` finds above 64 MiB is given back.
+    """Within this, up to 1 GiB of freed memory is used again rather than given back to the system. After it, some later
+    `free` gives all of it back, once more than 64 MiB are free.
 
-    glibc gives the top of its heap back as soon as some MiB of it are free. A layer's temporaries are tens of MiB, so they
-    came back page by page, emptied by the kernel: an eighth of the time of encoding with SmolLM2 in float32 (docs/LOG.md).
-    For the whole process, whatever its other threads do.
+    Else glibc gives the top of its heap back as soon as some MiB of it are free. A layer's temporaries are tens of MiB, so
+    they came back page by page, emptied by the kernel: an eighth of the time of encoding with SmolLM2 in float32
+    (docs/LOG.md). This is a setting of the process: it helps in the main thread, whose heap it is; the first of two that
+    are within to leave ends it for both. Nothing is done without glibc, nor where its own variables have set it up.
     """
     mallopt = _mallopt()
-    if mallopt is None:
+    if (
+        mallopt is None
+        or "malloc" in os.environ.get("GLIBC_TUNABLES", "")
+        or any(name.startswith("MALLOC_") for name in os.environ)
+    ):
         yield
         return
-    mallopt(_MMAP_THRESHOLD, _USUAL_MMAP)
+    if not mallopt(_MMAP_THRESHOLD, _KEPT):  # glibc before 2.33 takes no more than 32 MiB
+        mallopt(_MMAP_THRESHOLD, _USUAL_MMAP)
     mallopt(_TRIM_THRESHOLD, _KEPT)
     try:
         yield
     finally:
+        mallopt(_MMAP_THRESHOLD, _USUAL_MMAP)
         mallopt(_TRIM_THRESHOLD, _USUAL_TRIM)
 
 

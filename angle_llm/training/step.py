@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +84,7 @@ def boundary_step(
         value = way(model, plan, _Boundary(batch, objective, share), strategy)
     parts = {name: float(part) for name, part in value.parts.items()}
     return StepResult(
-        float(value.loss.detach()),
+        float(value.loss),
         parts,
         len(batch),
         len(batch.left),
@@ -121,7 +121,9 @@ class _Boundary:
                 "learning rate, use bfloat16 or float32 in place of float16, or look at this batch's texts."
             )
         (gradient_ND,) = torch.autograd.grad(value.loss * self.share, leaf_ND)
-        return value, torch.zeros_like(rows_UD).index_add_(0, row_of_N, gradient_ND)
+        # Without its graph, which holds the rows of the whole batch.
+        shown = replace(value, loss=value.loss.detach())
+        return shown, torch.zeros_like(rows_UD).index_add_(0, row_of_N, gradient_ND)
 
 
 def _keep_graphs(model: nn.Module, plan: Plan, boundary: _Boundary, strategy: Strategy) -> ObjectiveValue:

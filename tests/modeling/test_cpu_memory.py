@@ -1,5 +1,6 @@
 """Memory of a CPU: kernels of ever new shapes do not pile up, and freed blocks are used again."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -7,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks glibc's allocator")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallinfo2"),
+    reason="asks glibc's allocator, 2.33 or newer",
+)
 
 TESTS = Path(__file__).parents[1]
 KERNELS = """
@@ -68,26 +72,27 @@ with kept():
 """
 
 
-def run(program: str, **environment: str) -> list[int]:
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(TESTS), **environment},
-    )
+def run(program: str) -> list[int]:
+    """In a process of its own, to which no setting has come down from this one."""
+    set_here = ("LRU_CACHE", "ONEDNN", "MALLOC", "GLIBC_TUNABLES", "PYTHONPATH")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(set_here)}
+    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     return [int(word) for word in done.stdout.split()]
 
 
 def test_kernels_of_ever_new_shapes_do_not_pile_up() -> None:
     early, late = run(KERNELS)
-    assert late - early < 4096, "KiB; in use, so not an allocator's affair"
+    # KiB in use, so no affair of the allocator. 1,095 were seen, and 417,777 with the caches as they come; where torch does
+    # bfloat16 products without oneDNN, nothing grows either way.
+    assert late - early < 4096
 
 
 def test_freed_memory_is_used_again() -> None:
     entered, faults = run(FREED)
     assert entered == 3, "by each call of encode"
     # A temporary of 2,048 × 3,072 float32 is 6,144 pages, and there are two in each layer. Without the setting 90,000 to
-    # 130,000 faults were seen five times (and 4,589 once), with it 58 to 16,119.
+    # 130,000 faults were seen five times (and 4,589 once), with it 58 to 16,119. Huge pages would hide both.
     assert faults < 40_000

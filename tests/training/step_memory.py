@@ -1,6 +1,6 @@
 """Peak memory of a step whose batch is encoded twice, for batches of several sizes, one after the other in this process.
 
-    python tests/training/step_memory.py [MODEL DATA] TRIPLES TRIPLES ...
+    PYTHONPATH=tests python tests/training/step_memory.py [MODEL DATA] TRIPLES [TRIPLES ...]
 
 Without MODEL and DATA, the starter triples and a tiny LLaMA. Prints a line of JSON for each size; MiB of the whole process.
 """
@@ -69,13 +69,18 @@ def measured(encoder: SentenceEncoder, batch: TextBatch) -> dict[str, float]:
 
 if __name__ == "__main__":
     words = sys.argv[1:]
+    if not words:
+        sys.exit(__doc__)
     named = [] if words[0].isdigit() else [words.pop(0), words.pop(0)]
     sizes = [int(word) for word in words]
-    source = DataSource(path=named[1], limit=max(sizes)) if named else DataSource(limit=max(sizes))
+    source = DataSource(path=named[1], limit=sum(sizes)) if named else DataSource(limit=max(sizes))
     examples = load_examples(source).examples
+    used = 0
     encoder = real(named[0]) if named else tiny()
     for triples in sizes:
         for parameter in encoder.model.parameters():
             parameter.grad = None
-        batch = TextBatch.from_examples(examples[:triples])
+        start = used if used + triples <= len(examples) else 0  # batch after batch, as long as the data reach
+        used = start + triples
+        batch = TextBatch.from_examples(examples[start:used])
         print(json.dumps({"triples": triples, **measured(encoder, batch)}), flush=True)

@@ -14,7 +14,7 @@ import pytest
 def test_four_times_the_batch_takes_little_more_memory() -> None:
     here = Path(__file__).parent
     command = [sys.executable, "step_memory.py", "64", "1024", "4096"]
-    environment = {**os.environ, "PYTHONPATH": str(here.parent)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parent), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here, env=environment)
     assert done.returncode == 0, done.stderr
     _, small, large = [json.loads(line) for line in done.stdout.splitlines()]

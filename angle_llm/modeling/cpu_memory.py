@@ -27,9 +27,8 @@ def bound_kernel_caches() -> None:
     bfloat16.
 
     Each size of a micro-batch needs kernels of its own, 5 to 13 MiB of them seen, and a large batch has as many sizes as
-    micro-batches: memory grew with the batch (docs/LOG.md, "Where a cached step's memory went"). A size needs about 30, the
-    same in every layer. Variables of the environment that are set already stay. On x86 only: elsewhere torch's own cache
-    is smaller to begin with.
+    micro-batches: memory grew with the batch (docs/LOG.md, "Where a cached step's memory went"). All layers share the kernels
+    of a size. Variables of the environment that are set already stay. On x86 only, where it was looked at.
     """
     if platform.machine() in ("x86_64", "AMD64"):
         for name in _KERNEL_CACHES:

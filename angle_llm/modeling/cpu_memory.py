@@ -53,7 +53,7 @@ def freed_memory_kept() -> Iterator[None]:
     ):
         yield
         return
-    if not mallopt(_MMAP_THRESHOLD, _KEPT):  # glibc before 2.33 takes no more than 32 MiB
+    if not mallopt(_MMAP_THRESHOLD, _KEPT):  # an older glibc takes no more than 32 MiB
         mallopt(_MMAP_THRESHOLD, _USUAL_MMAP)
     mallopt(_TRIM_THRESHOLD, _KEPT)
     try:

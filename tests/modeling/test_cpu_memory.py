@@ -49,7 +49,7 @@ from angle_llm.modeling.cpu_memory import freed_memory_kept
 
 
 def held_after_freeing():
-    blocks = [libc.malloc(size << 20) for size in [20] * 20]
+    blocks = [libc.malloc(20 << 20) for _ in range(20)]
     for block in reversed(blocks):
         libc.free(block)
     usage = libc.mallinfo2()

@@ -9,13 +9,16 @@ from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from angle_llm.evaluation.published import PUBLISHED
 from angle_llm.experiments import Result
 from angle_llm.report import ReportSettings, report_main
+from angle_llm.report.measured import Density
 from angle_llm.report.numbers import excludes_zero, number, over_seeds, signed, span
+from angle_llm.report.plots import density_figure, density_means
 from angle_llm.report.published import TABLES
 
 GRID = """
@@ -121,14 +124,14 @@ def filled(folders: ReportSettings) -> ReportSettings:
         one.write(folders.results)
     differences = {
         "42": {"difference": 2.215, "interval": [1.5, 2.9], "p_value": 0.002},
-        "1": {"difference": 1.315, "interval": [0.4, 2.2], "p_value": 0.004},
+        "1": {"difference": 1.305, "interval": [0.4, 2.2], "p_value": 0.004},
     }
-    compared = {"figure": "average", "per_seed": differences, "mean_difference": 1.765, "interval": [0.11, 3.42]}
+    compared = {"figure": "average", "per_seed": differences, "mean_difference": 1.76, "interval": [0.11, 3.42]}
     raw: dict[str, Any] = {
         "figure": "average",
-        "per_seed": {"42": {"difference": -6.67, "interval": [-8.1, -5.2], "p_value": 0.002}},
+        "per_seed": {"42": {"difference": -6.675, "interval": [-8.1, -5.2], "p_value": 0.002}},
     }
-    raw |= {"mean_difference": -6.67, "interval": None}
+    raw |= {"mean_difference": -6.675, "interval": None}
     comparisons = {"reference": "base", "rows": {"other": compared, "raw": raw}}
     write(folders.results / "terms" / "comparisons.json", comparisons)
     quantiles = {"0.05": 5.0, "0.5": 13.0, "0.95": 27.0, "1.0": 61.0}
@@ -145,7 +148,11 @@ def filled(folders: ReportSettings) -> ReportSettings:
     }
     scenario: dict[str, Any] = {"title": "Training, float32", "unit": "triples", "units": 16}
     scenario |= {"summary": {"ours": summary, "theirs": None}, "runs": {"theirs": [{"problem": "ended at 24 GiB"}]}}
-    write(folders.results / "speed.json", {"scenarios": [scenario], "machine": {"cores": 2}, "finished": "2026-11-21"})
+    speed = {"scenarios": [scenario], "machine": {"cores": 2}, "finished": "2026-11-21"}
+    write(folders.results / "speed-train.json", speed)
+    scenario = {"title": "Encoding, float32", "unit": "texts", "units": 32328}
+    scenario |= {"summary": {"theirs": summary | {"ratio": 4.56, "ratio_min": 4.52, "ratio_max": 4.59}}, "runs": {}}
+    write(folders.results / "speed-encode.json", speed | {"scenarios": [scenario]})
     return folders
 
 
@@ -200,7 +207,19 @@ FIGURES = [
     ),  # transfer, retrieval, novel
     *("11.1", "22.2", "66.7", "31.4", "41.2", "27.4", "41.23", "42.34", "51.45"),  # saturation, nested
     *("98", "54,321", "2.3456", "0.9876", "2026-11-21", "2 CPU thread(s), x86_64", "torch 2.13.0", "0.25"),  # the runs
-    *("1,000", "14.5", "13", "61", "2.81", "5.69", "2.8", "ended at 24 GiB"),  # lengths, speed
+    *(
+        "1,000",
+        "14.5",
+        "13",
+        "61",
+        "2.81",
+        "5.69",
+        "2.8",
+        "ended at 24 GiB",
+        "32,328",
+        "4.56",
+        "4.52–4.59",
+    ),  # lengths, speed
     "python recipes/ablation.py --grid recipes/grids/terms.yaml --data-dir DATA --rows other --seeds 1",
 ]
 
@@ -228,14 +247,37 @@ def test_published_rows_are_marked_and_all_there(filled: ReportSettings) -> None
 
 def test_only_what_is_sure_is_bold(filled: ReportSettings) -> None:
     _, tables = made(filled)
-    assert "**77.33 ± 0.08**" in tables
+    assert "77.33 ± 0.08" in tables
+    assert "**77.33" not in tables, "two seeds may happen to agree"
+    for row, figure in (("base", 81.5), ("other", 84.55)):
+        result(row, 2, sts=sts(figure)).write(filled.results)
     path = filled.results / "terms" / "comparisons.json"
     compared = json.loads(path.read_text())
+    compared["rows"]["other"]["per_seed"]["2"] = {"difference": 1.525, "interval": [0.5, 2.5], "p_value": 0.01}
+    write(path, compared)
+    assert "**77.33 ± 0.0" in made(filled)[1]
     compared["rows"]["other"]["per_seed"]["1"]["interval"] = [-0.1, 2.2]
     write(path, compared)
     _, tables = made(filled)
-    assert "77.33 ± 0.08" in tables
+    assert "77.33 ± 0.0" in tables
     assert "**77.33" not in tables
+
+
+def test_comparisons_of_other_results_are_told(filled: ReportSettings) -> None:
+    """As where a grid was stopped before it compared."""
+    result("other", 1, sts=sts(84.96)).write(filled.results)
+    page, tables = made(filled)
+    for words in (page.words, tables):
+        assert "terms/comparisons.json is not of these results: other (seed 1)" in words
+
+
+def test_what_one_row_alone_has_is_a_difference(filled: ReportSettings) -> None:
+    own = result("other", 42, sts=sts(84.44))
+    replace(own, settings=own.settings | {"data": {"where": {"clean": 0}}}).write(filled.results)
+    _, tables = made(filled)
+    shared = next(line for line in tables.splitlines() if line.startswith("All rows share"))
+    assert "data.where.clean" not in shared
+    assert "data.where.clean" in tables
 
 
 def test_one_seed_is_told(filled: ReportSettings) -> None:
@@ -404,6 +446,16 @@ def test_numbers_are_written_as_people_do() -> None:
         False,
         False,
     ]
+
+
+def test_a_ridge_is_drawn_where_there_are_pairs() -> None:
+    """Binary labels leave the ranges between them empty."""
+    binary = Density((0, 0.2, 0.4, 0.6, 0.8, 1), (-1, 0, 1), ((3, 1), (0, 0), (0, 0), (0, 0), (0, 4)))
+    assert density_means(binary) == [("0–0.2", 4, -0.25), ("0.8–1", 4, 0.5)]
+    figure = density_figure("Cosines", [("after", binary)])
+    drawn = ElementTree.tostring(figure.panels[0][1], encoding="unicode")
+    assert drawn.count('class="ridge') == 2
+    assert "0.4–0.6" not in drawn
 
 
 def luminance(colour: str) -> float:

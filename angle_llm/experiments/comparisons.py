@@ -101,8 +101,11 @@ def _of_figures(ours: Result, theirs: Result) -> _Found | None:
 
 
 def _paired(ours: dict[str, PairScores], theirs: dict[str, PairScores], figure: str) -> dict[str, Any]:
-    """What the scores of the pairs tell."""
-    found = compare(ours, theirs)
+    """What the scores of the pairs tell; nothing if they are of other pairs."""
+    try:
+        found = compare(ours, theirs)
+    except ValueError:
+        return {}
     difference = found.average if figure == "average" else found.tasks.get(figure)
     return (
         {}

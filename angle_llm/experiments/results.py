@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from angle_llm.evaluation.report import write_json
+from angle_llm.files import plain, write_json
 
 FORMAT_VERSION = 1
 COMPARISONS = "comparisons.json"
@@ -47,7 +46,7 @@ class Result:
     def write(self, folder: Path) -> Path:
         """Writes the file whole or not at all."""
         path = folder / self.grid / f"{self.name}.json"
-        write_json(path, {"format_version": FORMAT_VERSION, **without_nan(asdict(self))})
+        write_json(path, {"format_version": FORMAT_VERSION, **plain(self)})
         return path
 
     @classmethod
@@ -64,15 +63,6 @@ class Result:
             return cls(**values)
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
             raise ResultError(f"{path} is damaged ({error!r}). Remove it, and run its experiment again.") from error
-
-
-def without_nan(value: Any) -> Any:
-    """JSON has no NaN: a figure that does not exist is null, and its reason stands beside it."""
-    if isinstance(value, dict):
-        return {key: without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def load_results(folder: Path, grid: str) -> list[Result]:

@@ -18,11 +18,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from angle_llm.evaluation.report import write_json
 from angle_llm.experiments.comparisons import comparisons
 from angle_llm.experiments.grid import DATA, Experiment, Grid, GridError, experiments, load_grid
 from angle_llm.experiments.measure import KINDS, measure
-from angle_llm.experiments.results import COMPARISONS, Result, ResultError, without_nan
+from angle_llm.experiments.results import COMPARISONS, Result, ResultError
+from angle_llm.files import plain, write_json
 from angle_llm.settings import CheckpointSettings, changed_settings, save_settings, settings_to_dict
 
 _PACKAGES = ("torch", "transformers", "peft", "accelerate", "scipy")
@@ -85,7 +85,7 @@ def run_grid(settings: RunnerSettings) -> list[Result]:
         path = settings.results / grid.name / COMPARISONS
         known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
         found = comparisons(grid.reference, _measured(grid, settings, data_dir), settings.runs, known)
-        write_json(path, without_nan(found))
+        write_json(path, plain(found))
     return results
 
 
@@ -118,6 +118,9 @@ def _run(grid: Grid, experiment: Experiment, settings: RunnerSettings, data_dir:
     missing = missing_measures(experiment, known, data_dir)
     if known is not None and not missing:
         return known
+    if experiment.trains and not (_folder(experiment, settings) / "model").is_dir():
+        # The model that is trained now is another one, if only by its last digits: a file is of one model.
+        known, missing = None, missing_measures(experiment, None, data_dir)
     model = _train(experiment, settings) if experiment.trains else experiment.settings.model.path
     if settings.train_only:
         return None

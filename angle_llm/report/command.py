@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from angle_llm.files import write_text
 from angle_llm.report.markdown import markdown
 from angle_llm.report.material import Material, read_material
 from angle_llm.report.page import page
@@ -18,7 +18,7 @@ class ReportSettings:
     """One page and one file of tables from saved results; needs no model, no data, no network."""
 
     results: Path = Path("docs/results")
-    """Where results are kept: GRID/NAME.json, GRID/comparisons.json, lengths.json, speed.json."""
+    """Where results are kept: GRID/NAME.json, GRID/comparisons.json, lengths.json, speed*.json."""
     grids: Path = Path("recipes/grids")
     """The grids, which name what is missing."""
     page: Path = Path("docs/report.html")
@@ -41,20 +41,10 @@ def report_main(settings: ReportSettings) -> Material:
     material = read_material(settings.results, settings.grids)
     whole = document(material)
     for path, text in ((settings.page, page(whole)), (settings.tables, markdown(whole))):
-        _write(path, text)
+        write_text(path, text)
         print(f"{path}: {len(text.encode()):,} bytes")
     results = sum(len(row.results) for grid in material.grids for row in grid.rows)
     print(f"{results} results of {len(material.grids)} grids, {len(material.all_problems)} problems")
     for problem in material.all_problems:
         print(f"attention: {problem}", file=sys.stderr)
     return material
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

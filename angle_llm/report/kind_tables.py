@@ -106,7 +106,8 @@ def saturation_blocks(grid: MaterialGrid) -> Iterator[Block]:
             lines.append((Cell("|cosine| of 0.9 and more"), *ends))
             table = Table(
                 f"{title}: the figures",
-                "% of the pairs in a zone of their cosine, and % of each term's gradient (alone, weight 1) that goes to them.",
+                "% of the pairs in a zone of their cosine, and % of each term's gradient (alone, weight 1) that goes to them, in "
+                "batches of 64 in the order of the file, which in STS-B goes by genre: training shuffles.",
                 ("cosine", "pairs", *of.terms),
                 (Group(tuple(lines)),),
             )

@@ -222,7 +222,7 @@ class SpeedScenario:
 
 @dataclass(frozen=True)
 class Speed:
-    """speed.json, as eval/speed.py writes it."""
+    """speed*.json, as eval/speed.py writes it."""
 
     scenarios: list[SpeedScenario]
     machine: dict[str, Any] = field(default_factory=dict)

@@ -85,22 +85,29 @@ def density_figure(title: str, panels: Sequence[tuple[str, Density]]) -> Figure:
     ]
     return Figure(
         title,
-        "Each ridge is one range of the gold score (left, with its number of pairs), its height the share of those pairs at a "
-        "cosine; a good encoder moves the ridges apart, in order.",
+        "Each ridge is one range of the gold score (left, with its number of pairs; ranges without any are left out), its height "
+        "the share of those pairs at a cosine; a good encoder moves the ridges apart, in order.",
         f"{title}. {'. '.join(told)}.",
         drawn,
     )
 
 
-def density_means(density: Density) -> list[tuple[str, int, float | None]]:
-    """For each gold bin: its range, its pairs, and their mean cosine (each pair at the middle of its cosine bin)."""
+def density_means(density: Density) -> list[tuple[str, int, float]]:
+    """For each gold bin that has pairs: its range, its pairs, and their mean cosine (each pair at the middle of its cosine bin).
+
+    Binary labels lie in the first bin and the last.
+    """
     middles = [(a + b) / 2 for a, b in zip(density.cosine_edges, density.cosine_edges[1:], strict=False)]
     found = []
-    for index, row in enumerate(density.counts):
-        a, b = density.gold_edges[index : index + 2]
-        mean = sum(c * m for c, m in zip(row, middles, strict=True)) / sum(row) if sum(row) else None
-        found.append((f"{a:g}–{b:g}", sum(row), mean))
+    for index in _occupied(density):
+        row, (a, b) = density.counts[index], density.gold_edges[index : index + 2]
+        found.append((f"{a:g}–{b:g}", sum(row), sum(c * m for c, m in zip(row, middles, strict=True)) / sum(row)))
     return found
+
+
+def _occupied(density: Density) -> list[int]:
+    """The gold bins that have pairs."""
+    return [index for index, row in enumerate(density.counts) if any(row)]
 
 
 def _shares(counts: Sequence[int]) -> list[float]:
@@ -114,12 +121,12 @@ def _lowest(density: Density) -> float:
 
 
 def _ridges(alternative: str, density: Density, axis: Axis, peak: float) -> Element:
-    rows, step, height = len(density.counts), 40.0, 64.0
-    bottom = height + step * (rows - 1) + 8
+    bins, step, height = _occupied(density), 40.0, 64.0
+    bottom = height + step * (len(bins) - 1) + 8
     parts = grid(axis, axis.ticks(4), 8, bottom, lambda value: f"{value:g}".replace("-", "−"))
     means = density_means(density)
-    for index in reversed(range(rows)):  # the highest scores on top
-        base = 8 + height + step * (rows - 1 - index)
+    for place, index in reversed(list(enumerate(bins))):  # the highest scores on top
+        base = 8 + height + step * (len(bins) - 1 - place)
         shares, edges = _shares(density.counts[index]), density.cosine_edges
         outline = [(axis.at(max(axis.low, edges[0])), height)]
         for share, a, b in zip(shares, edges, edges[1:], strict=False):
@@ -127,7 +134,7 @@ def _ridges(alternative: str, density: Density, axis: Axis, peak: float) -> Elem
                 outline.append((axis.at((a + b) / 2), height - share / peak * height))
         outline.append((axis.at(edges[-1]), height))
         parts.append(area(outline, base - height, height, f"ridge g{min(index, 4) + 1}"))
-        bin_, pairs, _ = means[index]
+        bin_, pairs, _ = means[place]
         parts += [text(0, base - 14, bin_, class_="name"), text(0, base, f"{pairs:,}", class_="tick")]
     parts.append(text(axis.at(1.0), bottom + 34, "cosine", anchor="end"))
     return canvas(bottom + 40, alternative, *parts)

@@ -85,11 +85,11 @@ LLM_SUPERVISED = PublishedTable(
     "Spearman × 100 on STS-B test; a prompted LLM wrote sentences of the same and of opposite meaning, no human label.",
     ("STS-B",),
     (("ensemble", (82.01,)), ("ChatGPT", (81.52,)), ("ChatGLM", (81.11,)), ("LLaMA2-7B", (79.29,))),
-    frozenset({"supervised", "llm-supervised"}),
+    frozenset({"supervision"}),
 )
 RETRIEVAL = PublishedTable(
     "retrieval of captions",
-    "Strict accuracy, %, on flickr30k test: how often an image's first caption finds exactly its other captions in the top 5.",
+    "Strict accuracy, %, on flickr30k test: an image's first caption asks for its captions, and the top 5 must be exactly they.",
     ("strict accuracy",),
     (("AnglE", (12.9,)), ("SimCSE", (10.4,)), ("SBERT", (5.2,))),
     frozenset({"retrieval"}),

@@ -12,6 +12,7 @@ from angle_llm.settings import TrainSettings, settings_to_dict
 
 _OF_THE_RUN = {"run_dir", "seed", "resume", "data.shuffle_seed", "checkpoint.every_steps", "checkpoint.keep"}
 """Settings that tell nothing of what a row is."""
+_OF_ONE_SET = {"path", "format", "limit", "columns", "where", "score_range"}
 _ALWAYS = ("model.path", "model.prompt", "model.pooling", "data.path", "data.limit", "batch_size", "epochs")
 """Shared settings that are told even where they are the program's defaults."""
 
@@ -59,15 +60,20 @@ def missing_blocks(grid: MaterialGrid) -> list[Block]:
 
 
 def _of(row: MaterialRow) -> dict[str, Any]:
-    """The flat settings of a row's first result."""
-    return {key: value for key, value in _flat(row.results[0].result.settings) if key not in _OF_THE_RUN}
+    """The flat settings of a row's first result, without those of a data set that a list of sets stands for."""
+    settings = row.results[0].result.settings
+    data = settings.get("data", {})
+    if data.get("sets"):
+        settings = settings | {"data": {key: value for key, value in data.items() if key not in _OF_ONE_SET}}
+    return {key: value for key, value in _flat(settings) if key not in _OF_THE_RUN}
 
 
 def _settings(rows: Sequence[MaterialRow]) -> tuple[list[str], dict[str, str]]:
-    """Keys that differ between rows, and those that are shared and worth telling."""
-    flat = [_of(row) for row in rows]
-    keys = list(dict.fromkeys(key for values in flat for key in values))
-    seen = {key: {_plain(values[key]) for values in flat if key in values} for key in keys}
+    """Keys that differ between rows, and those that are shared and worth telling. What a trained row does not have is a
+    difference too; a row without training has no such settings at all."""
+    flat = [(_of(row), row.results[0].result.train is not None) for row in rows]
+    keys = list(dict.fromkeys(key for values, _ in flat for key in values))
+    seen = {key: {_plain(values.get(key)) for values, trained in flat if trained or key in values} for key in keys}
     defaults = {key: _plain(value) for key, value in _flat(settings_to_dict(TrainSettings()))}
     differing = [key for key in keys if len(seen[key]) > 1]
     shared = {key: next(iter(seen[key])) for key in keys if len(seen[key]) == 1}

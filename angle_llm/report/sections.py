@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from angle_llm.evaluation.published import PUBLISHED
 from angle_llm.evaluation.tasks import PUBLISHED_TASKS
 from angle_llm.report.document import Block, Cell, Commands, Document, Group, Notice, Paragraph, Section, Table
 from angle_llm.report.kind_tables import kind_blocks
 from angle_llm.report.material import KINDS, Material, MaterialGrid, MaterialRow
-from angle_llm.report.measured import Lengths, Speed, Sts
+from angle_llm.report.measured import Lengths, Speed, SpeedScenario, Sts
 from angle_llm.report.numbers import NOT_MEASURED, PLAIN, number
 from angle_llm.report.plots import length_figure
 from angle_llm.report.published import STS_MARK, TABLES, PublishedTable, beside
@@ -27,7 +29,7 @@ def document(material: Material) -> Document:
     """The whole report."""
     sections = [_overview(material), *(_grid(material, grid) for grid in material.grids)]
     sections += [_lengths(material.lengths)] if material.lengths is not None and material.lengths.sets else []
-    sections += [_speed(material.speed)] if material.speed is not None else []
+    sections += [_speed(material.speeds)] if material.speeds else []
     told = {table.title for grid in material.grids for table in _beside(grid)}
     sections.append(_published([table for table in TABLES if table.title not in told]))
     return Document(TITLE, LEAD, tuple(sections))
@@ -128,34 +130,33 @@ def _lengths(lengths: Lengths) -> Section:
     return Section("lengths", "How long the texts are", (length_figure(lengths), table), short="text lengths")
 
 
-def _speed(speed: Speed) -> Section:
+def _speed(speeds: Sequence[Speed]) -> Section:
     blocks: list[Block] = []
-    for scenario in speed.scenarios:
-        rows = []
-        for library, of in scenario.summary.items():
-            problem = next((run["problem"] for run in scenario.runs.get(library, []) if run.get("problem")), "")
-            if of is None:
-                rows.append((Cell(library, f"no figure: {problem or 'the file gives no reason'}"), *[PLAIN] * 4))
-                continue
-            least, most = of.ratio_min, of.ratio_max
-            ratio = (
-                PLAIN
-                if of.ratio is None
-                else Cell(number(of.ratio), "" if None in (least, most) else f"{least:.2f}–{most:.2f}")
-            )
-            figures = [Cell(number(of.seconds)), Cell(number(of.per_second)), ratio, Cell(number(of.peak_gib, 1))]
-            rows.append((Cell(library, problem), *figures))
-        meaning = (
-            f"Seconds for {scenario.units:,} {scenario.unit}; times ours: its time divided by ours (least to most)."
-        )
-        columns = ("library", "seconds", f"{scenario.unit} a second", "times ours", "peak GiB")
-        blocks.append(Table(scenario.title, meaning, columns, (Group(tuple(rows)),)))
-    machine = ", ".join(f"{key} {value}" for key, value in speed.machine.items())
-    packages = ", ".join(f"{key} {_versions(value)}" for key, value in speed.packages.items())
-    about = [f"Machine: {machine}." if machine else "", f"Packages: {packages}." if packages else ""]
-    about.append(f"Finished {speed.finished}." if speed.finished else "")
-    blocks.append(Paragraph(" ".join(filter(None, [*about, "Again: `make bench`."]))))
+    for speed in speeds:
+        blocks += [_scenario(scenario) for scenario in speed.scenarios]
+        machine = ", ".join(f"{key} {value}" for key, value in speed.machine.items())
+        packages = ", ".join(f"{key} {_versions(value)}" for key, value in speed.packages.items())
+        about = [f"Machine: {machine}." if machine else "", f"Packages: {packages}." if packages else ""]
+        about.append(f"Finished {speed.finished}." if speed.finished else "")
+        blocks.append(Paragraph(" ".join(filter(None, [*about, "Again: `make bench`."]))))
     return Section("speed", "Speed beside other libraries", tuple(blocks), short="speed")
+
+
+def _scenario(scenario: SpeedScenario) -> Table:
+    rows = []
+    for library, of in scenario.summary.items():
+        problem = next((run["problem"] for run in scenario.runs.get(library, []) if run.get("problem")), "")
+        if of is None:
+            rows.append((Cell(library, f"no figure: {problem or 'the file gives no reason'}"), *[PLAIN] * 4))
+            continue
+        least, most = of.ratio_min, of.ratio_max
+        beside = "" if least is None or most is None or least == most else f"{least:.2f}–{most:.2f}"
+        ratio = PLAIN if of.ratio is None else Cell(number(of.ratio), beside)
+        figures = [Cell(number(of.seconds)), Cell(number(of.per_second)), ratio, Cell(number(of.peak_gib, 1))]
+        rows.append((Cell(library, problem), *figures))
+    meaning = f"Seconds for {scenario.units:,} {scenario.unit}; times ours: its time divided by ours (least to most)."
+    columns = ("library", "seconds", f"{scenario.unit} a second", "times ours", "peak GiB")
+    return Table(scenario.title, meaning, columns, (Group(tuple(rows)),))
 
 
 def _versions(value: object) -> str:

@@ -57,7 +57,7 @@ def compared(grid: MaterialGrid, rows: dict[str, RowDifference]) -> Table:
         known = grid.row(name)
         label = known.label if known is not None else name
         for seed, one in row.per_seed.items():
-            p = "–" if one.p_value is None else number(one.p_value, 3)
+            p = "–" if one.p_value is None else "≤ 0.002" if one.p_value < 2.5e-3 else number(one.p_value, 3)
             body.append(
                 (
                     Cell(label),

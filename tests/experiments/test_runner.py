@@ -148,6 +148,28 @@ def test_what_has_a_result_is_not_run_again_and_a_new_measure_is_added(place: Pa
     assert one.stat().st_mtime_ns == models[one]
 
 
+def test_a_file_is_of_one_model(place: Path, results: list[Result], tmp_path: Path) -> None:
+    """Where the model is gone and a measure is asked for, what is trained is another model: nothing old stays."""
+    grid = (place / "tiny.yaml").read_text(encoding="utf-8")
+    more = "measures: {sts: [stsb-dev], saturation: {path: DATA/pairs.jsonl, format: scored_pair}}\nrows"
+    (tmp_path / "tiny.yaml").write_text(grid.replace("measures: {sts: [stsb-dev]}\nrows", more), encoding="utf-8")
+    replace(results[1], date="2000-01-01", measures={"sts": {**results[1].measures["sts"], "old": 1}}).write(
+        tmp_path / "results"
+    )
+    again = replace(
+        settings_in(place),
+        grid=tmp_path / "tiny.yaml",
+        results=tmp_path / "results",
+        runs=tmp_path / "runs",
+        rows=("one",),
+    )
+    (result,) = run_grid(again)
+    assert (tmp_path / "runs/tiny/one-seed1/model").is_dir()
+    assert result.date != "2000-01-01"
+    assert set(result.measures) == {"sts", "saturation"}
+    assert "old" not in result.measures["sts"]
+
+
 def test_what_is_missing_is_listed_and_nothing_is_done(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     elsewhere = replace(settings_in(place), results=place / "empty", list=True)
     assert run_grid(elsewhere) == []

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from angle_llm.data.batching import TextBatch
 from angle_llm.data.formats import Example
@@ -78,14 +78,8 @@ def _loss_memory(objective: Objective, examples: Sequence[Example], dimensions: 
     batch = TextBatch.from_examples(examples)
     with MemoryLedger() as ledger:
         rows_UD = torch.randn(len(batch), dimensions)
-        row_of_N = torch.arange(len(batch))
-        leaf_ND = rows_UD[row_of_N].requires_grad_()
-        loss = objective(leaf_ND, batch.left, batch.right, batch.score).loss
-        (gradient_ND,) = torch.autograd.grad(loss, leaf_ND)
-        _sum_by_row(rows_UD, row_of_N, gradient_ND)
+        leaf_UD = rows_UD.detach().requires_grad_()
+        loss = objective(leaf_UD, batch.left, batch.right, batch.score).loss
+        torch.autograd.grad(loss, leaf_UD)
     peak: int = ledger.peak
     return peak
-
-
-def _sum_by_row(rows_UD: Tensor, row_of_N: Tensor, gradient_ND: Tensor) -> Tensor:
-    return torch.zeros_like(rows_UD).index_add_(0, row_of_N, gradient_ND)

@@ -90,9 +90,13 @@ def _short_linear() -> type[nn.Module]:
                 and active[0] not in self.lora_variant
                 and self.lora_B[active[0]].bias is None
                 and type(base) is nn.Linear
+                and not (
+                    base._forward_hooks or base._forward_pre_hooks or "forward" in vars(base)
+                )  # somebody's own way
                 and not base.weight.requires_grad
                 and not hasattr(base.weight, "ds_id")  # ZeRO-3 gathers a layer's weights when the layer is called
                 and x.dtype == base.weight.dtype
+                and not torch.is_autocast_enabled(x.device.type)
                 and not (self.training and isinstance(self.lora_dropout[active[0]], nn.Dropout))
             )
             if not plain:

@@ -175,5 +175,6 @@ def _agree(one_BTD: Tensor, other_BTD: Tensor) -> bool:
     if one_BTD.shape != other_BTD.shape:
         return False
     half = other_BTD.dtype in (torch.float16, torch.bfloat16)
-    apart = (one_BTD.double() - other_BTD.double()).norm() / other_BTD.double().norm().clamp(min=1e-30)
+    one_BTD, other_BTD = one_BTD.cpu().double(), other_BTD.cpu().double()  # there: MPS has no float64
+    apart = (one_BTD - other_BTD).norm() / other_BTD.norm().clamp(min=1e-30)
     return bool(apart < (1e-2 if half else 1e-5))

@@ -50,7 +50,7 @@ class EmbeddingModel(nn.Module):
         Raises:
             ValueError: for numbers that are not of inner layers, or a backbone whose inner states are not understood.
         """
-        self._depth = None
+        depth = None
         if layers:
             if pooling_named(self.pooling).averages_first_layer:
                 raise ValueError(
@@ -65,8 +65,7 @@ class EmbeddingModel(nn.Module):
                 )
             if next(self.backbone.parameters()).device.type != "meta":
                 depth.check(self.backbone)
-            self._depth = depth
-        self.inner_layers = tuple(layers)
+        self.inner_layers, self._depth = tuple(layers), depth
 
     @contextmanager
     def reading(self, layers: Sequence[int]) -> Iterator[None]:

@@ -320,7 +320,7 @@ class SentenceEncoder:
                 tqdm(total=len(texts), desc="encode", unit="text", disable=not show_progress, leave=False) as progress,
             ):
                 for first in range(0, len(texts), TEXTS_PLANNED):
-                    plan = self.plan(texts[first : first + TEXTS_PLANNED], budget)
+                    plan = self.plan_ids(self.sentences(texts[first : first + TEXTS_PLANNED], first), budget)
                     rows_UC = torch.empty(plan.unique, columns)
                     repeats = len(plan.row_of) / max(plan.unique, 1)
                     for micro in plan.micro_batches:

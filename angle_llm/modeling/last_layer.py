@@ -77,7 +77,7 @@ class PooledLastLayer:
             backbone.train(was_training)
         if rows_RD.shape != (2, states_BTD.shape[-1]):
             return False
-        similarity_R = torch.cosine_similarity(rows_RD.double(), states_BTD.flatten(0, 1)[end_R].double())
+        similarity_R = torch.cosine_similarity(rows_RD.cpu().double(), states_BTD.flatten(0, 1)[end_R].cpu().double())
         # The sums are the same ones, of fewer rows; half precision rounds them to three digits.
         half = states_BTD.dtype in (torch.float16, torch.bfloat16)
         return bool((1 - similarity_R).max() < (1e-3 if half else 1e-6))

@@ -80,6 +80,8 @@ class Plan:
     """Why this way."""
     logical_tokens: int
     """Tokens of all texts asked for, repeats counted."""
+    longest_text: int
+    """Tokens of the longest one."""
     token_budget: int
     """Of a micro-batch."""
     shares: list[list[int]]
@@ -171,10 +173,12 @@ def plan_micro_batches(
             grouped = lambda budget: branches(budget) + padded(rest, budget)  # noqa: E731  # shorter than a def
         if rest:
             reason += f"; {len(rest)} texts longer than {sharing.longest} tokens are padded"
-    groups = _even(grouped, token_budget, processes)
+    groups, lengths = _even(grouped, token_budget, processes), [len(text) for text in ids]
     # Largest first: if memory is short, it is short at once.
     groups.sort(key=lambda group: -group.longest_side)
-    return Plan(groups, row_of, way, reason, sum(map(len, ids)), token_budget, _deal(groups, processes))
+    return Plan(
+        groups, row_of, way, reason, sum(lengths), max(lengths, default=0), token_budget, _deal(groups, processes)
+    )
 
 
 class _Branches:

@@ -80,7 +80,7 @@ def _probe(backbone: nn.Module) -> str | None:
     was_training = backbone.training
     backbone.eval()
     try:
-        shared_RD = trie_states(backbone, ids_1T.to(device), trie.to(device))[0, trie.end_R].double()
+        shared_RD = trie_states(backbone, ids_1T.to(device), trie.to(device))[0, trie.end_R].cpu().double()
         full = [text for text in texts if len(text) == max(map(len, texts))]
         alone = {
             tuple(text[: length + 1]): states_D
@@ -106,7 +106,7 @@ def _probe(backbone: nn.Module) -> str | None:
 def _states(backbone: nn.Module, texts: list[list[int]], device: torch.device) -> torch.Tensor:
     """Of texts of one length, (B, T, D)."""
     states_BTD: torch.Tensor = backbone(input_ids=torch.tensor(texts, device=device), use_cache=False).last_hidden_state
-    return states_BTD.double()
+    return states_BTD.cpu().double()  # MPS has no float64
 
 
 def _difference(one_RD: torch.Tensor, other_RD: torch.Tensor) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,25 +33,41 @@ def load_tokenizer_file(folder: Path) -> Tokenizer:
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-TEXTS_TOGETHER = 1024
+TEXTS_TOGETHER, CHARACTERS_TOGETHER = 1024, 2**20
 """A tokenizer keeps offsets, masks and strings of every token of a call; the ids are what is wanted."""
 
 
-def plain_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Ids of the texts alone; `</s>` or `<|im_end|>` in them are encoded as the characters they are made of."""
+def plain_ids(tokenizer: Tokenizer, texts: Sequence[str], most: int | None = None) -> list[list[int]]:
+    """Ids of the texts alone, the first `most` of each; `</s>` or `<|im_end|>` in them are encoded as the characters they are
+    made of."""
     ids: list[list[int]] = []
-    for first in range(0, len(texts), TEXTS_TOGETHER):
-        some = list(texts[first : first + TEXTS_TOGETHER])
-        ids += tokenizer(
+    for some in _together(texts):
+        found = tokenizer(
             some, add_special_tokens=False, split_special_tokens=True, return_attention_mask=False, verbose=False
         )["input_ids"]
+        ids += (one[:most] for one in found)  # the rest of a long text may be a hundred times what is kept
     return ids
+
+
+def _together(texts: Sequence[str]) -> Iterator[list[str]]:
+    """The texts of one call of a tokenizer: not too many, nor too long together."""
+    some: list[str] = []
+    characters = 0
+    for text in texts:
+        if some and (len(some) == TEXTS_TOGETHER or characters + len(text) > CHARACTERS_TOGETHER):
+            yield some
+            some, characters = [], 0
+        some.append(text)
+        characters += len(text)
+    if some:
+        yield some
 
 
 def special_frame(tokenizer: Tokenizer) -> Frame:
     """Finds the frame by encoding one text with and without special tokens."""
     bare = plain_ids(tokenizer, ["a"])[0]
-    framed: list[int] = tokenizer("a", return_attention_mask=False)["input_ids"]
+    # As in `plain_ids`: the flag is kept in the tokenizer, and turning it would disturb another thread.
+    framed: list[int] = tokenizer("a", split_special_tokens=True, return_attention_mask=False)["input_ids"]
     for start in range(len(framed) - len(bare) + 1):
         if framed[start : start + len(bare)] == bare:
             return Frame(framed[:start], framed[start + len(bare) :])
@@ -61,9 +77,10 @@ def special_frame(tokenizer: Tokenizer) -> Frame:
     )
 
 
-def check_texts(texts: Sequence[str]) -> None:
-    """Refuses what no tokenizer can read or what has no meaning to embed; the message gives the position."""
-    for position, text in enumerate(texts):
+def check_texts(texts: Sequence[str], first: int = 0) -> None:
+    """Refuses what no tokenizer can read or what has no meaning to embed; the message gives the position, counted from
+    `first`."""
+    for position, text in enumerate(texts, first):
         if not isinstance(text, str):
             raise TypeError(f"text {position} must be a string, got {type(text).__name__}: {text!r:.80}")
         if not text.strip():
@@ -119,21 +136,23 @@ class SentenceTokenizer:
         self._room = max_length - special - len(before) - len(after)
         (self._textless_ids,) = self._word([""])
 
-    def __call__(self, texts: Sequence[str]) -> list[list[int]]:
-        check_texts(texts)
+    def __call__(self, texts: Sequence[str], first: int = 0) -> list[list[int]]:
+        """The ids of each text; a message counts positions from `first`."""
+        check_texts(texts, first)
         worded = self._word([self.prompt.edit(text) for text in texts])
         for position, ids in enumerate(worded):
             if ids == self._textless_ids:
+                told = f"text {first + position}: nothing of {texts[position]!r:.80} is left beside prompt {self.prompt.name!r}"
                 raise ValueError(
-                    f"text {position}: nothing of {texts[position]!r:.80} is left beside prompt {self.prompt.name!r}. Either the "
-                    f"tokenizer drops all its characters, or max_length {self.max_length} has no room for its first one."
+                    f"{told}. Either the tokenizer drops all its characters, or max_length {self.max_length} has no room for its "
+                    "first one."
                 )
         return [self.frame.before + ids + self.frame.after for ids in worded]
 
     def _word(self, texts: Sequence[str]) -> list[list[int]]:
         before, head, joint, after = self.wording
-        worded = plain_ids(self.tokenizer, [head + text + joint for text in texts])
-        return [before + ids[: self._room] + after for ids in worded]
+        worded = plain_ids(self.tokenizer, [head + text + joint for text in texts], self._room)
+        return [before + ids + after for ids in worded]
 
 
 def _joined(tokenizer: Tokenizer, prompt: PromptTemplate) -> Wording:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 ATTENTION_NAME = "angle_llm_trie"
 KEYS_A_NODE = 8
@@ -221,7 +222,7 @@ def path_attention(
             .flatten(2, 3)
         )
         key_UKLS, value_UKLS = (
-            states.index_select(0, group.key_UL.flatten()).view(texts, length, kv_heads, -1).transpose(1, 2)
+            _gathered(states, group.key_UL.flatten()).view(texts, length, kv_heads, -1).transpose(1, 2)
             for states in (key_TD, value_TD)
         )
         mask = trie_in_force.mask(number, repeats, query.dtype)
@@ -235,6 +236,43 @@ def path_attention(
         answers.append(answer_UQKGS.reshape(texts * asked, -1))
     answer_TD = torch.cat(answers).index_select(0, trie_in_force.trie.place_T)
     return answer_TD.view(1, len(answer_TD), heads, -1), None
+
+
+class _Gather(torch.autograd.Function):
+    """states_TD[index_I]. A node that many texts share gets a gradient of each. They are added up in float32 and rounded once,
+    in the same order on every run: as torch does on a CPU by itself, while on a GPU it would round hundreds of sums in half
+    precision, in any order."""
+
+    @staticmethod
+    def forward(ctx: Any, states_TD: Tensor, index_I: Tensor) -> Tensor:
+        ctx.save_for_backward(index_I)
+        ctx.nodes = len(states_TD)
+        return states_TD.index_select(0, index_I)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_ID: Tensor) -> tuple[Tensor, None]:
+        (index_I,) = ctx.saved_tensors
+        half = gradient_ID.dtype in (torch.float16, torch.bfloat16)
+        sum_TD = gradient_ID.new_zeros(
+            ctx.nodes, gradient_ID.shape[1], dtype=torch.float32 if half else gradient_ID.dtype
+        )
+        for some in range(0, len(index_I), _GATHERED_AT_ONCE):
+            index, terms = index_I[some : some + _GATHERED_AT_ONCE], gradient_ID[some : some + _GATHERED_AT_ONCE]
+            if sum_TD.device.type == "cpu":
+                sum_TD.index_add_(0, index, terms.to(sum_TD.dtype))
+            else:  # index_add_ would let threads race; this sorts
+                sum_TD.index_put_((index,), terms.to(sum_TD.dtype), accumulate=True)
+        return sum_TD.to(gradient_ID.dtype), None
+
+
+_GATHERED_AT_ONCE = 8192
+"""Rows that are made float32 at a time."""
+
+
+def _gathered(states_TD: Tensor, index_I: Tensor) -> Tensor:
+    rows_ID: Tensor = _Gather.apply(states_TD, index_I)  # type: ignore[no-untyped-call]
+    return rows_ID
 
 
 def _softcapped(

@@ -19,7 +19,8 @@ class ModelSettings(Checked):
     """Commit, tag or branch of a hub id."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "bfloat16"
     """Dtype of the base weights; a trained adapter is float32 regardless. auto: as stored. With bits it is the dtype that
-    quantised layers compute in and all else is held in."""
+    quantised layers compute in and all else is held in. To train, bfloat16 or float32: losses are not scaled here, and in
+    float16 the small gradients of large batches vanish."""
     bits: Literal[4, 8] | None = None
     """Hold the linear layers of the base in 4 bits (NF4 with double quantisation: QLoRA) or 8 (LLM.int8()), and train an
     adapter on them. Needs bitsandbytes: pip install 'angle_llm[quantization]'. None: not quantised."""

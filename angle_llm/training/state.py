@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from angle_llm.settings import TrainSettings
+from angle_llm.training.generators import device_state, set_device_state
 from angle_llm.training.memory import TokenBudget
 from angle_llm.training.processes import Processes
 from angle_llm.training.strategy import Spread
@@ -192,7 +193,7 @@ def run_identity(settings: TrainSettings, examples: str, base: str | None, devic
 def random_state(device: torch.device) -> dict[str, Any]:
     """Of every generator that training may draw from: Python's, numpy's, torch's, and the device's if it has its own."""
     name, words, *rest = np.random.get_state()  # noqa: NPY002  # the global one, which libraries draw from
-    on_device = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state()
+    on_device = device_state(device)
     return {
         "python": random.getstate(),
         "numpy": [name, np.asarray(words).tolist(), *rest],
@@ -219,4 +220,4 @@ def _set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
     np.random.set_state(tuple(state["numpy"]))  # noqa: NPY002
     torch.set_rng_state(torch.tensor(state["torch"], dtype=torch.uint8))
     if state["device"] is not None:
-        torch.get_device_module(device).set_rng_state(torch.tensor(state["device"], dtype=torch.uint8))
+        set_device_state(device, torch.tensor(state["device"], dtype=torch.uint8))

@@ -1,11 +1,10 @@
 """One step through the embedding boundary: rows, loss, dE, and back through the encoder.
 
-Legend: N texts of the batch, U of them with different ids, R texts of a micro-batch, D dimensions.
+Legend: N texts of the batch, U different ids of them, R texts of a micro-batch, D dimensions.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -17,12 +16,13 @@ from angle_llm.data.batching import TextBatch
 from angle_llm.modeling.microbatches import MicroBatch, Plan
 from angle_llm.objectives.angle import ObjectiveValue
 from angle_llm.objectives.nested import Objective
+from angle_llm.training.generators import device_state, set_device_state
 from angle_llm.training.strategy import Alone, Strategy
 
-_ATTENTION_KERNELS = defaultdict(
-    lambda: [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH],
-    cpu=[SDPBackend.MATH],  # at 25-50 tokens the CPU's flash kernel is four times slower backwards (docs/LOG.md)
-)
+_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
+PLAIN_UP_TO = 128
+"""Tokens of the longest text up to which a CPU attends without a fused kernel: its flash kernel is slower there, twice in
+bfloat16, and faster from 256 on (docs/LOG.md), where the scores of every layer would also take more memory than the rest."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ def boundary_step(
     strategy = strategy or Alone(model)
     cached = plan.largest_share > graph_tokens
     way = _encode_twice if cached else _keep_graphs
-    with sdpa_kernel(_ATTENTION_KERNELS[strategy.processes.device.type]):
+    plain = strategy.processes.device.type == "cpu" and plan.longest_text <= PLAIN_UP_TO
+    with sdpa_kernel([SDPBackend.MATH] if plain else _KERNELS):
         value = way(model, plan, _Boundary(batch, objective, share), strategy)
     parts = {name: float(part) for name, part in value.parts.items()}
     return StepResult(
@@ -101,8 +102,8 @@ def boundary_step(
 class _Boundary:
     """From detached rows of unique texts to the objective's value and dE.
 
-    Two texts of a batch may have the same ids (after an edit, or cut at `max_length`): then one row of the model is two
-    rows of `E`, and its gradient the sum of theirs.
+    Two texts of a batch may have the same ids (after an edit, cut at `max_length`, or by letters the tokenizer takes for the
+    same): they are one row, as a repeated text is, and not each other's negatives at a cosine of 1.
     """
 
     batch: TextBatch
@@ -110,20 +111,19 @@ class _Boundary:
     share: float
 
     def __call__(self, rows_UD: Tensor, plan: Plan) -> tuple[ObjectiveValue, Tensor]:
-        row_of_N = torch.tensor(plan.row_of, device=rows_UD.device)
-        leaf_ND = rows_UD.detach()[row_of_N].requires_grad_()
-        value = self.objective(leaf_ND, self.batch.left, self.batch.right, self.batch.score)
+        row_of_N = torch.tensor(plan.row_of)
+        leaf_UD = rows_UD.detach().requires_grad_()
+        value = self.objective(leaf_UD, row_of_N[self.batch.left], row_of_N[self.batch.right], self.batch.score)
         if not torch.isfinite(value.loss):
             parts = ", ".join(f"{name} {float(part)}" for name, part in value.parts.items())
-            state = "are finite" if torch.isfinite(leaf_ND).all() else "are not finite either"
+            state = "are finite" if torch.isfinite(leaf_UD).all() else "are not finite either"
             raise LossNotFiniteError(
                 f"the loss is {float(value.loss.detach())} ({parts}) and the embeddings {state}. Nothing was updated. Lower the "
                 "learning rate, use bfloat16 or float32 in place of float16, or look at this batch's texts."
             )
-        (gradient_ND,) = torch.autograd.grad(value.loss * self.share, leaf_ND)
+        (gradient_UD,) = torch.autograd.grad(value.loss * self.share, leaf_UD)
         # Without its graph, which holds the rows of the whole batch.
-        shown = replace(value, loss=value.loss.detach())
-        return shown, torch.zeros_like(rows_UD).index_add_(0, row_of_N, gradient_ND)
+        return replace(value, loss=value.loss.detach()), gradient_UD
 
 
 def _keep_graphs(model: nn.Module, plan: Plan, boundary: _Boundary, strategy: Strategy) -> ObjectiveValue:
@@ -182,11 +182,9 @@ def _pulled(rows: list[int], part_RD: Tensor, gradient_UD: Tensor) -> Tensor:
 
 def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Of the generators dropout draws from: the CPU's, and the device's if it has one of its own."""
-    on_device = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state()
-    return torch.get_rng_state(), on_device
+    return torch.get_rng_state(), device_state(device)
 
 
 def _set_random_state(device: torch.device, state: tuple[Tensor, Tensor | None]) -> None:
     torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.get_device_module(device).set_rng_state(state[1])
+    set_device_state(device, state[1])

@@ -353,7 +353,9 @@ def checksum(weights: Mapping[str, nn.Parameter]) -> str:
     """Tells weights apart that have drifted: sums of their values and squares, by tensor."""
     total = 0.0
     for number, parameter in enumerate(weights.values(), 1):
-        total += number * float(parameter.detach().double().sum() + parameter.detach().double().pow(2).sum())
+        values = parameter.detach()
+        values = (values.cpu() if values.device.type == "mps" else values).double()  # MPS has no float64
+        total += number * float(values.sum() + values.pow(2).sum())
     return f"{total:.17g}"
 
 

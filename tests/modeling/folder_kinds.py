@@ -15,9 +15,9 @@ from tiny import save_tiny_base, tiny_encoder, train_a_little
 from torch import nn
 
 from angle_llm.corpus.embed import Keeping, embed_corpus
+from angle_llm.corpus.finished import read_index
 from angle_llm.corpus.reading import Corpus
 from angle_llm.corpus.search import form_of, search, texts_of_source
-from angle_llm.corpus.shards import read_index
 from angle_llm.corpus.vectors import VectorForm
 from angle_llm.export.merge import merge
 from angle_llm.modeling.backbone import load_backbone, locate

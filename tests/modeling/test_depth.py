@@ -86,6 +86,10 @@ def test_reading_inner_layers_leaves_encode_alone() -> None:
     encoder.model.read_layers([1])
     assert np.array_equal(encoder.encode(TEXTS), before)
     assert encoder.model.inner_layers == (1,)
+    with pytest.raises(ValueError, match="layers must be"):
+        encoder.encode_layers(TEXTS, [99])
+    assert encoder.encode_layers(TEXTS, [1]).shape == (len(TEXTS), 1, 32), "a question that fails leaves all as it was"
+    assert encoder.model(**encoder.plan(TEXTS, 10**6).micro_batches[0].on(encoder.device)).shape[1] == 64
 
 
 def test_dimensions_are_the_first_ones_of_every_vector() -> None:

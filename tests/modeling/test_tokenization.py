@@ -15,6 +15,7 @@ import pytest
 import sentencepiece
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tiny import tiny_encoder
 from tiny_tokenizers import TOKENIZERS, VOCABULARY, sentences, write_llama2_folder
 from transformers import AutoTokenizer, BertTokenizer
 
@@ -410,6 +411,12 @@ def test_a_text_that_the_tokenizer_drops_is_refused_with_its_position() -> None:
                 assert sentence_tokenizer("smollm2", tokenization, prompt=prompt)(["a", text])
 
 
+def test_positions_of_a_later_block_count_from_the_first_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("angle_llm.modeling.encoder.TEXTS_PLANNED", 2)
+    with pytest.raises(ValueError, match=r"text 3: nothing of .* is left beside prompt"):
+        tiny_encoder("bert").encode(["a", "b", "c", "\0"])
+
+
 @every_tokenization
 @pytest.mark.parametrize("kind", ["llama2", "smollm2", "llama3", "roberta"])
 def test_a_character_of_several_tokens_may_be_cut(kind: str, tokenization: str) -> None:
@@ -501,12 +508,16 @@ def test_smollm2_has_no_frame_and_its_special_tokens_are_inert(smollm2_itself: A
             assert len(ids) <= 32
 
 
-@pytest.mark.parametrize("together", [1, 2, 3, 5, 7])
-def test_ids_do_not_depend_on_how_many_texts_are_tokenised_together(
-    together: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("texts_together", "characters"), [(1, 99), (2, 99), (3, 99), (7, 99), (7, 1), (7, 12), (2, 12)]
+)
+def test_ids_do_not_depend_on_what_is_tokenised_together(
+    texts_together: int, characters: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = ["A man eats.", "A", "Nobody eats anything.", "", "A dog runs."]
     whole = plain_ids(TOKENIZERS["llama2"](), texts)
-    monkeypatch.setattr("angle_llm.modeling.tokenization.TEXTS_TOGETHER", together)
+    monkeypatch.setattr("angle_llm.modeling.tokenization.TEXTS_TOGETHER", texts_together)
+    monkeypatch.setattr("angle_llm.modeling.tokenization.CHARACTERS_TOGETHER", characters)
     assert plain_ids(TOKENIZERS["llama2"](), texts) == whole
+    assert plain_ids(TOKENIZERS["llama2"](), texts, most=2) == [ids[:2] for ids in whole]
     assert len(whole) == 5

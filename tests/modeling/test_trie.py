@@ -17,7 +17,7 @@ from angle_llm import SentenceEncoder
 from angle_llm.modeling.last_layer import PooledLastLayer
 from angle_llm.modeling.microbatches import PrefixSharing, plan_micro_batches
 from angle_llm.modeling.sharing import find_sharing
-from angle_llm.modeling.trie import KEYS_A_NODE, LENGTH_STEP, build_trie, cut, shared_prefixes, trie_states
+from angle_llm.modeling.trie import KEYS_A_NODE, LENGTH_STEP, _gathered, build_trie, cut, shared_prefixes, trie_states
 from angle_llm.settings import LoraSettings
 
 WINDOWED = ("mistral", "gemma2")
@@ -343,3 +343,48 @@ def test_layers_below_the_lowest_adapter_are_not_in_the_graph() -> None:
     rows = encoder.model(**plan.micro_batches[0].on(torch.device("cpu")))
     assert rows.requires_grad
     assert kept == [False, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_a_shared_node_are_added_in_float32(dtype: torch.dtype) -> None:
+    """Two thousand equal terms: in half precision the sum would stand still at some hundred of them."""
+    states_TD = torch.ones(3, 4, dtype=dtype, requires_grad=True)
+    index_I = torch.zeros(20_000, dtype=torch.int64)
+    index_I[10_000:] = 2
+    terms_ID = torch.full((20_000, 4), 2.0**-8, dtype=dtype)
+    _gathered(states_TD, index_I).backward(terms_ID)
+    assert states_TD.grad is not None
+    assert states_TD.grad.dtype == dtype
+    # 10,000 / 256, rounded once.
+    assert torch.equal(states_TD.grad, torch.tensor([[10_000 / 256], [0], [10_000 / 256]]).to(dtype).expand(3, 4))
+
+
+def test_half_precision_gradients_through_a_trie_are_no_worse_than_of_padded_texts() -> None:
+    """Hundreds of texts below one prompt head, against float32."""
+    torch.manual_seed(0)
+    encoder = tiny_encoder("llama")
+    texts = [f"A man number {number} is eating bread." for number in range(600)]
+    ids = encoder.sentences(texts)
+    weights_RD = torch.randn(len(ids), encoder.dimensions)
+
+    def gradients(dtype: torch.dtype, refused: str | None) -> dict[str, torch.Tensor]:
+        encoder.model.to(dtype).requires_grad_(True).zero_grad()
+        plan = plan_micro_batches(ids, 10**6, encoder.pad_id, PrefixSharing(refused))
+        for micro in plan.micro_batches:
+            (encoder.model(**micro.on(encoder.device)) * weights_RD[micro.rows]).sum().backward()
+        return {name: p.grad.float() for name, p in encoder.model.named_parameters() if p.grad is not None}
+
+    encoder.model.to(torch.bfloat16)  # the weights are those of bfloat16 in all three
+    exact = gradients(torch.float32, "asked")
+    apart = {
+        way: {
+            name: float((found - exact[name]).norm() / exact[name].norm())
+            for name, found in gradients(torch.bfloat16, refused).items()
+        }
+        for way, refused in (("trie", None), ("padded", "asked"))
+    }
+    for name in ("k_proj", "v_proj"):
+        trie, padded = (
+            max(value for key, value in apart[way].items() if f"{name}.weight" in key) for way in ("trie", "padded")
+        )
+        assert trie < 1.5 * padded + 2**-9, (name, trie, padded)

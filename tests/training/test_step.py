@@ -1,5 +1,6 @@
 """The embedding boundary is exact: kept graphs, cached graphs and the plain way give one gradient."""
 
+import weakref
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from angle_llm.data.batching import TextBatch
 from angle_llm.data.formats import PositivePair, ScoredPair, Triple
 from angle_llm.modeling.encoder import SentenceEncoder
 from angle_llm.modeling.microbatches import PrefixSharing
-from angle_llm.objectives.angle import AngleObjective
+from angle_llm.objectives.angle import AngleObjective, ObjectiveValue
 from angle_llm.settings import LoraSettings
 from angle_llm.training.step import LossNotFiniteError, StepResult, boundary_step
 
@@ -111,8 +112,24 @@ def test_any_micro_batches_kept_or_cached_equal_the_plain_way_in_float64(
     assert largest_difference(expected, take_gradients(encoder.model)) < 1e-12
 
 
+@pytest.mark.parametrize("way", ["trie", "padded"])
 @pytest.mark.usefixtures("_float64_norm")
-def test_texts_with_equal_ids_share_a_row_and_add_their_gradients() -> None:
+def test_the_kernel_of_long_texts_gives_the_same(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = force(way, trainable_encoder("llama", torch.float64))
+    loss, expected = plain_gradients(encoder)
+    for plain_up_to in (0, 10**6):
+        monkeypatch.setattr("angle_llm.training.step.PLAIN_UP_TO", plain_up_to)
+        asked: list[bool] = []
+        hook = encoder.model.register_forward_pre_hook(lambda *_: asked.append(torch.backends.cuda.flash_sdp_enabled()))  # noqa: B023
+        assert step(encoder, 60, KEEP).loss == pytest.approx(loss, rel=1e-12)
+        hook.remove()
+        assert set(asked) == {plain_up_to == 0}
+        assert largest_difference(expected, take_gradients(encoder.model)) < 1e-12
+
+
+@pytest.mark.usefixtures("_float64_norm")
+def test_texts_with_equal_ids_are_one_row() -> None:
+    """As a repeated text is; two rows would be each other's hardest negatives."""
     encoder = trainable_encoder("llama", torch.float64)
     encoder = SentenceEncoder(encoder.model.backbone, encoder.tokenizer, max_length=25)
     cut = "A man is eating a large meal in the old house and nobody "
@@ -120,8 +137,9 @@ def test_texts_with_equal_ids_share_a_row_and_add_their_gradients() -> None:
     ids = encoder.sentences(batch.texts)
     assert ids[0] == ids[2]
     backbone = encoder.model.backbone
-    rows = torch.cat([backbone(input_ids=torch.tensor([text])).last_hidden_state[:, -1] for text in ids])
-    value = OBJECTIVE(rows, batch.left, batch.right, batch.score)
+    unique = [ids[0], ids[1], ids[3]]
+    rows = torch.cat([backbone(input_ids=torch.tensor([text])).last_hidden_state[:, -1] for text in unique])
+    value = OBJECTIVE(rows, torch.tensor([0, 0]), torch.tensor([1, 2]), batch.score)
     value.loss.backward()
     expected = take_gradients(encoder.model)
     for way in ("trie", "padded"):
@@ -158,6 +176,22 @@ def test_dropout_is_the_same_in_both_passes_of_a_cached_step() -> None:
     assert kept_next == cached_next, "the generator is left where a kept step leaves it"
     torch.manual_seed(6)
     assert step(encoder, 60, KEEP).loss != kept_loss, "dropout was on"
+
+
+def test_the_losss_graph_is_gone_before_the_second_pass() -> None:
+    """It holds the rows of the whole batch, whose memory the second pass may need."""
+    encoder = trainable_encoder("llama", torch.float32)
+    given: list[weakref.ref[Tensor]] = []
+    there: list[bool] = []
+
+    def objective(rows_ND: Tensor, left: Tensor, right: Tensor, score: Tensor) -> ObjectiveValue:
+        given.append(weakref.ref(rows_ND))
+        return OBJECTIVE(rows_ND, left, right, score)
+
+    encoder.model.register_forward_pre_hook(lambda *_: there.extend(rows() is not None for rows in given))
+    assert step(encoder, 60, CACHE, objective=objective).cached
+    assert len(there) > 1, "the second pass has several micro-batches"
+    assert not any(there)
 
 
 def test_share_scales_the_gradient_and_gradients_add_up() -> None:

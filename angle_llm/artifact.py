@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from angle_llm.errors import raised_here, unknown
+from angle_llm.files import json_text, sync
 from angle_llm.prompts import PromptTemplate
 
 CARD_NAME = "angle_llm.json"
@@ -63,8 +64,7 @@ class EncoderCard:
     def write(self, folder: Path) -> None:
         """Writes the card into a folder."""
         values = {item.name: getattr(self, item.name) for item in fields(self)} | {"prompt": self.prompt.to_dict()}
-        content = json.dumps({"format_version": FORMAT_VERSION, **values}, indent=2, ensure_ascii=False)
-        (folder / CARD_NAME).write_text(content + "\n", encoding="utf-8")
+        (folder / CARD_NAME).write_text(json_text({"format_version": FORMAT_VERSION, **values}), encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> EncoderCard:
@@ -248,12 +248,3 @@ def write_directory(target: Path, fill: Callable[[Path], None]) -> None:
         sync(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def sync(path: Path) -> None:
-    """Waits until a file's bytes, or a directory's entries, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -104,13 +104,13 @@ def verify(arguments: Sequence[str]) -> None:
 
 def plan(arguments: Sequence[str]) -> None:
     """Tells what a training run will need, memory by memory, before anything is loaded."""
-    from angle_llm.forecast.plan import PlanSettings, forecast, shown, write_json
+    from angle_llm.forecast.plan import PlanSettings, forecast, shown, write_forecast
 
     settings = parse_settings(PlanSettings(), arguments, description=plan.__doc__ or "")
     found = forecast(settings)
     print(shown(settings, found))
     if settings.json is not None:
-        write_json(settings, found, Path(settings.json).expanduser())
+        write_forecast(settings, found, Path(settings.json).expanduser())
 
 
 def data(arguments: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ import tyro
 from angle_llm.cli import guarded
 from angle_llm.data import load_examples
 from angle_llm.data.batching import TextBatch
-from angle_llm.evaluation.report import write_json
+from angle_llm.files import write_json
 from angle_llm.modeling.backbone import load_tokenizer, locate
 from angle_llm.modeling.tokenization import plain_ids
 from angle_llm.settings import DataSource

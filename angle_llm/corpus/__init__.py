@@ -3,6 +3,7 @@
 reading     rows of text, JSONL, CSV, TSV and Parquet files, one after another, each with its place
 vectors     what is kept of a vector: length 1, fewer dimensions, fewer bits, two halves; and the way back
 shards      a folder that is filled shard by shard, each whole or not counted, by one process or several
+finished    such a folder read again
 embed       the work: blocks of rows in, shards out
 search      exact nearest rows, shard by shard
 command     `angle-llm embed` and `angle-llm search`

@@ -183,8 +183,9 @@ def search_main(settings: SearchSettings) -> None:
         ShardsError: if the folder is not finished or damaged, or made by another model.
     """
     from angle_llm.corpus.embed import fingerprint
+    from angle_llm.corpus.finished import read_index
     from angle_llm.corpus.search import search, texts_of_source
-    from angle_llm.corpus.shards import ShardsError, read_index
+    from angle_llm.corpus.shards import ShardsError
     from angle_llm.modeling.encoder import SentenceEncoder
     from angle_llm.prompts import PromptTemplate
 

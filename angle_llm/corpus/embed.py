@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from angle_llm.corpus.reading import Block, Corpus, Row, Survey, bad_row
 from angle_llm.corpus.shards import FORMAT_VERSION, Format, Job, Shards, Worker
@@ -25,9 +23,7 @@ from angle_llm.corpus.vectors import Array, VectorForm
 from angle_llm.data.formats import DataError, RowError
 from angle_llm.modeling.backbone import lasting_name, weights_fingerprint
 from angle_llm.modeling.encoder import SentenceEncoder
-
-_LINE_EVERY_SECONDS = 60
-"""How often progress is told where no bar can be drawn."""
+from angle_llm.progress import ProgressBar
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,7 @@ def embed_corpus(
     job = _job(corpus, survey, encoder, form, keeping)
     with Shards(folder, keeping.format, job, worker) as shards:
         kept = shards.kept(blocks)
-        with _Progress(survey.rows, keeping.shard_rows, kept, worker) as progress:
+        with _progress(survey.rows, keeping.shard_rows, kept, worker) as progress:
             for block in corpus.blocks(keeping.shard_rows, lambda number: worker.owns(number) and number not in kept):
                 items, vectors, skipped = _encoded(corpus, block, encoder, keeping.skip_bad, progress.drawn)
                 sides: dict[str, Any] = {"row": np.array([item.number for item in items], dtype=np.int64)}
@@ -208,43 +204,14 @@ def _unreadable(encoder: SentenceEncoder, text: str) -> str:
     return ""
 
 
-class _Progress:
-    """Rows done of the worker's share, with rate and time left; what was there already counts as done, not for the rate.
+def _progress(rows: int, block_rows: int, kept: set[int], worker: Worker) -> ProgressBar:
+    """Rows done of the worker's share; the main process speaks for all."""
 
-    A bar where there is a terminal, a line now and then where there is none. The main process speaks for all.
-    """
+    def held(blocks: Iterable[int]) -> int:
+        return sum(min(block_rows, rows - block * block_rows) for block in blocks)
 
-    def __init__(self, rows: int, block_rows: int, kept: set[int], worker: Worker) -> None:
-        def held(blocks: Iterable[int]) -> int:
-            return sum(min(block_rows, rows - block * block_rows) for block in blocks)
-
-        self._total = held(range(worker.rank, -(-rows // block_rows), worker.count))
-        self._kept = self._now = held(kept)
-        self._name = "embed" if worker.count == 1 else f"embed (process {worker.rank} of {worker.count})"
-        self._speaks = worker.is_main
-        self.drawn = worker.is_main and sys.stderr.isatty()
-        """Whether there is a bar."""
-        self._began = self._told = time.monotonic()
-
-    def __enter__(self) -> _Progress:
-        self._bar = tqdm(
-            total=self._total, initial=self._kept, desc=self._name, unit="row", smoothing=0.1, disable=not self.drawn
-        )
-        if self._kept and self._speaks:
-            self._bar.write(f"{self._kept} of {self._total} rows are there already", file=sys.stderr)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def add(self, rows: int) -> None:
-        """So many more are on disk."""
-        self._now += rows
-        self._bar.update(rows)
-        now = time.monotonic()
-        if self._speaks and not self.drawn and now - self._told > _LINE_EVERY_SECONDS:
-            self._told = now
-            line = tqdm.format_meter(
-                self._now, self._total, now - self._began, ncols=0, prefix=self._name, unit="row", initial=self._kept
-            )
-            print(line, file=sys.stderr, flush=True)
+    total, there = held(range(worker.rank, -(-rows // block_rows), worker.count)), held(kept)
+    if there and worker.is_main:
+        print(f"{there} of {total} rows are there already", file=sys.stderr)
+    name = "embed" if worker.count == 1 else f"embed (process {worker.rank} of {worker.count})"
+    return ProgressBar(name, total, "row", done=there, speaks=worker.is_main)

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from angle_llm.corpus.exact import best, cosines_of_all, on_grid
+from angle_llm.corpus.finished import read_pieces
 from angle_llm.corpus.reading import Corpus, File
-from angle_llm.corpus.shards import ShardsError, read_pieces
+from angle_llm.corpus.shards import ShardsError
 from angle_llm.corpus.vectors import Array, VectorForm
 
 

@@ -26,21 +26,20 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, get_args
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import pyarrow
 from pyarrow import parquet
 
-from angle_llm.artifact import sync
 from angle_llm.corpus.reading import sha256_of
-from angle_llm.corpus.vectors import SCALE, Array, Precision, VectorForm
+from angle_llm.corpus.vectors import SCALE, Array, joined
+from angle_llm.files import sync, write_file, write_json
 
 INDEX = "embeddings.json"
 JOB = "job.json"
 SKIPPED = ".skipped.jsonl"
 FORMAT_VERSION = 1
-_ROWS_AT_ONCE = 8192
 _POLL_SECONDS = 1.0
 _TOLD_EVERY_SECONDS = 60
 
@@ -91,7 +90,7 @@ class Shards:
         self._done = _sole_writer(self.folder / f".done-{self.worker.rank:05d}.jsonl")
         try:
             if _job_in(self.folder) is None:  # several processes may find so at once, and write the same
-                write_json(self.folder / JOB, self.job, by=f".{self.worker.rank}")
+                write_json(self.folder / JOB, self.job, by=str(self.worker.rank))
             self._check_job()
         except BaseException:
             self._done.close()
@@ -108,7 +107,7 @@ class Shards:
         return {
             block
             for block in range(self.worker.rank, blocks, self.worker.count)
-            if block in entries and _is_whole(self.folder, entries[block])
+            if block in entries and is_whole(self.folder, entries[block])
         }
 
     def write(
@@ -153,10 +152,10 @@ class Shards:
             lists = [self.folder / name for name in names if name.endswith(SKIPPED)]
             beside = target.with_name(target.stem + SKIPPED)
             if lists:
-                put(beside, lambda file: file.writelines(path.read_bytes() for path in lists))
+                write_file(beside, lambda file: file.writelines(path.read_bytes() for path in lists), by="")
             else:
                 beside.unlink(missing_ok=True)
-            put(target, lambda file: _write_joined(file, arrays, rows))
+            write_file(target, lambda file: _write_joined(file, arrays, rows), by="")
             retired = self.folder.with_name(f".{self.folder.name}.old")  # out of sight at once: half a folder is none
             shutil.rmtree(retired, ignore_errors=True)
             self.folder.replace(retired)
@@ -182,7 +181,7 @@ class Shards:
         """What is listed of shards, by block; the last word counts."""
         found: dict[int, dict[str, Any]] = {}
         with suppress(FileNotFoundError):
-            for number, shard in enumerate(_read_json(self.folder / INDEX)["shards"]):
+            for number, shard in enumerate(read_object(self.folder / INDEX)["shards"]):
                 found[number] = shard | {"block": number}
         for path in sorted(self.folder.glob(".done-*.jsonl")):
             for entry in _lines(path):
@@ -200,130 +199,9 @@ class Shards:
 
     def _put(self, name: str, fill: Callable[[BinaryIO], object]) -> dict[str, Any]:
         path = self.folder / name
-        put(path, fill, by=f".{self.worker.rank}")
+        write_file(path, fill, by=str(self.worker.rank))
         with path.open("rb") as stream:
             return {"name": name, "size": path.stat().st_size, "sha256": sha256_of(stream)}
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Some rows of a finished folder."""
-
-    row: Array
-    """(N,) number of each in the corpus."""
-    vectors: Array
-    """(N, K) float32."""
-    id: list[str] | None
-    text: list[str] | None
-
-
-def read_index(folder: Path) -> dict[str, Any]:
-    """The index of a finished folder.
-
-    Raises:
-        ShardsError: if there is none, or one of another version.
-    """
-    try:
-        if not (folder / INDEX).is_file():  # a pipe would be waited for
-            raise FileNotFoundError
-        index = _read_json(folder / INDEX)
-    except (FileNotFoundError, NotADirectoryError):
-        begun = (folder / JOB).exists()
-        raise ShardsError(
-            f"{folder} holds no {INDEX}. "
-            + ("The work was begun and not ended: run the same `angle-llm embed` again." if begun else "")
-            + ("" if begun else "Name a folder that `angle-llm embed --output FOLDER` wrote.")
-        ) from None
-    if index.get("format_version") != FORMAT_VERSION:
-        raise ShardsError(f"{folder / INDEX}: this version reads format_version {FORMAT_VERSION}. Embed again with it.")
-    problem = _unlike(index, _INDEX)
-    if not problem and index["vectors"]["precision"] not in get_args(Precision):
-        problem = f"precision is none of {', '.join(get_args(Precision))}"
-    if problem:
-        raise ShardsError(f"{folder / INDEX} is damaged: {problem}. Embed again.")
-    return index
-
-
-_COUNT, _WORDS = (int,), (str,)
-_INDEX: dict[str, Any] = {
-    "rows": _COUNT,
-    "model": {
-        "name": _WORDS, "dimensions": _COUNT, "weights": _WORDS, "prompt": (dict,), "pooling": _WORDS, "max_length": _COUNT,
-        "bits": (int, type(None)),
-    },
-    "vectors": {"dimensions": _COUNT, "normalize": (bool,), "precision": _WORDS, "complex": (bool,)},
-    "source": {"places": [(str, type(None))], "stamps": (list,)},
-    "input": {"column": (str, type(None)), "id_column": (str, type(None))},
-    "shards": [{"first": _COUNT, "rows": _COUNT, "files": [{"name": _WORDS, "size": _COUNT, "sha256": _WORDS}]}],
-}  # fmt: skip
-"""What is read of an index, and of which types."""
-
-
-def _unlike(value: Any, pattern: Any, where: str = "it") -> str:
-    """What a JSON value lacks of a pattern, in words; nothing if it has all of it."""
-    if isinstance(pattern, tuple):
-        kinds = " or ".join("null" if kind is type(None) else kind.__name__ for kind in pattern)
-        return "" if type(value) in pattern else f"{where} is no {kinds}"  # not isinstance: true is no number
-    if type(value) is not type(pattern):
-        return f"{where} is no {type(pattern).__name__}"
-    if isinstance(value, list):
-        parts = [(item, pattern[0], f"{where} {number}") for number, item in enumerate(value)]
-    else:
-        parts = [(value.get(key), part, key) for key, part in pattern.items()]
-    return next((problem for part in parts if (problem := _unlike(*part))), "")
-
-
-def read_pieces(folder: Path, index: dict[str, Any], form: VectorForm) -> Iterator[Piece]:
-    """All rows in order, some thousands at a time.
-
-    Raises:
-        ShardsError: if a shard is missing, or not as it was written.
-    """
-    for shard in index["shards"]:
-        try:
-            yield from _read_shard(folder, shard, form)
-        except (
-            OSError,
-            ValueError,
-            LookupError,
-            TypeError,
-            NotImplementedError,
-        ) as error:  # what pyarrow and numpy raise
-            if isinstance(error, ShardsError):
-                raise
-            raise ShardsError(f"shard {shard['first']} of {folder} is damaged ({error}). {_MENDS}") from error
-
-
-def _read_shard(folder: Path, shard: dict[str, Any], form: VectorForm) -> Iterator[Piece]:
-    paths = {Path(file["name"]).suffix: folder / file["name"] for file in shard["files"]}
-    # A name of its own and no link: an index could name any file of the machine.
-    if any(path.parent != folder or path.is_symlink() for path in paths.values()) or not _is_whole(folder, shard):
-        raise ShardsError(f"{paths.get('.parquet', folder)} is missing or damaged. {_MENDS}")
-    matrix = np.load(paths[".npy"], mmap_mode="r", allow_pickle=False) if ".npy" in paths else None
-    first = 0
-    with parquet.ParquetFile(paths[".parquet"]) as table:
-        for batch in table.iter_batches(_ROWS_AT_ONCE, use_threads=False):
-            columns = {name: batch.column(name) for name in batch.schema.names}
-            sides = {name: values for name, values in columns.items() if not _is_matrix(values)}
-            if matrix is None:
-                stored = {name: _matrix(values) for name, values in columns.items() if _is_matrix(values)}
-            else:
-                stored = _parted(matrix[first : first + len(batch)])
-            if SCALE in sides:
-                stored[SCALE] = sides[SCALE].to_numpy()
-            first += len(batch)
-            vectors = form.restored(stored)
-            if vectors.shape != (len(batch), form.kept) or not np.isfinite(vectors).all():
-                raise ShardsError(f"{folder} holds rows that are no {form.kept} finite numbers. {_MENDS}")
-            yield Piece(
-                sides["row"].to_numpy(),
-                vectors,
-                sides["id"].to_pylist() if "id" in sides else None,
-                sides["text"].to_pylist() if "text" in sides else None,
-            )
-
-
-_MENDS = "Run the same `angle-llm embed` again: it mends this."
 
 
 def check_free(folder: Path) -> None:
@@ -340,34 +218,6 @@ def check_free(folder: Path) -> None:
         )
 
 
-def put(path: Path, fill: Callable[[BinaryIO], object], by: str = "") -> None:
-    """Writes a file whole or not at all. `by` tells writers apart that may write one file at one time."""
-    temporary = path.with_name(f".{path.name}{by}.tmp")
-    with temporary.open("wb") as file:
-        fill(file)
-    sync(temporary)
-    temporary.replace(path)
-    sync(path.parent)
-
-
-def write_json(path: Path, values: Job, by: str = "") -> None:
-    """Writes a JSON file whole or not at all."""
-    put(path, lambda file: file.write(json.dumps(values, indent=1, ensure_ascii=False).encode() + b"\n"), by)
-
-
-def joined(matrices: dict[str, Array]) -> Array:
-    """The one matrix of a .npy file: (N, K), or (N, K/2) complex."""
-    if "real" in matrices:
-        return (matrices["real"] + 1j * matrices["imaginary"]).astype(np.complex64)
-    return matrices["embedding"]
-
-
-def _parted(matrix: Array) -> dict[str, Array]:
-    if np.iscomplexobj(matrix):
-        return {"real": matrix.real, "imaginary": matrix.imag}
-    return {"embedding": np.asarray(matrix)}
-
-
 def _write_table(file: BinaryIO, sides: dict[str, Any], matrices: dict[str, Array]) -> None:
     columns = {name: pyarrow.array(values, _SIDE_TYPES[name]) for name, values in sides.items()}
     for name, values in matrices.items():
@@ -378,15 +228,6 @@ def _write_table(file: BinaryIO, sides: dict[str, Any], matrices: dict[str, Arra
 
 
 _SIDE_TYPES = {"row": pyarrow.int64(), "id": pyarrow.string(), "text": pyarrow.string(), SCALE: pyarrow.float32()}
-
-
-def _is_matrix(values: Any) -> bool:
-    return bool(pyarrow.types.is_fixed_size_list(values.type))
-
-
-def _matrix(values: Any) -> Array:
-    matrix: Array = values.flatten().to_numpy().reshape(len(values), values.type.list_size)
-    return matrix
 
 
 def _write_joined(file: BinaryIO, paths: list[Path], rows: int) -> None:
@@ -400,7 +241,8 @@ def _write_joined(file: BinaryIO, paths: list[Path], rows: int) -> None:
         file.write(np.ascontiguousarray(part).data)
 
 
-def _is_whole(folder: Path, entry: dict[str, Any]) -> bool:
+def is_whole(folder: Path, entry: dict[str, Any]) -> bool:
+    """Whether the files of a shard are those that were listed, by size and hash."""
     for file in entry["files"]:
         path = folder / file["name"]
         if not path.is_file() or path.stat().st_size != file["size"]:
@@ -439,7 +281,12 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        ShardsError: if the file holds none.
+    """
     try:
         values: dict[str, Any] = json.loads(path.read_bytes())
         if not isinstance(values, dict):
@@ -453,7 +300,7 @@ def _job_in(folder: Path) -> Job | None:
     """What a folder is for, None if nobody said so yet. An index is there before the job goes."""
     for name in (JOB, INDEX):
         with suppress(FileNotFoundError):
-            return _read_json(folder / name)
+            return read_object(folder / name)
     return None
 
 

@@ -88,3 +88,17 @@ class VectorForm:
                 f"float16 holds values up to 65504, and a vector has {largest:.4g}. Use --normalize, or --precision float32."
             )
         return rows.astype(np.float16)
+
+
+def joined(matrices: dict[str, Array]) -> Array:
+    """The one matrix of a .npy file: (N, K), or (N, K/2) complex."""
+    if "real" in matrices:
+        return (matrices["real"] + 1j * matrices["imaginary"]).astype(np.complex64)
+    return matrices["embedding"]
+
+
+def parted(matrix: Array) -> dict[str, Array]:
+    """The way back: real and imaginary part, or the one matrix."""
+    if np.iscomplexobj(matrix):
+        return {"real": matrix.real, "imaginary": matrix.imag}
+    return {"embedding": np.asarray(matrix)}

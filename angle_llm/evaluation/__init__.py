@@ -6,7 +6,7 @@ from angle_llm.evaluation.correlation import UndefinedCorrelationError, pair_cos
 from angle_llm.evaluation.encoding import Encode, Encoder
 from angle_llm.evaluation.pairs import StsPair, StsTask, edited, read_pairs
 from angle_llm.evaluation.published import PUBLISHED, PublishedRow
-from angle_llm.evaluation.report import markdown_report, write_json, write_text
+from angle_llm.evaluation.report import markdown_report
 from angle_llm.evaluation.resampling import (
     Interval,
     mean_interval,
@@ -82,6 +82,4 @@ __all__ = [
     "sts_score",
     "two_sided_p",
     "variant_of",
-    "write_json",
-    "write_text",
 ]

@@ -22,7 +22,7 @@ from angle_llm.evaluation.opening import (
     used_by,
 )
 from angle_llm.evaluation.pairs import STARTER, StsTask, edited, read_pairs
-from angle_llm.evaluation.report import markdown_report, write_json, write_text
+from angle_llm.evaluation.report import markdown_report
 from angle_llm.evaluation.resampling import RESAMPLES
 from angle_llm.evaluation.sts import StsResults, evaluate
 from angle_llm.evaluation.sts_files import (
@@ -34,6 +34,7 @@ from angle_llm.evaluation.sts_files import (
     results_dict,
 )
 from angle_llm.evaluation.tasks import PUBLISHED_TASKS, TextVariant, available_tasks, read_task, variant_of
+from angle_llm.files import write_json, write_text
 
 EDITS: dict[str, tuple[str, ...]] = {
     "none": (),

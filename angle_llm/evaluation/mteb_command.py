@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from angle_llm.evaluation.opening import EncoderSettings, OpenEncoder, check_library, open_from, remark_on, used_by
-from angle_llm.evaluation.report import write_json
-from angle_llm.evaluation.tables import markdown_table, number, plain
+from angle_llm.evaluation.tables import markdown_table, number
+from angle_llm.files import plain, write_json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ Legend: N texts, M numbers of layers, D dimensions.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -23,9 +22,9 @@ from angle_llm.evaluation.command import select_tasks
 from angle_llm.evaluation.encoding import Encode
 from angle_llm.evaluation.opening import EncoderSettings, OpenedEncoder, OpenEncoder, open_from, remark_on, used_by
 from angle_llm.evaluation.pairs import StsTask
-from angle_llm.evaluation.report import write_json
 from angle_llm.evaluation.sts import evaluate
 from angle_llm.evaluation.tasks import variant_of
+from angle_llm.files import plain, write_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +102,8 @@ def nested_main(settings: NestedEvalSettings, open_encoder: OpenEncoder) -> list
     print(table(points, settings.model, [task.label for task in tasks], remark_on(encoder)), end="")
     if settings.json is not None:
         found = [asdict(point) | {"mean": point.mean} for point in points]
-        content = {"model": settings.model, "encoder": used_by(encoder), "settings": _plain(asdict(settings))}
-        write_json(settings.json, content | {"points": _plain(found)})
+        content = {"model": settings.model, "encoder": used_by(encoder), "settings": plain(settings)}
+        write_json(settings.json, content | {"points": plain(found)})
     return points
 
 
@@ -173,14 +172,3 @@ def table(points: Sequence[Point], model: str, labels: Sequence[str], remark: st
     for depth in sorted({point.layers for point in points}):
         lines.append(f"| {depth} | " + " | ".join(f"{means[depth, width]:.2f}" for width in widths) + " |")
     return "\n".join(lines) + "\n"
-
-
-def _plain(value: Any) -> Any:
-    """What JSON can say: a path as its name, a figure that does not exist as null."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    return str(value) if isinstance(value, Path) else value

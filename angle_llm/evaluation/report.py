@@ -1,13 +1,9 @@
-"""STS results for people: Markdown tables that also read well in a terminal. And how any result is written to disk."""
+"""STS results for people: Markdown tables that also read well in a terminal."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 from angle_llm.evaluation.comparison import Comparison, Difference
 from angle_llm.evaluation.published import PUBLISHED
@@ -49,26 +45,6 @@ def markdown_report(
         *(_comparison_notes(comparison, other) if comparison else []),
     ]
     return "\n\n".join([*tables, "\n".join(f"- {note}" for note in notes)]) + "\n"
-
-
-def write_json(path: str | Path, content: Mapping[str, Any]) -> None:
-    """Write `content` to `path` whole or not at all.
-
-    Raises `ValueError` when `content` holds NaN or infinity, which JSON cannot say.
-    """
-    write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """Write `text` to `path` whole or not at all: into a temporary file beside it, then renamed over it."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _beside_published(results: StsResults, model: str) -> str:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from angle_llm.evaluation.opening import EncoderSettings, OpenEncoder, encode_with, open_from, remark_on, used_by
-from angle_llm.evaluation.report import write_json
 from angle_llm.evaluation.resampling import RESAMPLES
 from angle_llm.evaluation.retrieval import RetrievalResults, evaluate_retrieval
 from angle_llm.evaluation.retrieval_tasks import FLICKR30K, RetrievalTask, read_flickr30k, read_groups, read_judged
-from angle_llm.evaluation.tables import markdown_table, number, plain, span
+from angle_llm.evaluation.tables import markdown_table, number, span
+from angle_llm.files import plain, write_json
 
 PUBLISHED_STRICT = {"AnglE": 12.9, "SimCSE": 10.4, "SBERT": 5.2}
 """Strict accuracy × 100 on Flickr30k's test captions, from AnglE's paper (arXiv 2309.12871)."""

@@ -15,7 +15,7 @@ import numpy as np
 from angle_llm.evaluation.comparison import Comparison
 from angle_llm.evaluation.pairs import StsTask
 from angle_llm.evaluation.sts import Figures, PairScores, StsResults, TaskResult
-from angle_llm.evaluation.tables import plain
+from angle_llm.files import plain
 
 
 class SavedScores(NamedTuple):

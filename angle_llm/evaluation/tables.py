@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, is_dataclass
-from typing import Any
+from collections.abc import Sequence
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str:
@@ -35,16 +32,3 @@ def number(value: float | None) -> str:
 def span(low: float, high: float) -> str:
     """An interval, such as 78.10–79.90."""
     return f"{low:.2f}–{high:.2f}"
-
-
-def plain(value: Any) -> Any:
-    """JSON values: dataclasses and mappings as objects, paths as text, numbers that are not finite as null."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, os.PathLike):
-        return str(value)
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from angle_llm.evaluation.opening import EncoderSettings, OpenEncoder, encode_with, open_from, remark_on, used_by
-from angle_llm.evaluation.report import write_json
 from angle_llm.evaluation.transfer import TransferResults, evaluate_transfer
 from angle_llm.evaluation.transfer_classifiers import FOLD_SEED, FOLDS
 from angle_llm.evaluation.transfer_report import transfer_dict, transfer_report
 from angle_llm.evaluation.transfer_tasks import TransferTask, available_transfer_tasks, read_transfer_task
+from angle_llm.files import write_json
 
 
 @dataclass(frozen=True, kw_only=True)

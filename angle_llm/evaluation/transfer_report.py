@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from angle_llm.evaluation.tables import markdown_table, number, plain, span
+from angle_llm.evaluation.tables import markdown_table, number, span
 from angle_llm.evaluation.transfer import TransferResult, TransferResults
 from angle_llm.evaluation.transfer_tasks import TRANSFER_TASKS
+from angle_llm.files import plain
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import tyro
 from angle_llm.export.merge import REPORT_NAME, merge
 from angle_llm.export.to_sentence_transformers import export_sentence_transformers
 from angle_llm.export.verify import Score, VerificationError, verify
+from angle_llm.files import write_json
 from angle_llm.settings import SettingsError
 
 
@@ -136,8 +136,7 @@ def verify_main(settings: VerifySettings, score_on: Callable[[str], Score]) -> N
     texts = None if settings.texts is None else _read_texts(settings.texts)
     found = verify(settings.forms, texts=texts, score=score, tolerance=settings.tolerance, device=settings.device)
     if settings.json is not None:
-        settings.json.parent.mkdir(parents=True, exist_ok=True)
-        settings.json.write_text(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(settings.json, found.to_dict())
     print(found.text())
     sys.exit(0 if found.holds else 1)
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from angle_llm.artifact import EXPORT_NAME, ArtifactError, is_saved_encoder
+from angle_llm.files import json_text
 from angle_llm.prompts import PromptTemplate
 
 LIBRARY = "sentence-transformers"
@@ -46,7 +47,7 @@ class ExportFacts:
             "max_length": self.max_length,
             **more,
         }
-        (folder / EXPORT_NAME).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        (folder / EXPORT_NAME).write_text(json_text(values), encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> ExportFacts | None:

@@ -13,7 +13,6 @@ The target is written whole or not at all, and not before it is shown to be the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from angle_llm.export.model_card import model_card
 from angle_llm.export.report import Verification
 from angle_llm.export.verify import MERGE_NAME, VerificationError, verify
 from angle_llm.export.weights import open_adapters_base
+from angle_llm.files import write_json
 from angle_llm.modeling.backbone import BackboneLocation, load_tokenizer, locate, torch_dtype
 from angle_llm.modeling.base_weights import BaseWeights
 from angle_llm.modeling.depth import cut_layers
@@ -100,10 +100,10 @@ def merge(
         load_tokenizer(BackboneLocation(str(source))).save_pretrained(folder)
         merged = EncoderCard(card.prompt, card.pooling, card.max_length, dtype, base=None, dimensions=card.dimensions)
         merged.write(folder)
-        _write_json(folder / MERGE_NAME, provenance)
+        write_json(folder / MERGE_NAME, provenance)
         if check:
             found = _check([source, folder], [str(run), str(out)], device, original=original)
-        _write_json(folder / REPORT_NAME, {"holds": None} if found is None else found.to_dict())
+        write_json(folder / REPORT_NAME, {"holds": None} if found is None else found.to_dict())
         (folder / "README.md").write_text(model_card(target.name, merged, provenance, found), encoding="utf-8")
 
     write_directory(target, fill)
@@ -176,7 +176,7 @@ def _write_weights(
         total += sum(tensor.nbytes for tensor in tensors.values())
         del tensors  # before the next shard is made
     if len(shards) > 1:
-        _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": files})
+        write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": files})
 
 
 def _shards(weights: BaseWeights, dtype: torch.dtype, shard_bytes: int) -> Iterator[list[str]]:
@@ -218,7 +218,3 @@ def _write_config(folder: Path, weights: BaseWeights, dtype: str) -> None:
     config.dtype = torch_dtype(dtype)
     config.architectures = [type(weights.skeleton).__name__]
     config.save_pretrained(folder)
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")

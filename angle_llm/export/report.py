@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from angle_llm.files import plain
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-3, "float16": 1e-3}
 """How large 1 - cos may be, for any text, by the type the weights are stored in."""
@@ -95,8 +96,8 @@ class Verification:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; what is not a number is null."""
         values = {"holds": self.holds, "times_smaller_than_base": TIMES_SMALLER} | asdict(self)
-        plain: dict[str, Any] = _plain(values)
-        return plain
+        told: dict[str, Any] = plain(values)
+        return told
 
     def text(self) -> str:
         """For people, some lines."""
@@ -129,11 +130,3 @@ class Verification:
 def _line(form: FormFacts) -> str:
     prompt = f"prompt {form.prompt}, {form.pooling}, {form.max_length} tokens"
     return f"  {form.name}: {form.kind}, {form.dtype}, {prompt}"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

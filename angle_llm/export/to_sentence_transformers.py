@@ -14,7 +14,6 @@ no code of the folder's is needed. Not for this package to load again: such a to
 from __future__ import annotations
 
 import inspect
-import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -27,6 +26,7 @@ from angle_llm.export.merge import REPORT_NAME, check_target, merge
 from angle_llm.export.report import Verification
 from angle_llm.export.verify import MERGE_NAME, VerificationError, verify
 from angle_llm.export.worded_tokenizer import check_same_ids, worded_tokenizer
+from angle_llm.files import write_json
 from angle_llm.modeling.backbone import BackboneLocation, load_tokenizer, locate
 from angle_llm.modeling.base_weights import open_base
 from angle_llm.modeling.tokenization import SentenceTokenizer, load_tokenizer_file
@@ -98,8 +98,8 @@ def export_sentence_transformers(
             with tempfile.TemporaryDirectory(prefix=f".{target.name}.merged.", dir=folder.parent) as work:
                 merge(source, Path(work) / "merged", dtype=dtype or "float32", check=False)
                 _move_weights(Path(work) / "merged", folder)
-        _write_json(folder / "tokenizer.json", worded.spec)
-        _write_json(folder / "tokenizer_config.json", worded.config)
+        write_json(folder / "tokenizer.json", worded.spec)
+        write_json(folder / "tokenizer_config.json", worded.config)
         rebuilt = _is_rebuilt(folder, sentences)
         _write_library_files(folder, card, rebuilt=rebuilt)
         facts = ExportFacts(card.prompt, card.pooling, card.max_length)
@@ -110,7 +110,7 @@ def export_sentence_transformers(
                 raise VerificationError(
                     f"{out} was not written, for it would not be the encoder in {run}:\n{found.text()}"
                 )
-        _write_json(folder / REPORT_NAME, {"holds": None} if found is None else found.to_dict())
+        write_json(folder / REPORT_NAME, {"holds": None} if found is None else found.to_dict())
         (folder / "README.md").write_text(
             _readme(target.name, card, sentences.wording.joint, worded.plain_names, found), encoding="utf-8"
         )
@@ -163,14 +163,14 @@ def _write_library_files(folder: Path, card: EncoderCard, *, rebuilt: bool) -> N
     if rebuilt:
         transformer["tokenizer_args"] = {"tokenizer_type": _AS_STORED}
     flags = {f"pooling_mode_{flag}": mode == POOLINGS[card.pooling] for mode, flag in _POOLING_FLAGS.items()}
-    _write_json(folder / MODULES_NAME, modules)
-    _write_json(folder / "sentence_bert_config.json", transformer)
-    _write_json(
+    write_json(folder / MODULES_NAME, modules)
+    write_json(folder / "sentence_bert_config.json", transformer)
+    write_json(
         folder / "config_sentence_transformers.json",
         {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"},
     )
     (folder / "1_Pooling").mkdir()
-    _write_json(
+    write_json(
         folder / "1_Pooling" / "config.json", {"word_embedding_dimension": dimensions, **flags, "include_prompt": True}
     )
 
@@ -212,7 +212,3 @@ Names of special tokens in a text are plain characters. The vectors are not scal
 
 {checked} `{REPORT_NAME}` has the details. Made by angle_llm {__version__}.
 """
-
-
-def _write_json(path: Path, values: Any) -> None:
-    path.write_text(json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")

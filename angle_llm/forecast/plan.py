@@ -6,7 +6,6 @@ them goes through a training step whose tensors are counted (`forecast.step`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from angle_llm.data.batching import TextBatch
 from angle_llm.data.formats import Example
 from angle_llm.data.mixture import Mixture, load_mixture
 from angle_llm.data.store import cache_folder
+from angle_llm.files import plain, write_json
 from angle_llm.forecast.memory import GIB, Device, Memory, Spread
 from angle_llm.forecast.step import StepMemory, loss_memory, model_step
 from angle_llm.modeling import outline
@@ -388,11 +388,9 @@ def _gib(size: int) -> str:
     return f"{size / GIB:.2f}"
 
 
-def write_json(settings: PlanSettings, found: Forecast, path: Path) -> None:
+def write_forecast(settings: PlanSettings, found: Forecast, path: Path) -> None:
     """The forecast for a program: settings, and all sizes in bytes."""
     content = {"settings": settings_to_dict(replace(settings, json=None)), **asdict(found)}
     for name in ("expected", "at_budget"):
         content[name]["total"] = getattr(found, name).total
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_json(path, plain(content))

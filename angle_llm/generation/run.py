@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import random
 import sys
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from angle_llm.corpus.reading import Corpus, bad_row
-from angle_llm.corpus.shards import put
 from angle_llm.data.formats import DataError, RowError
 from angle_llm.data.keys import near
+from angle_llm.files import plain, write_file, write_json
 from angle_llm.generation.asking import Asked, ask
 from angle_llm.generation.budget import Budget
 from angle_llm.generation.generators import Answer, Generator, Request, make_request
@@ -24,14 +21,13 @@ from angle_llm.generation.journal import Journal
 from angle_llm.generation.pairs import Judge, account, as_row, choose, read_lines
 from angle_llm.generation.parsing import read_answer
 from angle_llm.generation.wording import Wording, load_wording
+from angle_llm.progress import ProgressBar
 from angle_llm.settings import SettingsError
 
 if TYPE_CHECKING:
     from angle_llm.generation.command import GenerateSettings
 
 FORMAT_VERSION = 1
-_LINE_EVERY_SECONDS = 60
-"""How often progress is told where no bar can be drawn."""
 
 
 def generate(settings: GenerateSettings, generators: Sequence[Generator]) -> dict[str, Any]:
@@ -90,8 +86,7 @@ def generate(settings: GenerateSettings, generators: Sequence[Generator]) -> dic
         "failures": dict(Counter(asked.failed.values()).most_common(10)),
         **_write_pairs(settings, wording, in_order, answers, budget),
     }
-    content = json.dumps(report, indent=1, ensure_ascii=False).encode() + b"\n"
-    put(settings.beside(".report.json"), lambda file: file.write(content))
+    write_json(settings.beside(".report.json"), plain(report), by="")
     return report
 
 
@@ -153,7 +148,7 @@ def _write_pairs(
     choose(lines, size=settings.size, generators=len(settings.generator), ensemble=settings.ensemble, judge=judge)
     kept = [line for line in lines if line.left_out is None]
     rows = [json.dumps(as_row(line, wording), ensure_ascii=False).encode() + b"\n" for line in kept]
-    put(settings.out, lambda file: file.writelines(rows))
+    write_file(settings.out, lambda file: file.writelines(rows), by="")
     used = [answers[request.key] for request in requests if request.key in answers]
     read = sum(answer.read_tokens for answer in used)
     new = sum(answer.new_tokens for answer in used)
@@ -212,13 +207,12 @@ def _told(settings: GenerateSettings, wording: Wording) -> dict[str, Any]:
 
 
 class _Bar:
-    """Requests done, sentences found in an answer, failures, tokens, cost: as a bar, or as a line now and then."""
+    """Requests done, sentences found in an answer, failures, tokens, cost."""
 
     def __init__(self, total: int, known: Sequence[Answer], budget: Budget) -> None:
-        self._bar = tqdm(total=total, initial=len(known), unit="request", disable=None)
+        self._bar = ProgressBar("generate", total, "request", done=len(known))
         self._budget = budget
         self._answers = self._sentences = self._tokens = self._failures = 0
-        self._told = time.monotonic()
 
     def __enter__(self) -> _Bar:
         return self
@@ -239,9 +233,4 @@ class _Bar:
             "tokens": self._tokens,
             "cost": f"{self._budget.cost:.4f}",
         }
-        self._bar.set_postfix(so_far, refresh=False)
-        self._bar.update(len(answers))
-        if self._bar.disable and time.monotonic() - self._told > _LINE_EVERY_SECONDS:
-            self._told = time.monotonic()
-            told = ", ".join(f"{name} {value}" for name, value in so_far.items())
-            print(f"{self._answers:,} answers since the start: {told}", file=sys.stderr, flush=True)
+        self._bar.add(len(answers), ", ".join(f"{name} {value}" for name, value in so_far.items()))

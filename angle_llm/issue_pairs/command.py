@@ -13,7 +13,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from angle_llm.artifact import ArtifactError, read_json, sync
+from angle_llm.artifact import ArtifactError, read_json
+from angle_llm.files import json_text, sync
 from angle_llm.issue_pairs.clean import issue_text
 from angle_llm.issue_pairs.duplicates import Claim, find_claims, find_named
 from angle_llm.issue_pairs.fetch import Found, Wanted, is_marked, read_repository, read_single, requests_needed
@@ -206,7 +207,7 @@ def _write(pairs: Mapping[str, Sequence[Pair]], report: Mapping[str, Any], out: 
 
 
 def _write_report(report: Mapping[str, Any], temporary: Path, out: Path) -> None:
-    (temporary / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (temporary / REPORT).write_text(json_text(report), encoding="utf-8")
     sync(temporary / REPORT)
     (temporary / REPORT).replace(out / REPORT)
 

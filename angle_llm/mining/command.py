@@ -8,8 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from angle_llm.corpus.reading import Corpus
 from angle_llm.corpus.vectors import Array
 from angle_llm.data.formats import DataError, RowError
@@ -22,6 +20,7 @@ from angle_llm.mining.selection import Miner
 from angle_llm.mining.settings import MineSettings
 from angle_llm.mining.vectors import described, vectors_of
 from angle_llm.modeling.encoder import SentenceEncoder
+from angle_llm.progress import ProgressBar
 
 _CHOICES = (
     "positive_above", "ranks", "margin", "relative_margin", "max_score", "min_score", "same_cluster", "negatives", "sampling",
@@ -87,10 +86,9 @@ def mined(settings: MineSettings, material: Material) -> dict[str, Any]:
         None if judge is None else vectors(judge, str(settings.judge)),
     )
     account = Account(len(material.pairs), settings.negatives)
-    parts = output.parts(miner.parts, settings.block_pairs, miner.part)
-    shown_parts = tqdm(parts, "mine", miner.parts, unit="part", disable=not sys.stderr.isatty())
+    parts = ProgressBar("mine", miner.parts, "part").over(output.parts(miner.parts, settings.block_pairs, miner.part))
     named = {name: str(value) if isinstance(value := getattr(settings, name), Path) else value for name in _NAMED}
-    return output.finish(account.lines(shown_parts), lambda: {"named": named} | account.report())
+    return output.finish(account.lines(parts), lambda: {"named": named} | account.report())
 
 
 def check_window(settings: MineSettings, material: Material) -> None:

@@ -10,16 +10,14 @@ Each file is written whole or not at all, so that whatever moment a process is k
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from angle_llm.artifact import sync
 from angle_llm.corpus.reading import sha256_of
-from angle_llm.corpus.shards import put, write_json
+from angle_llm.files import json_text, plain, sync, write_file, write_json
 from angle_llm.mining.selection import Part
 
 FORMAT_VERSION = 1
@@ -77,7 +75,7 @@ class Output:
         elif self.folder.exists() and any(not path.name.startswith(".") for path in self.folder.iterdir()):
             raise MiningError(f"{self.folder} is needed for the work and holds other things. Choose another --out.")
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.folder / _JOB, self.job, by=_me())
+        write_json(self.folder / _JOB, self.job)
         return None
 
     def parts(self, count: int, size: int, mine: Callable[[int], Part]) -> Iterable[Part]:
@@ -87,20 +85,20 @@ class Output:
             part = _read(path)
             if part is None:
                 part = mine(number)
-                write_json(path, part, by=_me())
+                write_json(path, part)
             yield part
 
     def finish(self, lines: Iterable[bytes], report: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Writes the triples, then the report, which is made when all lines are written; removes what the work needed."""
         self._place(self.out, lambda file: file.writelines(lines))
         written = {"format_version": FORMAT_VERSION, "job": self.job} | report()
-        self._place(self.report, lambda file: file.write(json.dumps(written, indent=1).encode() + b"\n"))
+        self._place(self.report, lambda file: file.write(json_text(plain(written)).encode()))
         self._clear()
         return written
 
     def _place(self, target: Path, fill: Callable[[BinaryIO], object]) -> None:
         """Writes a file whole or not at all; what a killed process leaves of it goes with the folder."""
-        put(self.folder / target.name, fill, by=_me())
+        write_file(self.folder / target.name, fill)
         (self.folder / target.name).replace(target)
         sync(target.parent)
 
@@ -132,11 +130,6 @@ def _difference(then: dict[str, Any], now: dict[str, Any], above: str = "") -> s
         elif left != right:
             return f"{above}{key} {json.dumps(left)[:100]}, not {json.dumps(right)[:100]}"
     return ""
-
-
-def _me() -> str:
-    """Two commands may by mistake write one file at one time: each under a name of its own."""
-    return f".{os.getpid()}"
 
 
 def _read(path: Path) -> dict[str, Any] | None:

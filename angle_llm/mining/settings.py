@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -105,6 +106,9 @@ class MineSettings:
             raise SettingsError(
                 f"--negatives {self.negatives} are more than the {last - first + 1} ranks of --ranks {first} {last} hold."
             )
+        for name in ("positive_above", "margin", "relative_margin", "max_score", "min_score"):
+            if (bound := getattr(self, name)) is not None and not math.isfinite(bound):
+                raise SettingsError(f"--{name.replace('_', '-')} must be finite, got {bound}.")
         if self.out.suffix != ".jsonl":
             raise SettingsError(f"--out names the file of triples, NAME.jsonl; came {self.out}.")
         if self.column is not None and self.corpus is None:

@@ -21,9 +21,9 @@ import numpy as np
 
 from angle_llm.corpus.embed import Keeping, embed_corpus, fingerprint
 from angle_llm.corpus.reading import Corpus, File
-from angle_llm.corpus.shards import put
 from angle_llm.corpus.vectors import Array, VectorForm
 from angle_llm.data.formats import DataError
+from angle_llm.files import write_file
 from angle_llm.modeling.encoder import SentenceEncoder
 
 _CHECKED_AT_ONCE = 8192
@@ -88,7 +88,7 @@ def _list(texts: Sequence[str], listed: Path) -> None:
     if listed.is_file():
         return
     mine = listed.with_name(f".{listed.name}.{os.getpid()}")
-    put(mine, lambda file: file.writelines(json.dumps({"text": text}).encode() + b"\n" for text in texts))
+    write_file(mine, lambda file: file.writelines(json.dumps({"text": text}).encode() + b"\n" for text in texts))
     try:
         os.link(mine, listed)
         mine.unlink()

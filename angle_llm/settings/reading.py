@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import yaml
 
 from angle_llm.errors import unknown
+from angle_llm.files import write_text
 from angle_llm.settings.checked import SettingsError
 
 Settings = TypeVar("Settings")
@@ -107,12 +107,7 @@ def _plain(value: Any) -> Any:
 
 def save_settings(settings: Any, path: Path) -> None:
     """Writes settings as YAML, whole or not at all, even if the power fails."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        yaml.safe_dump(settings_to_dict(settings), file, sort_keys=False, allow_unicode=True)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    write_text(path, yaml.safe_dump(settings_to_dict(settings), sort_keys=False, allow_unicode=True), by="")
 
 
 def parse_settings(defaults: Settings, arguments: Sequence[str] | None = None, *, description: str = "") -> Settings:

@@ -26,7 +26,7 @@ from typing import Any
 from safetensors import SafetensorError
 from tqdm import tqdm
 
-from angle_llm.artifact import sync
+from angle_llm.files import sync
 from angle_llm.settings import SettingsError, TrainSettings
 from angle_llm.training.state import Progress, Run, Snapshot, TrainingState
 

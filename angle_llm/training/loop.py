@@ -15,6 +15,7 @@ from angle_llm.data.formats import Example
 from angle_llm.data.mixture import Mixture
 from angle_llm.modeling.encoder import SentenceEncoder
 from angle_llm.objectives.nested import Objective
+from angle_llm.progress import ProgressBar
 from angle_llm.settings import TrainSettings
 from angle_llm.training.batches import BatchPlanner, PlannedBatch, ahead, tokens_of
 from angle_llm.training.checkpoint import Checkpoints, step_of
@@ -129,7 +130,7 @@ def train(
         planner = BatchPlanner(encoder, tokens, wordings, data, objectives, processes.count, budget)
         with (
             Metrics(run_dir / "metrics.jsonl", accelerator, came.metrics_bytes, writes=processes.is_main) as metrics,
-            tqdm(total=plan.steps, initial=step, desc="train", disable=None if processes.is_main else True) as progress,
+            ProgressBar("train", plan.steps, "step", done=step, speaks=processes.is_main) as progress,
             StopSignals() as stop,
         ):
             pause = _Pause(plan, planner, keeper, metrics, checkpoints, state, stop, came.step)
@@ -148,8 +149,7 @@ def train(
                     step += 1
                     counts = meter.counts(results, time.perf_counter() - started) | _of_sets(batches)
                     metrics.log_step(step, epoch, results, rate=rate, norm=norm, counts=counts)
-                    progress.update()
-                    progress.set_postfix_str(f"loss {mean_loss(results):.4f}, {meter.shown(counts)}", refresh=False)
+                    progress.add(note=f"loss {mean_loss(results):.4f}, {meter.shown(counts)}")
                     pause(step)
                     started = time.perf_counter()
                 keeper.finish()

@@ -12,8 +12,9 @@ from tiny import save_tiny_base, tiny_encoder
 from angle_llm.cli import embed
 from angle_llm.cli import search as search_command
 from angle_llm.corpus import EmbedSettings
+from angle_llm.corpus.finished import read_index, read_pieces
 from angle_llm.corpus.search import search
-from angle_llm.corpus.shards import ShardsError, read_index, read_pieces
+from angle_llm.corpus.shards import ShardsError
 from angle_llm.corpus.vectors import VectorForm
 from angle_llm.modeling.encoder import SentenceEncoder
 from angle_llm.settings import SettingsError

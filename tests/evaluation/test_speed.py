@@ -18,8 +18,8 @@ EVAL = Path(__file__).parents[2] / "eval"
 sys.path.insert(0, str(EVAL))
 
 import speed  # noqa: E402
-from speed import SpeedSettings  # noqa: E402
-from speed_peers import environments, report, watch, worker_ours  # noqa: E402
+from speed_peers import comparisons, environments, report, watch, worker_ours, workers  # noqa: E402
+from speed_peers.comparisons import Comparison, SpeedSettings  # noqa: E402
 from speed_peers.job import EncodeJob, TrainJob, adapter_key, load_start, read_job, serve, write_job  # noqa: E402
 from speed_peers.report import OURS, Run, Scenario  # noqa: E402
 
@@ -162,12 +162,12 @@ def test_a_job_with_other_fields_is_refused(tmp_path: Path) -> None:
 
 
 def test_peers_are_importable_by_name_and_need_nothing_of_ours() -> None:
-    for worker in speed.WORKERS.values():
+    for worker in workers.WORKERS.values():
         source = (EVAL / "speed_peers" / f"{worker}.py").read_text()
         assert ("angle_llm" in source.split('"""')[2]) == (worker == "worker_ours")
     for shared in ("job", "trainer_clock"):
         assert "import angle_llm" not in (EVAL / "speed_peers" / f"{shared}.py").read_text()
-    assert set(speed.WORKERS) == {OURS, *environments.REQUIREMENTS}
+    assert set(workers.WORKERS) == {OURS, *environments.REQUIREMENTS}
 
 
 # ---------------------------------------------------------------------------------------------- the watch
@@ -359,13 +359,13 @@ def test_settings_that_cannot_be_meant_are_refused() -> None:
 
 def test_texts_keep_their_order_and_repeats(tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("one\ntwo\n\none\n")
-    assert speed.read_texts(SpeedSettings(texts=tmp_path / "texts.txt")) == ["one", "two", "one"]
-    assert speed.read_texts(SpeedSettings(texts=tmp_path / "texts.txt", limit_texts=2)) == ["one", "two"]
+    assert comparisons.read_texts(SpeedSettings(texts=tmp_path / "texts.txt")) == ["one", "two", "one"]
+    assert comparisons.read_texts(SpeedSettings(texts=tmp_path / "texts.txt", limit_texts=2)) == ["one", "two"]
     (tmp_path / "sts").mkdir()
     header = "sentence1\tsentence2\tscore\n"
     (tmp_path / "sts" / "sts12.test.tsv").write_text(f"{header}b\ta\t1\nc\ta\t2\n")
-    assert speed.read_texts(SpeedSettings(data_dir=tmp_path)) == ["b", "a", "c", "a"]
-    assert len(speed.read_texts(SpeedSettings())) > 100
+    assert comparisons.read_texts(SpeedSettings(data_dir=tmp_path)) == ["b", "a", "c", "a"]
+    assert len(comparisons.read_texts(SpeedSettings())) > 100
 
 
 def test_too_few_triples_are_told(tmp_path: Path) -> None:
@@ -374,8 +374,8 @@ def test_too_few_triples_are_told(tmp_path: Path) -> None:
         "\n".join(json.dumps(dict(zip(("anchor", "positive", "negative"), t, strict=True))) for t in TRIPLES)
     )
     with pytest.raises(ValueError, match=r"4 triples.*need 8"):
-        speed.read_triples(SpeedSettings(data=str(path), batch=(1, 4), steps=2))
-    triples = speed.read_triples(SpeedSettings(data=str(path), batch=(2,), steps=2))
+        comparisons.read_triples(SpeedSettings(data=str(path), batch=(1, 4), steps=2))
+    triples = comparisons.read_triples(SpeedSettings(data=str(path), batch=(2,), steps=2))
     assert sorted(map(list, triples)) == sorted(TRIPLES)
 
 
@@ -387,7 +387,7 @@ def test_a_busy_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_workers_see_no_network_and_no_gpu() -> None:
-    environment = speed.worker_environment(3)
+    environment = workers.worker_environment(3)
     assert environment["HF_HUB_OFFLINE"] == "1"
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
     assert environment["OMP_NUM_THREADS"] == "3"
@@ -406,7 +406,7 @@ def test_repetitions_take_turns_and_what_failed_is_not_tried_again(
     monkeypatch.setattr(speed, "run_worker", fake)
     names = [OURS, "angle-emb", "sentence-transformers"]
     job = encode_job((tmp_path, tmp_path))
-    comparison = speed.Comparison(Scenario("encode", "Encoding", {}, "texts", 6), job, names)
+    comparison = Comparison(Scenario("encode", "Encoding", {}, "texts", 6), job, names)
     speed.measure(comparison, SpeedSettings(repetitions=2), dict.fromkeys(names, Path("python")), tmp_path)
     assert asked == [*names, OURS, "sentence-transformers"]
     assert "1/2 angle-emb: ended at 20.0 GiB" in capsys.readouterr().out
@@ -415,15 +415,18 @@ def test_repetitions_take_turns_and_what_failed_is_not_tried_again(
 
 def test_a_worker_that_fails_is_reported(tmp_path: Path) -> None:
     job = encode_job((tmp_path / "nothing", tmp_path))
-    run = speed.run_worker("angle-emb", Path(sys.executable), job, tmp_path, tmp_path, SpeedSettings())
+    run = workers.run_worker("angle-emb", Path(sys.executable), job, tmp_path, tmp_path, SpeedSettings().max_gib)
     assert run.problem is not None
     assert "No module named 'angle_emb'" in run.problem  # not installed where tests run
 
 
 def test_the_json_holds_everything_and_no_nan(training: Scenario) -> None:
-    content = speed.results_dict([training], SpeedSettings(json=Path("a.json")))
+    content = speed.results_dict([training], SpeedSettings(json=Path("/home/me/a.json"), data="/home/me/nli.jsonl"))
     again = json.loads(json.dumps(content, allow_nan=False))
-    assert again["settings"]["json"] == "a.json"
+    assert (again["settings"]["json"], again["settings"]["data"]) == ("a.json", "nli.jsonl"), (
+        "a place is nobody's business"
+    )
+    assert again["settings"]["model"] == SpeedSettings().model
     assert again["machine"]["cores"] >= 1
     (scenario,) = again["scenarios"]
     assert scenario["kind"] == "train"

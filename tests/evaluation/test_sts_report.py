@@ -25,9 +25,9 @@ from angle_llm.evaluation import (
     markdown_report,
     read_scores,
     results_dict,
-    write_json,
 )
 from angle_llm.evaluation.sts_files import figures_csv
+from angle_llm.files import write_json
 
 PAIRS = (StsPair("a b", "a b", 5.0, "one"), StsPair("a b", "a c", 3.0, "one"), StsPair("a b", "d e", 0.0, "two"))
 

@@ -24,6 +24,7 @@ from angle_llm.data.starter.news import NEWS
 from angle_llm.data.starter.news_world import WORLD_NEWS
 from angle_llm.data.starter.questions import QUESTIONS
 from angle_llm.data.starter.tables import Block, read_blocks, read_fillers
+from angle_llm.files import write_file
 
 COMMITTED_COUNT = 6800
 COMMITTED_SEED = 20240
@@ -121,9 +122,8 @@ def to_lines(triples: Sequence[Triple]) -> bytes:
 def write_committed() -> None:
     """Rewrite the committed file, whole or not at all."""
     target = Path(__file__).with_name("nli_triples.jsonl.gz")
-    temporary = target.with_name(target.name + ".tmp")
-    temporary.write_bytes(gzip.compress(to_lines(generate_triples(COMMITTED_COUNT, COMMITTED_SEED)), mtime=0))
-    temporary.replace(target)
+    content = gzip.compress(to_lines(generate_triples(COMMITTED_COUNT, COMMITTED_SEED)), mtime=0)
+    write_file(target, lambda file: file.write(content))
 
 
 if __name__ == "__main__":

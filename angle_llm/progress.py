@@ -1,0 +1,82 @@
+"""How far a long command is."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import TypeVar
+
+from tqdm import tqdm
+
+LINE_EVERY_SECONDS = 60
+Piece = TypeVar("Piece")
+
+
+class ProgressBar:
+    """A bar where there is a terminal; where there is none (a log file, a cluster's queue), a line after the first piece of
+    work, one a minute, and one after the last. It goes to stderr.
+
+    Args:
+        name: what is being done.
+        total: how many pieces there are.
+        unit: what a piece is called.
+        done: how many were there before; they count as done, not for the rate.
+        speaks: whether this process tells anything; of several, the main one does.
+    """
+
+    def __init__(self, name: str, total: int, unit: str, *, done: int = 0, speaks: bool = True) -> None:
+        self.drawn = speaks and sys.stderr is not None and sys.stderr.isatty()
+        """Whether there is a bar."""
+        self._speaks = speaks and sys.stderr is not None
+        self._name, self._total, self._unit = name, total, unit
+        self._done = self._now = done
+        self._note = ""
+        self._bar = tqdm(total=total, initial=done, desc=name, unit=unit, smoothing=0.1, disable=not self.drawn)
+        self._began = time.monotonic()
+        self._told_at, self._told = self._began - LINE_EVERY_SECONDS, (done, "")
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """The last word."""
+        self._tell()
+        self._bar.close()
+
+    def over(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """The pieces themselves, each counted when the next is asked for."""
+        with self:
+            for piece in pieces:
+                yield piece
+                self.add()
+
+    def add(self, pieces: int = 1, note: str = "") -> None:
+        """So many more are done. `note` stands behind the rate."""
+        self._now += pieces
+        self._note = note
+        self._bar.set_postfix_str(note, refresh=False)
+        self._bar.update(pieces)
+        if time.monotonic() - self._told_at >= LINE_EVERY_SECONDS:
+            self._tell()
+
+    def _tell(self) -> None:
+        if not self._speaks or self.drawn or self._told == (self._now, self._note):
+            return
+        self._told_at, self._told = time.monotonic(), (self._now, self._note)
+        line = tqdm.format_meter(
+            self._now,
+            self._total,
+            self._told_at - self._began,
+            ncols=0,
+            prefix=self._name,
+            unit=self._unit,
+            postfix=self._note,
+            initial=self._done,
+        )
+        with suppress(OSError):  # nobody may be reading any more, which is no reason to stop
+            print(line, file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,14 @@ from angle_llm.modeling.last_layer import PooledLastLayer
 from angle_llm.modeling.pooling import last_position, pooling_named
 from angle_llm.modeling.trie import Trie, trie_states
 
-_ONE_AT_A_TIME = threading.RLock()
-"""A forward puts its trie in force in the backbone; another thread's would meet it there."""
+_LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+_ONE_LOCK_A_BACKBONE = threading.Lock()
+
+
+def _one_at_a_time(backbone: nn.Module) -> threading.RLock:
+    """A forward puts its trie in force in the backbone; another thread's would meet it there. Other backbones need not wait."""
+    with _ONE_LOCK_A_BACKBONE:
+        return _LOCKS.setdefault(without_adapter(backbone), threading.RLock())
 
 
 class EmbeddingModel(nn.Module):
@@ -70,7 +77,7 @@ class EmbeddingModel(nn.Module):
     @contextmanager
     def reading(self, layers: Sequence[int]) -> Iterator[None]:
         """Within this, rows are of these inner layers; other threads wait."""
-        with _ONE_AT_A_TIME:
+        with _one_at_a_time(self.backbone):
             before = self.inner_layers, self._depth
             self.read_layers(layers)
             try:
@@ -91,7 +98,7 @@ class EmbeddingModel(nn.Module):
 
     def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None, trie: Trie | None = None) -> Tensor:
         """Rows (B, D) of right-padded texts, given `mask_BT`; or rows (R, D) of the texts of a trie."""
-        with _ONE_AT_A_TIME:
+        with _one_at_a_time(self.backbone):
             if trie is not None:
                 rows = self._rows_at(trie.end_R, lambda: trie_states(self.backbone, ids_BT, trie))
             else:

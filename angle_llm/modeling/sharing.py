@@ -50,11 +50,14 @@ def find_sharing(backbone: nn.Module, pooling: str, *, causal: bool) -> PrefixSh
 
 def _steady_positions(config: Any) -> int:
     """Longest text whose rotary embedding does not depend on the texts beside it."""
-    rotary = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
-    if not isinstance(rotary, dict) or rotary.get("rope_type") not in _BY_LONGEST_TEXT:
-        return LONGEST
-    steady = rotary.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
-    return int(steady or config.max_position_embeddings)
+    told = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    steady = LONGEST
+    for rotary in [told, *told.values()]:  # Gemma has them by type of layer
+        if isinstance(rotary, dict) and rotary.get("rope_type") in _BY_LONGEST_TEXT:
+            own = rotary.get("original_max_position_embeddings")
+            own = own or getattr(config, "original_max_position_embeddings", None) or config.max_position_embeddings
+            steady = min(steady, int(own))
+    return steady
 
 
 def _probe_texts(backbone: nn.Module) -> list[list[int]]:

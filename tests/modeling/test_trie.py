@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from transformers import AutoModel, GraniteConfig, LlamaConfig, Phi3Config
 from angle_llm import SentenceEncoder
 from angle_llm.modeling.last_layer import PooledLastLayer
 from angle_llm.modeling.microbatches import PrefixSharing, plan_micro_batches
-from angle_llm.modeling.sharing import find_sharing
+from angle_llm.modeling.sharing import LONGEST, _steady_positions, find_sharing
 from angle_llm.modeling.trie import KEYS_A_NODE, LENGTH_STEP, _gathered, build_trie, cut, shared_prefixes, trie_states
 from angle_llm.settings import LoraSettings
 
@@ -158,6 +159,9 @@ def test_frequencies_that_follow_the_longest_text_keep_long_texts_apart() -> Non
         },
     )
     assert find_sharing(AutoModel.from_config(config).eval(), "last", causal=True).longest == 16
+    by_type = {"full_attention": {"rope_type": "dynamic"}, "sliding_attention": {"rope_type": "default"}}
+    assert _steady_positions(SimpleNamespace(rope_parameters=by_type, max_position_embeddings=32)) == 32
+    assert _steady_positions(SimpleNamespace(rope_parameters=None)) == LONGEST
 
 
 def test_layers_that_are_not_plain_attention_are_refused() -> None:
@@ -191,6 +195,17 @@ def test_threads_may_share_an_encoder() -> None:
         rows = list(pool.map(lambda count: encoder.encode(TEXTS[:count]), [2, 5, 8, 10] * 10))
     assert all(np.abs(found - expected[: len(found)]).max() < 1e-5 for found in rows)
     assert encoder.model.backbone.config._attn_implementation == "sdpa"
+
+
+def test_another_encoder_need_not_wait() -> None:
+    one, other = wide("llama"), wide("llama")
+    same = one.with_prompt("plain")  # on the same backbone
+    with ThreadPoolExecutor(2) as pool:
+        with one.model.reading(()):
+            waits = pool.submit(same.encode, TEXTS)
+            assert len(pool.submit(other.encode, TEXTS).result(timeout=60)) == len(TEXTS)
+            assert not waits.done()
+        assert len(waits.result(timeout=60)) == len(TEXTS)
 
 
 def test_a_long_prompt_head_does_not_multiply_what_is_gathered() -> None:

@@ -73,6 +73,10 @@ def on_plain_layers(adapted: nn.Module) -> None:
     _shorten(adapted)
 
 
+def _autocasts(device: str) -> bool:
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 @cache
 def _short_linear() -> type[nn.Module]:
     from peft.tuners.lora.layer import Linear
@@ -96,7 +100,7 @@ def _short_linear() -> type[nn.Module]:
                 and not base.weight.requires_grad
                 and not hasattr(base.weight, "ds_id")  # ZeRO-3 gathers a layer's weights when the layer is called
                 and x.dtype == base.weight.dtype
-                and not torch.is_autocast_enabled(x.device.type)
+                and not _autocasts(x.device.type)
                 and not (self.training and isinstance(self.lora_dropout[active[0]], nn.Dropout))
             )
             if not plain:

@@ -15,8 +15,8 @@ Piece = TypeVar("Piece")
 
 
 class ProgressBar:
-    """A bar where there is a terminal; where there is none (a log file, a cluster's queue), a line after the first piece of
-    work, one a minute, and one after the last. It goes to stderr.
+    """A bar where there is a terminal or a notebook; where there is none (a log file, a cluster's queue), a line after the first
+    piece of work, one a minute, and one after the last. It goes to stderr.
 
     Args:
         name: what is being done.
@@ -24,18 +24,30 @@ class ProgressBar:
         unit: what a piece is called.
         done: how many were there before; they count as done, not for the rate.
         speaks: whether this process tells anything; of several, the main one does.
+        passing: of a part of something larger the bar goes when it is done, and a log hears of it only if it takes minutes.
     """
 
-    def __init__(self, name: str, total: int, unit: str, *, done: int = 0, speaks: bool = True) -> None:
-        self.drawn = speaks and sys.stderr is not None and sys.stderr.isatty()
-        """Whether there is a bar."""
+    def __init__(
+        self, name: str, total: int, unit: str, *, done: int = 0, speaks: bool = True, passing: bool = False
+    ) -> None:
         self._speaks = speaks and sys.stderr is not None
+        self.drawn = self._speaks and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+        """Whether there is a bar."""
         self._name, self._total, self._unit = name, total, unit
         self._done = self._now = done
         self._note = ""
-        self._bar = tqdm(total=total, initial=done, desc=name, unit=unit, smoothing=0.1, disable=not self.drawn)
+        self._bar = tqdm(
+            total=total,
+            initial=done,
+            desc=name,
+            unit=unit,
+            smoothing=0.1,
+            disable=not self.drawn,
+            leave=not passing,
+        )
+        self._passing = passing
         self._began = time.monotonic()
-        self._told_at, self._told = self._began - LINE_EVERY_SECONDS, (done, "")
+        self._told_at, self._told = self._began - (0 if passing else LINE_EVERY_SECONDS), (done, "")
 
     def __enter__(self) -> ProgressBar:
         return self
@@ -45,7 +57,8 @@ class ProgressBar:
 
     def close(self) -> None:
         """The last word."""
-        self._tell()
+        if not self._passing:
+            self._tell()
         self._bar.close()
 
     def over(self, pieces: Iterable[Piece]) -> Iterator[Piece]:

@@ -83,7 +83,7 @@ def test_the_table_says_what_it_seems_to_say() -> None:
     """Else a reworded column would allow nothing, or everything."""
     rooms = table()
     assert rooms["errors"] == set()
-    assert rooms["modeling"] == {"errors", "settings", "prompts", "artifact"}
+    assert rooms["modeling"] == {"errors", "progress", "settings", "prompts", "artifact"}
     assert "training" in rooms["cli"]
     assert "cli" not in rooms["run"]
     assert set().union(*rooms.values()) <= set(rooms)

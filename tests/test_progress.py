@@ -73,6 +73,14 @@ def test_a_terminal_gets_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert shown.count("\n") == 1
 
 
+def test_so_does_a_notebook(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    with ProgressBar("train", 2, "step") as bar:
+        assert bar.drawn
+        bar.add(2)
+    assert "\r" in capsys.readouterr().err
+
+
 def test_over_counts_each_piece_and_tells_when_it_breaks(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(ProgressBar("mine", 3, "part").over("abc")) == ["a", "b", "c"]
     assert "3/3" in lines(capsys)[-1]
@@ -108,3 +116,16 @@ def test_nobody_listening_is_no_reason_to_stop(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(sys, "stderr", nobody)
         with ProgressBar("train", 5, "step") as bar:
             bar.add(5)
+
+
+def test_a_part_of_something_larger_is_told_only_if_it_takes_minutes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    for seconds, told in ((1, 0), (progress.LINE_EVERY_SECONDS, 3)):
+        with ProgressBar("encode", 30, "text", passing=True) as bar:
+            for _ in range(3):
+                now += seconds
+                bar.add(10)
+        assert len(lines(capsys)) == told

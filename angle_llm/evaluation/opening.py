@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -107,7 +106,7 @@ def encode_with(encoder: OpenedEncoder, micro_batch_tokens: int | None) -> Encod
     """The plain function from texts to rows that measurements take; a bar shows how far it is, in a terminal."""
 
     def encode(texts: list[str]) -> NDArray[np.floating[Any]]:
-        return encoder.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=sys.stderr.isatty())
+        return encoder.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=True)
 
     return encode
 

@@ -29,6 +29,7 @@ from angle_llm.modeling.pooling import pooling_named
 from angle_llm.modeling.quantized import bits_of, each_token_alone, mend
 from angle_llm.modeling.sharing import find_sharing
 from angle_llm.modeling.tokenization import SentenceTokenizer, Tokenizer, check_texts
+from angle_llm.progress import ProgressBar
 from angle_llm.prompts import PromptTemplate, load_prompt
 from angle_llm.settings import LoraSettings
 
@@ -301,8 +302,6 @@ class SentenceEncoder:
         self, texts: Sequence[str], micro_batch_tokens: int | None, show_progress: bool
     ) -> tuple[Rows, EncodeStats]:
         """What the model makes of the texts: (N, C), C columns for what it reads."""
-        from tqdm import tqdm
-
         if isinstance(texts, str):
             raise TypeError("encode takes a sequence of texts, got one string. Put it in a list.")
         started = time.perf_counter()
@@ -317,7 +316,7 @@ class SentenceEncoder:
         try:
             with (
                 heap,
-                tqdm(total=len(texts), desc="encode", unit="text", disable=not show_progress, leave=False) as progress,
+                ProgressBar("encode", len(texts), "text", speaks=show_progress, passing=True) as progress,
             ):
                 for first in range(0, len(texts), TEXTS_PLANNED):
                     plan = self.plan_ids(self.sentences(texts[first : first + TEXTS_PLANNED], first), budget)
@@ -325,7 +324,7 @@ class SentenceEncoder:
                     repeats = len(plan.row_of) / max(plan.unique, 1)
                     for micro in plan.micro_batches:
                         rows_UC[micro.rows] = self.model(**micro.on(self.device)).float().cpu()
-                        progress.update(round(len(micro.rows) * repeats))
+                        progress.add(round(len(micro.rows) * repeats))
                     rows_NC[first : first + TEXTS_PLANNED] = rows_UC.numpy()[plan.row_of]
                     stats = stats.plus(plan)
         finally:

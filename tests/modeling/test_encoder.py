@@ -1,5 +1,6 @@
 """Encoding: equal to the plain model on one text at a time, whatever the batch, the order and the padding."""
 
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -225,7 +226,9 @@ def test_any_sequence_of_texts_will_do() -> None:
     assert np.array_equal(encoder.encode(np.array(TEXTS)), expected)
 
 
-def test_progress_is_shown_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_shown_when_asked_for(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
     encoder_of("bert").encode(TEXTS)
     assert capsys.readouterr().err == ""
     encoder_of("bert").encode(TEXTS, show_progress=True)

@@ -77,7 +77,9 @@ def _settings(rows: Sequence[MaterialRow]) -> tuple[list[str], dict[str, str]]:
     defaults = {key: _plain(value) for key, value in _flat(settings_to_dict(TrainSettings()))}
     differing = [key for key in keys if len(seen[key]) > 1]
     shared = {key: next(iter(seen[key])) for key in keys if len(seen[key]) == 1}
-    return differing, {key: value for key, value in shared.items() if key in _ALWAYS or value != defaults.get(key)}
+    return differing, {
+        key: value for key, value in shared.items() if key in _ALWAYS or value not in ("–", defaults.get(key))
+    }
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -93,6 +95,8 @@ def _plain(value: Any) -> str:
         return "–"
     if isinstance(value, list | tuple):
         return ", ".join(map(_plain, value))
+    if isinstance(value, dict):
+        return " ".join(f"{key} {_plain(item)}" for key, item in value.items())
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

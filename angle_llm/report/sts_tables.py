@@ -139,14 +139,15 @@ def _notes(
     reference = grid.row(grid.comparisons.reference)
     named = reference.label if reference is not None else grid.comparisons.reference
     notes.append(
-        f"“against reference”: the row minus {named}, of equal seeds, on the average of the "
-        "sets both were measured on, mean over seeds. Small: 95 % interval over "
-        "seeds (t) where there are two or more, else over pairs; of one seed none where its pairs' scores were not kept."
+        f"“against reference”: the row minus {named}, of equal seeds, on the average of the sets both were measured on, mean "
+        "over seeds. Small: 95 % interval over seeds (t) where there are three or more, over pairs where there is one (none "
+        "where its pairs' scores were not kept), none of two, which may happen to agree. Each row is taken by itself: of twenty, "
+        "one at the edge is no wonder."
     )
     notes.append(
         "Bold: the highest of its column, and surely unlike the reference (for the reference: every other row is surely unlike "
-        "it), which means that the intervals of the difference over the pairs of every seed, and over seeds, exclude 0. Two rows "
-        "other than the reference are not compared with each other."
+        "it), which means that the intervals of the difference over the pairs of every seed, and over seeds, exclude 0, of three "
+        "seeds at least if anything was trained. Two rows other than the reference are not compared with each other."
     )
     return notes
 

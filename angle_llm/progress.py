@@ -30,7 +30,7 @@ class ProgressBar:
     def __init__(
         self, name: str, total: int, unit: str, *, done: int = 0, speaks: bool = True, passing: bool = False
     ) -> None:
-        self._speaks = speaks and sys.stderr is not None
+        self._speaks = speaks and sys.stderr is not None and not sys.stderr.closed
         self.drawn = self._speaks and (sys.stderr.isatty() or "ipykernel" in sys.modules)
         """Whether there is a bar."""
         self._name, self._total, self._unit = name, total, unit
@@ -91,5 +91,5 @@ class ProgressBar:
             postfix=self._note,
             initial=self._done,
         )
-        with suppress(OSError):  # nobody may be reading any more, which is no reason to stop
+        with suppress(OSError, ValueError):  # nobody may be reading any more, which is no reason to stop
             print(line, file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
@@ -104,6 +105,8 @@ def test_what_only_fails_is_told_too(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_nobody_listening_is_no_reason_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     class Gone:
+        closed = False
+
         def isatty(self) -> bool:
             return False
 
@@ -112,7 +115,9 @@ def test_nobody_listening_is_no_reason_to_stop(monkeypatch: pytest.MonkeyPatch) 
 
         flush = write
 
-    for nobody in (Gone(), None):
+    shut = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    shut.close()
+    for nobody in (Gone(), None, shut):
         monkeypatch.setattr(sys, "stderr", nobody)
         with ProgressBar("train", 5, "step") as bar:
             bar.add(5)

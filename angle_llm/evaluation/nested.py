@@ -9,7 +9,6 @@ Legend: N texts, M numbers of layers, D dimensions.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -134,9 +133,8 @@ def quality_curve(
     def cut(place: int, width: int) -> Encode:
         def encode(texts: list[str]) -> NDArray[np.floating[Any]]:
             if not read:  # every other cut is asked for the same texts in the same order
-                shown = sys.stderr.isatty()
                 read.append(
-                    encoder.encode_layers(texts, depths, micro_batch_tokens=micro_batch_tokens, show_progress=shown)
+                    encoder.encode_layers(texts, depths, micro_batch_tokens=micro_batch_tokens, show_progress=True)
                 )
             return read[0][:, place, :width]
 

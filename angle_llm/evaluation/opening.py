@@ -103,7 +103,7 @@ def open_from(settings: EncoderSettings, open_encoder: OpenEncoder) -> OpenedEnc
 
 
 def encode_with(encoder: OpenedEncoder, micro_batch_tokens: int | None) -> Encode:
-    """The plain function from texts to rows that measurements take; a bar shows how far it is, in a terminal."""
+    """The plain function from texts to rows that measurements take; a bar shows how far it is, in a log a line a minute."""
 
     def encode(texts: list[str]) -> NDArray[np.floating[Any]]:
         return encoder.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=True)

@@ -13,6 +13,7 @@ of SimCSE, PromptEOL and AnglE), the mean of its sub-tasks' correlations, and th
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -159,11 +160,12 @@ def sts_score(pairs: str | Path, *, micro_batch_tokens: int | None = None) -> Ca
     `UndefinedCorrelationError` with the reason where `evaluate` would give NaN, for one float cannot carry a reason.
     """
     task = read_pairs(pairs)
+    main = os.environ.get("RANK", "0") == "0"  # of several processes, which all measure, one tells how far it is
 
     def score(encoder: Encoder) -> float:
 
         def encode(texts: list[str]) -> NDArray[np.floating[Any]]:
-            return encoder.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=True)
+            return encoder.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=main)
 
         results = evaluate(encode, [task])
         figures = results.tasks[task.name]

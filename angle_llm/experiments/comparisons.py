@@ -64,15 +64,15 @@ def comparisons(
             number = key[1] if key[1] is not None else reference_key[1]
             seed = "none" if number is None else str(number)
             one, other = (load_scores(runs / e.grid / e.name) for e in (ours, theirs))
-            paired = before.get(key[0], {}).get("per_seed", {}).get(seed)
-            if one is not None and other is not None:
-                paired = _paired(one, other, found.figure)
+            known_before = before.get(key[0], {}).get("per_seed", {}).get(seed)
+            here = _paired(one, other, found.figure) if one is not None and other is not None else None
+            paired = next((of for of in (here, known_before) if _agree(of, found.difference)), None)
             row = rows.setdefault(key[0], {"figure": found.figure, "per_seed": {}})
             others = [one["tasks"].keys() for one in row["per_seed"].values()]
             if all(
                 tasks == found.difference["tasks"].keys() for tasks in others
             ):  # of different figures there is no mean
-                row["per_seed"][seed] = paired if _agree(paired, found.difference) else found.difference
+                row["per_seed"][seed] = paired or found.difference
     for row in rows.values():
         row |= _over_seeds([_number(seed["difference"]) for seed in row["per_seed"].values()])
     return {"reference": reference, "rows": rows}
@@ -104,7 +104,8 @@ def _paired(ours: dict[str, PairScores], theirs: dict[str, PairScores], figure: 
     """What the scores of the pairs tell; nothing if they are of other pairs."""
     try:
         found = compare(ours, theirs)
-    except ValueError:
+    except ValueError as error:
+        print(f"not compared pair by pair: {error}")
         return {}
     difference = found.average if figure == "average" else found.tasks.get(figure)
     return (

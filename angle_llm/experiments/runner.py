@@ -118,13 +118,13 @@ def _run(grid: Grid, experiment: Experiment, settings: RunnerSettings, data_dir:
     missing = missing_measures(experiment, known, data_dir)
     if known is not None and not missing:
         return known
-    if experiment.trains and not (_folder(experiment, settings) / "model").is_dir():
-        # The model that is trained now is another one, if only by its last digits: a file is of one model.
-        known, missing = None, missing_measures(experiment, None, data_dir)
     model = _train(experiment, settings) if experiment.trains else experiment.settings.model.path
     if settings.train_only:
         return None
     folder = _folder(experiment, settings)
+    if known is not None and experiment.trains and known.train != _training_facts(folder):
+        # Of another model, if only by its last digits or its seconds: a file is of one.
+        known, missing = None, missing_measures(experiment, None, data_dir)
     used = experiment.settings.model
     figures = measure(
         experiment.measures,

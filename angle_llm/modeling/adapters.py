@@ -73,6 +73,12 @@ def on_plain_layers(adapted: nn.Module) -> None:
     _shorten(adapted)
 
 
+def _has_own_ways(layer: nn.Module) -> bool:
+    """Whether somebody has hooked into its call or replaced it."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return "forward" in vars(layer) or any(getattr(layer, name) for name in hooks)
+
+
 def _autocasts(device: str) -> bool:
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
@@ -94,9 +100,7 @@ def _short_linear() -> type[nn.Module]:
                 and active[0] not in self.lora_variant
                 and self.lora_B[active[0]].bias is None
                 and type(base) is nn.Linear
-                and not (
-                    base._forward_hooks or base._forward_pre_hooks or "forward" in vars(base)
-                )  # somebody's own way
+                and not _has_own_ways(base)
                 and not base.weight.requires_grad
                 and not hasattr(base.weight, "ds_id")  # ZeRO-3 gathers a layer's weights when the layer is called
                 and x.dtype == base.weight.dtype

@@ -50,7 +50,8 @@ def find_sharing(backbone: nn.Module, pooling: str, *, causal: bool) -> PrefixSh
 
 def _steady_positions(config: Any) -> int:
     """Longest text whose rotary embedding does not depend on the texts beside it."""
-    told = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    told = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    told = told if isinstance(told, dict) else {}
     steady = LONGEST
     for rotary in [told, *told.values()]:  # Gemma has them by type of layer
         if isinstance(rotary, dict) and rotary.get("rope_type") in _BY_LONGEST_TEXT:

@@ -227,4 +227,5 @@ class Speed:
     scenarios: list[SpeedScenario]
     machine: dict[str, Any] = field(default_factory=dict)
     packages: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
     finished: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from angle_llm.evaluation.published import PUBLISHED
 from angle_llm.evaluation.tasks import PUBLISHED_TASKS
@@ -138,8 +139,23 @@ def _speed(speeds: Sequence[Speed]) -> Section:
         packages = ", ".join(f"{key} {_versions(value)}" for key, value in speed.packages.items())
         about = [f"Machine: {machine}." if machine else "", f"Packages: {packages}." if packages else ""]
         about.append(f"Finished {speed.finished}." if speed.finished else "")
-        blocks.append(Paragraph(" ".join(filter(None, [*about, "Again: `make bench`."]))))
+        about.append(
+            f"Repetitions: {speed.settings.get('repetitions', 'not told')}. Again: `{_speed_command(speed.settings)}`."
+        )
+        blocks.append(Paragraph(" ".join(filter(None, about))))
     return Section("speed", "Speed beside other libraries", tuple(blocks), short="speed")
+
+
+def _speed_command(settings: dict[str, Any]) -> str:
+    """What a user of `eval/speed.py` would type; files by their names."""
+    words = ["python eval/speed.py", *(f"--{kind}" for kind in ("train", "encode") if settings.get(kind))]
+    asked = ("peers", "dtype", "max_length", "batch", "steps") if settings.get("train") else ("peers", "dtype")
+    for name in (*asked, "repetitions", *(("data",) if settings.get("train") else ("data_dir", "texts"))):
+        value = settings.get(name)
+        if value is not None:
+            told = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+            words.append(f"--{name.replace('_', '-')} {told}")
+    return " ".join(words)
 
 
 def _scenario(scenario: SpeedScenario) -> Table:

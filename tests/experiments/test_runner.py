@@ -153,9 +153,9 @@ def test_a_file_is_of_one_model(place: Path, results: list[Result], tmp_path: Pa
     grid = (place / "tiny.yaml").read_text(encoding="utf-8")
     more = "measures: {sts: [stsb-dev], saturation: {path: DATA/pairs.jsonl, format: scored_pair}}\nrows"
     (tmp_path / "tiny.yaml").write_text(grid.replace("measures: {sts: [stsb-dev]}\nrows", more), encoding="utf-8")
-    replace(results[1], date="2000-01-01", measures={"sts": {**results[1].measures["sts"], "old": 1}}).write(
-        tmp_path / "results"
-    )
+    assert results[1].train is not None
+    old = {"train": results[1].train | {"last_loss": 9.9}, "measures": {"sts": results[1].measures["sts"] | {"old": 1}}}
+    replace(results[1], date="2000-01-01", **old).write(tmp_path / "results")
     again = replace(
         settings_in(place),
         grid=tmp_path / "tiny.yaml",
@@ -163,8 +163,9 @@ def test_a_file_is_of_one_model(place: Path, results: list[Result], tmp_path: Pa
         runs=tmp_path / "runs",
         rows=("one",),
     )
-    (result,) = run_grid(again)
+    assert run_grid(replace(again, train_only=True)) == []  # as if it was killed before it measured
     assert (tmp_path / "runs/tiny/one-seed1/model").is_dir()
+    (result,) = run_grid(again)
     assert result.date != "2000-01-01"
     assert set(result.measures) == {"sts", "saturation"}
     assert "old" not in result.measures["sts"]

@@ -102,6 +102,26 @@ def test_so_it_does_with_every_way_to_train(lora: LoraSettings | None, examples:
     assert foretold.peak == pytest.approx(ledger.peak, rel=0.05)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "opt"])
+def test_so_it_does_with_the_kernel_of_long_texts(
+    kind: str, dtype: torch.dtype, examples: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = TextBatch.from_examples(examples[:24])
+    encoder = real_encoder(kind, dtype, LORA)
+    plan = encoder.plan(batch.texts, 4096)
+    peaks = []
+    for plain_up_to in (10**6, 0):
+        monkeypatch.setattr("angle_llm.training.step.PLAIN_UP_TO", plain_up_to)
+        encoder.model.zero_grad()
+        with ledger_of(encoder) as ledger:
+            boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=EVERYTHING_KEPT)
+        foretold = model_step(outlined(kind, dtype, LORA), list(plan.micro_batches), on_gpu=False)
+        assert foretold.peak == pytest.approx(ledger.peak, rel=0.05)
+        peaks.append(ledger.peak)
+    assert peaks[1] < peaks[0]
+
+
 def test_a_cached_step_takes_its_largest_micro_batch_and_the_embeddings(examples: list[Any]) -> None:
     batch = TextBatch.from_examples(examples)
     encoder = real_encoder("llama", torch.float32, LORA)

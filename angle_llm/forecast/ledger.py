@@ -111,6 +111,16 @@ class GpuKernels(TorchFunctionMode):
         return func(*args, **named)
 
 
+class CpuFlash(TorchFunctionMode):
+    """Within it, attention keeps what the CPU's flash kernel keeps, which does no dropout."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        if func is functional.scaled_dot_product_attention and not named.get("dropout_p"):
+            return _attention(*args, **{**named, "kernel": "cpu"})
+        return func(*args, **named)
+
+
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     if not training or p == 0:
         return input
@@ -127,16 +137,18 @@ def _attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    kernel: str | None = None,
 ) -> Tensor:
-    """Flash attention where it is possible (half precision, no mask), memory-efficient attention elsewhere."""
+    """A kernel of `_FusedAttention`; on a GPU flash attention where it is possible (half precision, no mask), memory-efficient
+    attention elsewhere."""
     half = query.dtype in (torch.float16, torch.bfloat16)
-    flash = half and attn_mask is None
+    kernel = kernel or ("flash" if half and attn_mask is None else "efficient")
     repeats = query.shape[-3] // key.shape[-3]
-    if repeats > 1 and not flash:  # the efficient kernel wants a key for every head
+    if repeats > 1 and kernel != "flash":  # the efficient kernel wants a key for every head
         key, value = (states.repeat_interleave(repeats, dim=-3) for states in (key, value))
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype)
-    answer: Tensor = _FusedAttention.apply(query, key, value, attn_mask, flash)  # type: ignore[no-untyped-call]
+    answer: Tensor = _FusedAttention.apply(query, key, value, attn_mask, kernel)  # type: ignore[no-untyped-call]
     return answer
 
 
@@ -144,11 +156,11 @@ class _FusedAttention(torch.autograd.Function):
     """Allocates as a fused kernel does; shapes (…, H, Q, S), (…, K, L, S)."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, flash: bool) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kernel: str) -> Tensor:
         answer = torch.empty_like(query)
         per_query = query.new_empty(query.shape[:-1], dtype=torch.float32)
         ctx.save_for_backward(query, key, value, mask, answer, per_query)
-        ctx.flash = flash
+        ctx.kernel = kernel
         return answer
 
     @staticmethod
@@ -158,12 +170,12 @@ class _FusedAttention(torch.autograd.Function):
         workspace = [torch.empty_like(per_query)]
         asked, width = query.shape[-2:]
         heads = query.shape[:-2]
-        if ctx.flash:
+        if ctx.kernel == "flash":
             # Gradients of queries are summed in float32, in tiles; those of shared keys for each head first.
             workspace.append(query.new_empty(*heads, _tiled(asked, 128), _tiled(width, 32), dtype=torch.float32))
             if query.shape[-3] != key.shape[-3]:
                 workspace += [key.new_empty(*heads, key.shape[-2], width) for _ in range(2)]
-        elif query.dtype != torch.float32:
+        elif ctx.kernel == "efficient" and query.dtype != torch.float32:
             tile = 64 if width <= 64 else 128
             workspace.append(query.new_empty(*heads, _tiled(asked, tile), _tiled(width, tile), dtype=torch.float32))
         del workspace

@@ -6,17 +6,19 @@ Legend: U texts with different ids, N texts of the batch, D dimensions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from angle_llm.data.batching import TextBatch
 from angle_llm.data.formats import Example
-from angle_llm.forecast.ledger import GpuKernels, MemoryLedger
+from angle_llm.forecast.ledger import CpuFlash, GpuKernels, MemoryLedger
 from angle_llm.modeling.microbatches import MicroBatch
 from angle_llm.objectives.nested import Objective
+from angle_llm.training import step
 
 META = torch.device("meta")
 MOST_EXAMPLES = 1024
@@ -50,7 +52,7 @@ def model_step(
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     ledger = MemoryLedger([*model.parameters(), *model.buffers()])
-    with ledger, GpuKernels() if on_gpu else nullcontext():
+    with ledger, _kernels(micro_batches, on_gpu=on_gpu):
         for parameter in trained if gradients_before else ():
             parameter.grad = torch.empty_like(parameter)
         rows_UD = torch.cat([model(**micro.on(META)) for micro in micro_batches])
@@ -60,6 +62,17 @@ def model_step(
     for parameter in trained:
         parameter.grad = None
     return StepMemory(sum(micro.computed_tokens for micro in micro_batches), kept, ledger.peak, gradients)
+
+
+def _kernels(micro_batches: Sequence[MicroBatch], *, on_gpu: bool) -> AbstractContextManager[Any]:
+    """Those that `training.step` would take."""
+    if on_gpu:
+        return GpuKernels()
+    longest = max(
+        int(micro.trie.depth_1T.max()) + 1 if micro.trie is not None else micro.ids_BT.shape[1]
+        for micro in micro_batches
+    )
+    return CpuFlash() if longest > step.PLAIN_UP_TO else nullcontext()
 
 
 def loss_memory(objective: Objective, examples: Sequence[Example], dimensions: int) -> int:

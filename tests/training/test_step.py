@@ -1,6 +1,7 @@
 """The embedding boundary is exact: kept graphs, cached graphs and the plain way give one gradient."""
 
 import weakref
+from dataclasses import astuple
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from angle_llm.data.formats import PositivePair, ScoredPair, Triple
 from angle_llm.modeling.encoder import SentenceEncoder
 from angle_llm.modeling.microbatches import PrefixSharing
 from angle_llm.objectives.angle import AngleObjective, ObjectiveValue
+from angle_llm.objectives.joint import JointObjective, Part
 from angle_llm.settings import LoraSettings
 from angle_llm.training.step import LossNotFiniteError, StepResult, boundary_step
 
@@ -148,6 +150,47 @@ def test_texts_with_equal_ids_are_one_row() -> None:
         )
         assert result.loss == pytest.approx(float(value.loss.detach()), rel=1e-12)
         assert largest_difference(expected, take_gradients(encoder.model)) < 1e-12
+
+
+CUT = "A man is eating a large meal in the old house and nobody "
+
+
+@pytest.mark.parametrize(
+    "examples",
+    [
+        [PositivePair(CUT + "looks.", CUT + "cares.")],
+        [ScoredPair(CUT + "looks.", CUT + "cares.", 0.2), ScoredPair(CUT + "sees.", CUT + "cares.", 0.9)],
+        [
+            PositivePair(CUT + "looks.", CUT + "cares."),
+            PositivePair("Hi.", "Hello."),
+            PositivePair("Hi.", CUT + "sees."),
+        ],
+        [Triple(CUT + "looks.", "Hi.", CUT + "cares.")],
+    ],
+    ids=["one pair", "all equal", "some", "a negative of itself"],
+)
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.usefixtures("_float64_norm")
+def test_pairs_that_become_a_text_with_itself_are_as_if_it_had_been_one_text(examples: list[Any], joint: bool) -> None:
+    encoder = trainable_encoder("llama", torch.float64)
+    encoder = SentenceEncoder(encoder.model.backbone, encoder.tokenizer, max_length=25)
+
+    def first_of(text: str) -> str:
+        return CUT + "looks." if text.startswith(CUT) else text
+
+    same = [type(e)(*(first_of(part) if isinstance(part, str) else part for part in astuple(e))) for e in examples]
+    found = []
+    for each in (examples, same):
+        batch = TextBatch.from_examples(each)
+        half = len(batch.left) // 2
+        pairs = [torch.arange(half), torch.arange(half, len(batch.left))]
+        parts = [Part(OBJECTIVE, 0.5, one) for one in pairs if len(one)]
+        objective = JointObjective(parts) if joint else OBJECTIVE
+        result = boundary_step(encoder.model, encoder.plan(batch.texts, 60), batch, objective, graph_tokens=KEEP)
+        found.append((result.loss, take_gradients(encoder.model)))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-12)
+    for name, gradient in found[1][1].items():
+        assert torch.allclose(found[0][1][name], gradient, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -27,7 +27,7 @@ The encoder lies in {model}. To use it:
     encoder = SentenceEncoder.from_pretrained("{model}")
     rows = encoder.encode(["A man is eating.", "Someone eats."])
 
-    python eval/sts.py --model {model} --data-dir DATA
+    python eval/sts.py --model {model} --tasks starter:graded_pairs.tsv
 """
 
 

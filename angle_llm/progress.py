@@ -5,13 +5,18 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TypeVar
-
-from tqdm import tqdm
 
 LINE_EVERY_SECONDS = 60
 Piece = TypeVar("Piece")
+
+
+def say(line: str) -> None:
+    """Prints a line, beside a bar if one is being drawn."""
+    from tqdm import tqdm
+
+    tqdm.write(line)
 
 
 class ProgressBar:
@@ -36,6 +41,9 @@ class ProgressBar:
         self._name, self._total, self._unit = name, total, unit
         self._done = self._now = done
         self._note = ""
+        # Not on top: tqdm reads TQDM_DISABLE when it is imported, and the program sets it for the libraries' bars.
+        from tqdm import tqdm
+
         self._bar = tqdm(
             total=total,
             initial=done,
@@ -61,6 +69,15 @@ class ProgressBar:
             self._tell()
         self._bar.close()
 
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Time that does not count for the rate."""
+        began = time.monotonic()
+        yield
+        self._began += time.monotonic() - began
+        if self.drawn:
+            self._bar.unpause()
+
     def over(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
         """The pieces themselves, each counted when the next is asked for."""
         with self:
@@ -81,7 +98,7 @@ class ProgressBar:
         if not self._speaks or self.drawn or self._told == (self._now, self._note):
             return
         self._told_at, self._told = time.monotonic(), (self._now, self._note)
-        line = tqdm.format_meter(
+        line = self._bar.format_meter(
             self._now,
             self._total,
             self._told_at - self._began,

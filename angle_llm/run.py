@@ -110,7 +110,8 @@ def _fine_tune(settings: TrainSettings, launch: Launch) -> Path:
     # 4. Train, keep the best.
     result = train(encoder, data, objectives, settings, evaluate, launch)
     if result.best_score is not None:
-        say(f"evaluation: {result.start_score:.2f} before, {result.best_score:.2f} after (Spearman × 100)")
+        scores = f"{result.start_score:.2f} before, {result.best_score:.2f} after"
+        say(f"evaluation: {scores} (Spearman × 100 on {settings.evaluation.pairs})")
     return result.model_dir
 
 

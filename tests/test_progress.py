@@ -48,6 +48,18 @@ def test_what_was_there_counts_as_done_but_not_for_the_rate(
     assert "950/1000 [00:10<00:10,  5.00row/s]" in line
 
 
+def test_rest_does_not_count_for_the_rate(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with ProgressBar("train", 10, "step") as bar:
+        with bar.resting():
+            now += 100.0
+        now += 2.0
+        bar.add(5)
+    (line,) = lines(capsys)
+    assert "5/10 [00:02<00:02,  2.50step/s]" in line
+
+
 def test_nothing_done_nothing_told(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressBar("train", 5, "step", done=5):
         pass

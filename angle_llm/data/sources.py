@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from angle_llm.data import store
 from angle_llm.data.files import open_table
@@ -30,6 +29,7 @@ from angle_llm.data.places import locate
 from angle_llm.data.reading import Reading, open_source
 from angle_llm.data.senteval_files import beside
 from angle_llm.data.store import ExampleStore, Selected, StoreWriter, bytes_of, open_store, remove_store
+from angle_llm.progress import say
 from angle_llm.settings import DataSource
 
 __all__ = ["DataReport", "DataSource", "LoadedData", "Rejected", "load_examples"]
@@ -222,7 +222,7 @@ def _read(source: DataSource, place: Path | None) -> tuple[Sequence[Example], Ac
                 read.append(result)
                 held += bytes_of(result)
                 if place is not None and held > store.MEMORY_LIMIT and format.gather is None:
-                    tqdm.write(f"{source.path} is large: its examples are put into {place}")
+                    say(f"{source.path} is large: its examples are put into {place}")
                     writer = _spilled(stack.enter_context(StoreWriter(place)), read)
         if format.gather is not None:  # which looks at all of them
             examples = list(format.gather(read))

@@ -81,7 +81,10 @@ class FileReport:
                 ),
             )
         if self.train:
-            yield "to train", f"angle-llm train {self.train}"
+            yield (
+                "to train",
+                f"angle-llm train --config YOUR.yaml {self.train}  (or --model.path …; without either it is LLaMA-2-7B)",
+            )
         for finding in sorted(self.findings, key=lambda finding: not finding.trouble):
             places = f" (rows {', '.join(finding.places)}{', …' if finding.count > len(finding.places) else ''})"
             yield (

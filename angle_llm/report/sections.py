@@ -154,6 +154,7 @@ def _speed_command(settings: dict[str, Any]) -> str:
         value = settings.get(name)
         if value is not None:
             told = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+            told = "DATA" if name == "data_dir" else told
             words.append(f"--{name.replace('_', '-')} {told}")
     return " ".join(words)
 

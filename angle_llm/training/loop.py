@@ -135,7 +135,8 @@ def train(
         ):
             pause = _Pause(plan, planner, keeper, metrics, checkpoints, state, stop, came.step)
             try:
-                pause(step)
+                with progress.resting():
+                    pause(step)
                 started = time.perf_counter()
                 for epoch, batches in ahead(planner.all(plan.after(step))):
                     rate = plan.learning_rate(step + 1)
@@ -150,7 +151,8 @@ def train(
                     counts = meter.counts(results, time.perf_counter() - started) | _of_sets(batches)
                     metrics.log_step(step, epoch, results, rate=rate, norm=norm, counts=counts)
                     progress.add(note=f"loss {mean_loss(results):.4f}, {meter.shown(counts)}")
-                    pause(step)
+                    with progress.resting():
+                        pause(step)
                     started = time.perf_counter()
                 keeper.finish()
             except Interrupted:

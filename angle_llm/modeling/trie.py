@@ -240,8 +240,7 @@ def path_attention(
 
 class _Gather(torch.autograd.Function):
     """states_TD[index_I]. A node that many texts share gets a gradient of each. They are added up in float32 and rounded once,
-    in the same order on every run: as torch does on a CPU by itself, while on a GPU it would round hundreds of sums in half
-    precision, in any order."""
+    in the same order on every run: as torch was seen to do on a CPU by itself. Elsewhere it promises neither."""
 
     @staticmethod
     def forward(ctx: Any, states_TD: Tensor, index_I: Tensor) -> Tensor:

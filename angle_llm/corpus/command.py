@@ -207,7 +207,7 @@ def search_main(settings: SearchSettings) -> None:
     found = search(folder, index, encoder.encode(settings.queries), settings.top)
     texts = texts_of_source(index, {hit.row for hits in found for hit in hits if hit.text is None})
     for query, hits in zip(settings.queries, found, strict=True):
-        print(f"\n{query}")
+        print(f"\n{query}\n  {'cosine':>7}  {'id' if any(hit.id is not None for hit in hits) else 'row'}  text")
         for hit in hits:
             text = hit.text or texts.get(hit.row) or "(the text is not stored, and its file is gone or changed)"
             line = " ".join(text.split())

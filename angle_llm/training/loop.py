@@ -106,8 +106,9 @@ def train(
             f"{len(data.sets)} sets need as many objectives, or one for all; there are {len(objectives)}."
         )
     plan = BatchPlan(data.draws, settings)
-    if plan.warmup >= plan.steps and processes.is_main:
-        tqdm.write(f"warm-up takes {plan.warmup} steps and the run only {plan.steps}: the rate never falls")
+    if processes.is_main:
+        for remark in plan.remarks():
+            tqdm.write(remark)
     run = run_identity(settings, data.digest, encoder.base_fingerprint, processes.device)
     together = {"run directory": str(run_dir), "checkpoints": settings.checkpoint, "resume": settings.resume}
     for what, mine in {**run, **together}.items():

@@ -28,6 +28,18 @@ class BatchPlan:
         self.steps = min(steps, settings.max_steps or steps)
         self.warmup = settings.optimizer.warmup_steps(self.steps)
 
+    def remarks(self) -> list[str]:
+        """What of the settings will not come to pass, in words."""
+        settings, told = self._settings, []
+        if settings.max_steps is not None and settings.max_steps > self.steps:
+            told.append(
+                f"max_steps is {settings.max_steps}, but the data last for {self.steps} steps ({settings.epochs} "
+                f"epoch(s) of {self._steps_of_epoch}): the run ends there. For more, raise epochs."
+            )
+        if self.warmup >= self.steps:
+            told.append(f"warm-up takes {self.warmup} steps and the run only {self.steps}: the rate never falls")
+        return told
+
     def after(self, done: int) -> Iterator[tuple[int, list[list[int]]]]:
         """The steps that are left once so many are done; nothing of those is computed again."""
         settings = self._settings

@@ -1,5 +1,7 @@
 """The learning rate over a run: every step counts, the peak is reached, the end is near zero."""
 
+from typing import Any
+
 import pytest
 
 from angle_llm.data.draws import Draws
@@ -38,6 +40,21 @@ def test_when_a_run_measures_and_writes_checkpoints() -> None:
     plan = BatchPlan(Draws.of_one(10), TrainSettings(batch_size=1))
     assert [step for step in range(11) if plan.evaluates_at(step)] == [0, 10]
     assert not any(plan.saves_at(step) for step in range(1, 11)), "on signals alone"
+
+
+def test_settings_that_will_not_come_to_pass_are_told() -> None:
+    def remarks(**changed: Any) -> list[str]:
+        optimizer = OptimizerSettings(warmup=changed.pop("warmup", 0))
+        return BatchPlan(
+            Draws.of_one(10), TrainSettings(batch_size=3, epochs=2, optimizer=optimizer, **changed)
+        ).remarks()
+
+    assert remarks() == remarks(max_steps=8) == remarks(max_steps=3) == []
+    (told,) = remarks(max_steps=9)
+    assert "max_steps is 9" in told
+    assert "last for 8 steps (2 epoch(s) of 4)" in told
+    (told,) = remarks(warmup=8)
+    assert "warm-up takes 8 steps and the run only 8" in told
 
 
 @pytest.mark.parametrize("done", range(12))

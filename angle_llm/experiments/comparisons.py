@@ -4,15 +4,14 @@ Two things vary, and neither interval covers the other. *Over pairs*: which pair
 trained model each (`evaluation.comparison`). *Over seeds*: which triples were drawn, the adapter's start and the order; a
 t interval over the differences of equal seeds, where there are two or more.
 
-The scores of the pairs lie beside the models. Where those are gone, what was found of them before is kept; what never was
-compared pair by pair has the difference of its figures, without an interval over pairs.
+The cosines of the pairs lie beside the results (`scores`). Where those of a row are gone, what was found of them before is
+kept; what never was compared pair by pair has the difference of its figures, without an interval over pairs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,42 +19,29 @@ from scipy import stats
 
 from angle_llm.evaluation import PairScores, compare
 from angle_llm.evaluation.tasks import PUBLISHED_TASKS
-from angle_llm.experiments.grid import Experiment
+from angle_llm.experiments.grid import Experiment, Grid
 from angle_llm.experiments.results import Result
-
-SCORES = "scores.npz"
-
-
-def save_scores(scores: dict[str, PairScores], folder: Path) -> None:
-    """Cosines and gold scores of every pair, beside the model."""
-    arrays = {f"{task}/{kind}": values for task, of in scores.items() for kind, values in of._asdict().items()}
-    np.savez_compressed(folder / SCORES, **arrays)
-
-
-def load_scores(folder: Path) -> dict[str, PairScores] | None:
-    """What `save_scores` wrote, None where nothing is."""
-    if not (folder / SCORES).is_file():
-        return None
-    with np.load(folder / SCORES, allow_pickle=False) as arrays:
-        tasks = dict.fromkeys(key.rsplit("/", 1)[0] for key in arrays.files)
-        return {task: PairScores(arrays[f"{task}/cosine"], arrays[f"{task}/gold"]) for task in tasks}
 
 
 def comparisons(
-    reference: str, measured: Iterable[tuple[Experiment, Result]], runs: Path, known: Mapping[str, Any] | None = None
+    grid: Grid,
+    measured: Iterable[tuple[Experiment, Result]],
+    scores: Callable[[Experiment], Mapping[str, PairScores] | None],
+    known: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Differences from the reference row, × 100: `{"reference", "rows": {row: {"figure", "per_seed", …}}}`.
+    """Differences from the reference rows, × 100: `{"reference", "rows": {row: {"reference", "figure", "per_seed", …}}}`.
 
     `measured` are the experiments of a grid that have a result. A difference is that of the result files; interval and
-    p-value come from the scores of the pairs, or from what is `known` of them, where those give the same difference.
+    p-value come from the `scores` of the pairs, or from what is `known` of them, where those give the same difference.
 
     A row is compared with the reference of the same seed; a row or reference without training, with any. The figure is the
     average of the published tasks both were measured on, or the only task they share.
     """
     by_key = {(e.row, e.seed if e.trains else None): (e, result) for e, result in measured}
-    before = known["rows"] if known is not None and known["reference"] == reference else {}
+    before = known["rows"] if known is not None else {}
     rows: dict[str, Any] = {}
     for key, (ours, our_result) in by_key.items():
+        reference = reference_of(grid, key[0])
         for reference_key in _references(reference, key, by_key):
             theirs, their_result = by_key[reference_key]
             found = _of_figures(our_result, their_result)
@@ -63,11 +49,13 @@ def comparisons(
                 continue
             number = key[1] if key[1] is not None else reference_key[1]
             seed = "none" if number is None else str(number)
-            one, other = (load_scores(runs / e.grid / e.name) for e in (ours, theirs))
-            known_before = before.get(key[0], {}).get("per_seed", {}).get(seed)
+            one, other = scores(ours), scores(theirs)
+            of_row = before.get(key[0], {})
+            same = known is not None and of_row.get("reference", known["reference"]) == reference
+            known_before = of_row.get("per_seed", {}).get(seed) if same else None
             here = _paired(one, other, found.figure) if one is not None and other is not None else None
             paired = next((of for of in (here, known_before) if _agree(of, found.difference)), None)
-            row = rows.setdefault(key[0], {"figure": found.figure, "per_seed": {}})
+            row = rows.setdefault(key[0], {"reference": reference, "figure": found.figure, "per_seed": {}})
             others = [one["tasks"].keys() for one in row["per_seed"].values()]
             if all(
                 tasks == found.difference["tasks"].keys() for tasks in others
@@ -75,7 +63,13 @@ def comparisons(
                 row["per_seed"][seed] = paired or found.difference
     for row in rows.values():
         row |= _over_seeds([_number(seed["difference"]) for seed in row["per_seed"].values()])
-    return {"reference": reference, "rows": rows}
+    return {"reference": grid.reference, "rows": rows}
+
+
+def reference_of(grid: Grid, row: str) -> str | None:
+    """The row that one is compared with."""
+    own = grid.rows[row].reference if row in grid.rows else None
+    return own or grid.reference
 
 
 class _Found(NamedTuple):
@@ -100,7 +94,7 @@ def _of_figures(ours: Result, theirs: Result) -> _Found | None:
     return _Found(figure, {"difference": difference, "interval": None, "p_value": None, "tasks": tasks})
 
 
-def _paired(ours: dict[str, PairScores], theirs: dict[str, PairScores], figure: str) -> dict[str, Any]:
+def _paired(ours: Mapping[str, PairScores], theirs: Mapping[str, PairScores], figure: str) -> dict[str, Any]:
     """What the scores of the pairs tell; nothing if they are of other pairs."""
     try:
         found = compare(ours, theirs)
@@ -125,7 +119,8 @@ def _agree(paired: Mapping[str, Any] | None, of_figures: Mapping[str, Any]) -> b
     if not paired or paired["tasks"].keys() != of_figures["tasks"].keys():
         return False
     one, other = ([_number(what["tasks"][name]) for name in of_figures["tasks"]] for what in (paired, of_figures))
-    return np.allclose(one, other, rtol=0, atol=1e-6, equal_nan=True)
+    # Kept cosines have four bytes: two that come to be equal move a figure × 100 by far less than this.
+    return np.allclose(one, other, rtol=0, atol=1e-4, equal_nan=True)
 
 
 def _number(value: float | None) -> float:
@@ -134,10 +129,10 @@ def _number(value: float | None) -> float:
 
 
 def _references(
-    reference: str, key: tuple[str, int | None], keys: Iterable[tuple[str, int | None]]
+    reference: str | None, key: tuple[str, int | None], keys: Iterable[tuple[str, int | None]]
 ) -> list[tuple[str, int | None]]:
     row, seed = key
-    if row == reference:
+    if reference is None or row == reference:
         return []
     same = [other for other in keys if other[0] == reference]
     return [other for other in same if seed is None or other[1] in (seed, None)]

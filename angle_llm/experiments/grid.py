@@ -5,10 +5,10 @@
     seeds                       each row is run once for each
     rows                        name → what differs from `train`; a row without training is the backbone as it is
     measures                    what is measured on every row
-    reference                   the row others are compared with
+    reference                   the row others are compared with; a row may name another
 
-A text that starts with `DATA/` in a grid is a path below the data directory that the run is given, so that a grid holds
-no machine's paths.
+A text that starts with `DATA/` in a grid is a path below the data directory that the run is given, and a model that
+starts with `RUNS/` one that a row of a grid has left, so that a grid holds no machine's paths.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from angle_llm.settings import (
 )
 
 DATA = "DATA/"
+RUNS = "RUNS/"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
@@ -87,6 +88,8 @@ class Row(Checked):
     """Its own seeds. null: the grid's; without training, one."""
     measures: Measures | None = None
     """What is measured on this row. null: the grid's."""
+    reference: str | None = None
+    """The row this one is compared with, where it is not the grid's; its own name: none."""
 
 
 @dataclass(frozen=True)
@@ -150,8 +153,9 @@ def load_grid(path: str | Path) -> Grid:
         goes_on = row.after is not None and row.train is not None
         if row.after is not None and not (goes_on and row.after != name and _trains(grid, row.after)):
             raise GridError(f"{path}: row {name} goes on from another row of the grid; {row.after!r} cannot be that.")
-    if grid.reference is not None and grid.reference not in grid.rows:
-        raise GridError(f"{path}: {unknown('row', grid.reference, grid.rows)}, named as reference")
+    for name in filter(None, (grid.reference, *(row.reference for row in grid.rows.values()))):
+        if name not in grid.rows:
+            raise GridError(f"{path}: {unknown('row', name, grid.rows)}, named as reference")
     return grid
 
 
@@ -225,7 +229,7 @@ def _below(value: Any, data_dir: Path) -> Any:
         return {key: _below(item, data_dir) for key, item in value.items()}
     if isinstance(value, list):
         return [_below(item, data_dir) for item in value]
-    if isinstance(value, str) and value.startswith(DATA):
+    if isinstance(value, str):
         # A list of sets, DATA/a:2,DATA/b, has several.
         return ",".join(
             str(data_dir / one.removeprefix(DATA)) if one.startswith(DATA) else one for one in value.split(",")

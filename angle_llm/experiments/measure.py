@@ -1,11 +1,11 @@
 """What is measured on an encoder, kind by kind: from its name to figures that fit in a small JSON file.
 
-The cosine of every pair stays with the model (`scores.npz`), where two models can be compared pair by pair.
+The cosine of every pair is kept beside the result (`scores`), where two models can be compared pair by pair.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ class Kind:
     asked: Callable[[Measures], Figures | None]
     """What of it is asked for, as plain values; None for nothing. A result that answers something else is not enough."""
     take: Callable[[SentenceEncoder, Measures, Path, Path], Figures]
-    """Encoder, what is asked, data directory, folder for what is large → figures."""
+    """Encoder, what is asked, data directory, file for the cosines of pairs → figures."""
 
 
 def measure(
@@ -48,9 +48,9 @@ def measure(
     model_settings: ModelSettings,
     data_dir: Path,
     device: str | None,
-    keep_in: Path,
-) -> dict[str, Figures]:
-    """Opens the encoder once and takes the named kinds of measure: `{kind: {"asked": …, figures}}`.
+    scores: Path,
+) -> Iterator[tuple[str, Figures]]:
+    """Opens the encoder once and takes the named kinds of measure, one after another: kind, `{"asked": …, figures}`.
 
     A trained model is opened as it was saved, a backbone as `model_settings` say.
     """
@@ -67,13 +67,10 @@ def measure(
             "bits": model_settings.bits,
         }
     encoder = SentenceEncoder.from_pretrained(model, device=device, **how)
-    keep_in.mkdir(parents=True, exist_ok=True)
-    taken = {}
     for kind in KINDS:
         if kind.name in kinds:
             print(f"  measuring {kind.name}", flush=True)
-            taken[kind.name] = {"asked": kind.asked(measures)} | kind.take(encoder, measures, data_dir, keep_in)
-    return taken
+            yield kind.name, {"asked": kind.asked(measures)} | kind.take(encoder, measures, data_dir, scores)
 
 
 def _sts_asked(measures: Measures) -> Figures | None:
@@ -83,14 +80,21 @@ def _sts_asked(measures: Measures) -> Figures | None:
     return {"tasks": list(measures.sts), "variant": measures.variant, "pairs": pairs}
 
 
-def _take_sts(encoder: SentenceEncoder, measures: Measures, data_dir: Path, keep_in: Path) -> Figures:
-    from angle_llm.evaluation import evaluate, select_tasks
-    from angle_llm.experiments.comparisons import save_scores
+def sts_tasks(measures: Measures, data_dir: Path) -> list[StsTask]:
+    """The sets of pairs that are asked for, read."""
+    from angle_llm.evaluation import select_tasks
 
     tasks = select_tasks(measures.sts, data_dir, measures.variant) if measures.sts else []
-    tasks += [pairs_task(name, source) for name, source in measures.pairs.items()]
+    return tasks + [pairs_task(name, source) for name, source in measures.pairs.items()]
+
+
+def _take_sts(encoder: SentenceEncoder, measures: Measures, data_dir: Path, scores: Path) -> Figures:
+    from angle_llm.evaluation import evaluate
+    from angle_llm.experiments.scores import save_scores
+
+    tasks = sts_tasks(measures, data_dir)
     results = evaluate(lambda texts: encoder.encode(texts, show_progress=True), tasks, resamples=RESAMPLES)
-    save_scores(results.scores, keep_in)
+    save_scores(results.scores, scores)
     return {
         "average": {
             "tasks": list(results.averaged),
@@ -156,7 +160,7 @@ def _saturation_asked(measures: Measures) -> Figures | None:
     return {"pairs": settings_to_dict(measures.saturation)} if measures.saturation is not None else None
 
 
-def _take_saturation(encoder: SentenceEncoder, measures: Measures, data_dir: Path, keep_in: Path) -> Figures:
+def _take_saturation(encoder: SentenceEncoder, measures: Measures, data_dir: Path, scores: Path) -> Figures:
     import torch
 
     from angle_llm.data.batching import TextBatch
@@ -174,7 +178,7 @@ def _transfer_asked(measures: Measures) -> Figures | None:
     return {"tasks": list(measures.transfer), "limit_train": measures.transfer_limit} if measures.transfer else None
 
 
-def _take_transfer(encoder: SentenceEncoder, measures: Measures, data_dir: Path, keep_in: Path) -> Figures:
+def _take_transfer(encoder: SentenceEncoder, measures: Measures, data_dir: Path, scores: Path) -> Figures:
     from angle_llm.evaluation import evaluate_transfer, read_transfer_task
 
     tasks = [read_transfer_task(data_dir, name) for name in measures.transfer]
@@ -202,7 +206,7 @@ def _retrieval_asked(measures: Measures) -> Figures | None:
     return {"texts": measures.retrieval} if measures.retrieval is not None else None
 
 
-def _take_retrieval(encoder: SentenceEncoder, measures: Measures, data_dir: Path, keep_in: Path) -> Figures:
+def _take_retrieval(encoder: SentenceEncoder, measures: Measures, data_dir: Path, scores: Path) -> Figures:
     from angle_llm.evaluation import evaluate_retrieval, read_flickr30k, read_groups
     from angle_llm.evaluation.retrieval_tasks import FLICKR30K
 
@@ -231,7 +235,7 @@ def _nested_asked(measures: Measures) -> Figures | None:
     return {"variant": measures.variant} | {key: list(value) for key, value in vars(measures.nested).items()}
 
 
-def _take_nested(encoder: SentenceEncoder, measures: Measures, data_dir: Path, keep_in: Path) -> Figures:
+def _take_nested(encoder: SentenceEncoder, measures: Measures, data_dir: Path, scores: Path) -> Figures:
     from angle_llm.evaluation import select_tasks
     from angle_llm.evaluation.nested import quality_curve
 

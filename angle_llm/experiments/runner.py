@@ -8,28 +8,23 @@ Killed anywhere, the same command goes on: what has a result is not run again, a
 from __future__ import annotations
 
 import json
-import platform
-import shlex
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from angle_llm.evaluation import PairScores
 from angle_llm.experiments.comparisons import comparisons
-from angle_llm.experiments.grid import DATA, Experiment, Grid, GridError, experiments, load_grid
-from angle_llm.experiments.measure import KINDS, measure
+from angle_llm.experiments.grid import Experiment, Grid, GridError, experiments, load_grid
+from angle_llm.experiments.measure import KINDS, measure, sts_tasks
+from angle_llm.experiments.provenance import grid_command, machine, portable, versions
 from angle_llm.experiments.results import COMPARISONS, Result, ResultError
+from angle_llm.experiments.scores import Gold, load_scores, scores_path
+from angle_llm.experiments.training import ExperimentError, folder_of, model_here, train, training_facts
 from angle_llm.files import plain, write_json
-from angle_llm.settings import CheckpointSettings, changed_settings, save_settings, settings_to_dict
-
-_PACKAGES = ("torch", "transformers", "peft", "accelerate", "scipy")
-
-
-class ExperimentError(RuntimeError):
-    """An experiment that could not be finished."""
+from angle_llm.settings import TrainSettings, changed_settings, settings_to_dict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +47,11 @@ class RunnerSettings:
     """What starts a training process, such as "accelerate launch --num_processes 8". Empty: this Python."""
     device: str | None = None
     """Where to measure. None: the best there is."""
+    again: bool = False
+    """Measure the chosen rows though they have results, and train those whose models are not here. A model in RUNS is
+    used as it is: remove its folder to have it trained anew."""
     train_only: bool = False
-    """Train and leave measuring for later, by the same command without this."""
+    """Train those of the chosen rows whose models are not here, with or without results, and measure nothing."""
     list: bool = False
     """Tell what has a result and what has not, and do nothing."""
 
@@ -76,17 +74,52 @@ def run_grid(settings: RunnerSettings) -> list[Result]:
             print(f"{experiment.name:40} {'missing: ' + ', '.join(missing) if missing else 'has its result'}")
         return []
     results = []
-    for number, experiment in enumerate(chosen, 1):
-        print(f"[{number}/{len(chosen)}] {grid.name}: {experiment.name}", flush=True)
-        result = _run(grid, experiment, settings, data_dir)
-        if result is not None:
-            results.append(result)
-    if grid.reference is not None and not settings.train_only:
-        path = settings.results / grid.name / COMPARISONS
-        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-        found = comparisons(grid.reference, _measured(grid, settings, data_dir), settings.runs, known)
-        write_json(path, plain(found))
+    try:
+        for number, experiment in enumerate(chosen, 1):
+            print(f"[{number}/{len(chosen)}] {grid.name}: {experiment.name}", flush=True)
+            result = _run(grid, experiment, settings, data_dir)
+            if result is not None:
+                results.append(result)
+    finally:  # what was measured before another row failed is compared too
+        if not settings.train_only:
+            _compare(grid, settings, data_dir)
     return results
+
+
+def _compare(grid: Grid, settings: RunnerSettings, data_dir: Path) -> None:
+    """Writes the grid's comparisons."""
+    if grid.reference is None:
+        return
+    path = settings.results / grid.name / COMPARISONS
+    known = None
+    if path.is_file():
+        try:
+            known = json.loads(path.read_text(encoding="utf-8"))
+            known = {"reference": known["reference"], "rows": dict(known["rows"])}
+        except (ValueError, KeyError, TypeError) as error:
+            known = None
+            print(f"{path} is damaged ({error!r}) and made anew; what only it knew is gone.")
+    gold: dict[str, Gold] = {}
+
+    def scores(experiment: Experiment) -> dict[str, PairScores] | None:
+        measures = experiment.measures
+
+        def read() -> Gold:
+            asked = repr(KINDS[0].asked(measures))
+            if asked not in gold:
+                try:
+                    tasks = sts_tasks(measures, data_dir)
+                except (OSError, ValueError) as error:
+                    print(f"not compared pair by pair: {error}")
+                    tasks = []
+                gold[asked] = {task.name: np.array([pair.score for pair in task.pairs]) for task in tasks}
+            return gold[asked]
+
+        return load_scores(scores_path(settings.results, experiment.grid, experiment.name), read)
+
+    found = comparisons(grid, _measured(grid, settings, data_dir), scores, known)
+    if found["rows"]:
+        write_json(path, plain(found))
 
 
 def _measured(grid: Grid, settings: RunnerSettings, data_dir: Path) -> list[tuple[Experiment, Result]]:
@@ -99,7 +132,7 @@ def _measured(grid: Grid, settings: RunnerSettings, data_dir: Path) -> list[tupl
             print(f"not compared: {error}")
             continue
         told = portable(settings_told(experiment), data_dir)
-        if result is None or changed_settings(result.settings, told):
+        if result is None or changed(result, told):
             continue
         if "sts" not in missing_measures(experiment, result, data_dir):
             measured.append((experiment, result))
@@ -107,35 +140,29 @@ def _measured(grid: Grid, settings: RunnerSettings, data_dir: Path) -> list[tupl
 
 
 def _run(grid: Grid, experiment: Experiment, settings: RunnerSettings, data_dir: Path) -> Result | None:
-    known = _known(experiment, settings)
+    folder = folder_of(experiment, settings.runs)
+    if settings.train_only:
+        if experiment.trains and not (folder / "model").is_dir():
+            train(grid, experiment, data_dir, settings.runs, settings.launch)
+        return None
+    known = None if settings.again else _known(experiment, settings)
     told = portable(settings_told(experiment), data_dir)
-    if known is not None and (changed := changed_settings(known.settings, told)):
+    if known is not None and (other := changed(known, told)):
         path = settings.results / grid.name / f"{experiment.name}.json"
         raise ExperimentError(
-            f"{path} was made with other settings than the grid has now: {', '.join(changed)}. Remove it and the run in "
-            f"{_folder(experiment, settings)} to have it made anew, or give the row another name."
+            f"{path} was made with other settings than the grid has now: {', '.join(other)}. Remove it and the run in "
+            f"{folder} to have it made anew, or give the row another name."
         )
     missing = missing_measures(experiment, known, data_dir)
     if known is not None and not missing:
         return known
-    model = _train(experiment, settings) if experiment.trains else experiment.settings.model.path
-    if settings.train_only:
-        return None
-    folder = _folder(experiment, settings)
-    if known is not None and experiment.trains and known.train != _training_facts(folder):
+    if experiment.trains:
+        model = str(train(grid, experiment, data_dir, settings.runs, settings.launch))
+    else:
+        model = model_here(experiment.settings.model.path, settings.runs)
+    if known is not None and experiment.trains and known.train != training_facts(folder):
         # Of another model, if only by its last digits or its seconds: a file is of one.
         known, missing = None, missing_measures(experiment, None, data_dir)
-    used = experiment.settings.model
-    figures = measure(
-        experiment.measures,
-        missing,
-        str(model),
-        as_saved=experiment.trains,
-        model_settings=used,
-        data_dir=data_dir,
-        device=settings.device,
-        keep_in=folder,
-    )
     result = known or Result(
         grid=grid.name,
         row=experiment.row,
@@ -144,12 +171,24 @@ def _run(grid: Grid, experiment: Experiment, settings: RunnerSettings, data_dir:
         command=_command(experiment, settings),
         date=datetime.now(timezone.utc).date().isoformat(),
         machine=machine(),
-        versions={name: version(name) for name in ("angle_llm", *_PACKAGES)},
+        versions=versions(),
         settings=told,
-        train=_training_facts(folder) if experiment.trains else None,
+        train=training_facts(folder) if experiment.trains else None,
     )
-    result = replace(result, label=experiment.label, measures=result.measures | portable(figures, data_dir))
-    result.write(settings.results)
+    figures = measure(
+        experiment.measures,
+        missing,
+        model,
+        as_saved=experiment.trains,
+        model_settings=experiment.settings.model,
+        data_dir=data_dir,
+        device=settings.device,
+        scores=scores_path(settings.results, grid.name, experiment.name),
+    )
+    for kind, of_kind in figures:
+        measures = result.measures | {kind: portable(of_kind, data_dir)}
+        result = replace(result, label=experiment.label, measures=measures)
+        result.write(settings.results)  # each kind at once: the next may fail
     return result
 
 
@@ -158,6 +197,12 @@ def settings_told(experiment: Experiment) -> dict[str, Any]:
     if not experiment.trains:
         return {"model": settings_to_dict(experiment.settings.model)}
     return settings_to_dict(replace(experiment.settings, run_dir="")) | {"after": experiment.after}
+
+
+def changed(result: Result, told: dict[str, Any]) -> list[str]:
+    """The settings a result was not made with, though the grid has them now."""
+    defaults = settings_to_dict(TrainSettings()) | {"after": None} if result.train is not None else None
+    return changed_settings(result.settings, told, defaults)
 
 
 def _known(experiment: Experiment, settings: RunnerSettings) -> Result | None:
@@ -172,69 +217,6 @@ def missing_measures(experiment: Experiment, known: Result | None, data_dir: Pat
     return [name for name, what in asked.items() if what and what != (done.get(name) or {}).get("asked")]
 
 
-def _folder(experiment: Experiment, settings: RunnerSettings) -> Path:
-    return settings.runs / experiment.grid / experiment.name
-
-
-def _train(experiment: Experiment, settings: RunnerSettings) -> Path:
-    """Trains in a process of its own, which a launcher may multiply; goes on from a checkpoint if there is one."""
-    folder = _folder(experiment, settings)
-    run = replace(experiment.settings, run_dir=str(folder), resume="auto")
-    if not run.checkpoint.every_steps:
-        run = replace(run, checkpoint=CheckpointSettings(every_steps=25, keep=1))
-    if experiment.after is not None:
-        stage_one = settings.runs / experiment.grid / f"{experiment.after}-seed{experiment.seed}" / "model"
-        if not stage_one.is_dir():
-            raise ExperimentError(
-                f"{experiment.name} goes on from {stage_one}, which is not there. Run row {experiment.after} first."
-            )
-        run = replace(run, model=replace(run.model, path=str(stage_one.resolve())))
-    folder.mkdir(parents=True, exist_ok=True)
-    config = folder / "config.yaml"
-    save_settings(run, config)
-    launcher = shlex.split(settings.launch) or [sys.executable]
-    done = subprocess.run([*launcher, "-m", "angle_llm.cli", "train", "--config", str(config)], check=False)
-    if done.returncode:
-        raise ExperimentError(
-            f"training {experiment.name} ended with exit code {done.returncode}; its messages stand above. Its checkpoints are "
-            f"in {folder}; the same command goes on from there."
-        )
-    return folder / "model"
-
-
-def _training_facts(folder: Path) -> dict[str, Any]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    steps = [line for line in lines if "loss" in line]
-    tenth = max(1, len(steps) // 10)
-    return {
-        "steps": len(steps),
-        "seconds": round(sum(line["seconds"] for line in steps), 1),
-        "first_loss": round(sum(line["loss"] for line in steps[:tenth]) / tenth, 4),
-        "last_loss": round(sum(line["loss"] for line in steps[-tenth:]) / tenth, 4),
-        "computed_tokens": sum(line["computed_tokens"] for line in steps),
-    }
-
-
 def _command(experiment: Experiment, settings: RunnerSettings) -> str:
     seed = f" --seeds {experiment.seed}" if experiment.trains else ""
-    return f"python recipes/ablation.py --grid recipes/grids/{settings.grid.name} --data-dir DATA --rows {experiment.row}{seed}"
-
-
-def portable(value: Any, data_dir: Path) -> Any:
-    """Paths below the data directory as DATA/…, so that a result tells nothing of a machine."""
-    if isinstance(value, dict):
-        return {key: portable(item, data_dir) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [portable(item, data_dir) for item in value]
-    if isinstance(value, str) and value.startswith(f"{data_dir}/"):
-        return DATA + value.removeprefix(f"{data_dir}/")
-    return value
-
-
-def machine() -> str:
-    """What it ran on, in words."""
-    import torch
-
-    if torch.cuda.is_available():
-        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-    return f"{torch.get_num_threads()} CPU thread(s), {platform.machine()}"
+    return f"{grid_command(settings.grid.stem)} --rows {experiment.row}{seed}"

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 
 from angle_llm.experiments import Experiment, Grid, GridError, Result, load_grid
 from angle_llm.experiments.grid import experiments
+from angle_llm.experiments.provenance import portable
 from angle_llm.experiments.results import COMPARISONS, ResultError
-from angle_llm.experiments.runner import missing_measures, portable, settings_told
+from angle_llm.experiments.runner import changed, missing_measures, settings_told
 from angle_llm.report.checking import FiguresError, checked, finite
 from angle_llm.report.measured import (
     Comparisons,
@@ -26,7 +27,6 @@ from angle_llm.report.measured import (
     Sts,
     Transfer,
 )
-from angle_llm.settings import changed_settings
 
 ORDER = ("nli", "prompts", "ablation", "graded", "nontransfer", "bert", "nested", "transfer", "retrieval")
 """Grids in the order they are told; any other comes after them, by name."""
@@ -252,9 +252,9 @@ def _mismatches(planned: Sequence[Experiment], rows: Sequence[MaterialRow]) -> l
             continue
         name = f"{experiment.grid}/{experiment.name}.json"
         told = portable(settings_told(experiment), DATA_DIR)
-        if changed := changed_settings(result.settings, told):
+        if other := changed(result, told):
             notes.append(
-                f"{name} was run with other settings than its grid file has now: {', '.join(sorted(changed))}. Remove it, and "
+                f"{name} was run with other settings than its grid file has now: {', '.join(sorted(other))}. Remove it, and "
                 "run its experiment again."
             )
         if lacking := missing_measures(experiment, result, DATA_DIR):

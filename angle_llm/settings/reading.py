@@ -77,17 +77,23 @@ def merged_settings(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any
     return result
 
 
-def changed_settings(then: dict[str, Any], now: dict[str, Any], under: str = "") -> list[str]:
+def changed_settings(
+    then: dict[str, Any], now: dict[str, Any], defaults: dict[str, Any] | None = None, under: str = ""
+) -> list[str]:
     """The settings that are otherwise now than they were then, by their dotted names.
 
-    What was not known then, for it is older, counts as it was: a new setting's default changes nothing.
+    What was not known then, for it is older, was as `defaults` say; what those do not name counts as it is now.
     """
     changed = []
-    for key, value in then.items():
-        both = isinstance(value, dict) and isinstance(now.get(key), dict) and key not in ("where", "columns")
-        if both:
-            changed += changed_settings(value, now[key], f"{under}{key}.")
-        elif key in now and value != now[key]:
+    defaults = defaults or {}
+    for key, value in now.items():
+        if key not in then and key not in defaults:
+            continue
+        was = then[key] if key in then else defaults[key]
+        if isinstance(was, dict) and isinstance(value, dict) and key not in ("where", "columns"):
+            inner = defaults.get(key)
+            changed += changed_settings(was, value, inner if isinstance(inner, dict) else None, f"{under}{key}.")
+        elif was != value:
             changed.append(f"{under}{key}")
     return changed
 

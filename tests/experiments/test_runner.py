@@ -1,6 +1,9 @@
 """A grid is run for real, on a tiny LLaMA: trained in processes of its own, measured, kept, and never run twice."""
 
 import json
+import re
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +15,13 @@ from tiny import save_tiny_base
 from angle_llm import SentenceEncoder
 from angle_llm.evaluation import evaluate, select_tasks, spearman
 from angle_llm.experiments import GridError, Result, RunnerSettings, load_results, run_grid
-from angle_llm.experiments.comparisons import load_scores
 from angle_llm.experiments.grid import Measures, experiments, load_grid
 from angle_llm.experiments.measure import KINDS
+from angle_llm.experiments.provenance import commit_of, portable
 from angle_llm.experiments.results import COMPARISONS, ResultError
-from angle_llm.experiments.runner import ExperimentError, portable, settings_told
+from angle_llm.experiments.runner import changed, settings_told
+from angle_llm.experiments.scores import load_scores
+from angle_llm.experiments.training import ExperimentError
 from angle_llm.settings import DataSource, changed_settings
 
 GRID = """
@@ -120,13 +125,21 @@ def test_rows_are_compared_with_the_reference_pair_by_pair(place: Path, results:
     assert (found["rows"]["one"]["seeds"], found["rows"]["one"]["interval"]) == (1, None)
 
 
-def test_scores_of_every_pair_stay_with_the_model(place: Path, results: list[Result]) -> None:
-    scores = load_scores(place / "runs/tiny/one-seed1")
+def gold_of(place: Path) -> dict[str, Any]:
+    (task,) = select_tasks(["stsb-dev"], place / "data", "raw")
+    return {"stsb-dev": np.array([pair.score for pair in task.pairs])}
+
+
+def test_cosines_of_every_pair_stay_with_the_result(place: Path, results: list[Result]) -> None:
+    path, gold = place / "results/tiny/one-seed1.npz", gold_of(place)
+    scores = load_scores(path, lambda: gold)
     assert scores is not None
     figures = results[1].measures["sts"]["tasks"]["stsb-dev"]
-    assert 100 * spearman(*scores["stsb-dev"]) == pytest.approx(figures["spearman"], abs=1e-9)
+    assert 100 * spearman(*scores["stsb-dev"]) == pytest.approx(figures["spearman"], abs=1e-4), "four bytes a cosine"
     counts = np.array(results[1].measures["sts"]["density"]["stsb-dev"]["counts"])
-    assert counts.sum() == len(scores["stsb-dev"].gold) == 40
+    assert counts.sum() == len(scores["stsb-dev"].cosine) == 40
+    assert load_scores(path, lambda: {"stsb-dev": gold["stsb-dev"][::-1]}) == {}, "of other gold scores"
+    assert load_scores(path.with_name("absent.npz"), lambda: gold) is None
 
 
 def test_what_has_a_result_is_not_run_again_and_a_new_measure_is_added(place: Path, results: list[Result]) -> None:
@@ -169,6 +182,83 @@ def test_a_file_is_of_one_model(place: Path, results: list[Result], tmp_path: Pa
     assert result.date != "2000-01-01"
     assert set(result.measures) == {"sts", "saturation"}
     assert "old" not in result.measures["sts"]
+
+
+def test_a_row_is_run_again_where_neither_its_model_nor_the_one_before_it_is(
+    place: Path, results: list[Result], tmp_path: Path
+) -> None:
+    """As in a clone, which has the results and no runs."""
+    for result in results:
+        replace(result, date="2000-01-01").write(tmp_path / "results")
+    clone = replace(settings_in(place), results=tmp_path / "results", runs=tmp_path / "runs", rows=("two",))
+    assert [result.date for result in run_grid(clone)] == ["2000-01-01"], "it has its result"
+    assert not (tmp_path / "runs").exists()
+    (again,) = run_grid(replace(clone, again=True))
+    assert again.date != "2000-01-01"
+    assert again.measures["sts"]["tasks"] == results[2].measures["sts"]["tasks"], "trained from the same first stage"
+    (one,) = run_grid(replace(clone, rows=("one",)))
+    assert one.date == "2000-01-01", "the first stage was trained, and its result left as it was"
+
+    shutil.rmtree(tmp_path / "runs")
+    assert run_grid(replace(clone, train_only=True)) == []
+    assert (tmp_path / "runs/tiny/two-seed1/model").is_dir(), "a model is asked for, whether it has its result or not"
+
+
+def test_a_row_measures_what_another_grid_has_left(place: Path, results: list[Result], tmp_path: Path) -> None:
+    grid = "title: T\nmeasures: {sts: [stsb-dev]}\nrows:\n  left: {train: null, model: {path: RUNS/tiny/one-seed1/model}}\n"
+    (tmp_path / "other.yaml").write_text(grid, encoding="utf-8")
+    other = replace(settings_in(place), grid=tmp_path / "other.yaml", results=tmp_path)
+    (left,) = run_grid(other)
+    due = results[1].measures["sts"]["tasks"]["stsb-dev"]["spearman"]
+    assert left.measures["sts"]["tasks"]["stsb-dev"]["spearman"] == pytest.approx(due, abs=1e-9)
+    assert left.settings["model"]["path"] == "RUNS/tiny/one-seed1/model"
+    with pytest.raises(ExperimentError, match=r"tiny\.yaml --data-dir DATA --rows one --seeds 1 --train-only"):
+        run_grid(replace(other, again=True, runs=tmp_path / "elsewhere"))
+
+
+def test_rows_before_one_that_fails_are_compared(place: Path, results: list[Result], tmp_path: Path) -> None:
+    text = (place / "tiny.yaml").read_text(encoding="utf-8").replace("after: one, ", "after: one, reference: one, ")
+    (tmp_path / "tiny.yaml").write_text(text + "  lost: {train: {data: {path: DATA/lost.jsonl}}}\n", encoding="utf-8")
+    shutil.copytree(place / "results", tmp_path / "results")
+    (tmp_path / "results/tiny" / COMPARISONS).unlink()
+    with pytest.raises(ExperimentError, match="training lost-seed1 ended"):
+        run_grid(
+            replace(
+                settings_in(place), grid=tmp_path / "tiny.yaml", results=tmp_path / "results", runs=tmp_path / "runs"
+            )
+        )
+    rows = json.loads((tmp_path / "results/tiny" / COMPARISONS).read_text(encoding="utf-8"))["rows"]
+    assert {name: row["reference"] for name, row in rows.items()} == {"one": "as-is", "two": "one"}
+    spearmans = [result.measures["sts"]["tasks"]["stsb-dev"]["spearman"] for result in results]
+    of_two = rows["two"]["per_seed"]["1"]
+    assert of_two["difference"] == pytest.approx(spearmans[2] - spearmans[1], abs=1e-4)
+    assert of_two["interval"][0] < of_two["difference"] < of_two["interval"][1], "from the cosines that were kept"
+
+
+def test_a_setting_that_is_newer_than_a_result_was_at_its_default(results: list[Result]) -> None:
+    older = replace(results[1], settings={key: of for key, of in results[1].settings.items() if key != "accumulation"})
+    assert changed(older, results[1].settings) == []
+    assert changed(older, results[1].settings | {"accumulation": 2}) == ["accumulation"]
+
+
+def test_paths_of_a_list_of_sets_are_all_told_without_the_machines() -> None:
+    told = portable({"path": "/mnt/data/a.tsv:2,starter:x,/mnt/data/b.tsv"}, Path("/mnt/data"))
+    assert told == {"path": "DATA/a.tsv:2,starter:x,DATA/b.tsv"}
+
+
+def test_a_result_names_the_commit_of_its_code(tmp_path: Path) -> None:
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e"]
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes/grid.yaml").write_text("a", encoding="utf-8")
+    assert commit_of(tmp_path) == ""
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"]):
+        subprocess.run([*git, *command], check=True)
+    commit = commit_of(tmp_path)
+    assert re.fullmatch(r"[0-9a-f]{10}", commit)
+    (tmp_path / "notes.txt").write_text("b", encoding="utf-8")
+    assert commit_of(tmp_path) == commit
+    (tmp_path / "recipes/grid.yaml").write_text("b", encoding="utf-8")
+    assert commit_of(tmp_path) == f"{commit}+"
 
 
 def test_what_is_missing_is_listed_and_nothing_is_done(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,13 +308,16 @@ def test_comparisons_outlive_the_runs_they_were_made_of(place: Path, results: li
     assert before["rows"]
 
 
-def test_what_was_never_compared_pair_by_pair_differs_all_the_same(place: Path, results: list[Result]) -> None:
-    path = place / "results" / "tiny" / COMPARISONS
-    before = path.read_text(encoding="utf-8")
-    path.unlink()
-    run_grid(replace(settings_in(place), runs=place / "elsewhere"))
-    found, paired = (json.loads(text)["rows"]["one"] for text in (path.read_text(encoding="utf-8"), before))
-    path.write_text(before, encoding="utf-8")
+def test_what_was_never_compared_pair_by_pair_differs_all_the_same(
+    place: Path, results: list[Result], tmp_path: Path
+) -> None:
+    before = (place / "results" / "tiny" / COMPARISONS).read_text(encoding="utf-8")
+    for result in results:
+        result.write(tmp_path)
+    (tmp_path / "tiny" / COMPARISONS).write_text('{"reference": ', encoding="utf-8")  # damaged: nothing is known
+    run_grid(replace(settings_in(place), results=tmp_path, runs=place / "elsewhere"))
+    after = (tmp_path / "tiny" / COMPARISONS).read_text(encoding="utf-8")
+    found, paired = (json.loads(text)["rows"]["one"] for text in (after, before))
     ours, theirs = found["per_seed"].pop("1"), paired["per_seed"].pop("1")
     assert (ours["interval"], ours["p_value"]) == (None, None)
     assert (ours["difference"], ours["tasks"]) == (

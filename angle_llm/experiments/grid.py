@@ -66,6 +66,8 @@ class Measures(Checked):
     """Transfer tasks by name, such as mr; see `eval/transfer.py`."""
     transfer_limit: int | None = None
     """At most so many training sentences of a transfer task."""
+    transfer_drop_repeated: bool = False
+    """Leave out training examples whose text is tested elsewhere."""
     retrieval: str | None = None
     """flickr30k, or a file of groups of texts; see `eval/retrieval.py`."""
     nested: NestedMeasure | None = None

@@ -175,7 +175,13 @@ def _take_saturation(encoder: SentenceEncoder, measures: Measures, data_dir: Pat
 
 
 def _transfer_asked(measures: Measures) -> Figures | None:
-    return {"tasks": list(measures.transfer), "limit_train": measures.transfer_limit} if measures.transfer else None
+    if not measures.transfer:
+        return None
+    return {
+        "tasks": list(measures.transfer),
+        "limit_train": measures.transfer_limit,
+        "drop_repeated": measures.transfer_drop_repeated,
+    }
 
 
 def _take_transfer(encoder: SentenceEncoder, measures: Measures, data_dir: Path, scores: Path) -> Figures:
@@ -183,7 +189,10 @@ def _take_transfer(encoder: SentenceEncoder, measures: Measures, data_dir: Path,
 
     tasks = [read_transfer_task(data_dir, name) for name in measures.transfer]
     results = evaluate_transfer(
-        lambda texts: encoder.encode(texts, show_progress=True), tasks, limit_train=measures.transfer_limit
+        lambda texts: encoder.encode(texts, show_progress=True),
+        tasks,
+        limit_train=measures.transfer_limit,
+        drop_repeated=measures.transfer_drop_repeated,
     )
     return {
         "average": results.average,
@@ -195,7 +204,12 @@ def _take_transfer(encoder: SentenceEncoder, measures: Measures, data_dir: Path,
                 "f1": task.f1,
                 "majority": task.majority,
                 "rows": dict(task.rows),
+                "protocol": task.protocol,
                 "sampled": task.sampled,
+                "repeated": task.repeated,
+                "dropped": task.dropped,
+                "chosen": task.chosen,
+                "unconverged": task.unconverged,
             }
             for name, task in results.tasks.items()
         },

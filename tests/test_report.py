@@ -69,7 +69,16 @@ def result(row: str, seed: int, *, trained: bool = True, **measures: Any) -> Res
         machine="2 CPU thread(s), x86_64",
         versions={"torch": "2.13.0"},
         settings={"model": {"path": "some/model", "prompt": "plain", "pooling": "last"}}
-        | ({"objective": {"cosine_weight": 0.25 if row == "other" else 0.5}, "seed": seed} if trained else {}),
+        | (
+            {
+                "objective": {"cosine_weight": 0.25 if row == "other" else 0.5},
+                "seed": seed,
+                "run_dir": "",
+                "data": {"shuffle_seed": seed},
+            }
+            if trained
+            else {}
+        ),
         train={"steps": 16, "seconds": 98.7, "first_loss": 2.3456, "last_loss": 0.9876, "computed_tokens": 54321}
         if trained
         else None,
@@ -129,9 +138,12 @@ def filled(folders: ReportSettings) -> ReportSettings:
     compared = {"figure": "average", "per_seed": differences, "mean_difference": 1.76, "interval": [0.11, 3.42]}
     raw: dict[str, Any] = {
         "figure": "average",
-        "per_seed": {"42": {"difference": -6.675, "interval": [-8.1, -5.2], "p_value": 0.002}},
+        "per_seed": {
+            "42": {"difference": -6.675, "interval": [-8.1, -5.2], "p_value": 0.002},
+            "1": {"difference": -7.695, "interval": [-9.1, -6.2], "p_value": 0.002},
+        },
     }
-    raw |= {"mean_difference": -6.675, "interval": None}
+    raw |= {"mean_difference": -7.185, "interval": [-13.66, -0.71]}
     comparisons = {"reference": "base", "rows": {"other": compared, "raw": raw}}
     write(folders.results / "terms" / "comparisons.json", comparisons)
     quantiles = {"0.05": 5.0, "0.5": 13.0, "0.95": 27.0, "1.0": 61.0}
@@ -192,9 +204,9 @@ def made(settings: ReportSettings) -> tuple[Reader, str]:
 
 
 FIGURES = [
-    *("81.03 ± 1.44", "78.76–81.32", "84.55 ± 0.16", "66.66", "65.41–67.97"),  # STS-B over seeds, first seed's interval
+    *("81.03 ± 1.44", "79.78–82.34", "84.55 ± 0.16", "66.66", "65.41–67.97"),  # STS-B over seeds, ends averaged
     *("75.57 ± 0.72", "1,379", "4,927", "61.17", "55.51", "56.62"),  # average; pairs, Pearson, means over sub-tasks
-    *("+1.76", "0.11–3.42", "+2.21", "1.50–2.90", "0.004", "−6.67", "−8.10 to −5.20"),  # against the reference
+    *("+1.76", "+2.21", "1.50–2.90", "0.004", "−6.67", "−8.10 to −5.20", "−7.18"),  # against the reference
     *(
         "77.31",
         "76.20–78.40",
@@ -220,7 +232,7 @@ FIGURES = [
         "4.56",
         "4.52–4.59",
     ),  # lengths, speed
-    "python recipes/ablation.py --grid recipes/grids/terms.yaml --data-dir DATA --rows other --seeds 1",
+    "python recipes/ablation.py --grid recipes/grids/terms.yaml --data-dir DATA --rows other --seeds 1 --again",
 ]
 
 
@@ -263,6 +275,45 @@ def test_only_what_is_sure_is_bold(filled: ReportSettings) -> None:
     assert "**77.33" not in tables
 
 
+def test_an_interval_of_two_seeds_is_told_nowhere(filled: ReportSettings) -> None:
+    page, tables = made(filled)
+    for words in (page.words, tables):
+        assert "0.11–3.42" not in words
+        assert "Too few seeds to tell: Another" in words.replace("&lt;", "<")
+
+
+def test_what_is_sure_is_found(filled: ReportSettings) -> None:
+    """Beside its own reference: `raw` is compared with `other` here, the others with `base`."""
+    for row, figure in (("base", 81.5), ("other", 84.55)):
+        result(row, 2, sts=sts(figure)).write(filled.results)
+    grid = filled.grids / "terms.yaml"
+    grid.write_text(grid.read_text().replace("{train: null, label", "{train: null, reference: other, label"))
+    path = filled.results / "terms" / "comparisons.json"
+    compared = json.loads(path.read_text())
+    compared["rows"]["other"]["per_seed"]["2"] = {"difference": 1.525, "interval": None, "p_value": None}
+    seeds = {str(seed): {"difference": 33.33 - figure / 2} for seed, figure in ((42, 84.44), (1, 84.66), (2, 84.55))}
+    row = {"reference": "other", "figure": "average", "per_seed": seeds, "mean_difference": -8.945}
+    compared["rows"]["raw"] = row | {"interval": [-9.1, -8.8]}
+    write(path, compared)
+    page, _ = made(filled)
+    assert (
+        "Beside “The base”, 75.65 ± 0.53: Surely higher: Another <b>row</b> & | more +1.76 (0.11–3.42)." in page.words
+    )
+    assert re.search(
+        "Beside “Another <b>row</b> & . more”, 77.33 ± 0.0[56]: Surely lower: Untrained −8.9[45] ", page.words
+    )
+    assert "against: Another <b>row</b> & | more" in page.words, "in the table, below the row's name"
+    assert "comparisons.json is not" not in page.words
+    assert "comparisons.json lacks" not in page.words
+    compared["rows"]["raw"] = row | {"interval": [-18.1, 0.2]}
+    write(path, compared)
+    assert "Not told apart: Untrained −8.9" in made(filled)[0].words
+    compared["rows"]["raw"] = row | {"reference": "base"}
+    write(path, compared)
+    lacking = "comparisons.json lacks what has a result: raw (seed 42), raw (seed 1), raw (seed 2)"
+    assert lacking in made(filled)[0].words, "compared with another row than the grid says"
+
+
 def test_comparisons_of_other_results_are_told(filled: ReportSettings) -> None:
     """As where a grid was stopped before it compared."""
     result("other", 1, sts=sts(84.96)).write(filled.results)
@@ -273,11 +324,15 @@ def test_comparisons_of_other_results_are_told(filled: ReportSettings) -> None:
 
 def test_what_one_row_alone_has_is_a_difference(filled: ReportSettings) -> None:
     own = result("other", 42, sts=sts(84.44))
-    replace(own, settings=own.settings | {"data": {"where": {"clean": 0}}}).write(filled.results)
+    data = {"data": {"where": {"clean": 0}, "batches": "mixed"}}
+    replace(own, settings=own.settings | data).write(filled.results)
     _, tables = made(filled)
     shared = next(line for line in tables.splitlines() if line.startswith("All rows share"))
     assert "data.where.clean" not in shared
     assert "data.where.clean" in tables
+    assert "data.batches" not in tables, "the default, which the older results had too"
+    replace(own, settings=own.settings | {"data": data["data"] | {"batches": "by_set"}}).write(filled.results)
+    assert re.search(r"data\.batches.*\n.*\n.*The base.* mixed .*\n.* by\\?_set ", made(filled)[1])
 
 
 def test_one_seed_is_told(filled: ReportSettings) -> None:
@@ -414,6 +469,7 @@ def test_grids_come_in_order_and_results_without_a_grid_file_are_told(filled: Re
     sections = [value for tag, name, value in page.attributes if tag == "section" and name == "id"]
     assert sections == [
         "overview",
+        "findings",
         *(f"grid-{name}" for name in ("nli", "ablation", "alone", "terms")),
         "lengths",
         "speed",

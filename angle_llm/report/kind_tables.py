@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from angle_llm.evaluation.transfer_report import PUBLISHED_TRANSFER
+from angle_llm.evaluation.transfer_tasks import TRANSFER_TASKS
 from angle_llm.report.document import Block, Cell, Folded, Group, Notice, Table
 from angle_llm.report.material import MaterialGrid, MaterialRow
 from angle_llm.report.measured import Nested, Retrieval, Saturation, Span, Transfer
-from angle_llm.report.numbers import PLAIN, UNDEFINED, number, over_seeds
+from angle_llm.report.numbers import PLAIN, SPREAD, UNDEFINED, number, over_seeds
 from angle_llm.report.plots import nested_figure, saturation_figure
 
-SEEDS = (
-    "Large: the mean over seeds ± their standard deviation, or the figure of the one seed. Small: 95 % interval over the "
-    "test items, of the first seed named."
-)
+SEEDS = f"{SPREAD} Small: 95 % interval over the test items, its ends averaged over seeds."
 
 
+TRANSFER_MARK = "published (Gao et al. 2021, table E.1), other models, all training examples"
 MOST = 32
 """A longer list is counted, not told."""
 
@@ -49,13 +49,48 @@ def transfer_blocks(grid: MaterialGrid) -> Iterator[Block]:
         body.append((Cell(row.label), Cell(row.seeds), *cells))
     yield Table(
         "Transfer",
-        "Accuracy, %, of a logistic regression on the frozen embeddings; higher is better. Text: SentEval's, as the published "
-        f"figures. {SEEDS}",
-        ("row", "seeds", "average", *labels.values()),
-        (Group(tuple(body)),),
+        "Accuracy, %, of a logistic regression on the frozen embeddings; higher is better. Majority: what always saying the "
+        f"commonest class gets. Text: SentEval's, as the published figures. {SEEDS}",
+        ("row", "seeds", f"average of {len(labels)}", *labels.values()),
+        (Group(tuple(body)), *_published_transfer(list(labels))),
+        tuple(filter(None, [_majorities(rows, labels), _sampled(rows, labels)])),
         words=2,
     )
     yield from _every_number("Every transfer figure of every seed", rows, "transfer")
+
+
+def _majorities(rows: Sequence[MaterialRow], labels: dict[str, str]) -> str:
+    known = {name: task.majority for row in rows for _, of in row.of(Transfer) for name, task in of.tasks.items()}
+    told = [f"{labels[name]} {number(value)}" for name, value in known.items() if value is not None]
+    return f"Majority: {', '.join(told)}." if told else ""
+
+
+def _sampled(rows: Sequence[MaterialRow], labels: dict[str, str]) -> str:
+    """What was done to the sets, where a result tells."""
+    told = {}
+    for row in rows:
+        for _, of in row.of(Transfer):
+            for name, task in of.tasks.items():
+                what = [f"{task.dropped:,} examples whose text is tested elsewhere left out"] if task.dropped else []
+                what += [f"{task.repeated:,} test texts in training too"] if task.repeated and not task.dropped else []
+                what += ["training examples drawn at random, not all"] if task.sampled else []
+                what += [f"{task.unconverged:,} fits stopped before they converged"] if task.unconverged else []
+                if what:
+                    told[labels[name]] = ", ".join(what)
+    return "; ".join(f"{label}: {what}" for label, what in told.items()) + "." if told else ""
+
+
+def _published_transfer(tasks: list[str]) -> list[Group]:
+    """The published rows, on the tasks that were measured here."""
+    known = [name for name in tasks if name in TRANSFER_TASKS]
+    if not known:
+        return []
+    rows = []
+    for row in PUBLISHED_TRANSFER:
+        average = Cell(number(row.average_over(known))) if len(known) == len(tasks) else PLAIN
+        cells = [Cell(number(row.accuracy[name])) if name in known else PLAIN for name in tasks]
+        rows.append((Cell(row.model), PLAIN, average, *cells))
+    return [Group(tuple(rows), TRANSFER_MARK, foreign=True)]
 
 
 def retrieval_blocks(grid: MaterialGrid) -> Iterator[Block]:
@@ -80,9 +115,10 @@ def retrieval_blocks(grid: MaterialGrid) -> Iterator[Block]:
         )
         yield Table(
             f"Retrieval: {label}",
-            "× 100, means over queries; higher is better. Strict: the first ranks are exactly the answers. R@k (recall): the "
-            "share of the answers within the first k. MRR: 1 / the rank of the first answer. nDCG: earlier ranks count more."
-            f"{among} {SEEDS}",
+            "× 100, means over queries; higher is better. Strict: the first ranks, as many as there are answers, are exactly the "
+            "answers; “in top 5”: all answers are among the first five, the other reading of the paper's accuracy. R@k "
+            "(recall): the share of the answers within the first k; of four answers at most a quarter can be first. MRR: 1 / "
+            f"the rank of the first answer. nDCG: earlier ranks count more.{among} {SEEDS}",
             ("row", "seeds", *names),
             (Group(tuple(body)),),
             words=2,
@@ -91,27 +127,48 @@ def retrieval_blocks(grid: MaterialGrid) -> Iterator[Block]:
 
 
 def saturation_blocks(grid: MaterialGrid) -> Iterator[Block]:
-    """Where each term's gradient goes."""
-    for row in grid.rows:
+    """Where each term's gradient goes: a line for each result, then a figure for each row."""
+    rows = [row for row in grid.rows if row.of(Saturation)]
+    if not rows:
+        return
+    terms = list(dict.fromkeys(term for row in rows for _, of in row.of(Saturation) for term in of.terms))
+    lines = []
+    for row in rows:
         for seed, of in row.of(Saturation):
-            title = f"Where the gradient goes: {row.label}" + (f", seed {seed}" if len(row.results) > 1 else "")
-            yield saturation_figure(title, of)
-            lines = []
-            for index, share in enumerate(of.pairs):
-                zone = f"{number(of.edges[index])} to {number(of.edges[index + 1])}"
-                cells = [_percent(share), *(_percent(shares[index]) for shares in of.terms.values())]
-                lines.append((Cell(zone), *cells))
-            known = [of.saturated.get(name) for name in ("pairs", *of.terms)]
-            ends = [PLAIN if share is None else _percent(share) for share in known]
-            lines.append((Cell("|cosine| of 0.9 and more"), *ends))
-            table = Table(
-                f"{title}: the figures",
-                "% of the pairs in a zone of their cosine, and % of each term's gradient (alone, weight 1) that goes to them, in "
-                "batches of 64 in the order of the file, which in STS-B goes by genre: training shuffles.",
-                ("cosine", "pairs", *of.terms),
-                (Group(tuple(lines)),),
-            )
-            yield Folded("The same as a table", (table,))
+            shares = [of.saturated.get(name) for name in ("pairs", *terms)]
+            cells = [PLAIN if share is None else _percent(share) for share in shares]
+            lines.append((Cell(row.label), Cell(str(seed) if row.trained else "none"), *cells))
+    yield Table(
+        "Where the gradient goes",
+        f"% of the pairs that lie at a |cosine| of 0.9 and more, and % of each term's gradient (alone, weight 1) that goes to "
+        f"them: a term whose share is below that of the pairs saturates there. {_BATCHES}",
+        ("row", "seed", "pairs", *terms),
+        (Group(tuple(lines)),),
+        words=2,
+    )
+    tables = []
+    for row in rows:
+        seed, of = row.of(Saturation)[0]
+        title = f"Where the gradient goes: {row.label}" + (f", seed {seed}" if len(row.results) > 1 else "")
+        yield saturation_figure(title, of)
+        tables.append(_zones(title, of))
+    yield Folded("The same as tables", tuple(tables))
+
+
+_BATCHES = "In batches of 64 in the order of the file, which in STS-B goes by genre: training shuffles."
+
+
+def _zones(title: str, of: Saturation) -> Table:
+    lines = []
+    for index, share in enumerate(of.pairs):
+        zone = f"{number(of.edges[index])} to {number(of.edges[index + 1])}"
+        lines.append((Cell(zone), _percent(share), *(_percent(shares[index]) for shares in of.terms.values())))
+    return Table(
+        f"{title}: the figures",
+        f"% of the pairs in a zone of their cosine, and % of each term's gradient that goes to them. {_BATCHES}",
+        ("cosine", "pairs", *of.terms),
+        (Group(tuple(lines)),),
+    )
 
 
 def nested_blocks(grid: MaterialGrid) -> Iterator[Block]:

@@ -27,6 +27,7 @@ from angle_llm.report.measured import (
     Sts,
     Transfer,
 )
+from angle_llm.report.outdated import outdated
 
 ORDER = ("nli", "prompts", "ablation", "graded", "nontransfer", "bert", "nested", "transfer", "retrieval")
 """Grids in the order they are told; any other comes after them, by name."""
@@ -155,7 +156,7 @@ def _read_grid(name: str, file: Path | None, folder: Path) -> MaterialGrid:
     rows = tuple(_row(grid, row, by_row[row]) for row in order if row in by_row)
     there = {one.result.name for row in rows for one in row.results}
     problems += _mismatches(planned, rows)
-    problems += _outdated(name, compared, rows)
+    problems += outdated(grid, compared, rows)
     return MaterialGrid(
         name=name,
         title=grid.title,
@@ -168,39 +169,6 @@ def _read_grid(name: str, file: Path | None, folder: Path) -> MaterialGrid:
         problems=tuple(problems),
         in_file=file is not None,
     )
-
-
-def _outdated(name: str, compared: Comparisons | None, rows: Sequence[MaterialRow]) -> list[str]:
-    """Differences that are not those of the results, as of a grid that was stopped before it compared."""
-    if compared is None:
-        return []
-    by_row = {row.name: row for row in rows}
-    found = []
-    for name_of_row, difference in compared.rows.items():
-        for seed, told in difference.per_seed.items():
-            ours, theirs = (
-                _figure(by_row.get(row), seed, difference.figure) for row in (name_of_row, compared.reference)
-            )
-            if ours is None or theirs is None or told.difference is None or ours.keys() != theirs.keys():
-                continue
-            here = sum(ours[task] - theirs[task] for task in ours) / len(ours)
-            if abs(here - told.difference) > 0.005:
-                found.append(f"{name_of_row} (seed {seed})")
-    if not found:
-        return []
-    return [f"{name}/{COMPARISONS} is not of these results: {', '.join(found)}. Run any row of the grid again."]
-
-
-def _figure(row: MaterialRow | None, seed: str, figure: str) -> dict[str, float] | None:
-    """The figures, by task, that a difference is one of; of a row without training, whatever the seed."""
-    results = [one for one in row.results if one.result.train is None or str(one.result.seed) == seed] if row else []
-    sts = results[0].of(Sts) if results else None
-    if sts is None:
-        return None
-    names = (sts.average.tasks if sts.average is not None else ()) if figure == "average" else (figure,)
-    known = {name: sts.tasks[name].spearman for name in names if name in sts.tasks}
-    figures = {name: value for name, value in known.items() if value is not None}
-    return figures if figures and len(figures) == len(names) else None
 
 
 def _row(grid: Grid, name: str, results: list[Measured]) -> MaterialRow:

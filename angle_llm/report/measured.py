@@ -67,6 +67,11 @@ class TransferTaskFigures:
     interval: Span | None = None
     label: str | None = None
     undefined: str | None = None
+    majority: float | None = None
+    sampled: bool = False
+    repeated: int | None = None
+    dropped: int | None = None
+    unconverged: int | None = None
 
 
 @dataclass(frozen=True)
@@ -151,9 +156,11 @@ class SeedDifference:
 
 @dataclass(frozen=True)
 class RowDifference:
-    """A row minus the reference row, over seeds; `figure` is what differs: the average, or a task."""
+    """A row minus its reference row, over seeds; `figure` is what differs: the average, or a task."""
 
     mean_difference: float | None
+    reference: str | None = None
+    """None: the grid's."""
     interval: Span | None = None
     figure: str = "average"
     per_seed: dict[str, SeedDifference] = field(default_factory=dict)

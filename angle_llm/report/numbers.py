@@ -12,6 +12,9 @@ from angle_llm.report.measured import Span
 NOT_MEASURED = "–"
 UNDEFINED = "undefined"
 PLAIN = Cell(NOT_MEASURED)
+SEEDS_FOR_AN_INTERVAL = 3
+"""Two seeds may happen to agree."""
+SPREAD = "Large: the mean over seeds ± their standard deviation, or the figure of the one seed."
 
 
 def number(value: float | None, decimals: int = 2) -> str:
@@ -39,7 +42,7 @@ def excludes_zero(ends: Span | None) -> bool:
 
 @dataclass(frozen=True)
 class OverSeeds:
-    """One figure of a row: a value for each seed, and the interval of the first."""
+    """One figure of a row: a value for each seed, and an interval that is theirs on average."""
 
     values: tuple[float | None, ...]
     interval: Span | None = None
@@ -57,11 +60,20 @@ class OverSeeds:
         return stdev(known) if self.mean is not None and len(known) > 1 else None
 
     def cell(self, *, bold: bool = False) -> Cell:
-        """Mean ± deviation, below it the interval of the first seed."""
+        """Mean ± deviation, below it the interval."""
         spread = "" if self.deviation is None else f" ± {number(self.deviation)}"
         return Cell(number(self.mean) + spread, span(self.interval) if self.mean is not None else "", bold)
 
 
 def over_seeds(figures: Sequence[tuple[float | None, Span | None]]) -> OverSeeds | None:
-    """From (value, interval) of each seed, the first seed first; None for no seed."""
-    return OverSeeds(tuple(value for value, _ in figures), figures[0][1]) if figures else None
+    """From (value, interval) of each seed; None for no seed.
+
+    The interval's ends are means over the seeds: how far a figure hangs on the choice of test pairs, around the mean.
+    """
+    if not figures:
+        return None
+    ends = [interval for _, interval in figures if interval is not None]
+    low = [end[0] for end in ends if end[0] is not None]
+    high = [end[1] for end in ends if end[1] is not None]
+    whole = len(low) == len(high) == len(figures)
+    return OverSeeds(tuple(value for value, _ in figures), (fmean(low), fmean(high)) if whole else None)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
+from angle_llm.experiments.provenance import grid_command
 from angle_llm.report.document import Block, Cell, Commands, Folded, Group, Notice, Paragraph, Table
 from angle_llm.report.material import MaterialGrid, MaterialRow
 from angle_llm.report.numbers import PLAIN, number
@@ -17,17 +19,12 @@ _ALWAYS = ("model.path", "model.prompt", "model.pooling", "data.path", "data.lim
 """Shared settings that are told even where they are the program's defaults."""
 
 
-def grid_command(name: str) -> str:
-    """Runs what of a grid is missing."""
-    return f"python recipes/ablation.py --grid recipes/grids/{name}.yaml --data-dir DATA"
-
-
 def run_blocks(grid: MaterialGrid) -> list[Block]:
     """Settings, runs, commands of a grid with results."""
     differing, shared = _settings(grid.rows)
     blocks: list[Block] = []
     if differing:
-        body = [(Cell(row.label), *(Cell(_plain(_of(row).get(key)), "") for key in differing)) for row in grid.rows]
+        body = [(Cell(row.label), *(Cell(_told(row, key)) for key in differing)) for row in grid.rows]
         blocks.append(
             Table(
                 "What differs between the rows",
@@ -42,8 +39,9 @@ def run_blocks(grid: MaterialGrid) -> list[Block]:
         told = "; ".join(f"`{key}` {value}" for key, value in shared.items())
         how.append(Paragraph(f"All rows share: {told}."))
     how += [_runs(grid.rows), *_versions(grid.rows)]
-    commands = list(dict.fromkeys(one.result.command for row in grid.rows for one in row.results))
-    how.append(Commands("Each row again, one command a result (DATA stands for the data directory):", tuple(commands)))
+    commands = list(dict.fromkeys(f"{one.result.command} --again" for row in grid.rows for one in row.results))
+    lead = "Each row again, one command a result (DATA stands for the data directory; a row is trained where its model is not):"
+    how.append(Commands(lead, tuple(commands)))
     blocks.append(Folded("How the rows were run: settings, times, machines, versions, commands", tuple(how)))
     return blocks
 
@@ -68,18 +66,32 @@ def _of(row: MaterialRow) -> dict[str, Any]:
     return {key: value for key, value in _flat(settings) if key not in _OF_THE_RUN}
 
 
+def _told(row: MaterialRow, key: str) -> str:
+    """A setting of a row in words. One that is newer than the result was at its default."""
+    trained = row.results[0].result.train is not None
+    default = _defaults().get(key) if trained and key.rpartition(".")[2] not in _OF_ONE_SET else None
+    return _plain(_of(row).get(key, default))
+
+
 def _settings(rows: Sequence[MaterialRow]) -> tuple[list[str], dict[str, str]]:
     """Keys that differ between rows, and those that are shared and worth telling. What a trained row does not have is a
     difference too; a row without training has no such settings at all."""
-    flat = [(_of(row), row.results[0].result.train is not None) for row in rows]
-    keys = list(dict.fromkeys(key for values, _ in flat for key in values))
-    seen = {key: {_plain(values.get(key)) for values, trained in flat if trained or key in values} for key in keys}
-    defaults = {key: _plain(value) for key, value in _flat(settings_to_dict(TrainSettings()))}
+    keys = list(dict.fromkeys(key for row in rows for key in _of(row)))
+    seen = {
+        key: {_told(row, key) for row in rows if row.results[0].result.train is not None or key in _of(row)}
+        for key in keys
+    }
+    defaults = {key: _plain(value) for key, value in _defaults().items()}
     differing = [key for key in keys if len(seen[key]) > 1]
     shared = {key: next(iter(seen[key])) for key in keys if len(seen[key]) == 1}
     return differing, {
         key: value for key, value in shared.items() if key in _ALWAYS or value not in ("–", defaults.get(key))
     }
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    return dict(_flat(settings_to_dict(TrainSettings())))
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -116,8 +128,8 @@ def _runs(rows: Sequence[MaterialRow]) -> Table:
             body.append((Cell(row.label), Cell(seed), Cell(result.date), Cell(result.machine), *figures))
     return Table(
         "Training runs",
-        "Steps and seconds of training alone; the loss is the mean over the first and over the last tenth of the steps; tokens "
-        "are those really computed. – : not trained.",
+        "Steps and seconds of training alone, on machines that other work shared, so the seconds compare nothing; the loss is "
+        "the mean over the first and over the last tenth of the steps; tokens are those really computed. – : not trained.",
         ("row", "seed", "date", "machine", "steps", "seconds", "first loss", "last loss", "tokens"),
         (Group(tuple(body)),),
         words=4,

@@ -7,15 +7,18 @@ from typing import Any
 
 from angle_llm.evaluation.published import PUBLISHED
 from angle_llm.evaluation.tasks import PUBLISHED_TASKS
-from angle_llm.report.document import Block, Cell, Commands, Document, Group, Notice, Paragraph, Section, Table
+from angle_llm.experiments.provenance import grid_command
+from angle_llm.report.against import findings
+from angle_llm.report.document import Block, Cell, Commands, Document, Folded, Group, Notice, Paragraph, Section, Table
 from angle_llm.report.kind_tables import kind_blocks
 from angle_llm.report.material import KINDS, Material, MaterialGrid, MaterialRow
 from angle_llm.report.measured import Lengths, Speed, SpeedScenario, Sts
 from angle_llm.report.numbers import NOT_MEASURED, PLAIN, number
 from angle_llm.report.plots import length_figure
 from angle_llm.report.published import STS_MARK, TABLES, PublishedTable, beside
-from angle_llm.report.run_tables import grid_command, missing_blocks, run_blocks
+from angle_llm.report.run_tables import missing_blocks, run_blocks
 from angle_llm.report.sts_tables import sts_blocks
+from angle_llm.report.terms import terms_table
 
 TITLE = "angle_llm: what was measured"
 LEAD = (
@@ -28,7 +31,10 @@ QUANTILES = {"0.05": "5 %", "0.25": "25 %", "0.5": "median", "0.75": "75 %", "0.
 
 def document(material: Material) -> Document:
     """The whole report."""
-    sections = [_overview(material), *(_grid(material, grid) for grid in material.grids)]
+    sections = [_overview(material)]
+    if found := findings(material.grids):
+        sections.append(Section("findings", "What the comparisons show", found, short="findings"))
+    sections += [*(_grid(material, grid) for grid in material.grids)]
     sections += [_lengths(material.lengths)] if material.lengths is not None and material.lengths.sets else []
     sections += [_speed(material.speeds)] if material.speeds else []
     told = {table.title for grid in material.grids for table in _beside(grid)}
@@ -59,6 +65,7 @@ def _overview(material: Material) -> Section:
             words=5,
         )
         blocks.append(table)
+        blocks.append(Folded("What the words mean", (terms_table(),)))
     return Section("overview", "Overview", tuple(blocks))
 
 

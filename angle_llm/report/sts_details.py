@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from angle_llm.report.document import Cell, Group, Table
 from angle_llm.report.material import MaterialGrid, MaterialRow
 from angle_llm.report.measured import RowDifference, Sts
-from angle_llm.report.numbers import PLAIN, number, signed, span
+from angle_llm.report.numbers import PLAIN, SEEDS_FOR_AN_INTERVAL, number, signed, span
 
 
 def details(rows: Sequence[MaterialRow]) -> Table:
@@ -69,12 +69,13 @@ def compared(grid: MaterialGrid, rows: dict[str, RowDifference]) -> Table:
                 )
             )
         if len(row.per_seed) != 1:
-            ends = Cell(span(row.interval) or "–")
+            ends = Cell((span(row.interval) if len(row.per_seed) >= SEEDS_FOR_AN_INTERVAL else "") or "–")
             body.append((Cell(label), Cell("mean"), Cell(row.figure), Cell(signed(row.mean_difference)), ends, PLAIN))
     return Table(
         "Against the reference, seed by seed",
         "Spearman × 100 of the row minus that of the reference with the same seed, on the same pairs. The interval of a seed and "
-        "its two-sided p-value are over pairs (bootstrap), if its pairs' scores were kept; those of the mean over seeds (t).",
+        "its two-sided p-value are over pairs (bootstrap), if its pairs' scores were kept; the interval of the mean is over "
+        "seeds (t), of three at least.",
         ("row", "seed", "figure", "difference", "interval", "p"),
         (Group(tuple(body)),),
         words=3,

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from angle_llm.report.against import SURE, difference_cell, verdict
 from angle_llm.report.document import Block, Cell, Figure, Folded, Group, Notice, Table
 from angle_llm.report.material import MaterialGrid, MaterialRow
 from angle_llm.report.measured import RowDifference, Sts, StsTaskFigures
 from angle_llm.report.numbers import (
     PLAIN,
+    SPREAD,
     UNDEFINED,
     OverSeeds,
-    excludes_zero,
     number,
-    over_seeds,
-    signed,
-    span,
 )
 from angle_llm.report.plots import DotRow, density_figure, dots
 from angle_llm.report.published import STS_MARK, sts_beside
 from angle_llm.report.sts_details import compared, details
+from angle_llm.report.sts_figures import average_of, averages_of, figure_of, task_of, tasks_of
 
 TEXTS = {
     "raw": "the sentences as released",
@@ -27,12 +26,10 @@ TEXTS = {
     "file": "the sentences as in the file",
 }
 INTERVALS = (
-    "Large: the mean over seeds ± their standard deviation, or the figure of the one seed. Small: 95 % interval over the "
-    "pairs of the test set, of the first seed named. Intervals over pairs take the pairs as independent; they share sentences, "
-    "and STS-B shares pairs with STS12 to 15, so the true ones are somewhat wider."
+    f"{SPREAD} Small: 95 % interval over the pairs of the test set, its ends averaged over seeds. Intervals over pairs take "
+    "the pairs as independent; they share sentences, and STS-B shares pairs with STS12 to 15, so the true ones are somewhat "
+    "wider."
 )
-SEEDS_FOR_AN_INTERVAL = 3
-"""Two seeds may happen to agree."""
 
 
 def sts_blocks(grid: MaterialGrid, untrained: Callable[[MaterialRow, str], Sts | None]) -> list[Block]:
@@ -51,40 +48,14 @@ def sts_blocks(grid: MaterialGrid, untrained: Callable[[MaterialRow, str], Sts |
     return blocks
 
 
-def _tasks(rows: Sequence[MaterialRow]) -> dict[str, StsTaskFigures]:
-    """Every task of these rows, in the order of first appearance."""
-    tasks: dict[str, StsTaskFigures] = {}
-    for row in rows:
-        for _, sts in row.of(Sts):
-            for name, task in sts.tasks.items():
-                tasks.setdefault(name, task)
-    return tasks
-
-
-def _averages(rows: Sequence[MaterialRow]) -> list[tuple[str, ...]]:
-    """The different sets of tasks that rows are averaged over; an average over one task is that task, and no column."""
-    sets = [sts.average.tasks for row in rows for _, sts in row.of(Sts) if sts.average is not None]
-    return list(dict.fromkeys(tasks for tasks in sets if len(tasks) > 1))
-
-
-def _average(row: MaterialRow, tasks: tuple[str, ...]) -> OverSeeds | None:
-    averages = [sts.average for _, sts in row.of(Sts)]
-    return over_seeds([(a.spearman, a.interval) for a in averages if a is not None and a.tasks == tasks])
-
-
-def _task(row: MaterialRow, name: str) -> OverSeeds | None:
-    found = [sts.tasks[name] for _, sts in row.of(Sts) if name in sts.tasks]
-    return over_seeds([(task.spearman, task.interval) for task in found])
-
-
 def _shared_tasks(rows: Sequence[MaterialRow]) -> list[str]:
     """Tasks of two rows and more: where there are none, a column for each task would be nearly empty."""
-    return [name for name in _tasks(rows) if sum(_task(row, name) is not None for row in rows) > 1]
+    return [name for name in tasks_of(rows) if sum(task_of(row, name) is not None for row in rows) > 1]
 
 
 def _wide(grid: MaterialGrid, rows: Sequence[MaterialRow]) -> Table:
     """A column for each task."""
-    tasks, averages = _tasks(rows), _averages(rows)
+    tasks, averages = tasks_of(rows), averages_of(rows)
     differences = grid.comparisons.rows if grid.comparisons is not None else {}
     headings = [f"average of {len(tasks)}" for tasks in averages]
     columns = [
@@ -97,13 +68,10 @@ def _wide(grid: MaterialGrid, rows: Sequence[MaterialRow]) -> Table:
     best = {figure: _best(grid, rows, figure) for figure in ("average", *tasks)}
     body = []
     for row in rows:
-        cells = [
-            Cell(row.label, "the reference" if differences and row.name == grid.reference else ""),
-            Cell(row.seeds),
-        ]
-        cells += [_cell(_average(row, over), bold=best["average"] == row.name) for over in averages]
-        cells += [_difference(differences.get(row.name))] if differences else []
-        cells += [_cell(_task(row, name), bold=best[name] == row.name) for name in tasks]
+        cells = [Cell(row.label, _beside_whom(grid, row) if differences else ""), Cell(row.seeds)]
+        cells += [_cell(average_of(row, over), bold=best["average"] == row.name) for over in averages]
+        cells += [difference_cell(differences.get(row.name))] if differences else []
+        cells += [_cell(task_of(row, name), bold=best[name] == row.name) for name in tasks]
         body.append(tuple(cells))
     groups = [Group(tuple(body))]
     foreign = []
@@ -139,15 +107,14 @@ def _notes(
     reference = grid.row(grid.comparisons.reference)
     named = reference.label if reference is not None else grid.comparisons.reference
     notes.append(
-        f"“against reference”: the row minus {named}, of equal seeds, on the average of the sets both were measured on, mean "
-        "over seeds. Small: 95 % interval over seeds (t) where there are three or more, over pairs where there is one (none "
-        "where its pairs' scores were not kept), none of two, which may happen to agree. Each row is taken by itself: of twenty, "
-        "one at the edge is no wonder."
+        f"“against reference”: the row minus {named} (or the row named below its own name), of equal seeds, on the average of "
+        "the sets both were measured on, mean over seeds. Small: 95 % interval over seeds (t) where there are three or more, "
+        "over pairs where there is one (none where its pairs' scores were not kept), none of two, which may happen to agree. "
+        "Each row is taken by itself: of twenty, one at the edge is no wonder."
     )
     notes.append(
         "Bold: the highest of its column, and surely unlike the reference (for the reference: every other row is surely unlike "
-        "it), which means that the intervals of the difference over the pairs of every seed, and over seeds, exclude 0, of three "
-        "seeds at least if anything was trained. Two rows other than the reference are not compared with each other."
+        f"it), which means that {SURE}. Two rows other than the reference are not compared with each other."
     )
     return notes
 
@@ -160,11 +127,16 @@ def _one_seed(rows: Sequence[MaterialRow]) -> str:
 def _best(grid: MaterialGrid, rows: Sequence[MaterialRow], figure: str) -> str | None:
     """The highest row of a column if that is sure; a column that was not compared has none."""
     compared = grid.comparisons
-    if compared is None or (figure == "average" and len(_averages(rows)) != 1):
+    if compared is None or (figure == "average" and len(averages_of(rows)) != 1):
         return None
-    of = {name: row for name, row in compared.rows.items() if row.figure == figure}
+    reference = compared.reference
+    of = {
+        name: row
+        for name, row in compared.rows.items()
+        if (row.figure, row.reference or reference) == (figure, reference)
+    }
     in_column = [row for row in rows if row.name in of or row.name == compared.reference]
-    means = {row.name: _mean(row, figure) for row in in_column}
+    means = {row.name: None if (of_row := figure_of(row, figure)) is None else of_row.mean for row in in_column}
     known = {name: mean for name, mean in means.items() if mean is not None}
     if len(known) < 2 or len(known) < len(rows):
         return None
@@ -174,31 +146,20 @@ def _best(grid: MaterialGrid, rows: Sequence[MaterialRow], figure: str) -> str |
     return best if all(map(_sure, of.values())) else None
 
 
-def _mean(row: MaterialRow, figure: str) -> float | None:
-    if figure != "average":
-        found = _task(row, figure)
-    else:
-        averages = _averages([row])
-        found = _average(row, averages[0]) if len(averages) == 1 else None
-    return found.mean if found is not None else None
-
-
 def _sure(row: RowDifference) -> bool:
-    """One seed has shown what the next one took back; only what nobody trained needs none."""
-    spans = [seed.interval for seed in row.per_seed.values()]
-    if row.per_seed.keys() != {"none"}:
-        if len(spans) < SEEDS_FOR_AN_INTERVAL:
-            return False
-        spans.append(row.interval)
-    return bool(spans) and all(map(excludes_zero, spans))
+    return verdict(row) in ("surely higher", "surely lower")
 
 
-def _difference(row: RowDifference | None) -> Cell:
-    if row is None:
-        return PLAIN
-    if len(row.per_seed) == 1:
-        return Cell(signed(row.mean_difference), span(next(iter(row.per_seed.values())).interval))
-    return Cell(signed(row.mean_difference), span(row.interval if len(row.per_seed) >= SEEDS_FOR_AN_INTERVAL else None))
+def _beside_whom(grid: MaterialGrid, row: MaterialRow) -> str:
+    """Small print of a row: whether it is the reference, or compared with another one than most."""
+    known = grid.comparisons
+    if known is None or row.name == known.reference:
+        return "the reference" if known is not None else ""
+    own = known.rows[row.name].reference if row.name in known.rows else None
+    if own is None or own == known.reference:
+        return ""
+    other = grid.row(own)
+    return f"against: {other.label if other is not None else own}"
 
 
 def _cell(figure: OverSeeds | None, *, bold: bool = False) -> Cell:
@@ -228,13 +189,13 @@ def _long(rows: Sequence[MaterialRow]) -> Table:
     """Rows that share no task: a line for each figure."""
     body = []
     for row in rows:
-        for name, task in _tasks([row]).items():
-            figure = _task(row, name)
+        for name, task in tasks_of([row]).items():
+            figure = task_of(row, name)
             cells = (Cell(row.label), Cell(row.seeds), Cell(task.label), Cell(f"{task.pairs:,}"), _cell(figure))
             body.append(cells)
     return Table(
         "Each row on its own set",
-        f"Spearman correlation × 100 of cosine similarity with the score or label. {_texts(_tasks(rows))} {INTERVALS}",
+        f"Spearman correlation × 100 of cosine similarity with the score or label. {_texts(tasks_of(rows))} {INTERVALS}",
         ("row", "seeds", "measured on", "pairs", "Spearman"),
         (Group(tuple(body)),),
         tuple(filter(None, [_one_seed(rows)])),
@@ -260,15 +221,15 @@ def _dots(grid: MaterialGrid, rows: Sequence[MaterialRow]) -> Figure | None:
     """The rows on the figure that all of them have: the average, else the first task."""
     if len(rows) < 2:
         return None
-    averages = [over for over in _averages(rows) if all(_average(row, over) is not None for row in rows)]
-    tasks = _tasks(rows)
-    shared = [name for name in tasks if all(_task(row, name) is not None for row in rows)]
+    averages = [over for over in averages_of(rows) if all(average_of(row, over) is not None for row in rows)]
+    tasks = tasks_of(rows)
+    shared = [name for name in tasks if all(task_of(row, name) is not None for row in rows)]
     if averages:
         what = f"Average of {', '.join(tasks[name].label for name in averages[0] if name in tasks)}"
-        figures = [_average(row, averages[0]) for row in rows]
+        figures = [average_of(row, averages[0]) for row in rows]
     elif shared:
         what = tasks[shared[0]].label
-        figures = [_task(row, shared[0]) for row in rows]
+        figures = [task_of(row, shared[0]) for row in rows]
     else:
         return None
     drawn = [DotRow(row.label, figure) for row, figure in zip(rows, figures, strict=True) if figure is not None]

@@ -1,7 +1,13 @@
 """AnglE-BERT on natural language inference: all weights trained, first token pooled (arXiv 2309.12871).
 
-accelerate launch --num_processes 1 recipes/bert_nli.py
-accelerate launch --num_processes 1 recipes/bert_nli.py --config recipes/minilm_starter.yaml
+    accelerate launch --num_processes 1 recipes/bert_nli.py
+    accelerate launch --num_processes 1 recipes/bert_nli.py --config recipes/minilm_starter.yaml
+
+The second stage goes on from the first one's model with graded pairs, STS-B train and SICK train mixed. Both stages, with MiniLM:
+
+    python recipes/ablation.py --grid recipes/grids/bert.yaml --data-dir DATA --rows nli nli-mix --seeds 42
+
+For another BERT name it in a copy of that grid.
 """
 
 from angle_llm.cli import guarded, launch

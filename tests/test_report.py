@@ -26,9 +26,10 @@ title: A question of terms
 about: Three rows.
 reference: base
 seeds: [42, 1]
+train: {objective: {cosine_weight: 0.5}, model: {path: some/model, prompt: plain, pooling: last}}
 rows:
   base: {label: The base}
-  other: {label: "Another <b>row</b> & | more"}
+  other: {label: "Another <b>row</b> & | more", train: {objective: {cosine_weight: 0.25}}}
   raw: {train: null, label: Untrained}
 measures: {sts: [stsb, sickr]}
 """
@@ -42,7 +43,7 @@ def sts(stsb: float | None, sickr: float = 70.11, undefined: str | None = None) 
 
     average = None if stsb is None else (stsb + sickr) / 2
     return {
-        "asked": {"tasks": ["stsb", "sickr"]},
+        "asked": {"tasks": ["stsb", "sickr"], "variant": "raw", "pairs": {}},
         "average": {
             "tasks": ["stsb", "sickr"],
             "spearman": average,
@@ -279,7 +280,7 @@ def test_an_interval_of_two_seeds_is_told_nowhere(filled: ReportSettings) -> Non
     page, tables = made(filled)
     for words in (page.words, tables):
         assert "0.11–3.42" not in words
-        assert "Too few seeds to tell: Another" in words.replace("&lt;", "<")
+        assert "Too little to tell: Another" in words.replace("&lt;", "<")
 
 
 def test_what_is_sure_is_found(filled: ReportSettings) -> None:
@@ -287,31 +288,68 @@ def test_what_is_sure_is_found(filled: ReportSettings) -> None:
     for row, figure in (("base", 81.5), ("other", 84.55)):
         result(row, 2, sts=sts(figure)).write(filled.results)
     grid = filled.grids / "terms.yaml"
-    grid.write_text(grid.read_text().replace("{train: null, label", "{train: null, reference: other, label"))
+    grid.write_text(
+        grid.read_text()
+        .replace("seeds: [42, 1]", "seeds: [42, 1, 2]")
+        .replace("{train: null, label", "{train: null, reference: other, label")
+    )
     path = filled.results / "terms" / "comparisons.json"
     compared = json.loads(path.read_text())
-    compared["rows"]["other"]["per_seed"]["2"] = {"difference": 1.525, "interval": None, "p_value": None}
-    seeds = {str(seed): {"difference": 33.33 - figure / 2} for seed, figure in ((42, 84.44), (1, 84.66), (2, 84.55))}
-    row = {"reference": "other", "figure": "average", "per_seed": seeds, "mean_difference": -8.945}
+    compared["rows"]["other"]["per_seed"]["2"] = {"difference": 1.525, "interval": [0.2, 2.9], "p_value": None}
+    seeds: dict[str, Any] = {}
+    for seed, figure in ((42, 84.44), (1, 84.66), (2, 84.55)):
+        seeds[str(seed)] = {"difference": 33.33 - figure / 2, "interval": [-9.9, -8.0]}
+    row = {"reference": "other", "figure": "average", "per_seed": seeds, "mean_difference": -8.944}
     compared["rows"]["raw"] = row | {"interval": [-9.1, -8.8]}
     write(path, compared)
     page, _ = made(filled)
-    assert (
-        "Beside “The base”, 75.65 ± 0.53: Surely higher: Another <b>row</b> & | more +1.76 (0.11–3.42)." in page.words
-    )
-    assert re.search(
-        "Beside “Another <b>row</b> & . more”, 77.33 ± 0.0[56]: Surely lower: Untrained −8.9[45] ", page.words
-    )
+    assert "Beside “The base”: Surely higher: Another <b>row</b> & | more +1.76 (0.11–3.42)." in page.words
+    assert "Beside “Another <b>row</b> & | more”: Surely lower: Untrained −8.94 (−9.10 to −8.80)." in page.words
     assert "against: Another <b>row</b> & | more" in page.words, "in the table, below the row's name"
     assert "comparisons.json is not" not in page.words
     assert "comparisons.json lacks" not in page.words
-    compared["rows"]["raw"] = row | {"interval": [-18.1, 0.2]}
-    write(path, compared)
-    assert "Not told apart: Untrained −8.9" in made(filled)[0].words
-    compared["rows"]["raw"] = row | {"reference": "base"}
+    for changed, told in (
+        ({"interval": [-18.1, 0.2]}, "Not told apart: Untrained −8.94"),
+        ({"per_seed": seeds | {"1": seeds["1"] | {"interval": None}}}, "Over seeds alone: Untrained −8.94"),
+        ({"per_seed": seeds | {"1": seeds["1"] | {"interval": [-18.1, 0.2]}}}, "Over seeds alone: Untrained −8.94"),
+    ):
+        compared["rows"]["raw"] = row | {"interval": [-9.1, -8.8]} | changed
+        write(path, compared)
+        assert told in made(filled)[0].words
+    compared["rows"]["raw"] = row | {"reference": "base", "interval": [-9.1, -8.8]}
     write(path, compared)
     lacking = "comparisons.json lacks what has a result: raw (seed 42), raw (seed 1), raw (seed 2)"
     assert lacking in made(filled)[0].words, "compared with another row than the grid says"
+
+
+def test_a_model_of_another_grid_has_been_trained_all_the_same(folders: ReportSettings) -> None:
+    """Its one seed is one seed, though its row trains nothing."""
+    text = "title: T\nreference: raw\nmeasures: {sts: [stsb, sickr]}\nrows: {raw: {train: null}, left: {train: null}}\n"
+    (folders.grids / "terms.yaml").write_text(text)
+    for row, model, figure in (("raw", "some/model", 66.61), ("left", "RUNS/nli/in-batch-seed7/model", 88.88)):
+        one = result(row, 42, trained=False, sts=sts(figure))
+        replace(one, settings={"model": one.settings["model"] | {"path": model}}).write(folders.results)
+    seeds = {"none": {"difference": 11.11, "interval": [10.0, 12.2], "tasks": {"stsb": 22.22, "sickr": 0}}}
+    left = {"figure": "average", "per_seed": seeds, "mean_difference": 11.11, "interval": None}
+    write(folders.results / "terms/comparisons.json", {"reference": "raw", "rows": {"left": left}})
+    page, tables = made(folders)
+    assert (
+        "Beside “raw” on the mean of STS-B, SICK-R, 68.36: Too little to tell: left +11.11 (10.00–12.20)." in page.words
+    )
+    assert re.search(r"\| left +\| 7 ", tables)
+    one = result("left", 42, trained=False, sts=sts(88.88))
+    one.write(folders.results)
+    assert "Surely higher: left +11.11" in made(folders)[0].words
+
+
+def test_one_set_in_two_forms_is_told(filled: ReportSettings) -> None:
+    both = sts(84.44)
+    for task in both["tasks"].values():
+        task["variant"] = "senteval"
+    result("other", 42, sts=both).write(filled.results)
+    page, _ = made(filled)
+    assert "Text: raw (the sentences as released); senteval (SentEval's text" in page.words
+    assert "rows on different text are no comparison of models" in page.words
 
 
 def test_comparisons_of_other_results_are_told(filled: ReportSettings) -> None:
@@ -449,10 +487,7 @@ def test_figures_of_the_wrong_shape_are_named(filled: ReportSettings) -> None:
 
 def test_a_result_of_other_settings_than_its_grid_is_told(filled: ReportSettings) -> None:
     path = filled.grids / "terms.yaml"
-    path.write_text(
-        path.read_text()
-        + "train: {objective: {cosine_weight: 0.5}, model: {path: some/model, prompt: plain, pooling: last}}\n"
-    )
+    path.write_text(path.read_text().replace("cosine_weight: 0.25", "cosine_weight: 0.75"))
     page, _ = made(filled)
     assert (
         "terms/other-seed42.json was run with other settings than its grid file has now: objective.cosine_weight."

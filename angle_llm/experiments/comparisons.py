@@ -96,6 +96,8 @@ def _of_figures(ours: Result, theirs: Result) -> _Found | None:
 
 def _paired(ours: Mapping[str, PairScores], theirs: Mapping[str, PairScores], figure: str) -> dict[str, Any]:
     """What the scores of the pairs tell; nothing if they are of other pairs."""
+    if not ours.keys() & theirs.keys():
+        return {}
     try:
         found = compare(ours, theirs)
     except ValueError as error:

@@ -153,12 +153,24 @@ def load_grid(path: str | Path) -> Grid:
             raise GridError(f"{path}: {what} {name!r} names a folder: use a-z, 0-9, '-', '_' and '.'.")
     for name, row in grid.rows.items():
         goes_on = row.after is not None and row.train is not None
-        if row.after is not None and not (goes_on and row.after != name and _trains(grid, row.after)):
+        if row.after is not None and not (goes_on and _ends(grid, name) and _trains(grid, row.after)):
             raise GridError(f"{path}: row {name} goes on from another row of the grid; {row.after!r} cannot be that.")
+        first = grid.rows[row.after] if row.after is not None else row
+        if lacking := sorted(set(row.seeds or grid.seeds) - set(first.seeds or grid.seeds)):
+            raise GridError(f"{path}: row {name} goes on from {row.after}, which has no seed {lacking[0]}.")
     for name in filter(None, (grid.reference, *(row.reference for row in grid.rows.values()))):
         if name not in grid.rows:
             raise GridError(f"{path}: {unknown('row', name, grid.rows)}, named as reference")
     return grid
+
+
+def _ends(grid: Grid, name: str | None) -> bool:
+    """Whether a chain of stages has a first one."""
+    seen: set[str] = set()
+    while name is not None and name in grid.rows and name not in seen:
+        seen.add(name)
+        name = grid.rows[name].after
+    return name not in seen
 
 
 def _trains(grid: Grid, name: str) -> bool:

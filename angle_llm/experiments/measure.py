@@ -6,7 +6,7 @@ The cosine of every pair is kept beside the result (`scores`), where two models 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +78,12 @@ def _sts_asked(measures: Measures) -> Figures | None:
         return None
     pairs = {name: settings_to_dict(source) for name, source in measures.pairs.items()}
     return {"tasks": list(measures.sts), "variant": measures.variant, "pairs": pairs}
+
+
+def each_set(measures: Measures) -> list[Measures]:
+    """The same, a set of pairs at a time."""
+    sets = [replace(measures, sts=(name,), pairs={}) for name in measures.sts]
+    return sets + [replace(measures, sts=(), pairs={name: source}) for name, source in measures.pairs.items()]
 
 
 def sts_tasks(measures: Measures, data_dir: Path) -> list[StsTask]:

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from angle_llm.evaluation import PairScores
-from angle_llm.experiments.comparisons import comparisons
-from angle_llm.experiments.grid import Experiment, Grid, GridError, experiments, load_grid
-from angle_llm.experiments.measure import KINDS, measure, sts_tasks
+from angle_llm.experiments.comparisons import comparisons, reference_of
+from angle_llm.experiments.grid import Experiment, Grid, GridError, Measures, experiments, load_grid
+from angle_llm.experiments.measure import KINDS, each_set, measure, sts_tasks
 from angle_llm.experiments.provenance import grid_command, machine, portable, versions
 from angle_llm.experiments.results import COMPARISONS, Result, ResultError
 from angle_llm.experiments.scores import Gold, load_scores, scores_path
@@ -48,10 +49,10 @@ class RunnerSettings:
     device: str | None = None
     """Where to measure. None: the best there is."""
     again: bool = False
-    """Measure the chosen rows though they have results, and train those whose models are not here. A model in RUNS is
-    used as it is: remove its folder to have it trained anew."""
+    """Measure the chosen rows though they have results, and train those whose models are not in RUNS. To have one trained
+    anew that is, remove its folder."""
     train_only: bool = False
-    """Train those of the chosen rows whose models are not here, with or without results, and measure nothing."""
+    """Train those of the chosen rows whose models are not in RUNS, with or without results, and measure nothing."""
     list: bool = False
     """Tell what has a result and what has not, and do nothing."""
 
@@ -74,21 +75,23 @@ def run_grid(settings: RunnerSettings) -> list[Result]:
             print(f"{experiment.name:40} {'missing: ' + ', '.join(missing) if missing else 'has its result'}")
         return []
     results = []
+    made_by = versions()  # before training: the checkout may be another by its end
     try:
         for number, experiment in enumerate(chosen, 1):
             print(f"[{number}/{len(chosen)}] {grid.name}: {experiment.name}", flush=True)
-            result = _run(grid, experiment, settings, data_dir)
+            result = _run(grid, experiment, settings, data_dir, made_by)
             if result is not None:
                 results.append(result)
-    finally:  # what was measured before another row failed is compared too
-        if not settings.train_only:
-            _compare(grid, settings, data_dir)
+    except Exception:
+        _compare(grid, settings, data_dir)  # what was measured before another row failed
+        raise
+    _compare(grid, settings, data_dir)
     return results
 
 
 def _compare(grid: Grid, settings: RunnerSettings, data_dir: Path) -> None:
     """Writes the grid's comparisons."""
-    if grid.reference is None:
+    if settings.train_only or not any(reference_of(grid, name) for name in grid.rows):
         return
     path = settings.results / grid.name / COMPARISONS
     known = None
@@ -97,29 +100,46 @@ def _compare(grid: Grid, settings: RunnerSettings, data_dir: Path) -> None:
             known = json.loads(path.read_text(encoding="utf-8"))
             known = {"reference": known["reference"], "rows": dict(known["rows"])}
         except (ValueError, KeyError, TypeError) as error:
-            known = None
-            print(f"{path} is damaged ({error!r}) and made anew; what only it knew is gone.")
-    gold: dict[str, Gold] = {}
+            print(f"nothing was compared: {path} is damaged ({error!r}). Mend it or remove it, and run this again.")
+            return
+    gold = GoldScores(data_dir)
 
     def scores(experiment: Experiment) -> dict[str, PairScores] | None:
-        measures = experiment.measures
-
-        def read() -> Gold:
-            asked = repr(KINDS[0].asked(measures))
-            if asked not in gold:
-                try:
-                    tasks = sts_tasks(measures, data_dir)
-                except (OSError, ValueError) as error:
-                    print(f"not compared pair by pair: {error}")
-                    tasks = []
-                gold[asked] = {task.name: np.array([pair.score for pair in task.pairs]) for task in tasks}
-            return gold[asked]
-
-        return load_scores(scores_path(settings.results, experiment.grid, experiment.name), read)
+        return load_scores(
+            scores_path(settings.results, experiment.grid, experiment.name), lambda: gold.of(experiment.measures)
+        )
 
     found = comparisons(grid, _measured(grid, settings, data_dir), scores, known)
     if found["rows"]:
         write_json(path, plain(found))
+
+
+class GoldScores:
+    """Gold scores of tasks that are here, each read once."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
+        self._known: dict[str, NDArray[np.float64] | None] = {}
+
+    def of(self, measures: Measures) -> Gold:
+        """Task → gold scores. A set that is not here, or cannot be read, is told and left out."""
+        gold = {}
+        for one in each_set(measures):
+            key = repr(one)
+            if key not in self._known:
+                self._known[key] = self._read(one)
+            scores = self._known[key]
+            if scores is not None:
+                gold[(*one.sts, *one.pairs)[0]] = scores
+        return gold
+
+    def _read(self, one: Measures) -> NDArray[np.float64] | None:
+        try:
+            (task,) = sts_tasks(one, self._data_dir)
+        except (OSError, ValueError) as error:
+            print(f"not compared pair by pair: {error}")
+            return None
+        return np.array([pair.score for pair in task.pairs])
 
 
 def _measured(grid: Grid, settings: RunnerSettings, data_dir: Path) -> list[tuple[Experiment, Result]]:
@@ -139,10 +159,12 @@ def _measured(grid: Grid, settings: RunnerSettings, data_dir: Path) -> list[tupl
     return measured
 
 
-def _run(grid: Grid, experiment: Experiment, settings: RunnerSettings, data_dir: Path) -> Result | None:
+def _run(
+    grid: Grid, experiment: Experiment, settings: RunnerSettings, data_dir: Path, made_by: dict[str, str]
+) -> Result | None:
     folder = folder_of(experiment, settings.runs)
     if settings.train_only:
-        if experiment.trains and not (folder / "model").is_dir():
+        if experiment.trains:
             train(grid, experiment, data_dir, settings.runs, settings.launch)
         return None
     known = None if settings.again else _known(experiment, settings)
@@ -160,7 +182,10 @@ def _run(grid: Grid, experiment: Experiment, settings: RunnerSettings, data_dir:
         model = str(train(grid, experiment, data_dir, settings.runs, settings.launch))
     else:
         model = model_here(experiment.settings.model.path, settings.runs)
-    if known is not None and experiment.trains and known.train != training_facts(folder):
+        if model != experiment.settings.model.path:
+            told |= {"trained": training_facts(Path(model).parent)}  # which model that was
+    facts = training_facts(folder) if experiment.trains else None
+    if known is not None and (known.train, known.settings.get("trained")) != (facts, told.get("trained")):
         # Of another model, if only by its last digits or its seconds: a file is of one.
         known, missing = None, missing_measures(experiment, None, data_dir)
     result = known or Result(
@@ -171,9 +196,9 @@ def _run(grid: Grid, experiment: Experiment, settings: RunnerSettings, data_dir:
         command=_command(experiment, settings),
         date=datetime.now(timezone.utc).date().isoformat(),
         machine=machine(),
-        versions=versions(),
+        versions=made_by,
         settings=told,
-        train=training_facts(folder) if experiment.trains else None,
+        train=facts,
     )
     figures = measure(
         experiment.measures,
@@ -185,6 +210,8 @@ def _run(grid: Grid, experiment: Experiment, settings: RunnerSettings, data_dir:
         device=settings.device,
         scores=scores_path(settings.results, grid.name, experiment.name),
     )
+    if not missing:  # a first stage that is measured by none
+        result.write(settings.results)
     for kind, of_kind in figures:
         measures = result.measures | {kind: portable(of_kind, data_dir)}
         result = replace(result, label=experiment.label, measures=measures)
@@ -201,8 +228,11 @@ def settings_told(experiment: Experiment) -> dict[str, Any]:
 
 def changed(result: Result, told: dict[str, Any]) -> list[str]:
     """The settings a result was not made with, though the grid has them now."""
-    defaults = settings_to_dict(TrainSettings()) | {"after": None} if result.train is not None else None
-    return changed_settings(result.settings, told, defaults)
+    defaults = settings_to_dict(TrainSettings())
+    trained = result.train is not None
+    return changed_settings(
+        result.settings, told, defaults | {"after": None} if trained else {"model": defaults["model"]}
+    )
 
 
 def _known(experiment: Experiment, settings: RunnerSettings) -> Result | None:

@@ -12,6 +12,7 @@ import hashlib
 import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,17 +41,21 @@ def save_scores(scores: Mapping[str, PairScores], path: Path) -> None:
 
 
 def load_scores(path: Path, gold: Callable[[], Gold]) -> dict[str, PairScores] | None:
-    """Cosines and gold scores of the tasks whose gold scores are still those; None without a file."""
+    """Cosines and gold scores of the tasks whose gold scores are still those; None without a file, or of a damaged one."""
     if not path.is_file():
         return None
     known = gold()
-    with np.load(path, allow_pickle=False) as arrays:
-        tasks = dict.fromkeys(key.rsplit("/", 1)[0] for key in arrays.files)
-        return {
-            task: PairScores(arrays[f"{task}/cosine"].astype(np.float64), known[task])
-            for task in tasks
-            if task in known and np.array_equal(_digest(known[task]), arrays[f"{task}/gold_digest"])
-        }
+    try:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
+            tasks = dict.fromkeys(key.rsplit("/", 1)[0] for key in arrays.files)
+            return {
+                task: PairScores(arrays[f"{task}/cosine"].astype(np.float64), known[task])
+                for task in tasks
+                if task in known and np.array_equal(_digest(known[task]), arrays[f"{task}/gold_digest"])
+            }
+    except (OSError, ValueError, EOFError, KeyError, BadZipFile) as error:
+        print(f"not compared pair by pair: {path} is damaged ({error!r}). Remove it, or run its row with --again.")
+        return None
 
 
 def _digest(gold: NDArray[np.float64]) -> NDArray[np.uint8]:

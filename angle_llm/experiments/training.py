@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from angle_llm.experiments.grid import RUNS, Experiment, Grid, experiments
 from angle_llm.experiments.provenance import grid_command
+from angle_llm.files import write_text
 from angle_llm.settings import CheckpointSettings, save_settings
+
+FINISHED = "finished"
+"""Beside a model that has been trained to the end: the fingerprint of its settings."""
 
 
 class ExperimentError(RuntimeError):
@@ -25,22 +34,27 @@ def folder_of(experiment: Experiment, runs: Path) -> Path:
 
 
 def model_here(model: str, runs: Path) -> str:
-    """A model's path or name, with what RUNS/ stands for."""
+    """A model's path or name, with what RUNS/ stands for.
+
+    Raises:
+        ExperimentError: if nothing is there, with the command that trains it.
+    """
     if not model.startswith(RUNS):
         return model
     path = runs / model.removeprefix(RUNS)
     if not path.is_dir():
-        grid, row = path.parts[-3:-1] if path.name == "model" else ("GRID", "ROW-seedN")
-        name, _, seed = row.rpartition("-seed")
+        row = re.fullmatch(r"([^/]+)/([^/]+)-seed(\d+)/model", model.removeprefix(RUNS))
+        command = row and f"{grid_command(row[1])} --rows {row[2]} --seeds {row[3]} --train-only"
         raise ExperimentError(
-            f"{path} is not there: it is what another row leaves. To train it: {grid_command(grid)} --rows {name} "
-            f"--seeds {seed} --train-only"
+            f"{path} is not there: it is what a row of another grid leaves."
+            + (f" To train it: {command}" if command else f" A grid names it as {RUNS}GRID/ROW-seedN/model.")
         )
     return str(path.resolve())
 
 
 def train(grid: Grid, experiment: Experiment, data_dir: Path, runs: Path, launch: str) -> Path:
-    """Trains in a process of its own, which a launcher may multiply; goes on from a checkpoint if there is one.
+    """Trains in a process of its own, which a launcher may multiply; goes on from a checkpoint if there is one, and does
+    nothing where the same settings have been trained to the end.
 
     A row that goes on from another one's model has that trained first, if it is not here. Returns the model's folder.
 
@@ -51,35 +65,56 @@ def train(grid: Grid, experiment: Experiment, data_dir: Path, runs: Path, launch
     run = replace(experiment.settings, run_dir=str(folder), resume="auto")
     if not run.checkpoint.every_steps:
         run = replace(run, checkpoint=CheckpointSettings(every_steps=25, keep=1))
-    start = model_here(run.model.path, runs)
     if experiment.after is not None:
-        stage_one = runs / experiment.grid / f"{experiment.after}-seed{experiment.seed}" / "model"
-        if not stage_one.is_dir():
-            print(f"  {experiment.name} goes on from {stage_one}, which is not here: training that first", flush=True)
-            before = experiments(grid, data_dir, [experiment.after], [experiment.seed])
-            if not before:
-                raise ExperimentError(
-                    f"{experiment.name} goes on from row {experiment.after}, which has no seed {experiment.seed}."
-                )
-            train(grid, before[0], data_dir, runs, launch)
-        start = str(stage_one.resolve())
+        (before,) = experiments(grid, data_dir, [experiment.after], [experiment.seed])
+        start = str(train(grid, before, data_dir, runs, launch).resolve())
+    else:
+        start = model_here(run.model.path, runs)
     run = replace(run, model=replace(run.model, path=start))
     folder.mkdir(parents=True, exist_ok=True)
-    config = folder / "config.yaml"
-    save_settings(run, config)
-    launcher = shlex.split(launch) or [sys.executable]
-    done = subprocess.run([*launcher, "-m", "angle_llm.cli", "train", "--config", str(config)], check=False)
-    if done.returncode:
-        raise ExperimentError(
-            f"training {experiment.name} ended with exit code {done.returncode}; its messages stand above. Its checkpoints are "
-            f"in {folder}; the same command goes on from there."
-        )
+    with _alone_in(folder):
+        finished = folder / FINISHED
+        if (
+            finished.is_file()
+            and finished.read_text(encoding="utf-8") == run.fingerprint()
+            and (folder / "model").is_dir()
+        ):
+            return folder / "model"
+        print(f"  training {experiment.name}", flush=True)
+        config = folder / "config.yaml"
+        save_settings(run, config)
+        launcher = shlex.split(launch) or [sys.executable]
+        done = subprocess.run([*launcher, "-m", "angle_llm.cli", "train", "--config", str(config)], check=False)
+        if done.returncode:
+            raise ExperimentError(
+                f"training {experiment.name} ended with exit code {done.returncode}; its messages stand above. Its checkpoints "
+                f"are in {folder}; the same command goes on from there."
+            )
+        write_text(finished, run.fingerprint())
     return folder / "model"
 
 
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Two rows may want the same first stage at one time: the second waits, and finds it trained."""
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print(f"  waiting for another process that trains in {folder}", flush=True)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def training_facts(folder: Path) -> dict[str, Any]:
-    """Of a finished run: how long it was, and where the loss began and ended."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    """Of a finished run: how long it was, and where the loss began and ended. Nothing without its metrics."""
+    metrics = folder / "metrics.jsonl"
+    if not metrics.is_file():
+        return {}
+    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     steps = [line for line in lines if "loss" in line]
     tenth = max(1, len(steps) // 10)
     return {

@@ -5,30 +5,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from angle_llm.evaluation.tasks import PUBLISHED_TASKS
 from angle_llm.report.document import Block, Cell, Paragraph
 from angle_llm.report.material import MaterialGrid
 from angle_llm.report.measured import RowDifference, Span
 from angle_llm.report.numbers import PLAIN, SEEDS_FOR_AN_INTERVAL, excludes_zero, number, signed, span
-from angle_llm.report.sts_figures import figure_of
+from angle_llm.report.sts_figures import mean_of, tasks_of
 
-Verdict = Literal["surely higher", "surely lower", "not told apart", "too few seeds to tell"]
-VERDICTS: tuple[Verdict, ...] = ("surely higher", "surely lower", "not told apart", "too few seeds to tell")
+Verdict = Literal["surely higher", "surely lower", "over seeds alone", "not told apart", "too little to tell"]
+VERDICTS: tuple[Verdict, ...] = (
+    "surely higher",
+    "surely lower",
+    "over seeds alone",
+    "not told apart",
+    "too little to tell",
+)
 SURE = (
     "the intervals of the difference over the pairs of every seed, and over seeds, exclude 0, of three seeds at least if "
-    "anything was trained; of a seed whose pairs' scores were not kept, its own interval is not asked"
+    "anything was trained"
 )
 
 
-def verdict(row: RowDifference) -> Verdict:
-    """One seed has shown what the next one took back; only what nobody trained needs none."""
-    trained = row.per_seed.keys() != {"none"}
-    spans = [seed.interval for seed in row.per_seed.values()]
-    if trained and len(spans) < SEEDS_FOR_AN_INTERVAL:
-        return "too few seeds to tell"
-    # Of a seed whose pairs' scores were not kept, the seeds alone have to show it.
-    known = [one for one in spans if one is not None] + ([row.interval] if trained else [])
-    if not known or not all(map(excludes_zero, known)) or row.mean_difference is None:
+def verdict(grid: MaterialGrid, name: str, row: RowDifference) -> Verdict:
+    """What a row's difference shows. One seed has shown what the next one took back; only what nobody trained needs none."""
+    beside = row.reference or (grid.comparisons.reference if grid.comparisons is not None else None)
+    trained = any(one is not None and one.learnt for one in (grid.row(name), grid.row(beside)))
+    over_pairs = [seed.interval for seed in row.per_seed.values()]
+    if row.mean_difference is None or (trained and len(over_pairs) < SEEDS_FOR_AN_INTERVAL):
+        return "too little to tell"
+    pairs_show = bool(over_pairs) and all(map(excludes_zero, over_pairs))
+    if trained and not excludes_zero(row.interval):
         return "not told apart"
+    if not pairs_show:
+        if trained:
+            return "over seeds alone"
+        return "too little to tell" if None in over_pairs else "not told apart"
     return "surely higher" if row.mean_difference > 0 else "surely lower"
 
 
@@ -45,36 +56,43 @@ def difference_cell(row: RowDifference | None) -> Cell:
 
 
 def findings(grids: Sequence[MaterialGrid]) -> tuple[Block, ...]:
-    """A paragraph for each reference row: how the rows that are compared with it stand to it. Nothing without comparisons."""
+    """A paragraph for each reference row and figure: how the rows compared with it stand to it. Nothing without comparisons."""
     told: list[Block] = []
     for grid in grids:
         if grid.comparisons is None:
             continue
-        by_reference: dict[str, dict[str, RowDifference]] = {}
+        together: dict[tuple[str, tuple[str, ...]], dict[str, RowDifference]] = {}
         for name, row in grid.comparisons.rows.items():
-            by_reference.setdefault(row.reference or grid.comparisons.reference, {})[name] = row
-        for reference, rows in by_reference.items():
+            beside = (row.reference or grid.comparisons.reference, _differing(row))
+            together.setdefault(beside, {})[name] = row
+        for (reference, tasks), rows in together.items():
             by_verdict: dict[Verdict, list[str]] = {}
             for name, row in rows.items():
-                by_verdict.setdefault(verdict(row), []).append(_stands(grid, name, row))
+                by_verdict.setdefault(verdict(grid, name, row), []).append(_stands(grid, name, row))
             lists = [
                 f"{kind[0].upper()}{kind[1:]}: {'; '.join(by_verdict[kind])}."
                 for kind in VERDICTS
                 if kind in by_verdict
             ]
-            told.append(
-                Paragraph(
-                    f"{grid.title} (`{grid.name}`). Beside {_reference(grid, reference, rows)}: {' '.join(lists)}"
-                )
-            )
+            beside_whom = _reference(grid, reference, tasks)
+            told.append(Paragraph(f"{grid.title} (`{grid.name}`). Beside {beside_whom}: {' '.join(lists)}"))
     if not told:
         return ()
     lead = (
         "Rows beside the row they are compared with: Spearman × 100 of the row minus that of its reference, mean over seeds, "
-        f"and its 95 % interval (over seeds of three and more, over pairs of one). Sure: {SURE}. Each row is taken by itself: of "
-        "twenty, one at the edge is no wonder."
+        f"and its 95 % interval (over seeds of three and more, over pairs of one). Sure: {SURE}. Over seeds alone: the interval "
+        "over seeds excludes 0, but that over the pairs of some seed does not, or its pairs' scores were not kept. Too little to "
+        "tell: fewer than three seeds, or nothing kept. Each row is taken by itself: of twenty, one at the edge is no wonder."
     )
     return (Paragraph(lead), *told)
+
+
+def _differing(row: RowDifference) -> tuple[str, ...]:
+    """The tasks whose mean differs."""
+    known = next(iter(row.per_seed.values())).tasks if row.per_seed else {}
+    if row.figure != "average":
+        return (row.figure,)
+    return tuple(name for name in PUBLISHED_TASKS if name in known)
 
 
 def _stands(grid: MaterialGrid, name: str, row: RowDifference) -> str:
@@ -83,14 +101,16 @@ def _stands(grid: MaterialGrid, name: str, row: RowDifference) -> str:
     return f"{words} ({ends})" if ends else words
 
 
-def _reference(grid: MaterialGrid, name: str, rows: dict[str, RowDifference]) -> str:
-    """The reference row and its figure, if it is one for all rows."""
+def _reference(grid: MaterialGrid, name: str, tasks: tuple[str, ...]) -> str:
+    """The reference row, on what it is compared, and its figure there."""
     row = grid.row(name)
     if row is None:
         return name
-    figures = {difference.figure for difference in rows.values()}
-    figure = figure_of(row, next(iter(figures))) if len(figures) == 1 else None
-    if figure is None or figure.mean is None:
-        return f"“{row.label}”"
+    labels = {task: of.label for task, of in tasks_of([row]).items()}
+    on = ", ".join(labels.get(task, task) for task in tasks)
+    figure = mean_of(row, tasks) if tasks else None
+    if figure is None:
+        return f"“{row.label}”" + (f" on {on}" if on else "")
     spread = "" if figure.deviation is None else f" ± {number(figure.deviation)}"
-    return f"“{row.label}”, {number(figure.mean)}{spread}"
+    mean = "the mean of " if len(tasks) > 1 else ""
+    return f"“{row.label}” on {mean}{on}, {number(figure.mean)}{spread}"

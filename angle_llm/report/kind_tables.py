@@ -42,7 +42,8 @@ def transfer_blocks(grid: MaterialGrid) -> Iterator[Block]:
     body = []
     for row in rows:
         found = [figures for _, figures in row.of(Transfer)]
-        cells = [_over([(figures.mean, None) for figures in found if figures.mean is not None])]
+        whole = [figures for figures in found if figures.tasks.keys() == labels.keys()]
+        cells = [_over([(figures.mean, None) for figures in whole if figures.mean is not None])]
         for name in labels:
             tasks = [figures.tasks[name] for figures in found if name in figures.tasks]
             cells.append(_over([(task.accuracy, task.interval) for task in tasks]))
@@ -60,24 +61,28 @@ def transfer_blocks(grid: MaterialGrid) -> Iterator[Block]:
 
 
 def _majorities(rows: Sequence[MaterialRow], labels: dict[str, str]) -> str:
-    known = {name: task.majority for row in rows for _, of in row.of(Transfer) for name, task in of.tasks.items()}
-    told = [f"{labels[name]} {number(value)}" for name, value in known.items() if value is not None]
-    return f"Majority: {', '.join(told)}." if told else ""
+    known: dict[str, float] = {}
+    for row in rows:
+        for _, of in row.of(Transfer):
+            known |= {name: task.majority for name, task in of.tasks.items() if task.majority is not None}
+    return (
+        f"Majority: {', '.join(f'{labels[name]} {number(value)}' for name, value in known.items())}." if known else ""
+    )
 
 
 def _sampled(rows: Sequence[MaterialRow], labels: dict[str, str]) -> str:
-    """What was done to the sets, where a result tells."""
-    told = {}
-    for row in rows:
-        for _, of in row.of(Transfer):
-            for name, task in of.tasks.items():
-                what = [f"{task.dropped:,} examples whose text is tested elsewhere left out"] if task.dropped else []
-                what += [f"{task.repeated:,} test texts in training too"] if task.repeated and not task.dropped else []
-                what += ["training examples drawn at random, not all"] if task.sampled else []
-                what += [f"{task.unconverged:,} fits stopped before they converged"] if task.unconverged else []
-                if what:
-                    told[labels[name]] = ", ".join(what)
-    return "; ".join(f"{label}: {what}" for label, what in told.items()) + "." if told else ""
+    """What was done to the sets, where a result tells; of fits that did not converge, the most of any row."""
+    told = []
+    for name, label in labels.items():
+        tasks = [of.tasks[name] for row in rows for _, of in row.of(Transfer) if name in of.tasks]
+        dropped, repeated = (max(getattr(task, what) or 0 for task in tasks) for what in ("dropped", "repeated"))
+        unconverged = max((task.unconverged or 0 for task in tasks), default=0)
+        what = [f"{dropped:,} examples whose text is tested elsewhere left out"] if dropped else []
+        what += [f"{repeated:,} test texts in training too"] if repeated and not dropped else []
+        what += ["training examples drawn at random, not all"] if any(task.sampled for task in tasks) else []
+        what += [f"up to {unconverged:,} fits stopped before they converged"] if unconverged else []
+        told += [f"{label}: {', '.join(what)}"] if what else []
+    return "; ".join(told) + "." if told else ""
 
 
 def _published_transfer(tasks: list[str]) -> list[Group]:

@@ -6,13 +6,14 @@ The folder of results holds GRID/NAME.json, GRID/comparisons.json, lengths.json 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from angle_llm.experiments import Experiment, Grid, GridError, Result, load_grid
-from angle_llm.experiments.grid import experiments
+from angle_llm.experiments.grid import RUNS, experiments
 from angle_llm.experiments.provenance import portable
 from angle_llm.experiments.results import COMPARISONS, ResultError
 from angle_llm.experiments.runner import changed, missing_measures, settings_told
@@ -74,9 +75,24 @@ class MaterialRow:
         return any(one.result.train is not None for one in self.results)
 
     @property
+    def elsewhere(self) -> str | None:
+        """The seed of another grid's model that this row measures, if it does that."""
+        path = str(self.results[0].result.settings.get("model", {}).get("path", ""))
+        if self.trained or not path.startswith(RUNS):
+            return None
+        seed = re.search(r"-seed(\d+)/", path)
+        return seed[1] if seed else "one"
+
+    @property
+    def learnt(self) -> bool:
+        """Whether what it measures comes from training, here or of another grid."""
+        return self.trained or self.elsewhere is not None
+
+    @property
     def seeds(self) -> str:
         """As the tables tell them."""
-        return ", ".join(str(one.result.seed) for one in self.results) if self.trained else "none"
+        own = ", ".join(str(one.result.seed) for one in self.results) if self.trained else "none"
+        return self.elsewhere or own
 
     def of(self, kind: type[Kind]) -> list[tuple[int, Kind]]:
         """(seed, figures) of all results that have this kind."""
@@ -155,8 +171,10 @@ def _read_grid(name: str, file: Path | None, folder: Path) -> MaterialGrid:
     order = [*grid.rows, *(row for row in sorted(by_row) if row not in grid.rows)]
     rows = tuple(_row(grid, row, by_row[row]) for row in order if row in by_row)
     there = {one.result.name for row in rows for one in row.results}
-    problems += _mismatches(planned, rows)
-    problems += outdated(grid, compared, rows)
+    mismatches = _mismatches(planned, rows)
+    problems += [note for notes in mismatches.values() for note in notes]
+    # What the grid does not ask for is not compared with anything.
+    problems += outdated(grid, compared, _without(rows, mismatches))
     return MaterialGrid(
         name=name,
         title=grid.title,
@@ -210,10 +228,15 @@ def _read_one(path: Path, kind: type[Kind], problems: list[str]) -> Kind | None:
         return None
 
 
-def _mismatches(planned: Sequence[Experiment], rows: Sequence[MaterialRow]) -> list[str]:
+def _without(rows: Sequence[MaterialRow], names: Container[str]) -> list[MaterialRow]:
+    kept = [replace(row, results=tuple(one for one in row.results if one.result.name not in names)) for row in rows]
+    return [row for row in kept if row.results]
+
+
+def _mismatches(planned: Sequence[Experiment], rows: Sequence[MaterialRow]) -> dict[str, list[str]]:
     """Results that are not those the grid file now asks for: other settings, other measures, another row or seed."""
     by_name = {one.result.name: one.result for row in rows for one in row.results}
-    notes = []
+    notes: dict[str, list[str]] = {}
     for experiment in planned:
         result = by_name.pop(experiment.name, None)
         if result is None:
@@ -221,14 +244,16 @@ def _mismatches(planned: Sequence[Experiment], rows: Sequence[MaterialRow]) -> l
         name = f"{experiment.grid}/{experiment.name}.json"
         told = portable(settings_told(experiment), DATA_DIR)
         if other := changed(result, told):
-            notes.append(
+            notes.setdefault(experiment.name, []).append(
                 f"{name} was run with other settings than its grid file has now: {', '.join(sorted(other))}. Remove it, and "
                 "run its experiment again."
             )
         if lacking := missing_measures(experiment, result, DATA_DIR):
-            notes.append(
+            notes.setdefault(experiment.name, []).append(
                 f"{name} lacks what its grid file asks for now: {', '.join(lacking)}. Run its experiment again."
             )
     if planned:
-        notes += [f"{left.grid}/{name}.json is of no row and seed of its grid file." for name, left in by_name.items()]
+        notes |= {
+            name: [f"{of.grid}/{name}.json is of no row and seed of its grid file."] for name, of in by_name.items()
+        }
     return notes

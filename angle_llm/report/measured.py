@@ -152,6 +152,8 @@ class SeedDifference:
     difference: float | None
     interval: Span | None = None
     p_value: float | None = None
+    tasks: dict[str, float | None] = field(default_factory=dict)
+    """The difference on each task that both were measured on."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ class DotRow:
 
 
 def dots(title: str, rows: Sequence[DotRow]) -> Figure | None:
-    """One line for each row: its seeds as dots, their mean as a bar, the interval of the first seed as a line."""
+    """One line for each row: its seeds as dots, their mean as a bar, the interval as a line."""
     ends = [end for row in rows for end in row.figure.interval or () if end is not None]
     values = [value for row in rows for value in row.figure.values if value is not None]
     if not values:
@@ -49,7 +49,7 @@ def dots(title: str, rows: Sequence[DotRow]) -> Figure | None:
     alternative = f"{title}. {'; '.join(told)}."
     legend = [
         ("mark seed", "a seed, or an untrained backbone"),
-        ("mark interval", "95 % interval over pairs, first seed"),
+        ("mark interval", "95 % interval over pairs, ends averaged over seeds"),
     ]
     if any(len(row.figure.values) > 1 for row in rows):
         legend.insert(1, ("mark mean", "mean of the seeds"))

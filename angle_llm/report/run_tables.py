@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
+from angle_llm.experiments import Result
 from angle_llm.experiments.provenance import grid_command
 from angle_llm.report.document import Block, Cell, Commands, Folded, Group, Notice, Paragraph, Table
 from angle_llm.report.material import MaterialGrid, MaterialRow
@@ -125,7 +126,7 @@ def _runs(rows: Sequence[MaterialRow]) -> Table:
                 _count(train.get("computed_tokens")),
             ]
             seed = str(result.seed) if result.train is not None else "none"
-            body.append((Cell(row.label), Cell(seed), Cell(result.date), Cell(result.machine), *figures))
+            body.append((Cell(row.label), Cell(seed), Cell(result.date, _code(result)), Cell(result.machine), *figures))
     return Table(
         "Training runs",
         "Steps and seconds of training alone, on machines that other work shared, so the seconds compare nothing; the loss is "
@@ -136,11 +137,19 @@ def _runs(rows: Sequence[MaterialRow]) -> Table:
     )
 
 
+def _code(result: Result) -> str:
+    """The commit it was run with, where the result tells."""
+    _, _, commit = result.versions.get("angle_llm", "").partition(" at ")
+    return f"commit {commit}" if commit else ""
+
+
 def _versions(rows: Sequence[MaterialRow]) -> list[Block]:
     told: dict[str, list[str]] = {}
     for row in rows:
         for one in row.results:
-            versions = ", ".join(f"{name} {version}" for name, version in one.result.versions.items())
+            versions = ", ".join(
+                f"{name} {version.partition(' at ')[0]}" for name, version in one.result.versions.items()
+            )
             told.setdefault(versions, []).append(one.result.name)
     if len(told) == 1:
         return [Paragraph(f"Versions: {next(iter(told))}.")]

@@ -35,6 +35,17 @@ def task_of(row: MaterialRow, name: str) -> OverSeeds | None:
     return over_seeds([(task.spearman, task.interval) for task in found])
 
 
+def mean_of(row: MaterialRow, tasks: Sequence[str]) -> OverSeeds | None:
+    """The mean of some tasks, over the seeds that have them all."""
+    means = []
+    for _, sts in row.of(Sts):
+        values = [sts.tasks[name].spearman for name in tasks if name in sts.tasks]
+        known = [value for value in values if value is not None]
+        if known and len(known) == len(tasks):
+            means.append((sum(known) / len(known), None))
+    return over_seeds(means)
+
+
 def figure_of(row: MaterialRow, figure: str) -> OverSeeds | None:
     """A task, or the average if the row has one alone."""
     if figure != "average":

@@ -85,7 +85,7 @@ def _wide(grid: MaterialGrid, rows: Sequence[MaterialRow]) -> Table:
         groups.append(Group(tuple(foreign), STS_MARK, foreign=True))
     return Table(
         "STS",
-        f"Spearman correlation × 100 of cosine similarity with human scores; higher is better. {_texts(tasks)} {INTERVALS}",
+        f"Spearman correlation × 100 of cosine similarity with human scores; higher is better. {_texts(rows)} {INTERVALS}",
         tuple(columns),
         tuple(groups),
         tuple(_notes(grid, rows, averages, tasks)),
@@ -120,7 +120,7 @@ def _notes(
 
 
 def _one_seed(rows: Sequence[MaterialRow]) -> str:
-    single = [row.label for row in rows if row.trained and len(row.results) == 1]
+    single = [row.label for row in rows if row.learnt and len(row.results) == 1]
     return f"One seed only, so nothing is known of another: {', '.join(single)}." if single else ""
 
 
@@ -142,19 +142,23 @@ def _best(grid: MaterialGrid, rows: Sequence[MaterialRow], figure: str) -> str |
         return None
     best = max(known, key=lambda name: known[name])
     if best != compared.reference:
-        return best if _sure(of[best]) else None
-    return best if all(map(_sure, of.values())) else None
+        return best if _sure(grid, best, of[best]) else None
+    return best if all(_sure(grid, name, row) for name, row in of.items()) else None
 
 
-def _sure(row: RowDifference) -> bool:
-    return verdict(row) in ("surely higher", "surely lower")
+def _sure(grid: MaterialGrid, name: str, row: RowDifference) -> bool:
+    return verdict(grid, name, row) in ("surely higher", "surely lower")
 
 
 def _beside_whom(grid: MaterialGrid, row: MaterialRow) -> str:
     """Small print of a row: whether it is the reference, or compared with another one than most."""
     known = grid.comparisons
-    if known is None or row.name == known.reference:
-        return "the reference" if known is not None else ""
+    if known is None:
+        return ""
+    if row.name == known.reference:
+        return "the reference"
+    if any(row.name == other.reference for other in known.rows.values()):
+        return "a reference"
     own = known.rows[row.name].reference if row.name in known.rows else None
     if own is None or own == known.reference:
         return ""
@@ -170,19 +174,29 @@ def _published(value: float | None) -> Cell:
     return PLAIN if value is None else Cell(number(value))
 
 
-def _texts(tasks: dict[str, StsTaskFigures]) -> str:
+def _texts(rows: Sequence[MaterialRow]) -> str:
     """The text the figures are on, in a sentence."""
     by_text: dict[str, list[str]] = {}
-    for task in tasks.values():
-        by_text.setdefault(task.variant, []).append(task.label)
+    for row in rows:
+        for _, sts in row.of(Sts):
+            for task in sts.tasks.values():
+                if task.label not in by_text.setdefault(task.variant, []):
+                    by_text[task.variant].append(task.label)
     meanings = {text: TEXTS.get(text.split(",")[0], "") for text in by_text}
+    labels = [label for of in by_text.values() for label in of]
+    mixed = len(labels) > len(set(labels))  # one set in two forms, as the rows' names say
     told = [
         f"`{text}`"
         + (f" ({meanings[text]})" if meanings[text] else "")
-        + (f": {', '.join(of)}" if len(by_text) > 1 else "")
+        + (f": {', '.join(of)}" if len(by_text) > 1 and not mixed else "")
         for text, of in by_text.items()
     ]
-    return f"Text: {'; '.join(told)}."
+    which = (
+        " Which of them a row is on stands in its name; rows on different text are no comparison of models."
+        if mixed
+        else ""
+    )
+    return f"Text: {'; '.join(told)}.{which}"
 
 
 def _long(rows: Sequence[MaterialRow]) -> Table:
@@ -195,7 +209,7 @@ def _long(rows: Sequence[MaterialRow]) -> Table:
             body.append(cells)
     return Table(
         "Each row on its own set",
-        f"Spearman correlation × 100 of cosine similarity with the score or label. {_texts(tasks_of(rows))} {INTERVALS}",
+        f"Spearman correlation × 100 of cosine similarity with the score or label. {_texts(rows)} {INTERVALS}",
         ("row", "seeds", "measured on", "pairs", "Spearman"),
         (Group(tuple(body)),),
         tuple(filter(None, [_one_seed(rows)])),

@@ -4,12 +4,15 @@ import json
 import re
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from tiny import save_tiny_base
 
 from angle_llm import SentenceEncoder
@@ -19,7 +22,7 @@ from angle_llm.experiments.grid import Measures, experiments, load_grid
 from angle_llm.experiments.measure import KINDS
 from angle_llm.experiments.provenance import commit_of, portable
 from angle_llm.experiments.results import COMPARISONS, ResultError
-from angle_llm.experiments.runner import changed, settings_told
+from angle_llm.experiments.runner import GoldScores, changed, settings_told
 from angle_llm.experiments.scores import load_scores
 from angle_llm.experiments.training import ExperimentError
 from angle_llm.settings import DataSource, changed_settings
@@ -212,8 +215,12 @@ def test_a_row_measures_what_another_grid_has_left(place: Path, results: list[Re
     due = results[1].measures["sts"]["tasks"]["stsb-dev"]["spearman"]
     assert left.measures["sts"]["tasks"]["stsb-dev"]["spearman"] == pytest.approx(due, abs=1e-9)
     assert left.settings["model"]["path"] == "RUNS/tiny/one-seed1/model"
+    assert left.settings["trained"]["steps"] == 2
     with pytest.raises(ExperimentError, match=r"tiny\.yaml --data-dir DATA --rows one --seeds 1 --train-only"):
         run_grid(replace(other, again=True, runs=tmp_path / "elsewhere"))
+    (tmp_path / "other.yaml").write_text(grid.replace("tiny/one-seed1/model", "model"), encoding="utf-8")
+    with pytest.raises(ExperimentError, match="A grid names it as RUNS/GRID/ROW-seedN/model"):
+        run_grid(replace(other, again=True))
 
 
 def test_rows_before_one_that_fails_are_compared(place: Path, results: list[Result], tmp_path: Path) -> None:
@@ -300,12 +307,56 @@ def test_a_condition_that_goes_or_comes_is_a_change() -> None:
     assert changed_settings(then, now) == changed_settings(now, then) == ["data.where"]
 
 
-def test_comparisons_outlive_the_runs_they_were_made_of(place: Path, results: list[Result]) -> None:
-    path = place / "results" / "tiny" / COMPARISONS
+@pytest.mark.parametrize("damage", ["gone", "empty", "cut short", "a pointer"])
+def test_comparisons_outlive_the_cosines_they_were_made_of(
+    damage: str, place: Path, results: list[Result], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(place / "results", tmp_path, dirs_exist_ok=True)
+    path, cosines = tmp_path / "tiny" / COMPARISONS, tmp_path / "tiny/one-seed1.npz"
     before = json.loads(path.read_text(encoding="utf-8"))
-    run_grid(replace(settings_in(place), runs=place / "elsewhere"))
+    content = {"empty": b"", "cut short": cosines.read_bytes()[:-40], "a pointer": b"version https://git-lfs"}
+    cosines.write_bytes(content[damage]) if damage in content else cosines.unlink()
+    run_grid(replace(settings_in(place), results=tmp_path))
     assert json.loads(path.read_text(encoding="utf-8")) == before
     assert before["rows"]
+    assert ("one-seed1.npz is damaged" in capsys.readouterr().out) == (damage != "gone")
+
+
+def test_damaged_comparisons_are_not_written_over(
+    place: Path, results: list[Result], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for result in results:
+        result.write(tmp_path)
+    (tmp_path / "tiny" / COMPARISONS).write_text("<<<<<<< HEAD", encoding="utf-8")
+    assert run_grid(replace(settings_in(place), results=tmp_path)) == results
+    assert (tmp_path / "tiny" / COMPARISONS).read_text(encoding="utf-8") == "<<<<<<< HEAD"
+    assert "nothing was compared" in capsys.readouterr().out
+
+
+def test_a_set_that_is_not_here_keeps_no_other_from_being_compared(
+    place: Path, results: list[Result], capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = GoldScores(place / "data").of(Measures(sts=("stsb", "stsb-dev")))
+    assert set(here) == {"stsb-dev"}
+    np.testing.assert_array_equal(here["stsb-dev"], gold_of(place)["stsb-dev"])
+    assert "not compared pair by pair: task 'stsb'" in capsys.readouterr().out
+
+
+def test_two_rows_that_want_one_first_stage_train_it_once(place: Path, results: list[Result], tmp_path: Path) -> None:
+    settings = replace(settings_in(place), runs=tmp_path / "runs", train_only=True, rows=("one",))
+    one = tmp_path / "runs/tiny/one-seed1"
+    one.mkdir(parents=True)
+    with ThreadPoolExecutor() as pool:
+        with FileLock(one / ".lock"):
+            waits = pool.submit(run_grid, settings)
+            with pytest.raises(FutureTimeoutError):
+                waits.result(timeout=2)
+            # A run's fingerprint tells nothing of where it lies, so a copy is what the other process would leave.
+            done = place / "runs/tiny/one-seed1"
+            shutil.copytree(done, one, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".lock"))
+            written = (one / "model/model.safetensors").stat().st_mtime_ns
+        waits.result(timeout=60)
+    assert (one / "model/model.safetensors").stat().st_mtime_ns == written, "it had been trained meanwhile"
 
 
 def test_what_was_never_compared_pair_by_pair_differs_all_the_same(
@@ -314,7 +365,6 @@ def test_what_was_never_compared_pair_by_pair_differs_all_the_same(
     before = (place / "results" / "tiny" / COMPARISONS).read_text(encoding="utf-8")
     for result in results:
         result.write(tmp_path)
-    (tmp_path / "tiny" / COMPARISONS).write_text('{"reference": ', encoding="utf-8")  # damaged: nothing is known
     run_grid(replace(settings_in(place), results=tmp_path, runs=place / "elsewhere"))
     after = (tmp_path / "tiny" / COMPARISONS).read_text(encoding="utf-8")
     found, paired = (json.loads(text)["rows"]["one"] for text in (after, before))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from angle_llm.evaluation.tasks import PUBLISHED_TASKS
-from angle_llm.report.document import Block, Cell, Paragraph
+from angle_llm.report.document import Cell, Group, Table
 from angle_llm.report.material import MaterialGrid
 from angle_llm.report.measured import RowDifference, Span
 from angle_llm.report.numbers import PLAIN, SEEDS_FOR_AN_INTERVAL, excludes_zero, number, signed, span
@@ -55,9 +55,9 @@ def difference_cell(row: RowDifference | None) -> Cell:
     return PLAIN if row is None else Cell(signed(row.mean_difference), span(shown_interval(row)))
 
 
-def findings(grids: Sequence[MaterialGrid]) -> tuple[Block, ...]:
-    """A paragraph for each reference row and figure: how the rows compared with it stand to it. Nothing without comparisons."""
-    told: list[Block] = []
+def findings(grids: Sequence[MaterialGrid]) -> Table | None:
+    """All comparisons, together those beside one reference row on one figure; the surest first. None without comparisons."""
+    groups = []
     for grid in grids:
         if grid.comparisons is None:
             continue
@@ -66,25 +66,28 @@ def findings(grids: Sequence[MaterialGrid]) -> tuple[Block, ...]:
             beside = (row.reference or grid.comparisons.reference, _differing(row))
             together.setdefault(beside, {})[name] = row
         for (reference, tasks), rows in together.items():
-            by_verdict: dict[Verdict, list[str]] = {}
-            for name, row in rows.items():
-                by_verdict.setdefault(verdict(grid, name, row), []).append(_stands(grid, name, row))
-            lists = [
-                f"{kind[0].upper()}{kind[1:]}: {'; '.join(by_verdict[kind])}."
-                for kind in VERDICTS
-                if kind in by_verdict
-            ]
-            beside_whom = _reference(grid, reference, tasks)
-            told.append(Paragraph(f"{grid.title} (`{grid.name}`). Beside {beside_whom}: {' '.join(lists)}"))
-    if not told:
-        return ()
-    lead = (
-        "Rows beside the row they are compared with: Spearman × 100 of the row minus that of its reference, mean over seeds, "
-        f"and its 95 % interval (over seeds of three and more, over pairs of one). Sure: {SURE}. Over seeds alone: the interval "
-        "over seeds excludes 0, but that over the pairs of some seed does not, or its pairs' scores were not kept. Too little to "
-        "tell: fewer than three seeds, or nothing kept. Each row is taken by itself: of twenty, one at the edge is no wonder."
+            told = sorted(
+                ((verdict(grid, *item), *item) for item in rows.items()), key=lambda of: VERDICTS.index(of[0])
+            )
+            lines = [(Cell(_label(grid, name)), Cell(kind), difference_cell(row)) for kind, name, row in told]
+            groups.append(Group(tuple(lines), f"{grid.title}, beside {_reference(grid, reference, tasks)}"))
+    if not groups:
+        return None
+    return Table(
+        "Each row beside its reference",
+        "Spearman × 100 of the row minus that of its reference, mean over seeds, and its 95 % interval (over seeds of three and "
+        f"more, over pairs of one). Sure: {SURE}. Over seeds alone: the interval over seeds excludes 0, but that over the pairs "
+        "of some seed does not, or its pairs' scores were not kept. Too little to tell: fewer than three seeds, or nothing kept. "
+        "Each row is taken by itself: of twenty, one at the edge is no wonder.",
+        ("row", "what it shows", "difference"),
+        tuple(groups),
+        words=2,
     )
-    return (Paragraph(lead), *told)
+
+
+def _label(grid: MaterialGrid, name: str) -> str:
+    known = grid.row(name)
+    return known.label if known is not None else name
 
 
 def _differing(row: RowDifference) -> tuple[str, ...]:
@@ -93,12 +96,6 @@ def _differing(row: RowDifference) -> tuple[str, ...]:
     if row.figure != "average":
         return (row.figure,)
     return tuple(name for name in PUBLISHED_TASKS if name in known)
-
-
-def _stands(grid: MaterialGrid, name: str, row: RowDifference) -> str:
-    known, ends = grid.row(name), span(shown_interval(row))
-    words = f"{known.label if known is not None else name} {signed(row.mean_difference)}"
-    return f"{words} ({ends})" if ends else words
 
 
 def _reference(grid: MaterialGrid, name: str, tasks: tuple[str, ...]) -> str:

@@ -33,7 +33,7 @@ def document(material: Material) -> Document:
     """The whole report."""
     sections = [_overview(material)]
     if found := findings(material.grids):
-        sections.append(Section("findings", "What the comparisons show", found, short="findings"))
+        sections.append(Section("findings", "What the comparisons show", (found,), short="findings"))
     sections += [*(_grid(material, grid) for grid in material.grids)]
     sections += [_lengths(material.lengths)] if material.lengths is not None and material.lengths.sets else []
     sections += [_speed(material.speeds)] if material.speeds else []

@@ -7,7 +7,7 @@ from typing import Any
 
 from angle_llm.evaluation.transfer_report import PUBLISHED_TRANSFER
 from angle_llm.evaluation.transfer_tasks import TRANSFER_TASKS
-from angle_llm.report.document import Block, Cell, Folded, Group, Notice, Table
+from angle_llm.report.document import Block, Cell, Figure, Folded, Group, Notice, Table
 from angle_llm.report.material import MaterialGrid, MaterialRow
 from angle_llm.report.measured import Nested, Retrieval, Saturation, Span, Transfer
 from angle_llm.report.numbers import PLAIN, SPREAD, UNDEFINED, number, over_seeds
@@ -151,12 +151,18 @@ def saturation_blocks(grid: MaterialGrid) -> Iterator[Block]:
         (Group(tuple(lines)),),
         words=2,
     )
+    figures: dict[str, Figure] = {}
     tables = []
     for row in rows:
         seed, of = row.of(Saturation)[0]
         title = f"Where the gradient goes: {row.label}" + (f", seed {seed}" if len(row.results) > 1 else "")
-        yield saturation_figure(title, of)
+        figures[row.name] = saturation_figure(title, of)
         tables.append(_zones(title, of))
+    first = next((row.name for row in rows if not row.trained), None)
+    shown = [name for name in figures if name in (first, grid.reference)] or list(figures)
+    yield from (figures[name] for name in shown)
+    if others := tuple(figure for name, figure in figures.items() if name not in shown):
+        yield Folded("The other rows", others)
     yield Folded("The same as tables", tuple(tables))
 
 

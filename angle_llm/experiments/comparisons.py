@@ -121,8 +121,9 @@ def _agree(paired: Mapping[str, Any] | None, of_figures: Mapping[str, Any]) -> b
     if not paired or paired["tasks"].keys() != of_figures["tasks"].keys():
         return False
     one, other = ([_number(what["tasks"][name]) for name in of_figures["tasks"]] for what in (paired, of_figures))
-    # Kept cosines have four bytes: two that come to be equal move a figure × 100 by far less than this.
-    return np.allclose(one, other, rtol=0, atol=1e-4, equal_nan=True)
+    # Kept cosines have four bytes, so some come to be equal: that has moved a figure × 100 by 2.5e-4 (zero-shot, where all
+    # cosines are near 1). Two trainings differ by far more than this.
+    return np.allclose(one, other, rtol=0, atol=2e-3, equal_nan=True)
 
 
 def _number(value: float | None) -> float:

@@ -16,14 +16,14 @@ from filelock import FileLock
 from tiny import save_tiny_base
 
 from angle_llm import SentenceEncoder
-from angle_llm.evaluation import evaluate, select_tasks, spearman
+from angle_llm.evaluation import PairScores, evaluate, select_tasks, spearman
 from angle_llm.experiments import GridError, Result, RunnerSettings, load_results, run_grid
 from angle_llm.experiments.grid import Measures, experiments, load_grid
 from angle_llm.experiments.measure import KINDS
 from angle_llm.experiments.provenance import commit_of, portable
 from angle_llm.experiments.results import COMPARISONS, ResultError
 from angle_llm.experiments.runner import GoldScores, changed, settings_told
-from angle_llm.experiments.scores import load_scores
+from angle_llm.experiments.scores import load_scores, save_scores
 from angle_llm.experiments.training import ExperimentError
 from angle_llm.settings import DataSource, changed_settings
 
@@ -143,6 +143,18 @@ def test_cosines_of_every_pair_stay_with_the_result(place: Path, results: list[R
     assert counts.sum() == len(scores["stsb-dev"].cosine) == 40
     assert load_scores(path, lambda: {"stsb-dev": gold["stsb-dev"][::-1]}) == {}, "of other gold scores"
     assert load_scores(path.with_name("absent.npz"), lambda: gold) is None
+
+
+def test_four_bytes_are_enough_where_all_cosines_are_near_one(tmp_path: Path) -> None:
+    """As before training: some come to be equal, which must not look like another model's figures (`comparisons._agree`)."""
+    generator = np.random.default_rng(0)
+    gold = generator.integers(0, 6, 5000).astype(float)
+    cosine = 1 - 1e-4 * generator.random(5000) + 1e-5 * gold
+    save_scores({"t": PairScores(cosine, gold)}, tmp_path / "s.npz")
+    kept = load_scores(tmp_path / "s.npz", lambda: {"t": gold})
+    assert kept is not None
+    assert len(np.unique(kept["t"].cosine)) < 3000
+    assert 100 * spearman(*kept["t"]) == pytest.approx(100 * spearman(cosine, gold), abs=2e-3)
 
 
 def test_what_has_a_result_is_not_run_again_and_a_new_measure_is_added(place: Path, results: list[Result]) -> None:

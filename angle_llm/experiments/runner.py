@@ -109,7 +109,10 @@ def _compare(grid: Grid, settings: RunnerSettings, data_dir: Path) -> None:
             scores_path(settings.results, experiment.grid, experiment.name), lambda: gold.of(experiment.measures)
         )
 
-    found = comparisons(grid, _measured(grid, settings, data_dir), scores, known)
+    measured = _measured(grid, settings, data_dir)
+    if measured is None:
+        return
+    found = comparisons(grid, measured, scores, known)
     if found["rows"]:
         write_json(path, plain(found))
 
@@ -142,15 +145,16 @@ class GoldScores:
         return np.array([pair.score for pair in task.pairs])
 
 
-def _measured(grid: Grid, settings: RunnerSettings, data_dir: Path) -> list[tuple[Experiment, Result]]:
-    """All experiments of the grid whose result is of the settings and the sets that the grid names now."""
+def _measured(grid: Grid, settings: RunnerSettings, data_dir: Path) -> list[tuple[Experiment, Result]] | None:
+    """All experiments of the grid whose result is of the settings and the sets that the grid names now; None if one of the
+    results cannot be read."""
     measured = []
     for experiment in experiments(grid, data_dir):
         try:
             result = _known(experiment, settings)
-        except ResultError as error:  # what was run now must not be lost over it
-            print(f"not compared: {error}")
-            continue
+        except ResultError as error:  # what was run now must not be lost over it, nor what is known of the others
+            print(f"nothing was compared: {error}")
+            return None
         told = portable(settings_told(experiment), data_dir)
         if result is None or changed(result, told):
             continue

@@ -17,11 +17,7 @@ from filelock import FileLock, Timeout
 
 from angle_llm.experiments.grid import RUNS, Experiment, Grid, experiments
 from angle_llm.experiments.provenance import grid_command
-from angle_llm.files import write_text
 from angle_llm.settings import CheckpointSettings, save_settings
-
-FINISHED = "finished"
-"""Beside a model that has been trained to the end: the fingerprint of its settings."""
 
 
 class ExperimentError(RuntimeError):
@@ -53,8 +49,7 @@ def model_here(model: str, runs: Path) -> str:
 
 
 def train(grid: Grid, experiment: Experiment, data_dir: Path, runs: Path, launch: str) -> Path:
-    """Trains in a process of its own, which a launcher may multiply; goes on from a checkpoint if there is one, and does
-    nothing where the same settings have been trained to the end.
+    """Trains in a process of its own, which a launcher may multiply; goes on from a checkpoint if there is one.
 
     A row that goes on from another one's model has that trained first, if it is not here. Returns the model's folder.
 
@@ -67,19 +62,15 @@ def train(grid: Grid, experiment: Experiment, data_dir: Path, runs: Path, launch
         run = replace(run, checkpoint=CheckpointSettings(every_steps=25, keep=1))
     if experiment.after is not None:
         (before,) = experiments(grid, data_dir, [experiment.after], [experiment.seed])
-        start = str(train(grid, before, data_dir, runs, launch).resolve())
+        start = folder_of(before, runs) / "model"
+        with _alone_in(start.parent):  # whoever trains it now is waited for
+            there = start.is_dir()
+        if not there:
+            train(grid, before, data_dir, runs, launch)
+        run = replace(run, model=replace(run.model, path=str(start.resolve())))
     else:
-        start = model_here(run.model.path, runs)
-    run = replace(run, model=replace(run.model, path=start))
-    folder.mkdir(parents=True, exist_ok=True)
+        run = replace(run, model=replace(run.model, path=model_here(run.model.path, runs)))
     with _alone_in(folder):
-        finished = folder / FINISHED
-        if (
-            finished.is_file()
-            and finished.read_text(encoding="utf-8") == run.fingerprint()
-            and (folder / "model").is_dir()
-        ):
-            return folder / "model"
         print(f"  training {experiment.name}", flush=True)
         config = folder / "config.yaml"
         save_settings(run, config)
@@ -90,13 +81,13 @@ def train(grid: Grid, experiment: Experiment, data_dir: Path, runs: Path, launch
                 f"training {experiment.name} ended with exit code {done.returncode}; its messages stand above. Its checkpoints "
                 f"are in {folder}; the same command goes on from there."
             )
-        write_text(finished, run.fingerprint())
     return folder / "model"
 
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
     """Two rows may want the same first stage at one time: the second waits, and finds it trained."""
+    folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / ".lock")
     try:
         lock.acquire(timeout=0)

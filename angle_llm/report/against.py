@@ -63,7 +63,7 @@ def findings(grids: Sequence[MaterialGrid]) -> Table | None:
             continue
         together: dict[tuple[str, tuple[str, ...]], dict[str, RowDifference]] = {}
         for name, row in grid.comparisons.rows.items():
-            beside = (row.reference or grid.comparisons.reference, _differing(row))
+            beside = (row.reference or grid.comparisons.reference or "", _differing(row))
             together.setdefault(beside, {})[name] = row
         for (reference, tasks), rows in together.items():
             told = sorted(

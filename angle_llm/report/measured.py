@@ -172,7 +172,8 @@ class RowDifference:
 class Comparisons:
     """A grid's comparisons.json."""
 
-    reference: str
+    reference: str | None
+    """None: each row names its own."""
     rows: dict[str, RowDifference]
 
 

@@ -26,14 +26,15 @@ def outdated(grid: Grid, compared: Comparisons | None, rows: Sequence[MaterialRo
     stale, lacking = [], []
     for name, of in compared.rows.items():
         for seed, told in of.per_seed.items():
-            here = _difference(by_row.get(name), by_row.get(of.reference or compared.reference), seed, of.figure)
+            here = _difference(by_row.get(name), by_row.get(of.reference or compared.reference or ""), seed, of.figure)
             if here is not None and told.difference is not None and abs(here - told.difference) > _ROUNDING:
                 stale.append(f"{name} (seed {seed})")
     for row in rows:
-        reference = by_row.get(reference_of(grid, row.name) or compared.reference)
+        known = compared.rows.get(row.name)
+        own = known.reference if known is not None and row.name not in grid.rows else None
+        reference = by_row.get(own or reference_of(grid, row.name) or compared.reference or "")
         if reference is None or reference.name == row.name:
             continue
-        known = compared.rows.get(row.name)
         same = known is not None and (known.reference or compared.reference) == reference.name
         for seed in _seeds(row, reference):
             figure = known.figure if known is not None and same else None

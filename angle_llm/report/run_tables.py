@@ -64,7 +64,8 @@ def _of(row: MaterialRow) -> dict[str, Any]:
     data = settings.get("data", {})
     if data.get("sets"):
         settings = settings | {"data": {key: value for key, value in data.items() if key not in _OF_ONE_SET}}
-    return {key: value for key, value in _flat(settings) if key not in _OF_THE_RUN}
+    told = {key: value for key, value in settings.items() if key != "trained"}  # which model of another grid it was
+    return {key: value for key, value in _flat(told) if key not in _OF_THE_RUN}
 
 
 def _told(row: MaterialRow, key: str) -> str:

@@ -105,7 +105,7 @@ def _notes(
         notes.append("Nothing is in bold: rows have not been compared pair by pair yet.")
         return notes
     reference = grid.row(grid.comparisons.reference)
-    named = reference.label if reference is not None else grid.comparisons.reference
+    named = reference.label if reference is not None else grid.comparisons.reference or "its reference"
     notes.append(
         f"“against reference”: the row minus {named} (or the row named below its own name), of equal seeds, on the average of "
         "the sets both were measured on, mean over seeds. Small: 95 % interval over seeds (t) where there are three or more, "

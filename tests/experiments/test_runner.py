@@ -18,6 +18,7 @@ from tiny import save_tiny_base
 from angle_llm import SentenceEncoder
 from angle_llm.evaluation import PairScores, evaluate, select_tasks, spearman
 from angle_llm.experiments import GridError, Result, RunnerSettings, load_results, run_grid
+from angle_llm.experiments.comparisons import _agree
 from angle_llm.experiments.grid import Measures, experiments, load_grid
 from angle_llm.experiments.measure import KINDS
 from angle_llm.experiments.provenance import commit_of, portable
@@ -154,7 +155,10 @@ def test_four_bytes_are_enough_where_all_cosines_are_near_one(tmp_path: Path) ->
     kept = load_scores(tmp_path / "s.npz", lambda: {"t": gold})
     assert kept is not None
     assert len(np.unique(kept["t"].cosine)) < 3000
-    assert 100 * spearman(*kept["t"]) == pytest.approx(100 * spearman(cosine, gold), abs=2e-3)
+    one, other = ({"tasks": {"t": 100 * spearman(values, gold)}} for values in (kept["t"].cosine, cosine))
+    assert one != other
+    assert _agree(one, other)
+    assert not _agree(one, {"tasks": {"t": other["tasks"]["t"] + 0.01}}), "of another training"
 
 
 def test_what_has_a_result_is_not_run_again_and_a_new_measure_is_added(place: Path, results: list[Result]) -> None:
@@ -319,14 +323,20 @@ def test_a_condition_that_goes_or_comes_is_a_change() -> None:
     assert changed_settings(then, now) == changed_settings(now, then) == ["data.where"]
 
 
-@pytest.mark.parametrize("damage", ["gone", "empty", "cut short", "a pointer"])
+@pytest.mark.parametrize("damage", ["gone", "empty", "cut short", "a pointer", "other bytes"])
 def test_comparisons_outlive_the_cosines_they_were_made_of(
     damage: str, place: Path, results: list[Result], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(place / "results", tmp_path, dirs_exist_ok=True)
     path, cosines = tmp_path / "tiny" / COMPARISONS, tmp_path / "tiny/one-seed1.npz"
     before = json.loads(path.read_text(encoding="utf-8"))
-    content = {"empty": b"", "cut short": cosines.read_bytes()[:-40], "a pointer": b"version https://git-lfs"}
+    whole = cosines.read_bytes()
+    content = {
+        "other bytes": whole[:120] + bytes(8) + whole[128:],
+        "empty": b"",
+        "cut short": whole[:-40],
+        "a pointer": b"version https://git-lfs",
+    }
     cosines.write_bytes(content[damage]) if damage in content else cosines.unlink()
     run_grid(replace(settings_in(place), results=tmp_path))
     assert json.loads(path.read_text(encoding="utf-8")) == before
@@ -345,7 +355,7 @@ def test_damaged_comparisons_are_not_written_over(
     assert "nothing was compared" in capsys.readouterr().out
 
 
-def test_a_set_that_is_not_here_keeps_no_other_from_being_compared(
+def test_gold_scores_of_a_set_that_is_not_here_are_left_out(
     place: Path, results: list[Result], capsys: pytest.CaptureFixture[str]
 ) -> None:
     here = GoldScores(place / "data").of(Measures(sts=("stsb", "stsb-dev")))
@@ -355,7 +365,7 @@ def test_a_set_that_is_not_here_keeps_no_other_from_being_compared(
 
 
 def test_two_rows_that_want_one_first_stage_train_it_once(place: Path, results: list[Result], tmp_path: Path) -> None:
-    settings = replace(settings_in(place), runs=tmp_path / "runs", train_only=True, rows=("one",))
+    settings = replace(settings_in(place), runs=tmp_path / "runs", train_only=True, rows=("two",))
     one = tmp_path / "runs/tiny/one-seed1"
     one.mkdir(parents=True)
     with ThreadPoolExecutor() as pool:
@@ -363,7 +373,6 @@ def test_two_rows_that_want_one_first_stage_train_it_once(place: Path, results: 
             waits = pool.submit(run_grid, settings)
             with pytest.raises(FutureTimeoutError):
                 waits.result(timeout=2)
-            # A run's fingerprint tells nothing of where it lies, so a copy is what the other process would leave.
             done = place / "runs/tiny/one-seed1"
             shutil.copytree(done, one, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".lock"))
             written = (one / "model/model.safetensors").stat().st_mtime_ns

@@ -96,9 +96,10 @@ def test_the_commands_embed_and_search(bases: list[str], tmp_path: Path, capsys:
     shown = capsys.readouterr()
     first, second = shown.out.strip().split("\n\n")
     assert first.splitlines()[0] == "A dog eats."
-    assert first.splitlines()[1].split() == ["1.0000", "no.", "4", "A", "dog", "eats."]
-    assert second.splitlines()[1].split() == ["1.0000", "no.", "12", "End"]
-    assert len(first.splitlines()) == len(second.splitlines()) == 3
+    assert first.splitlines()[1].split() == ["cosine", "id", "text"]
+    assert first.splitlines()[2].split() == ["1.0000", "no.", "4", "A", "dog", "eats."]
+    assert second.splitlines()[2].split() == ["1.0000", "no.", "12", "End"]
+    assert len(first.splitlines()) == len(second.splitlines()) == 4
     assert "FAISS" in shown.err
     write_lines(input, [*rows, "new\trow"])  # what the rows were is not known any more
     search_command([str(out), "End", "--top", "1"])

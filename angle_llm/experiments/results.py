@@ -32,7 +32,8 @@ class Result:
     machine: str
     versions: dict[str, str]
     settings: dict[str, Any]
-    """Of the training run, paths below the data directory as DATA/…; of a row without training, of its model alone."""
+    """Of the training run, paths below the data directory as DATA/…; of a row without training, of its model alone, and of one
+    that measures another grid's model what its training was (`trained`)."""
     train: dict[str, Any] | None
     """steps, seconds, first and last loss, computed tokens; None without training."""
     measures: dict[str, Any] = field(default_factory=dict)

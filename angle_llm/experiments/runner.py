@@ -204,6 +204,9 @@ def _run(
         settings=told,
         train=facts,
     )
+    if not missing:  # a first stage that is measured by none
+        result.write(settings.results)
+        return result
     figures = measure(
         experiment.measures,
         missing,
@@ -214,8 +217,6 @@ def _run(
         device=settings.device,
         scores=scores_path(settings.results, grid.name, experiment.name),
     )
-    if not missing:  # a first stage that is measured by none
-        result.write(settings.results)
     for kind, of_kind in figures:
         measures = result.measures | {kind: portable(of_kind, data_dir)}
         result = replace(result, label=experiment.label, measures=measures)

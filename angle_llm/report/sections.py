@@ -22,9 +22,9 @@ from angle_llm.report.terms import terms_table
 
 TITLE = "angle_llm: what was measured"
 LEAD = (
-    "Made from the result files in `docs/results` alone, by `make report`: no figure here was typed by hand but the published "
-    "ones, and those say so. Rows of a table share everything but what the table of differences names. All correlations and "
-    "accuracies are × 100."
+    "Made from the result files in `docs/results` alone, by `make report`: no figure of a table or plot was typed by hand but "
+    "the published ones, and those say so (what stands below a grid's title is the grid's own words). Rows of a table share "
+    "everything but what the table of differences names. All correlations and accuracies are × 100."
 )
 QUANTILES = {"0.05": "5 %", "0.25": "25 %", "0.5": "median", "0.75": "75 %", "0.95": "95 %", "1.0": "longest"}
 

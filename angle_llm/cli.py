@@ -27,8 +27,9 @@ The encoder lies in {model}. To use it:
     encoder = SentenceEncoder.from_pretrained("{model}")
     rows = encoder.encode(["A man is eating.", "Someone eats."])
 
-    python eval/sts.py --model {model} --tasks starter:graded_pairs.tsv
+    python eval/sts.py --model {model} --tasks {pairs}
 """
+STARTER_PAIRS = "starter:graded_pairs.tsv"
 
 
 def train(arguments: Sequence[str]) -> None:
@@ -141,7 +142,7 @@ def launch(defaults: TrainSettings, arguments: Sequence[str] | None = None, *, d
     settings = parse_settings(defaults, arguments, description=description)
     model = fine_tune(settings)
     if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
-        print(_USE.format(model=model))
+        print(_USE.format(model=model, pairs=settings.evaluation.pairs or STARTER_PAIRS))
 
 
 def train_and_test(defaults: TrainSettings, arguments: Sequence[str] | None = None, *, description: str) -> None:
@@ -212,7 +213,7 @@ def _train_and_test(test: DataSource, runs: Mapping[str, TrainSettings]) -> None
     ):  # one model at a time
         figures = measured(SentenceEncoder.from_pretrained(path, **how).encode, [task]).tasks["test"]
         print(f"  {when:{width}} {figures.spearman:6.2f}" + (f" ({figures.undefined})" if figures.undefined else ""))
-    print(_USE.format(model=next(iter(models.values()))))
+    print(_USE.format(model=next(iter(models.values())), pairs=STARTER_PAIRS))
 
 
 def guarded(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:

@@ -33,6 +33,7 @@ from angle_llm.modeling.microbatches import Plan, PrefixSharing, plan_micro_batc
 from angle_llm.settings import DataSource, LoraSettings
 from angle_llm.training.step import boundary_step
 
+SMALL = "python eval/gpu_check.py --layers 2 --hidden 64 --heads 4 --intermediate 96 --batch 4 --steps 3"
 SAME_GRADIENT = 0.02
 """1 − cosine of two gradients that differ in rounding alone, at most: bfloat16 and sums in another order."""
 SAME_ROWS = 0.01
@@ -86,6 +87,10 @@ class GpuCheckSettings:
 def main(settings: GpuCheckSettings) -> bool:
     """Prints a line for each check; returns whether all hold."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu" and settings.shape == GpuCheckSettings().shape:
+        raise ValueError(
+            f"there is no GPU here, and this shape is for one. On a CPU try the checks themselves out: {SMALL}"
+        )
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}", flush=True)
     tokenizer = load_tokenizer(locate(settings.tokenizer))

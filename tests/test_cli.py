@@ -74,7 +74,20 @@ def test_a_recipe_trains_and_says_how_to_use_the_result(recipe: str, config: str
 
 def test_train_embed_and_eval(base: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    command("angle-llm", "train", "--run-dir", str(run), "--model.path", base, "--model.dtype", "float32", *SHORT)
+    pairs = tmp_path / "held_out.tsv"
+    pairs.write_text("sentence1\tsentence2\tscore\nA dog.\tA dog.\t5\nA dog.\tNo cat.\t1\nA cat.\tA dog eats.\t2\n")
+    arguments = [
+        "--run-dir",
+        str(run),
+        "--model.path",
+        base,
+        "--model.dtype",
+        "float32",
+        "--evaluation.pairs",
+        str(pairs),
+    ]
+    shown = command("angle-llm", "train", *arguments, *SHORT).stdout
+    assert f"eval/sts.py --model {run}/model --tasks {pairs}\n" in shown, "how to use it names the run's own pairs"
     texts = ["A dog runs.", 'She said "no" {0}.', "Zwei Hunde – 犬"]
     (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
     model = str(run / "model")

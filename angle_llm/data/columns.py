@@ -112,7 +112,7 @@ def _column_of(field: str, format: str, mapping: Mapping[str, str], columns: Seq
     hints = nearest(field, columns) or nearest(USUAL_NAMES[field][-1], columns)
     raise DataError(
         f"format {format} needs a column for the field {field!r} (recognised: {', '.join(USUAL_NAMES[field])}); "
-        f"columns: {_list(columns)}{hints}. Map it: columns: {{{field}: <its column>}}"
+        f"columns: {_list(columns)}{hints}. Map it: columns: {{{field}: <its column>}} (as flags: columns {field} <its column>)"
     )
 
 
@@ -132,7 +132,7 @@ def _guess_format(mapping: Mapping[str, str], columns: Sequence[str]) -> str:
     known = "" if best else next((f" {text}." for names, text in _NO_PAIRS.items() if set(names) <= set(columns)), "")
     raise DataError(
         f"the columns {_list(columns)} {what}.{known} Set `format`, or map fields to columns, as in "
-        f"columns: {{text1: <its column>}}. The formats and their fields: {needed}"
+        f"columns: {{text1: <its column>}} (as flags: columns text1 <its column>). The formats and their fields: {needed}"
     )
 
 

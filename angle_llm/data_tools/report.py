@@ -83,7 +83,8 @@ class FileReport:
         if self.train:
             yield (
                 "to train",
-                f"angle-llm train --config YOUR.yaml {self.train}  (or --model.path …; without either it is LLaMA-2-7B)",
+                f"angle-llm train --config YOUR.yaml {self.train}  (or --model.path …; without either it is LLaMA-2-7B; "
+                "recipes/starter.yaml wants --data.limit None too)",
             )
         for finding in sorted(self.findings, key=lambda finding: not finding.trouble):
             places = f" (rows {', '.join(finding.places)}{', …' if finding.count > len(finding.places) else ''})"

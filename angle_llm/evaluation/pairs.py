@@ -83,7 +83,7 @@ def tsv_pairs(path: Path) -> Iterator[StsPair]:
     if missing:
         raise ValueError(
             f"{path}: the header line needs tab-separated columns sentence1, sentence2, score; missing "
-            f"{', '.join(missing)}, found {', '.join(header)}."
+            f"{', '.join(missing)}, found {', '.join(header)[:200]}. (Pairs to measure on are read from TSV alone.)"
         )
     first, second, gold = (header.index(column) for column in ("sentence1", "sentence2", "score"))
     group = next((header.index(column) for column in _SUBTASK_COLUMNS if column in header), None)

@@ -53,7 +53,7 @@ def _beside_published(results: StsResults, model: str) -> str:
     texts = " + ".join(dict.fromkeys(task.text for task in results.tasks.values()))
     own = [f"**{_short(model)}**", texts, *(number(task.spearman) for task in results.tasks.values())]
     if averaged:
-        header.append("avg")
+        header.append("average")
         own.append(number(results.average))
     rows = [own]
     for row in PUBLISHED:
@@ -126,7 +126,7 @@ def _notes(results: StsResults) -> list[str]:
         notes.append(f"Text `{variant}{', edited' if edits else ''}`: {VARIANT_MEANING.get(variant, variant)}{also}.")
     if results.averaged:
         labels = ", ".join(results.tasks[name].label for name in results.averaged)
-        notes.append(f"`avg` is over {labels}, for this model and for the published rows alike.")
+        notes.append(f"`average` is over {labels}, for this model and for the published rows alike.")
         notes.append("Published rows are on SentEval's text (`senteval`); those of prompted models with the edits.")
         other = [results.tasks[name].label for name in results.averaged if results.tasks[name].variant != "senteval"]
         if other:

@@ -78,7 +78,7 @@ def _comparison(results: TransferResults, model: str) -> str:
     header = ["model", *(task.label for task in results.tasks.values())]
     rows = [[f"**{model}**", *(number(task.accuracy) for task in results.tasks.values())]]
     if averaged:
-        header.append("avg")
+        header.append("average")
         rows[0].append(number(results.average))
         for row in PUBLISHED_TRANSFER:
             figures = (row.accuracy.get(name) for name in results.tasks)
@@ -116,7 +116,7 @@ def _notes(results: TransferResults) -> list[str]:
     ]
     if results.averaged:
         labels = ", ".join(results.tasks[name].label for name in results.averaged)
-        notes.append(f"`avg` is over {labels}, for this model and for the published rows alike.")
+        notes.append(f"`average` is over {labels}, for this model and for the published rows alike.")
         notes.append(
             "Published rows: SimCSE (arXiv 2104.08821), table E.1; there a PyTorch layer trained by Adam classifies, here "
             "scikit-learn's logistic regression."

@@ -372,7 +372,8 @@ def shown(settings: PlanSettings, found: Forecast) -> str:
     if found.proposed_tokens:
         assert found.proposed is not None
         lines += [
-            f"\nThe largest budgets that fit {settings.memory:g} GiB ({_gib(found.proposed.total)} GiB if filled):",
+            f"\nThe largest budgets that fit {settings.memory:g} GiB ({_gib(found.proposed.total)} GiB if filled; more than "
+            "the largest batch has would be of no use):",
             f"  --micro-batch-tokens {found.proposed_tokens} --graph-tokens {found.proposed_tokens}",
         ]
     elif found.proposed_tokens == 0:

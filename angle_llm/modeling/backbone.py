@@ -57,9 +57,10 @@ def locate(path_or_id: str) -> BackboneLocation:
         return BackboneLocation(str(path.parent), path.name)
     if path.is_dir():
         if not (path / "config.json").is_file():
+            inside = path / "model"  # of a run directory
             raise FileNotFoundError(
                 f"{path} holds no config.json, so it is not a model folder. Give a folder written by save_pretrained, "
-                "or the path of a .gguf file."
+                "or the path of a .gguf file." + (f" Did you mean {inside}?" if inside.is_dir() else "")
             )
         if (path / EXPORT_NAME).is_file():
             raise ArtifactError(

@@ -37,7 +37,7 @@ def find(path_or_id: str, revision: str | None = None) -> Found:
     """Looks a name up, and fetches the files of a saved encoder that is on the hub and not in the cache.
 
     Raises:
-        FileNotFoundError: if there is nothing of that name on this machine, and it is no hub id.
+        FileNotFoundError: if there is nothing of that name on this machine, and it is no hub id, or the hub cannot be asked.
         ArtifactError: for a repository that is neither encoder nor backbone, or a damaged card.
         OSError: if the hub refuses.
     """
@@ -49,6 +49,11 @@ def find(path_or_id: str, revision: str | None = None) -> Found:
     if location.is_local:
         return Found(None)
     asked = _Repository.of(path_or_id, revision)
+    if asked.cache_only and not any(map(asked.is_cached, (CARD_NAME, "config.json", *_NO_BACKBONE))):
+        raise FileNotFoundError(
+            f"the model {path_or_id} is not on this machine, and the hub cannot be reached, or may not be asked "
+            "(HF_HUB_OFFLINE). Connect, or name a model that is here: a folder, a .gguf file, package:NAME/path."
+        )
     card = asked.file(CARD_NAME)
     if card is not None:
         folder = asked.encoder(card.parent.name, EncoderCard.read(card.parent))
@@ -98,6 +103,12 @@ class _Repository:
         else:
             return cls(name, revision, cache_only=False)
         return cls(name, revision, cache_only=True)
+
+    def is_cached(self, name: str) -> bool:
+        """Whether the cache has this file of it."""
+        from huggingface_hub import try_to_load_from_cache
+
+        return isinstance(try_to_load_from_cache(self.name, name, revision=self.revision), str)
 
     def encoder(self, commit: str, card: EncoderCard) -> Path:
         """The folder of a saved encoder's files."""

@@ -56,10 +56,16 @@ def test_what_does_not_hold_ends_in_exit_code_1(script: ModuleType, monkeypatch:
     settings = script.GpuCheckSettings(**shape)
     monkeypatch.setattr(script, "checks", lambda *_: iter([{"what": "something", "holds": False}]))
     assert not script.main(settings)
-    monkeypatch.setattr(sys, "argv", ["gpu_check.py"])
+    monkeypatch.setattr(sys, "argv", script.SMALL.split()[1:])
     with pytest.raises(SystemExit) as ended:
         script.command()
     assert ended.value.code == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_the_shape_for_a_gpu_is_not_begun_on_a_cpu(script: ModuleType) -> None:
+    with pytest.raises(ValueError, match=r"no GPU here.* --layers 2 "):
+        script.main(script.GpuCheckSettings())
 
 
 def test_gradients_of_another_direction_or_length_do_not_hold(script: ModuleType) -> None:

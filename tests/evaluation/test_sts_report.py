@@ -50,7 +50,7 @@ def test_published_averages_are_the_means_of_their_rows() -> None:
 def test_the_table_compares_over_the_tasks_that_are_here() -> None:
     rows = rows_of(markdown_report(results("sts12", "stsb", "stsb-dev"), "my model"))
 
-    assert rows["model"] == ["text", "STS12", "STSB", "STSB-DEV", "avg"]
+    assert rows["model"] == ["text", "STS12", "STSB", "STSB-DEV", "average"]
     assert rows["**my model**"] == ["raw", "100.00", "100.00", "100.00", "100.00"]
     assert rows["AnglE-LLaMA2-7B v1"] == ["senteval", "78.68", "88.92", "–", "83.80"]
     assert "SimCSE-LLaMA2-7B" not in rows  # only its average over all seven is known

@@ -82,6 +82,15 @@ def test_what_is_no_path_but_reads_like_a_hub_id_is_one(name: str) -> None:
     assert locate(name) == BackboneLocation(name)
 
 
+def test_a_run_directory_is_told_where_its_model_is(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as error:
+        locate(str(tmp_path))
+    assert "Did you mean" not in str(error.value)
+    (tmp_path / "model").mkdir()
+    with pytest.raises(FileNotFoundError, match=f"no config.json.* Did you mean {tmp_path}/model"):
+        locate(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     "name", ["./model", "/no/such/model", "../model", "~/no-such-model", "runs/nli/model", "model.gguf", "a/model.gguf"]
 )

@@ -156,6 +156,13 @@ def test_a_card_nobody_could_be_asked_for_is_warned_of(
             assert np.array_equal(load("org/base").encode(TEXTS), rows)
 
 
+@pytest.mark.filterwarnings("error")
+def test_what_is_nowhere_is_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(FileNotFoundError, match="org/base is not on this machine, and the hub cannot be reached"):
+        load("org/base")
+
+
 def test_an_adapter_on_a_saved_encoder_of_the_hub_is_refused(hub: Hub, tmp_path: Path) -> None:
     tiny_encoder("llama").save_pretrained(tmp_path / "model")
     hub.put("user/whole", tmp_path / "model")

@@ -5,6 +5,7 @@ settings and result.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -142,7 +143,13 @@ def launch(defaults: TrainSettings, arguments: Sequence[str] | None = None, *, d
     settings = parse_settings(defaults, arguments, description=description)
     model = fine_tune(settings)
     if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
-        print(_USE.format(model=model, pairs=settings.evaluation.pairs or STARTER_PAIRS))
+        print(_USE.format(model=model, pairs=_shown(settings.evaluation.pairs)))
+
+
+def _shown(pairs: str | None) -> str:
+    """Pairs as `eval/sts.py --tasks` takes them in a shell: a task is a name, a file has a slash."""
+    name = pairs or STARTER_PAIRS
+    return shlex.quote(name if "/" in name or name.startswith("starter:") or name.endswith(".tsv") else f"./{name}")
 
 
 def train_and_test(defaults: TrainSettings, arguments: Sequence[str] | None = None, *, description: str) -> None:

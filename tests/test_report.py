@@ -339,7 +339,11 @@ def test_a_model_of_another_grid_has_been_trained_all_the_same(folders: ReportSe
     one = result("left", 42, trained=False, sts=sts(88.88))
     one.write(folders.results)
     assert "leftsurely higher+11.11" in made(folders)[0].words
-    seeds["none"]["interval"] = None
+    seeds["none"] |= {"difference": None, "interval": None}
+    undefined = {"reference": "raw", "rows": {"left": left | {"mean_difference": None}}}
+    write(folders.results / "terms/comparisons.json", undefined)
+    assert "leftundefined" in made(folders)[0].words
+    seeds["none"] |= {"difference": 11.11, "interval": None}
     write(folders.results / "terms/comparisons.json", {"reference": "raw", "rows": {"left": left}})
     assert "leftpairs not kept+11.11" in made(folders)[0].words
 

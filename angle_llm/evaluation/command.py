@@ -160,7 +160,7 @@ def select_tasks(names: Sequence[str], data_dir: Path | None, variant: TextVaria
 
 
 def _is_path(name: str) -> bool:
-    return name.startswith(STARTER) or name.endswith(".tsv") or len(Path(name).parts) > 1
+    return name.startswith(STARTER) or name.endswith(".tsv") or "/" in name
 
 
 def _measure(settings: StsEvalSettings, tasks: Sequence[StsTask], open_encoder: OpenEncoder) -> Measured:

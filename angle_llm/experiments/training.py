@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,34 +89,54 @@ def train(grid: Grid, experiment: Experiment, data_dir: Path, runs: Path, launch
 
 
 def run_to_its_end(command: list[str]) -> int:
-    """Runs a command and returns its exit code. SIGINT and SIGTERM, which ask a training run to stop once it has written a
-    checkpoint, are passed on, as SIGTERM, and end this program when the command has ended.
+    """Runs a command and returns its exit code. SIGINT, SIGTERM and SIGHUP end this program once what it runs has ended.
 
-    Ctrl-C would otherwise have it killed a moment later, before its checkpoint, and SIGTERM leave it running by itself.
+    The first is passed on as SIGTERM, which asks a training run to stop when it has written a checkpoint; later ones as they
+    are, so a second SIGINT ends it at once. `subprocess.run` would kill it a moment after Ctrl-C, before its checkpoint, and
+    SIGTERM would leave it running by itself. The command gets a process group of its own, for launchers that pass nothing on;
+    torch's launcher of several processes passes on, and gives them 30 seconds.
 
     Raises:
         SystemExit: after such a signal, with 128 and its number.
     """
     asked: list[int] = []
     before: dict[signal.Signals, Any] = {}
-    process = subprocess.Popen(command)
+    process: subprocess.Popen[bytes] | None = None
+
+    def tell(number: int) -> None:
+        if process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
 
     def pass_on(number: int, _: Any) -> None:
         asked.append(number)
-        process.terminate()  # of a terminal's SIGINT it has got its own, and a second SIGINT ends it at once
+        tell(number if len(asked) > 1 else signal.SIGTERM)
 
     if threading.current_thread() is threading.main_thread():  # no other may install handlers
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before[number] = signal.signal(number, pass_on)
     try:
+        process = subprocess.Popen(command, start_new_session=True)
+        if asked:  # while it was being started
+            tell(signal.SIGTERM)
         code = process.wait()
+        while asked and _is_alive(process.pid):  # its launcher has ended first
+            time.sleep(0.1)
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
     if asked:
         raise SystemExit(128 + asked[0])
     return code
+
+
+def _is_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 @contextmanager

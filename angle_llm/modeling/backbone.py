@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from angle_llm.artifact import EXPORT_NAME, ArtifactError, told_as_damage
+from angle_llm.artifact import EXPORT_NAME, ArtifactError, is_saved_encoder, told_as_damage
 from angle_llm.errors import unknown
 from angle_llm.modeling.quantized import ORIGINAL, bits_of, check_bits, quantise
 from angle_llm.modeling.soundness import check_model_files, check_states
@@ -58,9 +58,10 @@ def locate(path_or_id: str) -> BackboneLocation:
     if path.is_dir():
         if not (path / "config.json").is_file():
             inside = path / "model"  # of a run directory
+            is_run = is_saved_encoder(inside) or (inside / "config.json").is_file()
             raise FileNotFoundError(
                 f"{path} holds no config.json, so it is not a model folder. Give a folder written by save_pretrained, "
-                "or the path of a .gguf file." + (f" Did you mean {inside}?" if inside.is_dir() else "")
+                "or the path of a .gguf file." + (f" Did you mean {inside}?" if is_run else "")
             )
         if (path / EXPORT_NAME).is_file():
             raise ArtifactError(

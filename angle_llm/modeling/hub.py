@@ -49,10 +49,10 @@ def find(path_or_id: str, revision: str | None = None) -> Found:
     if location.is_local:
         return Found(None)
     asked = _Repository.of(path_or_id, revision)
-    if asked.cache_only and not any(map(asked.is_cached, (CARD_NAME, "config.json", *_NO_BACKBONE))):
+    if asked.silence and not any(map(asked.is_cached, (CARD_NAME, "config.json", *_NO_BACKBONE))):
         raise FileNotFoundError(
-            f"the model {path_or_id} is not on this machine, and the hub cannot be reached, or may not be asked "
-            "(HF_HUB_OFFLINE). Connect, or name a model that is here: a folder, a .gguf file, package:NAME/path."
+            f"the model {_named(path_or_id, revision)} is not on this machine, and the hub gives no answer ({asked.silence}). "
+            "Connect, or name a model that is here: a folder, a .gguf file, package:NAME/path."
         )
     card = asked.file(CARD_NAME)
     if card is not None:
@@ -80,7 +80,13 @@ class _Repository:
 
     name: str
     revision: str | None
-    cache_only: bool
+    silence: str = ""
+    """Why the hub gives no answer; the cache alone is asked then."""
+
+    @property
+    def cache_only(self) -> bool:
+        """Whether the hub is not asked."""
+        return bool(self.silence)
 
     @classmethod
     def of(cls, name: str, revision: str | None) -> _Repository:
@@ -96,13 +102,12 @@ class _Repository:
             )
             if not busy:
                 raise _refused(name, revision, error) from error
+            return cls(name, revision, _reason(error))
         except HFValidationError as error:
             raise _refused(name, revision, error) from error
-        except Exception:  # no connection: each HTTP library has errors of its own
-            pass
-        else:
-            return cls(name, revision, cache_only=False)
-        return cls(name, revision, cache_only=True)
+        except Exception as error:  # no connection: each HTTP library has errors of its own
+            return cls(name, revision, _reason(error))
+        return cls(name, revision)
 
     def is_cached(self, name: str) -> bool:
         """Whether the cache has this file of it."""
@@ -145,9 +150,16 @@ class _Repository:
             raise _refused(self.name, self.revision, error) from error
 
 
+def _named(repo: str, revision: str | None) -> str:
+    return repo if revision is None else f"{repo} at revision {revision}"
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def _refused(repo: str, revision: str | None, error: Exception) -> OSError:
-    reason = " ".join(str(error).split())
     return OSError(
-        f"the hub does not give {repo}{'' if revision is None else f' at revision {revision}'}: {reason} Look at the name; "
+        f"the hub does not give {_named(repo, revision)}: {_reason(error)} Look at the name; "
         "of a private or gated repository, log in (`hf auth login`)."
     )

@@ -20,6 +20,7 @@ Verdict = Literal[
     "not told apart",
     "too few seeds",
     "pairs not kept",
+    "undefined",
 ]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 SURE = (
@@ -33,7 +34,9 @@ def verdict(grid: MaterialGrid, name: str, row: RowDifference) -> Verdict:
     beside = row.reference or (grid.comparisons.reference if grid.comparisons is not None else None)
     trained = any(one is not None and one.learnt for one in (grid.row(name), grid.row(beside)))
     over_pairs = [seed.interval for seed in row.per_seed.values()]
-    if row.mean_difference is None or not over_pairs or (trained and len(over_pairs) < SEEDS_FOR_AN_INTERVAL):
+    if row.mean_difference is None:
+        return "undefined"
+    if not over_pairs or (trained and len(over_pairs) < SEEDS_FOR_AN_INTERVAL):
         return "too few seeds"
     if trained and not excludes_zero(row.interval):
         return "not told apart"
@@ -79,8 +82,8 @@ def findings(grids: Sequence[MaterialGrid]) -> Table | None:
         "Spearman × 100 of the row minus that of its reference, mean over seeds, and its 95 % interval (over seeds of three and "
         f"more, over pairs of one). Sure: {SURE}. Over seeds alone: the interval over seeds excludes 0, that over the pairs "
         "of some seed does not. Pairs not kept: there is no interval over them, for the scores of one of the two rows were "
-        "not kept. Too few seeds: one or two, however large the difference. Each row is taken by itself: of twenty, one at "
-        "the edge is no wonder.",
+        "not kept, or are of another training, or the set was not at hand. Too few seeds: one or two, however large the "
+        "difference. Each row is taken by itself: of twenty, one at the edge is no wonder.",
         ("row", "what it shows", "difference"),
         tuple(groups),
         words=2,

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,53 +13,97 @@ import pytest
 from angle_llm.experiments.training import run_to_its_end
 
 ABOVE = "import sys; from angle_llm.experiments.training import run_to_its_end; sys.exit(run_to_its_end(sys.argv[1:]))"
+LAUNCHER = "import subprocess, sys; sys.exit(subprocess.Popen(sys.argv[1:]).wait())"  # as accelerate's for one process
 BELOW = """
-import signal, sys, time
+import os, signal, sys, time
 from pathlib import Path
 
 asked = []
-signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
-signal.signal(signal.SIGINT, lambda number, frame: asked.append(number))
+
+def ask(number, frame):  # as a training run does
+    if asked and number == signal.SIGINT:
+        Path("at_once").touch()
+        os._exit(1)
+    asked.append(number)
+
+signal.signal(signal.SIGTERM, ask)
+signal.signal(signal.SIGINT, ask)
 Path("started").touch()
-while not asked:
+for _ in range(6000):
+    if asked:
+        break
     time.sleep(0.01)
-time.sleep(1)  # more than the quarter of a second that subprocess.run leaves it
+Path("asked").touch()
+time.sleep(float(sys.argv[1]))
 Path("checkpoint").touch()
 sys.exit(128 + asked[0])
 """
+A_WHILE = "1"  # more than the quarter of a second that subprocess.run leaves it
 
 
-@pytest.mark.parametrize(
-    ("number", "to_all"),
-    [(signal.SIGTERM, False), (signal.SIGINT, False), (signal.SIGINT, True)],
-    ids=["SIGTERM", "SIGINT", "Ctrl-C"],
-)
-def test_a_signal_is_passed_on_and_the_checkpoint_waited_for(
-    number: signal.Signals, to_all: bool, tmp_path: Path
-) -> None:
-    (tmp_path / "below.py").write_text(BELOW, encoding="utf-8")
-    above = subprocess.Popen(
-        [sys.executable, "-c", ABOVE, sys.executable, "below.py"],
-        cwd=tmp_path,
+def wait_for(path: Path, above: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert above.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def start(folder: Path, *between: str, seconds: str = A_WHILE) -> subprocess.Popen[bytes]:
+    (folder / "below.py").write_text(BELOW, encoding="utf-8")
+    return subprocess.Popen(
+        [sys.executable, "-c", ABOVE, *between, sys.executable, "below.py", seconds],
+        cwd=folder,
         start_new_session=True,  # a process group, which a terminal signals as a whole
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # heard, even where the tests ignore it
     )
+
+
+def end(above: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(above.pid, signal.SIGKILL)
+    above.wait()
+
+
+@pytest.mark.parametrize(
+    ("number", "to_all", "launcher"),
+    [
+        (signal.SIGTERM, False, ()),
+        (signal.SIGTERM, False, (sys.executable, "-c", LAUNCHER)),
+        (signal.SIGHUP, False, ()),
+        (signal.SIGINT, True, (sys.executable, "-c", LAUNCHER)),
+    ],
+    ids=["SIGTERM", "SIGTERM, launched", "SIGHUP", "Ctrl-C, launched"],
+)
+def test_a_signal_is_passed_on_and_the_checkpoint_waited_for(
+    number: signal.Signals, to_all: bool, launcher: tuple[str, ...], tmp_path: Path
+) -> None:
+    above = start(tmp_path, *launcher)
     try:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "started").exists():
-            assert above.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for(tmp_path / "started", above)
         (os.killpg if to_all else os.kill)(above.pid, number)
         assert above.wait(timeout=30) == 128 + number
     finally:
-        if above.poll() is None:
-            os.killpg(above.pid, signal.SIGKILL)
-            above.wait()
+        end(above)
     assert (tmp_path / "checkpoint").exists(), "the program above did not wait"
+    assert not (tmp_path / "at_once").exists()
+
+
+def test_a_second_interrupt_ends_it_at_once(tmp_path: Path) -> None:
+    above = start(tmp_path, seconds="60")
+    try:
+        wait_for(tmp_path / "started", above)
+        os.kill(above.pid, signal.SIGINT)
+        wait_for(tmp_path / "asked", above)
+        os.kill(above.pid, signal.SIGINT)
+        assert above.wait(timeout=30) == 128 + signal.SIGINT
+    finally:
+        end(above)
+    assert (tmp_path / "at_once").exists()
 
 
 def test_the_exit_code_comes_back_and_the_handlers_are_put_back() -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
     assert run_to_its_end([sys.executable, "-c", "raise SystemExit(3)"]) == 3
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(number) for number in numbers] == before

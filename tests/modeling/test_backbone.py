@@ -87,6 +87,7 @@ def test_a_run_directory_is_told_where_its_model_is(tmp_path: Path) -> None:
         locate(str(tmp_path))
     assert "Did you mean" not in str(error.value)
     (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").touch()
     with pytest.raises(FileNotFoundError, match=f"no config.json.* Did you mean {tmp_path}/model"):
         locate(str(tmp_path))
 

@@ -49,13 +49,19 @@ def wait_for(path: Path, above: subprocess.Popen[bytes]) -> None:
         time.sleep(0.05)
 
 
+def hear() -> None:
+    """As in a terminal, though the tests be started where signals are ignored, as `nohup` and `&` do."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start(folder: Path, *between: str, seconds: str = A_WHILE) -> subprocess.Popen[bytes]:
     (folder / "below.py").write_text(BELOW, encoding="utf-8")
     return subprocess.Popen(
         [sys.executable, "-c", ABOVE, *between, sys.executable, "below.py", seconds],
         cwd=folder,
         start_new_session=True,  # a process group, which a terminal signals as a whole
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # heard, even where the tests ignore it
+        preexec_fn=hear,
     )
 
 

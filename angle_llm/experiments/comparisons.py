@@ -121,9 +121,10 @@ def _agree(paired: Mapping[str, Any] | None, of_figures: Mapping[str, Any]) -> b
     if not paired or paired["tasks"].keys() != of_figures["tasks"].keys():
         return False
     one, other = ([_number(what["tasks"][name]) for name in of_figures["tasks"]] for what in (paired, of_figures))
-    # Kept cosines have four bytes, so some come to be equal: that has moved a figure × 100 by 2.5e-4 (zero-shot, where all
-    # cosines are near 1). Two trainings differ by far more than this.
-    return np.allclose(one, other, rtol=0, atol=2e-3, equal_nan=True)
+    # Kept cosines have four bytes, so some come to be equal (those of equal sentences are 1 but for rounding, for instance):
+    # that has moved a figure × 100 by 3.4e-3 (STS12 on SentEval's text), so a difference by twice that. Two trainings
+    # differ by more than this on some set.
+    return np.allclose(one, other, rtol=0, atol=1e-2, equal_nan=True)
 
 
 def _number(value: float | None) -> float:

@@ -147,9 +147,9 @@ def launch(defaults: TrainSettings, arguments: Sequence[str] | None = None, *, d
 
 
 def _shown(pairs: str | None) -> str:
-    """Pairs as `eval/sts.py --tasks` takes them in a shell: a task is a name, a file has a slash."""
+    """Pairs as `eval/sts.py --tasks` takes them in a shell: a name that has neither slash nor .tsv is a task's."""
     name = pairs or STARTER_PAIRS
-    return shlex.quote(name if "/" in name or name.startswith("starter:") or name.endswith(".tsv") else f"./{name}")
+    return shlex.quote(name if "/" in name or name.endswith(".tsv") else f"./{name}")
 
 
 def train_and_test(defaults: TrainSettings, arguments: Sequence[str] | None = None, *, description: str) -> None:

@@ -9,22 +9,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from angle_llm.config import TrainSettings
     from angle_llm.data.batching import TextBatch
-    from angle_llm.modeling.encoder import SentenceEncoder
-    from angle_llm.objectives.angle import AngleObjective, ObjectiveValue
+    from angle_llm.losses.angle import AngleObjective, ObjectiveValue
+    from angle_llm.model.encoder import SentenceEncoder
     from angle_llm.prompts import PromptTemplate, load_prompt
     from angle_llm.run import fine_tune
-    from angle_llm.settings import TrainSettings
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AngleObjective": "angle_llm.objectives.angle",
-    "ObjectiveValue": "angle_llm.objectives.angle",
+    "AngleObjective": "angle_llm.losses.angle",
+    "ObjectiveValue": "angle_llm.losses.angle",
     "PromptTemplate": "angle_llm.prompts",
-    "SentenceEncoder": "angle_llm.modeling.encoder",
+    "SentenceEncoder": "angle_llm.model.encoder",
     "TextBatch": "angle_llm.data.batching",
-    "TrainSettings": "angle_llm.settings",
+    "TrainSettings": "angle_llm.config",
     "fine_tune": "angle_llm.run",
     "load_prompt": "angle_llm.prompts",
 }

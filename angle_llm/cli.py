@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from angle_llm import __version__
+from angle_llm.config import DataSource, TrainSettings, parse_settings
 from angle_llm.errors import raised_here, unknown
-from angle_llm.settings import DataSource, TrainSettings, parse_settings
 
 DEBUG_VARIABLE = "ANGLE_LLM_DEBUG"
 NO_BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
@@ -60,8 +60,8 @@ def evaluate(arguments: Sequence[str]) -> None:
     """Correlation with human judgement on the STS tasks, beside the published figures."""
     import tyro
 
-    from angle_llm.evaluation import StsEvalSettings, sts_main
-    from angle_llm.modeling.encoder import SentenceEncoder
+    from angle_llm.evaluate import StsEvalSettings, sts_main
+    from angle_llm.model.encoder import SentenceEncoder
 
     settings = tyro.cli(StsEvalSettings, args=arguments, description=evaluate.__doc__)
     sts_main(settings, SentenceEncoder.from_pretrained)
@@ -98,7 +98,7 @@ def verify(arguments: Sequence[str]) -> None:
     """Tells whether directories hold the same encoder: exit code 0 if so, 1 if not."""
     import tyro
 
-    from angle_llm.evaluation import sts_score
+    from angle_llm.evaluate import sts_score
     from angle_llm.export import VerifySettings, verify_main
 
     verify_main(tyro.cli(VerifySettings, args=arguments, description=verify.__doc__), sts_score)
@@ -200,8 +200,8 @@ def _train_and_test(test: DataSource, runs: Mapping[str, TrainSettings]) -> None
     if os.environ.get("RANK", "0") != "0":
         return
 
-    from angle_llm.evaluation import evaluate as measured
-    from angle_llm.modeling.encoder import SentenceEncoder
+    from angle_llm.evaluate import evaluate as measured
+    from angle_llm.model.encoder import SentenceEncoder
 
     base = next(iter(runs.values())).model
     as_it_was: dict[str, Any] = {

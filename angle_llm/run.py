@@ -8,9 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from angle_llm.artifact import EncoderCard, is_saved_encoder
-from angle_llm.prompts import load_prompt
-from angle_llm.settings import (
+from angle_llm.config import (
     DataSettings,
     ModelSettings,
     SettingsError,
@@ -20,11 +18,13 @@ from angle_llm.settings import (
     save_settings,
     settings_to_dict,
 )
+from angle_llm.model.artifact import EncoderCard, is_saved_encoder
+from angle_llm.prompts import load_prompt
 
 if TYPE_CHECKING:
     from angle_llm.data.mixture import Mixture
-    from angle_llm.training.launch import Launch
-    from angle_llm.training.processes import Processes
+    from angle_llm.train.launch import Launch
+    from angle_llm.train.processes import Processes
 
 
 def fine_tune(settings: TrainSettings) -> Path:
@@ -43,8 +43,8 @@ def fine_tune(settings: TrainSettings) -> Path:
         ValueError: for a pooling or dtype that is not known.
         ArtifactError, DataError, PromptError, TrainingError, FileNotFoundError: see the modules that do the work.
     """
-    from angle_llm.training.heartbeat import Heartbeat
-    from angle_llm.training.launch import Launch
+    from angle_llm.train.heartbeat import Heartbeat
+    from angle_llm.train.launch import Launch
 
     launch = Launch.join(settings.run_path)
     with Heartbeat(launch.processes):
@@ -54,13 +54,13 @@ def fine_tune(settings: TrainSettings) -> Path:
 def _fine_tune(settings: TrainSettings, launch: Launch) -> Path:
     from accelerate.utils import set_seed
 
-    from angle_llm.evaluation.sts import sts_score
-    from angle_llm.modeling.adapters import count_parameters
-    from angle_llm.modeling.encoder import SentenceEncoder
-    from angle_llm.objectives.nested import NestedObjective
-    from angle_llm.training.loop import train
-    from angle_llm.training.refusals import check_can_work
-    from angle_llm.training.sets import objectives_of
+    from angle_llm.evaluate.sts import sts_score
+    from angle_llm.losses.nested import NestedObjective
+    from angle_llm.model.adapters import count_parameters
+    from angle_llm.model.encoder import SentenceEncoder
+    from angle_llm.train.loop import train
+    from angle_llm.train.refusals import check_can_work
+    from angle_llm.train.sets import objectives_of
 
     processes = launch.processes
     say: Callable[[str], None] = print if processes.is_main else lambda _: None
@@ -133,7 +133,7 @@ def _prepare_run_directory(settings: TrainSettings, data: Mixture) -> None:
 
 def _check_run_directory(settings: TrainSettings) -> None:
     """A directory is one run's: another run's settings beside this run's weights would be a lie."""
-    from angle_llm.training.checkpoint import Checkpoints
+    from angle_llm.train.checkpoint import Checkpoints
 
     path = settings.run_path / "settings.yaml"
     there = load_settings(TrainSettings, path).decisive if path.exists() else settings.decisive
@@ -148,8 +148,8 @@ def _check_run_directory(settings: TrainSettings) -> None:
 
 def _check_model(model: ModelSettings) -> None:
     """Refuses names that opening the model would stumble over, without opening it; a hub id is not looked up."""
-    from angle_llm.modeling.backbone import locate, torch_dtype
-    from angle_llm.modeling.pooling import pooling_named
+    from angle_llm.model.backbone import locate, torch_dtype
+    from angle_llm.model.pooling import pooling_named
 
     if is_saved_encoder(model.path):
         EncoderCard.read(Path(model.path).expanduser())

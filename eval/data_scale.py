@@ -20,9 +20,9 @@ from tempfile import TemporaryDirectory
 
 import tyro
 
+from angle_llm.config import DataSettings, OptimizerSettings, TrainSettings
 from angle_llm.data.mixture import Mixture, load_mixture
-from angle_llm.settings import DataSettings, OptimizerSettings, TrainSettings
-from angle_llm.training.schedule import BatchPlan
+from angle_llm.train.schedule import BatchPlan
 
 _WORDS = (
     "amber",

@@ -23,15 +23,15 @@ from torch import Tensor
 
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.cli import guarded
+from angle_llm.config import DataSource, LoraSettings
 from angle_llm.data.formats import Example
 from angle_llm.data.sources import load_examples
 from angle_llm.forecast.memory import GIB, Device, Memory, Spread
 from angle_llm.forecast.step import loss_memory, model_step
-from angle_llm.modeling import outline, quantized
-from angle_llm.modeling.backbone import load_tokenizer, locate
-from angle_llm.modeling.microbatches import Plan, PrefixSharing, plan_micro_batches
-from angle_llm.settings import DataSource, LoraSettings
-from angle_llm.training.step import boundary_step
+from angle_llm.model import outline, quantized
+from angle_llm.model.backbone import load_tokenizer, locate
+from angle_llm.model.microbatches import Plan, PrefixSharing, plan_micro_batches
+from angle_llm.train.step import boundary_step
 
 SMALL = "python eval/gpu_check.py --layers 2 --hidden 64 --heads 4 --intermediate 96 --batch 4 --steps 3"
 SAME_GRADIENT = 0.02

@@ -21,13 +21,13 @@ import torch
 
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.cli import guarded
+from angle_llm.config import DataSource, LoraSettings
 from angle_llm.data.batching import batch_indices
 from angle_llm.data.sources import load_examples
-from angle_llm.modeling.backbone import load_tokenizer, locate
-from angle_llm.modeling.counters import FlopsPerToken, peak_flops
-from angle_llm.settings import DataSource, LoraSettings
-from angle_llm.training.meter import StepMeter
-from angle_llm.training.step import boundary_step
+from angle_llm.model.backbone import load_tokenizer, locate
+from angle_llm.model.counters import FlopsPerToken, peak_flops
+from angle_llm.train.meter import StepMeter
+from angle_llm.train.step import boundary_step
 
 
 @dataclass(frozen=True)

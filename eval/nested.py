@@ -16,7 +16,7 @@ import tyro
 
 from angle_llm import SentenceEncoder
 from angle_llm.cli import guarded
-from angle_llm.evaluation.nested import NestedEvalSettings, Point, nested_main
+from angle_llm.evaluate.nested import NestedEvalSettings, Point, nested_main
 
 
 def main() -> None:

@@ -44,12 +44,12 @@ def main() -> None:
     from speed_peers.environments import ensure_environment
 
     from angle_llm import SentenceEncoder
+    from angle_llm.config import DataSource
     from angle_llm.data.formats import Triple
     from angle_llm.data.sources import load_examples
     from angle_llm.export.sentences import SENTENCES
-    from angle_llm.modeling.tokenization import SentenceTokenizer
+    from angle_llm.model.tokenization import SentenceTokenizer
     from angle_llm.prompts import PromptTemplate
-    from angle_llm.settings import DataSource
 
     workdir: Path = arguments.workdir.absolute()
     python = ensure_environment("angle-emb", workdir)
@@ -118,7 +118,7 @@ def _tell(name: str, a_ND: np.ndarray, b_ND: np.ndarray) -> float:
 
 
 def _tell_score(encoder: Any, plain: Any, data_dir: Path) -> None:
-    from angle_llm.evaluation import spearman
+    from angle_llm.evaluate import spearman
 
     lines = (data_dir / "stsb" / "dev.tsv").read_text(encoding="utf-8").splitlines()[1:]
     fields = [line.split("\t") for line in lines]

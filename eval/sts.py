@@ -11,7 +11,7 @@ import tyro
 
 import angle_llm
 from angle_llm.cli import guarded
-from angle_llm.evaluation import StsEvalSettings, sts_main
+from angle_llm.evaluate import StsEvalSettings, sts_main
 
 if __name__ == "__main__":
     guarded(lambda: sts_main(tyro.cli(StsEvalSettings), angle_llm.SentenceEncoder.from_pretrained))

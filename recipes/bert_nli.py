@@ -11,7 +11,7 @@ For another BERT name it in a copy of that grid.
 """
 
 from angle_llm.cli import guarded, launch
-from angle_llm.settings import (
+from angle_llm.config import (
     DataSettings,
     LoraSettings,
     ModelSettings,

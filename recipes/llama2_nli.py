@@ -8,7 +8,7 @@ single options replace any of them.
 """
 
 from angle_llm.cli import guarded, launch
-from angle_llm.settings import (
+from angle_llm.config import (
     DataSettings,
     LoraSettings,
     ModelSettings,

@@ -13,7 +13,7 @@ trained on the human-scored ones. `recipes/grids/supervision.yaml` is the table 
 from dataclasses import dataclass, field
 
 from angle_llm.cli import guarded, train_on_each_and_test
-from angle_llm.settings import (
+from angle_llm.config import (
     DataSettings,
     DataSource,
     LoraSettings,

@@ -13,7 +13,7 @@ pairs, before training and after. `recipes/grids/nontransfer.yaml` is the table 
 from dataclasses import dataclass, field
 
 from angle_llm.cli import guarded, train_and_test
-from angle_llm.settings import (
+from angle_llm.config import (
     DataSettings,
     DataSource,
     LoraSettings,

@@ -12,15 +12,15 @@ import pytest
 from programs import run
 from tiny import save_tiny_base
 
-from angle_llm.artifact import ArtifactError
 from angle_llm.cli import DEBUG_VARIABLE, NO_BARS, embed, guarded, main
+from angle_llm.config import SettingsError
 from angle_llm.data import DataError, DataReport, DataSource
-from angle_llm.modeling.backbone import locate
-from angle_llm.modeling.encoder import SentenceEncoder
-from angle_llm.modeling.pooling import pooling_named
+from angle_llm.model.artifact import ArtifactError
+from angle_llm.model.backbone import locate
+from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.pooling import pooling_named
 from angle_llm.prompts import PromptError
-from angle_llm.settings import SettingsError
-from angle_llm.training.loop import TrainingError
+from angle_llm.train.loop import TrainingError
 
 ROOT = Path(__file__).parent.parent
 SHORT = ["--data.limit", "8", "--batch-size", "4", "--max-steps", "2", "--model.max-length", "100", "--lora.rank", "4"]

@@ -11,17 +11,17 @@ from tiny import KINDS, save_tiny_base, tiny_backbone, tiny_encoder, train_a_lit
 from tiny_tokenizers import TOKENIZERS
 
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
+from angle_llm.config import DataSource, LoraSettings, ModelSettings, SettingsError, settings_from_dict
 from angle_llm.data.draws import Draws
 from angle_llm.data.sources import load_examples
 from angle_llm.forecast.ledger import GpuKernels, MemoryLedger
 from angle_llm.forecast.memory import GIB, Device, Memory, Spread
 from angle_llm.forecast.plan import ROUND_TOKENS, PlanSettings, forecast, shown
 from angle_llm.forecast.step import META, StepMemory, loss_memory, model_step
-from angle_llm.modeling import outline, quantized
-from angle_llm.modeling.counters import FlopsPerToken
-from angle_llm.settings import DataSource, LoraSettings, ModelSettings, SettingsError, settings_from_dict
-from angle_llm.training.schedule import BatchPlan
-from angle_llm.training.step import boundary_step
+from angle_llm.model import outline, quantized
+from angle_llm.model.counters import FlopsPerToken
+from angle_llm.train.schedule import BatchPlan
+from angle_llm.train.step import boundary_step
 
 LORA = LoraSettings(rank=4, alpha=4)
 EVERYTHING_KEPT = 10**9
@@ -112,7 +112,7 @@ def test_so_it_does_with_the_kernel_of_long_texts(
     plan = encoder.plan(batch.texts, 4096)
     peaks = []
     for plain_up_to in (10**6, 0):
-        monkeypatch.setattr("angle_llm.training.step.PLAIN_UP_TO", plain_up_to)
+        monkeypatch.setattr("angle_llm.train.step.PLAIN_UP_TO", plain_up_to)
         encoder.model.zero_grad()
         with ledger_of(encoder) as ledger:
             boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=EVERYTHING_KEPT)

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from angle_llm.evaluation.published import PUBLISHED
+from angle_llm.evaluate.published import PUBLISHED
 from angle_llm.experiments import Result
 from angle_llm.report import ReportSettings, report_main
 from angle_llm.report.measured import Density

@@ -6,12 +6,12 @@ from typing import Any, NoReturn
 
 import pytest
 
-from angle_llm.artifact import CARD_NAME, ArtifactError
+from angle_llm.config import DataSettings, EvaluationSettings, ModelSettings, TrainSettings
 from angle_llm.data import DataError
-from angle_llm.modeling.encoder import SentenceEncoder
+from angle_llm.model.artifact import CARD_NAME, ArtifactError
+from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.prompts import PromptError
 from angle_llm.run import fine_tune
-from angle_llm.settings import DataSettings, EvaluationSettings, ModelSettings, TrainSettings
 
 
 def never(*_: object, **__: object) -> NoReturn:

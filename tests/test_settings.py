@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import angle_llm.settings.data as data_settings
-import angle_llm.settings.model as model_settings
-import angle_llm.settings.objective as objective_settings
-import angle_llm.settings.train as train_settings
-from angle_llm.objectives import AngleObjective
-from angle_llm.settings import (
+import angle_llm.config.data as data_settings
+import angle_llm.config.model as model_settings
+import angle_llm.config.objective as objective_settings
+import angle_llm.config.train as train_settings
+from angle_llm.config import (
     CheckpointSettings,
     LoraSettings,
     OptimizerSettings,
@@ -24,6 +23,7 @@ from angle_llm.settings import (
     save_settings,
     settings_from_dict,
 )
+from angle_llm.losses import AngleObjective
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
 

@@ -28,7 +28,7 @@ from transformers import (
     RobertaConfig,
 )
 
-from angle_llm.modeling.encoder import SentenceEncoder
+from angle_llm.model.encoder import SentenceEncoder
 
 POSITIONS = 128
 """Positions of every tiny model, RoBERTa's two unused ones not counted."""

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from angle_llm.config import SettingsError
 from angle_llm.corpus.reading import STANDARD_INPUT, Corpus
-from angle_llm.settings import SettingsError
 
 if TYPE_CHECKING:
-    from angle_llm.modeling.encoder import SentenceEncoder
+    from angle_llm.model.encoder import SentenceEncoder
 
 _OF_FILES = (
     ".txt",
@@ -133,7 +133,7 @@ def embed_main(settings: EmbedSettings) -> None:
     from angle_llm.corpus.embed import Keeping, embed_corpus
     from angle_llm.corpus.shards import Worker, check_free
     from angle_llm.corpus.vectors import VectorForm
-    from angle_llm.modeling.encoder import SentenceEncoder
+    from angle_llm.model.encoder import SentenceEncoder
 
     worker = Worker(*(int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"))))
     if worker.count > 1 and str(settings.input) == STANDARD_INPUT:
@@ -186,7 +186,7 @@ def search_main(settings: SearchSettings) -> None:
     from angle_llm.corpus.finished import read_index
     from angle_llm.corpus.search import search, texts_of_source
     from angle_llm.corpus.shards import ShardsError
-    from angle_llm.modeling.encoder import SentenceEncoder
+    from angle_llm.model.encoder import SentenceEncoder
     from angle_llm.prompts import PromptTemplate
 
     folder = settings.out.expanduser()

@@ -21,8 +21,8 @@ from angle_llm.corpus.reading import Block, Corpus, Row, Survey, bad_row
 from angle_llm.corpus.shards import FORMAT_VERSION, Format, Job, Shards, Worker
 from angle_llm.corpus.vectors import Array, VectorForm
 from angle_llm.data.formats import DataError, RowError
-from angle_llm.modeling.backbone import lasting_name, weights_fingerprint
-from angle_llm.modeling.encoder import SentenceEncoder
+from angle_llm.model.backbone import lasting_name, weights_fingerprint
+from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.progress import ProgressBar
 
 

@@ -22,10 +22,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from angle_llm.config import SettingsError
 from angle_llm.data import DataError, DataSource
 from angle_llm.data.files import open_table
 from angle_llm.data.formats import RowError, nearest, read_text
-from angle_llm.settings import SettingsError
 
 STANDARD_INPUT = "-"
 TABLES = (".jsonl", ".csv", ".tsv", ".parquet")

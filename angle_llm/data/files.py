@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from angle_llm.config import DataSource
 from angle_llm.data.formats import DataError, Row, RowError
 from angle_llm.data.json_errors import what_is_wrong
 from angle_llm.data.places import kind_of, locate, neighbours
 from angle_llm.data.senteval_files import beside, is_sts_benchmark, open_sts_benchmark, open_sts_part
 from angle_llm.data.table import Again, Table, lines, refuse_bad_bytes
-from angle_llm.settings import DataSource
 
 Value = TypeVar("Value")
 

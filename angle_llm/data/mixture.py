@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 from pathlib import Path
 
+from angle_llm.config import DataSettings, DataSource, MixedSet
 from angle_llm.data.draws import Draws
 from angle_llm.data.formats import DataError, Example
 from angle_llm.data.places import KINDS, below_data
 from angle_llm.data.sources import DataReport, load_examples
 from angle_llm.data.store import ByNumber, ExampleStore, Selected, digest_of
-from angle_llm.settings import DataSettings, DataSource, MixedSet
 
 _WEIGHT = re.compile(r"(?P<path>.+):(?P<weight>\d+(\.\d*)?|\.\d+)")
 

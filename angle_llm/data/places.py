@@ -7,8 +7,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from angle_llm.config import DataSource
 from angle_llm.data.formats import DataError, nearest
-from angle_llm.settings import DataSource
 
 DATA_VARIABLE = "ANGLE_LLM_DATA"
 """The environment variable that names a folder of data sets."""

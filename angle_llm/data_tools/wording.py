@@ -11,11 +11,11 @@ from random import Random
 
 import numpy as np
 
-from angle_llm.artifact import EncoderCard, is_saved_encoder
+from angle_llm.config import ModelSettings
 from angle_llm.data.keys import sound
-from angle_llm.modeling.tokenization import SentenceTokenizer
+from angle_llm.model.artifact import EncoderCard, is_saved_encoder
+from angle_llm.model.tokenization import SentenceTokenizer
 from angle_llm.prompts import PromptTemplate, load_prompt
-from angle_llm.settings import ModelSettings
 
 _BATCH = 1024
 _HEAD, _TAIL = 48, 16
@@ -58,8 +58,8 @@ def open_wording(settings: ModelSettings) -> Wording:
 
     Raises FileNotFoundError, ArtifactError, PromptError, ValueError as opening the model would.
     """
-    from angle_llm.modeling.backbone import BackboneLocation, load_tokenizer
-    from angle_llm.modeling.outline import encoder_twin
+    from angle_llm.model.backbone import BackboneLocation, load_tokenizer
+    from angle_llm.model.outline import encoder_twin
 
     if not is_saved_encoder(settings.path):
         encoder, _ = encoder_twin(settings)

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from angle_llm.evaluation import PairScores, compare
-from angle_llm.evaluation.tasks import PUBLISHED_TASKS
+from angle_llm.evaluate import PairScores, compare
+from angle_llm.evaluate.tasks import PUBLISHED_TASKS
 from angle_llm.experiments.grid import Experiment, Grid
 from angle_llm.experiments.results import Result
 

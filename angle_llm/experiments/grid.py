@@ -21,8 +21,7 @@ from typing import Any, Literal
 
 import yaml
 
-from angle_llm.errors import unknown
-from angle_llm.settings import (
+from angle_llm.config import (
     Checked,
     DataSource,
     SettingsError,
@@ -30,6 +29,7 @@ from angle_llm.settings import (
     merged_settings,
     settings_from_dict,
 )
+from angle_llm.errors import unknown
 
 DATA = "DATA/"
 RUNS = "RUNS/"

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from angle_llm.config import DataSource, ModelSettings, settings_to_dict
 from angle_llm.experiments.grid import Measures
-from angle_llm.settings import DataSource, ModelSettings, settings_to_dict
 
 if TYPE_CHECKING:
-    from angle_llm.evaluation import Interval, StsTask, TaskResult
-    from angle_llm.modeling.encoder import SentenceEncoder
+    from angle_llm.evaluate import Interval, StsTask, TaskResult
+    from angle_llm.model.encoder import SentenceEncoder
 
 Figures = dict[str, Any]
 
@@ -54,7 +54,7 @@ def measure(
 
     A trained model is opened as it was saved, a backbone as `model_settings` say.
     """
-    from angle_llm.modeling.encoder import SentenceEncoder
+    from angle_llm.model.encoder import SentenceEncoder
 
     how: dict[str, Any] = {}
     if not as_saved:
@@ -88,14 +88,14 @@ def each_set(measures: Measures) -> list[Measures]:
 
 def sts_tasks(measures: Measures, data_dir: Path) -> list[StsTask]:
     """The sets of pairs that are asked for, read."""
-    from angle_llm.evaluation import select_tasks
+    from angle_llm.evaluate import select_tasks
 
     tasks = select_tasks(measures.sts, data_dir, measures.variant) if measures.sts else []
     return tasks + [pairs_task(name, source) for name, source in measures.pairs.items()]
 
 
 def _take_sts(encoder: SentenceEncoder, measures: Measures, data_dir: Path, scores: Path) -> Figures:
-    from angle_llm.evaluation import evaluate
+    from angle_llm.evaluate import evaluate
     from angle_llm.experiments.scores import save_scores
 
     tasks = sts_tasks(measures, data_dir)
@@ -153,7 +153,7 @@ def pairs_task(name: str, source: DataSource) -> StsTask:
     """
     from angle_llm.data.formats import DataError, ScoredPair
     from angle_llm.data.sources import load_examples
-    from angle_llm.evaluation import StsPair, StsTask
+    from angle_llm.evaluate import StsPair, StsTask
 
     examples = load_examples(source).examples
     pairs = tuple(StsPair(e.left, e.right, e.score) for e in examples if isinstance(e, ScoredPair))
@@ -191,7 +191,7 @@ def _transfer_asked(measures: Measures) -> Figures | None:
 
 
 def _take_transfer(encoder: SentenceEncoder, measures: Measures, data_dir: Path, scores: Path) -> Figures:
-    from angle_llm.evaluation import evaluate_transfer, read_transfer_task
+    from angle_llm.evaluate import evaluate_transfer, read_transfer_task
 
     tasks = [read_transfer_task(data_dir, name) for name in measures.transfer]
     results = evaluate_transfer(
@@ -227,8 +227,8 @@ def _retrieval_asked(measures: Measures) -> Figures | None:
 
 
 def _take_retrieval(encoder: SentenceEncoder, measures: Measures, data_dir: Path, scores: Path) -> Figures:
-    from angle_llm.evaluation import evaluate_retrieval, read_flickr30k, read_groups
-    from angle_llm.evaluation.retrieval_tasks import FLICKR30K
+    from angle_llm.evaluate import evaluate_retrieval, read_flickr30k, read_groups
+    from angle_llm.evaluate.retrieval_tasks import FLICKR30K
 
     assert measures.retrieval is not None
     task = read_flickr30k(data_dir) if measures.retrieval == FLICKR30K else read_groups(measures.retrieval)
@@ -256,8 +256,8 @@ def _nested_asked(measures: Measures) -> Figures | None:
 
 
 def _take_nested(encoder: SentenceEncoder, measures: Measures, data_dir: Path, scores: Path) -> Figures:
-    from angle_llm.evaluation import select_tasks
-    from angle_llm.evaluation.nested import quality_curve
+    from angle_llm.evaluate import select_tasks
+    from angle_llm.evaluate.nested import quality_curve
 
     assert measures.nested is not None
     tasks = select_tasks(measures.nested.tasks, data_dir, measures.variant)

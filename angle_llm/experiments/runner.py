@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from angle_llm.evaluation import PairScores
+from angle_llm.config import TrainSettings, changed_settings, settings_to_dict
+from angle_llm.evaluate import PairScores
 from angle_llm.experiments.comparisons import comparisons, reference_of
 from angle_llm.experiments.grid import Experiment, Grid, GridError, Measures, experiments, load_grid
 from angle_llm.experiments.measure import KINDS, each_set, measure, sts_tasks
@@ -25,7 +26,6 @@ from angle_llm.experiments.results import COMPARISONS, Result, ResultError
 from angle_llm.experiments.scores import Gold, load_scores, scores_path
 from angle_llm.experiments.training import ExperimentError, folder_of, model_here, train, training_facts
 from angle_llm.files import plain, write_json
-from angle_llm.settings import TrainSettings, changed_settings, settings_to_dict
 
 
 @dataclass(frozen=True, kw_only=True)

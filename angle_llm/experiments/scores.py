@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from angle_llm.evaluation import PairScores
+from angle_llm.evaluate import PairScores
 from angle_llm.files import write_file
 
 Gold = Mapping[str, NDArray[np.float64]]

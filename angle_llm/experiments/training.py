@@ -19,9 +19,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from angle_llm.config import CheckpointSettings, save_settings
 from angle_llm.experiments.grid import RUNS, Experiment, Grid, experiments
 from angle_llm.experiments.provenance import grid_command
-from angle_llm.settings import CheckpointSettings, save_settings
 
 
 class ExperimentError(RuntimeError):

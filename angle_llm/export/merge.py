@@ -22,7 +22,12 @@ import torch
 from torch import Tensor
 
 from angle_llm import __version__
-from angle_llm.artifact import (
+from angle_llm.export.model_card import model_card
+from angle_llm.export.report import Verification
+from angle_llm.export.verify import MERGE_NAME, VerificationError, verify
+from angle_llm.export.weights import open_adapters_base
+from angle_llm.files import write_json
+from angle_llm.model.artifact import (
     CARD_NAME,
     ArtifactError,
     EncoderCard,
@@ -30,15 +35,10 @@ from angle_llm.artifact import (
     is_saved_encoder,
     write_directory,
 )
-from angle_llm.export.model_card import model_card
-from angle_llm.export.report import Verification
-from angle_llm.export.verify import MERGE_NAME, VerificationError, verify
-from angle_llm.export.weights import open_adapters_base
-from angle_llm.files import write_json
-from angle_llm.modeling.backbone import BackboneLocation, load_tokenizer, locate, torch_dtype
-from angle_llm.modeling.base_weights import BaseWeights
-from angle_llm.modeling.depth import cut_layers
-from angle_llm.modeling.merging import LoraAdapter, is_transposed, read_adapter
+from angle_llm.model.backbone import BackboneLocation, load_tokenizer, locate, torch_dtype
+from angle_llm.model.base_weights import BaseWeights
+from angle_llm.model.depth import cut_layers
+from angle_llm.model.merging import LoraAdapter, is_transposed, read_adapter
 
 REPORT_NAME = "verification.json"
 SHARD_BYTES = 4_000_000_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from angle_llm.artifact import EncoderCard
 from angle_llm.export.report import Verification
+from angle_llm.model.artifact import EncoderCard
 
 
 def model_card(name: str, card: EncoderCard, provenance: dict[str, Any], found: Verification | None) -> str:

@@ -19,7 +19,11 @@ from typing import Annotated, Any
 import tyro
 import yaml
 
-from angle_llm.artifact import (
+from angle_llm.export.hub_card import SETTINGS_PLACES, CardFacts, hub_card, is_on_hub, scores_of, without_places
+from angle_llm.export.library import MODULES_NAME, ExportFacts
+from angle_llm.export.merge import REPORT_NAME
+from angle_llm.export.verify import MERGE_NAME
+from angle_llm.model.artifact import (
     CARD_NAME,
     EXPORT_NAME,
     ArtifactError,
@@ -28,12 +32,8 @@ from angle_llm.artifact import (
     is_saved_encoder,
     read_json,
 )
-from angle_llm.export.hub_card import SETTINGS_PLACES, CardFacts, hub_card, is_on_hub, scores_of, without_places
-from angle_llm.export.library import MODULES_NAME, ExportFacts
-from angle_llm.export.merge import REPORT_NAME
-from angle_llm.export.verify import MERGE_NAME
-from angle_llm.modeling.hub import ADAPTER_FILES, TOKENIZER_FILES, WHOLE_FILES
-from angle_llm.modeling.soundness import check_model_files
+from angle_llm.model.hub import ADAPTER_FILES, TOKENIZER_FILES, WHOLE_FILES
+from angle_llm.model.soundness import check_model_files
 
 _PUSHED = {".json", ".safetensors", ".txt", ".model"}
 _LARGE_JSON = {"tokenizer.json", "vocab.json", "model.safetensors.index.json"}

@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from angle_llm import __version__
-from angle_llm.artifact import CARD_NAME, ArtifactError, EncoderCard, is_saved_encoder, write_directory
 from angle_llm.export.library import MODULES_NAME, ExportFacts, check_library
 from angle_llm.export.merge import REPORT_NAME, check_target, merge
 from angle_llm.export.report import Verification
 from angle_llm.export.verify import MERGE_NAME, VerificationError, verify
 from angle_llm.export.worded_tokenizer import check_same_ids, worded_tokenizer
 from angle_llm.files import write_json
-from angle_llm.modeling.backbone import BackboneLocation, load_tokenizer, locate
-from angle_llm.modeling.base_weights import open_base
-from angle_llm.modeling.tokenization import SentenceTokenizer, load_tokenizer_file
+from angle_llm.model.artifact import CARD_NAME, ArtifactError, EncoderCard, is_saved_encoder, write_directory
+from angle_llm.model.backbone import BackboneLocation, load_tokenizer, locate
+from angle_llm.model.base_weights import open_base
+from angle_llm.model.tokenization import SentenceTokenizer, load_tokenizer_file
 
 POOLINGS = {"last": "lasttoken", "cls": "cls", "mean": "mean", "last-avg": "mean", "last-max": "max"}
 """Our poolings in the library's words."""

@@ -30,7 +30,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from angle_llm.artifact import EncoderCard, is_saved_encoder
 from angle_llm.export.library import LIBRARY, LibraryModel, is_library_folder
 from angle_llm.export.report import (
     NOISE,
@@ -44,9 +43,10 @@ from angle_llm.export.report import (
 )
 from angle_llm.export.sentences import SENTENCES
 from angle_llm.export.weights import compare_weights
-from angle_llm.modeling.encoder import SentenceEncoder
-from angle_llm.modeling.hub import find
-from angle_llm.modeling.quantized import dequantise
+from angle_llm.model.artifact import EncoderCard, is_saved_encoder
+from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.hub import find
+from angle_llm.model.quantized import dequantise
 from angle_llm.prompts import PromptTemplate
 
 MERGE_NAME = "merge.json"

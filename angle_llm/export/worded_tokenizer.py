@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from angle_llm.artifact import ArtifactError
 from angle_llm.export.sentences import SENTENCES
-from angle_llm.modeling.tokenization import TEXT_ENDS, SentenceTokenizer, Tokenizer
+from angle_llm.model.artifact import ArtifactError
+from angle_llm.model.tokenization import TEXT_ENDS, SentenceTokenizer, Tokenizer
 
 _EDITS: dict[str, dict[str, Any]] = {
     "append_full_stop": {"type": "Replace", "pattern": {"Regex": r"""(?<![.?"'])\z"""}, "content": "."},

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from torch import nn
 
 from angle_llm.forecast.step import StepMemory
-from angle_llm.modeling import outline
+from angle_llm.model import outline
 
 GIB = 2**30
 MASTER_BYTES = 4

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from angle_llm.config import SettingsError, TrainSettings, settings_to_dict
 from angle_llm.data.batching import TextBatch
 from angle_llm.data.formats import Example
 from angle_llm.data.mixture import Mixture, load_mixture
@@ -18,16 +19,15 @@ from angle_llm.data.store import cache_folder
 from angle_llm.files import plain, write_json
 from angle_llm.forecast.memory import GIB, Device, Memory, Spread
 from angle_llm.forecast.step import StepMemory, loss_memory, model_step
-from angle_llm.modeling import outline
-from angle_llm.modeling.adapters import count_parameters
-from angle_llm.modeling.counters import FlopsPerToken
-from angle_llm.modeling.embedding_model import EmbeddingModel
-from angle_llm.modeling.encoder import SentenceEncoder
-from angle_llm.modeling.microbatches import MicroBatch, Plan
-from angle_llm.objectives.nested import NestedObjective, Objective
-from angle_llm.settings import SettingsError, TrainSettings, settings_to_dict
-from angle_llm.training.schedule import BatchPlan
-from angle_llm.training.sets import Wordings, objectives_of
+from angle_llm.losses.nested import NestedObjective, Objective
+from angle_llm.model import outline
+from angle_llm.model.adapters import count_parameters
+from angle_llm.model.counters import FlopsPerToken
+from angle_llm.model.embedding_model import EmbeddingModel
+from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.microbatches import MicroBatch, Plan
+from angle_llm.train.schedule import BatchPlan
+from angle_llm.train.sets import Wordings, objectives_of
 
 ROUND_TOKENS = 256
 MOST_TOKENS = 65_536

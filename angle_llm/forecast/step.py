@@ -16,9 +16,9 @@ from torch import nn
 from angle_llm.data.batching import TextBatch
 from angle_llm.data.formats import Example
 from angle_llm.forecast.ledger import CpuFlash, GpuKernels, MemoryLedger
-from angle_llm.modeling.microbatches import MicroBatch
-from angle_llm.objectives.nested import Objective
-from angle_llm.training import step
+from angle_llm.losses.nested import Objective
+from angle_llm.model.microbatches import MicroBatch
+from angle_llm.train import step
 
 META = torch.device("meta")
 MOST_EXAMPLES = 1024

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Condition
 
+from angle_llm.config import SettingsError
 from angle_llm.generation.generators import Answer, Failure, Request
-from angle_llm.settings import SettingsError
 
 _OVERHEAD_TOKENS = 64
 """Of a chat template around a message."""

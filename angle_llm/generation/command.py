@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 import tyro
 import yaml
 
+from angle_llm.config import SettingsError
 from angle_llm.generation.budget import Prices
 from angle_llm.generation.filters import Limits
 from angle_llm.generation.generators import LOCAL, Generator, Sampling
 from angle_llm.generation.pairs import Ensemble
 from angle_llm.generation.wording import SIDES, Side
-from angle_llm.settings import SettingsError
 from angle_llm.web import Web
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from angle_llm.config import SettingsError
 from angle_llm.data.keys import near
-from angle_llm.settings import SettingsError
 
 _RUN = 4
 """Words in a row that a sentence shares with the prompt by no accident."""

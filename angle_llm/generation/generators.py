@@ -116,7 +116,7 @@ class LocalGenerator:
         self._opened: Any = None
 
     def answer(self, requests: Sequence[Request]) -> list[Answer | Failure]:
-        from angle_llm.modeling.text_generator import TextGenerator
+        from angle_llm.model.text_generator import TextGenerator
 
         if self._opened is None:  # a finished command never opens it
             name = self.name.removeprefix(LOCAL)

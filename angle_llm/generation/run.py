@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from angle_llm.config import SettingsError
 from angle_llm.corpus.reading import Corpus, bad_row
 from angle_llm.data.formats import DataError, RowError
 from angle_llm.data.keys import near
@@ -22,7 +23,6 @@ from angle_llm.generation.pairs import Judge, account, as_row, choose, read_line
 from angle_llm.generation.parsing import read_answer
 from angle_llm.generation.wording import Wording, load_wording
 from angle_llm.progress import ProgressBar
-from angle_llm.settings import SettingsError
 
 if TYPE_CHECKING:
     from angle_llm.generation.command import GenerateSettings
@@ -165,7 +165,7 @@ def open_judge(settings: GenerateSettings) -> Judge:
     """The encoder that looks at pairs."""
     import numpy as np
 
-    from angle_llm.modeling.encoder import SentenceEncoder
+    from angle_llm.model.encoder import SentenceEncoder
 
     assert settings.judge is not None
     encoder = SentenceEncoder.from_pretrained(settings.judge, device=settings.device)

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from angle_llm.config import SettingsError
 from angle_llm.generation.generators import Answer, Failure, Request, Sampling
-from angle_llm.settings import SettingsError
 from angle_llm.web import Web, WebError
 
 _NO_OTHER_WILL = (401, 403, 404)

@@ -13,8 +13,8 @@ from typing import Literal, get_args
 
 import yaml
 
+from angle_llm.config import SettingsError
 from angle_llm.errors import unknown
-from angle_llm.settings import SettingsError
 
 Side = Literal["synonym", "antonym"]
 SIDES: tuple[Side, ...] = get_args(Side)

@@ -13,7 +13,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from angle_llm.artifact import ArtifactError, read_json
 from angle_llm.files import json_text, sync
 from angle_llm.issue_pairs.clean import issue_text
 from angle_llm.issue_pairs.duplicates import Claim, find_claims, find_named
@@ -22,6 +21,7 @@ from angle_llm.issue_pairs.github import GitHub, remove_abandoned
 from angle_llm.issue_pairs.pairs import Made, Pair, count_kinds, make_pairs
 from angle_llm.issue_pairs.records import Issue, IssueError, Key
 from angle_llm.issue_pairs.settings import SPLITS, IssueSettings
+from angle_llm.model.artifact import ArtifactError, read_json
 
 REPORT = "report.json"
 MADE_BY = "angle-llm data issues"

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 import tyro
 
+from angle_llm.config import SettingsError
 from angle_llm.errors import unknown
-from angle_llm.settings import SettingsError
 
 DESCRIPTION = """Makes pairs of long texts from issues that were closed as duplicates, read from GitHub.
 

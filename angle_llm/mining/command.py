@@ -19,7 +19,7 @@ from angle_llm.mining.search import INDEXES
 from angle_llm.mining.selection import Miner
 from angle_llm.mining.settings import MineSettings
 from angle_llm.mining.vectors import described, vectors_of
-from angle_llm.modeling.encoder import SentenceEncoder
+from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.progress import ProgressBar
 
 _CHOICES = (

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from angle_llm.settings import DataSource, SettingsError
+from angle_llm.config import DataSource, SettingsError
 
 
 @dataclass(frozen=True)

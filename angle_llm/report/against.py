@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from angle_llm.evaluation.tasks import PUBLISHED_TASKS
+from angle_llm.evaluate.tasks import PUBLISHED_TASKS
 from angle_llm.report.document import Cell, Group, Table
 from angle_llm.report.material import MaterialGrid
 from angle_llm.report.measured import RowDifference, Span

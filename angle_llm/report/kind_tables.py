@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from angle_llm.evaluation.transfer_report import PUBLISHED_TRANSFER
-from angle_llm.evaluation.transfer_tasks import TRANSFER_TASKS
+from angle_llm.evaluate.transfer_report import PUBLISHED_TRANSFER
+from angle_llm.evaluate.transfer_tasks import TRANSFER_TASKS
 from angle_llm.report.document import Block, Cell, Figure, Folded, Group, Notice, Table
 from angle_llm.report.material import MaterialGrid, MaterialRow
 from angle_llm.report.measured import Nested, Retrieval, Saturation, Span, Transfer

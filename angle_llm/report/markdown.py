@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from angle_llm.evaluation.tables import markdown_table
+from angle_llm.evaluate.tables import markdown_table
 from angle_llm.report.document import Block, Cell, Commands, Document, Figure, Folded, Notice, Paragraph, Table
 
 

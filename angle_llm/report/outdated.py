@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from angle_llm.evaluation.tasks import PUBLISHED_TASKS
+from angle_llm.evaluate.tasks import PUBLISHED_TASKS
 from angle_llm.experiments.comparisons import reference_of
 from angle_llm.experiments.results import COMPARISONS
 from angle_llm.report.measured import Comparisons, RowDifference, Sts

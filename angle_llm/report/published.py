@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from angle_llm.evaluation.published import PUBLISHED, PublishedRow
+from angle_llm.evaluate.published import PUBLISHED, PublishedRow
 from angle_llm.report.document import Cell, Group, Table
 from angle_llm.report.numbers import NOT_MEASURED, number
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
+from angle_llm.config import TrainSettings, settings_to_dict
 from angle_llm.experiments import Result
 from angle_llm.experiments.provenance import grid_command
 from angle_llm.report.document import Block, Cell, Commands, Folded, Group, Notice, Paragraph, Table
 from angle_llm.report.material import MaterialGrid, MaterialRow
 from angle_llm.report.numbers import PLAIN, number
-from angle_llm.settings import TrainSettings, settings_to_dict
 
 _OF_THE_RUN = {"run_dir", "seed", "resume", "data.shuffle_seed", "checkpoint.every_steps", "checkpoint.keep"}
 """Settings that tell nothing of what a row is."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from angle_llm.evaluation.published import PUBLISHED
-from angle_llm.evaluation.tasks import PUBLISHED_TASKS
+from angle_llm.evaluate.published import PUBLISHED
+from angle_llm.evaluate.tasks import PUBLISHED_TASKS
 from angle_llm.experiments.provenance import grid_command
 from angle_llm.report.against import findings
 from angle_llm.report.document import Block, Cell, Commands, Document, Folded, Group, Notice, Paragraph, Section, Table

@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from angle_llm.config import DataSource
 from angle_llm.data.formats import Triple
 from angle_llm.data.sources import load_examples
-from angle_llm.evaluation.command import select_tasks
-from angle_llm.evaluation.pairs import read_pairs
+from angle_llm.evaluate.command import select_tasks
+from angle_llm.evaluate.pairs import read_pairs
 from angle_llm.prompts import load_prompt
-from angle_llm.settings import DataSource
 from speed_peers.job import EncodeJob, Job, TrainJob
 from speed_peers.report import OURS, Scenario
 from speed_peers.workers import WORKERS, last_line, worker_environment
@@ -265,7 +265,7 @@ def prepare_model(model: str, workdir: Path) -> tuple[Path, Path]:
 
 def locate_minilm() -> str | None:
     """Its folder inside the package, None where that is not installed."""
-    from angle_llm.modeling.backbone import locate
+    from angle_llm.model.backbone import locate
 
     try:
         return locate(MINILM).name

@@ -12,11 +12,11 @@ from torch.nn import Parameter
 from torch.optim import AdamW
 
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
+from angle_llm.config import LoraSettings
 from angle_llm.data.formats import Triple
-from angle_llm.modeling.tokenization import SentenceTokenizer
+from angle_llm.model.tokenization import SentenceTokenizer
 from angle_llm.prompts import PromptTemplate
-from angle_llm.settings import LoraSettings
-from angle_llm.training.step import StepResult, boundary_step
+from angle_llm.train.step import StepResult, boundary_step
 from speed_peers.job import Answer, EncodeJob, TrainJob, adapter_key, load_start, serve
 
 OBJECTIVE = AngleObjective(
@@ -28,7 +28,7 @@ UNCUT = 8192
 def train_step(
     encoder: SentenceEncoder, optimizer: AdamW, trainable: Sequence[Parameter], triples: Sequence[Triple], job: TrainJob
 ) -> StepResult:
-    """One optimizer step, as `angle_llm.training.loop` takes it, but with tokenising and planning in line: the others'
+    """One optimizer step, as `angle_llm.train.loop` takes it, but with tokenising and planning in line: the others'
     times hold theirs, too."""
     encoder.model.train()
     batch = TextBatch.from_examples(triples)

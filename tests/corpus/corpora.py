@@ -17,7 +17,7 @@ from angle_llm.corpus.embed import Keeping, embed_corpus
 from angle_llm.corpus.reading import Corpus
 from angle_llm.corpus.shards import Worker
 from angle_llm.corpus.vectors import VectorForm
-from angle_llm.modeling.encoder import SentenceEncoder
+from angle_llm.model.encoder import SentenceEncoder
 
 KEEPING = Keeping(format="parquet", shard_rows=4)
 TEXTS = [f"A {who} {does}." for who in ("man", "dog", "cat", "child") for does in ("runs", "eats", "sleeps")] + ["End"]

@@ -13,13 +13,13 @@ import torch
 from corpora import KEEPING, TEXTS, contents, in_a_fork, killed_before, table, vectors, work, write_lines
 from tiny import tiny_encoder
 
+from angle_llm.config import LoraSettings
 from angle_llm.corpus.embed import fingerprint
 from angle_llm.corpus.finished import read_index, read_pieces
 from angle_llm.corpus.shards import Shards, ShardsError, Worker
 from angle_llm.corpus.vectors import VectorForm
 from angle_llm.data import DataError
-from angle_llm.modeling.encoder import SentenceEncoder
-from angle_llm.settings import LoraSettings
+from angle_llm.model.encoder import SentenceEncoder
 
 
 @pytest.fixture(scope="module")

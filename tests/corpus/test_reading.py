@@ -11,9 +11,9 @@ import pytest
 from corpora import TEXTS, write_lines
 from pyarrow import parquet
 
+from angle_llm.config import SettingsError
 from angle_llm.corpus.reading import Corpus
 from angle_llm.data import DataError
-from angle_llm.settings import SettingsError
 
 ROWS = [("a", 'She said "no", twice.'), ("b", "Zwei Hunde – 犬"), ("3", "line \u2028 separator")]
 

@@ -11,13 +11,13 @@ from tiny import save_tiny_base, tiny_encoder
 
 from angle_llm.cli import embed
 from angle_llm.cli import search as search_command
+from angle_llm.config import SettingsError
 from angle_llm.corpus import EmbedSettings
 from angle_llm.corpus.finished import read_index, read_pieces
 from angle_llm.corpus.search import search
 from angle_llm.corpus.shards import ShardsError
 from angle_llm.corpus.vectors import VectorForm
-from angle_llm.modeling.encoder import SentenceEncoder
-from angle_llm.settings import SettingsError
+from angle_llm.model.encoder import SentenceEncoder
 
 
 @pytest.fixture(scope="module")

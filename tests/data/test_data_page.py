@@ -5,8 +5,8 @@ from pathlib import Path
 
 import yaml
 
+from angle_llm.config import DataSettings, TrainSettings, settings_from_dict
 from angle_llm.data.mixture import sets_of
-from angle_llm.settings import DataSettings, TrainSettings, settings_from_dict
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "DATA.md").read_text(encoding="utf-8")
 

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from angle_llm.data import DataError, PositivePair, ScoredPair, Triple
-from angle_llm.data.mixture import LoadedSet, Mixture, load_mixture, sets_of
-from angle_llm.settings import (
+from angle_llm.config import (
     DataSettings,
     MixedSet,
     SettingsError,
@@ -17,6 +15,8 @@ from angle_llm.settings import (
     parse_settings,
     settings_from_dict,
 )
+from angle_llm.data import DataError, PositivePair, ScoredPair, Triple
+from angle_llm.data.mixture import LoadedSet, Mixture, load_mixture, sets_of
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import pytest
 from checking import OTHER, PAIR, checked, data, found, write
 from tiny import save_tiny_base
 
+from angle_llm.config import ModelSettings, SettingsError
 from angle_llm.data import DataSource, load_examples
 from angle_llm.data_tools.check import check_files
 from angle_llm.data_tools.command import data_main
 from angle_llm.data_tools.evaluation_sets import EvaluationSets, read_evaluation_sets
 from angle_llm.data_tools.wording import open_wording
-from angle_llm.modeling.encoder import SentenceEncoder
-from angle_llm.settings import ModelSettings, SettingsError
+from angle_llm.model.encoder import SentenceEncoder
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +178,7 @@ def test_scores_that_are_all_the_same_are_noted(tmp_path: Path) -> None:
 def test_the_flags_it_proposes_read_the_same_rows(tmp_path: Path) -> None:
     import tyro
 
-    from angle_llm.settings import TrainSettings
+    from angle_llm.config import TrainSettings
 
     rows = [{"q 1": "a", "text2": f"b {n}", "score": n, "part": "x"} for n in range(6)]
     path = write(tmp_path / "my rows.jsonl", *rows)

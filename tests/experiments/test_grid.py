@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from angle_llm.config import settings_to_dict
 from angle_llm.experiments.grid import GridError, experiments, load_grid
 from angle_llm.experiments.measure import KINDS
-from angle_llm.objectives.angle import AngleObjective
-from angle_llm.settings import settings_to_dict
+from angle_llm.losses.angle import AngleObjective
 
 GRIDS = sorted((Path(__file__).parents[2] / "recipes" / "grids").glob("*.yaml"))
 DATA = Path("/data")

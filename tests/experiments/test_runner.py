@@ -16,7 +16,8 @@ from filelock import FileLock
 from tiny import save_tiny_base
 
 from angle_llm import SentenceEncoder
-from angle_llm.evaluation import PairScores, evaluate, select_tasks, spearman
+from angle_llm.config import DataSource, changed_settings
+from angle_llm.evaluate import PairScores, evaluate, select_tasks, spearman
 from angle_llm.experiments import GridError, Result, RunnerSettings, load_results, run_grid
 from angle_llm.experiments.comparisons import _agree
 from angle_llm.experiments.grid import Measures, experiments, load_grid
@@ -26,7 +27,6 @@ from angle_llm.experiments.results import COMPARISONS, ResultError
 from angle_llm.experiments.runner import GoldScores, changed, settings_told
 from angle_llm.experiments.scores import load_scores, save_scores
 from angle_llm.experiments.training import ExperimentError
-from angle_llm.settings import DataSource, changed_settings
 
 GRID = """
 title: Tiny

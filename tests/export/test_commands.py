@@ -8,9 +8,9 @@ import pytest
 from tiny import save_tiny_base, train_a_little
 
 from angle_llm import cli
-from angle_llm.modeling.encoder import SentenceEncoder
-from angle_llm.modeling.merging import LoraUpdate
-from angle_llm.settings import LoraSettings
+from angle_llm.config import LoraSettings
+from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.merging import LoraUpdate
 
 
 @pytest.fixture

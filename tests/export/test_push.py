@@ -14,8 +14,8 @@ from huggingface_hub import constants
 from tiny import save_tiny_base, tiny_encoder, train_a_little
 
 from angle_llm import PromptTemplate, SentenceEncoder, cli
+from angle_llm.config import LoraSettings
 from angle_llm.export.merge import merge
-from angle_llm.settings import LoraSettings
 
 TEXTS = ["A man is eating.", "Where is it?"]
 

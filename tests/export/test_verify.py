@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from tiny import save_tiny_base, tiny_encoder, train_a_little
 
 from angle_llm import SentenceEncoder, load_prompt
-from angle_llm.artifact import CARD_NAME, ArtifactError
-from angle_llm.evaluation import sts_score
+from angle_llm.config import LoraSettings
+from angle_llm.evaluate import sts_score
 from angle_llm.export import Verification, merge, verify
 from angle_llm.export.report import TIMES_SMALLER
 from angle_llm.export.sentences import SENTENCES
-from angle_llm.settings import LoraSettings
+from angle_llm.model.artifact import CARD_NAME, ArtifactError
 
 PAIRS = "starter:graded_pairs.tsv"
 

@@ -12,13 +12,13 @@ from tiny import save_tiny_base, tiny_encoder, train_a_little
 from torch import Tensor
 
 from angle_llm import SentenceEncoder, load_prompt
-from angle_llm.artifact import CARD_NAME
+from angle_llm.config import LoraSettings
 from angle_llm.export import Verification, merge, verify
 from angle_llm.export.weights import count_wrong
-from angle_llm.modeling.backbone import locate
-from angle_llm.modeling.base_weights import open_base
-from angle_llm.modeling.merging import LoraUpdate
-from angle_llm.settings import LoraSettings
+from angle_llm.model.artifact import CARD_NAME
+from angle_llm.model.backbone import locate
+from angle_llm.model.base_weights import open_base
+from angle_llm.model.merging import LoraUpdate
 
 LORAS = {
     "lora": LoraSettings(rank=3, alpha=7),

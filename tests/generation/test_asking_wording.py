@@ -7,8 +7,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from angle_llm.config import SettingsError
 from angle_llm.generation.wording import SIDES, Wording, bundled_wordings, load_wording
-from angle_llm.settings import SettingsError
 
 GIVEN = {"name": "mine", "synonym": "{size} like {text}", "antonym": "{size} unlike {text}"}
 

@@ -14,13 +14,13 @@ import pytest
 from chat_server import SENTENCES, ChatServer, Refusal, chat_server, usual
 from programs import run
 
+from angle_llm.config import DataSource, SettingsError
 from angle_llm.data import DataError
 from angle_llm.data.sources import load_examples
 from angle_llm.generation.asking import GenerationError
 from angle_llm.generation.budget import Prices
 from angle_llm.generation.command import GenerateSettings, generate_main
 from angle_llm.generation.server import TokenRate
-from angle_llm.settings import DataSource, SettingsError
 
 KEY = "sk-a-secret-that-is-never-told"
 

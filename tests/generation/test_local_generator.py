@@ -10,11 +10,11 @@ import torch
 from tiny import tiny_causal_lm
 from tiny_tokenizers import TOKENIZERS
 
-from angle_llm.artifact import ArtifactError
 from angle_llm.generation.command import GenerateSettings, generate_main
 from angle_llm.generation.filters import Limits
 from angle_llm.generation.generators import Sampling
-from angle_llm.modeling.text_generator import TextGenerator, Written, _Drawing
+from angle_llm.model.artifact import ArtifactError
+from angle_llm.model.text_generator import TextGenerator, Written, _Drawing
 
 MESSAGES = [
     "A man is eating.",

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from angle_llm.config import SettingsError
 from angle_llm.generation.budget import Budget, Prices
 from angle_llm.generation.generators import Answer, Failure, Request
 from angle_llm.generation.journal import Journal, JournalError
-from angle_llm.settings import SettingsError
 
 ANSWERS = {str(n): Answer(f"1. Sätze\n2. {n}", n % 2 == 0, n, 2 * n) for n in range(5)}
 

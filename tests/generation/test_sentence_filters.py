@@ -2,9 +2,9 @@
 
 import pytest
 
+from angle_llm.config import SettingsError
 from angle_llm.generation.filters import FILTERS, Candidate, Limits, why_left_out
 from angle_llm.generation.wording import SIDES, load_wording
-from angle_llm.settings import SettingsError
 
 SOURCE = "A man is slowly eating a large piece of bread."
 ASKED = load_wording("paper").own_words("synonym")

@@ -11,7 +11,7 @@ from programs import run
 from tiny import save_tiny_base
 
 from angle_llm import SentenceEncoder
-from angle_llm.evaluation import spearman
+from angle_llm.evaluate import spearman
 
 RECIPE = Path(__file__).parent.parent.parent / "recipes" / "llm_supervision.py"
 

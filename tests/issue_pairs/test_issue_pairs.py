@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from angle_llm.config import SettingsError
 from angle_llm.issue_pairs.duplicates import Claim
 from angle_llm.issue_pairs.negatives import NEGATIVES, TOO_ALIKE
 from angle_llm.issue_pairs.overlap import Overlap
 from angle_llm.issue_pairs.pairs import POSITIVES, Clusters, Made, Pair, make_pairs, split_of
 from angle_llm.issue_pairs.records import Issue, Key
 from angle_llm.issue_pairs.settings import KINDS, SPLITS, IssueSettings
-from angle_llm.settings import SettingsError
 
 REPOS = ("a/b", "c/d")
 

@@ -10,6 +10,7 @@ import pytest
 from pairs_for_mining import PAIRS, many_pairs, material, read_rows, settings, write_pairs
 from tiny import save_tiny_base, tiny_encoder
 
+from angle_llm.config import SettingsError
 from angle_llm.data import DataError, DataSource, load_examples
 from angle_llm.data.formats import ScoredPair, Triple
 from angle_llm.data.keys import near
@@ -22,7 +23,6 @@ from angle_llm.mining.report import Account
 from angle_llm.mining.search import ExactIndex
 from angle_llm.mining.selection import Miner
 from angle_llm.mining.settings import MineSettings
-from angle_llm.settings import SettingsError
 
 
 @pytest.fixture(scope="module")

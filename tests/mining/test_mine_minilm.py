@@ -20,7 +20,7 @@ PAIRS = 300
 
 
 def test_minilm_finds_negatives_among_the_starter_pairs(tmp_path: Path) -> None:
-    from angle_llm.modeling.encoder import SentenceEncoder
+    from angle_llm.model.encoder import SentenceEncoder
 
     out = tmp_path / "mined.jsonl"
     mine_main(

@@ -10,7 +10,7 @@ from tiny import tiny_encoder
 from angle_llm.corpus.shards import ShardsError
 from angle_llm.data import DataError
 from angle_llm.mining.vectors import vectors_of
-from angle_llm.modeling.encoder import SentenceEncoder
+from angle_llm.model.encoder import SentenceEncoder
 
 
 def vectors_in(folder: Path, encoder: SentenceEncoder, shard_rows: int = 8) -> np.ndarray:

@@ -1,8 +1,7 @@
-"""Starter data: a small committed set of triples, written by us, so that a first training run needs no download.
+"""Starter data: two small committed files, so that a first training run and evaluation need no download.
 
-`nli_triples.jsonl.gz` holds one JSON object per line: `anchor`, `positive` (entailed by the anchor), `negative`
-(contradicts it) and `kind` ("domain/relation of the positive/relation of the negative"). It is the output of
-`python -m angle_llm.data.starter.generator`; edit the lexicon, never the file.
+`nli_triples.jsonl.gz`: one JSON object a line with `anchor`, `positive`, `negative` and `kind`. `graded_pairs.tsv`: scored
+sentence pairs. README.md beside this file describes both and how they were made.
 """
 
 from pathlib import Path
@@ -11,8 +10,8 @@ _FOLDER = Path(__file__).parent
 
 
 def starter_path(name: str) -> Path:
-    """Return the path of a committed starter file; an unknown name raises ValueError listing the known ones."""
+    """Return the path of a starter file. Raises ValueError for an unknown name and lists the known ones."""
     known = sorted(path.name for path in _FOLDER.iterdir() if path.suffix in (".gz", ".tsv"))
     if name not in known:
-        raise ValueError(f"there is no starter file named {name!r}; the known ones are: {', '.join(known)}")
+        raise ValueError(f"no starter file is named {name!r}. Known: {', '.join(known)}.")
     return _FOLDER / name

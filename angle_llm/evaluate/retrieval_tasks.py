@@ -1,0 +1,144 @@
+"""Retrieval tasks: queries, candidates, and which candidates answer which query.
+
+Two kinds of files make one:
+
+* groups of texts that belong together (JSONL and the like with a column that holds lists, such as the five captions of an
+  image): the first text of each group asks for the others, among all texts of all groups but itself;
+* queries, candidates and judgements in three files, as BEIR lays them out: `queries.jsonl` and `corpus.jsonl` (`_id`,
+  `text`, and in the corpus perhaps `title`), `qrels/test.tsv` (`query-id`, `corpus-id`, `score`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from angle_llm.evaluate.rows import read_rows, text_in
+
+FLICKR30K = "flickr30k"
+_FLICKR30K_FILE = "flickr30k/test_2016.jsonl.gz"
+GROUP_COLUMNS = ("captions", "texts", "set")
+
+
+@dataclass(frozen=True)
+class RetrievalTask:
+    """Queries and candidates.
+
+    `relevant[q]` holds the candidates (by index) that answer query q and how well, above 0. `itself[q]` is the candidate
+    that is the query and no answer to it, left out for this query alone; None where the query is no candidate.
+    """
+
+    name: str
+    label: str
+    queries: tuple[str, ...]
+    candidates: tuple[str, ...]
+    relevant: tuple[Mapping[int, float], ...]
+    itself: tuple[int | None, ...]
+    source: str
+
+    def __post_init__(self) -> None:
+        if not len(self.queries) == len(self.relevant) == len(self.itself):
+            raise ValueError(f"task {self.name}: queries, relevant and itself must be of one length.")
+        for query, (answers, own) in enumerate(zip(self.relevant, self.itself, strict=True)):
+            if not answers or own in answers or min(answers.values()) <= 0:
+                raise ValueError(
+                    f"task {self.name}: query {query} needs at least one answer with a score above 0, and may not be its "
+                    f"own; found {dict(answers)}."
+                )
+
+
+def groups_task(groups: Sequence[Sequence[str]], name: str, *, label: str = "", source: str = "") -> RetrievalTask:
+    """The first text of each group asks for its others, among all texts but itself; groups of one text only answer nothing.
+
+    Raises `ValueError` when no group has two texts.
+    """
+    candidates: list[str] = []
+    queries, relevant, itself = [], [], []
+    for group in groups:
+        first = len(candidates)
+        candidates += group
+        if len(group) > 1:
+            queries.append(group[0])
+            relevant.append({first + place: 1.0 for place in range(1, len(group))})
+            itself.append(first)
+    if not queries:
+        raise ValueError(f"{source or name}: no group of at least two texts, so nothing can be asked for.")
+    return RetrievalTask(name, label or name, tuple(queries), tuple(candidates), tuple(relevant), tuple(itself), source)
+
+
+def read_groups(path: str | Path, column: str | None = None) -> RetrievalTask:
+    """A file with a list of texts in each row. `column` is found by itself where it is called captions, texts or set.
+
+    Raises `FileNotFoundError`, or `ValueError` naming file and line of what is malformed.
+    """
+    path = Path(path).expanduser()
+    groups: list[list[str]] = []
+    for place, row in read_rows(path, () if column is None else (column,)):
+        column = column or next((name for name in GROUP_COLUMNS if name in row), None)
+        if column is None:
+            raise ValueError(
+                f"{place}: no column called {', '.join(GROUP_COLUMNS)}; name the one that holds the texts with --column. "
+                f"Found {', '.join(row)}."
+            )
+        texts = row.get(column)
+        if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
+            raise ValueError(f"{place}: a list of texts is needed in column {column}, found {texts!r}.")
+        groups.append(texts)
+    return groups_task(groups, path.name.split(".")[0], source=str(path))
+
+
+def read_flickr30k(data_dir: str | Path) -> RetrievalTask:
+    """The test captions of Flickr30k, five for each of 1,000 images, as AnglE's paper retrieves them."""
+    path = Path(data_dir).expanduser() / _FLICKR30K_FILE
+    task = read_groups(path, "captions")
+    return RetrievalTask(
+        FLICKR30K, "Flickr30k test captions", task.queries, task.candidates, task.relevant, task.itself, task.source
+    )
+
+
+def read_judged(folder: str | Path, split: str = "test") -> RetrievalTask:
+    """A folder in BEIR's layout. Queries without an answer above 0 are left out, as trec_eval does.
+
+    A candidate with the id of the query is the query itself (as in ArguAna and Quora) and left out for it.
+
+    Raises `FileNotFoundError`, or `ValueError` for malformed rows and judgements of unknown ids.
+    """
+    root = Path(folder).expanduser()
+    corpus = _by_id(_there(root, "corpus"), titled=True)
+    asked = _by_id(_there(root, "queries"), titled=False)
+    place_of = {key: place for place, key in enumerate(corpus)}
+    answers: dict[str, dict[int, float]] = {}
+    for place, row in read_rows(root / "qrels" / f"{split}.tsv", ("query-id", "corpus-id", "score")):
+        query, candidate = str(row["query-id"]), str(row["corpus-id"])
+        if query not in asked or candidate not in place_of:
+            raise ValueError(f"{place}: no query {query} or no candidate {candidate} in the other files.")
+        score = float(str(row["score"]))
+        if score > 0 and candidate != query:
+            answers.setdefault(query, {})[place_of[candidate]] = score
+    if not answers:
+        raise ValueError(f"{root}: no judgement above 0 in qrels/{split}.tsv.")
+    return RetrievalTask(
+        root.name,
+        root.name,
+        tuple(asked[query] for query in answers),
+        tuple(corpus.values()),
+        tuple(answers.values()),
+        tuple(place_of.get(query) for query in answers),
+        str(root),
+    )
+
+
+def _there(root: Path, stem: str) -> Path:
+    return next((p for p in (root / f"{stem}.jsonl", root / f"{stem}.jsonl.gz") if p.is_file()), root / f"{stem}.jsonl")
+
+
+def _by_id(path: Path, titled: bool) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for place, row in read_rows(path, ("_id", "text")):
+        title = row.get("title") if titled else None
+        key = str(row["_id"])
+        if key in texts:
+            raise ValueError(f"{place}: the id {key} is there twice.")
+        texts[key] = f"{title} {row['text'] or ''}".strip() if title else text_in(row, "text", place)
+    return texts

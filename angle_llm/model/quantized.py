@@ -1,0 +1,220 @@
+"""A base held in 4 or 8 bits through bitsandbytes, for LoRA to train on.
+
+4 bits are NF4 with double quantisation (QLoRA, arXiv 2305.14314), 8 bits LLM.int8() (arXiv 2208.07339). Every linear layer
+of the backbone is held so, on any device; embeddings, norms and biases stay as they are. Layers are replaced after the
+model is loaded, one by one, so a GGUF file and a folder go the same way, the full weights are never all on a GPU, and
+their fingerprint can be taken first.
+
+bitsandbytes is optional and is imported when a base is to be held in bits, not before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from angle_llm.model import adapters
+
+BITS = (4, 8)
+OUTLIER = 6.0
+"""LLM.int8(): a dimension in which some token's activation is beyond this is multiplied in 16 bits (the paper's value)."""
+
+ORIGINAL = "fingerprint_before_quantisation"
+"""Where a quantised backbone carries the fingerprint of the weights it was made from."""
+
+_BITS_OF_LAYER = {"Linear4bit": 4, "LinearNF4": 4, "LinearFP4": 4, "Linear8bitLt": 8}
+"""By the names of bitsandbytes' classes, so that asking does not import it."""
+
+
+class QuantisationError(ValueError):
+    """Weights cannot be held in so many bits, or be taken out of them."""
+
+
+def check_bits(bits: int) -> None:
+    """Refuses what cannot work, before a model is loaded for it.
+
+    Raises:
+        QuantisationError: for another number than 4 or 8, or without bitsandbytes.
+    """
+    if bits not in BITS:
+        raise QuantisationError(
+            f"bits are 4 (NF4) or 8 (int8), or None for a base that is not quantised, got {bits!r}."
+        )
+    _bitsandbytes()
+
+
+def bits_of(backbone: nn.Module) -> int | None:
+    """The bits the linear layers of a backbone, adapted or not, are held in; None if they are plain."""
+    layers = [bits for layer in backbone.modules() if (bits := _bits_of_layer(layer))]
+    return max(layers, default=None)
+
+
+def quantise(backbone: nn.Module, bits: int, device: torch.device | str = "cpu") -> None:
+    """Holds every linear layer in 4 or 8 bits, in place; the new layers lie on `device`, all else stays where it is.
+
+    Products are computed in the dtype the weights have now, and for 8 bits on a GPU, or in evaluation, in int8 with
+    activations rounded to float16 and quantised token by token. The layers no longer train.
+
+    Raises:
+        QuantisationError: for another number of bits, without bitsandbytes, or if no layer is a `torch.nn.Linear`.
+    """
+    check_bits(bits)
+    if held := bits_of(backbone):
+        raise QuantisationError(f"this backbone is held in {held} bits already. Load the original one.")
+    names = [name for name, layer in backbone.named_modules() if type(layer) is nn.Linear]
+    if not names:
+        raise QuantisationError(
+            f"{type(backbone).__name__} has no torch.nn.Linear layers (GPT-2's are of another kind), so nothing can be held "
+            f"in {bits} bits. Leave bits away, or take another backbone."
+        )
+    hold = _nf4 if bits == 4 else _int8
+    for name in names:  # by name: a list of layers would keep all full weights until the end
+        layer: Any = backbone.get_submodule(name)
+        backbone.set_submodule(name, hold(layer, torch.device(device)).train(layer.training))
+    setattr(backbone, f"is_loaded_in_{bits}bit", True)  # where peft looks
+
+
+def _nf4(layer: nn.Linear, device: torch.device) -> nn.Module:
+    bnb = _bitsandbytes()
+    biased = layer.bias is not None
+    held = bnb.nn.Linear4bit(layer.in_features, layer.out_features, biased, layer.weight.dtype, device="meta")
+    weight = bnb.nn.Params4bit(layer.weight.data, compress_statistics=True, quant_type="nf4", module=held)
+    return _with_weight(held, weight.to(device), layer)
+
+
+def _int8(layer: nn.Linear, device: torch.device) -> nn.Module:
+    bnb = _bitsandbytes()
+    options: dict[str, Any] = {"has_fp16_weights": False, "threshold": OUTLIER, "device": "meta"}
+    held = bnb.nn.Linear8bitLt(layer.in_features, layer.out_features, layer.bias is not None, **options)
+    # Only weights that come from the CPU are quantised on the way to a device.
+    weight = bnb.nn.Int8Params(layer.weight.data.cpu(), requires_grad=False, has_fp16_weights=False)
+    return _with_weight(held, weight.to(device), layer)
+
+
+def _with_weight(held: nn.Module, weight: nn.Parameter, layer: nn.Linear) -> nn.Module:
+    held.weight = weight
+    held.bias = None if layer.bias is None else layer.bias.requires_grad_(False)
+    mend(held)
+    return held
+
+
+def mend(model: nn.Module) -> None:
+    """Makes quantised layers, however they came, ones that can be trained on; before their first forward pass.
+
+    Of bitsandbytes 0.50.2, on a CPU with AVX512-BF16: a forward pass of a 4-bit layer in evaluation repacks its weights for a
+    kernel without a backward pass, which later training steps then take, with wrong gradients and without a word.
+
+    And an 8-bit layer keeps its scales in an object that does not move to another device with the layer, and that loses them
+    when the weight is put in its place again (as peft does for DoRA on a CPU).
+    """
+    for layer in model.modules():
+        held: Any = layer
+        if _bits_of_layer(layer) == 4:
+            held.support_avx512bf16_for_cpu = False
+        elif _bits_of_layer(layer) == 8 and not hasattr(layer, "scale_O"):
+            scale_O = held.state.SCB if held.weight.SCB is None else held.weight.SCB  # in the state once it has run
+            held.register_buffer("scale_O", scale_O, persistent=False)
+            held.register_forward_pre_hook(_give_scale)
+
+
+def _give_scale(layer: Any, _: object) -> None:
+    layer.state.CB, layer.state.SCB = layer.weight.data, layer.scale_O.float()
+    layer.weight.CB = layer.weight.SCB = None
+
+
+@contextmanager
+def each_token_alone(backbone: nn.Module) -> Iterator[None]:
+    """Within this, an 8-bit layer's product for a token does not depend on the tokens beside it.
+
+    LLM.int8() chooses outlier dimensions over all tokens of a micro-batch: states of equal tokens differ by some percent
+    with the company they are in. A probe that asks what an architecture computes would be told what its numbers are like.
+    """
+    states: list[Any] = [layer.state for layer in backbone.modules() if _bits_of_layer(layer) == 8]
+    before = [state.threshold for state in states]
+    for state in states:
+        state.threshold = 0.0
+    try:
+        yield
+    finally:
+        for state, threshold in zip(states, before, strict=True):
+            state.threshold = threshold
+
+
+@torch.no_grad()
+def dequantise(backbone: nn.Module, dtype: torch.dtype | None = None) -> None:
+    """Turns every quantised layer back into a plain one, in place, with the values its forward pass used.
+
+    These are not the original weights: an adapter trained on a quantised base belongs on these, and is merged into these.
+    Before adapters are put on or after. `dtype` None keeps the dtype products were computed in; float32 is the one to
+    merge in. A weight is rounded to the former first, as in use, and then widened. What was not quantised keeps its dtype.
+
+    Raises:
+        QuantisationError: if nothing is quantised, or bitsandbytes has repacked a layer (see `mend`).
+    """
+    bits = bits_of(backbone)
+    if bits is None:
+        raise QuantisationError("no layer of this backbone is quantised, so there is nothing to dequantise.")
+    mend(backbone)
+    computed = next(tensor.dtype for tensor in backbone.parameters() if tensor.is_floating_point())
+    for name in [name for name, layer in backbone.named_modules() if _bits_of_layer(layer)]:
+        layer: Any = backbone.get_submodule(name)
+        values = _values(layer, name, computed)
+        plain = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+        plain.weight = nn.Parameter(values.to(dtype or values.dtype), requires_grad=False)
+        if layer.bias is not None:
+            plain.bias = nn.Parameter(layer.bias.to(plain.weight.dtype), requires_grad=False)
+        backbone.set_submodule(name, plain.train(layer.training))
+    base: Any = backbone
+    if adapters.is_adapted(backbone):
+        adapters.on_plain_layers(backbone)
+        base = base.get_base_model()
+    for mark in (ORIGINAL, f"is_loaded_in_{bits}bit"):
+        vars(base).pop(mark, None)
+
+
+def _values(layer: Any, name: str, computed: torch.dtype) -> torch.Tensor:
+    """The weight (out, in) a product is computed with."""
+    if _bits_of_layer(layer) == 8:
+        scale_O = layer.scale_O.unsqueeze(1).mul(1.0 / 127.0)
+        values: torch.Tensor = layer.weight.data.to(computed).mul_(scale_O)
+        return values
+    state = layer.weight.quant_state
+    if getattr(state, "packing_format_for_cpu", False):
+        raise QuantisationError(
+            f"bitsandbytes has repacked the weights of {name}, which cannot be read as they are. Load the backbone again, "
+            "through angle_llm, which keeps them as they come."
+        )
+    values = _bitsandbytes().functional.dequantize_4bit(layer.weight.data, state)
+    return values.to(layer.compute_dtype or values.dtype)
+
+
+def _bits_of_layer(layer: nn.Module) -> int | None:
+    # peft's wrappers have the same names, and are no linear layers themselves.
+    return _BITS_OF_LAYER.get(type(layer).__name__) if isinstance(layer, nn.Linear) else None
+
+
+def _bitsandbytes() -> Any:
+    try:
+        return importlib.import_module("bitsandbytes")
+    except ImportError as error:
+        raise QuantisationError(
+            f"a base in 4 or 8 bits needs bitsandbytes, which cannot be imported ({error}). Install it: "
+            "pip install 'angle_llm[quantization]'. Or leave bits away."
+        ) from error
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Not a kernel that is missing and not used here (see `mend`), nor that int8 casts, which it says at every product."""
+    return not record.getMessage().startswith(
+        ("Failed to load CPU gemm_4bit_forward", "MatMul8bitLt: inputs will be cast")
+    )
+
+
+for _logger in ("bitsandbytes.backends.cpu.ops", "bitsandbytes.autograd._functions"):
+    logging.getLogger(_logger).addFilter(_is_news)  # now: peft imports bitsandbytes wherever it is installed

@@ -1,0 +1,216 @@
+"""mteb measures our encoder: through its own evaluate(), on tasks made here, with the figures our own evaluation gives."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import tiny_encoder
+
+from angle_llm.evaluate import StsPair, StsTask, evaluate
+from angle_llm.evaluate.mteb_command import MtebSettings, evaluate_mteb, mteb_main, named_after
+from angle_llm.evaluate.opening import MissingLibraryError
+from angle_llm.evaluate.retrieval import evaluate_retrieval
+from angle_llm.evaluate.retrieval_tasks import RetrievalTask
+
+HAS_MTEB = importlib.util.find_spec("mteb") is not None
+needs_mteb = pytest.mark.skipif(not HAS_MTEB, reason="needs mteb: pip install 'angle_llm[mteb]'")
+# mteb, and what it imports, warn of their own use of themselves.
+pytestmark = pytest.mark.filterwarnings("default")
+
+PAIRS = tuple(
+    StsPair(f"a man {verb} .", f"a {who} {other} .", score)
+    for score, (verb, who, other) in enumerate(
+        [("eats", "dog", "barks"), ("runs", "boy", "sleeps"), ("sings", "girl", "sings"), ("eats", "man", "eats")]
+    )
+)
+GROUPS = {"q1": "a man eats", "q2": "a dog barks"}
+CORPUS = {"d1": "a man eats .", "d2": "the dog barks", "d3": "someone sleeps", "d4": "a cat eats"}
+QRELS = {"q1": {"d1": 1, "d4": 1}, "q2": {"d2": 1}}
+
+
+def described(name: str, kind: str, main_score: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "description": "Made in a test.",
+        "type": kind,
+        "category": "t2t",
+        "eval_splits": ["test"],
+        "eval_langs": ["eng-Latn"],
+        "main_score": main_score,
+        "dataset": {"path": "none/made-in-a-test", "revision": "0"},
+    }
+
+
+def sts_task() -> Any:
+    """PAIRS as a task of mteb, with its data in memory."""
+    from datasets import Dataset
+    from mteb import TaskMetadata
+    from mteb.abstasks import AbsTaskSTS
+
+    class OurPairs(AbsTaskSTS):
+        metadata = TaskMetadata(**described("OurPairs", "STS", "cosine_spearman"))
+        min_score, max_score = 0, 3
+
+        def load_data(self, **kwargs: Any) -> None:
+            columns = {key: [getattr(pair, key) for pair in PAIRS] for key in ("sentence1", "sentence2", "score")}
+            self.dataset = {"test": Dataset.from_dict(columns)}
+            self.data_loaded = True
+
+    return OurPairs()
+
+
+def retrieval_task() -> Any:
+    from datasets import Dataset
+    from mteb import TaskMetadata
+    from mteb.abstasks.retrieval import AbsTaskRetrieval
+
+    class OurGroups(AbsTaskRetrieval):
+        metadata = TaskMetadata(**described("OurGroups", "Retrieval", "ndcg_at_10"))
+
+        def load_data(self, **kwargs: Any) -> None:
+            split = {
+                "corpus": Dataset.from_list([{"id": key, "title": "", "text": text} for key, text in CORPUS.items()]),
+                "queries": Dataset.from_list([{"id": key, "text": text} for key, text in GROUPS.items()]),
+                "relevant_docs": QRELS,
+                "top_ranked": None,
+            }
+            self.dataset = {"default": {"test": split}}
+            self.data_loaded = True
+
+    return OurGroups()
+
+
+def test_a_prompt_can_be_changed_without_loading_again() -> None:
+    encoder = tiny_encoder("llama", prompt=None)
+    other = encoder.with_prompt("plain")
+    assert other.model is encoder.model
+    assert (encoder.prompt.name, other.prompt.name) == ("summarize_one_word", "plain")
+    assert not np.allclose(encoder.encode(["a man"]), other.encode(["a man"]))
+    np.testing.assert_array_equal(other.with_prompt("summarize_one_word").encode(["a man"]), encoder.encode(["a man"]))
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("user/name", "user/name"),
+        ("package:p/model", "local/model"),
+        ("/some/run/model", "local/model"),
+        ("m", "local/m"),
+    ],
+)
+def test_a_model_has_a_name_to_file_results_under(model: str, name: str) -> None:
+    assert named_after(model) == name
+
+
+@pytest.mark.skipif(HAS_MTEB, reason="mteb is installed")
+def test_without_mteb_the_command_says_what_to_install() -> None:
+    with pytest.raises(MissingLibraryError, match=r"pip install 'angle_llm\[mteb\]'"):
+        mteb_main(MtebSettings(model="m", tasks=("STSBenchmark",)), lambda path, /, **options: tiny_encoder("llama"))
+
+
+@needs_mteb
+def test_mteb_takes_our_encoder_for_one_of_its_own() -> None:
+    from mteb.models import EncoderProtocol
+
+    from angle_llm.evaluate.mteb_encoder import MtebEncoder
+
+    encoder = tiny_encoder("llama")
+    model = MtebEncoder(encoder, name="us/tiny", revision="abc")
+    assert isinstance(model, EncoderProtocol)
+    meta = model.mteb_model_meta
+    assert (meta.name, meta.revision, meta.embed_dim, meta.max_tokens) == ("us/tiny", "abc", 32, encoder.max_length)
+    assert meta.use_instructions is True
+    assert meta.training_datasets is None  # not said, rather than none
+    assert MtebEncoder(encoder.with_prompt("plain"), name="us/tiny").mteb_model_meta.use_instructions is False
+    with pytest.raises(ValueError, match=r"ORGANISATION/MODEL; found 'tiny'"):
+        MtebEncoder(encoder, name="tiny")
+
+
+@needs_mteb
+def test_mteb_and_our_own_evaluation_give_one_figure() -> None:
+    encoder = tiny_encoder("llama")
+    [score] = evaluate_mteb(encoder, [sts_task()], name="us/tiny")
+    own = evaluate(lambda texts: encoder.encode(texts), [StsTask("p", "p", "file", "here", PAIRS)])
+    assert (score.task, score.type, score.split, score.metric) == ("OurPairs", "STS", "test", "cosine_spearman")
+    assert score.score == pytest.approx(own.tasks["p"].spearman, abs=1e-4)  # mteb compares in float32
+
+
+@needs_mteb
+def test_mteb_and_our_own_retrieval_give_one_figure() -> None:
+    encoder = tiny_encoder("llama")
+    [score] = evaluate_mteb(encoder, [retrieval_task()], name="us/tiny")
+    places = list(CORPUS)
+    relevant = tuple({places.index(key): float(grade) for key, grade in QRELS[query].items()} for query in GROUPS)
+    task = RetrievalTask("g", "g", tuple(GROUPS.values()), tuple(CORPUS.values()), relevant, (None, None), "here")
+    own = evaluate_retrieval(lambda texts: encoder.encode(texts), [task])
+    # mteb rounds to five decimals.
+    assert score.score == pytest.approx(own.tasks["g"].figures["nDCG@10"].value, abs=1e-3)
+
+
+@needs_mteb
+def test_queries_and_documents_can_be_worded_differently() -> None:
+    from mteb.types import PromptType
+
+    from angle_llm.evaluate.mteb_encoder import MtebEncoder
+
+    prompts = {"Retrieval-query": "prompteol", "document": "plain", "OurPairs": "representative_word"}
+    model = MtebEncoder(tiny_encoder("llama"), name="us/tiny", prompts=prompts)
+    search, pairs = retrieval_task().metadata, sts_task().metadata
+    used = {
+        "query": model.encoder_for(search, PromptType.query),
+        "document": model.encoder_for(search, PromptType.document),
+        "neither": model.encoder_for(search),
+        "pairs": model.encoder_for(pairs),
+    }
+    assert {use: encoder.prompt.name for use, encoder in used.items()} == {
+        "query": "prompteol",
+        "document": "plain",
+        "neither": "summarize_one_word",
+        "pairs": "representative_word",
+    }
+    batches = [{"text": ["a man", "a dog"]}, {"text": ["a cat"]}]
+    rows = model.encode(
+        batches, task_metadata=search, hf_split="test", hf_subset="default", prompt_type=PromptType.query, batch_size=2
+    )
+    np.testing.assert_array_equal(rows, used["query"].encode(["a man", "a dog", "a cat"]))
+
+
+@needs_mteb
+def test_a_text_without_content_is_like_nothing() -> None:
+    from angle_llm.evaluate.mteb_encoder import MtebEncoder
+
+    encoder = tiny_encoder("llama")
+    model = MtebEncoder(encoder, name="us/tiny")
+    rows = model.encode([{"text": ["", "a man", " \n"]}], task_metadata=None, hf_split="test", hf_subset="default")
+    np.testing.assert_array_equal(rows[1], encoder.encode(["a man"])[0])
+    assert not rows[[0, 2]].any()
+    assert float(model.similarity(rows, rows)[0, 1]) == 0
+    assert model.similarity_pairwise(rows[1:2], rows[1:2])[0] == pytest.approx(1, abs=1e-6)
+
+
+@needs_mteb
+def test_the_command_measures_prints_and_writes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mteb finds its tasks by name; ours is put among them."""
+    import mteb
+
+    known = mteb.get_task
+    monkeypatch.setattr(mteb, "get_task", lambda name: sts_task() if name == "OurPairs" else known(name))
+    settings = MtebSettings(
+        model="tiny", tasks=("OurPairs",), prompts={"STS": "plain"}, json=tmp_path / "o.json", output=tmp_path / "mteb"
+    )
+    [score] = mteb_main(settings, lambda path, /, **options: tiny_encoder("llama"))
+    printed = capsys.readouterr().out
+    assert f"{score.score:.2f}" in printed
+    assert "local/tiny" in printed
+    assert "`STS`: prompt plain." in printed
+    assert json.loads((tmp_path / "o.json").read_text())["scores"][0]["score"] == score.score
+    assert [path.name for path in (tmp_path / "mteb").rglob("OurPairs.json")] == ["OurPairs.json"]
+    with pytest.raises(ValueError, match=r"mteb does not know the task 'STSBenchmrk': .*Did you mean"):
+        mteb_main(MtebSettings(model="tiny", tasks=("STSBenchmrk",)), lambda path, /, **options: tiny_encoder("llama"))

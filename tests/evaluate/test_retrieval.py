@@ -1,0 +1,247 @@
+"""Retrieval figures: equal to a plain sort, whatever the blocks; ties never flatter; files are read as they say."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tyro
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from angle_llm.evaluate import retrieval
+from angle_llm.evaluate.retrieval import answer_ranks, evaluate_retrieval, query_figures
+from angle_llm.evaluate.retrieval_command import RetrievalSettings, retrieval_main, retrieval_report
+from angle_llm.evaluate.retrieval_tasks import RetrievalTask, groups_task, read_flickr30k, read_groups, read_judged
+
+
+def hashed_words(texts: Sequence[str]) -> np.ndarray:
+    rows = np.zeros((len(texts), 997), dtype=np.float32)
+    for row, text in zip(rows, texts, strict=True):
+        for word in text.split():
+            row[zlib.crc32(word.encode()) % 997] += 1
+    return rows
+
+
+def ranks_by_sorting(
+    queries: np.ndarray, candidates: np.ndarray, relevant: Sequence[dict[int, float]], itself: Sequence[int | None]
+) -> list[dict[int, int]]:
+    """One query at a time: all candidates but itself, the most similar first, no-answers first among equals."""
+    found = []
+    for query, answers, own in zip(queries, relevant, itself, strict=True):
+        norms = np.linalg.norm(candidates, axis=1) * np.linalg.norm(query)
+        similar = np.divide(candidates @ query, norms, out=np.zeros(len(candidates)), where=norms > 0)
+        others = [c for c in range(len(candidates)) if c != own]
+        others.sort(key=lambda c: (-round(float(similar[c]), 7), c in answers, c))
+        found.append({c: place for place, c in enumerate(others, start=1) if c in answers})
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), few_directions=st.booleans())
+def test_ranks_are_those_of_a_plain_sort(seed: int, few_directions: bool) -> None:
+    """With few directions most similarities are ties."""
+    rng = np.random.default_rng(seed)
+    draw = (
+        (lambda n: rng.integers(-1, 2, size=(n, 3)).astype(float))
+        if few_directions
+        else (lambda n: rng.normal(size=(n, 3)))
+    )
+    queries, candidates = draw(7), draw(int(rng.integers(6, 40)))
+    itself = [int(rng.integers(len(candidates))) if rng.random() < 0.5 else None for _ in queries]
+    relevant = [
+        {int(c): 1.0 for c in rng.permutation(len(candidates))[: rng.integers(1, 5)] if c != own} for own in itself
+    ]
+    asked = [row for row, answers in enumerate(relevant) if answers]
+    queries, relevant, itself = queries[asked], [relevant[row] for row in asked], [itself[row] for row in asked]
+    if asked:
+        assert answer_ranks(queries, candidates, relevant, itself) == ranks_by_sorting(
+            queries, candidates, relevant, itself
+        )
+
+
+def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    queries, candidates = rng.normal(size=(9, 5)).astype(np.float32), rng.normal(size=(50, 5)).astype(np.float32)
+    relevant = [{int(c): 1.0 for c in rng.permutation(50)[:3]} for _ in queries]
+    whole = answer_ranks(queries, candidates, relevant, [None] * 9)
+    monkeypatch.setattr(retrieval, "_QUERIES", 2)
+    monkeypatch.setattr(retrieval, "_SIMILARITIES", 14)  # 7 candidates at once
+    assert answer_ranks(queries, candidates, relevant, [None] * 9) == whole
+
+
+def test_a_tie_goes_to_the_candidate_that_is_no_answer() -> None:
+    same = np.ones((4, 2))
+    assert answer_ranks(same[:1], same, [{0: 1.0, 2: 1.0}], [None]) == [{0: 3, 2: 4}]
+    zero = np.zeros((4, 2))
+    assert answer_ranks(zero[:1], zero, [{3: 1.0}], [0]) == [{3: 3}]  # an encoder that says nothing finds nothing
+
+
+def test_the_figures_follow_from_the_ranks_by_hand() -> None:
+    figures = query_figures(
+        [{7: 1, 8: 2}, {3: 2, 4: 5}, {5: 12}, {1: 2, 2: 1}],
+        [{7: 1.0, 8: 1.0}, {3: 1.0, 4: 1.0}, {5: 1.0}, {1: 3.0, 2: 1.0}],
+    )
+    assert figures["strict"] == [1, 0, 0, 1]
+    assert figures["in top 5"] == [1, 1, 0, 1]
+    assert figures["R@1"] == [0.5, 0, 0, 0.5]
+    assert figures["R@5"] == [1, 1, 0, 1]
+    assert figures["R@100"] == [1, 1, 1, 1]
+    assert figures["MRR"] == [1, 1 / 2, 1 / 12, 1]
+    best_of_two = 1 + 1 / np.log2(3)
+    second_and_fifth = 1 / np.log2(3) + 1 / np.log2(6)
+    graded = (1 + 3 / np.log2(3)) / (3 + 1 / np.log2(3))
+    assert figures["nDCG@10"] == pytest.approx([1, second_and_fifth / best_of_two, 0, graded])
+
+
+def test_strict_accuracy_asks_for_exactly_the_other_texts_of_the_group() -> None:
+    """The second group's query finds one of its texts only behind a text of the first."""
+    groups = [["a b c", "a b", "a c"], ["x y", "x y z", "b d"]]
+    results = evaluate_retrieval(hashed_words, [groups_task(groups, "mine")])
+    task = results.tasks["mine"]
+    assert (task.queries, task.candidates, task.answers) == (2, 6, 4)
+    assert task.figures["strict"].value == 50
+    assert task.figures["MRR"].value == 100
+    assert task.ranks[0] == (1, 2)
+    assert 0 <= task.figures["strict"].interval.low <= 50 <= task.figures["strict"].interval.high <= 100
+
+
+def test_the_query_is_left_out_but_its_copy_elsewhere_is_not() -> None:
+    task = groups_task([["a b", "a b c"], ["a b", "d"]], "mine")
+    assert evaluate_retrieval(hashed_words, [task]).tasks["mine"].ranks == ((2,), (3,))
+
+
+def test_each_distinct_text_is_encoded_once() -> None:
+    asked: list[list[str]] = []
+
+    def encode(texts: list[str]) -> np.ndarray:
+        asked.append(texts)
+        return hashed_words(texts)
+
+    groups = [["a b", "a b", "c"], ["c", "d"]]
+    results = evaluate_retrieval(encode, [groups_task(groups, "one"), groups_task(groups, "two")])
+    assert asked == [["a b", "c", "d"]]
+    assert results.texts == 3
+
+
+def test_intervals_are_seeded() -> None:
+    rng = np.random.default_rng(0)
+    groups = [[f"w{rng.integers(30)} w{rng.integers(30)}" for _ in range(3)] for _ in range(40)]
+    one, same, other = (
+        evaluate_retrieval(hashed_words, [groups_task(groups, "g")], seed=s).tasks["g"] for s in (0, 0, 1)
+    )
+    assert one.figures == same.figures
+    assert one.figures["MRR"].value == other.figures["MRR"].value
+    assert one.figures["MRR"].interval != other.figures["MRR"].interval
+
+
+def write_jsonl(path: Path, *rows: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_groups_are_read_from_a_column_of_lists(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "g.jsonl", {"texts": ["a", "b"]}, {"texts": ["alone"]}, {"texts": ["c", "d", "e"]})
+    task = read_groups(path)
+    assert task.queries == ("a", "c")
+    assert task.candidates == ("a", "b", "alone", "c", "d", "e")
+    assert task.relevant == ({1: 1.0}, {4: 1.0, 5: 1.0})
+    assert task.itself == (0, 3)
+    assert read_groups(write_jsonl(tmp_path / "h.jsonl", {"other": ["a", "b"]}), "other").queries == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"other": ["a", "b"]}, r"g\.jsonl:1: no column called captions, texts, set; name the one .* Found other"),
+        ({"texts": "a b"}, r"g\.jsonl:1: a list of texts is needed in column texts, found 'a b'"),
+        ({"texts": ["a", " "]}, r"g\.jsonl:1: a list of texts is needed"),
+        ({"texts": ["a"]}, r"no group of at least two texts"),
+    ],
+)
+def test_what_is_no_group_is_named(tmp_path: Path, row: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_groups(write_jsonl(tmp_path / "g.jsonl", row))
+
+
+def judged_folder(folder: Path, *judgements: str) -> Path:
+    write_jsonl(folder / "corpus.jsonl", {"_id": "d1", "title": "T", "text": "a"}, {"_id": 2, "text": "b"})
+    write_jsonl(folder / "queries.jsonl", {"_id": "q", "text": "T a"}, {"_id": "2", "text": "b"})
+    (folder / "qrels").mkdir(exist_ok=True)
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{j}\n" for j in judgements))
+    return folder
+
+
+def test_beirs_layout_is_read(tmp_path: Path) -> None:
+    task = read_judged(judged_folder(tmp_path / "mini", "q\td1\t2", "q\t2\t0", "2\td1\t1"))
+    assert task.name == "mini"
+    assert task.candidates == ("T a", "b")
+    assert task.queries == ("T a", "b")
+    assert task.relevant == ({0: 2.0}, {0: 1.0})
+    assert task.itself == (None, 1)  # the candidate with the query's own id
+    with pytest.raises(ValueError, match=r"test\.tsv:2: no query q or no candidate d9"):
+        read_judged(judged_folder(tmp_path / "bad", "q\td9\t1"))
+    with pytest.raises(ValueError, match=r"no judgement above 0"):
+        read_judged(judged_folder(tmp_path / "none", "q\td1\t0"))
+    with pytest.raises(FileNotFoundError, match=r"no file at .*corpus\.jsonl"):
+        read_judged(tmp_path)
+
+
+def test_a_task_that_contradicts_itself_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"query 0 needs at least one answer"):
+        RetrievalTask("t", "t", ("a",), ("a", "b"), ({0: 1.0},), (0,), "")
+    with pytest.raises(ValueError, match=r"of one length"):
+        RetrievalTask("t", "t", ("a",), ("a", "b"), (), (0,), "")
+    with pytest.raises(ValueError, match=r"each with its own name; found none"):
+        evaluate_retrieval(hashed_words, [])
+
+
+@dataclass
+class Prompt:
+    name: str = "plain"
+    template: str = "{text}"
+
+
+class Words:
+    """An encoder by the shape the command needs."""
+
+    prompt = Prompt()
+    pooling = "sum"
+    max_length = 77
+
+    def encode(
+        self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
+    ) -> np.ndarray:
+        return hashed_words(texts)
+
+
+def test_the_command_reads_measures_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_jsonl(tmp_path / "flickr30k" / "test_2016.jsonl", {"captions": ["a b", "a c"]}, {"captions": ["x", "x y"]})
+    path = tmp_path / "flickr30k" / "test_2016.jsonl"
+    groups = write_jsonl(tmp_path / "mine.jsonl", {"texts": ["a b", "a c"]}, {"texts": ["x", "x y"]})
+    arguments = ["--model", "some/model", "--groups", str(path), str(groups), "--json", str(tmp_path / "out.json")]
+    retrieval_main(tyro.cli(RetrievalSettings, args=arguments), lambda path, /, **options: Words())
+    printed = capsys.readouterr().out
+    assert "| mine " in printed
+    assert "12.9" not in printed  # a file alone stands alone
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert content["tasks"]["mine"]["figures"]["strict"]["value"] == 100
+    assert content["tasks"]["mine"]["ranks"] == [[1], [1]]
+    assert content["encoder"]["max_length"] == 77
+    with pytest.raises(ValueError, match=r"nothing to search: give --data-dir"):
+        retrieval_main(RetrievalSettings(model="m"), lambda path, /, **options: Words())
+
+
+def test_flickr30k_stands_beside_the_published_figures(data_dir: Path) -> None:
+    task = read_flickr30k(data_dir)
+    assert (len(task.queries), len(task.candidates)) == (1000, 5000)
+    assert all(len(answers) == 4 for answers in task.relevant)
+    report = retrieval_report(evaluate_retrieval(hashed_words, [task], resamples=10), "m")
+    for published in ("12.90", "10.40", "5.20"):
+        assert published in report

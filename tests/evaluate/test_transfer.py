@@ -1,0 +1,278 @@
+"""Transfer accuracies: the protocols are SentEval's, nothing tested is trained on, and what was measured is told."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tyro
+
+from angle_llm.evaluate.transfer import evaluate_transfer, repeated_examples, without_repeated
+from angle_llm.evaluate.transfer_classifiers import PROTOCOLS, Part, f1
+from angle_llm.evaluate.transfer_command import TransferSettings, transfer_main
+from angle_llm.evaluate.transfer_report import PUBLISHED_TRANSFER, transfer_dict, transfer_report
+from angle_llm.evaluate.transfer_tasks import TRANSFER_TASKS, LabelledText, Split, TransferTask
+
+sklearn = pytest.importorskip("sklearn", reason="needs scikit-learn: pip install 'angle_llm[transfer]'")
+
+
+def hashed_words(texts: Sequence[str]) -> np.ndarray:
+    """The sum of one random direction a word: a linear classifier can read the words."""
+    directions = {
+        word: np.random.default_rng(zlib.crc32(word.encode())).normal(size=12)
+        for text in texts
+        for word in text.split()
+    }
+    return np.array([sum(directions[word] for word in text.split()) for text in texts], dtype=np.float32)
+
+
+def noisy_task(name: str = "mr", size: int = 80) -> TransferTask:
+    """Two classes told by a word, one label in eight wrong."""
+    rng = np.random.default_rng(3)
+    rows = []
+    for index in range(size):
+        good = bool(rng.integers(2))
+        text = f"{'good' if good else 'bad'} {' '.join(f'w{rng.integers(9)}' for _ in range(1 + rng.integers(3)))} n{index}"
+        rows.append(LabelledText(text, str(int(good != (rng.random() < 0.125)))))
+    return TransferTask(name, name.upper(), "cross_validation", {"all": tuple(rows)}, "here", official=size)
+
+
+def split_task(train: Sequence[LabelledText], test: Sequence[LabelledText], **more: object) -> TransferTask:
+    return TransferTask("trec", "TREC", "train_test", {"train": tuple(train), "test": tuple(test)}, "here", **more)  # type: ignore[arg-type]
+
+
+def as_sentevals_inner_folds(part: Part, folds: int, seed: int) -> list[float]:
+    """The accuracies in percent of SentEval's protocol, written down once more and slowly, with its solver."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import StratifiedKFold, cross_val_score
+
+    X, y = part
+    splitter = StratifiedKFold(folds, shuffle=True, random_state=seed)
+    accuracies = []
+    for train, test in splitter.split(X, y):
+        # As there, but for the intercept, which liblinear would regularise.
+        candidates = [LogisticRegression(C=2.0**t, solver="newton-cg", tol=1e-8, max_iter=1000) for t in range(-2, 4)]
+        means = [round(100 * cross_val_score(c, X[train], y[train], cv=splitter).mean(), 2) for c in candidates]
+        best = candidates[int(np.argmax(means))].fit(X[train], y[train])
+        accuracies.append(100 * best.score(X[test], y[test]))
+    return accuracies
+
+
+def test_cross_validation_is_sentevals() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(90, 6))
+    y = np.where(X[:, 0] + rng.normal(size=90) > 0, "1", "0")
+    outcome = PROTOCOLS["cross_validation"]({"all": (X, y)}, 5, 1111)
+    expected = as_sentevals_inner_folds((X, y), 5, 1111)
+    assert 100 * outcome.accuracy == pytest.approx(np.mean(expected), abs=1e-9)  # the same predictions
+    assert outcome.fits == 5 * (5 * 6 + 1)
+    assert outcome.unconverged == 0
+
+
+def test_many_columns_and_many_classes_take_another_solver_to_the_same_optimum() -> None:
+    """lbfgs against Newton's method, on a problem where both may be used."""
+    from sklearn.linear_model import LogisticRegression
+
+    from angle_llm.evaluate import transfer_classifiers
+
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(120, 5)) * [1, 3, 0.1, 10, 1]
+    y = rng.integers(3, size=120).astype(str)
+    classifier = transfer_classifiers._Fitter().fit((X, y), 4.0)
+    reference = LogisticRegression(C=4.0, solver="newton-cg", tol=1e-10, max_iter=1000).fit(X, y)
+    # 1e-6 is the tolerance on the gradient of the mean loss; the coefficients follow to about 1e-4 of their size.
+    np.testing.assert_allclose(classifier.decision_function(X), reference.decision_function(X), atol=2e-3)
+
+
+def test_test_examples_decide_nothing_but_the_figure() -> None:
+    """Other test labels: the same choice of C and the same predictions."""
+    rng = np.random.default_rng(2)
+    parts: dict[Split, Part] = {
+        split: (rng.normal(size=(60, 4)), rng.integers(2, size=60).astype(str)) for split in ("train", "dev", "test")
+    }
+    flipped = parts["test"][0], np.where(parts["test"][1] == "1", "0", "1")
+    for protocol in ("train_test", "train_dev_test"):
+        one, other = (PROTOCOLS[protocol]({**parts, "test": test}, 5, 0) for test in (parts["test"], flipped))
+        assert one.chosen == other.chosen
+        assert one.dev_accuracy == other.dev_accuracy
+        assert list(one.predicted_N) == list(other.predicted_N)
+        assert one.accuracy == pytest.approx(1 - other.accuracy)
+
+
+def test_words_are_learned_where_they_decide() -> None:
+    results = evaluate_transfer(hashed_words, [noisy_task()], folds=4)
+    task = results.tasks["mr"]
+    assert task.majority < 60
+    assert task.accuracy > 75  # 87.5 could be reached: one label in eight is wrong
+    assert task.interval.low < task.accuracy < task.interval.high
+    assert results.average == task.accuracy
+    again = evaluate_transfer(hashed_words, [noisy_task()], folds=4).tasks["mr"]
+    assert (again.accuracy, again.chosen) == (task.accuracy, task.chosen)
+
+
+def test_each_distinct_text_is_encoded_once() -> None:
+    asked: list[list[str]] = []
+
+    def encode(texts: list[str]) -> np.ndarray:
+        asked.append(texts)
+        return hashed_words(texts)
+
+    rows = [LabelledText(f"{a} {b}", a, f"{b} {a}") for a in "01" for b in "wxyz"]
+    task = TransferTask("mrpc", "MRPC", "train_test", {"train": tuple(rows), "test": tuple(rows)}, "here", positive="1")
+    results = evaluate_transfer(encode, [task], folds=2)
+    assert len(asked) == 1
+    assert len(asked[0]) == len(set(asked[0])) == results.texts == 16
+    assert results.tasks["mrpc"].f1 is not None
+    assert results.tasks["mrpc"].repeated == 8
+
+
+def test_the_features_of_a_pair_do_not_know_its_order() -> None:
+    rows = [LabelledText(f"a{i} b", str(i % 2), f"c d{i % 3}") for i in range(24)]
+    turned = [LabelledText(row.second, row.label, row.text) for row in rows]
+    one, other = (evaluate_transfer(hashed_words, [split_task(rows, test)], folds=3) for test in (rows, turned))
+    assert one.tasks["trec"].accuracy == other.tasks["trec"].accuracy
+
+
+def test_f1_is_scikit_learns() -> None:
+    from sklearn.metrics import f1_score
+
+    rng = np.random.default_rng(5)
+    gold, predicted = rng.integers(2, size=(2, 50)).astype(str)
+    assert f1(gold, predicted, "1") == pytest.approx(f1_score(gold == "1", predicted == "1"))
+    assert f1(np.array(["0"]), np.array(["0"]), "1") == 0
+
+
+def test_repeated_texts_are_counted_and_can_be_left_out() -> None:
+    train = [LabelledText(f"t{i}", str(i % 2)) for i in range(20)]
+    test = [train[0], train[3], LabelledText("new", "0"), LabelledText("new", "1")]
+    task = split_task(train, test)
+    assert repeated_examples(task) == 2
+    clean = without_repeated(task)
+    assert clean.splits["test"] == tuple(test)  # what is tested stays
+    assert clean.splits["train"] == tuple(row for i, row in enumerate(train) if i not in (0, 3))
+    assert repeated_examples(clean) == 0
+    kept, dropped = (evaluate_transfer(hashed_words, [task], folds=2, drop_repeated=drop) for drop in (False, True))
+    assert (kept.tasks["trec"].dropped, dropped.tasks["trec"].dropped) == (0, 2)
+    assert kept.tasks["trec"].repeated == dropped.tasks["trec"].repeated == 2
+    assert "2 test examples have the text of a training example; all were kept" in transfer_report(kept, "m")
+    assert "2 examples were left out for it" in transfer_report(dropped, "m")
+
+
+def test_under_cross_validation_the_first_of_a_text_stays() -> None:
+    rows = (LabelledText("a", "1"), LabelledText("b", "0"), LabelledText("a", "0"), LabelledText("c", "1"))
+    task = TransferTask("cr", "CR", "cross_validation", {"all": rows}, "here")
+    assert repeated_examples(task) == 2
+    assert without_repeated(task).splits["all"] == (rows[0], rows[1], rows[3])
+
+
+def test_a_pair_is_repeated_in_any_order_and_dev_is_cleaned_too() -> None:
+    pair, turned = LabelledText("a", "1", "b"), LabelledText("b", "1", "a")
+    other, third = LabelledText("a", "1", "c"), LabelledText("d", "0", "e")
+    splits: dict[Split, tuple[LabelledText, ...]] = {
+        "train": (turned, other, third),
+        "dev": (third, pair),
+        "test": (pair,),
+    }
+    clean = without_repeated(TransferTask("sst2", "SST2", "train_dev_test", splits, "here"))
+    assert clean.splits == {"train": (other,), "dev": (third,), "test": (pair,)}
+
+
+def test_a_sample_is_seeded_and_told() -> None:
+    task = noisy_task("cr")
+    one, same, other = (
+        evaluate_transfer(hashed_words, [task], folds=3, limit_train=60, seed=seed).tasks["cr"] for seed in (7, 7, 8)
+    )
+    assert one.rows == {"all": 60}
+    assert (one.accuracy, one.chosen) == (same.accuracy, same.chosen)
+    assert one.sampled
+    assert other.accuracy != one.accuracy
+    report = transfer_report(evaluate_transfer(hashed_words, [task], folds=3, limit_train=60), "m")
+    assert "folds of 60 (sample)" in report
+    assert "CR: a random sample" in report
+
+
+def test_what_cannot_be_measured_says_why() -> None:
+    with pytest.raises(ValueError, match=r"no tasks to evaluate"):
+        evaluate_transfer(hashed_words, [])
+    with pytest.raises(ValueError, match=r"given more than once: mr"):
+        evaluate_transfer(hashed_words, [noisy_task(), noisy_task()])
+    with pytest.raises(
+        ValueError, match=r"10 folds need at least two classes of 10 examples each; found 6 of 0, 6 of 1"
+    ):
+        evaluate_transfer(
+            hashed_words,
+            [split_task([LabelledText(f"x{i}", str(i % 2)) for i in range(12)], noisy_task().splits["all"])],
+        )
+    with pytest.raises(ValueError, match=r"at least 2 folds and 1 training example"):
+        evaluate_transfer(hashed_words, [noisy_task()], folds=1)
+    with pytest.raises(ValueError, match=r"hold NaN or infinity"):
+        evaluate_transfer(lambda texts: np.full((len(texts), 2), np.nan), [noisy_task()])
+
+
+def test_published_averages_are_the_means_of_their_rows() -> None:
+    for row in PUBLISHED_TRANSFER:
+        assert tuple(row.accuracy) == TRANSFER_TASKS
+        assert sum(row.accuracy.values()) / 7 == pytest.approx(row.average, abs=0.006)  # printed with two decimals
+        assert row.average_over(("mr",)) == row.accuracy["mr"]
+
+
+def test_the_table_compares_over_the_tasks_that_are_here() -> None:
+    results = evaluate_transfer(hashed_words, [noisy_task()], folds=3)
+    report = transfer_report(results, "my|model", ["Prompt plain."])
+    assert "| **my\\|model** " in report
+    assert "SBERT-base" in report
+    assert "83.64" in report
+    assert "- Prompt plain." in report
+    content = json.loads(json.dumps(transfer_dict(results, "m", settings={"data_dir": Path("x")}), allow_nan=False))
+    assert content["tasks"]["mr"]["interval"]["low"] < content["tasks"]["mr"]["accuracy"]
+    assert content["average"] == {"tasks": ["mr"], "accuracy": results.average}
+    assert content["settings"] == {"data_dir": "x"}
+
+
+@dataclass
+class Prompt:
+    name: str = "plain"
+    template: str = "{text}"
+
+
+class Words:
+    """An encoder by the shape the command needs."""
+
+    prompt = Prompt()
+    pooling = "sum"
+    max_length = 77
+
+    def encode(
+        self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
+    ) -> np.ndarray:
+        return hashed_words(texts)
+
+
+def test_the_command_reads_measures_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "transfer").mkdir()
+    lines = [f"{row.text}\t{row.label}\n" for row in noisy_task().splits["all"]]
+    (tmp_path / "transfer" / "mr.tsv").write_text("text\tlabel\n" + "".join(lines))
+    arguments = [
+        "--model",
+        "some/model",
+        "--data-dir",
+        str(tmp_path),
+        "--folds",
+        "3",
+        "--json",
+        str(tmp_path / "o.json"),
+    ]
+    transfer_main(tyro.cli(TransferSettings, args=arguments), lambda path, /, **options: Words())
+    printed = capsys.readouterr().out
+    assert "**some/model**" in printed
+    assert "Prompt plain, pooling sum, at most 77 tokens." in printed
+    content = json.loads((tmp_path / "o.json").read_text())
+    assert content["encoder"]["pooling"] == "sum"
+    assert content["settings"]["folds"] == 3
+    with pytest.raises(FileNotFoundError, match=r"no transfer task below"):
+        transfer_main(TransferSettings(model="m", data_dir=tmp_path / "transfer"), lambda path, /, **options: Words())

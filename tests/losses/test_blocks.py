@@ -1,0 +1,186 @@
+"""Blocks change the memory and nothing else: equal to one block, no large matrix, one gradient, the same on every run.
+
+Equality with the slow formulas, in blocks of one row and of a few, is in ``test_angle`` and ``test_contrastive``.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import workspace
+from torch import Tensor
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from angle_llm.losses import ANGLE_FORMS, CONTRASTIVE_FORMS, AngleObjective, blocks
+
+ROWS, COLUMNS, PAIRS = 60, 8, 150
+every_form = pytest.mark.parametrize("form", CONTRASTIVE_FORMS)
+every_angle = pytest.mark.parametrize("angle", ANGLE_FORMS)
+
+
+@contextmanager
+def block_elements(count: int) -> Iterator[None]:
+    with patch.object(blocks, "BLOCK_ELEMENTS", count):
+        yield
+
+
+def batch(seed: int = 0, rows: int = ROWS, pairs: int = PAIRS) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Pairs that repeat and contradict each other, a hub, ties, a zero row, equal rows; a row no pair names."""
+    generator = torch.Generator().manual_seed(seed)
+    x_ND = torch.randn(rows, COLUMNS, dtype=torch.float64, generator=generator)
+    x_ND[1], x_ND[2] = 0, x_ND[3]
+    left_P, right_P = torch.randint(0, rows - 1, (2, pairs), generator=generator)
+    left_P[: pairs // 10] = 5
+    return x_ND, left_P, right_P, torch.randint(0, 4, (pairs,), generator=generator) / 3
+
+
+def objective(form: str = "symmetric", angle: str = "phase") -> AngleObjective:
+    return AngleObjective(0.7, 1.3, 0.2, contrastive_form=form, angle_form=angle)
+
+
+def loss_and_gradient(
+    of: AngleObjective, x_ND: Tensor, left_P: Tensor, right_P: Tensor, score_P: Tensor
+) -> tuple[Tensor, Tensor]:
+    leaf_ND = x_ND.clone().requires_grad_()
+    loss = of(leaf_ND, left_P, right_P, score_P).loss
+    (gradient_ND,) = torch.autograd.grad(0.5 * loss, leaf_ND)
+    return loss.detach(), gradient_ND
+
+
+@every_form
+@every_angle
+@pytest.mark.parametrize("elements", [1, 2 * 3 * COLUMNS, 2 * 7 * COLUMNS, 1000])
+def test_any_block_size_gives_what_one_block_gives(form: str, angle: str, elements: int) -> None:
+    whole = loss_and_gradient(objective(form, angle), *batch())
+    with block_elements(elements):
+        assert_close(loss_and_gradient(objective(form, angle), *batch()), whole, rtol=1e-10, atol=1e-12)
+
+
+@every_form
+@pytest.mark.parametrize("absent", ["cosine_weight", "in_batch_weight", "angle_weight"])
+def test_a_part_that_is_switched_off_sends_nothing_back(form: str, absent: str) -> None:
+    without = replace(objective(form), **{absent: 0.0})
+    whole = loss_and_gradient(without, *batch())
+    with block_elements(50):
+        assert_close(loss_and_gradient(without, *batch()), whole, rtol=1e-10, atol=1e-12)
+
+
+class Tensors(TorchDispatchMode):
+    """Records the size of every tensor an operation makes, views aside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.floats: list[int] = []
+        self.others: list[int] = []
+
+    def __torch_dispatch__(
+        self,
+        operation: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        before = {tensor.untyped_storage().data_ptr() for tensor in tensors_in((args, kwargs))}
+        result = operation(*args, **(kwargs or {}))
+        for tensor in tensors_in(result):
+            if tensor.untyped_storage().data_ptr() not in before:
+                (self.floats if tensor.is_floating_point() else self.others).append(tensor.numel())
+        return result
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+@every_form
+@every_angle
+def test_there_is_one_gradient_and_no_other_large_tensor(form: str, angle: str) -> None:
+    """N × D = 4800. The anchors times candidates are over 100,000, the pairs times columns 9600."""
+    rows, pairs, elements = 600, 1200, 1024
+    x_ND, left_P, right_P, score_P = batch(rows=rows, pairs=pairs)
+    x_ND.requires_grad_()
+    with block_elements(elements), Tensors() as forward:
+        loss = objective(form, angle)(x_ND, left_P, right_P, score_P).loss
+    with block_elements(elements), Tensors() as backward:
+        (gradient_ND,) = torch.autograd.grad(0.5 * loss, x_ND)
+    assert gradient_ND.numel() == rows * COLUMNS
+    assert [size for size in backward.floats if size > max(elements, pairs)] == [rows * COLUMNS]
+    assert max(forward.floats) <= max(elements, pairs + 1)
+    assert max(forward.others + backward.others) <= 3 * pairs  # two edges for a pair, and each anchor itself
+
+
+@every_form
+@pytest.mark.parametrize("elements", [2 * 16 * COLUMNS, blocks.BLOCK_ELEMENTS])
+def test_every_run_gives_the_same_bits(form: str, elements: int) -> None:
+    """Rows repeat, so the order in which their gradients are added up shows in float32."""
+    x_ND, left_P, right_P, score_P = batch(rows=100, pairs=5000)
+    with block_elements(elements):
+        runs = [loss_and_gradient(objective(form), x_ND.float(), left_P, right_P, score_P) for _ in range(3)]
+    assert all(torch.equal(loss, runs[0][0]) and torch.equal(gradient, runs[0][1]) for loss, gradient in runs)
+
+
+def test_blocks_sit_in_a_larger_graph() -> None:
+    """Rows that come from parameters, a loss that goes on: backward, twice, adds up as ever."""
+    x_ND, *relation = batch()
+
+    def accumulated(elements: int) -> Tensor:
+        scale_D = torch.ones(COLUMNS, dtype=torch.float64, requires_grad=True)
+        with block_elements(elements):
+            loss = objective()(x_ND * scale_D, *relation).loss.square()
+            loss.backward(retain_graph=True)
+            loss.backward()
+        assert scale_D.grad is not None
+        return scale_D.grad
+
+    assert_close(accumulated(50), accumulated(blocks.BLOCK_ELEMENTS), rtol=1e-10, atol=1e-12)
+
+
+def test_autocast_around_the_backward_pass_does_not_lower_the_precision() -> None:
+    x_ND, *relation = batch()
+    leaf_ND = x_ND.float().requires_grad_()
+    with block_elements(50):
+        expected = loss_and_gradient(objective(), leaf_ND.detach(), *relation)[1]
+        with torch.autocast("cpu", torch.bfloat16):
+            (gradient_ND,) = torch.autograd.grad(0.5 * objective()(leaf_ND, *relation).loss, leaf_ND)
+    assert torch.equal(gradient_ND, expected)
+
+
+def test_without_gradients_the_value_is_the_same() -> None:
+    x_ND, *relation = batch()
+    with torch.no_grad(), block_elements(50):
+        value = objective()(x_ND.clone().requires_grad_(), *relation)
+    assert not value.loss.requires_grad
+    assert_close(value.loss, loss_and_gradient(objective(), x_ND, *relation)[0])
+
+
+def test_a_gradient_of_the_gradient_is_an_error_in_blocks() -> None:
+    x_ND, *relation = batch()
+    x_ND.requires_grad_()
+    with block_elements(50):
+        loss = objective()(x_ND, *relation).loss
+    (gradient_ND,) = torch.autograd.grad(loss, x_ND, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient_ND.square().sum().backward()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_workspace_is_a_fraction_of_the_embeddings() -> None:
+    """Unit rows alone would be as large as the embeddings, and the two sides of the pairs larger."""
+    used = workspace.in_a_process(rows=8192, columns=2048, anchors=64, form="symmetric", block_elements=2**18)
+    assert used["embeddings_MiB"] == 64
+    assert used["workspace_MiB"] < 0.5 * 64
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_sixty_five_thousand_rows_need_less_than_half_a_gigabyte() -> None:
+    """Embeddings and gradient are 1 GiB each."""
+    used = workspace.in_a_process(rows=65_536, columns=4096, anchors=512, form="symmetric")
+    assert used["embeddings_MiB"] == 1024
+    assert used["workspace_MiB"] * 2**20 < 0.5e9

@@ -1,0 +1,197 @@
+"""Cosine and the three angles: equal to the slow formulas in value and gradient, and what their docstrings promise."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import reference
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from angle_llm.losses.similarity import ANGLE_FORMS, Similarity, angle_phase, cosine, unit
+
+SIMILARITIES: dict[str, Similarity] = {"cosine": cosine, **ANGLE_FORMS}
+SLOW = {"cosine": reference.cosine, **reference.ANGLE_FORMS}
+every_similarity = pytest.mark.parametrize("name", SIMILARITIES)
+every_angle = pytest.mark.parametrize("form", ANGLE_FORMS)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def turned(x_PD: Tensor, degrees: float) -> Tensor:
+    """Every complex column multiplied by exp(i·degrees)."""
+    re, im = x_PD.chunk(2, dim=1)
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    return torch.cat((re * cos - im * sin, re * sin + im * cos), dim=1)
+
+
+def slow_similarity(name: str, both_2PD: Tensor) -> Tensor:
+    return torch.stack(
+        [
+            torch.as_tensor(SLOW[name](x, y), dtype=torch.float64)
+            for x, y in zip(*map(reference.rows_of, both_2PD), strict=True)
+        ]
+    )
+
+
+def weighted_sum(similarity: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A scalar that tells pairs apart: Σ (p + 1)·similarity_p."""
+    return lambda both_2PD: (torch.arange(1, both_2PD.shape[1] + 1) * similarity(both_2PD)).sum()
+
+
+@every_similarity
+@pytest.mark.parametrize("columns", [2, 4, 10])
+def test_equals_the_slow_formula_in_value_and_gradient(name: str, columns: int) -> None:
+    both_2PD = random(2, 7, columns, seed=columns)
+    both_2PD[1, 1] = both_2PD[0, 1]  # identical
+    both_2PD[0, 2] = 0  # one zero row
+    both_2PD[:, 3] = 0  # two zero rows
+    both_2PD[0, 4, 0] = both_2PD[0, 4, columns // 2] = 0  # a complex column that is zero on one side
+    both_2PD[1, 5] *= 1e3  # of very different lengths
+
+    def fast(both: Tensor) -> Tensor:
+        return SIMILARITIES[name](both[0], both[1])
+
+    assert_close(fast(both_2PD), slow_similarity(name, both_2PD), rtol=1e-10, atol=1e-10)
+    _, gradient = reference.value_and_gradient(weighted_sum(fast), both_2PD)
+    _, slow_gradient = reference.value_and_gradient(weighted_sum(lambda x: slow_similarity(name, x)), both_2PD)
+    assert_close(gradient, slow_gradient, rtol=1e-10, atol=1e-10)
+    assert gradient[0, 0].abs().max() > 0 or (name, columns) == ("paper", 2)
+
+
+@every_similarity
+def test_gradient_equals_finite_differences(name: str) -> None:
+    both_2PD = random(2, 3, 6, seed=5)
+    function = weighted_sum(lambda both: SIMILARITIES[name](both[0], both[1]))
+    _, gradient = reference.value_and_gradient(function, both_2PD)
+    assert_close(gradient, reference.numeric_gradient(function, both_2PD), rtol=1e-6, atol=1e-7)
+
+
+@every_similarity
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ([0.0, 0, 0, 0], [1.0, 2, 3, 4]),
+        ([0.0, 0, 0, 0], [0.0, 0, 0, 0]),
+        ([1.0, 2, 3, 4], [1.0, 2, 3, 4]),
+        ([1.0, 2, 3, 4], [-1.0, -2, -3, -4]),
+        ([1.0, 0, 1, 0], [0.0, 1, 0, 1]),  # nothing in common
+        ([1.0, 0, 0, 0], [0.0, 0, 1, 0]),  # turned by 90°
+        ([1.0, 1e-30, 1, 1e-30], [1.0, -1e-30, 1, 1e-30]),  # squares underflow
+        ([1e-30, 1e-30, 0, 0], [1.0, 2, 3, 4]),
+        ([-1.0, 0, -0.0, 0], [1.0, 0, 0.0, 0]),  # negative real axis, negative zero
+    ],
+)
+def test_value_and_gradient_are_finite_everywhere(
+    name: str, dtype: torch.dtype, left: list[float], right: list[float]
+) -> None:
+    both = torch.tensor([[left], [right]], dtype=dtype)
+    value, gradient = reference.value_and_gradient(lambda x: SIMILARITIES[name](x[0], x[1]).sum(), both)
+    assert value.abs() <= math.sqrt(2) + 1e-6
+    assert gradient.isfinite().all()
+
+
+@every_similarity
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_zero_row_has_similarity_and_gradient_zero(name: str, dtype: torch.dtype) -> None:
+    both = torch.tensor([[[0.0, 0, 0, 0]], [[1.0, 2, 3, 4]]], dtype=dtype)
+    value, gradient = reference.value_and_gradient(lambda x: SIMILARITIES[name](x[0], x[1]).sum(), both)
+    assert value == 0
+    assert not gradient.any()
+
+
+@every_similarity
+def test_lengths_do_not_matter(name: str) -> None:
+    left_PD, right_PD = random(2, 5, 8)
+    assert_close(SIMILARITIES[name](3e4 * left_PD, 2e-5 * right_PD), SIMILARITIES[name](left_PD, right_PD))
+
+
+def test_unit_rows_have_length_one_and_zero_rows_stay() -> None:
+    x_ND = torch.cat((random(3, 4), torch.zeros(1, 4, dtype=torch.float64)))
+    assert_close(unit(x_ND).norm(dim=1), torch.tensor([1.0, 1, 1, 0], dtype=torch.float64))
+    _, gradient = reference.value_and_gradient(lambda x: (unit(x) * random(4, 4, seed=1)).sum(), x_ND)
+    assert gradient[:3].any(dim=1).all()
+    assert not gradient[3].any()
+
+
+@every_angle
+def test_an_odd_number_of_columns_is_an_error(form: str) -> None:
+    with pytest.raises(ValueError, match=r"even number of columns.*got 5"):
+        ANGLE_FORMS[form](random(2, 5), random(2, 5))
+
+
+@pytest.mark.parametrize(
+    ("form", "degrees", "expected"),
+    [
+        ("reference", 0, 1),
+        ("reference", 45, math.sqrt(2)),
+        ("reference", -45, 0),
+        ("reference", 90, 1),
+        ("reference", 135, 0),
+        ("reference", 180, 1),  # the opposite row looks identical
+        ("paper", 0, -1),  # identical rows have Δθ = 1, its maximum
+        ("paper", 45, -1),  # blind to a common rotation
+        ("paper", 90, -1),
+        ("paper", 180, -1),
+        ("phase", 0, 1),
+        ("phase", 45, 0.5),
+        ("phase", -45, 0.5),
+        ("phase", 90, 0),
+        ("phase", 135, -0.5),
+        ("phase", 180, -1),
+    ],
+)
+def test_what_each_form_says_of_a_common_rotation(form: str, degrees: float, expected: float) -> None:
+    right_PD = random(4, 6)
+    value_P = ANGLE_FORMS[form](turned(right_PD, degrees), right_PD)
+    assert_close(value_P, torch.full_like(value_P, expected), rtol=0, atol=1e-7)
+
+
+def test_identity_and_opposition_are_exact_for_phase() -> None:
+    x_PD = random(20, 8)
+    assert (angle_phase(x_PD, x_PD) == 1).all()
+    assert_close(angle_phase(x_PD, -x_PD), -torch.ones(20, dtype=torch.float64), rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize(("form", "is_symmetric"), [("reference", False), ("paper", True), ("phase", True)])
+def test_exchanging_the_two_sides(form: str, is_symmetric: bool) -> None:
+    left_PD, right_PD = random(2, 5, 8)
+    there_P, back_P = ANGLE_FORMS[form](left_PD, right_PD), ANGLE_FORMS[form](right_PD, left_PD)
+    assert torch.allclose(there_P, back_P, rtol=0, atol=1e-12) == is_symmetric
+
+
+def test_reference_cannot_tell_a_row_from_its_opposite() -> None:
+    left_PD, right_PD = random(2, 5, 8)
+    assert_close(ANGLE_FORMS["reference"](left_PD, right_PD), ANGLE_FORMS["reference"](-left_PD, right_PD))
+
+
+def test_paper_read_column_by_column_is_one_and_has_no_gradient() -> None:
+    both_2PD = random(2, 1, 6)
+
+    def per_column(both: Tensor) -> Tensor:
+        (left,), (right,) = map(reference.rows_of, both)
+        return torch.stack(reference.angle_paper_per_column(left, right)).sum()
+
+    value, gradient = reference.value_and_gradient(per_column, both_2PD)
+    assert_close(value, torch.tensor(3.0, dtype=torch.float64))
+    assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=1e-12)
+
+
+def test_phase_falls_steadily_with_a_common_rotation_and_keeps_its_slope() -> None:
+    """At 1° from agreement and from opposition the cosine is nearly flat; the phase has the slope it has everywhere."""
+    right_PD = random(1, 6)
+    value = [angle_phase(turned(right_PD, degrees), right_PD).item() for degrees in range(0, 181, 5)]
+    assert value == sorted(value, reverse=True)
+
+    def slope(similarity: Similarity, degrees: float) -> float:
+        after = similarity(turned(right_PD, degrees + 0.1), right_PD)
+        return (similarity(turned(right_PD, degrees - 0.1), right_PD) - after).item()
+
+    for degrees in (1, 90, 179):
+        assert slope(angle_phase, degrees) == pytest.approx(0.2 / 90, rel=1e-6)
+    assert slope(cosine, 1) < 0.02 * slope(cosine, 90)
+    assert slope(cosine, 179) < 0.02 * slope(cosine, 90)

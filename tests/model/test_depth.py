@@ -1,0 +1,306 @@
+"""Encoders cut to their first layers and dimensions: what one pass reads is what they give, and what is saved comes back."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import KINDS, save_tiny_base, tiny_backbone, tiny_encoder, train_a_little
+from torch import nn
+
+from angle_llm import SentenceEncoder
+from angle_llm.config import LoraSettings
+from angle_llm.export import export_sentence_transformers, merge, verify
+from angle_llm.model.artifact import CARD_NAME, ArtifactError
+from angle_llm.model.depth import Depth, cut_layers
+
+TEXTS = ["A man is eating.", "A man is eating a large meal.", "Shares rose in London.", "A"]
+ROUNDING = 2e-6
+"""Sums of float32 in another order, some 1e-7 of states of size 1 to 10 each."""
+
+
+def adapted(encoder: SentenceEncoder) -> SentenceEncoder:
+    """With an adapter that does something."""
+    encoder.add_lora(LoraSettings(rank=2, alpha=6))
+    train_a_little(encoder.model)
+    return encoder
+
+
+def save_adapter(kind: str, tmp_path: Path) -> Path:
+    """An adapter on all layers of a base, saved."""
+    base = save_tiny_base(kind, tmp_path / "base")
+    adapted(SentenceEncoder.from_pretrained(base, device="cpu")).save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+def load(folder: Path, **options: Any) -> SentenceEncoder:
+    return SentenceEncoder.from_pretrained(folder, device="cpu", **options)
+
+
+def card(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / CARD_NAME).read_text()))
+
+
+def assert_same(one: Any, other: Any) -> None:
+    np.testing.assert_allclose(one, other, rtol=0, atol=ROUNDING * np.abs(other).max())
+
+
+# --- what is computed -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_adapter", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_pass_reads_what_shorter_encoders_give(kind: str, with_adapter: bool) -> None:
+    encoder = tiny_encoder(kind)
+    if with_adapter:
+        adapted(encoder)
+    every = list(range(1, encoder.layers + 1))
+    rows_NMD = encoder.encode_layers(TEXTS, every)
+    assert rows_NMD.shape == (len(TEXTS), len(every), KINDS[kind].dimensions)
+    assert np.array_equal(rows_NMD[:, -1], encoder.encode(TEXTS))
+    for layer in every:
+        assert_same(encoder.truncated(layers=layer).encode(TEXTS), rows_NMD[:, layer - 1])
+    apart = np.abs(rows_NMD[:, 0] - rows_NMD[:, -1]).max()
+    assert apart > 0.1, "the first layer gives what the last does, so this test shows nothing"
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last-max", "cls", "cls-last-avg", "last"])
+def test_every_pooling_pools_inner_states(pooling: str) -> None:
+    encoder = tiny_encoder("bert", pooling=pooling)
+    assert_same(encoder.encode_layers(TEXTS, [1])[:, 0], encoder.truncated(layers=1).encode(TEXTS))
+
+
+def test_layers_come_in_the_order_asked() -> None:
+    encoder = tiny_encoder("llama")
+    assert np.array_equal(encoder.encode_layers(TEXTS, [3, 1])[:, ::-1], encoder.encode_layers(TEXTS, [1, 3]))
+    assert encoder.encode_layers([], [3, 1]).shape == (0, 2, 32)
+
+
+def test_reading_inner_layers_leaves_encode_alone() -> None:
+    """Training reads them while evaluation encodes."""
+    encoder = tiny_encoder("llama")
+    before = encoder.encode(TEXTS)
+    encoder.model.read_layers([1])
+    assert np.array_equal(encoder.encode(TEXTS), before)
+    assert encoder.model.inner_layers == (1,)
+    with pytest.raises(ValueError, match="layers must be"):
+        encoder.encode_layers(TEXTS, [99])
+    assert encoder.encode_layers(TEXTS, [1]).shape == (len(TEXTS), 1, 32), "a question that fails leaves all as it was"
+    assert encoder.model(**encoder.plan(TEXTS, 10**6).micro_batches[0].on(encoder.device)).shape[1] == 64
+
+
+def test_dimensions_are_the_first_ones_of_every_vector() -> None:
+    encoder = tiny_encoder("llama")
+    narrow = encoder.truncated(dimensions=10)
+    assert narrow.dimensions == 10
+    assert np.array_equal(narrow.encode(TEXTS), encoder.encode(TEXTS)[:, :10])
+    assert np.array_equal(narrow.encode_layers(TEXTS, [2, 3]), encoder.encode_layers(TEXTS, [2, 3])[:, :, :10])
+    assert narrow.encode_complex(TEXTS).shape == (len(TEXTS), 5)
+
+
+@pytest.mark.parametrize("with_adapter", [False, True])
+def test_a_cut_encoder_has_the_first_layers_only_on_the_same_weights(with_adapter: bool) -> None:
+    encoder = tiny_encoder("llama")
+    if with_adapter:
+        adapted(encoder)
+    before = encoder.encode(TEXTS)
+    short = encoder.truncated(layers=1)
+    mine = {parameter.data_ptr() for parameter in short.model.parameters()}
+    assert mine < {parameter.data_ptr() for parameter in encoder.model.parameters()}
+    assert (short.layers, encoder.layers) == (1, 3)
+    assert short.model.backbone.config.num_hidden_layers == 1
+    assert encoder.model.backbone.config.num_hidden_layers == 3
+    assert np.array_equal(encoder.encode(TEXTS), before)
+
+
+def test_a_cut_config_says_of_the_layers_that_are_left_what_kind_they_are() -> None:
+    short = tiny_encoder("gemma2").truncated(layers=2)
+    whole: list[str] = tiny_backbone("gemma2").config.layer_types
+    assert len(whole) == 3
+    assert short.model.backbone.config.layer_types == whole[:2]
+
+
+def test_half_precision_agrees_to_its_rounding() -> None:
+    encoder = tiny_encoder("llama", torch.bfloat16)
+    rows_ND = encoder.encode_layers(TEXTS, [2])[:, 0]
+    np.testing.assert_allclose(encoder.truncated(layers=2).encode(TEXTS), rows_ND, rtol=0, atol=0.05)
+
+
+# --- saved and loaded -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma2", "opt", "bert"])
+def test_a_whole_model_is_saved_without_the_layers_that_were_dropped(kind: str, tmp_path: Path) -> None:
+    short = tiny_encoder(kind).truncated(layers=1, dimensions=8)
+    short.save_pretrained(tmp_path / "short")
+    assert np.array_equal(load(tmp_path / "short").encode(TEXTS), short.encode(TEXTS))
+    assert load(tmp_path / "short").dimensions == 8
+    assert (
+        json.loads((tmp_path / "short" / "config.json").read_text())[
+            "n_layer" if kind == "gpt2" else "num_hidden_layers"
+        ]
+        == 1
+    )
+    saved = load_file(tmp_path / "short" / "model.safetensors")
+    assert set(saved) == set(short.model.backbone.state_dict())
+    assert (card(tmp_path / "short")["dimensions"], card(tmp_path / "short")["layers"]) == (8, None)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])
+def test_an_adapter_is_saved_for_the_layers_that_are_left_and_its_base_is_cut_on_loading(
+    kind: str, tmp_path: Path
+) -> None:
+    whole = load(save_adapter(kind, tmp_path))
+    short = whole.truncated(layers=1, dimensions=8)
+    short.save_pretrained(tmp_path / "short")
+    again = load(tmp_path / "short")
+    assert (again.layers, again.dimensions) == (1, 8)
+    # The same numbers, but memory elsewhere: kernels may add them in another order.
+    np.testing.assert_allclose(again.encode(TEXTS), short.encode(TEXTS), rtol=1e-5, atol=1e-5)
+    kept, all_of_it = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("short", "adapter"))
+    assert set(kept) < set(all_of_it)
+    assert not any(".1." in name for name in kept)
+    assert (card(tmp_path / "short")["dimensions"], card(tmp_path / "short")["layers"]) == (8, 1)
+    assert card(tmp_path / "short")["base_fingerprint"] == card(tmp_path / "adapter")["base_fingerprint"]
+
+
+def test_loading_cuts_what_is_asked(tmp_path: Path) -> None:
+    adapter = save_adapter("llama", tmp_path)
+    whole = load(adapter)
+    asked = load(adapter, layers=2, dimensions=10)
+    assert np.array_equal(asked.encode(TEXTS), whole.truncated(layers=2, dimensions=10).encode(TEXTS))
+    base = load(tmp_path / "base", layers=2, dimensions=10)
+    assert np.array_equal(base.encode(TEXTS), load(tmp_path / "base").truncated(layers=2, dimensions=10).encode(TEXTS))
+    asked.save_pretrained(tmp_path / "two")
+    assert load(tmp_path / "two", layers=1).layers == 1
+    with pytest.raises(ValueError, match=r"layers must be in 1 .. 2, as the backbone has so many; got 3"):
+        load(tmp_path / "two", layers=3)
+    with pytest.raises(ValueError, match=r"dimensions must be in 1 .. 10, as a vector has so many; got 11"):
+        load(tmp_path / "two", dimensions=11)
+
+
+def test_an_uncut_encoder_says_nothing_of_layers(tmp_path: Path) -> None:
+    adapter = save_adapter("llama", tmp_path)
+    assert (card(adapter)["dimensions"], card(adapter)["layers"]) == (None, None)
+    load(adapter, layers=3, dimensions=32).save_pretrained(tmp_path / "same")
+    assert card(tmp_path / "same") == card(adapter)
+
+
+def test_a_card_from_before_there_were_cuts_is_read(tmp_path: Path) -> None:
+    adapter = save_adapter("llama", tmp_path)
+    before = load(adapter).encode(TEXTS)
+    values = card(adapter)
+    del values["dimensions"], values["layers"]
+    (adapter / CARD_NAME).write_text(json.dumps(values))
+    assert np.array_equal(load(adapter).encode(TEXTS), before)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layers": 0}, "`layers` must be 1 or more, or null, got 0"),
+        ({"dimensions": -1}, "`dimensions` must be 1 or more"),
+        ({"dimensions": True}, "`dimensions` must be int or NoneType, got True"),
+        ({"layers": 9}, "does not fit its weights: layers must be in 1 .. 3"),
+        ({"layers": 1}, r"layers\.[12]\."),  # what the adapter has, and the base has not
+    ],
+)
+def test_a_card_that_does_not_fit_is_an_error(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    adapter = save_adapter("llama", tmp_path)
+    (adapter / CARD_NAME).write_text(json.dumps(card(adapter) | change))
+    with pytest.raises(ArtifactError, match=message):
+        load(adapter)
+
+
+def test_an_adapter_trained_on_a_cut_base_knows_the_whole_one(tmp_path: Path) -> None:
+    base = save_tiny_base("llama", tmp_path / "base")
+    short = adapted(load(base, layers=2))
+    short.save_pretrained(tmp_path / "adapter")
+    assert card(tmp_path / "adapter")["layers"] == 2
+    assert np.array_equal(load(tmp_path / "adapter").encode(TEXTS), short.encode(TEXTS))
+    save_tiny_base("llama", base, seed=1)
+    with pytest.raises(ArtifactError, match="was trained on weights with fingerprint"):
+        load(tmp_path / "adapter")
+
+
+# --- merged, verified, exported ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])
+def test_a_cut_adapter_is_merged_and_the_merged_model_verified(kind: str, tmp_path: Path) -> None:
+    load(save_adapter(kind, tmp_path), layers=1, dimensions=8).save_pretrained(tmp_path / "short")
+    found = merge(tmp_path / "short", tmp_path / "merged", device="cpu")
+    assert found is not None
+    assert found.holds
+    merged = load(tmp_path / "merged")
+    assert (merged.layers, merged.dimensions) == (1, 8)
+    assert_same(merged.encode(TEXTS), load(tmp_path / "short").encode(TEXTS))
+    back = verify([tmp_path / "merged", tmp_path / "short"], device="cpu")
+    assert back.holds
+    assert back.base_difference == pytest.approx(found.base_difference, rel=1e-3)
+
+
+def test_another_number_of_layers_is_another_encoder(tmp_path: Path) -> None:
+    adapter = save_adapter("llama", tmp_path)
+    load(adapter, layers=2).save_pretrained(tmp_path / "short")
+    assert not verify([adapter, tmp_path / "short"], device="cpu").holds
+
+
+def test_an_export_drops_layers_but_cannot_drop_dimensions(tmp_path: Path) -> None:
+    adapter = save_adapter("llama", tmp_path)
+    load(adapter, layers=1).save_pretrained(tmp_path / "short")
+    export_sentence_transformers(tmp_path / "short", tmp_path / "out", check=False)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["num_hidden_layers"] == 1
+    load(adapter, dimensions=8).save_pretrained(tmp_path / "narrow")
+    with pytest.raises(ArtifactError, match=r"Set `dimensions` to null in .*truncate_dim=8"):
+        export_sentence_transformers(tmp_path / "narrow", tmp_path / "narrow_out", check=False)
+
+
+# --- what cannot be ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layers", [[0], [4], [1, 1]])
+def test_layers_that_are_not_there_or_named_twice_are_an_error(layers: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"layers (must be different numbers in 1 .. 2|names one twice)"):
+        tiny_encoder("llama").encode_layers(TEXTS, layers)
+
+
+@pytest.mark.parametrize("cut", [{"layers": 0}, {"layers": 4}, {"dimensions": 0}, {"dimensions": 33}])
+def test_more_than_there_is_or_nothing_is_an_error(cut: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"must be in 1 .. "):
+        tiny_encoder("llama").truncated(**cut)
+
+
+def test_a_pooling_of_two_layers_has_no_inner_rows_but_can_be_cut() -> None:
+    encoder = tiny_encoder("bert", pooling="first-last-avg")
+    with pytest.raises(ValueError, match="has the first layer in every row"):
+        encoder.encode_layers(TEXTS, [1])
+    assert encoder.truncated(layers=1).encode(TEXTS).shape == (len(TEXTS), 32)
+
+
+def test_a_backbone_that_does_more_after_its_last_layer_than_is_known_is_refused() -> None:
+    encoder = tiny_encoder("llama")
+    backbone: Any = encoder.model.backbone
+    backbone.register_forward_hook(lambda _, __, output: output.__class__(last_hidden_state=output[0] * 1.01))
+    for ask in (lambda: encoder.encode_layers(TEXTS, [1]), lambda: encoder.truncated(layers=1)):
+        with pytest.raises(ValueError, match="LlamaModel does more after its last layer than is known here"):
+            ask()
+    assert encoder.truncated(dimensions=8).dimensions == 8
+
+
+def test_a_backbone_whose_layers_are_not_one_list_is_refused() -> None:
+    backbone = tiny_backbone("llama")
+    backbone.twins = nn.ModuleList([nn.Identity() for _ in range(3)])
+    with pytest.raises(ValueError, match="LlamaModel has 2 lists of 3 modules"):
+        Depth.of(backbone)
+
+
+def test_cutting_a_skeleton_without_weights_needs_none() -> None:
+    """As `merge` does with a base that is read tensor by tensor."""
+    with torch.device("meta"):
+        backbone = tiny_backbone("llama").to("meta")
+    cut_layers(backbone, 1)
+    assert {name.split(".")[1] for name in backbone.state_dict() if name.startswith("layers.")} == {"0"}

@@ -1,0 +1,262 @@
+"""Adapters that peft and angle-emb wrote: the same vectors as where they come from, or refused with both sides named."""
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, TaskType, get_peft_model
+from safetensors.torch import load_file, save_file
+from tiny import KINDS, save_tiny_base, tiny_backbone, tiny_causal_lm, train_a_little
+from tiny_tokenizers import TOKENIZERS
+from transformers import AutoModel, AutoModelForCausalLM
+
+from angle_llm import SentenceEncoder
+from angle_llm.config import LoraSettings
+from angle_llm.model.artifact import ArtifactError
+
+TEXTS = ["A man is eating.", 'Someone says "no", then eats.', "Where is it?", "hello"]
+PROMPT = "summarize_one_word"
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+
+def save_origin(kind: str, folder: Path, task: str, **options: Any) -> Path:
+    """A base with its head, and an adapter that plain peft wrote on it."""
+    head = task == "CAUSAL_LM"
+    base = tiny_causal_lm(kind) if head else tiny_backbone(kind)
+    base.save_pretrained(folder / "base")
+    TOKENIZERS[KINDS[kind].tokenizer]().save_pretrained(folder / "base")
+    model = (AutoModelForCausalLM if head else AutoModel).from_pretrained(folder / "base")
+    targets = {"gpt2": ["c_attn", "c_proj"], "bert": ["query", "value"]}.get(kind, ["q_proj", "v_proj", "down_proj"])
+    config = LoraConfig(
+        task_type=TaskType[task], r=2, lora_alpha=6, target_modules=targets, fan_in_fan_out=kind == "gpt2", **options
+    )
+    adapted = get_peft_model(model, config)
+    train_a_little(adapted)
+    adapted.save_pretrained(folder / "adapter")
+    return folder / "adapter"
+
+
+@torch.no_grad()
+def origins_rows(folder: Path, task: str, texts: list[str], encoder: SentenceEncoder) -> np.ndarray:
+    """peft's own way, one text at a time: hidden states of the whole model, the last one of the last token."""
+    loader = AutoModelForCausalLM if task == "CAUSAL_LM" else AutoModel
+    model = PeftModel.from_pretrained(loader.from_pretrained(folder / "base"), folder / "adapter").eval()
+    rows = []
+    for ids in encoder.sentences(texts):
+        output = model(input_ids=torch.tensor([ids]), output_hidden_states=True)
+        states = output.hidden_states[-1][0]
+        rows.append(states[-1] if encoder.pooling == "last" else states.mean(0))
+    return torch.stack(rows).numpy()
+
+
+def open_adapter(folder: Path, **options: Any) -> SentenceEncoder:
+    return SentenceEncoder.from_pretrained(
+        folder / "base", adapter=folder / "adapter", **({"prompt": PROMPT, "device": "cpu"} | options)
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"use_rslora": True}, {"use_dora": True}], ids=["lora", "rslora", "dora"])
+@pytest.mark.parametrize(
+    ("kind", "task"),
+    [
+        ("llama", "CAUSAL_LM"),
+        ("llama", "FEATURE_EXTRACTION"),
+        ("qwen2", "CAUSAL_LM"),
+        ("gpt2", "CAUSAL_LM"),
+        ("gpt2", "FEATURE_EXTRACTION"),
+        ("bert", "FEATURE_EXTRACTION"),
+    ],
+)
+def test_vectors_are_the_origins(kind: str, task: str, options: dict[str, Any], tmp_path: Path) -> None:
+    save_origin(kind, tmp_path, task, **options)
+    encoder = open_adapter(tmp_path)
+    rows = encoder.encode(TEXTS)
+    expected = origins_rows(tmp_path, task, TEXTS, encoder)
+    assert np.abs(rows - expected).max() < 1e-5 * np.abs(expected).max()
+    bare = SentenceEncoder.from_pretrained(tmp_path / "base", prompt=PROMPT, device="cpu").encode(TEXTS)
+    assert np.abs(rows - bare).max() > 1e-2 * np.abs(expected).max()
+
+
+def test_keys_are_those_the_two_tasks_have(tmp_path: Path) -> None:
+    """The test above is about two sorts of prefix."""
+    for task, prefix in (
+        ("CAUSAL_LM", "base_model.model.model.layers.0."),
+        ("FEATURE_EXTRACTION", "base_model.model.layers.0."),
+    ):
+        keys = load_file(save_origin("llama", tmp_path / task, task) / WEIGHTS)
+        assert any(key.startswith(prefix) for key in keys)
+
+
+def test_it_is_an_encoder_like_any_other(tmp_path: Path) -> None:
+    """Saved, opened, and merged."""
+    from angle_llm.export import merge
+
+    save_origin("llama", tmp_path, "CAUSAL_LM")
+    encoder = open_adapter(tmp_path, max_length=60)
+    assert not any(parameter.requires_grad for parameter in encoder.model.parameters())
+    encoder.save_pretrained(tmp_path / "saved")
+    again = SentenceEncoder.from_pretrained(tmp_path / "saved", device="cpu")
+    assert np.array_equal(again.encode(TEXTS), encoder.encode(TEXTS))
+    assert (again.prompt, again.max_length, again.base) == (encoder.prompt, 60, str(tmp_path / "base"))
+    assert merge(tmp_path / "saved", tmp_path / "merged", device="cpu") is not None
+
+
+def test_on_a_quantised_base(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    save_origin("llama", tmp_path, "CAUSAL_LM")
+    encoder = open_adapter(tmp_path, bits=4)
+    assert encoder.bits == 4
+    bare = SentenceEncoder.from_pretrained(tmp_path / "base", prompt=PROMPT, device="cpu", bits=4).encode(TEXTS)
+    assert np.abs(encoder.encode(TEXTS) - bare).max() > 1e-2
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Path:
+    save_origin("llama", tmp_path, "CAUSAL_LM")
+    return tmp_path
+
+
+def change_config(folder: Path, **values: Any) -> None:
+    path = folder / "adapter" / CONFIG
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def change_tensors(folder: Path, change: Any) -> None:
+    tensors = load_file(folder / "adapter" / WEIGHTS)
+    change(tensors)
+    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / "adapter" / WEIGHTS)
+
+
+ROOT = "base_model.model.model"
+Q = f"{ROOT}.layers.1.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda tensors: tensors.pop(f"{Q}.lora_B.weight"),
+            "holds a part of the update of model.layers.1.self_attn.q_proj",
+        ),
+        (lambda tensors: tensors.update({f"{Q}.lora_C.weight": torch.ones(2, 2)}), "lora_C.weight, which is no update"),
+        (lambda tensors: tensors.update({"lm_head.weight": torch.ones(2, 2)}), "lm_head.weight, which is no update"),
+        (
+            lambda tensors: tensors.update({f"{Q}.lora_A.weight": torch.ones(3, 32)}),
+            r"needs A \(2, I\) and B \(O, 2\), found \(3, 32\) and \(32, 2\)",
+        ),
+        (
+            lambda tensors: tensors.update({f"{Q}.lora_A.weight": torch.ones(2, 31)}),
+            r"adapter .*\(trained on .*base\) changes layers\.1\.self_attn\.q_proj by \(32, 31\), .* in .*base it is \(32, 32\)",
+        ),
+        (
+            lambda tensors: [
+                tensors.update({f"{Q.replace('.1.', '.7.')}.lora_{x}.weight": tensors.pop(f"{Q}.lora_{x}.weight")})
+                for x in "AB"
+            ],
+            r"adapter .*adapter \(trained on .*base\) changes .*layers\.7\.self_attn\.q_proj, and .*base \(LlamaModel\) has no",
+        ),
+        (
+            lambda tensors: [
+                tensors.update({"base_model.model.layers.1.self_attn.q_proj.lora_" + x: tensors.pop(f"{Q}.lora_{x}")})
+                for x in ("A.weight", "B.weight")
+            ],
+            "changes model.layers.*has no such layer",
+        ),
+        (
+            lambda tensors: [
+                tensors.update({f"base_model.model.model.norm.lora_{x}.weight": tensors.pop(f"{Q}.lora_{x}.weight")})
+                for x in "AB"
+            ],
+            "changes norm, which in .* is no linear layer but a LlamaRMSNorm",
+        ),
+    ],
+    ids=["half", "odd-key", "head-weights", "rank", "shape", "layer", "mixed-prefixes", "norm"],
+)
+def test_tensors_that_do_not_fit(change: Any, message: str, origin: Path) -> None:
+    change_tensors(origin, change)
+    with pytest.raises(ArtifactError, match=message):
+        open_adapter(origin)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"r": 4}, r"needs A \(4, I\) and B \(O, 4\)"),
+        ({"use_dora": True}, "a part of the update"),
+        ({"modules_to_save": ["embed_tokens"]}, r"`modules_to_save` is \['embed_tokens'\]"),
+        ({"rank_pattern": {"q_proj": 4}}, "`rank_pattern`"),
+        ({"bias": "all"}, "`bias` is 'all'"),
+        ({"peft_type": "IA3"}, "this one is 'IA3'"),
+        ({"something_new": 1}, "`something_new`"),
+        (
+            {"base_model_name_or_path": "meta-llama/Llama-2-7b-hf"},
+            r"trained on meta-llama/Llama-2-7b-hf\) does not belong on .*base",
+        ),
+    ],
+)
+def test_configurations_that_ask_for_more(values: dict[str, Any], message: str, origin: Path) -> None:
+    change_config(origin, **values)
+    with pytest.raises(ArtifactError, match=message):
+        open_adapter(origin)
+
+
+@pytest.mark.parametrize("name", ["some/where/BASE", None, ""])
+def test_a_base_by_the_same_name_elsewhere(name: str | None, origin: Path) -> None:
+    change_config(origin, base_model_name_or_path=name)
+    assert open_adapter(origin).encode(TEXTS).shape == (4, 32)
+
+
+def test_a_model_of_another_shape(origin: Path) -> None:
+    shutil.rmtree(origin / "base")
+    save_tiny_base("gpt2", origin / "base")
+    with pytest.raises(ArtifactError, match=r"changes model\.layers\..*base \(GPT2Model\) has no such layer"):
+        open_adapter(origin)
+
+
+class Explosive:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (Path("exploded"),))
+
+
+@pytest.mark.parametrize("name", ["adapter_model.bin", "adapter_model.pt"])
+def test_pickles_are_not_opened(name: str, origin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(origin)
+    (origin / "adapter" / WEIGHTS).unlink()
+    (origin / "adapter" / name).write_bytes(pickle.dumps(Explosive()))
+    with pytest.raises(ArtifactError, match=rf"holds {name}, a pickle.*safe_serialization=True"):
+        open_adapter(origin)
+    assert not Path("exploded").exists()
+
+
+def test_code_named_by_the_configuration_is_not_run(origin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(origin)
+    (origin / "adapter" / "evil.py").write_text("open('exploded', 'w')")
+    change_config(origin, auto_mapping={"base_model_class": "Evil", "parent_library": "evil"})
+    open_adapter(origin)
+    assert not Path("exploded").exists()
+
+
+def test_what_is_no_adapter_or_no_base(origin: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"there is none at .*nowhere"):
+        SentenceEncoder.from_pretrained(origin / "base", adapter=origin / "nowhere", prompt=PROMPT)
+    with pytest.raises(FileNotFoundError, match=r"base holds no adapter_config\.json"):
+        SentenceEncoder.from_pretrained(origin / "base", adapter=origin / "base", prompt=PROMPT)
+    with pytest.raises(ValueError, match="does not say how texts were worded"):
+        SentenceEncoder.from_pretrained(origin / "base", adapter=origin / "adapter")
+    encoder = SentenceEncoder.from_pretrained(origin / "base", device="cpu")
+    encoder.add_lora(LoraSettings(rank=2))
+    encoder.save_pretrained(origin / "saved")
+    with pytest.raises(ValueError, match="is a saved encoder and knows its base"):
+        SentenceEncoder.from_pretrained(origin / "base", adapter=origin / "saved", prompt=PROMPT)
+    with pytest.raises(ValueError, match=r"goes on a backbone, and .* is a saved encoder"):
+        SentenceEncoder.from_pretrained(origin / "saved", adapter=origin / "adapter", prompt=PROMPT)

@@ -1,0 +1,188 @@
+"""An encoder on the hub opens by its name as it was saved, from files that are needed and no others."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hub_server import Hub, open_hub
+from huggingface_hub import constants
+from tiny import save_tiny_base, tiny_encoder, train_a_little
+
+from angle_llm import SentenceEncoder
+from angle_llm.config import LoraSettings
+from angle_llm.model.artifact import CARD_NAME, ArtifactError
+
+TEXTS = ["A man is eating.", "Where is it?"]
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    return open_hub(tmp_path / "cache", monkeypatch)
+
+
+def load(name: str | Path, **options: object) -> SentenceEncoder:
+    return SentenceEncoder.from_pretrained(name, device="cpu", **options)  # type: ignore[arg-type]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_whole_encoder_opens_as_it_was_saved(hub: Hub, tmp_path: Path) -> None:
+    encoder = tiny_encoder("llama", prompt=None, pooling="mean", max_length=77)
+    encoder.save_pretrained(tmp_path / "model")
+    extra = {
+        "pytorch_model.bin": b"x",
+        "README.md": b"x",
+        "training_args.bin": b"x",
+        "evil.py": b"x",
+        "onnx/model.onnx": b"x",
+    }
+    commit = hub.put("user/whole", files_of(tmp_path / "model") | extra)
+    again = load("user/whole")
+    assert (again.pooling, again.max_length, again.base, again.base_revision) == ("mean", 77, "user/whole", commit)
+    assert np.array_equal(again.encode(TEXTS), encoder.encode(TEXTS))
+    assert hub.fetched() == {CARD_NAME, "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+
+
+def test_an_adapter_opens_on_its_base_from_the_hub_at_the_revision_it_was_trained_on(hub: Hub, tmp_path: Path) -> None:
+    commit = hub.put("org/base", save_tiny_base("llama", tmp_path / "base"))
+    encoder = load("org/base")
+    assert (encoder.base, encoder.base_revision) == ("org/base", commit)
+    encoder.add_lora(LoraSettings(rank=2))
+    train_a_little(encoder.model)
+    encoder.save_pretrained(tmp_path / "adapter")
+    first = hub.put("user/adapter", tmp_path / "adapter")
+    hub.put("org/base", save_tiny_base("llama", tmp_path / "other", seed=1))  # the base went on
+    hub.put("user/adapter", {"README.md": b"taken back"})  # and so did the adapter
+    again = load("user/adapter", revision=first)
+    assert np.array_equal(again.encode(TEXTS), encoder.encode(TEXTS))
+    assert (again.base, again.base_revision) == ("org/base", commit)
+
+
+def test_what_is_in_the_cache_opens_without_the_network(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = tiny_encoder("bert")
+    encoder.save_pretrained(tmp_path / "model")
+    hub.put("user/whole", tmp_path / "model")
+    hub.put("org/base", save_tiny_base("llama", tmp_path / "base"))
+    rows, bare = load("user/whole").encode(TEXTS), load("org/base").encode(TEXTS)
+    hub.asked.clear()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert np.array_equal(load("user/whole").encode(TEXTS), rows)
+    assert np.array_equal(load("org/base").encode(TEXTS), bare)
+    assert hub.asked == []
+
+
+def test_a_bare_backbone_needs_its_own_files_only(hub: Hub, tmp_path: Path) -> None:
+    base = save_tiny_base("llama", tmp_path / "base")
+    hub.put("org/base", files_of(base) | {"pytorch_model.bin": b"x", "evil.py": b"x", "README.md": b"x"})
+    assert np.array_equal(load("org/base").encode(TEXTS), load(base).encode(TEXTS))
+    assert hub.fetched() == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    loads = [line for line in hub.asked if line.startswith("GET") and "model.safetensors" in line]
+    assert len(loads) == 1
+
+
+def test_pickles_alone_are_refused(hub: Hub, tmp_path: Path) -> None:
+    files = files_of(save_tiny_base("llama", tmp_path / "base"))
+    files["pytorch_model.bin"] = files.pop("model.safetensors")
+    hub.put("org/old", files)
+    with pytest.raises(ArtifactError, match="org/old on the hub has no weights in safetensors"):
+        load("org/old")
+    assert "pytorch_model.bin" not in hub.fetched()
+
+
+def test_what_is_no_backbone_is_told(hub: Hub, tmp_path: Path) -> None:
+    base = files_of(save_tiny_base("llama", tmp_path / "base"))
+    hub.put("org/exported", base | {"angle_llm_export.json": b"{}"})
+    hub.put("org/peft", {"adapter_config.json": b"{}", "adapter_model.safetensors": b""})
+    with pytest.raises(ArtifactError, match="was exported for another library"):
+        load("org/exported")
+    with pytest.raises(ArtifactError, match="is an adapter without a card"):
+        load("org/peft")
+    with pytest.raises(OSError, match=r"the hub does not give org/nothing: .*log in"):
+        load("org/nothing")
+    with pytest.raises(OSError, match="the hub does not give org/exported at revision v9"):
+        load("org/exported", revision="v9")
+
+
+def test_a_link_in_the_cache_that_leads_elsewhere_is_refused(hub: Hub, tmp_path: Path) -> None:
+    tiny_encoder("bert").save_pretrained(tmp_path / "model")
+    hub.put("user/whole", tmp_path / "model")
+    load("user/whole")
+    (config,) = (tmp_path / "cache").rglob("snapshots/*/config.json")
+    config.unlink()
+    config.symlink_to(tmp_path / "model" / "config.json")
+    with pytest.raises(ArtifactError, match="is a link that leads out of its folder"):
+        load("user/whole")
+
+
+def test_as_users_name_a_hub(hub: Hub, tmp_path: Path) -> None:
+    """By HF_ENDPOINT, in a process of its own."""
+    tiny_encoder("bert").save_pretrained(tmp_path / "model")
+    hub.put("user/whole", tmp_path / "model")
+    code = "from angle_llm import SentenceEncoder as E; print(E.from_pretrained('user/whole', device='cpu').encode(['a']).shape)"
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    environment |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "(1, 32)", done.stderr[-1500:]
+    assert json.loads((tmp_path / "model" / CARD_NAME).read_text())["base"] is None
+
+
+def test_a_card_nobody_could_be_asked_for_is_warned_of(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache has the backbone's files, as `transformers` fetched them, and never asked for a card."""
+    commit = hub.put("org/base", save_tiny_base("llama", tmp_path / "base"))
+    rows = load("org/base").encode(TEXTS)
+    cached = tmp_path / "cache" / "models--org--base" / ".no_exist" / commit / CARD_NAME
+    cached.unlink()
+    for setting, value in (("HF_HUB_OFFLINE", True), ("HF_HUB_OFFLINE", False)):
+        monkeypatch.setattr(constants, setting, value)
+        if not value:  # nobody listens there
+            nowhere = "http://127.0.0.1:9"
+            monkeypatch.setattr(constants, "ENDPOINT", nowhere)
+            monkeypatch.setattr(
+                constants,
+                "HUGGINGFACE_CO_URL_TEMPLATE",
+                constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(hub.url, nowhere),
+            )
+        with pytest.warns(UserWarning, match="could not be asked whether org/base is a saved encoder"):
+            assert np.array_equal(load("org/base").encode(TEXTS), rows)
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_is_nowhere_is_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(FileNotFoundError, match=r"org/base is not on this machine.*\(.*HF_HUB_OFFLINE.*\)"):
+        load("org/base")
+
+
+@pytest.mark.filterwarnings("error")
+def test_another_revision_than_the_cache_has_is_nowhere(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = hub.put("org/base", save_tiny_base("llama", tmp_path / "base"))
+    load("org/base")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    load("org/base", revision=commit)
+    with pytest.raises(FileNotFoundError, match="org/base at revision v9 is not on this machine"):
+        load("org/base", revision="v9")
+
+
+def test_an_adapter_on_a_saved_encoder_of_the_hub_is_refused(hub: Hub, tmp_path: Path) -> None:
+    tiny_encoder("llama").save_pretrained(tmp_path / "model")
+    hub.put("user/whole", tmp_path / "model")
+    encoder = load(save_tiny_base("llama", tmp_path / "base"))
+    encoder.add_lora(LoraSettings(rank=2))
+    encoder.save_pretrained(tmp_path / "adapter")
+    (tmp_path / "adapter" / CARD_NAME).unlink()
+    config = tmp_path / "adapter" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": "user/whole"}))
+    with pytest.raises(ValueError, match="an adapter goes on a backbone, and user/whole is a saved encoder"):
+        load("user/whole", adapter=tmp_path / "adapter", prompt="plain")

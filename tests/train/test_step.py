@@ -1,0 +1,262 @@
+"""The embedding boundary is exact: kept graphs, cached graphs and the plain way give one gradient."""
+
+import weakref
+from dataclasses import astuple
+from typing import Any
+
+import pytest
+import torch
+from tiny import KINDS, POSITIONS, tiny_backbone
+from tiny_tokenizers import TOKENIZERS
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from angle_llm.config import LoraSettings
+from angle_llm.data.batching import TextBatch
+from angle_llm.data.formats import PositivePair, ScoredPair, Triple
+from angle_llm.losses.angle import AngleObjective, ObjectiveValue
+from angle_llm.losses.joint import JointObjective, Part
+from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.microbatches import PrefixSharing
+from angle_llm.train.step import LossNotFiniteError, StepResult, boundary_step
+
+EXAMPLES = [
+    Triple("A man is eating a large meal.", "Someone eats.", "Nobody is eating."),
+    Triple("A man is eating a large meal.", "A person has food.", "A man sleeps on the grass behind the old house."),
+    ScoredPair("Shares rose in London.", "Stocks went up.", 0.8),
+    ScoredPair("Shares rose in London.", "Someone eats.", 0.1),
+    PositivePair("How do I clean a kettle?", "What removes scale from a kettle?"),
+    PositivePair("Two dogs run.", "Two dogs run."),
+]
+OBJECTIVE = AngleObjective(cosine_weight=1.0, in_batch_weight=2.0, angle_weight=0.5, contrastive_form="symmetric")
+KEEP, CACHE = 10**9, 0
+
+
+@pytest.fixture
+def _float64_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers' LlamaRMSNorm computes in float32 whatever the dtype, which would hide anything below 2e-7."""
+
+    def forward(norm: Any, states: Tensor) -> Tensor:
+        scaled: Tensor = states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)
+        return norm.weight * scaled
+
+    monkeypatch.setattr(LlamaRMSNorm, "forward", forward)
+
+
+def trainable_encoder(kind: str, dtype: torch.dtype, dropout: float = 0.0) -> SentenceEncoder:
+    """A tiny encoder with an adapter that does something (a fresh one is zero on one side)."""
+    backbone = tiny_backbone(kind, window=POSITIONS if kind in ("mistral", "gemma2") else None)
+    encoder = SentenceEncoder(backbone, TOKENIZERS[KINDS[kind].tokenizer]())
+    encoder.add_lora(LoraSettings(rank=4, alpha=8, dropout=dropout))
+    encoder.model.to(dtype)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in encoder.model.parameters():
+        if parameter.requires_grad:
+            parameter.data = torch.randn(parameter.shape, generator=generator, dtype=dtype) / 10
+    return encoder
+
+
+def step(encoder: SentenceEncoder, micro_batch_tokens: int, graph_tokens: int, **named: Any) -> StepResult:
+    batch = TextBatch.from_examples(EXAMPLES)
+    plan = encoder.plan(batch.texts, micro_batch_tokens)
+    objective = named.pop("objective", OBJECTIVE)
+    return boundary_step(encoder.model, plan, batch, objective, graph_tokens=graph_tokens, **named)
+
+
+def force(way: str, encoder: SentenceEncoder) -> SentenceEncoder:
+    """The trie wherever it computes fewer tokens, or padding always."""
+    encoder.sharing = PrefixSharing({"trie": None, "padded": "the test asks"}[way])
+    return encoder
+
+
+def take_gradients(module: nn.Module) -> dict[str, Tensor]:
+    gradients = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+    module.zero_grad(set_to_none=True)
+    return gradients
+
+
+def plain_gradients(encoder: SentenceEncoder) -> tuple[float, dict[str, Tensor]]:
+    """No boundary, no trie: every text alone through the plain backbone, one graph, one backward."""
+    batch = TextBatch.from_examples(EXAMPLES)
+    rows = []
+    for ids in encoder.sentences(batch.texts):
+        ids_1T = torch.tensor([ids])
+        if encoder.model.causal:
+            rows.append(encoder.model.backbone(input_ids=ids_1T, use_cache=False).last_hidden_state[:, -1])
+        else:
+            rows.append(encoder.model(ids_1T, torch.ones_like(ids_1T)))
+    value = OBJECTIVE(torch.cat(rows), batch.left, batch.right, batch.score)
+    value.loss.backward()
+    return float(value.loss.detach()), take_gradients(encoder.model)
+
+
+def largest_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    assert one.keys() == other.keys()
+    assert one
+    return max(float((one[name] - other[name]).abs().max() / one[name].abs().max()) for name in one)
+
+
+@pytest.mark.parametrize("graph_tokens", [KEEP, CACHE], ids=["kept", "cached"])
+@pytest.mark.parametrize("micro_batch_tokens", [1, 60, 10**6])
+@pytest.mark.parametrize("way", ["trie", "padded"])
+@pytest.mark.parametrize("kind", ["llama", "llama-tied"])
+@pytest.mark.usefixtures("_float64_norm")
+def test_any_micro_batches_kept_or_cached_equal_the_plain_way_in_float64(
+    kind: str, way: str, micro_batch_tokens: int, graph_tokens: int
+) -> None:
+    encoder = force(way, trainable_encoder(kind, torch.float64))
+    loss, expected = plain_gradients(encoder)
+    result = step(encoder, micro_batch_tokens, graph_tokens)
+    assert result.way == (way if micro_batch_tokens > 1 else result.way)
+    assert result.cached == (graph_tokens == CACHE)
+    # Sums of a few hundred float64 terms in another order: 1e-16 a term.
+    assert result.loss == pytest.approx(loss, rel=1e-12)
+    assert largest_difference(expected, take_gradients(encoder.model)) < 1e-12
+
+
+@pytest.mark.parametrize("way", ["trie", "padded"])
+@pytest.mark.usefixtures("_float64_norm")
+def test_the_kernel_of_long_texts_gives_the_same(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = force(way, trainable_encoder("llama", torch.float64))
+    loss, expected = plain_gradients(encoder)
+    for plain_up_to in (0, 10**6):
+        monkeypatch.setattr("angle_llm.train.step.PLAIN_UP_TO", plain_up_to)
+        asked: list[bool] = []
+        hook = encoder.model.register_forward_pre_hook(lambda *_: asked.append(torch.backends.cuda.flash_sdp_enabled()))  # noqa: B023
+        assert step(encoder, 60, KEEP).loss == pytest.approx(loss, rel=1e-12)
+        hook.remove()
+        assert set(asked) == {plain_up_to == 0}
+        assert largest_difference(expected, take_gradients(encoder.model)) < 1e-12
+
+
+@pytest.mark.usefixtures("_float64_norm")
+def test_texts_with_equal_ids_are_one_row() -> None:
+    """As a repeated text is; two rows would be each other's hardest negatives."""
+    encoder = trainable_encoder("llama", torch.float64)
+    encoder = SentenceEncoder(encoder.model.backbone, encoder.tokenizer, max_length=25)
+    cut = "A man is eating a large meal in the old house and nobody "
+    batch = TextBatch.from_examples([ScoredPair(cut + "looks.", "Hi.", 0.2), ScoredPair(cut + "cares.", "Hello.", 0.9)])
+    ids = encoder.sentences(batch.texts)
+    assert ids[0] == ids[2]
+    backbone = encoder.model.backbone
+    unique = [ids[0], ids[1], ids[3]]
+    rows = torch.cat([backbone(input_ids=torch.tensor([text])).last_hidden_state[:, -1] for text in unique])
+    value = OBJECTIVE(rows, torch.tensor([0, 0]), torch.tensor([1, 2]), batch.score)
+    value.loss.backward()
+    expected = take_gradients(encoder.model)
+    for way in ("trie", "padded"):
+        result = boundary_step(
+            force(way, encoder).model, encoder.plan_ids(ids, 60), batch, OBJECTIVE, graph_tokens=KEEP
+        )
+        assert result.loss == pytest.approx(float(value.loss.detach()), rel=1e-12)
+        assert largest_difference(expected, take_gradients(encoder.model)) < 1e-12
+
+
+CUT = "A man is eating a large meal in the old house and nobody "
+
+
+@pytest.mark.parametrize(
+    "examples",
+    [
+        [PositivePair(CUT + "looks.", CUT + "cares.")],
+        [ScoredPair(CUT + "looks.", CUT + "cares.", 0.2), ScoredPair(CUT + "sees.", CUT + "cares.", 0.9)],
+        [
+            PositivePair(CUT + "looks.", CUT + "cares."),
+            PositivePair("Hi.", "Hello."),
+            PositivePair("Hi.", CUT + "sees."),
+        ],
+        [Triple(CUT + "looks.", "Hi.", CUT + "cares.")],
+    ],
+    ids=["one pair", "all equal", "some", "a negative of itself"],
+)
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.usefixtures("_float64_norm")
+def test_pairs_that_become_a_text_with_itself_are_as_if_it_had_been_one_text(examples: list[Any], joint: bool) -> None:
+    encoder = trainable_encoder("llama", torch.float64)
+    encoder = SentenceEncoder(encoder.model.backbone, encoder.tokenizer, max_length=25)
+
+    def first_of(text: str) -> str:
+        return CUT + "looks." if text.startswith(CUT) else text
+
+    same = [type(e)(*(first_of(part) if isinstance(part, str) else part for part in astuple(e))) for e in examples]
+    found = []
+    for each in (examples, same):
+        batch = TextBatch.from_examples(each)
+        half = len(batch.left) // 2
+        pairs = [torch.arange(half), torch.arange(half, len(batch.left))]
+        parts = [Part(OBJECTIVE, 0.5, one) for one in pairs if len(one)]
+        objective = JointObjective(parts) if joint else OBJECTIVE
+        result = boundary_step(encoder.model, encoder.plan(batch.texts, 60), batch, objective, graph_tokens=KEEP)
+        found.append((result.loss, take_gradients(encoder.model)))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-12)
+    for name, gradient in found[1][1].items():
+        assert torch.allclose(found[0][1][name], gradient, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_backbone_agrees_in_float32(kind: str) -> None:
+    encoder = trainable_encoder(kind, torch.float32)
+    loss, expected = plain_gradients(encoder)
+    for graph_tokens in (KEEP, CACHE):
+        result = step(encoder, 60, graph_tokens)
+        assert result.way == ("trie" if encoder.model.causal else "padded")
+        assert result.loss == pytest.approx(loss, rel=1e-5)
+        # float32 sums in another order: 1e-7 a term, some hundred terms, divided by temperatures of 0.05
+        assert largest_difference(expected, take_gradients(encoder.model)) < 2e-3
+
+
+def test_dropout_is_the_same_in_both_passes_of_a_cached_step() -> None:
+    encoder = trainable_encoder("llama", torch.float32, dropout=0.5)
+    encoder.model.train()
+    results = []
+    for graph_tokens in (KEEP, CACHE):
+        torch.manual_seed(5)
+        loss = step(encoder, 60, graph_tokens).loss
+        results.append((loss, take_gradients(encoder.model), torch.rand(1)))
+    (kept_loss, kept, kept_next), (cached_loss, cached, cached_next) = results
+    assert cached_loss == kept_loss
+    assert largest_difference(kept, cached) < 1e-4  # float32, other order of sums
+    assert kept_next == cached_next, "the generator is left where a kept step leaves it"
+    torch.manual_seed(6)
+    assert step(encoder, 60, KEEP).loss != kept_loss, "dropout was on"
+
+
+def test_the_losss_graph_is_gone_before_the_second_pass() -> None:
+    """It holds the rows of the whole batch, whose memory the second pass may need."""
+    encoder = trainable_encoder("llama", torch.float32)
+    given: list[weakref.ref[Tensor]] = []
+    there: list[bool] = []
+
+    def objective(rows_ND: Tensor, left: Tensor, right: Tensor, score: Tensor) -> ObjectiveValue:
+        given.append(weakref.ref(rows_ND))
+        return OBJECTIVE(rows_ND, left, right, score)
+
+    encoder.model.register_forward_pre_hook(lambda *_: there.extend(rows() is not None for rows in given))
+    assert step(encoder, 60, CACHE, objective=objective).cached
+    assert len(there) > 1, "the second pass has several micro-batches"
+    assert not any(there)
+
+
+def test_share_scales_the_gradient_and_gradients_add_up() -> None:
+    encoder = trainable_encoder("llama", torch.float32)
+    step(encoder, 60, KEEP)
+    whole = take_gradients(encoder.model)
+    step(encoder, 60, KEEP, share=0.5)
+    step(encoder, 60, CACHE, share=0.5)
+    assert largest_difference(whole, take_gradients(encoder.model)) < 1e-4  # float32, other order of sums
+
+
+def test_repeated_texts_are_encoded_once() -> None:
+    result = step(trainable_encoder("llama", torch.float32), 60, KEEP)
+    assert result.texts == 10, "thirteen mentions, ten texts"
+    assert set(result.parts) == {"cosine", "in_batch", "angle"}
+
+
+@pytest.mark.parametrize("graph_tokens", [KEEP, CACHE], ids=["kept", "cached"])
+def test_a_loss_that_is_not_finite_stops_before_any_gradient(graph_tokens: int) -> None:
+    encoder = trainable_encoder("llama", torch.float32)
+    next(p for p in encoder.model.parameters() if p.requires_grad).data.fill_(float("nan"))
+    with pytest.raises(LossNotFiniteError, match="embeddings are not finite") as error:
+        step(encoder, 60, graph_tokens)
+    assert "Lower the learning rate" in str(error.value)
+    assert all(parameter.grad is None for parameter in encoder.model.parameters())

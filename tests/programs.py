@@ -11,6 +11,7 @@ import atexit
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,43 @@ _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(HEAVY)
 
 
+class Program:
+    """A started program: its process id, `wait` for its end, `process` to signal it."""
+
+    def __init__(self, words: list[str], cwd: Path, environment: Mapping[str, str], stdin: bytes) -> None:
+        self.words = words
+        self._folder = tempfile.TemporaryDirectory()
+        self._place = Path(self._folder.name)
+        (self._place / "stdin").write_bytes(stdin)
+        self.process = _forks.Process(target=_work, args=(words, str(cwd), dict(environment), self._place))
+        self.process.start()
+
+    def wait(self, seconds: float | None = None) -> subprocess.CompletedProcess[str]:
+        """Exit code and output; ends the program and raises subprocess.TimeoutExpired after `seconds`."""
+        self.process.join(seconds)
+        if self.process.exitcode is None:
+            self.process.kill()
+            self.process.join()
+            self._folder.cleanup()
+            raise subprocess.TimeoutExpired(self.words, seconds or 0)
+        shown, errors = (
+            (self._place / stream).read_text(encoding="utf-8", errors="replace") for stream in ("stdout", "stderr")
+        )
+        self._folder.cleanup()
+        return subprocess.CompletedProcess(self.words, self.process.exitcode, shown, errors)
+
+
+def start(
+    *arguments: str | Path,
+    cwd: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    stdin: str | bytes = b"",
+) -> Program:
+    """Starts a console script, or `python FILE`."""
+    given = stdin.encode() if isinstance(stdin, str) else stdin
+    return Program([str(word) for word in arguments], cwd or Path.cwd(), environment or os.environ, given)
+
+
 def run(
     *arguments: str | Path,
     cwd: Path | None = None,
@@ -32,24 +70,7 @@ def run(
     seconds: float | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a console script, or `python FILE`, to its end; raises subprocess.TimeoutExpired after `seconds`."""
-    words = [str(word) for word in arguments]
-    with tempfile.TemporaryDirectory() as name:
-        place = Path(name)
-        (place / "stdin").write_bytes(stdin.encode() if isinstance(stdin, str) else stdin)
-        process = _forks.Process(
-            target=_work,
-            args=(words, str(cwd or Path.cwd()), dict(os.environ if environment is None else environment), place),
-        )
-        process.start()
-        process.join(seconds)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-            raise subprocess.TimeoutExpired(words, seconds or 0)
-        shown, told = (
-            (place / stream).read_text(encoding="utf-8", errors="replace") for stream in ("stdout", "stderr")
-        )
-        return subprocess.CompletedProcess(words, process.exitcode, shown, told)
+    return start(*arguments, cwd=cwd, environment=environment, stdin=stdin).wait(seconds)
 
 
 def _work(words: list[str], cwd: str, environment: dict[str, str], place: Path) -> None:
@@ -57,6 +78,8 @@ def _work(words: list[str], cwd: str, environment: dict[str, str], place: Path) 
         descriptor = os.open(place / stream, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(descriptor, number)
         os.close(descriptor)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a job that a shell started in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdin, sys.stdout = os.fdopen(0, encoding="utf-8"), os.fdopen(1, "w", encoding="utf-8")
     sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")
     os.environ.clear()

@@ -184,7 +184,7 @@ def test_an_adapter_is_added_saved_and_read_back(base: Path, tmp_path: Path) -> 
     encoder.save_pretrained(tmp_path / "saved")
     assert {"adapter_model.safetensors", "angle_llm.json"} <= set(contents(tmp_path / "saved"))
     assert np.array_equal(SentenceEncoder.from_pretrained(tmp_path / "saved").encode(TEXTS), rows)
-    with pytest.raises(ValueError, match="(?i)adapter"):
+    with pytest.raises(ValueError, match=r"(?i)adapter"):
         encoder.add_lora(lora(rank=4, alpha=8))
 
 
@@ -207,7 +207,7 @@ def test_an_adapter_on_another_base_is_refused(base: Path, tmp_path: Path) -> No
     encoder.save_pretrained(tmp_path / "saved")
     shutil.rmtree(base)
     write_model("llama", base, seed=1)
-    with pytest.raises(ValueError, match="(?i)base|weights"):
+    with pytest.raises(ValueError, match=r"(?i)base|weights"):
         SentenceEncoder.from_pretrained(tmp_path / "saved")
     shutil.rmtree(base)
     with pytest.raises((ValueError, FileNotFoundError), match=str(base)):

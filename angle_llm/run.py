@@ -136,9 +136,9 @@ def _check_run_directory(settings: TrainSettings) -> None:
     from angle_llm.train.checkpoint import Checkpoints
 
     path = settings.run_path / "settings.yaml"
-    there = load_settings(TrainSettings, path).decisive if path.exists() else settings.decisive
-    if there != settings.decisive:
-        other = changed_settings(settings_to_dict(there), settings_to_dict(settings.decisive))
+    there = load_settings(TrainSettings, path).identity if path.exists() else settings.identity
+    if there != settings.identity:
+        other = changed_settings(settings_to_dict(there), settings_to_dict(settings.identity))
         raise SettingsError(
             f"{settings.run_path} holds a run with other settings ({', '.join(other)}). Choose another --run-dir, or remove that "
             "directory."

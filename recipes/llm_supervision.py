@@ -10,10 +10,13 @@ Told is the Spearman correlation of cosine and score on the test pairs: without 
 trained on the human-scored ones. `recipes/grids/supervision.yaml` is the table of the report.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from pydantic.dataclasses import dataclass
 
 from angle_llm.cli import guarded, train_on_each_and_test
 from angle_llm.config import (
+    STRICT,
     DataSettings,
     DataSource,
     LoraSettings,
@@ -24,7 +27,7 @@ from angle_llm.config import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class LlmSupervisionSettings(TrainSettings):
     """A training run on generated pairs, the human-scored pairs it is compared with, and the pairs both are measured on."""
 

@@ -10,10 +10,13 @@ Without options: the starter's triples, and its graded pairs as the test. Any fi
 pairs, before training and after. `recipes/grids/nontransfer.yaml` is the table of the report.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from pydantic.dataclasses import dataclass
 
 from angle_llm.cli import guarded, train_and_test
 from angle_llm.config import (
+    STRICT,
     DataSettings,
     DataSource,
     LoraSettings,
@@ -24,7 +27,7 @@ from angle_llm.config import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class StsFinetuneSettings(TrainSettings):
     """A training run, and the pairs its result is measured on."""
 

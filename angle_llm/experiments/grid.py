@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from pydantic.dataclasses import dataclass
 
 from angle_llm.config import (
-    Checked,
+    STRICT,
     DataSource,
     SettingsError,
     TrainSettings,
@@ -40,8 +41,8 @@ class GridError(ValueError):
     """A grid that cannot be run, with the row and what to change."""
 
 
-@dataclass(frozen=True)
-class NestedMeasure(Checked):
+@dataclass(frozen=True, config=STRICT)
+class NestedMeasure:
     """Spearman of the encoder after its first layers, at its first dimensions."""
 
     tasks: tuple[str, ...]
@@ -50,8 +51,8 @@ class NestedMeasure(Checked):
     dimensions: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Measures(Checked):
+@dataclass(frozen=True, config=STRICT)
+class Measures:
     """What is measured on an encoder. All figures are × 100."""
 
     sts: tuple[str, ...] = ()
@@ -74,8 +75,8 @@ class Measures(Checked):
     """Cuts of the encoder; see `eval/nested.py`."""
 
 
-@dataclass(frozen=True)
-class Row(Checked):
+@dataclass(frozen=True, config=STRICT)
+class Row:
     """One row of the table."""
 
     train: dict[str, Any] | None = field(default_factory=dict)
@@ -94,8 +95,8 @@ class Row(Checked):
     """The row this one is compared with, where it is not the grid's; its own name: none."""
 
 
-@dataclass(frozen=True)
-class Grid(Checked):
+@dataclass(frozen=True, config=STRICT)
+class Grid:
     """A table of experiments."""
 
     title: str
@@ -112,7 +113,7 @@ class Grid(Checked):
     """Its file's name."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Experiment:
     """One row with one seed: what to train, and what to measure on it."""
 

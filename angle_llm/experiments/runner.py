@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from angle_llm.config import TrainSettings, changed_settings, settings_to_dict
+from angle_llm.config import TrainSettings, changed_settings, merged_settings, settings_to_dict
 from angle_llm.evaluate import PairScores
 from angle_llm.experiments.comparisons import comparisons, reference_of
 from angle_llm.experiments.grid import Experiment, Grid, GridError, Measures, experiments, load_grid
@@ -235,9 +235,8 @@ def changed(result: Result, told: dict[str, Any]) -> list[str]:
     """The settings a result was not made with, though the grid has them now."""
     defaults = settings_to_dict(TrainSettings())
     trained = result.train is not None
-    return changed_settings(
-        result.settings, told, defaults | {"after": None} if trained else {"model": defaults["model"]}
-    )
+    defaults = defaults | {"after": None} if trained else {"model": defaults["model"]}
+    return changed_settings(merged_settings(defaults, result.settings), told)
 
 
 def _known(experiment: Experiment, settings: RunnerSettings) -> Result | None:

@@ -11,7 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from angle_llm.config import SettingsError, TrainSettings, settings_to_dict
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from angle_llm.config import STRICT, SettingsError, TrainSettings, settings_to_dict
 from angle_llm.data.batching import TextBatch
 from angle_llm.data.formats import Example
 from angle_llm.data.mixture import Mixture, load_mixture
@@ -38,7 +40,7 @@ MOST_BATCHES = 64
 """Of the sample."""
 
 
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True, config=STRICT)
 class PlanSettings(TrainSettings):
     """The settings of a training run, and of where it is to run."""
 

@@ -1,0 +1,481 @@
+"""Settings of a training run: one object, written by a YAML file, by flags or in Python.
+
+Setting `a.b` is the flag `--a.b`, or `b` under `a` in YAML. The text below a field is its `--help` text. pydantic checks types
+and ranges; an unknown key raises an error that names the nearest known key. The resolved settings are saved with the run and
+start the same run again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, field, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import yaml
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+Settings = TypeVar("Settings")
+STRICT = ConfigDict(extra="forbid")
+_MAX_WEIGHT = 1000
+# Their keys are the user's own names, not settings.
+_FREE_KEYS = ("columns", "where")
+
+Positive = Annotated[int, Ge(1)]
+NonNegative = Annotated[int, Ge(0)]
+PositiveFloat = Annotated[float, Gt(0), Lt(math.inf)]
+Angle = Literal["phase", "reference", "paper"]
+
+
+class SettingsError(ValueError):
+    """Settings that cannot be used; the message names what to change."""
+
+
+def unknown_name(what: str, given: str, known: Iterable[str]) -> str:
+    """Return a message for an unknown name: the name, the nearest known one, and all known ones."""
+    names = sorted(known)
+    nearest = get_close_matches(given, names, n=1, cutoff=0.5)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    return f"unknown {what} {given!r}.{hint} Known: {', '.join(names)}."
+
+
+@dataclass(frozen=True, config=STRICT)
+class DataSource:
+    """One dataset and how its rows are read."""
+
+    path: str = "starter:nli_triples.jsonl.gz"
+    """A JSONL, JSON, CSV, TSV (each also .gz) or Parquet file, `starter:NAME` for a file of the package, a dataset folder, or a
+    Hugging Face dataset id; only an id uses the network. FOLDER@NAME is the file FOLDER/NAME.*, ID@SPLIT a split of a dataset. A
+    relative path is searched in the working directory, then in ANGLE_LLM_DATA. Several datasets with weights:
+    stsb@train:2.0,my.jsonl; or `sets` in a YAML file."""
+    format: str = "auto"
+    """Meaning of a row: scored_pair, positive_pair, triple, nli_pairs, nli_triples. auto: detected from the columns."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Map of our field names to the column names of the file, where they differ and are not recognised."""
+    delimiter: str | None = None
+    """Column separator of a CSV file. None: comma for .csv, tab for .tsv."""
+    encoding: str = "utf-8"
+    """Character encoding of text files, such as utf-8 or cp1252."""
+    split: str = "train"
+    """Split of a hub dataset."""
+    revision: str | None = None
+    """Commit, tag or branch of a hub dataset."""
+    name: str | None = None
+    """Configuration of a hub dataset."""
+    score_range: tuple[float, float] | None = None
+    """Scores of two unrelated texts and of two texts with the same meaning; scores are rescaled to 0..1. A reversed range, such
+    as 1 0, is for labels where a small number means similar."""
+    where: dict[str, str | int | float] = field(default_factory=dict)
+    """Keep only rows whose columns equal these values."""
+    limit: int | None = None
+    """Use at most this many examples."""
+    shuffle_seed: int | None = None
+    """Shuffle the examples with this seed before the limit is applied. None: file order."""
+    on_bad_row: Literal["raise", "skip"] = "raise"
+    """raise: the first bad row stops the run with its file and line. skip: bad rows are skipped and counted."""
+    max_bad_ratio: float = 0.1
+    """With skip: a larger share of bad rows stops the run."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class MixedSet(DataSource):
+    """One dataset of a mixture."""
+
+    weight: Annotated[float, Gt(0), Le(_MAX_WEIGHT)] = 1.0
+    """Occurrences of each example per epoch: 2 is twice, 0.5 every other epoch."""
+    prompt: str | None = None
+    """Prompt name or YAML file for the texts of this dataset. None: the prompt of the run."""
+    objective: dict[str, float | str] = field(default_factory=dict)
+    """Objective settings that differ for this dataset, such as {in_batch_weight: 0, cosine_weight: 1}. In a mixed batch,
+    datasets with another objective or prompt are not used as negatives."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class DataSettings(DataSource):
+    """The training data: one dataset, or a mixture of several."""
+
+    sets: list[MixedSet] = field(default_factory=list)
+    """Datasets of a mixture, each with its own format, range, prompt, weight and objective. YAML only; single values change with
+    --data.sets.0.weight 2."""
+    temperature: PositiveFloat = 1.0
+    """Share of each dataset in an epoch: proportional to weight · n^(1/temperature) for n examples, at the epoch length of
+    temperature 1. A large temperature gives all datasets equal shares."""
+    batches: Literal["mixed", "by_set"] = "mixed"
+    """mixed: a batch holds examples of all datasets. by_set: each batch holds one dataset only."""
+
+    def __post_init__(self) -> None:
+        for item in fields(DataSource) if self.sets else ():
+            value = getattr(self, item.name)
+            if value != getattr(DataSource(), item.name):
+                raise SettingsError(
+                    f"data.sets and data.{item.name} ({value!r}) exclude each other. Set it per dataset "
+                    f"(--data.sets.0.{item.name.replace('_', '-')}), or omit data.sets."
+                )
+
+
+@dataclass(frozen=True, config=STRICT)
+class ModelSettings:
+    """The base model and how texts are encoded."""
+
+    path: str = "NousResearch/Llama-2-7b-hf"
+    """A model folder, a .gguf file, a hub id, or package:NAME/path/inside for a file in an installed Python package."""
+    revision: str | None = None
+    """Commit, tag or branch of a hub id."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "bfloat16"
+    """Dtype of the base weights; adapter weights are always float32. auto: as stored. With bits: the dtype of computation. Train
+    in bfloat16 or float32: there is no loss scaling, and float16 loses small gradients."""
+    bits: Literal[4, 8] | None = None
+    """Quantise the linear layers of the base to 4 bits (NF4 with double quantisation: QLoRA) or 8 bits (LLM.int8()). Needs
+    bitsandbytes: pip install 'angle_llm[quantization]'. None: not quantised."""
+    prompt: str | None = None
+    """Prompt name, or path of a prompt YAML file. None: as saved with the model, else summarize_one_word for a causal model
+    and plain for a bidirectional one."""
+    pooling: str | None = None
+    """Pooling: last, cls, mean, last-avg, last-max, cls-last-avg, first-last-avg. None: as saved with the model, else last for
+    a causal model and mean for a bidirectional one."""
+    max_length: Positive | None = None
+    """Maximum tokens of a text, prompt and special tokens included. A longer text is cut at its end, the prompt never. None: as
+    saved with the model, else 512 or the number of positions of the model."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class LoraSettings:
+    """The LoRA adapter."""
+
+    rank: NonNegative = 32
+    """Rank of the update. 0: no adapter, all weights are trained."""
+    alpha: PositiveFloat = 32.0
+    """The update is scaled by alpha / rank."""
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Dropout probability of adapter inputs."""
+    targets: list[str] = field(default_factory=lambda: ["all-linear"])
+    """Names of the linear layers with an adapter; all-linear: every linear layer."""
+    rslora: bool = False
+    """Scale by alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732)."""
+    dora: bool = False
+    """Learn a magnitude per column (DoRA, arXiv 2402.09353)."""
+
+    def __post_init__(self) -> None:
+        if not self.targets:
+            raise SettingsError("lora.targets is empty. Name layers, or use all-linear.")
+
+
+@dataclass(frozen=True, config=STRICT)
+class ObjectiveSettings:
+    """The loss: a weighted sum of terms (formulas in `angle_llm.losses`, measurements in docs/results.md)."""
+
+    cosine_weight: float = 0.0
+    """Weight of the cosine ranking term (CoSENT)."""
+    in_batch_weight: float = 1.0
+    """Weight of the in-batch contrastive term."""
+    angle_weight: float = 0.0
+    """Weight of the angle ranking term."""
+    regression_weight: float = 0.0
+    """Weight of the regression term: squared difference of cosine and score (SBERT). For graded pairs."""
+    cosine_temperature: float = 0.05
+    """Divides cosine differences."""
+    in_batch_temperature: float = 0.05
+    """Divides cosines of the in-batch term."""
+    angle_temperature: float = 0.05
+    """Divides angle differences (published runs: 1.0)."""
+    angle_form: str = "phase"
+    """phase, reference (as in angle-emb) or paper (equations 7 and 8)."""
+    contrastive_form: str = "symmetric"
+    """forward: left texts against all right texts. symmetric: every text with a positive against all texts."""
+    positive_above: float = 0.5
+    """A pair with a score (0..1) above this is a positive of the in-batch term."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class NestedSettings:
+    """Layers and dimensions at which the loss is computed too, so that the encoder can be truncated (Matryoshka). The full
+    vector after all layers is always included; every number of layers is combined with every number of dimensions."""
+
+    dimensions: list[int] = field(default_factory=list)
+    """Numbers of leading dimensions, ascending, such as 64 128 256."""
+    layers: list[int] = field(default_factory=list)
+    """Numbers of leading layers, ascending, such as 10 20."""
+    dimension_weights: list[float] = field(default_factory=list)
+    """Relative weights of the dimensions, and last the weight of the full width. Empty: equal."""
+    layer_weights: list[float] = field(default_factory=list)
+    """Relative weights of the layers, and last the weight of all layers. Empty: equal."""
+
+    def __post_init__(self) -> None:
+        for name, values, weights in (
+            ("dimensions", self.dimensions, self.dimension_weights),
+            ("layers", self.layers, self.layer_weights),
+        ):
+            if values != sorted(set(values)) or any(value < 1 for value in values):
+                raise SettingsError(f"nested.{name}: expected ascending numbers of 1 or more, got {values}.")
+            which = f"nested.{name.removesuffix('s')}_weights"
+            if weights and len(weights) != len(values) + 1:
+                raise SettingsError(
+                    f"{which}: expected {len(values) + 1} numbers, the last for all {name}; got {weights}."
+                )
+            if weights and not (all(0 <= weight < math.inf for weight in weights) and sum(weights) > 0):
+                raise SettingsError(f"{which}: expected finite numbers of 0 or more, not all 0; got {weights}.")
+
+    def weight(self, layer: int | None, dimension: int | None) -> float:
+        """Weight of the loss at a number of layers and dimensions (None: all). All weights sum to 1."""
+        shares = 1.0
+        for values, weights, value in (
+            (self.layers, self.layer_weights, layer),
+            (self.dimensions, self.dimension_weights, dimension),
+        ):
+            weights = weights or [1.0] * (len(values) + 1)
+            shares *= weights[len(values) if value is None else values.index(value)] / sum(weights)
+        return shares
+
+
+@dataclass(frozen=True, config=STRICT)
+class OptimizerSettings:
+    """AdamW and its learning rate schedule."""
+
+    learning_rate: PositiveFloat = 1e-4
+    """Peak learning rate."""
+    weight_decay: Annotated[float, Ge(0)] = 0.0
+    """Decoupled weight decay."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """Learning rate after warm-up."""
+    warmup: Annotated[float, Ge(0)] = 0.1
+    """Below 1: share of the steps. 1 or more: number of steps."""
+    max_gradient_norm: PositiveFloat = 1.0
+    """Gradients are clipped to this norm."""
+
+    def __post_init__(self) -> None:
+        if self.warmup > 1 and self.warmup != int(self.warmup):
+            raise SettingsError(f"optimizer.warmup: expected a share below 1 or a whole number, got {self.warmup}.")
+
+    def warmup_steps(self, steps: int) -> int:
+        """Number of warm-up steps in a run of `steps` steps."""
+        return math.ceil(self.warmup * steps) if self.warmup < 1 else int(self.warmup)
+
+
+@dataclass(frozen=True, config=STRICT)
+class EvaluationSettings:
+    """Evaluation during training; the model with the best Spearman correlation is kept."""
+
+    pairs: str | None = None
+    """A TSV file of scored pairs (sentence1, sentence2, score), or `starter:graded_pairs.tsv`. None: no evaluation."""
+    every_steps: NonNegative = 0
+    """Evaluate every this many optimizer steps; 0: at the end only."""
+
+    def __post_init__(self) -> None:
+        if self.every_steps and self.pairs is None:
+            raise SettingsError(f"evaluation.every_steps is {self.every_steps}, but evaluation.pairs is not set.")
+
+
+@dataclass(frozen=True, config=STRICT)
+class CheckpointSettings:
+    """Checkpoints to resume from. They do not change what a run computes."""
+
+    every_steps: NonNegative = 0
+    """Write a checkpoint every this many optimizer steps and at the end; 0: only on SIGINT (exit code 130) or SIGTERM (143),
+    which write one before the next step in any case."""
+    keep: Positive = 2
+    """Number of newest checkpoints to keep."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class TrainSettings:
+    """All settings of a training run."""
+
+    run_dir: str = "runs/latest"
+    """Output folder: settings.yaml, metrics.jsonl, tensorboard/, model/, checkpoints/. A folder of another run, or of a finished
+    one, is refused."""
+    resume: str = "never"
+    """auto: resume from the newest complete checkpoint in run_dir; start if there is none. never: start again and remove
+    checkpoints. Otherwise the name or path of a checkpoint in run_dir."""
+    seed: Annotated[int, Ge(0), Lt(2**32)] = 42
+    """Seed of adapter initialisation, data order and dropout."""
+    model: ModelSettings = field(default_factory=ModelSettings)
+    lora: LoraSettings = field(default_factory=LoraSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
+    nested: NestedSettings = field(default_factory=NestedSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    batch_size: Positive = 64
+    """Examples of one contrastive batch: all other texts of the batch are negatives. Not limited by memory."""
+    accumulation: Positive = 1
+    """Batches whose gradients are averaged into one optimizer step."""
+    epochs: Positive = 1
+    """Passes over the data."""
+    max_steps: Positive | None = None
+    """Stop after this many optimizer steps."""
+    micro_batch_tokens: Positive = 8192
+    """Maximum tokens of one forward pass, padding included, in training and in encoding."""
+    graph_tokens: NonNegative = 16384
+    """Maximum computed tokens of a batch whose activations are kept for the backward pass. A larger batch is encoded twice
+    (gradient caching): the same gradient with less memory and about 50 % more time."""
+
+    def __post_init__(self) -> None:
+        if self.lora.rank == 0 and self.model.bits is not None:
+            raise SettingsError(
+                f"lora.rank 0 trains all weights, and weights quantised to {self.model.bits} bits have no gradients. Set "
+                "lora.rank above 0, or omit model.bits."
+            )
+        if self.lora.rank == 0 and self.model.dtype not in ("auto", "float32"):
+            raise SettingsError(
+                f"lora.rank 0 trains all weights, and {self.model.dtype} rounds small updates to zero. Set model.dtype to "
+                "float32, or lora.rank above 0."
+            )
+        if not self.resume:
+            raise SettingsError("resume is empty. Expected auto, never, or a checkpoint.")
+
+    @property
+    def run_path(self) -> Path:
+        """The run directory as a path, `~` expanded."""
+        return Path(self.run_dir).expanduser()
+
+    @property
+    def identity(self) -> TrainSettings:
+        """Settings that affect the result; used to recognise the same run."""
+        return replace(self, run_dir="", resume="never", checkpoint=CheckpointSettings())
+
+    def fingerprint(self) -> str:
+        """Hash of `identity`: equal for settings that compute the same; stored with checkpoints."""
+        return hashlib.sha256(json.dumps(settings_to_dict(self.identity)).encode()).hexdigest()[:16]
+
+
+def settings_from_dict(kind: type[Settings], values: object, where: str) -> Settings:
+    """Build settings from plain values; `where` names their origin in messages.
+
+    Raises:
+        SettingsError: names the key, the expected and the given value; for an unknown key the nearest known one.
+    """
+    if not isinstance(values, dict):
+        raise SettingsError(f"{where}: expected a mapping of setting names to values, got {type(values).__name__}.")
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        raise SettingsError("\n".join(f"{where}: {_explain(kind, problem)}" for problem in error.errors())) from error
+
+
+def _explain(kind: Any, problem: Any) -> str:
+    path = [str(step) for step in problem["loc"]]
+    if problem["type"] == "unexpected_keyword_argument":
+        owner = kind
+        for step in path[:-1]:
+            if step.isdigit():
+                owner = get_args(owner)[0]
+            elif get_origin(owner) is None and step in (hints := get_type_hints(owner)):
+                owner = hints[step]
+        names = [item.name for item in fields(owner)]
+        return f"{unknown_name('setting', path[-1], names)} (in {'.'.join(path[:-1]) or 'the top level'})"
+    if problem["type"] == "value_error":  # raised by __post_init__ above; names the setting and the value
+        return str(problem["ctx"]["error"])
+    return f"{'.'.join(path) or 'settings'}: {problem['msg']}, got {problem['input']!r}."
+
+
+def load_settings(kind: type[Settings], path: str | Path, defaults: Settings | None = None) -> Settings:
+    """Read a settings YAML file; keys that are not set come from `defaults`.
+
+    Raises:
+        SettingsError: for a missing or malformed file or a setting that is not valid.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise SettingsError(f"no settings file at {path}. Give the path of a YAML file.")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{path} is not valid YAML: {error}") from error
+    if defaults is not None and isinstance(values, dict):
+        values = merged_settings(settings_to_dict(defaults), values)
+    return settings_from_dict(kind, values, where=str(path))
+
+
+def merged_settings(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Merge nested plain values key by key; `columns`, `where` and the `sets` of a mixture are replaced as a whole."""
+    result = {} if over.get("sets") else dict(base)
+    for key, value in over.items():
+        nested = isinstance(value, dict) and isinstance(base.get(key), dict) and key not in _FREE_KEYS
+        result[key] = merged_settings(base[key], value) if nested else value
+    return result
+
+
+def changed_settings(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> list[str]:
+    """Dotted names of the settings that differ."""
+    changed = []
+    for key, value in after.items():
+        old = before.get(key)
+        if isinstance(old, dict) and isinstance(value, dict) and key not in _FREE_KEYS:
+            changed += changed_settings(old, value, f"{prefix}{key}.")
+        elif old != value:
+            changed.append(f"{prefix}{key}")
+    return changed
+
+
+def settings_to_dict(settings: Any) -> dict[str, Any]:
+    """Plain values that YAML and JSON can hold."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+    return {key: plain(value) for key, value in asdict(settings).items()}
+
+
+def save_settings(settings: Any, path: Path) -> None:
+    """Write settings as YAML, atomically."""
+    from angle_llm.files import write_text
+
+    write_text(path, yaml.safe_dump(settings_to_dict(settings), sort_keys=False, allow_unicode=True), by="")
+
+
+def parse_settings(defaults: Settings, arguments: Sequence[str] | None = None, *, description: str = "") -> Settings:
+    """Parse a command line: `--config FILE` first, then single flags such as `--lora.rank 16`.
+
+    Without `arguments` the command line of the process is read. `--help` lists every setting with its default.
+
+    Raises:
+        SettingsError: for a setting that is not valid and for an unknown flag, with the most similar one.
+    """
+    import tyro
+
+    rest = list(sys.argv[1:] if arguments is None else arguments)
+    for position, argument in enumerate(rest):
+        name, equals, value = argument.partition("=")
+        if name == "--config":
+            path = value if equals else (rest[position + 1] if position + 1 < len(rest) else "")
+            del rest[position : position + (1 if equals else 2)]
+            defaults = load_settings(type(defaults), path, defaults)
+            break
+    description = (
+        f"{description}\n\n--config FILE reads a settings YAML file first; the flags below override it.".strip()
+    )
+    kind = type(defaults)
+    chosen, unknown = tyro.cli(kind, default=defaults, args=rest, description=description, return_unknown_args=True)
+    if unknown:
+        raise SettingsError(_unknown_flag(unknown[0], settings_to_dict(defaults)))
+    return settings_from_dict(kind, settings_to_dict(chosen), where="command line")
+
+
+def _unknown_flag(flag: str, values: dict[str, Any]) -> str:
+    """Message for an unknown flag: the flag with the same last word, the same initials (`--lr`), or a similar name."""
+    if not flag.startswith("--"):
+        return f"unexpected argument {flag!r}. Settings are flags, such as --seed 1; --help lists them."
+
+    def flags(values: dict[str, Any], prefix: str) -> Iterable[str]:
+        for key, value in values.items():
+            nested = isinstance(value, dict) and key not in _FREE_KEYS
+            yield from flags(value, f"{prefix}{key}.") if nested else [f"{prefix}{key}".replace("_", "-")]
+
+    known = list(flags(values, ""))
+    given = flag[2:].partition("=")[0].replace("_", "-")
+    last = {name: name.rpartition(".")[2] for name in known}
+    similar = [name for name in known if last[name] == given.rpartition(".")[2]]
+    similar = similar or [name for name in known if "".join(word[0] for word in last[name].split("-")) == given]
+    similar = similar or get_close_matches(given, known, n=3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(f'--{name}' for name in similar[:3])}?" if similar else ""
+    return f"unknown flag --{given}.{hint} --help lists all flags."

@@ -23,8 +23,7 @@ from angle_llm.prompts import load_prompt
 
 if TYPE_CHECKING:
     from angle_llm.data.mixture import Mixture
-    from angle_llm.train.launch import Launch
-    from angle_llm.train.processes import Processes
+    from angle_llm.train.distributed import Launch, Processes
 
 
 def fine_tune(settings: TrainSettings) -> Path:
@@ -43,8 +42,8 @@ def fine_tune(settings: TrainSettings) -> Path:
         ValueError: for a pooling or dtype that is not known.
         ArtifactError, DataError, PromptError, TrainingError, FileNotFoundError: see the modules that do the work.
     """
+    from angle_llm.train.distributed import Launch
     from angle_llm.train.heartbeat import Heartbeat
-    from angle_llm.train.launch import Launch
 
     launch = Launch.join(settings.run_path)
     with Heartbeat(launch.processes):
@@ -58,9 +57,9 @@ def _fine_tune(settings: TrainSettings, launch: Launch) -> Path:
     from angle_llm.losses.nested import NestedObjective
     from angle_llm.model.adapters import count_parameters
     from angle_llm.model.encoder import SentenceEncoder
-    from angle_llm.train.loop import train
-    from angle_llm.train.refusals import check_can_work
-    from angle_llm.train.sets import objectives_of
+    from angle_llm.train.batches import objectives_of
+    from angle_llm.train.distributed import check_can_work
+    from angle_llm.train.trainer import train
 
     processes = launch.processes
     say: Callable[[str], None] = print if processes.is_main else lambda _: None

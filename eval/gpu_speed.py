@@ -26,7 +26,7 @@ from angle_llm.data.batching import batch_indices
 from angle_llm.data.sources import load_examples
 from angle_llm.model.backbone import load_tokenizer, locate
 from angle_llm.model.counters import FlopsPerToken, peak_flops
-from angle_llm.train.meter import StepMeter
+from angle_llm.train.metrics import StepMeter
 from angle_llm.train.step import boundary_step
 
 

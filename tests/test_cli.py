@@ -20,7 +20,7 @@ from angle_llm.model.backbone import locate
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.pooling import pooling_named
 from angle_llm.prompts import PromptError
-from angle_llm.train.loop import TrainingError
+from angle_llm.train.trainer import TrainingError
 
 ROOT = Path(__file__).parent.parent
 SHORT = ["--data.limit", "8", "--batch-size", "4", "--max-steps", "2", "--model.max-length", "100", "--lora.rank", "4"]

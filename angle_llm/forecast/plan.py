@@ -28,8 +28,8 @@ from angle_llm.model.counters import FlopsPerToken
 from angle_llm.model.embedding_model import EmbeddingModel
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.microbatches import MicroBatch, Plan
+from angle_llm.train.batches import Wordings, objectives_of
 from angle_llm.train.schedule import BatchPlan
-from angle_llm.train.sets import Wordings, objectives_of
 
 ROUND_TOKENS = 256
 MOST_TOKENS = 65_536

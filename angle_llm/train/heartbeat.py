@@ -20,7 +20,7 @@ from types import TracebackType
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from angle_llm.train.processes import Processes
+from angle_llm.train.distributed import Processes
 
 EVERY_SECONDS = 1.0
 LOST_AFTER_SECONDS = 12.0

@@ -16,8 +16,8 @@ from angle_llm.data.batching import TextBatch
 from angle_llm.losses.angle import ObjectiveValue
 from angle_llm.losses.nested import Objective
 from angle_llm.model.microbatches import MicroBatch, Plan
-from angle_llm.train.generators import device_state, set_device_state
-from angle_llm.train.strategy import Alone, Strategy
+from angle_llm.train.checkpoint import device_state, set_device_state
+from angle_llm.train.strategies import SingleProcess, StepStrategy
 
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
 PLAIN_UP_TO = 128
@@ -60,7 +60,7 @@ def boundary_step(
     *,
     graph_tokens: int,
     share: float = 1.0,
-    strategy: Strategy | None = None,
+    strategy: StepStrategy | None = None,
 ) -> StepResult:
     """Adds the gradient of `share` times the loss of a batch to the model's parameters.
 
@@ -75,11 +75,11 @@ def boundary_step(
 
     Raises:
         LossNotFiniteError: before anything is back-propagated, in every process.
-        MemoryShortError: see `Strategy.attempt`; what was added is to be forgotten then.
+        MemoryShortError: see `StepStrategy.attempt`; what was added is to be forgotten then.
     """
-    strategy = strategy or Alone(model)
+    strategy = strategy or SingleProcess(model)
     cached = plan.largest_share > graph_tokens
-    way = _encode_twice if cached else _keep_graphs
+    way = _step_cached if cached else _step_with_graphs
     plain = strategy.processes.device.type == "cpu" and plan.longest_text <= PLAIN_UP_TO
     with sdpa_kernel([SDPBackend.MATH] if plain else _KERNELS):
         value = way(model, plan, _Boundary(batch, objective, share), strategy)
@@ -126,20 +126,24 @@ class _Boundary:
         return replace(value, loss=value.loss.detach()), gradient_UD
 
 
-def _keep_graphs(model: nn.Module, plan: Plan, boundary: _Boundary, strategy: Strategy) -> ObjectiveValue:
+def _step_with_graphs(model: nn.Module, plan: Plan, boundary: _Boundary, strategy: StepStrategy) -> ObjectiveValue:
     device = strategy.processes.device
     mine = plan.share(strategy.processes.rank)
-    parts = strategy.attempt(lambda: [(micro.rows, model(**micro.on(device))) for micro in mine])
-    value, gradient_UD = _of_all(plan, strategy, boundary, [(rows, part_RD.detach()) for rows, part_RD in parts])
+    parts = strategy.guard_oom(lambda: [(micro.rows, model(**micro.on(device))) for micro in mine])
+    value, gradient_UD = _gather_and_loss(
+        plan, strategy, boundary, [(rows, part_RD.detach()) for rows, part_RD in parts]
+    )
     # The gradient of this scalar is dE, row by row. One backward pass: after several forward passes, ZeRO-3 adds a wrong
     # gradient for every backward pass but the first.
-    strategy.attempt(
-        lambda: strategy.backward(torch.stack([_pulled(rows, part_RD, gradient_UD) for rows, part_RD in parts]).sum())
+    strategy.guard_oom(
+        lambda: strategy.backward(
+            torch.stack([_surrogate_loss(rows, part_RD, gradient_UD) for rows, part_RD in parts]).sum()
+        )
     )
     return value
 
 
-def _encode_twice(model: nn.Module, plan: Plan, boundary: _Boundary, strategy: Strategy) -> ObjectiveValue:
+def _step_cached(model: nn.Module, plan: Plan, boundary: _Boundary, strategy: StepStrategy) -> ObjectiveValue:
     device = strategy.processes.device
     mine = plan.share(strategy.processes.rank)
     states = []
@@ -151,31 +155,31 @@ def _encode_twice(model: nn.Module, plan: Plan, boundary: _Boundary, strategy: S
     def again() -> None:
         for micro, state in zip(mine, states, strict=True):
             _set_random_state(device, state)  # the same dropout masks as the first time
-            strategy.backward(_pulled(micro.rows, model(**micro.on(device)), gradient_UD))
+            strategy.backward(_surrogate_loss(micro.rows, model(**micro.on(device)), gradient_UD))
 
     with torch.no_grad():
-        parts = strategy.attempt(lambda: [forward(micro) for micro in mine])
-    value, gradient_UD = _of_all(plan, strategy, boundary, parts)
+        parts = strategy.guard_oom(lambda: [forward(micro) for micro in mine])
+    value, gradient_UD = _gather_and_loss(plan, strategy, boundary, parts)
     del parts
     after = _random_state(device)
-    strategy.attempt(again)
+    strategy.guard_oom(again)
     _set_random_state(device, after)
     return value
 
 
-def _of_all(
-    plan: Plan, strategy: Strategy, boundary: _Boundary, parts: Sequence[tuple[list[int], Tensor]]
+def _gather_and_loss(
+    plan: Plan, strategy: StepStrategy, boundary: _Boundary, parts: Sequence[tuple[list[int], Tensor]]
 ) -> tuple[ObjectiveValue, Tensor]:
     """The boundary on the rows (U, D) of all processes. Each row is one process's and 0 in the others, so their sum is
     exact. A large batch's rows take as much as its gradient; they are gone when this returns."""
-    rows_UD = strategy.attempt(lambda: parts[0][1].new_zeros(plan.unique, parts[0][1].shape[1]))
+    rows_UD = strategy.guard_oom(lambda: parts[0][1].new_zeros(plan.unique, parts[0][1].shape[1]))
     for rows, part_RD in parts:
         rows_UD[rows] = part_RD[: len(rows)]
     strategy.processes.sum(rows_UD)
-    return strategy.attempt(lambda: boundary(rows_UD, plan))
+    return strategy.guard_oom(lambda: boundary(rows_UD, plan))
 
 
-def _pulled(rows: list[int], part_RD: Tensor, gradient_UD: Tensor) -> Tensor:
+def _surrogate_loss(rows: list[int], part_RD: Tensor, gradient_UD: Tensor) -> Tensor:
     """A scalar whose gradient by `part_RD` is that of its rows; by a stand-in's row, which is no text's, 0."""
     return (part_RD * (gradient_UD[rows] if rows else 0)).sum()
 

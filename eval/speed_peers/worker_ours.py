@@ -28,7 +28,7 @@ UNCUT = 8192
 def train_step(
     encoder: SentenceEncoder, optimizer: AdamW, trainable: Sequence[Parameter], triples: Sequence[Triple], job: TrainJob
 ) -> StepResult:
-    """One optimizer step, as `angle_llm.train.loop` takes it, but with tokenising and planning in line: the others'
+    """One optimizer step, as `angle_llm.train.trainer` takes it, but with tokenising and planning in line: the others'
     times hold theirs, too."""
     encoder.model.train()
     batch = TextBatch.from_examples(triples)

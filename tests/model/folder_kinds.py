@@ -23,10 +23,9 @@ from angle_llm.corpus.vectors import VectorForm
 from angle_llm.export.merge import merge
 from angle_llm.model.backbone import load_backbone, locate
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.train.checkpoint import Checkpoints
-from angle_llm.train.processes import Processes
-from angle_llm.train.state import Progress, TrainingState
-from angle_llm.train.strategy import Replicated
+from angle_llm.train.checkpoint import Checkpoints, Progress, TrainingState
+from angle_llm.train.distributed import Processes
+from angle_llm.train.strategies import DataParallelStrategy
 
 TEXTS = ["A man is eating.", 'Someone says "no" to the dogs.', "Where is it? 3, 5 & 7 Ü"]
 MARKER = "MARKER"
@@ -99,14 +98,14 @@ def _checkpoint(folder: Path, base: Path) -> None:
     checkpoints, state = Checkpoints(folder, 10), _state()
     for weight in state.weights.values():
         weight.grad = torch.ones_like(weight)
-    state.spread.update(1e-3)
+    state.strategy.update(1e-3)
     checkpoints.write(state, Progress(3, 100))
 
 
 def _state() -> TrainingState:
     layers = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
     weights = dict(layers.named_parameters())
-    spread = Replicated(layers, weights, OptimizerSettings(), Processes.alone())
+    spread = DataParallelStrategy(layers, weights, OptimizerSettings(), Processes.alone())
     return TrainingState.of(layers, lambda: spread, {"settings": "same", "base weights": None}, 0)
 
 

@@ -1,6 +1,6 @@
 """Kills a tiny run with SIGKILL at seeded moments, lets it go on, and compares its end with that of an undisturbed run.
 
-    python tests/training/crashes.py FOLDER SEED TIMED INSIDE [PROCESSES]
+    python tests/train/crashes.py FOLDER SEED TIMED INSIDE [PROCESSES]
 
 TIMED kills come by the clock (to all processes of the run at once), INSIDE ones at a call in the middle of a save, where
 the main process kills itself. A run is killed up to twice. Processes are forked after the imports, which take seconds, and
@@ -28,7 +28,7 @@ import torch
 import torch.utils.tensorboard  # imported here, once
 from tiny import save_tiny_base
 
-import angle_llm.train.state
+import angle_llm.train.checkpoint
 from angle_llm.config import (
     CheckpointSettings,
     DataSettings,
@@ -110,7 +110,7 @@ def watch_saves(at_call: Callable[[str, Callable[[], Any]], Any]) -> None:
         (Path, "write_text"),
     ]:
         setattr(owner, name, watched(name, getattr(owner, name)))
-    state: Any = angle_llm.train.state
+    state: Any = angle_llm.train.checkpoint
     real_save = state.save_file
 
     def save_file(tensors: Any, path: Path) -> None:

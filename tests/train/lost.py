@@ -1,6 +1,6 @@
 """Two processes train, one is killed, stopped, or fails; how long until both are gone, and what the other says.
 
-    python tests/training/lost.py FOLDER CASE [CASE …]        CASE: kill0 kill1 stop0 stop1 raise0 raise1 (the number is the rank)
+    python tests/train/lost.py FOLDER CASE [CASE …]        CASE: kill0 kill1 stop0 stop1 raise0 raise1 (the number is the rank)
                                                               both0: both fail, and the main one takes its time to save
 
 All cases run beside each other, each in two processes that no launcher watches. Prints a JSON line for each.
@@ -24,7 +24,7 @@ from spreads import ragged, settings, work
 from tiny import save_tiny_base
 
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.train import loop
+from angle_llm.train import trainer
 
 STEP = 3
 
@@ -32,7 +32,7 @@ STEP = 3
 def losing(case: str, rank: int, moment: Path) -> None:
     """After a few steps the process that the case names is lost."""
     kind, lost = case[:-1], int(case[-1])
-    real = loop._Pause.__call__
+    real = trainer._Pause.__call__
 
     def paused(self: Any, step: int) -> None:
         if step == STEP and (rank == lost or kind == "both"):
@@ -44,7 +44,7 @@ def losing(case: str, rank: int, moment: Path) -> None:
             os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[kind])
         real(self, step)
 
-    loop._Pause.__call__ = paused  # type: ignore[method-assign]
+    trainer._Pause.__call__ = paused  # type: ignore[method-assign]
 
 
 def slow_saves() -> None:

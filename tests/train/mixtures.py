@@ -1,6 +1,6 @@
 """One run on several sets, kept on disk, in 1, 2 and 3 processes: the same batches and the same weights.
 
-python tests/training/mixtures.py FOLDER CONFIG
+python tests/train/mixtures.py FOLDER CONFIG
 """
 
 import sys

@@ -1,6 +1,6 @@
 """A run whose memory is limited while it trains, against one that has room: more than one attempt, the same update.
 
-python tests/training/shortage.py FOLDER PROCESSES ROOM_IN_MB
+python tests/train/shortage.py FOLDER PROCESSES ROOM_IN_MB
 """
 
 import os
@@ -18,8 +18,6 @@ import torch.utils.tensorboard
 from spreads import ending, largest_difference, loss_difference, ragged, settings, work
 from tiny import save_tiny_base
 
-from angle_llm.train import loop
-
 
 def virtual_bytes() -> int:
     words = Path("/proc/self/statm").read_text().split()
@@ -28,14 +26,14 @@ def virtual_bytes() -> int:
 
 def limited(room: int) -> None:
     """From the first step on, this process may have so many bytes more than it had."""
-    real = loop._accumulate
+    real = trainer._accumulate
 
     def accumulate(*given: Any) -> Any:
         if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
             resource.setrlimit(resource.RLIMIT_AS, (virtual_bytes() + room, resource.RLIM_INFINITY))
         return real(*given)
 
-    loop._accumulate = accumulate
+    trainer._accumulate = accumulate
 
 
 def main(folder: Path, world: int, room: int) -> None:

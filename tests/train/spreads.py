@@ -1,6 +1,6 @@
 """Trains one run spread in several ways, and compares where they end.
 
-    python tests/training/spreads.py FOLDER float64 [STEPS WORLDS] | deepspeed [NAME …] | real MODEL | bits [NAME …] |
+    python tests/train/spreads.py FOLDER float64 [STEPS WORLDS] | deepspeed [NAME …] | real MODEL | bits [NAME …] |
                                             elastic [ZeRO]
 
 float64    a tiny LLaMA, 50 steps of ragged data, in 1, 2, 3 and 4 processes (STEPS 50, WORLDS 1234)
@@ -46,11 +46,12 @@ from angle_llm.data.formats import Example, ScoredPair
 from angle_llm.data.sources import load_examples
 from angle_llm.losses.angle import AngleObjective
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.train import trainer
+from angle_llm.train.distributed import Launch
 from angle_llm.train.heartbeat import Heartbeat
-from angle_llm.train.launch import Launch
-from angle_llm.train.loop import train
 from angle_llm.train.signals import Interrupted
-from angle_llm.train.strategy import Partitioned, Replicated
+from angle_llm.train.strategies import DataParallelStrategy, ZeroStrategy, make_strategy
+from angle_llm.train.trainer import train
 
 warnings.filterwarnings("error", category=UserWarning, module="angle_llm")
 OBJECTIVE = AngleObjective(cosine_weight=1.0, in_batch_weight=1.0, angle_weight=0.5)
@@ -127,11 +128,10 @@ def work(mine: TrainSettings, world: int, kind: str, stage: int, dtype: torch.dt
             )
         encoder.add_lora(mine.lora)
         encoder.model.to(dtype)
-        spread: list[Any] = []
-        real = Launch.spread
-        Launch.spread = lambda *given: spread.append(real(*given)) or spread[0]  # type: ignore[method-assign,func-returns-value]
+        strategies: list[Any] = []
+        trainer.make_strategy = lambda *given: strategies.append(make_strategy(*given)) or strategies[0]  # type: ignore[assignment,func-returns-value]
         train(encoder, examples, OBJECTIVE, mine, launch=launch)
-        assert type(spread[0]) is (Partitioned if stage else Replicated)
+        assert type(strategies[0]) is (ZeroStrategy if stage else DataParallelStrategy)
 
 
 def float64(folder: Path, steps: str = "50", worlds: str = "1234") -> None:
@@ -271,16 +271,16 @@ def elastic(folder: Path, *names: str) -> None:
 
     def some(rank: int, world: int, kind: str, stage: int, last: int) -> None:
         """Stopped after a step by a signal to the last process alone."""
-        from angle_llm.train import loop
+        from angle_llm.train import trainer
 
-        pause = loop._Pause.__call__
+        pause = trainer._Pause.__call__
 
         def paused(self: Any, step: int) -> None:
             if step == last < 12 and rank == world - 1:
                 os.kill(os.getpid(), signal.SIGTERM)
             pause(self, step)
 
-        loop._Pause.__call__ = paused  # type: ignore[method-assign]
+        trainer._Pause.__call__ = paused  # type: ignore[method-assign]
         try:
             work(mine, world, kind, stage, torch.float32, examples)
         except Interrupted as stopped:

@@ -1,6 +1,6 @@
 """Peak memory of a step whose batch is encoded twice, for batches of several sizes, one after the other in this process.
 
-    PYTHONPATH=tests python tests/training/step_memory.py [MODEL DATA] TRIPLES [TRIPLES ...]
+    PYTHONPATH=tests python tests/train/step_memory.py [MODEL DATA] TRIPLES [TRIPLES ...]
 
 Without MODEL and DATA, the starter triples and a tiny LLaMA. Prints a line of JSON for each size; MiB of the whole process.
 """

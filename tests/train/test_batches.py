@@ -13,10 +13,18 @@ from angle_llm.data.formats import Triple
 from angle_llm.data.mixture import LoadedSet, Mixture
 from angle_llm.data.store import StoreWriter
 from angle_llm.losses import AngleObjective
-from angle_llm.train.batches import TEXTS_AT_ONCE, BatchPlanner, Tokens, TokenStore, ahead, tokens_of
+from angle_llm.train.batches import (
+    TEXTS_AT_ONCE,
+    BatchPlanner,
+    Tokenize,
+    Tokens,
+    TokenStore,
+    Wordings,
+    ahead,
+    tokens_of,
+)
+from angle_llm.train.distributed import Processes
 from angle_llm.train.memory import TokenBudget
-from angle_llm.train.processes import Processes
-from angle_llm.train.sets import Tokenize, Wordings
 
 TEXTS = ["A man eats.", "Someone eats.", "Nobody eats.", "Two dogs run.", "Hi"]
 

@@ -17,10 +17,21 @@ from safetensors.torch import save_file
 from torch import nn
 
 from angle_llm.config import OptimizerSettings, SettingsError
-from angle_llm.train.checkpoint import MANIFEST, SLOW_SECONDS, CheckpointError, Checkpoints, step_of, verified
-from angle_llm.train.processes import Processes
-from angle_llm.train.state import Progress, Run, SavedWeightsError, TrainingState, check_saved
-from angle_llm.train.strategy import Replicated
+from angle_llm.train.checkpoint import (
+    MANIFEST,
+    SLOW_SECONDS,
+    CheckpointError,
+    Checkpoints,
+    Progress,
+    Run,
+    SavedWeightsError,
+    TrainingState,
+    check_saved,
+    step_of,
+    verified,
+)
+from angle_llm.train.distributed import Processes
+from angle_llm.train.strategies import DataParallelStrategy
 
 FILES = ["manifest.json", "optimizer.safetensors", "progress.json", "random-00000.json", "weights.safetensors"]
 RUN: Run = {"settings": "same", "base weights": None}
@@ -33,13 +44,15 @@ def small_state(seed: int = 0) -> TrainingState:
 
 def state_of(layers: nn.Module, run: Run = RUN) -> TrainingState:
     weights = dict(layers.named_parameters())
-    return TrainingState.of(layers, lambda: Replicated(layers, weights, OptimizerSettings(), Processes.alone()), run, 0)
+    return TrainingState.of(
+        layers, lambda: DataParallelStrategy(layers, weights, OptimizerSettings(), Processes.alone()), run, 0
+    )
 
 
 def take_step(state: TrainingState) -> None:
     for parameter in state.weights.values():
         parameter.grad = torch.randn_like(parameter) * random.random() * np.random.random()  # noqa: NPY002
-    state.spread.update(1e-3)
+    state.strategy.update(1e-3)
 
 
 def written(folder: Path, steps: int, keep: int = 10) -> Checkpoints:
@@ -70,9 +83,11 @@ def test_what_comes_back_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
     other = small_state(seed=1)
     take_step(other)
     assert checkpoints.begin(path, other) == here
-    assert isinstance(other.spread, Replicated)
-    assert isinstance(state.spread, Replicated)
-    assert other.spread.optimizer.state_dict()["param_groups"] == state.spread.optimizer.state_dict()["param_groups"]
+    assert isinstance(other.strategy, DataParallelStrategy)
+    assert isinstance(state.strategy, DataParallelStrategy)
+    assert (
+        other.strategy.optimizer.state_dict()["param_groups"] == state.strategy.optimizer.state_dict()["param_groups"]
+    )
     for came, due in zip(future(other), expected, strict=True):
         assert torch.equal(torch.as_tensor(came), torch.as_tensor(due))
 
@@ -81,7 +96,7 @@ def test_a_state_before_the_first_step_comes_back(tmp_path: Path) -> None:
     path = Checkpoints(tmp_path, 1).write(small_state(), Progress())
     other = small_state(seed=1)
     assert Checkpoints(tmp_path, 1).begin(path, other) == Progress()
-    assert other.spread.optimizer_tensors() == {}
+    assert other.strategy.optimizer_tensors() == {}
 
 
 def flip(path: Path, draw: random.Random) -> None:

@@ -27,7 +27,7 @@ from angle_llm.losses.angle import AngleObjective
 from angle_llm.model.artifact import ArtifactError
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.run import fine_tune
-from angle_llm.train.loop import TrainingError, train
+from angle_llm.train.trainer import TrainingError, train
 
 SENTENCES = ["A dog runs.", "Somebody reads."]
 

@@ -17,9 +17,8 @@ from angle_llm.losses import AngleObjective
 from angle_llm.losses.joint import JointObjective
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.run import fine_tune
-from angle_llm.train.batches import BatchPlanner, PlannedBatch, Tokens
+from angle_llm.train.batches import BatchPlanner, PlannedBatch, Tokens, Wordings
 from angle_llm.train.memory import TokenBudget
-from angle_llm.train.sets import Wordings
 from angle_llm.train.step import boundary_step
 
 SCORED = [ScoredPair(f"A man number {n} eats.", f"Someone eats {n} things.", n / 10) for n in range(11)]

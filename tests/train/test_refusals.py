@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from angle_llm.config import LoraSettings, ModelSettings, SettingsError, TrainSettings
-from angle_llm.train.launch import Launch
-from angle_llm.train.refusals import TABLE, check_can_work
+from angle_llm.train.distributed import TABLE, Launch, check_can_work
 
 
 @dataclass(frozen=True)

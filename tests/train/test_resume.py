@@ -27,10 +27,9 @@ from angle_llm.config import (
     load_settings,
 )
 from angle_llm.run import fine_tune
-from angle_llm.train.checkpoint import CheckpointError
-from angle_llm.train.records import BestKeeper, Metrics
+from angle_llm.train.checkpoint import CheckpointError, SavedWeightsError
+from angle_llm.train.metrics import BestKeeper, Metrics
 from angle_llm.train.signals import Interrupted, StopSignals
-from angle_llm.train.state import SavedWeightsError
 
 
 @pytest.fixture(autouse=True)
@@ -388,7 +387,7 @@ def test_an_adapter_that_has_learnt_nothing_is_an_error(settings: TrainSettings,
     from angle_llm.data.formats import ScoredPair
     from angle_llm.losses.angle import AngleObjective
     from angle_llm.model.encoder import SentenceEncoder
-    from angle_llm.train.loop import train
+    from angle_llm.train.trainer import train
 
     encoder = SentenceEncoder.from_pretrained(settings.model.path, max_length=100)
     encoder.add_lora(LoraSettings(rank=4))

@@ -7,16 +7,19 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from tqdm import tqdm
 
 from angle_llm.model.adapters import is_adapted
+from angle_llm.model.counters import FlopsPerToken, peak_flops
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.train.state import Progress, SavedWeightsError, check_saved
+from angle_llm.train.checkpoint import Progress, SavedWeightsError, check_saved
+from angle_llm.train.distributed import Processes
 from angle_llm.train.step import StepResult
-from angle_llm.train.strategy import Spread
+from angle_llm.train.strategies import Strategy
 
 Evaluate = Callable[[SentenceEncoder], float]
 """From an encoder to one number, the larger the better."""
@@ -106,19 +109,19 @@ class BestKeeper:
     All processes measure; the main one's score counts, and it alone writes.
     """
 
-    def __init__(self, encoder: SentenceEncoder, evaluate: Evaluate | None, folder: Path, spread: Spread) -> None:
+    def __init__(self, encoder: SentenceEncoder, evaluate: Evaluate | None, folder: Path, strategy: Strategy) -> None:
         self._encoder = encoder
         self._evaluate = evaluate
-        self._spread = spread
+        self._strategy = strategy
         self.folder = folder
         self.measured: int | None = None
         self.start: float | None = None
         self.best: float | None = None
 
-    def go_on(self, came: Progress) -> None:
+    def resume(self, came: Progress) -> None:
         """With the scores of a checkpoint, from what a kill has left of `folder`."""
         self.measured, self.start = came.measured, came.start
-        self.best = self._spread.processes.from_main(lambda: self._put_back(came.best))
+        self.best = self._strategy.processes.from_main(lambda: self._put_back(came.best))
 
     def _put_back(self, best: float | None) -> float | None:
         """`artifact.write_directory` fills a hidden folder beside the target and, while it takes the place, has the old
@@ -139,9 +142,9 @@ class BestKeeper:
         if self._evaluate is None or self.measured == step:
             return
         mine = self._evaluate(self._encoder)
-        score = self._spread.processes.from_main(lambda: mine)
+        score = self._strategy.processes.from_main(lambda: mine)
         metrics.log({"step": step, "evaluation": score})
-        if self._spread.processes.is_main:
+        if self._strategy.processes.is_main:
             tqdm.write(f"step {step}: evaluation {score:.2f}")
         if step == 0:
             self.start = score
@@ -156,9 +159,9 @@ class BestKeeper:
             self._save()
 
     def _save(self) -> None:
-        self._spread.check_replicas()
-        with self._spread.whole():
-            self._spread.processes.from_main(self._write)
+        self._strategy.check_replicas()
+        with self._strategy.gather_params():
+            self._strategy.processes.from_main(self._write)
 
     def _write(self) -> None:
         self._encoder.save_pretrained(self.folder, self._check_written)
@@ -185,7 +188,7 @@ class BestKeeper:
         """A run that breaks leaves its weights, if they are whole and numbers, in `interrupted/` beside the best."""
         trained = [parameter for parameter in self._encoder.model.parameters() if parameter.requires_grad]
         whole = all(parameter.numel() for parameter in trained)  # those divided among processes cannot be put together
-        if not (self._spread.processes.is_main and whole):
+        if not (self._strategy.processes.is_main and whole):
             return
         if not all(math.isfinite(float(parameter.detach().sum())) for parameter in trained):
             return
@@ -207,3 +210,48 @@ def _saved_name(name: str) -> str:
     """What peft calls a parameter of `EmbeddingModel` in a file."""
     name = name.removeprefix("backbone.").replace(".default", "")
     return name.removesuffix(".weight") if name.endswith("lora_magnitude_vector.weight") else name
+
+
+@dataclass(frozen=True)
+class StepMeter:
+    """Turns what steps computed into rates and utilisation."""
+
+    flops: FlopsPerToken
+    peak: float
+    """Operations a second a device can do."""
+    devices: int = 1
+
+    @classmethod
+    def of(cls, encoder: SentenceEncoder, processes: Processes) -> StepMeter:
+        """Counts the encoder's layers and asks the device."""
+        peak = peak_flops(processes.device, encoder.dtype)
+        return cls(FlopsPerToken.of(encoder.model.backbone), peak, processes.count)
+
+    def counts(self, results: Sequence[StepResult], seconds: float) -> dict[str, float]:
+        """What an optimizer step did: sums over its batches, and rates.
+
+        `logical_tokens` are those of the batch's texts, `computed_tokens` went through the model; utilisation is the share
+        of the devices' operations that the computed tokens needed. `imbalance` is how many times its even share the process
+        with most tokens computed.
+        """
+        computed = sum(result.computed_tokens for result in results)
+        twice = sum(result.computed_tokens for result in results if result.cached)
+        pairs = sum(result.pairs for result in results)
+        flops = computed * (self.flops.forward + self.flops.backward) + twice * self.flops.forward
+        return {
+            "texts": sum(result.texts for result in results),
+            "pairs": pairs,
+            "logical_tokens": sum(result.logical_tokens for result in results),
+            "computed_tokens": computed,
+            "pairs_per_second": pairs / seconds,
+            "computed_tokens_per_second": computed / seconds,
+            "utilisation": flops / seconds / (self.peak * self.devices),
+            "imbalance": sum(result.largest_share for result in results) * self.devices / computed,
+            "seconds": seconds,
+        }
+
+    @staticmethod
+    def shown(counts: dict[str, float]) -> str:
+        """For the progress bar."""
+        share = counts["computed_tokens"] / counts["logical_tokens"]
+        return f"{counts['pairs_per_second']:.1f} pairs/s, {share:.0%} of tokens computed, {counts['utilisation']:.0%} utilised"

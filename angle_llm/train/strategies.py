@@ -1,17 +1,16 @@
 """How an update is spread over processes. Two ways compute the same one.
 
-**Replicated** (one process, or data parallel): each process holds all weights, back-propagates its texts, and one sum over
-processes follows. torch's own wrapper would sum inside the backward pass; a sum after it lets processes agree first that
-all of them came through, and needs nothing to match on the way.
+`DataParallelStrategy` (one process, or data parallel): each process holds all weights and back-propagates its texts; one
+sum over processes follows. torch's DDP would sum inside the backward pass; a sum after it lets the processes first agree
+that none ran out of memory, and needs no matching number of backward passes.
 
-**Partitioned** (DeepSpeed ZeRO): optimizer state (stage 1), gradients (2) and weights (3) are divided among processes.
+`ZeroStrategy` (DeepSpeed ZeRO): optimizer state (stage 1), gradients (2) and weights (3) are divided among processes.
 
 State goes in and out as whole tensors by name, so a checkpoint is the same whoever wrote it.
 """
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,8 +21,8 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from angle_llm.config import OptimizerSettings
+from angle_llm.train.distributed import Launch, Processes
 from angle_llm.train.memory import MemoryShortError, is_out_of_memory
-from angle_llm.train.processes import Processes
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -36,7 +35,7 @@ SUMMED_AT_ONCE = 64 * 2**20
 """Numbers of the buffer that gradients are summed in."""
 
 
-class Strategy(ABC):
+class StepStrategy(ABC):
     """What a step needs of the way its update is spread."""
 
     processes: Processes
@@ -46,7 +45,7 @@ class Strategy(ABC):
         """Adds this process's part of the gradient."""
 
     @abstractmethod
-    def attempt(self, work: Callable[[], Value]) -> Value:
+    def guard_oom(self, work: Callable[[], Value]) -> Value:
         """Does a part of a step.
 
         Raises:
@@ -54,7 +53,7 @@ class Strategy(ABC):
         """
 
 
-class Spread(Strategy):
+class Strategy(StepStrategy):
     """What a training run needs."""
 
     name: str
@@ -69,11 +68,11 @@ class Spread(Strategy):
         """
 
     @abstractmethod
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         """Drops what `backward` has added."""
 
     @abstractmethod
-    def whole(self) -> Any:
+    def gather_params(self) -> Any:
         """A context in which the trainable weights are there in full, to be read."""
 
     @abstractmethod
@@ -82,7 +81,7 @@ class Spread(Strategy):
         step, and in the other processes."""
 
     @abstractmethod
-    def fill(self, weights: Named, optimizer: Named) -> None:
+    def load_state(self, weights: Named, optimizer: Named) -> None:
         """Puts back weights and what `optimizer_tensors` gave, one after the other."""
 
     @abstractmethod
@@ -90,11 +89,11 @@ class Spread(Strategy):
         """Refuses to go on if what every process holds a copy of differs.
 
         Raises:
-            ElsewhereError: naming the process.
+            RemoteRankError: naming the process.
         """
 
 
-class Alone(Strategy):
+class SingleProcess(StepStrategy):
     """One process that only adds gradients up; somebody else takes the step."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -103,11 +102,11 @@ class Alone(Strategy):
     def backward(self, scalar: Tensor) -> None:
         scalar.backward()  # type: ignore[no-untyped-call]
 
-    def attempt(self, work: Callable[[], Value]) -> Value:
+    def guard_oom(self, work: Callable[[], Value]) -> Value:
         return work()
 
 
-class Replicated(Spread):
+class DataParallelStrategy(Strategy):
     """One process, or each with all weights."""
 
     def __init__(
@@ -127,7 +126,7 @@ class Replicated(Spread):
     def backward(self, scalar: Tensor) -> None:
         scalar.backward()  # type: ignore[no-untyped-call]
 
-    def attempt(self, work: Callable[[], Value]) -> Value:
+    def guard_oom(self, work: Callable[[], Value]) -> Value:
         short = ""
         try:
             value = work()
@@ -170,11 +169,11 @@ class Replicated(Spread):
         for gradient, part in zip(gradients, torch.split(flat, [one.numel() for one in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
 
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         self.optimizer.zero_grad()
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
+    def gather_params(self) -> Iterator[None]:
         yield
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
@@ -188,7 +187,7 @@ class Replicated(Spread):
             for key, tensor in items.items()
         }
 
-    def fill(self, weights: Named, optimizer: Named) -> None:
+    def load_state(self, weights: Named, optimizer: Named) -> None:
         with torch.no_grad():
             for name, tensor in weights:
                 self._weights[name].copy_(tensor)
@@ -204,7 +203,7 @@ class Replicated(Spread):
         self.processes.check_same("trainable weights", checksum(self._weights))
 
 
-class Partitioned(Spread):
+class ZeroStrategy(Strategy):
     """DeepSpeed ZeRO, through Accelerate."""
 
     def __init__(
@@ -239,7 +238,7 @@ class Partitioned(Spread):
     def backward(self, scalar: Tensor) -> None:
         self._engine.backward(scalar * self.processes.count)  # it takes the mean over processes
 
-    def attempt(self, work: Callable[[], Value]) -> Value:
+    def guard_oom(self, work: Callable[[], Value]) -> Value:
         try:
             return work()
         except (RuntimeError, MemoryError) as error:
@@ -257,10 +256,10 @@ class Partitioned(Spread):
         self._engine.step()
         return float(self._engine.get_global_grad_norm())
 
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         self._engine.zero_grad()
 
-    def whole(self) -> Any:
+    def gather_params(self) -> Any:
         from deepspeed.runtime.zero import GatheredParameters
 
         return GatheredParameters(list(self._weights.values()), enabled=self.stage == 3)
@@ -279,7 +278,7 @@ class Partitioned(Spread):
                 tensors[f"{name}/step"] = states[0]["step"].cpu().clone()
         return tensors
 
-    def fill(self, weights: Named, optimizer: Named) -> None:
+    def load_state(self, weights: Named, optimizer: Named) -> None:
         from deepspeed.runtime.zero import GatheredParameters
 
         for name, tensor in weights:
@@ -359,13 +358,9 @@ def checksum(weights: Mapping[str, nn.Parameter]) -> str:
     return f"{total:.17g}"
 
 
-def deepspeed_config() -> dict[str, Any]:
-    """What every DeepSpeed run here has in common; a config file says the rest."""
-    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
-    return {
-        "train_micro_batch_size_per_gpu": 1,  # micro-batches are made here; DeepSpeed only counts with it
-        "gradient_accumulation_steps": 1,
-        "managed_gradient_accumulation": False,  # any number of backward passes, then a step
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,  # torch's AdamW, offloaded too: the same numbers, and nothing to compile
-    }
+def make_strategy(model: nn.Module, optimizer: OptimizerSettings, launch: Launch) -> Strategy:
+    """Puts the model on its device and returns the strategy that the launcher selected."""
+    weights = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if not launch.zero_stage:
+        return DataParallelStrategy(model.to(launch.processes.device), weights, optimizer, launch.processes)
+    return ZeroStrategy(model, weights, optimizer, launch.processes, launch.accelerator)

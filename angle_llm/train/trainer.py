@@ -17,26 +17,25 @@ from angle_llm.data.mixture import Mixture
 from angle_llm.losses.nested import Objective
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.progress import ProgressBar
-from angle_llm.train.batches import BatchPlanner, PlannedBatch, ahead, tokens_of
-from angle_llm.train.checkpoint import Checkpoints, step_of
-from angle_llm.train.heartbeat import unhurried
-from angle_llm.train.launch import Launch
-from angle_llm.train.memory import MemoryShortError, TokenBudget
-from angle_llm.train.meter import StepMeter
-from angle_llm.train.records import BestKeeper, Evaluate, Metrics, mean_loss
-from angle_llm.train.schedule import BatchPlan
-from angle_llm.train.sets import Wordings
-from angle_llm.train.signals import Interrupted, StopSignals
-from angle_llm.train.state import (
+from angle_llm.train.batches import BatchPlanner, PlannedBatch, Wordings, ahead, tokens_of
+from angle_llm.train.checkpoint import (
+    Checkpoints,
     Progress,
     TrainingState,
     random_state,
     run_identity,
     seed_process,
     set_random_state,
+    step_of,
 )
+from angle_llm.train.distributed import Launch
+from angle_llm.train.heartbeat import unhurried
+from angle_llm.train.memory import MemoryShortError, TokenBudget
+from angle_llm.train.metrics import BestKeeper, Evaluate, Metrics, StepMeter, mean_loss
+from angle_llm.train.schedule import BatchPlan
+from angle_llm.train.signals import Interrupted, StopSignals
 from angle_llm.train.step import LossNotFiniteError, StepResult, boundary_step
-from angle_llm.train.strategy import Spread
+from angle_llm.train.strategies import Strategy, make_strategy
 
 
 class TrainingError(RuntimeError):
@@ -82,7 +81,7 @@ def train(
     Raises:
         TrainingError: for a loss or gradient that is not finite (before the optimizer steps), or a run that cannot start.
         CheckpointError: for a checkpoint that cannot be written, or is asked for and not whole.
-        ElsewhereError: if another process has failed, or other data or weights than the main one.
+        RemoteRankError: if another process has failed, or other data or weights than the main one.
         Interrupted: a `SystemExit`, after a signal and its checkpoint.
     """
     run_dir, model_dir = settings.run_path, settings.run_path / "model"
@@ -115,17 +114,17 @@ def train(
         processes.check_same(what, mine)
     meter = StepMeter.of(encoder, processes)
     state = TrainingState.of(
-        encoder.model, lambda: launch.spread(encoder.model, settings.optimizer), run, settings.seed
+        encoder.model, lambda: make_strategy(encoder.model, settings.optimizer, launch), run, settings.seed
     )
-    state.spread.check_replicas()
+    state.strategy.check_replicas()
     seed_process(settings.seed, processes.rank)
-    keeper = BestKeeper(encoder, evaluate, model_dir, state.spread)
+    keeper = BestKeeper(encoder, evaluate, model_dir, state.strategy)
     wordings = Wordings(encoder, data)
     with tokens_of(wordings, data, run_dir, processes) as tokens:
         # Processes that planned a batch otherwise would take one another's texts.
         processes.check_same("way of computing", (encoder.sharing, encoder.pooling, encoder.pad_id, tokens.digest()))
         came = checkpoints.begin(origin, state)
-        keeper.go_on(came)
+        keeper.resume(came)
         step = came.step
         budget = came.budget or TokenBudget(settings.micro_batch_tokens, settings.graph_tokens)
         planner = BatchPlanner(encoder, tokens, wordings, data, objectives, processes.count, budget)
@@ -141,8 +140,8 @@ def train(
                 started = time.perf_counter()
                 for epoch, batches in ahead(planner.all(plan.after(step))):
                     rate = plan.learning_rate(step + 1)
-                    results = _accumulate(state.spread, planner, batches)
-                    norm = state.spread.update(rate)
+                    results = _accumulate(state.strategy, planner, batches)
+                    norm = state.strategy.update(rate)
                     if not math.isfinite(norm):
                         raise LossNotFiniteError(
                             f"the gradient norm is {norm}; nothing of this step is kept. Lower the learning rate, or use "
@@ -196,7 +195,7 @@ class _Pause:
             here = Progress(
                 step, self.metrics.bytes_on_disk(), keeper.measured, keeper.start, keeper.best, self.planner.budget
             )
-            self.state.spread.check_replicas()
+            self.state.strategy.check_replicas()
             path = self.checkpoints.write(self.state, here)
             if asked:
                 if processes.is_main:
@@ -214,26 +213,26 @@ def _of_sets(batches: Sequence[PlannedBatch]) -> dict[str, float]:
     return {f"examples/{name}": sum(planned.sets.get(name, 0) for planned in batches) for name in names}
 
 
-def _accumulate(spread: Spread, planner: BatchPlanner, batches: Sequence[PlannedBatch]) -> list[StepResult]:
+def _accumulate(strategy: Strategy, planner: BatchPlanner, batches: Sequence[PlannedBatch]) -> list[StepResult]:
     """Adds up the gradients of an optimizer step's batches, each with an equal share.
 
     When memory runs out, all is forgotten and done again with half the tokens at once: the update is the same.
     """
-    spread.model.train()
-    generators = random_state(spread.processes.device)
+    strategy.model.train()
+    generators = random_state(strategy.processes.device)
     while True:
         if any(planned.plan.token_budget > planner.budget.micro_batch_tokens for planned in batches):
             batches = [planner.again(planned) for planned in batches]
         try:
             return [
                 boundary_step(
-                    spread.model,
+                    strategy.model,
                     planned.plan,
                     planned.batch,
                     planned.objective,
                     graph_tokens=planner.budget.graph_tokens,
                     share=1 / len(batches),
-                    strategy=spread,
+                    strategy=strategy,
                 )
                 for planned in batches
             ]
@@ -245,14 +244,14 @@ def _accumulate(spread: Spread, planner: BatchPlanner, batches: Sequence[Planned
                 f"memory ran out ({told}), with each text alone in the model. Lower model.max_length, or take a smaller model "
                 "or more memory."
             )
-        if spread.processes.is_main:
+        if strategy.processes.is_main:
             tqdm.write(
                 f"memory ran out: the step is done again, and from here on at most {budget.micro_batch_tokens} tokens go "
                 f"through the model at once, and up to {budget.graph_tokens} keep their activations (the same update, but for "
                 "the masks of dropout)"
             )
         planner.budget = budget
-        spread.forget()
-        set_random_state(generators, spread.processes.device)
-        if spread.processes.device.type == "cuda":
+        strategy.zero_grad()
+        set_random_state(generators, strategy.processes.device)
+        if strategy.processes.device.type == "cuda":
             torch.cuda.empty_cache()

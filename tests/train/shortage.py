@@ -18,6 +18,8 @@ import torch.utils.tensorboard
 from spreads import ending, largest_difference, loss_difference, ragged, settings, work
 from tiny import save_tiny_base
 
+from angle_llm.train import trainer
+
 
 def virtual_bytes() -> int:
     words = Path("/proc/self/statm").read_text().split()

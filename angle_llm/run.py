@@ -18,7 +18,8 @@ from angle_llm.config import (
     save_settings,
     settings_to_dict,
 )
-from angle_llm.model.artifact import EncoderCard, is_saved_encoder
+from angle_llm.model.artifact import EncoderCard
+from angle_llm.model.checks import is_saved_encoder
 from angle_llm.prompts import load_prompt
 
 if TYPE_CHECKING:
@@ -55,8 +56,8 @@ def _fine_tune(settings: TrainSettings, launch: Launch) -> Path:
 
     from angle_llm.evaluate.sts import sts_score
     from angle_llm.losses.nested import NestedObjective
-    from angle_llm.model.adapters import count_parameters
     from angle_llm.model.encoder import SentenceEncoder
+    from angle_llm.model.lora import count_parameters
     from angle_llm.train.batches import objectives_of
     from angle_llm.train.distributed import check_can_work
     from angle_llm.train.trainer import train

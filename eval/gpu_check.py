@@ -28,9 +28,9 @@ from angle_llm.data.formats import Example
 from angle_llm.data.sources import load_examples
 from angle_llm.forecast.memory import GIB, Device, Memory, Spread
 from angle_llm.forecast.step import loss_memory, model_step
-from angle_llm.model import outline, quantized
+from angle_llm.model import outline, quantization
 from angle_llm.model.backbone import load_tokenizer, locate
-from angle_llm.model.microbatches import Plan, PrefixSharing, plan_micro_batches
+from angle_llm.model.micro_batches import Plan, PrefixSharing, plan_micro_batches
 from angle_llm.train.step import boundary_step
 
 SMALL = "python eval/gpu_check.py --layers 2 --hidden 64 --heads 4 --intermediate 96 --batch 4 --steps 3"
@@ -115,7 +115,7 @@ def checks(
     """All of one base."""
     encoder = random_encoder(settings.shape, tokenizer, device)
     if bits is not None:
-        quantized.quantise(encoder.model.backbone, bits, device)
+        quantization.quantise(encoder.model.backbone, bits, device)
     encoder.add_lora(settings.lora)
     unlike_its_start(encoder)
     batch = TextBatch.from_examples(examples)
@@ -145,7 +145,7 @@ def checks(
     if bits is not None:
         encoder.encode(batch.texts)  # a forward pass in evaluation must not change what training computes
         ours = gradient(encoder, plan, batch, cached=False)
-        quantized.dequantise(encoder.model.backbone)
+        quantization.dequantise(encoder.model.backbone)
         yield compared("gradient, to that on dequantised weights", ours, gradient(encoder, plan, batch, cached=False))
 
 

@@ -24,9 +24,8 @@ from angle_llm.cli import guarded
 from angle_llm.config import DataSource, LoraSettings
 from angle_llm.data.batching import batch_indices
 from angle_llm.data.sources import load_examples
-from angle_llm.model.backbone import load_tokenizer, locate
-from angle_llm.model.counters import FlopsPerToken, peak_flops
-from angle_llm.train.metrics import StepMeter
+from angle_llm.model.backbone import FlopsPerToken, load_tokenizer, locate
+from angle_llm.train.metrics import StepMeter, peak_flops
 from angle_llm.train.step import boundary_step
 
 

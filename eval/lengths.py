@@ -16,7 +16,7 @@ from angle_llm.data import load_examples
 from angle_llm.data.batching import TextBatch
 from angle_llm.files import write_json
 from angle_llm.model.backbone import load_tokenizer, locate
-from angle_llm.model.tokenization import plain_ids
+from angle_llm.model.tokenizer import plain_ids
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 EDGES = [0, *np.unique(np.geomspace(1, 16384, 43).round().astype(int)).tolist()]

@@ -48,7 +48,7 @@ def main() -> None:
     from angle_llm.data.formats import Triple
     from angle_llm.data.sources import load_examples
     from angle_llm.export.sentences import SENTENCES
-    from angle_llm.model.tokenization import SentenceTokenizer
+    from angle_llm.model.tokenizer import SentenceTokenizer
     from angle_llm.prompts import PromptTemplate
 
     workdir: Path = arguments.workdir.absolute()

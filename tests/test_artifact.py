@@ -12,8 +12,9 @@ from tiny import KINDS, save_tiny_base, tiny_encoder, train_a_little
 
 from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
 from angle_llm.config import LoraSettings
-from angle_llm.model.artifact import CARD_NAME, ArtifactError, EncoderCard, is_saved_encoder, write_directory
+from angle_llm.model.artifact import EncoderCard, write_directory
 from angle_llm.model.backbone import weights_fingerprint
+from angle_llm.model.checks import CARD_NAME, ArtifactError, is_saved_encoder
 from angle_llm.prompts import PromptError
 
 TEXTS = ["A man is eating.", 'Someone says "no", then eats something that takes a long time.', "Where is it?"]

@@ -15,8 +15,8 @@ from tiny import save_tiny_base
 from angle_llm.cli import DEBUG_VARIABLE, NO_BARS, embed, guarded, main
 from angle_llm.config import SettingsError
 from angle_llm.data import DataError, DataReport, DataSource
-from angle_llm.model.artifact import ArtifactError
 from angle_llm.model.backbone import locate
+from angle_llm.model.checks import ArtifactError
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.pooling import pooling_named
 from angle_llm.prompts import PromptError

@@ -18,8 +18,8 @@ from angle_llm.forecast.ledger import GpuKernels, MemoryLedger
 from angle_llm.forecast.memory import GIB, Device, Memory, Spread
 from angle_llm.forecast.plan import ROUND_TOKENS, PlanSettings, forecast, shown
 from angle_llm.forecast.step import META, StepMemory, loss_memory, model_step
-from angle_llm.model import outline, quantized
-from angle_llm.model.counters import FlopsPerToken
+from angle_llm.model import outline, quantization
+from angle_llm.model.backbone import FlopsPerToken
 from angle_llm.train.schedule import BatchPlan
 from angle_llm.train.step import boundary_step
 
@@ -35,7 +35,7 @@ def examples() -> list[Any]:
 def real_encoder(kind: str, dtype: torch.dtype, lora: LoraSettings | None, bits: int | None = None) -> SentenceEncoder:
     encoder = tiny_encoder(kind, dtype, max_length=100)
     if bits is not None:
-        quantized.quantise(encoder.model.backbone, bits)
+        quantization.quantise(encoder.model.backbone, bits)
     if lora is None:
         encoder.model.requires_grad_(True)
     else:
@@ -168,7 +168,7 @@ def test_bits_are_held_and_computed_as_really(examples: list[Any]) -> None:
 
 def test_bits_need_linear_layers() -> None:
     pytest.importorskip("bitsandbytes")
-    with pytest.raises(quantized.QuantisationError, match=r"no torch\.nn\.Linear layers"):
+    with pytest.raises(quantization.QuantisationError, match=r"no torch\.nn\.Linear layers"):
         outlined("gpt2", torch.bfloat16, LORA, 4)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from angle_llm.config import DataSettings, EvaluationSettings, ModelSettings, TrainSettings
 from angle_llm.data import DataError
-from angle_llm.model.artifact import CARD_NAME, ArtifactError
+from angle_llm.model.checks import CARD_NAME, ArtifactError
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.prompts import PromptError
 from angle_llm.run import fine_tune

@@ -82,7 +82,7 @@ def check_main(settings: CheckSettings) -> None:
     from angle_llm.data_tools.check import check_files
     from angle_llm.data_tools.evaluation_sets import EvaluationSets, read_evaluation_sets
     from angle_llm.data_tools.fix import write_fixed
-    from angle_llm.model.artifact import ArtifactError
+    from angle_llm.model.checks import ArtifactError
 
     if settings.fix is not None and settings.fix.exists() and any(settings.fix.iterdir()):
         raise ArtifactError(f"--fix {settings.fix} holds something. Name a folder that is new or empty.")

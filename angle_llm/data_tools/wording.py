@@ -13,8 +13,9 @@ import numpy as np
 
 from angle_llm.config import ModelSettings
 from angle_llm.data.keys import sound
-from angle_llm.model.artifact import EncoderCard, is_saved_encoder
-from angle_llm.model.tokenization import SentenceTokenizer
+from angle_llm.model.artifact import EncoderCard
+from angle_llm.model.checks import is_saved_encoder
+from angle_llm.model.tokenizer import SentenceTokenizer
 from angle_llm.prompts import PromptTemplate, load_prompt
 
 _BATCH = 1024

@@ -27,18 +27,12 @@ from angle_llm.export.report import Verification
 from angle_llm.export.verify import MERGE_NAME, VerificationError, verify
 from angle_llm.export.weights import open_adapters_base
 from angle_llm.files import write_json
-from angle_llm.model.artifact import (
-    CARD_NAME,
-    ArtifactError,
-    EncoderCard,
-    check_writable,
-    is_saved_encoder,
-    write_directory,
-)
+from angle_llm.model.artifact import EncoderCard, check_writable, write_directory
 from angle_llm.model.backbone import BackboneLocation, load_tokenizer, locate, torch_dtype
-from angle_llm.model.base_weights import BaseWeights
+from angle_llm.model.checks import CARD_NAME, ArtifactError, is_saved_encoder
 from angle_llm.model.depth import cut_layers
-from angle_llm.model.merging import LoraAdapter, is_transposed, read_adapter
+from angle_llm.model.lora import LoraAdapter, is_transposed, read_adapter
+from angle_llm.model.weights import BaseWeights
 
 REPORT_NAME = "verification.json"
 SHARD_BYTES = 4_000_000_000

@@ -23,17 +23,17 @@ from angle_llm.export.hub_card import SETTINGS_PLACES, CardFacts, hub_card, is_o
 from angle_llm.export.library import MODULES_NAME, ExportFacts
 from angle_llm.export.merge import REPORT_NAME
 from angle_llm.export.verify import MERGE_NAME
-from angle_llm.model.artifact import (
+from angle_llm.model.artifact import EncoderCard
+from angle_llm.model.checks import (
     CARD_NAME,
     EXPORT_NAME,
     ArtifactError,
-    EncoderCard,
     check_files,
+    check_model_files,
     is_saved_encoder,
     read_json,
 )
 from angle_llm.model.hub import ADAPTER_FILES, TOKENIZER_FILES, WHOLE_FILES
-from angle_llm.model.soundness import check_model_files
 
 _PUSHED = {".json", ".safetensors", ".txt", ".model"}
 _LARGE_JSON = {"tokenizer.json", "vocab.json", "model.safetensors.index.json"}

@@ -26,10 +26,11 @@ from angle_llm.export.report import Verification
 from angle_llm.export.verify import MERGE_NAME, VerificationError, verify
 from angle_llm.export.worded_tokenizer import check_same_ids, worded_tokenizer
 from angle_llm.files import write_json
-from angle_llm.model.artifact import CARD_NAME, ArtifactError, EncoderCard, is_saved_encoder, write_directory
+from angle_llm.model.artifact import EncoderCard, write_directory
 from angle_llm.model.backbone import BackboneLocation, load_tokenizer, locate
-from angle_llm.model.base_weights import open_base
-from angle_llm.model.tokenization import SentenceTokenizer, load_tokenizer_file
+from angle_llm.model.checks import CARD_NAME, ArtifactError, is_saved_encoder
+from angle_llm.model.tokenizer import SentenceTokenizer, load_tokenizer_file
+from angle_llm.model.weights import open_base
 
 POOLINGS = {"last": "lasttoken", "cls": "cls", "mean": "mean", "last-avg": "mean", "last-max": "max"}
 """Our poolings in the library's words."""

@@ -43,10 +43,11 @@ from angle_llm.export.report import (
 )
 from angle_llm.export.sentences import SENTENCES
 from angle_llm.export.weights import compare_weights
-from angle_llm.model.artifact import EncoderCard, is_saved_encoder
+from angle_llm.model.artifact import EncoderCard
+from angle_llm.model.checks import is_saved_encoder
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.hub import find
-from angle_llm.model.quantized import dequantise
+from angle_llm.model.quantization import dequantise
 from angle_llm.prompts import PromptTemplate
 
 MERGE_NAME = "merge.json"

@@ -16,9 +16,9 @@ from pathlib import Path
 from angle_llm.export.report import FormFacts, WeightsCount
 from angle_llm.model.artifact import EncoderCard
 from angle_llm.model.backbone import BackboneLocation, locate
-from angle_llm.model.base_weights import BaseWeights, open_base
 from angle_llm.model.depth import cut_layers
-from angle_llm.model.merging import is_transposed, read_adapter
+from angle_llm.model.lora import is_transposed, read_adapter
+from angle_llm.model.weights import BaseWeights, open_base
 
 
 def open_adapters_base(card: EncoderCard, *, original: bool) -> BaseWeights:

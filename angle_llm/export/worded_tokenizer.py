@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from angle_llm.export.sentences import SENTENCES
-from angle_llm.model.artifact import ArtifactError
-from angle_llm.model.tokenization import TEXT_ENDS, SentenceTokenizer, Tokenizer
+from angle_llm.model.checks import ArtifactError
+from angle_llm.model.tokenizer import TEXT_ENDS, SentenceTokenizer, Tokenizer
 
 _EDITS: dict[str, dict[str, Any]] = {
     "append_full_stop": {"type": "Replace", "pattern": {"Regex": r"""(?<![.?"'])\z"""}, "content": "."},

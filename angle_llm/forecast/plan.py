@@ -23,11 +23,11 @@ from angle_llm.forecast.memory import GIB, Device, Memory, Spread
 from angle_llm.forecast.step import StepMemory, loss_memory, model_step
 from angle_llm.losses.nested import NestedObjective, Objective
 from angle_llm.model import outline
-from angle_llm.model.adapters import count_parameters
-from angle_llm.model.counters import FlopsPerToken
-from angle_llm.model.embedding_model import EmbeddingModel
+from angle_llm.model.backbone import FlopsPerToken
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.microbatches import MicroBatch, Plan
+from angle_llm.model.lora import count_parameters
+from angle_llm.model.micro_batches import MicroBatch, Plan
+from angle_llm.model.pooling import EmbeddingModel
 from angle_llm.train.batches import Wordings, objectives_of
 from angle_llm.train.schedule import BatchPlan
 

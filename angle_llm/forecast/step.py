@@ -17,7 +17,7 @@ from angle_llm.data.batching import TextBatch
 from angle_llm.data.formats import Example
 from angle_llm.forecast.ledger import CpuFlash, GpuKernels, MemoryLedger
 from angle_llm.losses.nested import Objective
-from angle_llm.model.microbatches import MicroBatch
+from angle_llm.model.micro_batches import MicroBatch
 from angle_llm.train import step
 
 META = torch.device("meta")

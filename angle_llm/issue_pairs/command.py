@@ -21,7 +21,7 @@ from angle_llm.issue_pairs.github import GitHub, remove_abandoned
 from angle_llm.issue_pairs.pairs import Made, Pair, count_kinds, make_pairs
 from angle_llm.issue_pairs.records import Issue, IssueError, Key
 from angle_llm.issue_pairs.settings import SPLITS, IssueSettings
-from angle_llm.model.artifact import ArtifactError, read_json
+from angle_llm.model.checks import ArtifactError, read_json
 
 REPORT = "report.json"
 MADE_BY = "angle-llm data issues"

@@ -25,7 +25,7 @@ from urllib.parse import urlencode, urlsplit
 
 from angle_llm import __version__
 from angle_llm.issue_pairs.records import IssueError
-from angle_llm.model.artifact import ArtifactError, read_json
+from angle_llm.model.checks import ArtifactError, read_json
 from angle_llm.web import LONGEST_WAIT, Answer, Web, WebError, usual_wait
 
 PER_PAGE = 100

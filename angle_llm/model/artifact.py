@@ -1,5 +1,5 @@
 """The saved directory of an encoder: weights or adapter, tokenizer, and a card with everything needed to use it the way
-it was trained. Nobody is asked for prompt, pooling or length again.
+it was trained.
 
     adapter_model.safetensors + adapter_config.json     an adapter, on the base the card names
     model.safetensors + config.json                     or a whole backbone
@@ -9,31 +9,34 @@ it was trained. Nobody is asked for prompt, pooling or length again.
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from angle_llm.errors import raised_here, unknown
+import torch
+from torch import nn
+
+from angle_llm.errors import unknown
 from angle_llm.files import json_text, sync
+from angle_llm.model import hub
+from angle_llm.model.backbone import BackboneLocation, load_backbone, load_tokenizer, locate, weights_fingerprint
+from angle_llm.model.checks import (
+    CARD_NAME,
+    ArtifactError,
+    check_vocabulary,
+    is_saved_encoder,
+    read_json,
+    told_as_damage,
+)
+from angle_llm.model.foreign import no_backbone, on_backbone, open_foreign
+from angle_llm.model.lora import LoraAdapter, is_adapted, read_adapter
+from angle_llm.model.tokenizer import Tokenizer
 from angle_llm.prompts import PromptTemplate
 
-CARD_NAME = "angle_llm.json"
-EXPORT_NAME = "angle_llm_export.json"
-"""In a folder made for another library: what was put in. Such a folder words texts itself."""
-
 FORMAT_VERSION = 1
-LARGEST_JSON = 1 << 28
-"""Bytes; the largest there are, tokenizers, take a tenth of it."""
-
-
-class ArtifactError(ValueError):
-    """A saved directory that cannot be used, with what is wrong in it."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ _CARD_TYPES: dict[str, tuple[type, ...]] = {
     "dimensions": (int, type(None)),
     "layers": (int, type(None)),
 }
+
 _SINCE_THEN = {"bits": None, "dimensions": None, "layers": None}
 """Keys that cards of earlier versions lack, and what they mean by it."""
 
@@ -121,87 +125,6 @@ def _checked(values: dict[str, Any], path: Path) -> dict[str, Any]:
         if values[key] is not None and values[key] < 1:
             raise ArtifactError(f"{path}: `{key}` must be 1 or more, or null, got {values[key]}.")
     return values | {"prompt": PromptTemplate.from_dict(values["prompt"], where=str(path))}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file that anybody may have written.
-
-    Raises:
-        FileNotFoundError: if there is no file.
-        ArtifactError: for anything but an object in UTF-8 of a size and depth that JSON files have.
-    """
-    try:
-        if path.exists() and not path.is_file():
-            raise ValueError("it is no file")  # a pipe would be waited for
-        if path.stat().st_size > LARGEST_JSON:
-            raise ValueError(f"it has more than {LARGEST_JSON} bytes")
-        values: Any = json.loads(path.read_bytes().decode())
-        if not isinstance(values, dict):
-            raise ValueError("it is not a JSON object")
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError, RecursionError) as error:
-        raise ArtifactError(f"{path} is not valid JSON ({error}). Fetch or save it again.") from error
-    return values
-
-
-def check_files(folder: Path) -> None:
-    """Refuses a folder with a link that leads out of it: what is read as an encoder's would be something else.
-
-    The folder itself may be a link, and in the hub's cache files are links to the blobs beside the snapshots.
-
-    Raises:
-        ArtifactError: naming the link.
-    """
-    real = Path(os.path.realpath(folder))
-    rooms = [real, real.parent.parent / "blobs"] if real.parent.name == "snapshots" else [real]
-    for path in sorted(real.rglob("*")):
-        target = Path(os.path.realpath(path))
-        if path.is_symlink() and not any(target.is_relative_to(room) for room in rooms):
-            raise ArtifactError(
-                f"{path} is a link that leads out of its folder, to {target}. Put the file itself there."
-            )
-
-
-@contextmanager
-def told_as_damage(place: object) -> Iterator[None]:
-    """What a library raises over the files of a folder becomes an `ArtifactError` that names the folder and the reason.
-
-    Libraries raise anything over a damaged file: a KeyError, a TypeError, a Rust panic. This package's own errors pass as
-    they are, and so does what the machine lacks: memory, a permission, a working GPU. A package that a folder asks for and
-    that is not installed is told as that.
-    """
-    try:
-        yield
-    except ImportError as error:
-        raise ArtifactError(f"{place} cannot be opened without another package: {error}") from error
-    except BaseException as error:
-        kind = type(error).__name__
-        foreign = isinstance(error, Exception) or kind == "PanicException"
-        if not foreign or _is_of_the_machine(error) or _is_own(error):
-            raise
-        reason = " ".join(str(error).split())
-        raise ArtifactError(
-            f"{place} cannot be opened: {kind}: {reason if len(reason) < 400 else reason[:400] + '…'}. A file in it is damaged, "
-            "or not of a kind that is read here; fetch or save it again."
-        ) from error
-
-
-def _is_of_the_machine(error: BaseException) -> bool:
-    # torch says in words alone that memory or the GPU failed.
-    told = isinstance(error, RuntimeError) and any(words in str(error) for words in ("allocate memory", "CUDA"))
-    return told or isinstance(error, (MemoryError, PermissionError)) or type(error).__name__ == "OutOfMemoryError"
-
-
-def _is_own(error: BaseException) -> bool:
-    return type(error).__module__.startswith("angle_llm.") or (
-        isinstance(error, (ValueError, OSError, TypeError)) and raised_here(error)
-    )
-
-
-def is_saved_encoder(path: str | Path) -> bool:
-    """Whether a path is a directory that holds a card."""
-    return (Path(path).expanduser() / CARD_NAME).is_file()
 
 
 def check_writable(target: Path) -> None:
@@ -248,3 +171,104 @@ def write_directory(target: Path, fill: Callable[[Path], None]) -> None:
         sync(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+class Parts(NamedTuple):
+    """The parts of an encoder, loaded. None where nothing was saved, as for a bare backbone."""
+
+    backbone: nn.Module
+    tokenizer: Tokenizer
+    base: str
+    base_revision: str | None
+    base_fingerprint: str | None = None
+    card: EncoderCard | None = None
+    adapter: LoraAdapter | None = None
+    """Fits the backbone, and is not on it yet."""
+
+
+def load_parts(
+    path: str,
+    *,
+    adapter: str | Path | None,
+    prompt: PromptTemplate | None,
+    dtype: str,
+    device: torch.device,
+    revision: str | None,
+    bits: int | Literal["auto"] | None,
+) -> Parts:
+    """Loads a saved directory, here or on the hub, or a backbone. Arguments and errors are those of `from_pretrained`."""
+    foreign = None if adapter is None else open_foreign(Path(adapter).expanduser(), path, prompt)
+    found = hub.find(path, revision)
+    if found.folder is not None:
+        if foreign is not None:
+            raise no_backbone(path)
+        return _load_saved(path, found, dtype, bits, device)
+    revision = found.commit or revision
+    location = locate(path)
+    # On the device: it is probed where it will run.
+    backbone = load_backbone(
+        location, dtype=dtype, revision=revision, bits=None if bits == "auto" else bits, device=device
+    )
+    tokenizer = load_tokenizer(location, revision)
+    with told_as_damage(path):
+        check_vocabulary(backbone, tokenizer, path)
+    if foreign is None:
+        return Parts(backbone, tokenizer, path, revision)
+    with told_as_damage(foreign.folder):
+        update = on_backbone(foreign, backbone, path)
+    return Parts(backbone, tokenizer, path, revision, weights_fingerprint(backbone), adapter=update)
+
+
+def _load_saved(
+    path: str, found: hub.Found, dtype: str, bits: int | Literal["auto"] | None, device: torch.device
+) -> Parts:
+    folder = found.folder
+    assert folder is not None
+    card = EncoderCard.read(folder)
+    dtype = card.dtype if dtype == "auto" else dtype
+    bits = card.bits if bits == "auto" else bits
+    try:
+        location = locate(card.base or str(folder))
+    except FileNotFoundError as error:
+        hint = f" {folder / CARD_NAME} names it as the base; if it moved, change it there." if card.base else ""
+        raise FileNotFoundError(f"{error}{hint}") from error
+    backbone = load_backbone(location, dtype=dtype, revision=card.base_revision, bits=bits, device=device)
+    tokenizer = load_tokenizer(BackboneLocation(str(folder)))
+    with told_as_damage(folder):
+        check_vocabulary(backbone, tokenizer, folder)
+    if card.base is None:
+        base = str(folder) if found.commit is None else path  # not the place it has in the cache
+        return Parts(backbone, tokenizer, base, found.commit, card=card)
+    fingerprint = weights_fingerprint(backbone)
+    # Rounding to float16 and then on to the fingerprint's bfloat16 is not rounding to bfloat16 at once.
+    comparable = dtype == card.dtype or "float16" not in (dtype, card.dtype)
+    if comparable and card.base_fingerprint not in (None, fingerprint):
+        raise ArtifactError(
+            f"{folder} was trained on weights with fingerprint {card.base_fingerprint}, but {card.base} has "
+            f"{fingerprint}. Put the original base there, or name the right one in {folder / CARD_NAME}."
+        )
+    with told_as_damage(folder):
+        adapter = read_adapter(folder)
+        adapter.check_fits(backbone)
+    return Parts(backbone, tokenizer, card.base, card.base_revision, fingerprint, card, adapter)
+
+
+def save_parts(
+    folder: str | Path,
+    backbone: Any,
+    tokenizer: Tokenizer,
+    card: EncoderCard,
+    check: Callable[[Path], None] | None = None,
+) -> None:
+    """Writes the directory, whole or not at all: an adapted backbone as its adapter, any other with all its weights."""
+
+    def fill(target: Path) -> None:
+        # peft would ask the hub whether the vocabulary was resized; nothing here resizes it.
+        backbone.save_pretrained(target, **({"save_embedding_layers": False} if is_adapted(backbone) else {}))
+        tokenizer.save_pretrained(target)
+        (target / "README.md").unlink(missing_ok=True)  # peft's empty model card
+        card.write(target)
+        if check is not None:
+            check(target)
+
+    write_directory(Path(folder), fill)

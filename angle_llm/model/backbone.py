@@ -15,9 +15,15 @@ import torch
 from torch import nn
 
 from angle_llm.errors import unknown
-from angle_llm.model.artifact import EXPORT_NAME, ArtifactError, is_saved_encoder, told_as_damage
-from angle_llm.model.quantized import ORIGINAL, bits_of, check_bits, quantise
-from angle_llm.model.soundness import check_model_files, check_states
+from angle_llm.model.checks import (
+    EXPORT_NAME,
+    ArtifactError,
+    check_model_files,
+    check_states,
+    is_saved_encoder,
+    told_as_damage,
+)
+from angle_llm.model.quantization import ORIGINAL, bits_of, check_bits, quantise
 
 PACKAGE_SCHEME = "package:"
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -243,3 +249,28 @@ def weights_fingerprint(backbone: nn.Module) -> str:
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
         digest.update(sample.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class FlopsPerToken:
+    """Operations of the linear layers for one token. Attention between tokens is not counted (2 % at 7B and 50 tokens); the
+    last layer is, whole, though half of it runs for pooled tokens alone (2 to 3 % at 30 layers)."""
+
+    forward: int
+    """Two for each weight."""
+    backward: int
+    """Two for each weight gradients pass through, and two for each weight that has a gradient."""
+
+    @classmethod
+    def of(cls, backbone: nn.Module) -> FlopsPerToken:
+        """Counted from the shapes of the layers."""
+        forward = backward = 0
+        for module in backbone.modules():
+            # GPT-2's Conv1D is a linear layer with its weight transposed.
+            if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
+                weight: torch.Tensor = module.weight  # type: ignore[assignment]
+                # Not the size of the tensor where it is a layer's: in 4 bits two weights are packed into one byte.
+                size = module.in_features * module.out_features if isinstance(module, nn.Linear) else weight.numel()
+                forward += 2 * size
+                backward += 2 * size * (2 if weight.requires_grad else 1)
+        return cls(forward, backward)

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from angle_llm.model.adapters import is_adapted
 from angle_llm.model.backbone import weights_fingerprint
-from angle_llm.model.quantized import ORIGINAL, each_token_alone
+from angle_llm.model.lora import is_adapted
+from angle_llm.model.quantization import ORIGINAL, each_token_alone
 
 _AFTER = ("norm", "final_norm", "ln_f", "final_layer_norm", "final_layernorm", "project_out")
 """What architectures call the modules after their last layer, beside the list of layers, in the order they run."""

@@ -9,7 +9,7 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -18,18 +18,17 @@ import torch
 from torch import nn
 
 from angle_llm.config import LoraSettings
-from angle_llm.model import adapters
-from angle_llm.model.backbone import count_positions, is_causal, lasting_name, weights_fingerprint
-from angle_llm.model.counters import EncodeStats, FlopsPerToken
-from angle_llm.model.cpu_memory import bound_kernel_caches, freed_memory_kept
+from angle_llm.model import lora
+from angle_llm.model.artifact import EncoderCard, Parts, check_writable, load_parts, save_parts
+from angle_llm.model.attention import find_sharing
+from angle_llm.model.backbone import FlopsPerToken, count_positions, is_causal, lasting_name, weights_fingerprint
+from angle_llm.model.checks import CARD_NAME, ArtifactError, check_states, told_as_damage
 from angle_llm.model.depth import Depth
-from angle_llm.model.embedding_model import EmbeddingModel
-from angle_llm.model.encoder_files import Reading, check_savable, open_encoder, save_encoder
-from angle_llm.model.microbatches import Plan, plan_micro_batches
-from angle_llm.model.pooling import pooling_named
-from angle_llm.model.quantized import bits_of, each_token_alone, mend
-from angle_llm.model.sharing import find_sharing
-from angle_llm.model.tokenization import SentenceTokenizer, Tokenizer, check_texts
+from angle_llm.model.fast_paths import bound_kernel_caches, freed_memory_kept, mend
+from angle_llm.model.micro_batches import Plan, plan_micro_batches
+from angle_llm.model.pooling import EmbeddingModel, pooling_named
+from angle_llm.model.quantization import QuantisationError, bits_of, each_token_alone
+from angle_llm.model.tokenizer import SentenceTokenizer, Tokenizer, check_texts
 from angle_llm.progress import ProgressBar
 from angle_llm.prompts import PromptTemplate, load_prompt
 
@@ -42,6 +41,57 @@ TEXTS_PLANNED = 32_768
 """Texts that are planned, and may share prefixes, together: a corpus of any size takes the memory of so many."""
 
 Rows = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@dataclass(frozen=True)
+class EncodeStats:
+    """What one call of `encode` did."""
+
+    texts: int
+    unique_texts: int
+    """Texts with different ids."""
+    logical_tokens: int
+    computed_tokens: int
+    seconds: float
+    """With tokenisation and planning."""
+    flops_per_token: float
+    """Floating-point operations of the linear layers for one computed token."""
+    way: str
+    """trie or padded."""
+    reason: str
+    """Why this way."""
+
+    @classmethod
+    def none(cls, flops_per_token: float) -> EncodeStats:
+        """Before the first text."""
+        return cls(0, 0, 0, 0, 0.0, flops_per_token, "", "")
+
+    def plus(self, plan: Plan) -> EncodeStats:
+        """With the texts of one more plan; way and reason are those of the first."""
+        return replace(
+            self,
+            texts=self.texts + len(plan.row_of),
+            unique_texts=self.unique_texts + plan.unique,
+            logical_tokens=self.logical_tokens + plan.logical_tokens,
+            computed_tokens=self.computed_tokens + plan.computed_tokens,
+            way=self.way or plan.way,
+            reason=self.reason or plan.reason,
+        )
+
+    @property
+    def texts_per_second(self) -> float:
+        """Texts asked for, repeats counted."""
+        return self.texts / self.seconds
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of the linear layers."""
+        return self.flops_per_token * self.computed_tokens
+
+    @property
+    def computed_share(self) -> float:
+        """Computed tokens for each logical one; below 1 where texts share more than padding adds."""
+        return self.computed_tokens / max(self.logical_tokens, 1)
 
 
 class SentenceEncoder:
@@ -142,19 +192,43 @@ class SentenceEncoder:
             QuantisationError: if the weights cannot be held in so many bits.
         """
         device = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
-        encoder = open_encoder(
-            cls,
-            str(path_or_id),
-            adapter=adapter,
-            reading=Reading(load_prompt(prompt) if isinstance(prompt, str) else prompt, pooling, max_length),
-            dtype=dtype,
-            device=device,
-            revision=revision,
-            bits=bits,
+        template = load_prompt(prompt) if isinstance(prompt, str) else prompt
+        parts = load_parts(
+            str(path_or_id), adapter=adapter, prompt=template, dtype=dtype, device=device, revision=revision, bits=bits
         )
+        encoder = cls._assembled(parts, str(adapter or path_or_id), template, pooling, max_length)
         if dimensions is not None or layers is not None:
             encoder = encoder.truncated(dimensions=dimensions, layers=layers)
         encoder.model.to(device)
+        return encoder
+
+    @classmethod
+    def _assembled(
+        cls, parts: Parts, place: str, prompt: PromptTemplate | None, pooling: str | None, max_length: int | None
+    ) -> SentenceEncoder:
+        """The encoder of loaded parts; arguments that are None are taken from the card, if there is one."""
+        card = parts.card
+        saved = (None, None, None) if card is None else (card.prompt, card.pooling, card.max_length)
+        with told_as_damage(place):
+            encoder = cls(
+                parts.backbone,
+                parts.tokenizer,
+                prompt=prompt or saved[0],
+                pooling=pooling or saved[1],
+                max_length=max_length or saved[2],
+                base=parts.base,
+                base_revision=parts.base_revision,
+            )
+        encoder.base_fingerprint = parts.base_fingerprint
+        if card is not None and (card.dimensions is not None or card.layers is not None):
+            try:
+                encoder = encoder.truncated(dimensions=card.dimensions, layers=card.layers)
+            except ValueError as error:
+                raise ArtifactError(f"{Path(place) / CARD_NAME} does not fit its weights: {error}") from error
+        if parts.adapter is not None:
+            with told_as_damage(place):
+                encoder.model.backbone = lora.apply_lora(encoder.model.backbone, parts.adapter)
+                check_states(encoder.model.backbone)
         return encoder
 
     def with_prompt(self, prompt: str | PromptTemplate) -> SentenceEncoder:
@@ -216,7 +290,7 @@ class SentenceEncoder:
     def dtype(self) -> torch.dtype:
         """Of the base weights, and of products with them if they are quantised."""
         backbone: Any = self.model.backbone
-        dtype: torch.dtype = (backbone.get_base_model() if adapters.is_adapted(backbone) else backbone).dtype
+        dtype: torch.dtype = (backbone.get_base_model() if lora.is_adapted(backbone) else backbone).dtype
         return dtype
 
     @property
@@ -232,10 +306,10 @@ class SentenceEncoder:
 
     def add_lora(self, settings: LoraSettings) -> None:
         """Wraps the backbone with a fresh adapter; only the adapter trains from here on."""
-        if adapters.is_adapted(self.model.backbone):
+        if lora.is_adapted(self.model.backbone):
             raise ValueError(f"this encoder has an adapter already. Start from its base, {self.base}.")
         self.base_fingerprint = weights_fingerprint(self.model.backbone)
-        self.model.backbone = adapters.add_lora(self.model.backbone, settings)
+        self.model.backbone = lora.add_lora(self.model.backbone, settings)
 
     @overload
     def encode(
@@ -355,7 +429,20 @@ class SentenceEncoder:
 
     def check_savable(self, folder: str | Path) -> None:
         """Raises what `save_pretrained` would refuse, before the work that is to be saved is done."""
-        check_savable(self, folder)
+        target = Path(folder).expanduser()
+        check_writable(target)
+        if not lora.is_adapted(self.model.backbone):
+            if self.bits is not None:
+                raise QuantisationError(
+                    f"this encoder is a base held in {self.bits} bits without an adapter, so there is nothing of its own to "
+                    "save. Add an adapter, or save the base as it is, loaded with bits=None."
+                )
+            return
+        if self.base is None:
+            raise ValueError("the adapter's base has no name. Construct the encoder with base=…, or from_pretrained.")
+        base = Path(self.base)
+        if base.is_absolute() and base.resolve().is_relative_to(target.resolve()):
+            raise ValueError(f"{folder} holds the base of this adapter. Save the adapter in another directory.")
 
     def save_pretrained(self, folder: str | Path, check: Callable[[Path], None] | None = None) -> None:
         """Writes the encoder as a directory that `from_pretrained` reads back exactly; whole or not at all.
@@ -367,7 +454,21 @@ class SentenceEncoder:
             ValueError: if an adapter's base has no name or would be overwritten, for then nobody could load it again.
             ArtifactError: if the folder holds something that is not a saved encoder.
         """
-        save_encoder(self, folder, check)
+        self.check_savable(folder)
+        adapted = lora.is_adapted(self.model.backbone)
+        card = EncoderCard(
+            prompt=self.prompt,
+            pooling=self.pooling,
+            max_length=self.max_length,
+            dtype=str(self.dtype).removeprefix("torch."),
+            base=self.base if adapted else None,
+            base_revision=self.base_revision if adapted else None,
+            base_fingerprint=self.base_fingerprint if adapted else None,
+            bits=self.bits,
+            dimensions=self.model.dimensions,
+            layers=self.model.cut_to if adapted else None,
+        )
+        save_parts(folder, self.model.backbone, self.tokenizer, card, check)
 
 
 def _dimensions(backbone: nn.Module) -> tuple[int, int]:

@@ -19,9 +19,9 @@ from typing import Any
 
 from torch import nn
 
-from angle_llm.model.artifact import ArtifactError, check_files, is_saved_encoder
 from angle_llm.model.backbone import lasting_name
-from angle_llm.model.merging import CONFIG_NAME, WEIGHTS_NAME, LoraAdapter, is_transposed, linear_shape, read_adapter
+from angle_llm.model.checks import ArtifactError, check_files, is_saved_encoder
+from angle_llm.model.lora import CONFIG_NAME, WEIGHTS_NAME, LoraAdapter, is_transposed, linear_shape, read_adapter
 
 _PICKLES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from angle_llm.model.artifact import CARD_NAME, EXPORT_NAME, ArtifactError, EncoderCard, check_files, is_saved_encoder
 from angle_llm.model.backbone import locate
+from angle_llm.model.checks import CARD_NAME, EXPORT_NAME, ArtifactError, check_files, is_saved_encoder, read_json
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt",
@@ -56,7 +57,7 @@ def find(path_or_id: str, revision: str | None = None) -> Found:
         )
     card = asked.file(CARD_NAME)
     if card is not None:
-        folder = asked.encoder(card.parent.name, EncoderCard.read(card.parent))
+        folder = asked.encoder(card.parent.name, read_json(card))
         check_files(folder)
         return Found(folder, card.parent.name)
     config = asked.file("config.json")
@@ -115,11 +116,11 @@ class _Repository:
 
         return isinstance(try_to_load_from_cache(self.name, name, revision=self.revision), str)
 
-    def encoder(self, commit: str, card: EncoderCard) -> Path:
+    def encoder(self, commit: str, card: dict[str, Any]) -> Path:
         """The folder of a saved encoder's files."""
         from huggingface_hub import snapshot_download
 
-        weights = WHOLE_FILES if card.base is None else ADAPTER_FILES
+        weights = WHOLE_FILES if card.get("base") is None else ADAPTER_FILES
         patterns = [CARD_NAME, *weights, *TOKENIZER_FILES]
         kept = self.cache_only
         return Path(snapshot_download(self.name, revision=commit, allow_patterns=patterns, local_files_only=kept))

@@ -17,12 +17,14 @@ import torch
 from torch import nn
 
 from angle_llm.config import LoraSettings, ModelSettings
-from angle_llm.model import adapters, quantized
-from angle_llm.model.artifact import ArtifactError, EncoderCard, is_saved_encoder
+from angle_llm.model import quantization
+from angle_llm.model.artifact import EncoderCard
 from angle_llm.model.backbone import BackboneLocation, load_tokenizer, locate, torch_dtype
-from angle_llm.model.embedding_model import EmbeddingModel
+from angle_llm.model.checks import ArtifactError, is_saved_encoder
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.last_layer import PooledLastLayer
+from angle_llm.model.fast_paths import PooledLastLayer, mend
+from angle_llm.model.lora import add_lora, is_adapted
+from angle_llm.model.pooling import EmbeddingModel
 from angle_llm.prompts import PromptTemplate, load_prompt
 
 META = torch.device("meta")
@@ -179,7 +181,7 @@ def backbone_outline(
             for parameter in backbone.parameters():
                 parameter.ds_id = 0
         if lora is not None:
-            backbone = adapters.add_lora(backbone, lora)
+            backbone = add_lora(backbone, lora)
     return backbone.train()
 
 
@@ -187,17 +189,17 @@ def put_in(model: EmbeddingModel, backbone: Any) -> EmbeddingModel:
     """Gives the twin's model the outline's layers, and the shorter last layer if the twin has it."""
     shorter = model._last_layer is not None
     model.backbone = backbone
-    inner = backbone.get_base_model() if adapters.is_adapted(backbone) else backbone
+    inner = backbone.get_base_model() if is_adapted(backbone) else backbone
     model._last_layer = PooledLastLayer(inner.layers[-1]) if shorter else None
     return model.train()
 
 
 def _hold_in_bits(backbone: nn.Module, bits: int) -> None:
-    """What `quantized.quantise` makes of the linear layers, without values."""
-    quantized.check_bits(bits)
+    """What `quantization.quantise` makes of the linear layers, without values."""
+    quantization.check_bits(bits)
     names = [name for name, layer in backbone.named_modules() if type(layer) is nn.Linear]
     if not names:
-        raise quantized.QuantisationError(
+        raise quantization.QuantisationError(
             f"{type(backbone).__name__} has no torch.nn.Linear layers, so nothing can be held in {bits} bits. Leave bits away."
         )
     hold = _nf4 if bits == 4 else _int8
@@ -205,7 +207,7 @@ def _hold_in_bits(backbone: nn.Module, bits: int) -> None:
         layer: Any = backbone.get_submodule(name)
         held = hold(layer)
         held.bias = None if layer.bias is None else layer.bias.requires_grad_(False)
-        quantized.mend(held)
+        mend(held)
         backbone.set_submodule(name, held)
     setattr(backbone, f"is_loaded_in_{bits}bit", True)
 
@@ -239,7 +241,7 @@ def _nf4(layer: nn.Linear) -> Any:
 def _int8(layer: nn.Linear) -> Any:
     """A byte a weight, and four for every row."""
     bnb: Any = importlib.import_module("bitsandbytes")
-    options: dict[str, Any] = {"has_fp16_weights": False, "threshold": quantized.OUTLIER, "device": META}
+    options: dict[str, Any] = {"has_fp16_weights": False, "threshold": quantization.OUTLIER, "device": META}
     held = bnb.nn.Linear8bitLt(layer.in_features, layer.out_features, layer.bias is not None, **options)
     rounded = torch.empty(layer.weight.shape, dtype=torch.int8)
     held.weight = bnb.nn.Int8Params(rounded, requires_grad=False, has_fp16_weights=False)

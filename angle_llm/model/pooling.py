@@ -1,18 +1,25 @@
-"""From the hidden states of a text's tokens to one row of `E`.
+"""From a micro-batch to one row of `E` for each of its texts: backbone and pooling.
 
-Legend: B texts, T tokens, D dimensions. `mask_BT` is 1 at real tokens. Names are the paper's (arXiv 2309.12871, table 6)
-where it has one.
+Legend: B texts of a micro-batch, T tokens, R pooled positions, D dimensions. `mask_BT` is 1 at real tokens. Names of
+poolings are the paper's (arXiv 2309.12871, table 6) where it has one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from angle_llm.errors import unknown
+from angle_llm.model.attention import trie_states
+from angle_llm.model.depth import Depth, first_layers, without_adapter
+from angle_llm.model.fast_paths import PooledLastLayer
+from angle_llm.model.prefix_trie import Trie
 
 
 def last_position(mask_BT: Tensor) -> Tensor:
@@ -75,3 +82,144 @@ def pooling_named(name: str) -> Pooling:
     if name not in POOLINGS:
         raise ValueError(unknown("pooling", name, POOLINGS))
     return POOLINGS[name]
+
+
+_LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+
+_ONE_LOCK_A_BACKBONE = threading.Lock()
+
+
+def _one_at_a_time(backbone: nn.Module) -> threading.RLock:
+    """A forward puts its trie in force in the backbone; another thread's would meet it there. Other backbones need not wait."""
+    with _ONE_LOCK_A_BACKBONE:
+        return _LOCKS.setdefault(without_adapter(backbone), threading.RLock())
+
+
+class EmbeddingModel(nn.Module):
+    """Backbone and pooling: a micro-batch in, float32 rows out. This is what training wraps and calls.
+
+    The inputs of a micro-batch come in one of two forms (see `microbatches`). A causal backbone gets no mask for padding:
+    on the right it lies after every real token, which cannot see it, and without a mask attention may take its fast path.
+
+    A row is the first `dimensions` of the pooled state (None: all). After `read_layers` it is that and the same of states
+    after fewer layers, side by side. `cut_to` tells how many layers were kept if some were dropped (None: none were).
+    """
+
+    def __init__(self, backbone: nn.Module, pooling: str, causal: bool, dimensions: int | None = None) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.pooling = pooling
+        self.causal = causal
+        self.dimensions = dimensions
+        self.cut_to: int | None = None
+        self.inner_layers: tuple[int, ...] = ()
+        self._depth: Depth | None = None
+        self._last_layer = PooledLastLayer.find(without_adapter(backbone)) if causal and pooling == "last" else None
+        self.train(backbone.training)
+
+    def read_layers(self, layers: Sequence[int]) -> None:
+        """From here on a row is `1 + len(layers)` vectors side by side: the usual one, after all layers, and after it those
+        after so many layers.
+
+        Raises:
+            ValueError: for numbers that are not of inner layers, or a backbone whose inner states are not understood.
+        """
+        depth = None
+        if layers:
+            if pooling_named(self.pooling).averages_first_layer:
+                raise ValueError(
+                    f"pooling {self.pooling!r} has the first layer in every row. Choose another one to read inner layers."
+                )
+            depth = Depth.of(self.backbone)
+            last = len(depth.layers)
+            if len(set(layers)) < len(layers) or not all(1 <= layer < last for layer in layers):
+                raise ValueError(
+                    f"layers must be different numbers in 1 .. {last - 1}, as the backbone has {last} layers and the last is "
+                    f"always read; got {list(layers)}."
+                )
+            if next(self.backbone.parameters()).device.type != "meta":
+                depth.check(self.backbone)
+        self.inner_layers, self._depth = tuple(layers), depth
+
+    @contextmanager
+    def reading(self, layers: Sequence[int]) -> Iterator[None]:
+        """Within this, rows are of these inner layers; other threads wait."""
+        with _one_at_a_time(self.backbone):
+            before = self.inner_layers, self._depth
+            self.read_layers(layers)
+            try:
+                yield
+            finally:
+                self.inner_layers, self._depth = before
+
+    def truncated(self, dimensions: int | None, layers: int | None) -> EmbeddingModel:
+        """The model of the first layers and dimensions, on the same weights; None keeps what there is.
+
+        Raises:
+            ValueError: if it has not so many layers, or is something else without the rest.
+        """
+        backbone = self.backbone if layers is None else first_layers(self.backbone, layers)
+        short = EmbeddingModel(backbone, self.pooling, self.causal, dimensions or self.dimensions)
+        short.cut_to = layers or self.cut_to
+        return short
+
+    def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None, trie: Trie | None = None) -> Tensor:
+        """Rows (B, D) of right-padded texts, given `mask_BT`; or rows (R, D) of the texts of a trie."""
+        with _one_at_a_time(self.backbone):
+            if trie is not None:
+                rows = self._rows_at(trie.end_R, lambda: trie_states(self.backbone, ids_BT, trie))
+            else:
+                assert mask_BT is not None, "a micro-batch is padded texts with a mask, or a trie"
+                if self.causal and self.pooling == "last":
+                    rows = self._rows_at(last_position(mask_BT), lambda: self._causal_states(ids_BT))
+                else:
+                    rows = self._padded_rows(ids_BT, mask_BT)
+        return rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
+
+    def _rows_at(self, end_R: Tensor, states: Callable[[], Tensor]) -> Tensor:
+        """Rows from the states at some positions, by the shorter way if the last layer has it."""
+
+        def at_end(states_BTD: Tensor) -> Tensor:
+            return states_BTD.flatten(0, 1)[end_R]
+
+        # Positions are picked first: the final norm then runs on R rows, not B × T.
+        with self._inner(lambda depth, states_BTD: depth.finish(at_end(states_BTD))) as inner:
+            if self._last_layer is None:
+                rows_RD = at_end(states())
+            else:
+                with self._last_layer.pooled(end_R):
+                    rows_RD = states()
+        return self._side_by_side(rows_RD, inner)
+
+    def _causal_states(self, ids_BT: Tensor) -> Tensor:
+        states_BTD: Tensor = self.backbone(input_ids=ids_BT, use_cache=False).last_hidden_state
+        return states_BTD
+
+    def _padded_rows(self, ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
+        pooling = pooling_named(self.pooling)
+        with self._inner(lambda depth, states_BTD: pooling.function(depth.finish(states_BTD), mask_BT)) as inner:
+            output = self.backbone(
+                input_ids=ids_BT,
+                attention_mask=None if self.causal else mask_BT,
+                output_hidden_states=pooling.averages_first_layer,
+                **({"use_cache": False} if self.causal else {}),
+            )
+        states_BTD = output.last_hidden_state
+        if pooling.averages_first_layer:
+            states_BTD = (output.hidden_states[1] + states_BTD) / 2
+        return self._side_by_side(pooling.function(states_BTD, mask_BT), inner)
+
+    @contextmanager
+    def _inner(self, row: Callable[[Depth, Tensor], Tensor]) -> Iterator[dict[int, Tensor]]:
+        """Within this, a forward pass fills the dictionary with the rows (R, D) of the inner layers that are read."""
+        depth = self._depth
+        if depth is None:
+            yield {}
+        else:
+            with depth.states_after(self.inner_layers, lambda states_BTD: row(depth, states_BTD)) as found:
+                yield found
+
+    def _side_by_side(self, rows_RD: Tensor, inner: dict[int, Tensor]) -> Tensor:
+        rows = [rows_RD, *(inner[layer] for layer in self.inner_layers)]
+        rows = rows if self.dimensions is None else [part_RD[:, : self.dimensions] for part_RD in rows]
+        return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from angle_llm.model.backbone import load_tokenizer, locate, open_pretrained
-from angle_llm.model.tokenization import plain_ids
+from angle_llm.model.tokenizer import plain_ids
 
 CANDIDATES = 256
 """A token is drawn from the likeliest ones, so many at most: a vocabulary is not sorted for each token."""

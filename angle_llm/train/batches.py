@@ -21,7 +21,7 @@ from angle_llm.data.mixture import Mixture, sets_of
 from angle_llm.losses.joint import JointObjective, Part
 from angle_llm.losses.nested import Objective, objective_for
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.microbatches import Plan
+from angle_llm.model.micro_batches import Plan
 from angle_llm.prompts import load_prompt
 from angle_llm.train.distributed import Processes
 from angle_llm.train.memory import TokenBudget

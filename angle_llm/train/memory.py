@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from angle_llm.model.microbatches import Plan
+from angle_llm.model.micro_batches import Plan
 
 _WORDS = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 

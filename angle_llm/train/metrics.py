@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import torch
 from tqdm import tqdm
 
-from angle_llm.model.adapters import is_adapted
-from angle_llm.model.counters import FlopsPerToken, peak_flops
+from angle_llm.model.backbone import FlopsPerToken
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.lora import is_adapted
 from angle_llm.train.checkpoint import Progress, SavedWeightsError, check_saved
 from angle_llm.train.distributed import Processes
 from angle_llm.train.step import StepResult
@@ -255,3 +258,25 @@ class StepMeter:
         """For the progress bar."""
         share = counts["computed_tokens"] / counts["logical_tokens"]
         return f"{counts['pairs_per_second']:.1f} pairs/s, {share:.0%} of tokens computed, {counts['utilisation']:.0%} utilised"
+
+
+DATASHEET_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12}
+"""Dense 16-bit matrix products a second, from the makers' data sheets (SXM form where there are several), by a word of the
+device's name."""
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations a second the device can do: its data sheet's figure, or what a large product reaches here (0.1 s)."""
+    if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
+        name = torch.cuda.get_device_name(device)
+        for key, flops in DATASHEET_FLOPS.items():
+            if re.search(rf"\b{key}\b", name):
+                return flops
+    size = 1024 if device.type == "cpu" else 8192
+    left = torch.ones(size, size, device=device, dtype=dtype)
+    best = 0.0
+    for _ in range(4):  # the first is slower: threads and memory wake up
+        started = time.perf_counter()
+        float((left @ left)[0, 0])  # reading a value waits for the device
+        best = max(best, 2 * size**3 / (time.perf_counter() - started))
+    return best

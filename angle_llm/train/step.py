@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from angle_llm.data.batching import TextBatch
 from angle_llm.losses.angle import ObjectiveValue
 from angle_llm.losses.nested import Objective
-from angle_llm.model.microbatches import MicroBatch, Plan
+from angle_llm.model.micro_batches import MicroBatch, Plan
 from angle_llm.train.checkpoint import device_state, set_device_state
 from angle_llm.train.strategies import SingleProcess, StepStrategy
 

@@ -14,7 +14,7 @@ from torch.optim import AdamW
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.config import LoraSettings
 from angle_llm.data.formats import Triple
-from angle_llm.model.tokenization import SentenceTokenizer
+from angle_llm.model.tokenizer import SentenceTokenizer
 from angle_llm.prompts import PromptTemplate
 from angle_llm.train.step import StepResult, boundary_step
 from speed_peers.job import Answer, EncodeJob, TrainJob, adapter_key, load_start, serve

@@ -10,7 +10,7 @@ from tiny import save_tiny_base, train_a_little
 from angle_llm import cli
 from angle_llm.config import LoraSettings
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.merging import LoraUpdate
+from angle_llm.model.lora import LoraUpdate
 
 
 @pytest.fixture

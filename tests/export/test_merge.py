@@ -19,10 +19,11 @@ from angle_llm import PromptTemplate, SentenceEncoder, __version__
 from angle_llm.config import LoraSettings
 from angle_llm.export import VerificationError, merge
 from angle_llm.export.merge import REPORT_NAME
-from angle_llm.model.artifact import CARD_NAME, ArtifactError, EncoderCard, is_saved_encoder
+from angle_llm.model.artifact import EncoderCard
 from angle_llm.model.backbone import locate
-from angle_llm.model.base_weights import open_base
-from angle_llm.model.merging import LoraUpdate, read_adapter
+from angle_llm.model.checks import CARD_NAME, ArtifactError, is_saved_encoder
+from angle_llm.model.lora import LoraUpdate, read_adapter
+from angle_llm.model.weights import open_base
 
 TEXTS = ["A man is eating.", 'Someone says "no", then eats something that takes a long time.', "Where is it?"]
 PROMPT = PromptTemplate(name="mine", template='This sentence: "{text}" means in one word: "')

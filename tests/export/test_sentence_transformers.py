@@ -29,9 +29,9 @@ from angle_llm.export import (
     verify,
 )
 from angle_llm.export.library import ExportFacts, is_library_folder
-from angle_llm.model.artifact import EXPORT_NAME, ArtifactError
+from angle_llm.model.checks import EXPORT_NAME, ArtifactError
 from angle_llm.model.pooling import pooling_named
-from angle_llm.model.tokenization import load_tokenizer_file
+from angle_llm.model.tokenizer import load_tokenizer_file
 
 TEXTS = [
     "A man is eating.",

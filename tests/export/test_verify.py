@@ -16,7 +16,7 @@ from angle_llm.evaluate import sts_score
 from angle_llm.export import Verification, merge, verify
 from angle_llm.export.report import TIMES_SMALLER
 from angle_llm.export.sentences import SENTENCES
-from angle_llm.model.artifact import CARD_NAME, ArtifactError
+from angle_llm.model.checks import CARD_NAME, ArtifactError
 
 PAIRS = "starter:graded_pairs.tsv"
 

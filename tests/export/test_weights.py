@@ -15,10 +15,10 @@ from angle_llm import SentenceEncoder, load_prompt
 from angle_llm.config import LoraSettings
 from angle_llm.export import Verification, merge, verify
 from angle_llm.export.weights import count_wrong
-from angle_llm.model.artifact import CARD_NAME
 from angle_llm.model.backbone import locate
-from angle_llm.model.base_weights import open_base
-from angle_llm.model.merging import LoraUpdate
+from angle_llm.model.checks import CARD_NAME
+from angle_llm.model.lora import LoraUpdate
+from angle_llm.model.weights import open_base
 
 LORAS = {
     "lora": LoraSettings(rank=3, alpha=7),

@@ -17,9 +17,9 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from angle_llm.export.worded_tokenizer import WordedTokenizer, check_same_ids, worded_tokenizer
-from angle_llm.model.artifact import ArtifactError
 from angle_llm.model.backbone import BackboneLocation, load_tokenizer
-from angle_llm.model.tokenization import SentenceTokenizer, load_tokenizer_file
+from angle_llm.model.checks import ArtifactError
+from angle_llm.model.tokenizer import SentenceTokenizer, load_tokenizer_file
 from angle_llm.prompts import TOKENIZATIONS, PromptTemplate, load_prompt
 
 PROMPTS = {

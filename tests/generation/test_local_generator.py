@@ -13,7 +13,7 @@ from tiny_tokenizers import TOKENIZERS
 from angle_llm.generation.command import GenerateSettings, generate_main
 from angle_llm.generation.filters import Limits
 from angle_llm.generation.generators import Sampling
-from angle_llm.model.artifact import ArtifactError
+from angle_llm.model.checks import ArtifactError
 from angle_llm.model.text_generator import TextGenerator, Written, _Drawing
 
 MESSAGES = [

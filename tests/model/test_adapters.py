@@ -10,7 +10,7 @@ from tiny import KINDS, tiny_backbone, tiny_encoder, train_a_little
 from torch import nn
 
 from angle_llm.config import LoraSettings
-from angle_llm.model.adapters import add_lora, count_parameters, is_adapted, load_lora
+from angle_llm.model.lora import add_lora, count_parameters, is_adapted, load_lora
 
 TEXTS = ["A man is eating.", 'Someone eats something, and it seems to be "bread".', "Birds!"]
 EVERY_LINEAR_LAYER = {

@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny import KINDS, save_tiny_base, tiny_backbone, tiny_causal_lm
 
-from angle_llm.model.artifact import ArtifactError
 from angle_llm.model.backbone import BackboneLocation, load_backbone, locate, weights_fingerprint
-from angle_llm.model.base_weights import BaseWeights, open_base
-from angle_llm.model.quantized import dequantise
+from angle_llm.model.checks import ArtifactError
+from angle_llm.model.quantization import dequantise
+from angle_llm.model.weights import BaseWeights, open_base
 
 DTYPES = ["float32", "bfloat16", "float16"]
 

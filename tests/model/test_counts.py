@@ -13,8 +13,8 @@ from angle_llm.data.formats import Triple
 from angle_llm.data.sources import load_examples
 from angle_llm.evaluate import select_tasks
 from angle_llm.model.backbone import load_tokenizer, locate
-from angle_llm.model.microbatches import PrefixSharing, plan_micro_batches
-from angle_llm.model.tokenization import SentenceTokenizer
+from angle_llm.model.micro_batches import PrefixSharing, plan_micro_batches
+from angle_llm.model.tokenizer import SentenceTokenizer
 from angle_llm.prompts import load_prompt
 
 SHARING = PrefixSharing(None)

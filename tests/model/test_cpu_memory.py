@@ -45,7 +45,7 @@ for texts in range(1, 241):
         print((usage.used + usage.mapped) >> 10)
 """
 FREED = """
-from angle_llm.model.cpu_memory import freed_memory_kept
+from angle_llm.model.fast_paths import freed_memory_kept
 
 
 def held_after_freeing():

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AddedToken, AutoTokenizer
 
 from angle_llm.config import LoraSettings
-from angle_llm.model.artifact import ArtifactError, told_as_damage
+from angle_llm.model.checks import ArtifactError, told_as_damage
 from angle_llm.model.encoder import SentenceEncoder
 
 ADAPTER = "adapter_model.safetensors"
@@ -150,7 +150,12 @@ def outcomes(kinds: list[str], first: int, count: int, work: Path) -> Counter[st
     done = subprocess.run(
         [sys.executable, str(here / "open_damaged.py"), ",".join(kinds), str(first), str(count), str(work)],
         env=os.environ
-        | {"PYTHONPATH": str(here.parent), "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(work), "HF_HUB_OFFLINE": "0"},
+        | {
+            "PYTHONPATH": f"{here.parent}{os.pathsep}{here.parent.parent}",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "TMPDIR": str(work),
+            "HF_HUB_OFFLINE": "0",
+        },
         capture_output=True,
         text=True,
         timeout=1500,

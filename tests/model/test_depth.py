@@ -14,7 +14,7 @@ from torch import nn
 from angle_llm import SentenceEncoder
 from angle_llm.config import LoraSettings
 from angle_llm.export import export_sentence_transformers, merge, verify
-from angle_llm.model.artifact import CARD_NAME, ArtifactError
+from angle_llm.model.checks import CARD_NAME, ArtifactError
 from angle_llm.model.depth import Depth, cut_layers
 
 TEXTS = ["A man is eating.", "A man is eating a large meal.", "Shares rose in London.", "A"]

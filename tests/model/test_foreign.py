@@ -17,7 +17,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from angle_llm import SentenceEncoder
 from angle_llm.config import LoraSettings
-from angle_llm.model.artifact import ArtifactError
+from angle_llm.model.checks import ArtifactError
 
 TEXTS = ["A man is eating.", 'Someone says "no", then eats.', "Where is it?", "hello"]
 PROMPT = "summarize_one_word"

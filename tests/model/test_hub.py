@@ -14,7 +14,7 @@ from tiny import save_tiny_base, tiny_encoder, train_a_little
 
 from angle_llm import SentenceEncoder
 from angle_llm.config import LoraSettings
-from angle_llm.model.artifact import CARD_NAME, ArtifactError
+from angle_llm.model.checks import CARD_NAME, ArtifactError
 
 TEXTS = ["A man is eating.", "Where is it?"]
 

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from tiny import save_tiny_base, tiny_backbone, train_a_little
 
 from angle_llm.config import LoraSettings
-from angle_llm.model.artifact import ArtifactError
+from angle_llm.model.checks import ArtifactError
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.merging import CONFIG_NAME, WEIGHTS_NAME, LoraUpdate, is_transposed, read_adapter
+from angle_llm.model.lora import CONFIG_NAME, WEIGHTS_NAME, LoraUpdate, is_transposed, read_adapter
 
 LORAS = {
     "lora": LoraSettings(rank=3, alpha=7),

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from angle_llm.model.microbatches import MicroBatch, Plan, PrefixSharing, plan_micro_batches
+from angle_llm.model.micro_batches import MicroBatch, Plan, PrefixSharing, plan_micro_batches
 
 PAD = 9
 NO_SHARING = PrefixSharing("not in this test")

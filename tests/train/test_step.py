@@ -17,7 +17,7 @@ from angle_llm.data.formats import PositivePair, ScoredPair, Triple
 from angle_llm.losses.angle import AngleObjective, ObjectiveValue
 from angle_llm.losses.joint import JointObjective, Part
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.microbatches import PrefixSharing
+from angle_llm.model.micro_batches import PrefixSharing
 from angle_llm.train.step import LossNotFiniteError, StepResult, boundary_step
 
 EXAMPLES = [

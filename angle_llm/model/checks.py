@@ -1,30 +1,132 @@
-"""Whether a model folder may be opened, and whether what came of it computes.
+"""Whether a model folder may be opened, and whether the model in it computes.
 
-Files come from anywhere. Before a library opens a folder, its weights must be safetensors that lie in it, and its
-configuration must not ask for more than they hold; after, tokens must have their embeddings, and states must be finite.
+Files can have any origin. Before a library opens a folder, its weights must be safetensors inside it, and its
+configuration must not describe more than they hold; after, tokens must have their embeddings, and states must be finite.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from angle_llm.model.artifact import ArtifactError, read_json, told_as_damage
+from angle_llm.errors import raised_here
+
+CARD_NAME = "angle_llm.json"
+
+EXPORT_NAME = "angle_llm_export.json"
+"""In a folder made for another library: what was put in. Such a folder words texts itself."""
+
+LARGEST_JSON = 1 << 28
+"""Bytes; the largest there are, tokenizers, take a tenth of it."""
+
+
+class ArtifactError(ValueError):
+    """A saved directory that cannot be used, with what is wrong in it."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file that anybody may have written.
+
+    Raises:
+        FileNotFoundError: if there is no file.
+        ArtifactError: for anything but an object in UTF-8 of a size and depth that JSON files have.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is no file")  # a pipe would be waited for
+        if path.stat().st_size > LARGEST_JSON:
+            raise ValueError(f"it has more than {LARGEST_JSON} bytes")
+        values: Any = json.loads(path.read_bytes().decode())
+        if not isinstance(values, dict):
+            raise ValueError("it is not a JSON object")
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"{path} is not valid JSON ({error}). Fetch or save it again.") from error
+    return values
+
+
+def check_files(folder: Path) -> None:
+    """Refuses a folder with a link that leads out of it: what is read as an encoder's would be something else.
+
+    The folder itself may be a link, and in the hub's cache files are links to the blobs beside the snapshots.
+
+    Raises:
+        ArtifactError: naming the link.
+    """
+    real = Path(os.path.realpath(folder))
+    rooms = [real, real.parent.parent / "blobs"] if real.parent.name == "snapshots" else [real]
+    for path in sorted(real.rglob("*")):
+        target = Path(os.path.realpath(path))
+        if path.is_symlink() and not any(target.is_relative_to(room) for room in rooms):
+            raise ArtifactError(
+                f"{path} is a link that leads out of its folder, to {target}. Put the file itself there."
+            )
+
+
+@contextmanager
+def told_as_damage(place: object) -> Iterator[None]:
+    """What a library raises over the files of a folder becomes an `ArtifactError` that names the folder and the reason.
+
+    Libraries raise anything over a damaged file: a KeyError, a TypeError, a Rust panic. This package's own errors pass as
+    they are, and so does what the machine lacks: memory, a permission, a working GPU. A package that a folder asks for and
+    that is not installed is told as that.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ArtifactError(f"{place} cannot be opened without another package: {error}") from error
+    except BaseException as error:
+        kind = type(error).__name__
+        foreign = isinstance(error, Exception) or kind == "PanicException"
+        if not foreign or _is_of_the_machine(error) or _is_own(error):
+            raise
+        reason = " ".join(str(error).split())
+        raise ArtifactError(
+            f"{place} cannot be opened: {kind}: {reason if len(reason) < 400 else reason[:400] + '…'}. A file in it is damaged, "
+            "or not of a kind that is read here; fetch or save it again."
+        ) from error
+
+
+def _is_of_the_machine(error: BaseException) -> bool:
+    # torch says in words alone that memory or the GPU failed.
+    told = isinstance(error, RuntimeError) and any(words in str(error) for words in ("allocate memory", "CUDA"))
+    return told or isinstance(error, (MemoryError, PermissionError)) or type(error).__name__ == "OutOfMemoryError"
+
+
+def _is_own(error: BaseException) -> bool:
+    return type(error).__module__.startswith("angle_llm.") or (
+        isinstance(error, (ValueError, OSError, TypeError)) and raised_here(error)
+    )
+
+
+def is_saved_encoder(path: str | Path) -> bool:
+    """Whether a path is a directory that holds a card."""
+    return (Path(path).expanduser() / CARD_NAME).is_file()
+
 
 _PICKLES = {".bin", ".pt", ".pth", ".pkl", ".ckpt"}
+
 _NAMES_FILES_OR_CODE = {"transformers_weights"}
 """Keys of a configuration that lead to other files than the usual ones."""
+
 _COUNTS_MODULES = re.compile(r"layers?$|^n_layer|blocks?$|experts?$|depth|branches|groups|stages|codebooks")
+
 _PACKED = 16
 """Weights that a stored number may hold: 4 bits in 32 are 8."""
+
 _SMALL = 50_000_000
 """So many weights are no danger to anybody's memory."""
+
 _FEWEST_MODULES = 256
 """So many are made in no time, whatever the weights are."""
 

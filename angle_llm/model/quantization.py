@@ -19,17 +19,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from angle_llm.model import adapters
+from angle_llm.model import lora
+from angle_llm.model.fast_paths import bits_of_layer, mend
 
 BITS = (4, 8)
+
 OUTLIER = 6.0
 """LLM.int8(): a dimension in which some token's activation is beyond this is multiplied in 16 bits (the paper's value)."""
 
 ORIGINAL = "fingerprint_before_quantisation"
 """Where a quantised backbone carries the fingerprint of the weights it was made from."""
-
-_BITS_OF_LAYER = {"Linear4bit": 4, "LinearNF4": 4, "LinearFP4": 4, "Linear8bitLt": 8}
-"""By the names of bitsandbytes' classes, so that asking does not import it."""
 
 
 class QuantisationError(ValueError):
@@ -51,7 +50,7 @@ def check_bits(bits: int) -> None:
 
 def bits_of(backbone: nn.Module) -> int | None:
     """The bits the linear layers of a backbone, adapted or not, are held in; None if they are plain."""
-    layers = [bits for layer in backbone.modules() if (bits := _bits_of_layer(layer))]
+    layers = [bits for layer in backbone.modules() if (bits := bits_of_layer(layer))]
     return max(layers, default=None)
 
 
@@ -104,30 +103,6 @@ def _with_weight(held: nn.Module, weight: nn.Parameter, layer: nn.Linear) -> nn.
     return held
 
 
-def mend(model: nn.Module) -> None:
-    """Makes quantised layers, however they came, ones that can be trained on; before their first forward pass.
-
-    Of bitsandbytes 0.50.2, on a CPU with AVX512-BF16: a forward pass of a 4-bit layer in evaluation repacks its weights for a
-    kernel without a backward pass, which later training steps then take, with wrong gradients and without a word.
-
-    And an 8-bit layer keeps its scales in an object that does not move to another device with the layer, and that loses them
-    when the weight is put in its place again (as peft does for DoRA on a CPU).
-    """
-    for layer in model.modules():
-        held: Any = layer
-        if _bits_of_layer(layer) == 4:
-            held.support_avx512bf16_for_cpu = False
-        elif _bits_of_layer(layer) == 8 and not hasattr(layer, "scale_O"):
-            scale_O = held.state.SCB if held.weight.SCB is None else held.weight.SCB  # in the state once it has run
-            held.register_buffer("scale_O", scale_O, persistent=False)
-            held.register_forward_pre_hook(_give_scale)
-
-
-def _give_scale(layer: Any, _: object) -> None:
-    layer.state.CB, layer.state.SCB = layer.weight.data, layer.scale_O.float()
-    layer.weight.CB = layer.weight.SCB = None
-
-
 @contextmanager
 def each_token_alone(backbone: nn.Module) -> Iterator[None]:
     """Within this, an 8-bit layer's product for a token does not depend on the tokens beside it.
@@ -135,7 +110,7 @@ def each_token_alone(backbone: nn.Module) -> Iterator[None]:
     LLM.int8() chooses outlier dimensions over all tokens of a micro-batch: states of equal tokens differ by some percent
     with the company they are in. A probe that asks what an architecture computes would be told what its numbers are like.
     """
-    states: list[Any] = [layer.state for layer in backbone.modules() if _bits_of_layer(layer) == 8]
+    states: list[Any] = [layer.state for layer in backbone.modules() if bits_of_layer(layer) == 8]
     before = [state.threshold for state in states]
     for state in states:
         state.threshold = 0.0
@@ -162,7 +137,7 @@ def dequantise(backbone: nn.Module, dtype: torch.dtype | None = None) -> None:
         raise QuantisationError("no layer of this backbone is quantised, so there is nothing to dequantise.")
     mend(backbone)
     computed = next(tensor.dtype for tensor in backbone.parameters() if tensor.is_floating_point())
-    for name in [name for name, layer in backbone.named_modules() if _bits_of_layer(layer)]:
+    for name in [name for name, layer in backbone.named_modules() if bits_of_layer(layer)]:
         layer: Any = backbone.get_submodule(name)
         values = _values(layer, name, computed)
         plain = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
@@ -171,8 +146,8 @@ def dequantise(backbone: nn.Module, dtype: torch.dtype | None = None) -> None:
             plain.bias = nn.Parameter(layer.bias.to(plain.weight.dtype), requires_grad=False)
         backbone.set_submodule(name, plain.train(layer.training))
     base: Any = backbone
-    if adapters.is_adapted(backbone):
-        adapters.on_plain_layers(backbone)
+    if lora.is_adapted(backbone):
+        lora.on_plain_layers(backbone)
         base = base.get_base_model()
     for mark in (ORIGINAL, f"is_loaded_in_{bits}bit"):
         vars(base).pop(mark, None)
@@ -180,7 +155,7 @@ def dequantise(backbone: nn.Module, dtype: torch.dtype | None = None) -> None:
 
 def _values(layer: Any, name: str, computed: torch.dtype) -> torch.Tensor:
     """The weight (out, in) a product is computed with."""
-    if _bits_of_layer(layer) == 8:
+    if bits_of_layer(layer) == 8:
         scale_O = layer.scale_O.unsqueeze(1).mul(1.0 / 127.0)
         values: torch.Tensor = layer.weight.data.to(computed).mul_(scale_O)
         return values
@@ -192,11 +167,6 @@ def _values(layer: Any, name: str, computed: torch.dtype) -> torch.Tensor:
         )
     values = _bitsandbytes().functional.dequantize_4bit(layer.weight.data, state)
     return values.to(layer.compute_dtype or values.dtype)
-
-
-def _bits_of_layer(layer: nn.Module) -> int | None:
-    # peft's wrappers have the same names, and are no linear layers themselves.
-    return _BITS_OF_LAYER.get(type(layer).__name__) if isinstance(layer, nn.Linear) else None
 
 
 def _bitsandbytes() -> Any:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from angle_llm.model.trie import Trie, build_trie, cut, shared_prefixes
+from angle_llm.model.prefix_trie import Trie, build_trie, cut, shared_prefixes
 
 
 @dataclass(frozen=True)

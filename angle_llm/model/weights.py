@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from angle_llm.model.backbone import BackboneLocation, load_backbone, torch_dtype, weights_fingerprint
-from angle_llm.model.quantized import bits_of, check_bits, dequantise, quantise
+from angle_llm.model.quantization import bits_of, check_bits, dequantise, quantise
 
 _PLAIN = {"F32", "BF16", "F16", "I64", "I32", "BOOL"}
 """Stored types that are the numbers themselves; others (8 and 4 bits) need unpacking."""

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from angle_llm import SentenceEncoder
 from angle_llm.config import LoraSettings
-from angle_llm.model import adapters
-from angle_llm.model.lora_linear import lora_linear
+from angle_llm.model import fast_paths, lora
+from angle_llm.model.fast_paths import lora_linear
 
 TEXTS = ["A man is eating.", "Someone eats.", "Hi"]
 
@@ -66,7 +66,7 @@ def error(found: list[Tensor], expected: list[Tensor]) -> list[float]:
 
 def test_an_adapted_model_computes_what_peft_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     short, short_half = adapted(torch.float32), adapted(torch.bfloat16)
-    monkeypatch.setattr(adapters, "_shorten", lambda model: None)
+    monkeypatch.setattr(lora, "shorten", lambda model: None)
     plain, plain_half = adapted(torch.float32), adapted(torch.bfloat16)
     for encoder, expected in ((short, False), (short_half, False), (plain, True), (plain_half, True)):
         kinds = {type(layer) for layer in encoder.model.modules() if isinstance(layer, Linear)}
@@ -86,7 +86,7 @@ def test_dropout_and_dora_are_pefts(settings: LoraSettings, monkeypatch: pytest.
 
     encoder = tiny_encoder("llama")
     encoder.add_lora(settings)
-    monkeypatch.setattr(adapters, "lora_linear", refuse)
+    monkeypatch.setattr(fast_paths, "lora_linear", refuse)
     encoder.model.train()
     plan = encoder.plan(TEXTS, 10_000)
     assert encoder.model(**plan.micro_batches[0].on(torch.device("cpu"))).requires_grad

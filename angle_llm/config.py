@@ -443,25 +443,34 @@ def parse_settings(defaults: Settings, arguments: Sequence[str] | None = None, *
     """
     import tyro
 
-    rest = list(sys.argv[1:] if arguments is None else arguments)
+    kind = type(defaults)
+    loaded, rest = config_defaults(kind, sys.argv[1:] if arguments is None else arguments, defaults)
+    description = (
+        f"{description}\n\n--config FILE reads a settings YAML file first; the flags below override it.".strip()
+    )
+    chosen, unknown = tyro.cli(
+        kind, default=loaded or defaults, args=rest, description=description, return_unknown_args=True
+    )
+    if unknown:
+        raise SettingsError(unknown_flag(unknown[0], chosen))
+    return settings_from_dict(kind, settings_to_dict(chosen), where="command line")
+
+
+def config_defaults(
+    kind: type[Settings], arguments: Sequence[str], defaults: Settings | None = None
+) -> tuple[Settings | None, list[str]]:
+    """Settings from `--config FILE` (None without one), and the remaining arguments."""
+    rest = list(arguments)
     for position, argument in enumerate(rest):
         name, equals, value = argument.partition("=")
         if name == "--config":
             path = value if equals else (rest[position + 1] if position + 1 < len(rest) else "")
             del rest[position : position + (1 if equals else 2)]
-            defaults = load_settings(type(defaults), path, defaults)
-            break
-    description = (
-        f"{description}\n\n--config FILE reads a settings YAML file first; the flags below override it.".strip()
-    )
-    kind = type(defaults)
-    chosen, unknown = tyro.cli(kind, default=defaults, args=rest, description=description, return_unknown_args=True)
-    if unknown:
-        raise SettingsError(_unknown_flag(unknown[0], settings_to_dict(defaults)))
-    return settings_from_dict(kind, settings_to_dict(chosen), where="command line")
+            return load_settings(kind, path, defaults), rest
+    return None, rest
 
 
-def _unknown_flag(flag: str, values: dict[str, Any]) -> str:
+def unknown_flag(flag: str, settings: Any) -> str:
     """Message for an unknown flag: the flag with the same last word, the same initials (`--lr`), or a similar name."""
     if not flag.startswith("--"):
         return f"unexpected argument {flag!r}. Settings are flags, such as --seed 1; --help lists them."
@@ -471,11 +480,11 @@ def _unknown_flag(flag: str, values: dict[str, Any]) -> str:
             nested = isinstance(value, dict) and key not in _FREE_KEYS
             yield from flags(value, f"{prefix}{key}.") if nested else [f"{prefix}{key}".replace("_", "-")]
 
-    known = list(flags(values, ""))
+    known = list(flags(settings_to_dict(settings), ""))
     given = flag[2:].partition("=")[0].replace("_", "-")
     last = {name: name.rpartition(".")[2] for name in known}
     similar = [name for name in known if last[name] == given.rpartition(".")[2]]
-    similar = similar or [name for name in known if "".join(word[0] for word in last[name].split("-")) == given]
+    similar = similar or [name for name in known if "".join(word[:1] for word in last[name].split("-")) == given]
     similar = similar or get_close_matches(given, known, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(f'--{name}' for name in similar[:3])}?" if similar else ""
     return f"unknown flag --{given}.{hint} --help lists all flags."

@@ -12,9 +12,10 @@ pairs, before training and after. `recipes/grids/nontransfer.yaml` is the table 
 
 from dataclasses import field
 
+from before_after import train_and_test
 from pydantic.dataclasses import dataclass
 
-from angle_llm.cli import guarded, train_and_test
+from angle_llm.cli import guarded
 from angle_llm.config import (
     STRICT,
     DataSettings,

@@ -16,10 +16,11 @@ from angle_llm.data.draws import Draws
 from angle_llm.data.sources import load_examples
 from angle_llm.forecast.ledger import GpuKernels, MemoryLedger
 from angle_llm.forecast.memory import GIB, Device, Memory, Spread
-from angle_llm.forecast.plan import ROUND_TOKENS, PlanSettings, forecast, shown
+from angle_llm.forecast.plan import ROUND_TOKENS, forecast, shown
 from angle_llm.forecast.step import META, StepMemory, loss_memory, model_step
 from angle_llm.model import outline, quantization
 from angle_llm.model.backbone import FlopsPerToken
+from angle_llm.plan import PlanSettings
 from angle_llm.train.schedule import BatchPlan
 from angle_llm.train.step import boundary_step
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic.dataclasses import dataclass as checked_dataclass
-
-from angle_llm.config import STRICT, SettingsError, TrainSettings, settings_to_dict
+from angle_llm.config import settings_to_dict
 from angle_llm.data.batching import TextBatch
 from angle_llm.data.formats import Example
 from angle_llm.data.mixture import Mixture, load_mixture
@@ -28,6 +26,7 @@ from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.lora import count_parameters
 from angle_llm.model.micro_batches import MicroBatch, Plan
 from angle_llm.model.pooling import EmbeddingModel
+from angle_llm.plan import PlanSettings
 from angle_llm.train.batches import Wordings, objectives_of
 from angle_llm.train.schedule import BatchPlan
 
@@ -40,45 +39,8 @@ MOST_BATCHES = 64
 """Of the sample."""
 
 
-@checked_dataclass(frozen=True, config=STRICT)
-class PlanSettings(TrainSettings):
-    """The settings of a training run, and of where it is to run."""
-
-    memory: float | None = None
-    """GiB of one device: the largest micro_batch_tokens and graph_tokens that fit are proposed."""
-    processes: int = 1
-    """Processes of the run, one for each device."""
-    zero: Literal[0, 1, 2, 3] = 0
-    """Stage of DeepSpeed's ZeRO: 1 divides the optimizer's state among the processes, 2 gradients too, 3 weights too."""
-    offload: Literal["none", "optimizer", "parameters"] = "none"
-    """What ZeRO keeps in the host's memory: the optimizer's state, or with stage 3 the weights as well."""
-    device: Literal["cuda", "cpu"] = "cuda"
-    """Where it is to run: what is kept for the backward pass depends on the kernels."""
-    sample: int = 2048
-    """Examples, in whole batches, that are tokenised and planned; what the run computes is extrapolated from them."""
-    json: str | None = None
-    """A file to write the forecast to; its sizes are in bytes."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("processes", "sample"):
-            if getattr(self, name) < 1:
-                raise SettingsError(f"{name} must be 1 or more, got {getattr(self, name)}.")
-        if self.memory is not None and self.memory <= 0:
-            raise SettingsError(f"memory is a positive number of GiB, got {self.memory}.")
-        if self.offload != "none" and self.zero == 0:
-            raise SettingsError(f"offload {self.offload} needs ZeRO. Set zero to 1, 2 or 3, or offload to none.")
-        if self.offload == "parameters" and self.zero != 3:
-            raise SettingsError(f"offload parameters needs zero 3, got {self.zero}. Or set offload to optimizer.")
-        if self.zero == 3 and self.model.bits is not None:
-            raise SettingsError(
-                f"ZeRO-3 cannot divide a base held in {self.model.bits} bits. Set zero to 2, or leave model.bits away."
-            )
-
-    @property
-    def spread(self) -> Spread:
-        """How the run is spread out."""
-        return Spread(self.processes, self.zero, self.offload)
+def _spread(settings: PlanSettings) -> Spread:
+    return Spread(settings.processes, settings.zero, settings.offload)
 
 
 @dataclass(frozen=True)
@@ -285,7 +247,7 @@ def _device(settings: PlanSettings, config: Any, backbone: Any, objective: Objec
     return Device.holding(
         backbone,
         width,
-        settings.spread,
+        _spread(settings),
         settings.device,
         embeddings=4 * columns * len(TextBatch.from_examples(batch)),
         loss=loss_memory(objective, batch, columns),
@@ -356,7 +318,7 @@ def shown(settings: PlanSettings, found: Forecast) -> str:
         f"tokens      {work.logical_tokens:,} asked for, {work.computed_tokens:,} computed "
         f"({work.computed_tokens / work.logical_tokens:.0%}, {work.way}), {work.operations:.3g} operations",
         f"batches     at most {work.largest_batch:,} computed tokens a process in {work.sampled_batches} sampled; {cached}",
-        f"devices     {settings.device}, {settings.spread}",
+        f"devices     {settings.device}, {_spread(settings)}",
         "",
         f"{'GiB on one device':26}{'expected':>10}{'budget full':>14}",
     ]

@@ -9,8 +9,7 @@ import pytest
 from corpora import KEEPING, TEXTS, work, write_lines
 from tiny import save_tiny_base, tiny_encoder
 
-from angle_llm.cli import embed
-from angle_llm.cli import search as search_command
+from angle_llm import cli
 from angle_llm.config import SettingsError
 from angle_llm.corpus import EmbedSettings
 from angle_llm.corpus.finished import read_index, read_pieces
@@ -90,9 +89,9 @@ def test_the_commands_embed_and_search(bases: list[str], tmp_path: Path, capsys:
     rows = ["id\ttext", *(f"no. {number}\t{text}" for number, text in enumerate(TEXTS))]
     input, out = write_lines(tmp_path / "texts.tsv", rows), tmp_path / "out"
     arguments = ["--model", bases[0], "--input", str(input), "--output", str(out)]
-    embed([*arguments, "--id-column", "id", "--shard-rows", "5", "--prompt", "prompteol", "--dim", "16"])
+    cli.run(["embed", *arguments, "--id-column", "id", "--shard-rows", "5", "--prompt", "prompteol", "--dim", "16"])
     assert "13 rows of 16 dimensions in" in capsys.readouterr().out
-    search_command([str(out), "A dog eats.", "End", "--top", "2"])
+    cli.run(["search", str(out), "A dog eats.", "End", "--top", "2"])
     shown = capsys.readouterr()
     first, second = shown.out.strip().split("\n\n")
     assert first.splitlines()[0] == "A dog eats."
@@ -102,17 +101,17 @@ def test_the_commands_embed_and_search(bases: list[str], tmp_path: Path, capsys:
     assert len(first.splitlines()) == len(second.splitlines()) == 4
     assert "FAISS" in shown.err
     write_lines(input, [*rows, "new\trow"])  # what the rows were is not known any more
-    search_command([str(out), "End", "--top", "1"])
+    cli.run(["search", str(out), "End", "--top", "1"])
     assert "1.0000  no. 12  (the text is not stored, and its file is gone or changed)" in capsys.readouterr().out
     with pytest.raises(ShardsError, match="different models cannot be compared"):
-        search_command([str(out), "End", "--model", bases[1]])
+        cli.run(["search", str(out), "End", "--model", bases[1]])
 
 
 def test_stored_texts_need_no_source(bases: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     input, out = write_lines(tmp_path / "texts.txt"), tmp_path / "out"
-    embed(["--model", bases[0], "--input", str(input), "--output", str(out), "--store-text"])
+    cli.run(["embed", "--model", bases[0], "--input", str(input), "--output", str(out), "--store-text"])
     input.unlink()
-    search_command([str(out), "A cat runs.", "--top", "1"])
+    cli.run(["search", str(out), "A cat runs.", "--top", "1"])
     assert "1.0000  6  A cat runs." in capsys.readouterr().out
 
 
@@ -135,13 +134,13 @@ def test_settings_that_do_not_go_together_are_told(named: dict[str, Any], told: 
 def test_what_does_not_fit_model_or_place_is_told(bases: list[str], tmp_path: Path) -> None:
     input = write_lines(tmp_path / "texts.txt")
     with pytest.raises(SettingsError, match="--dim 33 is more than the 32 dimensions"):
-        embed(["--model", bases[0], "--input", str(input), "--output", str(tmp_path / "out"), "--dim", "33"])
+        cli.run(["embed", "--model", bases[0], "--input", str(input), "--output", str(tmp_path / "out"), "--dim", "33"])
     with pytest.raises(SettingsError, match="lies in --input"):
-        embed(["--model", bases[0], "--input", str(tmp_path), "--output", str(tmp_path / "out")])
+        cli.run(["embed", "--model", bases[0], "--input", str(tmp_path), "--output", str(tmp_path / "out")])
     assert [path.name for path in tmp_path.iterdir()] == ["texts.txt"]
 
 
 def test_standard_input_is_for_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SettingsError, match="for one process"):
-        embed(["--model", "./nowhere", "--input", "-", "--output", "x"])
+        cli.run(["embed", "--model", "./nowhere", "--input", "-", "--output", "x"])

@@ -1,0 +1,218 @@
+"""A folder of parts for long work: killed anywhere, the same command resumes it. Used by checkpoints, embed and mine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from angle_llm.io import (
+    FolderError,
+    check_files,
+    checksums,
+    filled,
+    json_text,
+    read_object,
+    remove_folder,
+    swap,
+    sync_folder,
+    write_json,
+)
+
+IDENTITY, MANIFEST = "identity.json", "manifest.json"
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any], above: str = "") -> list[str]:
+    """Return a line for every field of `now`, a nested JSON object, that differs in `then`: `a.b 1 (now 2)`."""
+    found = []
+    for key, value in now.items():
+        before = then.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            found += differences(before, value, f"{above}{key}.")
+        elif before != value:
+            left, right = (f"{json.dumps(side, ensure_ascii=False):.200}" for side in (before, value))
+            found.append(f"{above}{key} {left} (now {right})")
+    return found
+
+
+def check_resumable(path: Path, option: str, index: str | None = None) -> None:
+    """Check that a path is free for a `ResumableFolder` of this index: new, empty, or written by one.
+
+    Raises:
+        FolderError: naming `option`, the flag of the path.
+    """
+    if path.exists() and not path.is_dir():
+        raise FolderError(f"{option} {path} is a file. Give the name of a folder that is new or empty.")
+    names = {item.name for item in path.iterdir()} if path.is_dir() else set()
+    if not names & {IDENTITY, index} and (others := sorted(name for name in names if not name.startswith("."))):
+        raise FolderError(
+            f"{option} {path} contains other files ({', '.join(others[:3])}). Give the name of a folder that is new, empty, or "
+            "was written by this command."
+        )
+
+
+class ResumableFolder:
+    """A folder of parts for long work. Killed at any moment, the same command resumes with the parts that are whole.
+
+        identity.json         what the work computes; parts of other work are never mixed with it
+        NAME/…                the files of a part
+        NAME/manifest.json    values of the part, sizes and SHA-256 of its files
+
+    A part is a folder, renamed into place when complete (checkpoints). With `flat`, the files of all parts are in the folder
+    itself, and `.NAME.json`, the manifest, is renamed last: a part without it does not count (embed, mine). Identity and
+    values are JSON values. Usage, here for checkpoints:
+
+        with ResumableFolder(run_dir / "checkpoints", {"settings": …}, option="--run-dir") as folder:
+            for name in reversed(folder.names()):                        # newest first
+                values = folder.check(name)                              # FolderError if it is damaged
+            folder.write("step-000120", snapshot.write, {"step": 120})   # snapshot.write(path) fills an empty folder
+            folder.remove("step-000100")
+
+    As a context manager it holds a lock, which ends with the process.
+
+    Raises (on entering):
+        FolderError: if the folder contains other files, another process writes it, or its parts have another identity; the
+            message names the fields that differ.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        identity: Mapping[str, Any],
+        *,
+        option: str,
+        flat: bool = False,
+        index: str | None = None,
+        rank: int = 0,
+        start_over: bool = False,
+    ) -> None:
+        """`option` is the flag that names the folder, for messages; `index` the file that `finish` writes. Processes of
+        different `rank` can write different parts at one time. `start_over` removes all parts on entering."""
+        self.path = path
+        self.identity: dict[str, Any] = json.loads(json.dumps(identity))
+        self._option, self._flat, self._index, self._rank = option, flat, index, rank
+        self._start_over = start_over
+
+    def __enter__(self) -> ResumableFolder:
+        from filelock import FileLock, Timeout
+
+        check_resumable(self.path, self._option, self._index)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(self.path / f".lock-{self._rank:05d}", timeout=0)
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise FolderError(
+                f"another process is writing {self.path}: another command, or a process of a launcher that was killed. Wait "
+                "for it, or end it."
+            ) from None
+        try:
+            for name in self.names() if self._start_over else ():
+                self.remove(name)
+            written = read_object(self.path / IDENTITY) or self._read_index()
+            changed = differences(written, self.identity)
+            if changed and self.names():
+                raise FolderError(
+                    f"{self.path} was started with {'; '.join(changed[:5])}. To resume, give the same input, model and "
+                    f"settings; else choose another {self._option}, or remove the folder."
+                )
+            if changed:
+                write_json(self.path / IDENTITY, self.identity, writer=str(self._rank))
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def names(self) -> list[str]:
+        """Return the names of all parts with a manifest, sorted; `check` finds out whether they are whole."""
+        found = self.path.glob(".*.json") if self._flat else self.path.glob(f"*/{MANIFEST}")
+        names = [path.stem[1:] if self._flat else path.parent.name for path in found]
+        return sorted({*names, *(part["name"] for part in self._read_index().get("parts", ()))})
+
+    def check(self, name: str) -> dict[str, Any]:
+        """Return the values of a part after comparing all its files with its manifest.
+
+        Raises:
+            FolderError: naming the file that is missing or damaged.
+        """
+        manifest, path = self._read(name), self._manifest_path(name)
+        check_files(self.path if self._flat else path.parent, manifest["files"])
+        values: dict[str, Any] = manifest["values"]
+        return values
+
+    def is_whole(self, name: str) -> bool:
+        """Return whether all files of a part are as they were written."""
+        try:
+            self.check(name)
+        except FolderError:
+            return False
+        return True
+
+    def write(self, name: str, fill: Callable[[Path], object], values: Mapping[str, Any] | None = None) -> None:
+        """Write a part: `fill` gets an empty folder and creates the files. `values` are kept in the manifest.
+
+        Raises:
+            OSError: if the disk is full or the folder is not writable; all other parts are untouched.
+        """
+
+        def complete(folder: Path) -> None:
+            fill(folder)
+            body = {"name": name, "values": dict(values or {}), "files": checksums(folder)}
+            text = json_text({**body, "sha256": self._signature(body)})
+            (folder / MANIFEST).write_text(text, encoding="utf-8")
+
+        with filled(self.path / name, complete, writer="") as temporary:
+            if not self._flat:
+                swap(temporary, self.path / name)
+                return
+            for path in sorted(temporary.iterdir()):
+                if path.name != MANIFEST:
+                    path.replace(self.path / path.name)
+            sync_folder(self.path)
+            (temporary / MANIFEST).replace(self._manifest_path(name))
+            sync_folder(self.path)
+
+    def remove(self, name: str) -> None:
+        """Remove a part; of a flat folder its manifest, without which it does not count."""
+        if self._flat:
+            self._manifest_path(name).unlink(missing_ok=True)
+        elif (self.path / name).exists():
+            remove_folder(self.path / name)
+
+    def finish(self, values: Mapping[str, Any]) -> None:
+        """Write the index: the identity, `values`, and the manifests of all parts. Then remove what only the work needed."""
+        assert self._index is not None, "the folder has no index"
+        parts = [self._read(name) for name in self.names()]
+        write_json(self.path / self._index, {**self.identity, **values, "parts": parts}, writer="")
+        for pattern in (".*.json", ".lock-*", IDENTITY, ".*.tmp"):
+            for path in self.path.glob(pattern):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        sync_folder(self.path)
+
+    def _manifest_path(self, name: str) -> Path:
+        return self.path / (f".{name}.json" if self._flat else f"{name}/{MANIFEST}")
+
+    def _read_index(self) -> dict[str, Any]:
+        return (read_object(self.path / self._index) if self._index is not None else None) or {}
+
+    def _read(self, name: str) -> dict[str, Any]:
+        """The manifest of a part, whose signature holds."""
+        path = self._manifest_path(name)
+        indexed = {part["name"]: part for part in self._read_index().get("parts", ())}
+        manifest = read_object(path) or indexed.get(name)
+        if manifest is None:
+            raise FolderError(f"{path} is missing")
+        body = {key: manifest.get(key) for key in ("name", "values", "files")}
+        if body["name"] != name or manifest.get("sha256") != self._signature(body):
+            raise FolderError(f"{path} is damaged, or belongs to other work: its own SHA-256 differs")
+        return manifest
+
+    def _signature(self, body: Mapping[str, Any]) -> str:
+        """SHA-256 of a manifest and of the identity it belongs to."""
+        return hashlib.sha256(json.dumps([self.identity, body], sort_keys=True).encode()).hexdigest()

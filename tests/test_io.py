@@ -1,0 +1,290 @@
+"""Files that are written whole or not at all, JSON, checksums, and progress of long commands."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+from kills import contents, flushed_before_renamed
+
+from angle_llm import io
+from angle_llm.io import (
+    FolderError,
+    check_files,
+    checksums,
+    json_text,
+    log,
+    paused,
+    plain,
+    progress_bar,
+    read_object,
+    remove_folder,
+    write_file,
+    write_folder,
+    write_json,
+    write_text,
+)
+
+# --- files and folders ------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "a.txt"
+    write_text(path, "old")
+
+    def breaks(file: BinaryIO) -> None:
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_file(path, breaks)
+    assert contents(path.parent) == {"a.txt": b"old"}
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    def fill(file: BinaryIO) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match=r"No space left on device: .*a\.txt"):
+        write_file(tmp_path / "a.txt", fill)
+    assert contents(tmp_path) == {}
+
+
+def test_concurrent_writers_of_one_file_use_different_hidden_names(tmp_path: Path) -> None:
+    path, both = tmp_path / "a.txt", threading.Barrier(2)
+
+    def fill(file: BinaryIO, content: bytes) -> None:
+        file.write(content)
+        both.wait(30)  # each has its file open
+
+    writers = [
+        threading.Thread(target=write_file, args=(path, lambda file, word=word: fill(file, word), word.decode()))
+        for word in (b"one", b"two")
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert list(contents(tmp_path).values()) in ([b"one"], [b"two"])
+
+
+def test_a_fixed_writer_overwrites_what_a_killed_one_left(tmp_path: Path) -> None:
+    (tmp_path / ".a.txt.tmp").write_text("half")
+    write_text(tmp_path / "a.txt", "whole", writer="")
+    (tmp_path / ".b.tmp" / "old").mkdir(parents=True)
+    write_folder(tmp_path / "b", lambda folder: (folder / "file").write_text("whole"), writer="")
+    assert contents(tmp_path) == {"a.txt": b"whole", "b/file": b"whole"}
+
+
+def test_a_link_keeps_its_target_and_a_pipe_is_written_directly(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "a.txt").symlink_to("there/a.txt")
+    write_text(tmp_path / "a.txt", "new")
+    assert (tmp_path / "a.txt").is_symlink()
+    assert (tmp_path / "there/a.txt").read_text() == "new"
+
+    os.mkfifo(tmp_path / "pipe")
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_text()))
+    reader.start()
+    write_json(tmp_path / "pipe", {"a": 1})
+    reader.join()
+    assert json.loads(read[0]) == {"a": 1}
+
+
+def test_a_folder_that_cannot_be_flushed_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.fsync
+
+    def refuses_folders(descriptor: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):  # noqa: PTH112
+            raise OSError(22, "Invalid argument")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuses_folders)
+    write_text(tmp_path / "a.txt", "whole")
+    assert contents(tmp_path) == {"a.txt": b"whole"}
+
+
+def test_a_folder_replaces_another_only_when_it_is_complete(tmp_path: Path) -> None:
+    def fill(folder: Path) -> None:
+        (folder / "sub").mkdir()
+        (folder / "sub" / "new").write_text("new")
+        (folder / "sub" / "new").chmod(0o600)  # as safetensors creates its files
+
+    def breaks(folder: Path) -> None:
+        fill(folder)
+        raise OSError(errno.ENOSPC, "full")
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "old").write_text("old")
+    with pytest.raises(OSError, match="full"):
+        write_folder(tmp_path / "a", breaks)
+    assert contents(tmp_path) == {"a/old": b"old"}
+    write_folder(tmp_path / "a", fill)
+    assert contents(tmp_path) == {"a/sub/new": b"new"}
+    (tmp_path / "plain").touch()
+    modes = {path: path.stat().st_mode for path in (tmp_path / "a/sub/new", tmp_path / "plain")}
+    assert len(set(modes.values())) == 1, "files have the mode of any new file"
+    remove_folder(tmp_path / "a")
+    assert list(contents(tmp_path)) == ["plain"]
+
+
+@pytest.mark.parametrize("skipped", ["nothing", "files", "folders"])
+def test_everything_is_flushed_before_it_is_renamed(
+    skipped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a flush, a power failure leaves an empty file under the final name."""
+    real = io.sync
+
+    def sync(path: Path) -> None:
+        if skipped != ("folders" if path.is_dir() else "files"):
+            real(path)
+
+    monkeypatch.setattr(io, "sync", sync)
+    with flushed_before_renamed(lambda target: False) as faults:
+        write_text(tmp_path / "a.txt", "text")
+        write_folder(tmp_path / "b", lambda folder: (folder / "file").write_text("text"))
+    assert bool(faults) == (skipped != "nothing"), faults
+
+
+def test_files_are_compared_with_their_checksums(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    for name in ("a", "b/c"):
+        write_text(folder / name, name * 100)
+    listed = checksums(folder)
+    assert [entry["name"] for entry in listed] == ["a", "b/c"]
+    check_files(folder, listed)
+    for damage, reason in [
+        (lambda path: path.write_text("a" * 99), "expected 100 bytes, got 99"),
+        (lambda path: path.write_text("b" * 100), "SHA-256"),
+        (Path.unlink, "is missing"),
+        (lambda path: path.symlink_to(tmp_path / "outside"), "not a file of this folder"),
+    ]:
+        write_text(tmp_path / "outside", "a" * 100)
+        damage(folder / "a")
+        with pytest.raises(FolderError, match=f"folder/a .*{reason}"):
+            check_files(folder, listed)
+
+
+def test_json_is_read_by_others_and_damage_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        json_text({"a": float("inf")})
+    assert plain({"a": float("inf"), "b": (1.5, Path("c"))}) == {"a": None, "b": [1.5, "c"]}
+    name = os.fsdecode(b"caf\xe9")  # a file name that is not UTF-8
+    write_json(tmp_path / "a.json", {"a": name, "b": "é"})
+    assert read_object(tmp_path / "a.json") == json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    assert read_object(tmp_path / "b.json") is None
+    for content in ("{", "[1]", "[" * 100_000):
+        (tmp_path / "a.json").write_text(content)
+        with pytest.raises(FolderError, match=r"a\.json is damaged"):
+            read_object(tmp_path / "a.json")
+
+
+# --- progress ---------------------------------------------------------------------------------------------------------------
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().err.splitlines()
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of progress bars, set by the test."""
+    found = Clock()
+    monkeypatch.setattr("tqdm.std.time", found)
+    monkeypatch.setattr(time, "time", found)
+    return found
+
+
+def test_a_log_gets_a_line_at_the_start_one_a_minute_and_one_at_the_end(
+    capsys: pytest.CaptureFixture[str], clock: Clock
+) -> None:
+    with progress_bar("embed", 100, "row") as bar:
+        for number in range(10):
+            clock.now += io.LOG_EVERY_SECONDS / 3
+            bar.set_postfix_str(f"loss {number}", refresh=False)
+            bar.update(10)
+    found = lines(capsys)
+    assert [line.split()[2] for line in found] == ["0/100", "30/100", "60/100", "90/100", "100/100"]
+    assert found[-1].startswith("embed: 100%")
+    assert found[-1].endswith("loss 9]")
+
+
+def test_earlier_pieces_and_pauses_do_not_count_for_the_rate(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
+    with progress_bar("embed", 1000, "row", done=900) as bar:
+        with paused(bar):
+            clock.now += 100.0
+        clock.now += 10.0
+        bar.update(50)
+    assert "950/1000 [00:10<00:10,  5.00row/s]" in lines(capsys)[-1]
+
+
+def test_only_the_enabled_process_prints(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        with progress_bar("train", 5, "step", enabled=False) as bar, paused(bar):
+            bar.update(5)
+    assert lines(capsys) == []
+
+
+@pytest.mark.parametrize("place", ["terminal", "notebook"])
+def test_a_terminal_and_a_notebook_get_a_bar(
+    place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: place == "terminal")
+    if place == "notebook":
+        monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    with progress_bar("train", 2, "step") as bar:
+        bar.update(2)
+    shown = capsys.readouterr().err
+    assert "\r" in shown
+    assert "2/2" in shown
+    assert shown.count("\n") == 1
+
+
+def test_a_part_of_something_larger_is_logged_only_if_it_takes_minutes(
+    capsys: pytest.CaptureFixture[str], clock: Clock
+) -> None:
+    for seconds, logged in ((1, 0), (io.LOG_EVERY_SECONDS, 3)):
+        with progress_bar("encode", 30, "text", transient=True) as bar:
+            for _ in range(3):
+                clock.now += seconds
+                bar.update(10)
+        assert len(lines(capsys)) == logged
+
+
+def test_a_closed_pipe_stops_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone:
+        closed = False
+
+        def isatty(self) -> bool:
+            return False
+
+        def write(self, *_: object) -> None:
+            raise BrokenPipeError
+
+        flush = write
+
+    shut = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    shut.close()
+    for stream in (Gone(), None, shut):
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setattr(sys, "stdout", stream)
+        with progress_bar("train", 5, "step") as bar:
+            bar.update(5)
+        log("done")

@@ -428,9 +428,9 @@ def settings_to_dict(settings: Any) -> dict[str, Any]:
 
 def save_settings(settings: Any, path: Path) -> None:
     """Write settings as YAML, atomically."""
-    from angle_llm.files import write_text
+    from angle_llm.io import write_text
 
-    write_text(path, yaml.safe_dump(settings_to_dict(settings), sort_keys=False, allow_unicode=True), by="")
+    write_text(path, yaml.safe_dump(settings_to_dict(settings), sort_keys=False, allow_unicode=True), writer="")
 
 
 def parse_settings(defaults: Settings, arguments: Sequence[str] | None = None, *, description: str = "") -> Settings:

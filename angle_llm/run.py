@@ -63,7 +63,7 @@ def _fine_tune(settings: TrainSettings, launch: Launch) -> Path:
     from angle_llm.train.trainer import train
 
     processes = launch.processes
-    say: Callable[[str], None] = print if processes.is_main else lambda _: None
+    log: Callable[[str], None] = print if processes.is_main else lambda _: None
 
     # 1. Names and places, how it is spread, how it is measured, what to learn from: mistakes show before weights load,
     #    cheap ones first.
@@ -77,15 +77,15 @@ def _fine_tune(settings: TrainSettings, launch: Launch) -> Path:
     evaluate = None
     if settings.evaluation.pairs:
         evaluate = sts_score(settings.evaluation.pairs, micro_batch_tokens=settings.micro_batch_tokens)
-    say(str(launch))
+    log(str(launch))
     data = _read(settings.data, processes)
     for line in data.summary():
-        say(line)
+        log(line)
 
     # 2. The encoder: a backbone, the prompt, the pooling, an adapter.
     set_seed(settings.seed)
     model = settings.model
-    say(f"loading {model.path}")
+    log(f"loading {model.path}")
     encoder = SentenceEncoder.from_pretrained(
         model.path,
         prompt=model.prompt,
@@ -102,7 +102,7 @@ def _fine_tune(settings: TrainSettings, launch: Launch) -> Path:
     if settings.lora.rank:
         encoder.add_lora(settings.lora)
     trainable, total = count_parameters(encoder.model)
-    say(f"training {trainable:,} of {total:,} parameters ({trainable / total:.2%})")
+    log(f"training {trainable:,} of {total:,} parameters ({trainable / total:.2%})")
 
     # 3. The run directory knows how to start this run again.
     processes.from_main(lambda: _prepare_run_directory(settings, data))
@@ -111,7 +111,7 @@ def _fine_tune(settings: TrainSettings, launch: Launch) -> Path:
     result = train(encoder, data, objectives, settings, evaluate, launch)
     if result.best_score is not None:
         scores = f"{result.start_score:.2f} before, {result.best_score:.2f} after"
-        say(f"evaluation: {scores} (Spearman × 100 on {settings.evaluation.pairs})")
+        log(f"evaluation: {scores} (Spearman × 100 on {settings.evaluation.pairs})")
     return result.model_dir
 
 

@@ -14,7 +14,7 @@ from angle_llm.cli import guarded
 from angle_llm.config import DataSource
 from angle_llm.data import load_examples
 from angle_llm.data.batching import TextBatch
-from angle_llm.files import write_json
+from angle_llm.io import write_json
 from angle_llm.model.backbone import load_tokenizer, locate
 from angle_llm.model.tokenizer import plain_ids
 

@@ -31,7 +31,7 @@ from speed_peers.report import OURS, Scenario, packages, plot, scenario_report, 
 from speed_peers.workers import run_worker
 
 from angle_llm.cli import guarded
-from angle_llm.files import write_json
+from angle_llm.io import write_json
 
 
 def main(settings: SpeedSettings) -> list[Scenario]:

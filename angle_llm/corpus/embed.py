@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,9 +21,12 @@ from angle_llm.corpus.reading import Block, Corpus, Row, Survey, bad_row
 from angle_llm.corpus.shards import FORMAT_VERSION, Format, Job, Shards, Worker
 from angle_llm.corpus.vectors import Array, VectorForm
 from angle_llm.data.formats import DataError, RowError
+from angle_llm.io import has_terminal, progress_bar
 from angle_llm.model.backbone import lasting_name, weights_fingerprint
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.progress import ProgressBar
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 
 @dataclass(frozen=True)
@@ -71,14 +74,16 @@ def embed_corpus(
         kept = shards.kept(blocks)
         with _progress(survey.rows, keeping.shard_rows, kept, worker) as progress:
             for block in corpus.blocks(keeping.shard_rows, lambda number: worker.owns(number) and number not in kept):
-                items, vectors, skipped = _encoded(corpus, block, encoder, keeping.skip_bad, progress.drawn)
+                items, vectors, skipped = _encoded(
+                    corpus, block, encoder, keeping.skip_bad, worker.is_main and has_terminal()
+                )
                 sides: dict[str, Any] = {"row": np.array([item.number for item in items], dtype=np.int64)}
                 if corpus.id_column is not None:
                     sides["id"] = [item.row.id for item in items]
                 if keeping.store_text:
                     sides["text"] = [item.row.text for item in items]
                 shards.write(block.number, block.first, sides, form.stored(vectors), skipped)
-                progress.add(len(block.rows))
+                progress.update(len(block.rows))
         corpus.check_unchanged(survey)
         if not worker.is_main:
             return 0
@@ -204,7 +209,7 @@ def _unreadable(encoder: SentenceEncoder, text: str) -> str:
     return ""
 
 
-def _progress(rows: int, block_rows: int, kept: set[int], worker: Worker) -> ProgressBar:
+def _progress(rows: int, block_rows: int, kept: set[int], worker: Worker) -> tqdm[Any]:
     """Rows done of the worker's share; the main process speaks for all."""
 
     def held(blocks: Iterable[int]) -> int:
@@ -214,4 +219,4 @@ def _progress(rows: int, block_rows: int, kept: set[int], worker: Worker) -> Pro
     if there and worker.is_main:
         print(f"{there} of {total} rows are there already", file=sys.stderr)
     name = "embed" if worker.count == 1 else f"embed (process {worker.rank} of {worker.count})"
-    return ProgressBar(name, total, "row", done=there, speaks=worker.is_main)
+    return progress_bar(name, total, "row", done=there, enabled=worker.is_main)

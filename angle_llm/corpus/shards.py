@@ -34,7 +34,7 @@ from pyarrow import parquet
 
 from angle_llm.corpus.reading import sha256_of
 from angle_llm.corpus.vectors import SCALE, Array, joined
-from angle_llm.files import sync, write_file, write_json
+from angle_llm.io import sync, write_file, write_json
 
 INDEX = "embeddings.json"
 JOB = "job.json"
@@ -90,7 +90,7 @@ class Shards:
         self._done = _sole_writer(self.folder / f".done-{self.worker.rank:05d}.jsonl")
         try:
             if _job_in(self.folder) is None:  # several processes may find so at once, and write the same
-                write_json(self.folder / JOB, self.job, by=str(self.worker.rank))
+                write_json(self.folder / JOB, self.job, writer=str(self.worker.rank))
             self._check_job()
         except BaseException:
             self._done.close()
@@ -152,10 +152,10 @@ class Shards:
             lists = [self.folder / name for name in names if name.endswith(SKIPPED)]
             beside = target.with_name(target.stem + SKIPPED)
             if lists:
-                write_file(beside, lambda file: file.writelines(path.read_bytes() for path in lists), by="")
+                write_file(beside, lambda file: file.writelines(path.read_bytes() for path in lists), writer="")
             else:
                 beside.unlink(missing_ok=True)
-            write_file(target, lambda file: _write_joined(file, arrays, rows), by="")
+            write_file(target, lambda file: _write_joined(file, arrays, rows), writer="")
             retired = self.folder.with_name(f".{self.folder.name}.old")  # out of sight at once: half a folder is none
             shutil.rmtree(retired, ignore_errors=True)
             self.folder.replace(retired)
@@ -199,7 +199,7 @@ class Shards:
 
     def _put(self, name: str, fill: Callable[[BinaryIO], object]) -> dict[str, Any]:
         path = self.folder / name
-        write_file(path, fill, by=str(self.worker.rank))
+        write_file(path, fill, writer=str(self.worker.rank))
         with path.open("rb") as stream:
             return {"name": name, "size": path.stat().st_size, "sha256": sha256_of(stream)}
 

@@ -30,7 +30,7 @@ from angle_llm.data.places import locate
 from angle_llm.data.reading import Reading, open_source
 from angle_llm.data.senteval_files import beside
 from angle_llm.data.store import ExampleStore, Selected, StoreWriter, bytes_of, open_store, remove_store
-from angle_llm.progress import say
+from angle_llm.io import log
 
 __all__ = ["DataReport", "DataSource", "LoadedData", "Rejected", "load_examples"]
 
@@ -222,7 +222,7 @@ def _read(source: DataSource, place: Path | None) -> tuple[Sequence[Example], Ac
                 read.append(result)
                 held += bytes_of(result)
                 if place is not None and held > store.MEMORY_LIMIT and format.gather is None:
-                    say(f"{source.path} is large: its examples are put into {place}")
+                    log(f"{source.path} is large: its examples are put into {place}")
                     writer = _spilled(stack.enter_context(StoreWriter(place)), read)
         if format.gather is not None:  # which looks at all of them
             examples = list(format.gather(read))

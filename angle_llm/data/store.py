@@ -27,7 +27,7 @@ from typing import Any, overload
 
 from angle_llm.data.formats import DataError, Example, PositivePair, ScoredPair, Triple
 from angle_llm.data.order import Order
-from angle_llm.progress import say
+from angle_llm.io import log
 
 CACHE_VARIABLE = "ANGLE_LLM_CACHE"
 MEMORY_LIMIT = 100_000_000
@@ -228,7 +228,7 @@ def open_store(folder: Path) -> ExampleStore | None:
 
 def remove_store(folder: Path, why: str) -> None:
     """Out of sight at once, then deleted; who has it open keeps what it has."""
-    say(f"warning: {folder} is damaged ({why}); it is written anew")
+    log(f"warning: {folder} is damaged ({why}); it is written anew")
     with suppress(OSError):  # another process was faster
         hidden = tempfile.mkdtemp(prefix=".broken-left-", dir=folder.parent)
         folder.replace(hidden)

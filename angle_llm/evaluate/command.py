@@ -34,7 +34,7 @@ from angle_llm.evaluate.sts_files import (
     results_dict,
 )
 from angle_llm.evaluate.tasks import PUBLISHED_TASKS, TextVariant, available_tasks, read_task, variant_of
-from angle_llm.files import write_json, write_text
+from angle_llm.io import write_json, write_text
 
 EDITS: dict[str, tuple[str, ...]] = {
     "none": (),

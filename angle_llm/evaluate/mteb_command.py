@@ -10,7 +10,7 @@ from typing import Any
 
 from angle_llm.evaluate.opening import EncoderSettings, OpenEncoder, check_library, open_from, remark_on, used_by
 from angle_llm.evaluate.tables import markdown_table, number
-from angle_llm.files import plain, write_json
+from angle_llm.io import plain, write_json
 
 
 @dataclass(frozen=True, kw_only=True)

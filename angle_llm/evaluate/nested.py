@@ -23,7 +23,7 @@ from angle_llm.evaluate.opening import EncoderSettings, OpenedEncoder, OpenEncod
 from angle_llm.evaluate.pairs import StsTask
 from angle_llm.evaluate.sts import evaluate
 from angle_llm.evaluate.tasks import variant_of
-from angle_llm.files import plain, write_json
+from angle_llm.io import plain, write_json
 
 
 @dataclass(frozen=True, kw_only=True)

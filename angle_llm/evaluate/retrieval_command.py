@@ -12,7 +12,7 @@ from angle_llm.evaluate.resampling import RESAMPLES
 from angle_llm.evaluate.retrieval import RetrievalResults, evaluate_retrieval
 from angle_llm.evaluate.retrieval_tasks import FLICKR30K, RetrievalTask, read_flickr30k, read_groups, read_judged
 from angle_llm.evaluate.tables import markdown_table, number, span
-from angle_llm.files import plain, write_json
+from angle_llm.io import plain, write_json
 
 PUBLISHED_STRICT = {"AnglE": 12.9, "SimCSE": 10.4, "SBERT": 5.2}
 """Strict accuracy × 100 on Flickr30k's test captions, from AnglE's paper (arXiv 2309.12871)."""

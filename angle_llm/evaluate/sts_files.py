@@ -15,7 +15,7 @@ import numpy as np
 from angle_llm.evaluate.comparison import Comparison
 from angle_llm.evaluate.pairs import StsTask
 from angle_llm.evaluate.sts import Figures, PairScores, StsResults, TaskResult
-from angle_llm.files import plain
+from angle_llm.io import plain
 
 
 class SavedScores(NamedTuple):

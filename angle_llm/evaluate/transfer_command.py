@@ -10,7 +10,7 @@ from angle_llm.evaluate.transfer import TransferResults, evaluate_transfer
 from angle_llm.evaluate.transfer_classifiers import FOLD_SEED, FOLDS
 from angle_llm.evaluate.transfer_report import transfer_dict, transfer_report
 from angle_llm.evaluate.transfer_tasks import TransferTask, available_transfer_tasks, read_transfer_task
-from angle_llm.files import write_json
+from angle_llm.io import write_json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 from angle_llm.evaluate.tables import markdown_table, number, span
 from angle_llm.evaluate.transfer import TransferResult, TransferResults
 from angle_llm.evaluate.transfer_tasks import TRANSFER_TASKS
-from angle_llm.files import plain
+from angle_llm.io import plain
 
 
 @dataclass(frozen=True)

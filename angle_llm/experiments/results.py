@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from angle_llm.files import plain, write_json
+from angle_llm.io import plain, write_json
 
 FORMAT_VERSION = 1
 COMPARISONS = "comparisons.json"

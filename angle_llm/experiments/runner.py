@@ -25,7 +25,7 @@ from angle_llm.experiments.provenance import grid_command, machine, portable, ve
 from angle_llm.experiments.results import COMPARISONS, Result, ResultError
 from angle_llm.experiments.scores import Gold, load_scores, scores_path
 from angle_llm.experiments.training import ExperimentError, folder_of, model_here, train, training_facts
-from angle_llm.files import plain, write_json
+from angle_llm.io import plain, write_json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from angle_llm.evaluate import PairScores
-from angle_llm.files import write_file
+from angle_llm.io import write_file
 
 Gold = Mapping[str, NDArray[np.float64]]
 """Task → gold scores (P,), in the order of its pairs."""

@@ -14,7 +14,7 @@ from angle_llm.config import SettingsError
 from angle_llm.export.merge import REPORT_NAME, merge
 from angle_llm.export.to_sentence_transformers import export_sentence_transformers
 from angle_llm.export.verify import Score, VerificationError, verify
-from angle_llm.files import write_json
+from angle_llm.io import write_json
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from angle_llm.files import json_text
+from angle_llm.io import json_text
 from angle_llm.model.checks import EXPORT_NAME, ArtifactError, is_saved_encoder
 from angle_llm.prompts import PromptTemplate
 

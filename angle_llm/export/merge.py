@@ -26,7 +26,7 @@ from angle_llm.export.model_card import model_card
 from angle_llm.export.report import Verification
 from angle_llm.export.verify import MERGE_NAME, VerificationError, verify
 from angle_llm.export.weights import open_adapters_base
-from angle_llm.files import write_json
+from angle_llm.io import write_json
 from angle_llm.model.artifact import EncoderCard, check_writable, write_directory
 from angle_llm.model.backbone import BackboneLocation, load_tokenizer, locate, torch_dtype
 from angle_llm.model.checks import CARD_NAME, ArtifactError, is_saved_encoder

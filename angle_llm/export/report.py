@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from angle_llm.files import plain
+from angle_llm.io import plain
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-3, "float16": 1e-3}
 """How large 1 - cos may be, for any text, by the type the weights are stored in."""

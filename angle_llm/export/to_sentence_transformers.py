@@ -25,7 +25,7 @@ from angle_llm.export.merge import REPORT_NAME, check_target, merge
 from angle_llm.export.report import Verification
 from angle_llm.export.verify import MERGE_NAME, VerificationError, verify
 from angle_llm.export.worded_tokenizer import check_same_ids, worded_tokenizer
-from angle_llm.files import write_json
+from angle_llm.io import write_json
 from angle_llm.model.artifact import EncoderCard, write_directory
 from angle_llm.model.backbone import BackboneLocation, load_tokenizer, locate
 from angle_llm.model.checks import CARD_NAME, ArtifactError, is_saved_encoder

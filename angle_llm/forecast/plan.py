@@ -16,9 +16,9 @@ from angle_llm.data.batching import TextBatch
 from angle_llm.data.formats import Example
 from angle_llm.data.mixture import Mixture, load_mixture
 from angle_llm.data.store import cache_folder
-from angle_llm.files import plain, write_json
 from angle_llm.forecast.memory import GIB, Device, Memory, Spread
 from angle_llm.forecast.step import StepMemory, loss_memory, model_step
+from angle_llm.io import plain, write_json
 from angle_llm.losses.nested import NestedObjective, Objective
 from angle_llm.model import outline
 from angle_llm.model.backbone import FlopsPerToken

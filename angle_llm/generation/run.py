@@ -14,7 +14,6 @@ from angle_llm.config import SettingsError
 from angle_llm.corpus.reading import Corpus, bad_row
 from angle_llm.data.formats import DataError, RowError
 from angle_llm.data.keys import near
-from angle_llm.files import plain, write_file, write_json
 from angle_llm.generation.asking import Asked, ask
 from angle_llm.generation.budget import Budget
 from angle_llm.generation.generators import Answer, Generator, Request, make_request
@@ -22,7 +21,7 @@ from angle_llm.generation.journal import Journal
 from angle_llm.generation.pairs import Judge, account, as_row, choose, read_lines
 from angle_llm.generation.parsing import read_answer
 from angle_llm.generation.wording import Wording, load_wording
-from angle_llm.progress import ProgressBar
+from angle_llm.io import plain, progress_bar, write_file, write_json
 
 if TYPE_CHECKING:
     from angle_llm.generation.command import GenerateSettings
@@ -86,7 +85,7 @@ def generate(settings: GenerateSettings, generators: Sequence[Generator]) -> dic
         "failures": dict(Counter(asked.failed.values()).most_common(10)),
         **_write_pairs(settings, wording, in_order, answers, budget),
     }
-    write_json(settings.beside(".report.json"), plain(report), by="")
+    write_json(settings.beside(".report.json"), plain(report), writer="")
     return report
 
 
@@ -148,7 +147,7 @@ def _write_pairs(
     choose(lines, size=settings.size, generators=len(settings.generator), ensemble=settings.ensemble, judge=judge)
     kept = [line for line in lines if line.left_out is None]
     rows = [json.dumps(as_row(line, wording), ensure_ascii=False).encode() + b"\n" for line in kept]
-    write_file(settings.out, lambda file: file.writelines(rows), by="")
+    write_file(settings.out, lambda file: file.writelines(rows), writer="")
     used = [answers[request.key] for request in requests if request.key in answers]
     read = sum(answer.read_tokens for answer in used)
     new = sum(answer.new_tokens for answer in used)
@@ -210,7 +209,7 @@ class _Bar:
     """Requests done, sentences found in an answer, failures, tokens, cost."""
 
     def __init__(self, total: int, known: Sequence[Answer], budget: Budget) -> None:
-        self._bar = ProgressBar("generate", total, "request", done=len(known))
+        self._bar = progress_bar("generate", total, "request", done=len(known))
         self._budget = budget
         self._answers = self._sentences = self._tokens = self._failures = 0
 
@@ -233,4 +232,5 @@ class _Bar:
             "tokens": self._tokens,
             "cost": f"{self._budget.cost:.4f}",
         }
-        self._bar.add(len(answers), ", ".join(f"{name} {value}" for name, value in so_far.items()))
+        self._bar.set_postfix_str(", ".join(f"{name} {value}" for name, value in so_far.items()), refresh=False)
+        self._bar.update(len(answers))

@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from angle_llm.files import json_text, sync
+from angle_llm.io import json_text, sync
 from angle_llm.issue_pairs.clean import issue_text
 from angle_llm.issue_pairs.duplicates import Claim, find_claims, find_named
 from angle_llm.issue_pairs.fetch import Found, Wanted, is_marked, read_repository, read_single, requests_needed

@@ -12,6 +12,7 @@ from angle_llm.corpus.reading import Corpus
 from angle_llm.corpus.vectors import Array
 from angle_llm.data.formats import DataError, RowError
 from angle_llm.data.sources import load_examples
+from angle_llm.io import progress_bar
 from angle_llm.mining.job import FORMAT_VERSION, MiningError, Output
 from angle_llm.mining.pairs import Material, gather
 from angle_llm.mining.report import Account, shown
@@ -20,7 +21,6 @@ from angle_llm.mining.selection import Miner
 from angle_llm.mining.settings import MineSettings
 from angle_llm.mining.vectors import described, vectors_of
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.progress import ProgressBar
 
 _CHOICES = (
     "positive_above", "ranks", "margin", "relative_margin", "max_score", "min_score", "same_cluster", "negatives", "sampling",
@@ -86,9 +86,11 @@ def mined(settings: MineSettings, material: Material) -> dict[str, Any]:
         None if judge is None else vectors(judge, str(settings.judge)),
     )
     account = Account(len(material.pairs), settings.negatives)
-    parts = ProgressBar("mine", miner.parts, "part").over(output.parts(miner.parts, settings.block_pairs, miner.part))
+    parts = output.parts(miner.parts, settings.block_pairs, miner.part)
     named = {name: str(value) if isinstance(value := getattr(settings, name), Path) else value for name in _NAMED}
-    return output.finish(account.lines(parts), lambda: {"named": named} | account.report())
+    with progress_bar("mine", miner.parts, "part") as bar:
+        counted = (part for part in parts if bar.update() or True)
+        return output.finish(account.lines(counted), lambda: {"named": named} | account.report())
 
 
 def check_window(settings: MineSettings, material: Material) -> None:

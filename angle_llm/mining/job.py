@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from angle_llm.corpus.reading import sha256_of
-from angle_llm.files import json_text, plain, sync, write_file, write_json
+from angle_llm.io import json_text, plain, sync, write_file, write_json
 from angle_llm.mining.selection import Part
 
 FORMAT_VERSION = 1

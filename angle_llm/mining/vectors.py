@@ -23,7 +23,7 @@ from angle_llm.corpus.embed import Keeping, embed_corpus, fingerprint
 from angle_llm.corpus.reading import Corpus, File
 from angle_llm.corpus.vectors import Array, VectorForm
 from angle_llm.data.formats import DataError
-from angle_llm.files import write_file
+from angle_llm.io import write_file
 from angle_llm.model.encoder import SentenceEncoder
 
 _CHECKED_AT_ONCE = 8192

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from angle_llm.errors import unknown
-from angle_llm.files import json_text, sync
+from angle_llm.io import json_text, sync
 from angle_llm.model import hub
 from angle_llm.model.backbone import BackboneLocation, load_backbone, load_tokenizer, locate, weights_fingerprint
 from angle_llm.model.checks import (

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from angle_llm.config import LoraSettings
+from angle_llm.io import progress_bar
 from angle_llm.model import lora
 from angle_llm.model.artifact import EncoderCard, Parts, check_writable, load_parts, save_parts
 from angle_llm.model.attention import find_sharing
@@ -29,7 +30,6 @@ from angle_llm.model.micro_batches import Plan, plan_micro_batches
 from angle_llm.model.pooling import EmbeddingModel, pooling_named
 from angle_llm.model.quantization import QuantisationError, bits_of, each_token_alone
 from angle_llm.model.tokenizer import SentenceTokenizer, Tokenizer, check_texts
-from angle_llm.progress import ProgressBar
 from angle_llm.prompts import PromptTemplate, load_prompt
 
 DEFAULT_PROMPT = {True: "summarize_one_word", False: "plain"}
@@ -390,7 +390,7 @@ class SentenceEncoder:
         try:
             with (
                 heap,
-                ProgressBar("encode", len(texts), "text", speaks=show_progress, passing=True) as progress,
+                progress_bar("encode", len(texts), "text", enabled=show_progress, transient=True) as progress,
             ):
                 for first in range(0, len(texts), TEXTS_PLANNED):
                     plan = self.plan_ids(self.sentences(texts[first : first + TEXTS_PLANNED], first), budget)
@@ -398,7 +398,7 @@ class SentenceEncoder:
                     repeats = len(plan.row_of) / max(plan.unique, 1)
                     for micro in plan.micro_batches:
                         rows_UC[micro.rows] = self.model(**micro.on(self.device)).float().cpu()
-                        progress.add(round(len(micro.rows) * repeats))
+                        progress.update(round(len(micro.rows) * repeats))
                     rows_NC[first : first + TEXTS_PLANNED] = rows_UC.numpy()[plan.row_of]
                     stats = stats.plus(plan)
         finally:

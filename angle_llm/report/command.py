@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from angle_llm.files import write_text
+from angle_llm.io import write_text
 from angle_llm.report.markdown import markdown
 from angle_llm.report.material import Material, read_material
 from angle_llm.report.page import page

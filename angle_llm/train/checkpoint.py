@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from angle_llm.config import SettingsError, TrainSettings
-from angle_llm.files import sync
+from angle_llm.io import sync
 from angle_llm.train.distributed import Processes
 from angle_llm.train.memory import TokenBudget
 from angle_llm.train.strategies import Strategy

@@ -14,9 +14,9 @@ from tqdm import tqdm
 from angle_llm.config import TrainSettings
 from angle_llm.data.formats import Example
 from angle_llm.data.mixture import Mixture
+from angle_llm.io import paused, progress_bar
 from angle_llm.losses.nested import Objective
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.progress import ProgressBar
 from angle_llm.train.batches import BatchPlanner, PlannedBatch, Wordings, ahead, tokens_of
 from angle_llm.train.checkpoint import (
     Checkpoints,
@@ -130,12 +130,12 @@ def train(
         planner = BatchPlanner(encoder, tokens, wordings, data, objectives, processes.count, budget)
         with (
             Metrics(run_dir / "metrics.jsonl", accelerator, came.metrics_bytes, writes=processes.is_main) as metrics,
-            ProgressBar("train", plan.steps, "step", done=step, speaks=processes.is_main) as progress,
+            progress_bar("train", plan.steps, "step", done=step, enabled=processes.is_main) as progress,
             StopSignals() as stop,
         ):
             pause = _Pause(plan, planner, keeper, metrics, checkpoints, state, stop, came.step)
             try:
-                with progress.resting():
+                with paused(progress):
                     pause(step)
                 started = time.perf_counter()
                 for epoch, batches in ahead(planner.all(plan.after(step))):
@@ -150,8 +150,9 @@ def train(
                     step += 1
                     counts = meter.counts(results, time.perf_counter() - started) | _of_sets(batches)
                     metrics.log_step(step, epoch, results, rate=rate, norm=norm, counts=counts)
-                    progress.add(note=f"loss {mean_loss(results):.4f}, {meter.shown(counts)}")
-                    with progress.resting():
+                    progress.set_postfix_str(f"loss {mean_loss(results):.4f}, {meter.shown(counts)}", refresh=False)
+                    progress.update()
+                    with paused(progress):
                         pause(step)
                     started = time.perf_counter()
                 keeper.finish()

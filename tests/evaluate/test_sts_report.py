@@ -27,7 +27,7 @@ from angle_llm.evaluate import (
     results_dict,
 )
 from angle_llm.evaluate.sts_files import figures_csv
-from angle_llm.files import write_json
+from angle_llm.io import write_json
 
 PAIRS = (StsPair("a b", "a b", 5.0, "one"), StsPair("a b", "a c", 3.0, "one"), StsPair("a b", "d e", 0.0, "two"))
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -61,6 +62,13 @@ def launched(
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done
+
+
+def free_port() -> int:
+    """A port of this machine that is not in use."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
 
 
 def names(text: str, *patterns: str) -> None:

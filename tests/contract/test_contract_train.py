@@ -1,0 +1,364 @@
+"""Training by the recipes and `angle-llm train`: what a run leaves, what it computes, and what it refuses."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reference_loss
+import torch
+import yaml
+from commands import QUICK, Files, command, launched, names, training
+from safetensors.torch import load_file
+from tiny_folders import contents, read_rows, sentences, write_pairs, write_rows
+from transformers import AutoModel, AutoTokenizer
+
+from angle_llm import SentenceEncoder, TextBatch, TrainSettings, fine_tune
+from angle_llm.data import Triple
+
+ONE = ["--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of training steps."""
+    return [line for line in read_rows(run / "metrics.jsonl") if "loss" in line]
+
+
+def refused(files: Files, tmp_path: Path, *flags: str) -> str:
+    """What `angle-llm train` prints when it ends with exit code 2, leaving no run directory."""
+    done = command("angle-llm", "train", *training(files, tmp_path / "run"), *flags, code=2)
+    assert not (tmp_path / "run").exists()
+    return done.stdout + done.stderr
+
+
+# ---------------------------------------------------------------------------------------------------- what a run leaves
+
+
+def test_a_run_leaves_settings_metrics_and_a_model(run_dir: Path, files: Files) -> None:
+    assert {"settings.yaml", "metrics.jsonl", "tensorboard", "model"} <= {path.name for path in run_dir.iterdir()}
+    settings = yaml.safe_load((run_dir / "settings.yaml").read_text())
+    assert settings["model"]["path"] == files.llama
+    assert (settings["lora"]["rank"], settings["batch_size"], settings["epochs"]) == (4, 4, 2)
+    assert settings["objective"]["in_batch_weight"] == 1
+    lines = metrics(run_dir)
+    assert [line["step"] for line in lines] == list(range(1, 13))
+    assert all(line["loss"] == pytest.approx(line["loss/in_batch"]) for line in lines)
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    rates = [line["learning_rate"] for line in lines]
+    assert max(rates) == pytest.approx(0.01)
+    assert rates[0] < max(rates) > rates[-1] > 0
+    assert {"gradient_norm", "epoch", "computed_tokens", "logical_tokens", "pairs", "texts"} <= set(lines[0])
+    assert sum("evaluation" in line for line in read_rows(run_dir / "metrics.jsonl")) == 2
+    card = json.loads((run_dir / "model/angle_llm.json").read_text())
+    assert (card["max_length"], card["pooling"], card["base"]) == (100, "last", files.llama)
+
+
+def test_the_saved_settings_start_the_same_run_again(run_dir: Path, tmp_path: Path) -> None:
+    command("angle-llm", "train", "--config", run_dir / "settings.yaml", "--run-dir", tmp_path / "again")
+    weights = "model/adapter_model.safetensors"
+    assert (tmp_path / "again" / weights).read_bytes() == (run_dir / weights).read_bytes()
+
+
+def test_flags_override_the_settings_file(files: Files, tmp_path: Path) -> None:
+    config = {"run_dir": str(tmp_path / "no"), "seed": 7, "max_steps": 9, "lora": {"rank": 2, "alpha": 16}}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
+    places = ["--run-dir", tmp_path / "run", "--model.path", files.llama, "--data.path", files.triples]
+    flags = ["--model.dtype", "float32", "--lora.rank", "3", "--batch-size", "8", "--max-steps", "1"]
+    command("angle-llm", "train", "--config", tmp_path / "mine.yaml", *places, *flags)
+    settings = yaml.safe_load((tmp_path / "run/settings.yaml").read_text())
+    assert (settings["seed"], settings["lora"]["rank"], settings["lora"]["alpha"]) == (7, 3, 16)
+    assert (settings["max_steps"], settings["batch_size"]) == (1, 8)
+    assert not (tmp_path / "no").exists()
+
+
+def test_the_recipe_under_accelerate_trains_and_names_its_model(files: Files, tmp_path: Path) -> None:
+    flags = [
+        "--config",
+        "recipes/starter.yaml",
+        *training(files, tmp_path / "run"),
+        "--data.limit",
+        "8",
+        "--max-steps",
+        "1",
+    ]
+    shown = launched("accelerate", "launch", *ONE, "recipes/llama2_nli.py", *flags).stdout
+    names(shown, f'from_pretrained\\("{tmp_path}/run/model"\\)', "eval/sts.py")
+    settings = yaml.safe_load((tmp_path / "run/settings.yaml").read_text())
+    assert settings["objective"]["angle_form"] == "phase", "recipes/starter.yaml replaces the recipe's reference form"
+    assert SentenceEncoder.from_pretrained(tmp_path / "run/model").encode(["A dog runs."]).shape == (1, 32)
+
+
+def test_the_bert_recipe_trains(files: Files, tmp_path: Path) -> None:
+    flags = [*training(files, tmp_path / "run"), "--model.path", files.bert, "--max-steps", "1"]
+    command("python", "recipes/bert_nli.py", "--config", "recipes/minilm_starter.yaml", *flags, "--data.limit", "None")
+    card = json.loads((tmp_path / "run/model/angle_llm.json").read_text())
+    assert (card["prompt"]["name"], card["pooling"]) == ("plain", "mean")
+
+
+def test_sts_finetune_prints_scores_before_and_after(files: Files, tmp_path: Path) -> None:
+    texts = sentences(24)
+    rows = [{"a": texts[n], "b": texts[n + 12], "rating": n % 6} for n in range(12)]
+    data = str(write_rows(tmp_path / "my.jsonl", rows))
+    reading = ["path", data, "format", "scored_pair", "columns", "text1 a text2 b score rating", "score-range", "0 5"]
+    flags = [word for name in ("data", "test") for key, value in zip(reading[::2], reading[1::2], strict=True)
+             for word in (f"--{name}.{key}", *value.split())]  # fmt: skip
+    small = [*training(files, tmp_path / "run")[:4], *QUICK, *flags, "--data.limit", "None", "--max-steps", "2"]
+    names(
+        command("python", "recipes/sts_finetune.py", *small).stdout,
+        r"before\s+-?\d+\.\d\d",
+        r"after\s+-?\d+\.\d\d",
+        "model",
+    )
+
+
+def test_training_in_python_returns_the_model_directory(files: Files, tmp_path: Path) -> None:
+    default = TrainSettings()
+    settings = TrainSettings(
+        run_dir=str(tmp_path / "run"),
+        model=type(default.model)(path=files.llama, dtype="float32", max_length=100),
+        lora=type(default.lora)(rank=4),
+        data=type(default.data)(path=files.triples),
+        batch_size=4,
+        max_steps=1,
+    )
+    folder = fine_tune(settings)
+    assert Path(folder) == tmp_path / "run/model"
+    assert SentenceEncoder.from_pretrained(folder).encode(["A dog runs."]).shape == (1, 32)
+
+
+# ------------------------------------------------------------------------------------------------- what a run computes
+
+
+@pytest.mark.parametrize("memory", ["", "--micro-batch-tokens 60", "--graph-tokens 0 --micro-batch-tokens 150"])
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_loss_and_gradient_of_a_step_equal_those_of_plain_transformers(
+    kind: str, memory: str, files: Files, tmp_path: Path
+) -> None:
+    """All weights, one batch of all rows: kept graphs, small micro-batches, and gradient caching; trie and padded."""
+    weights = {"cosine": 1.0, "in_batch": 2.0, "angle": 0.5}
+    flags = [
+        word
+        for name, weight in weights.items()
+        for word in (f"--objective.{name.replace('_', '-')}-weight", str(weight))
+    ]
+    run = [
+        *training(files, tmp_path / "run"),
+        "--model.path",
+        getattr(files, kind),
+        "--lora.rank",
+        "0",
+        "--batch-size",
+        "24",
+    ]
+    command("angle-llm", "train", *run, *flags, "--max-steps", "1", *memory.split())
+    (line,) = metrics(tmp_path / "run")
+
+    rows = [Triple(row["anchor"], row["positive"], row["negative"]) for row in read_rows(Path(files.triples))]
+    batch = TextBatch.from_examples(rows)
+    model, tokenizer = (
+        AutoModel.from_pretrained(getattr(files, kind)),
+        AutoTokenizer.from_pretrained(getattr(files, kind)),
+    )
+    ids = [
+        tokenizer(f'Summarize sentence "{text}" in one word:"', return_tensors="pt")["input_ids"]
+        for text in batch.texts
+    ]
+    x = torch.stack([model(input_ids=each).last_hidden_state[0, -1] for each in ids]).double()
+    parts = reference_loss.parts(x, batch.left.tolist(), batch.right.tolist(), batch.score.tolist())
+    loss = sum(weight * parts[name] for name, weight in weights.items())
+    gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    norm = torch.stack([each.norm() for each in gradients if each is not None]).norm()
+    assert line["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+    assert line["gradient_norm"] == pytest.approx(float(norm), rel=1e-4)
+    assert {name: line[f"loss/{name}"] for name in weights} == pytest.approx(
+        {name: float(parts[name].detach()) for name in weights}, rel=1e-5
+    )
+    assert (line["texts"], line["pairs"]) == (len(batch), len(batch.left))
+
+
+def test_accumulated_batches_equal_their_mean(files: Files, tmp_path: Path) -> None:
+    """Eight steps of one batch at a learning rate of almost nothing, against one step of eight."""
+    still = ["--optimizer.learning-rate", "1e-12", "--batch-size", "3"]
+    for name, steps in (("one", ["--max-steps", "8"]), ("eight", ["--max-steps", "1", "--accumulation", "8"])):
+        command("angle-llm", "train", *training(files, tmp_path / name), *still, *steps)
+    losses = [line["loss"] for line in metrics(tmp_path / "one")]
+    (line,) = metrics(tmp_path / "eight")
+    assert len(losses) == 8
+    assert line["loss"] == pytest.approx(sum(losses) / 8, rel=1e-5)
+
+
+def test_another_seed_is_another_run(run_dir: Path, files: Files, tmp_path: Path) -> None:
+    command("angle-llm", "train", *training(files, tmp_path / "run"), "--seed", "1", "--max-steps", "1")
+    assert metrics(tmp_path / "run")[0]["loss"] != metrics(run_dir)[0]["loss"]
+
+
+def test_the_best_model_of_the_evaluations_is_kept(files: Files, tmp_path: Path) -> None:
+    run = [*training(files, tmp_path / "run"), "--optimizer.learning-rate", "0.3", "--evaluation.pairs", files.pairs]
+    shown = command("angle-llm", "train", *run, "--evaluation.every-steps", "1").stdout
+    scores = [line["evaluation"] for line in read_rows(tmp_path / "run/metrics.jsonl") if "evaluation" in line]
+    assert len(scores) == 7
+    names(shown, f"{scores[0]:.2f}", f"{max(scores[1:]):.2f}")
+    shown = command("python", "eval/sts.py", "--model", tmp_path / "run/model", "--tasks", files.pairs).stdout
+    names(shown, f"{max(scores[1:]):.2f}")
+
+
+def test_a_mixture_draws_from_every_set(files: Files, tmp_path: Path) -> None:
+    texts = sentences(16)
+    pairs = [{"text1": texts[n], "text2": texts[n + 8], "score": n % 2} for n in range(8)]
+    write_rows(tmp_path / "pairs.jsonl", pairs)
+    sets = f"{tmp_path}/pairs.jsonl:2,{files.triples}"
+    run = [
+        *training(files, tmp_path / "run"),
+        "--data.path",
+        sets,
+        "--data.batches",
+        "by_set",
+        "--objective.cosine-weight",
+        "1",
+    ]
+    command("angle-llm", "train", *run)
+    drawn = [{k: v for k, v in line.items() if k.startswith("examples/") and v} for line in metrics(tmp_path / "run")]
+    assert all(len(each) == 1 for each in drawn), "each batch is of one set"
+    totals = {name: sum(each.get(name, 0) for each in drawn) for name in {k for each in drawn for k in each}}
+    assert sorted(totals.values()) == [16, 24]
+
+
+def test_nested_training_takes_the_loss_at_every_cut(files: Files, tmp_path: Path) -> None:
+    nested = ["--nested.dimensions", "8", "16", "--nested.layers", "1", "--max-steps", "2"]
+    command("angle-llm", "train", *training(files, tmp_path / "run"), *nested)
+    assert len([key for key in metrics(tmp_path / "run")[0] if key.startswith("loss/")]) >= 6
+    assert SentenceEncoder.from_pretrained(tmp_path / "run/model", layers=1, dimensions=8).encode(["a"]).shape == (1, 8)
+
+
+def test_plan_forecasts_a_run_without_starting_it(files: Files, tmp_path: Path) -> None:
+    plan = [
+        *training(files, tmp_path / "run"),
+        "--device",
+        "cpu",
+        "--memory",
+        "4",
+        "--json",
+        str(tmp_path / "plan.json"),
+    ]
+    shown = command("angle-llm", "plan", *plan).stdout
+    names(shown, "--micro-batch-tokens", "--graph-tokens", "GiB")
+    assert json.loads((tmp_path / "plan.json").read_text())
+    assert not (tmp_path / "run").exists()
+
+
+# ---------------------------------------------------------------------------------------------------------- rows of data
+
+
+def bad_rows(files: Files, tmp_path: Path, bad: int) -> Path:
+    """24 good rows, and bad ones after the third."""
+    good = Path(files.triples).read_text().splitlines()
+    worst = ['{"anchor": "a", "positive": "", "negative": "c"}', "{broken", '{"anchor": "a", "positive": "b"}']
+    return write_rows(tmp_path / "mixed.jsonl", [*good[:3], *worst[:bad], *good[3:]])
+
+
+def test_the_first_bad_row_stops_a_run_with_its_file_and_line(files: Files, tmp_path: Path) -> None:
+    data = bad_rows(files, tmp_path, 1)
+    names(
+        refused(files, tmp_path, "--data.path", str(data), "--data.format", "triple"), r"mixed\.jsonl:4\b", "positive"
+    )
+
+
+def test_skipped_rows_are_counted_and_written_down(files: Files, tmp_path: Path) -> None:
+    data = bad_rows(files, tmp_path, 2)
+    run = [*training(files, tmp_path / "run"), "--data.path", str(data), "--data.format", "triple", "--max-steps", "1"]
+    shown = command("angle-llm", "train", *run, "--data.on-bad-row", "skip").stdout
+    names(shown, r"\b24\b.*\b26\b")
+    rejected = read_rows(tmp_path / "run/rejected.jsonl")
+    assert len(rejected) == 2
+    for line, row in zip((4, 5), rejected, strict=True):
+        assert line in row.values() or any(str(value).endswith(f":{line}") for value in row.values())
+
+
+def test_too_many_bad_rows_stop_a_run_all_the_same(files: Files, tmp_path: Path) -> None:
+    data = bad_rows(files, tmp_path, 3)
+    names(
+        refused(files, tmp_path, "--data.path", str(data), "--data.format", "triple", "--data.on-bad-row", "skip"),
+        r"\b3\b.*\b27\b",
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ("--config none.yaml", ["none\\.yaml"]),
+        ("--model.path ./nowhere", ["nowhere"]),
+        ("--model.prompt sumarize_one_word", ["summarize_one_word"]),
+        ("--model.pooling lats", ["lats", "last"]),
+        ("--data.path nowhere.jsonl", ["nowhere\\.jsonl"]),
+        ("--data.format tripel", ["tripel", "triple"]),
+        ("--evaluation.pairs nowhere.tsv", ["nowhere\\.tsv"]),
+        ("--objective.angle-form fase", ["fase", "phase"]),
+        ("--resume atuo", ["--resume", "atuo", "auto"]),
+        ("--batch-size 0", ["batch.size", r"\b0\b"]),
+        ("--optimizer.learning-rate -1", ["learning.rate", "-1"]),
+        ("--lora.rank four", ["rank", "four"]),
+        ("--lora.rnak 4", ["rnak", "lora\\.rank"]),
+        ("--evaluation.every-steps 3", ["evaluation\\.every.steps", "evaluation\\.pairs"]),
+    ],
+)
+def test_a_mistake_is_refused_before_anything_is_written(
+    flags: str, named: list[str], files: Files, tmp_path: Path
+) -> None:
+    names(refused(files, tmp_path, *flags.split()), *named)
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("lora: {rnak: 4}\n", ["mine\\.yaml", "rnak", "rank"]),
+        ("optimiser: {learning_rate: 1}\n", ["mine\\.yaml", "optimiser", "optimizer"]),
+        ("lora: {rank: four}\n", ["mine\\.yaml", "rank", "four"]),
+        ("lora: [\n", ["mine\\.yaml"]),
+        ("- 1\n", ["mine\\.yaml"]),
+    ],
+)
+def test_a_settings_file_that_cannot_be_used_is_refused(
+    content: str, named: list[str], files: Files, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.yaml").write_text(content)
+    names(refused(files, tmp_path, "--config", str(tmp_path / "mine.yaml")), *named)
+
+
+def test_the_directory_of_another_run_is_refused(run_dir: Path, files: Files, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(run_dir, tmp_path / "run"))
+    before = contents(run)
+    done = command("angle-llm", "train", *training(files, run), "--seed", "5", code=2)
+    names(done.stderr, "--run-dir", str(run), "seed")
+    assert contents(run) == before
+
+
+def test_a_loss_that_is_not_finite_stops_a_run(files: Files, tmp_path: Path) -> None:
+    run = [
+        *training(files, tmp_path / "run"),
+        "--optimizer.learning-rate",
+        "1e30",
+        "--optimizer.warmup",
+        "0",
+        "--lora.rank",
+        "0",
+    ]
+    names(command("angle-llm", "train", *run, code=2).stderr, r"step \d", "nan|inf|finite", "learning rate")
+
+
+def test_other_data_than_a_checkpoint_was_written_with_is_refused(files: Files, tmp_path: Path) -> None:
+    data = Path(shutil.copy(files.triples, tmp_path / "rows.jsonl"))
+    run = [*training(files, tmp_path / "run"), "--data.path", str(data), "--checkpoint.every-steps", "2"]
+    command("angle-llm", "train", *run)
+    data.write_text(data.read_text().replace("The dog", "The cow"))
+    done = command("angle-llm", "train", *run, "--resume", "auto", code=2)
+    names(done.stderr, "checkpoint", "step-0", "examples|data")
+    assert load_file(tmp_path / "run/model/adapter_model.safetensors")
+
+
+def test_evaluation_pairs_with_a_bad_row_are_refused(files: Files, tmp_path: Path) -> None:
+    path = write_pairs(tmp_path / "bad.tsv", [("a", "b", 1.0), ("c", "d", float("nan"))])
+    names(refused(files, tmp_path, "--evaluation.pairs", str(path)), r"bad\.tsv\W+(line )?3\b")

@@ -115,7 +115,7 @@ def checks(
     """All of one base."""
     encoder = random_encoder(settings.shape, tokenizer, device)
     if bits is not None:
-        quantization.quantise(encoder.model.backbone, bits, device)
+        quantization.quantize(encoder.model.backbone, bits, device)
     encoder.add_lora(settings.lora)
     unlike_its_start(encoder)
     batch = TextBatch.from_examples(examples)
@@ -145,8 +145,8 @@ def checks(
     if bits is not None:
         encoder.encode(batch.texts)  # a forward pass in evaluation must not change what training computes
         ours = gradient(encoder, plan, batch, cached=False)
-        quantization.dequantise(encoder.model.backbone)
-        yield compared("gradient, to that on dequantised weights", ours, gradient(encoder, plan, batch, cached=False))
+        quantization.dequantize(encoder.model.backbone)
+        yield compared("gradient, to that on dequantized weights", ours, gradient(encoder, plan, batch, cached=False))
 
 
 @torch.no_grad()
@@ -246,9 +246,13 @@ def padding(
     settings: GpuCheckSettings, encoder: SentenceEncoder, plan: Plan, batch: TextBatch
 ) -> Iterator[dict[str, Any]]:
     """The trie against the same texts padded."""
-    ids = encoder.sentences(batch.texts)
+    ids = encoder.tokenize(batch.texts)
     padded = plan_micro_batches(ids, settings.micro_batch_tokens, encoder.pad_id, PrefixSharing("asked not to share"))
-    yield {"what": "the batch is a trie", "way": plan.way, "holds": (plan.way, padded.way) == ("trie", "padded")}
+    yield {
+        "what": "the batch is a trie",
+        "layout": plan.layout,
+        "holds": (plan.layout, padded.layout) == ("trie", "padded"),
+    }
     distance = 1 - torch.cosine_similarity(embedded(encoder, plan), embedded(encoder, padded))
     yield {
         "what": "rows of a trie, to padded",
@@ -266,7 +270,7 @@ def embedded(encoder: SentenceEncoder, plan: Plan) -> Tensor:
     encoder.model.eval()
     rows_UD = torch.empty(plan.unique, encoder.dimensions)
     for micro in plan.micro_batches:
-        rows_UD[micro.rows] = encoder.model(**micro.on(encoder.device)).cpu()
+        rows_UD[micro.rows] = encoder.model(**micro.inputs(encoder.device)).cpu()
     return rows_UD
 
 

@@ -124,7 +124,7 @@ def encoding(encoder: SentenceEncoder, batches: list[TextBatch], tokens: int, pe
         "computed_tokens_per_second": middle.computed_tokens / middle.seconds,
         "computed_share": middle.computed_share,
         "utilisation": middle.flops / middle.seconds / peak,
-        "way": middle.way,
+        "layout": middle.layout,
         **memory(encoder.device),
     }
 
@@ -151,7 +151,7 @@ def training(
         "what": f"LoRA r{settings.rank}",
         "micro_batch_tokens": tokens,
         "cached": result.cached,
-        "way": result.way,
+        "layout": result.layout,
         **middle,
         **memory(encoder.device),
     }

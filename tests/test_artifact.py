@@ -135,7 +135,7 @@ def test_the_way_of_use_comes_back(tmp_path: Path) -> None:
     encoder.save_pretrained(tmp_path / "model")
     again = load(tmp_path / "model")
     assert (again.prompt, again.pooling, again.max_length) == (prompt, "cls-last-avg", 77)
-    assert again.sentences(TEXTS) == encoder.sentences(TEXTS)
+    assert again.tokenize(TEXTS) == encoder.tokenize(TEXTS)
     other = load(tmp_path / "model", prompt="plain", pooling="last", max_length=50, dtype="bfloat16")
     assert (other.prompt, other.pooling, other.max_length) == (load_prompt("plain"), "last", 50)
     assert next(other.model.parameters()).dtype == torch.bfloat16
@@ -146,7 +146,7 @@ def test_the_tokenizer_comes_back_with_its_special_tokens(tmp_path: Path) -> Non
         encoder = tiny_encoder(kind)
         encoder.save_pretrained(tmp_path / kind)
         again = load(tmp_path / kind)
-        assert again.sentences(TEXTS) == encoder.sentences(TEXTS), kind
+        assert again.tokenize(TEXTS) == encoder.tokenize(TEXTS), kind
         assert again.pad_id == encoder.pad_id, kind
 
 

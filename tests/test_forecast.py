@@ -36,7 +36,7 @@ def examples() -> list[Any]:
 def real_encoder(kind: str, dtype: torch.dtype, lora: LoraSettings | None, bits: int | None = None) -> SentenceEncoder:
     encoder = tiny_encoder(kind, dtype, max_length=100)
     if bits is not None:
-        quantization.quantise(encoder.model.backbone, bits)
+        quantization.quantize(encoder.model.backbone, bits)
     if lora is None:
         encoder.model.requires_grad_(True)
     else:
@@ -169,7 +169,7 @@ def test_bits_are_held_and_computed_as_really(examples: list[Any]) -> None:
 
 def test_bits_need_linear_layers() -> None:
     pytest.importorskip("bitsandbytes")
-    with pytest.raises(quantization.QuantisationError, match=r"no torch\.nn\.Linear layers"):
+    with pytest.raises(quantization.QuantizationError, match=r"no torch\.nn\.Linear layers"):
         outlined("gpt2", torch.bfloat16, LORA, 4)
 
 
@@ -326,7 +326,7 @@ def test_work_is_counted_by_the_real_planner_without_weights(folder: Path) -> No
     assert found.work.logical_tokens == sum(one.logical_tokens for one in plans)
     assert found.work.computed_tokens == sum(one.computed_tokens for one in plans)
     assert found.work.largest_batch == max(one.computed_tokens for one in plans)
-    assert (found.work.way, found.work.cached_batches) == ("trie", 0)
+    assert (found.work.layout, found.work.cached_batches) == ("trie", 0)
     assert found.architecture == "llama"
     assert found.trainable < found.parameters
     one_batch = forecast(settings(folder, sample=16)).work

@@ -22,7 +22,7 @@ from angle_llm.corpus.shards import FORMAT_VERSION, Format, Job, Shards, Worker
 from angle_llm.corpus.vectors import Array, VectorForm
 from angle_llm.data.formats import DataError, RowError
 from angle_llm.io import has_terminal, progress_bar
-from angle_llm.model.backbone import lasting_name, weights_fingerprint
+from angle_llm.model.backbone import absolute_name, weights_fingerprint
 from angle_llm.model.encoder import SentenceEncoder
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def embed_corpus(
             return 0
         places = [None if file.path is None else str(file.path.absolute()) for file in corpus.files]
         source = {"places": places, "stamps": survey.stamps}
-        described = {"model": {"name": lasting_name(model)} | job["model"], "source": source}
+        described = {"model": {"name": absolute_name(model)} | job["model"], "source": source}
         return shards.finish(blocks, lambda rows: job | described | {"rows": rows}, target)
 
 
@@ -99,7 +99,7 @@ def fingerprint(encoder: SentenceEncoder) -> str:
     backbone = encoder.model.backbone
     digest = hashlib.sha256(weights_fingerprint(backbone).encode())
     for name, parameter in sorted(backbone.named_parameters()):
-        if "lora_" in name:  # all of it: of a quantised base, the fingerprint is that of what it was made from
+        if "lora_" in name:  # all of it: of a quantized base, the fingerprint is that of what it was made from
             digest.update(f"{name}{tuple(parameter.shape)}".encode())
             digest.update(parameter.detach().to("cpu", torch.float32).numpy().tobytes())
     for name, module in backbone.named_modules():
@@ -203,7 +203,7 @@ def _encoded(
 def _unreadable(encoder: SentenceEncoder, text: str) -> str:
     """Why a text cannot be tokenised, empty if it can."""
     try:
-        encoder.sentences([text])
+        encoder.tokenize([text])
     except ValueError as error:
         return str(error).removeprefix("text 0: ").removesuffix(".")
     return ""

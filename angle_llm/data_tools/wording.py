@@ -64,7 +64,7 @@ def open_wording(settings: ModelSettings) -> Wording:
 
     if not is_saved_encoder(settings.path):
         encoder, _ = encoder_twin(settings)
-        return Wording(settings.path, encoder.prompt, encoder.pooling, encoder.max_length, encoder.sentences)
+        return Wording(settings.path, encoder.prompt, encoder.pooling, encoder.max_length, encoder.sentence_tokenizer)
     folder = Path(settings.path).expanduser()
     card = EncoderCard.read(folder)
     prompt = card.prompt if settings.prompt is None else load_prompt(settings.prompt)

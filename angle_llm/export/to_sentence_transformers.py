@@ -113,7 +113,7 @@ def export_sentence_transformers(
                 )
         write_json(folder / REPORT_NAME, {"holds": None} if found is None else found.to_dict())
         (folder / "README.md").write_text(
-            _readme(target.name, card, sentences.wording.joint, worded.plain_names, found), encoding="utf-8"
+            _readme(target.name, card, sentences.template.merge_span, worded.plain_names, found), encoding="utf-8"
         )
 
     write_directory(target, fill)
@@ -176,10 +176,10 @@ def _write_library_files(folder: Path, card: EncoderCard, *, rebuilt: bool) -> N
     )
 
 
-def _readme(name: str, card: EncoderCard, joint: str, plain_names: list[str], found: Verification | None) -> str:
+def _readme(name: str, card: EncoderCard, merge_span: str, plain_names: list[str], found: Verification | None) -> str:
     prompt = card.prompt.template.replace("\n", "\n    ")
     edits = f" The text is edited first: {', '.join(card.prompt.edits)}." if card.prompt.edits else ""
-    lost = f", and the `{joint}` behind it," if joint else ","
+    lost = f", and the `{merge_span}` behind it," if merge_span else ","
     plain = f"\n\nThese names are plain characters in a text: {', '.join(plain_names)}." if plain_names else ""
     if found is None:
         checked = "Not compared with its origin: the export was asked not to. `angle-llm verify ORIGIN FOLDER` does it."

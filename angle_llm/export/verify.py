@@ -47,7 +47,7 @@ from angle_llm.model.artifact import EncoderCard
 from angle_llm.model.checks import is_saved_encoder
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.hub import find
-from angle_llm.model.quantization import dequantise
+from angle_llm.model.quantization import dequantize
 from angle_llm.prompts import PromptTemplate
 
 MERGE_NAME = "merge.json"
@@ -167,7 +167,7 @@ def _open(
 def _compute_in_float32(encoder: SentenceEncoder) -> None:
     """Widens the weights of an encoder in place; their values stay. Out of 4 or 8 bits they come as they were used."""
     if encoder.bits is not None:
-        dequantise(encoder.model.backbone, torch.float32)
+        dequantize(encoder.model.backbone, torch.float32)
     for tensor in (*encoder.model.parameters(), *encoder.model.buffers()):
         if tensor.is_floating_point():
             tensor.data = tensor.data.float()
@@ -189,7 +189,7 @@ def _look(encoder: SentenceEncoder, path: str | Path, name: str, texts: Sequence
         dimensions=encoder.dimensions,
         spearman=None if score is None else score(encoder),
     )
-    return _Seen(facts, encoder.sentences(texts), encoder.encode(texts).astype(np.float64))
+    return _Seen(facts, encoder.tokenize(texts), encoder.encode(texts).astype(np.float64))
 
 
 def _look_at_library(
@@ -226,7 +226,7 @@ def _encodable(encoder: SentenceEncoder, texts: Sequence[str]) -> list[str]:
 
     def is_encodable(text: str) -> bool:
         try:
-            encoder.sentences([text])
+            encoder.tokenize([text])
         except ValueError:
             return False
         return True

@@ -5,10 +5,11 @@ text and ids can be added, and every tool that reads `tokenizer.json` goes throu
 
     text ──► normalizer ──► pre-tokenizer ──► model ──► truncation ──► post-processor ──► ids
              edits, head,                               the text's     special tokens, and what
-             joint                                      last tokens    no text changes: rest of the tail
+             merge_span                                      last tokens    no text changes: rest of the tail
 
-What goes where is the encoder's `Wording`: the head and the joint of a prompt are written around the text, for its ends may
-merge with them; ids that no text changes are added behind the cut. So texts have their encoder's ids, however long they are.
+The encoder's `TokenizedTemplate` gives what goes where: the head and the merge span of a prompt are written around the
+text, for its ends may merge with them; ids that no text changes are added behind the cut. So texts have their
+encoder's ids, however long they are.
 
 Names of added tokens that are not special (`<tool_call>` in Qwen's) stay tokens in a text where nothing is written around it.
 The normalizer sees the text between two of them, not the whole of it; so where it has something to write, they are plain
@@ -60,10 +61,10 @@ def worded_tokenizer(sentences: SentenceTokenizer) -> WordedTokenizer:
             "`tokenizers` library: AutoTokenizer gives one for most models."
         )
     spec: dict[str, Any] = json.loads(backend.to_str())
-    (before, head, joint, after), frame = sentences.wording, sentences.frame
+    (before, head, merge_span, after), special = sentences.template, sentences.special_tokens
     steps = [_EDITS[name] for name in prompt.edits]
-    if joint:
-        steps.append({"type": "Replace", "pattern": {"Regex": r"\z"}, "content": joint})
+    if merge_span:
+        steps.append({"type": "Replace", "pattern": {"Regex": r"\z"}, "content": merge_span})
     if head:  # not Replace at \A: tokenizers 0.23 doubles tokens after it
         steps.append({"type": "Prepend", "prepend": head})
     plain_names: list[str] = []
@@ -74,7 +75,7 @@ def worded_tokenizer(sentences: SentenceTokenizer) -> WordedTokenizer:
             if not token["special"]:
                 plain_names.append(token["content"])
                 token["special"] = True  # and `split_special_tokens` leaves special ones alone
-    spec["post_processor"] = _around(tokenizer, [*frame.before, *before], [*after, *frame.after])
+    spec["post_processor"] = _around(tokenizer, [*special.before, *before], [*after, *special.after])
     spec["truncation"] = spec["padding"] = None
     return WordedTokenizer(spec, _config(tokenizer, sentences.max_length), plain_names)
 

@@ -60,7 +60,7 @@ class Work:
     """Of the sampled ones, those that are encoded twice."""
     largest_batch: int
     """Computed tokens, of the process that has most."""
-    way: str
+    layout: str
     """trie or padded, in the first batch."""
     reason: str
     """Why this way."""
@@ -285,7 +285,7 @@ def _work(settings: PlanSettings, examples: Mixture, sample: _Sample, flops: Flo
         sampled_batches=len(sample.plans),
         cached_batches=sum(map(sample.is_cached, sample.plans)),
         largest_batch=sample.largest,
-        way=sample.plans[0].way,
+        layout=sample.plans[0].layout,
         reason=sample.plans[0].reason,
     )
 
@@ -316,7 +316,7 @@ def shown(settings: PlanSettings, found: Forecast) -> str:
         f"parameters  {found.parameters:,}, of them trained {found.trainable:,} ({found.trainable / found.parameters:.2%})",
         f"run         {work.examples:,} examples, {work.steps:,} steps of {settings.accumulation} × {settings.batch_size}",
         f"tokens      {work.logical_tokens:,} asked for, {work.computed_tokens:,} computed "
-        f"({work.computed_tokens / work.logical_tokens:.0%}, {work.way}), {work.operations:.3g} operations",
+        f"({work.computed_tokens / work.logical_tokens:.0%}, {work.layout}), {work.operations:.3g} operations",
         f"batches     at most {work.largest_batch:,} computed tokens a process in {work.sampled_batches} sampled; {cached}",
         f"devices     {settings.device}, {_spread(settings)}",
         "",

@@ -55,7 +55,7 @@ def model_step(
     with ledger, _kernels(micro_batches, on_gpu=on_gpu):
         for parameter in trained if gradients_before else ():
             parameter.grad = torch.empty_like(parameter)
-        rows_UD = torch.cat([model(**micro.on(META)) for micro in micro_batches])
+        rows_UD = torch.cat([model(**micro.inputs(META)) for micro in micro_batches])
         kept = ledger.live - sum(parameter.grad.nbytes for parameter in trained if parameter.grad is not None)
         torch.autograd.backward((rows_UD * torch.empty_like(rows_UD)).sum())
     gradients = ledger.of_peak([parameter.grad for parameter in trained if parameter.grad is not None])

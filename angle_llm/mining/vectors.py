@@ -113,11 +113,11 @@ def _check_texts(texts: Sequence[str], encoder: SentenceEncoder, whose: Callable
     for start in range(0, len(texts), _CHECKED_AT_ONCE):
         some = texts[start : start + _CHECKED_AT_ONCE]
         try:
-            encoder.sentences(some)
+            encoder.tokenize(some)
         except ValueError:
             for number, text in enumerate(some, start):
                 try:
-                    encoder.sentences([text])
+                    encoder.tokenize([text])
                 except ValueError as error:
                     reason = str(error).removeprefix("text 0: ").removeprefix("text 0 ").rstrip(".")
                     raise DataError(f"{whose(number)}: {reason}. Mend it, or take its row out") from None

@@ -26,10 +26,10 @@ from angle_llm.model.backbone import BackboneLocation, load_backbone, load_token
 from angle_llm.model.checks import (
     CARD_NAME,
     ArtifactError,
+    as_artifact_error,
     check_vocabulary,
     is_saved_encoder,
     read_json,
-    told_as_damage,
 )
 from angle_llm.model.foreign import no_backbone, on_backbone, open_foreign
 from angle_llm.model.lora import LoraAdapter, is_adapted, read_adapter
@@ -56,9 +56,9 @@ class EncoderCard:
     base_revision: str | None = None
     """Revision of the base, for a hub id."""
     base_fingerprint: str | None = None
-    """`weights_fingerprint` of the base before it was quantised: an adapter put on other weights is refused."""
+    """`weights_fingerprint` of the base before it was quantized: an adapter put on other weights is refused."""
     bits: int | None = None
-    """Bits the base was held in while the adapter trained: 4 (NF4), 8 (int8), None if it was not quantised."""
+    """Bits the base was held in while the adapter trained: 4 (NF4), 8 (int8), None if it was not quantized."""
     dimensions: int | None = None
     """How many dimensions of a vector are kept, the first ones; None: all."""
     layers: int | None = None
@@ -210,11 +210,11 @@ def load_parts(
         location, dtype=dtype, revision=revision, bits=None if bits == "auto" else bits, device=device
     )
     tokenizer = load_tokenizer(location, revision)
-    with told_as_damage(path):
+    with as_artifact_error(path):
         check_vocabulary(backbone, tokenizer, path)
     if foreign is None:
         return Parts(backbone, tokenizer, path, revision)
-    with told_as_damage(foreign.folder):
+    with as_artifact_error(foreign.folder):
         update = on_backbone(foreign, backbone, path)
     return Parts(backbone, tokenizer, path, revision, weights_fingerprint(backbone), adapter=update)
 
@@ -234,7 +234,7 @@ def _load_saved(
         raise FileNotFoundError(f"{error}{hint}") from error
     backbone = load_backbone(location, dtype=dtype, revision=card.base_revision, bits=bits, device=device)
     tokenizer = load_tokenizer(BackboneLocation(str(folder)))
-    with told_as_damage(folder):
+    with as_artifact_error(folder):
         check_vocabulary(backbone, tokenizer, folder)
     if card.base is None:
         base = str(folder) if found.commit is None else path  # not the place it has in the cache
@@ -247,7 +247,7 @@ def _load_saved(
             f"{folder} was trained on weights with fingerprint {card.base_fingerprint}, but {card.base} has "
             f"{fingerprint}. Put the original base there, or name the right one in {folder / CARD_NAME}."
         )
-    with told_as_damage(folder):
+    with as_artifact_error(folder):
         adapter = read_adapter(folder)
         adapter.check_fits(backbone)
     return Parts(backbone, tokenizer, card.base, card.base_revision, fingerprint, card, adapter)

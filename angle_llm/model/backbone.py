@@ -18,12 +18,12 @@ from angle_llm.errors import unknown
 from angle_llm.model.checks import (
     EXPORT_NAME,
     ArtifactError,
+    as_artifact_error,
     check_model_files,
     check_states,
     is_saved_encoder,
-    told_as_damage,
 )
-from angle_llm.model.quantization import ORIGINAL, bits_of, check_bits, quantise
+from angle_llm.model.quantization import ORIGINAL, bits_of, check_bits, quantize
 
 PACKAGE_SCHEME = "package:"
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -84,7 +84,7 @@ def locate(path_or_id: str) -> BackboneLocation:
     )
 
 
-def lasting_name(path_or_id: str) -> str:
+def absolute_name(path_or_id: str) -> str:
     """The name as it holds from any working directory: a local path absolute, `package:` and hub names as they are."""
     path = Path(path_or_id).expanduser()
     return str(path.absolute()) if path.exists() else path_or_id
@@ -120,7 +120,7 @@ def load_tokenizer(location: BackboneLocation, revision: str | None = None) -> A
     """The tokenizer beside the weights."""
     from transformers import AutoTokenizer
 
-    with told_as_damage(f"the tokenizer in {location.name}") if location.is_local else nullcontext():
+    with as_artifact_error(f"the tokenizer in {location.name}") if location.is_local else nullcontext():
         return AutoTokenizer.from_pretrained(
             location.name, revision=revision, trust_remote_code=False, **location.arguments
         )
@@ -129,7 +129,7 @@ def load_tokenizer(location: BackboneLocation, revision: str | None = None) -> A
 def open_pretrained(kind: str, location: BackboneLocation, *, dtype: str = "auto", revision: str | None = None) -> Any:
     """A model of one of transformers' automatic classes, such as AutoModel, with every weight it has in its files.
 
-    `dtype` "auto" keeps the dtype the weights are stored in; a GGUF file is dequantised to float32. Code from a folder or the
+    `dtype` "auto" keeps the dtype the weights are stored in; a GGUF file is dequantized to float32. Code from a folder or the
     hub is never run.
 
     Raises:
@@ -145,7 +145,7 @@ def open_pretrained(kind: str, location: BackboneLocation, *, dtype: str = "auto
     arguments["dtype"] = torch_dtype(dtype) if dtype != "auto" else ("float32" if location.gguf_file else "auto")
     if location.is_local and not location.gguf_file:
         check_model_files(Path(location.name))
-    with told_as_damage(location.name) if location.is_local else _told_of_pickles(location.name):
+    with as_artifact_error(location.name) if location.is_local else _told_of_pickles(location.name):
         model, report = getattr(transformers, kind).from_pretrained(
             location.name, revision=revision, trust_remote_code=False, output_loading_info=True, **arguments
         )
@@ -170,14 +170,14 @@ def load_backbone(
 ) -> nn.Module:
     """Loads the layers without a language-model head or pooler, in evaluation mode, on `device`.
 
-    `dtype` "auto" keeps the dtype the weights are stored in; a GGUF file is dequantised to float32. With `bits` the linear
+    `dtype` "auto" keeps the dtype the weights are stored in; a GGUF file is dequantized to float32. With `bits` the linear
     layers are then held in 4 or 8 bits (see `quantized`), one by one, and compute in that dtype. A folder that
     bitsandbytes' weights are stored in stays as it is.
     Code from a folder or the hub is never run (`trust_remote_code` is off).
 
     Raises:
         ArtifactError: if weights of the backbone are missing from its files; they would be random.
-        QuantisationError: if it cannot be held in so many bits.
+        QuantizationError: if it cannot be held in so many bits.
         ValueError: for an encoder-decoder.
     """
     if bits is not None:
@@ -192,7 +192,7 @@ def load_backbone(
         model.pooler = None  # BERT's pooler feeds a head that is not here; its weights would never see a gradient
     if bits is not None and bits_of(model) != bits:
         setattr(model, ORIGINAL, weights_fingerprint(model))
-        quantise(model, bits, device)
+        quantize(model, bits, device)
     loaded: nn.Module = model.eval().to(device)
     return loaded
 
@@ -236,7 +236,7 @@ def weights_fingerprint(backbone: nn.Module) -> str:
     """A short hash that tells two sets of base weights apart: names, shapes, and a sample of each tensor's values.
 
     Values are rounded through bfloat16, so that one set of weights has one fingerprint in float32 and in bfloat16. And a
-    backbone that `load_backbone` quantised has that of the weights it was made from: what an adapter needs in its base's
+    backbone that `load_backbone` quantized has that of the weights it was made from: what an adapter needs in its base's
     place is the same model, and the card says in which bits to hold it.
     """
     made_from: str | None = getattr(backbone, ORIGINAL, None)

@@ -74,7 +74,7 @@ def check_files(folder: Path) -> None:
 
 
 @contextmanager
-def told_as_damage(place: object) -> Iterator[None]:
+def as_artifact_error(place: object) -> Iterator[None]:
     """What a library raises over the files of a folder becomes an `ArtifactError` that names the folder and the reason.
 
     Libraries raise anything over a damaged file: a KeyError, a TypeError, a Rust panic. This package's own errors pass as
@@ -164,7 +164,7 @@ def check_model_files(folder: Path) -> None:
                 "damaged; fetch or save them again."
             )
     # And then memory is taken for all of them, whatever the files hold.
-    with told_as_damage(folder):
+    with as_artifact_error(folder):
         asked = _count_numbers(folder)
     if asked > _PACKED * stored + _SMALL:
         raise ArtifactError(

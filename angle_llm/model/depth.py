@@ -20,14 +20,14 @@ from torch import Tensor, nn
 
 from angle_llm.model.backbone import weights_fingerprint
 from angle_llm.model.lora import is_adapted
-from angle_llm.model.quantization import ORIGINAL, each_token_alone
+from angle_llm.model.quantization import ORIGINAL, without_outliers
 
 _AFTER = ("norm", "final_norm", "ln_f", "final_layer_norm", "final_layernorm", "project_out")
 """What architectures call the modules after their last layer, beside the list of layers, in the order they run."""
 
 
 @dataclass(frozen=True)
-class Depth:
+class LayerStack:
     """Where a backbone keeps its layers, and what comes after the last."""
 
     owner: nn.Module
@@ -36,7 +36,7 @@ class Depth:
     after: tuple[nn.Module, ...]
 
     @classmethod
-    def of(cls, backbone: nn.Module) -> Depth:
+    def of(cls, backbone: nn.Module) -> LayerStack:
         """Found by the number of layers the config tells; whether it is right is asked by `check`.
 
         Raises:
@@ -110,7 +110,7 @@ class Depth:
         was_training = backbone.training
         backbone.eval()
         try:
-            with each_token_alone(backbone), self.states_after([number], self.finish) as found:
+            with without_outliers(backbone), self.states_after([number], self.finish) as found:
                 states: Tensor = backbone(input_ids=ids_BT, attention_mask=torch.ones_like(ids_BT)).last_hidden_state
         finally:
             backbone.train(was_training)
@@ -129,7 +129,7 @@ def cut_layers(backbone: nn.Module, keep: int) -> None:
     Raises:
         ValueError: if it has not so many.
     """
-    depth = Depth.of(backbone)
+    depth = LayerStack.of(backbone)
     total = len(depth.layers)
     if not 1 <= keep <= total:
         raise ValueError(f"layers must be in 1 .. {total}, as the backbone has {total}; got {keep}.")
@@ -153,7 +153,7 @@ def first_layers(backbone: nn.Module, keep: int) -> nn.Module:
     Raises:
         ValueError: if it has not so many layers, or gives other states without the rest.
     """
-    depth = Depth.of(backbone)
+    depth = LayerStack.of(backbone)
     depth.check(backbone)
     shared = {id(tensor): tensor for tensor in (*backbone.parameters(), *backbone.buffers())}
     short = copy.deepcopy(backbone, shared)
@@ -161,7 +161,7 @@ def first_layers(backbone: nn.Module, keep: int) -> nn.Module:
     if not is_adapted(backbone):
         setattr(short, ORIGINAL, weights_fingerprint(backbone))
     states, _ = depth.probe(backbone, keep)
-    _, its = Depth.of(short).probe(short, keep)
+    _, its = LayerStack.of(short).probe(short, keep)
     if not _agree(states, its):
         raise ValueError(
             f"{type(without_adapter(backbone)).__name__} gives other states when it has {keep} layers only, so it cannot be "

@@ -22,13 +22,13 @@ from angle_llm.io import progress_bar
 from angle_llm.model import lora
 from angle_llm.model.artifact import EncoderCard, Parts, check_writable, load_parts, save_parts
 from angle_llm.model.attention import find_sharing
-from angle_llm.model.backbone import FlopsPerToken, count_positions, is_causal, lasting_name, weights_fingerprint
-from angle_llm.model.checks import CARD_NAME, ArtifactError, check_states, told_as_damage
-from angle_llm.model.depth import Depth
+from angle_llm.model.backbone import FlopsPerToken, absolute_name, count_positions, is_causal, weights_fingerprint
+from angle_llm.model.checks import CARD_NAME, ArtifactError, as_artifact_error, check_states
+from angle_llm.model.depth import LayerStack
 from angle_llm.model.fast_paths import bound_kernel_caches, freed_memory_kept, mend
 from angle_llm.model.micro_batches import Plan, plan_micro_batches
 from angle_llm.model.pooling import EmbeddingModel, pooling_named
-from angle_llm.model.quantization import QuantisationError, bits_of, each_token_alone
+from angle_llm.model.quantization import QuantizationError, bits_of, without_outliers
 from angle_llm.model.tokenizer import SentenceTokenizer, Tokenizer, check_texts
 from angle_llm.prompts import PromptTemplate, load_prompt
 
@@ -56,7 +56,7 @@ class EncodeStats:
     """With tokenisation and planning."""
     flops_per_token: float
     """Floating-point operations of the linear layers for one computed token."""
-    way: str
+    layout: str
     """trie or padded."""
     reason: str
     """Why this way."""
@@ -74,7 +74,7 @@ class EncodeStats:
             unique_texts=self.unique_texts + plan.unique,
             logical_tokens=self.logical_tokens + plan.logical_tokens,
             computed_tokens=self.computed_tokens + plan.computed_tokens,
-            way=self.way or plan.way,
+            layout=self.layout or plan.layout,
             reason=self.reason or plan.reason,
         )
 
@@ -144,14 +144,14 @@ class SentenceEncoder:
                 f"max_length {max_length} is more than the {positions} positions of the backbone. Lower it."
             )
         default_length = min(positions or DEFAULT_MAX_LENGTH, DEFAULT_MAX_LENGTH)
-        with each_token_alone(backbone):  # both probe it
+        with without_outliers(backbone):  # both probe it
             self.model = EmbeddingModel(backbone, pooling, causal)
             self.sharing = find_sharing(backbone, pooling, causal=causal)
         self.tokenizer = tokenizer
-        self.sentences = SentenceTokenizer(
+        self.sentence_tokenizer = SentenceTokenizer(
             tokenizer, prompt or load_prompt(DEFAULT_PROMPT[causal]), max_length or default_length
         )
-        self.base = None if base is None else lasting_name(base)
+        self.base = None if base is None else absolute_name(base)
         self.base_revision = base_revision
         self.base_fingerprint: str | None = None
 
@@ -177,7 +177,7 @@ class SentenceEncoder:
         A saved directory knows its prompt, pooling and length; for a backbone they may be named here. `dtype` "auto" is
         the one of training for a saved directory, the stored one for a backbone. `bits` 4 or 8 holds the weights so (see
         `quantized`), None does not; "auto" is as in training for a saved directory, None for a backbone. An adapter
-        trained on a quantised base fits no other quite as well. `device` defaults to the GPU if there is one. The network
+        trained on a quantized base fits no other quite as well. `device` defaults to the GPU if there is one. The network
         is reached only for a hub id, of a saved encoder or of a backbone, at `revision` (see `hub`).
 
         `adapter` is a folder that plain peft or angle-emb wrote, to be put on the backbone (see `foreign`); it does not say
@@ -189,7 +189,7 @@ class SentenceEncoder:
             FileNotFoundError: if there is no model at the path, or no adapter.
             ArtifactError: for a damaged directory, or a base that is not the one the adapter was trained on.
             ValueError: for an adapter without a prompt, or on a saved directory; for more dimensions or layers than there are.
-            QuantisationError: if the weights cannot be held in so many bits.
+            QuantizationError: if the weights cannot be held in so many bits.
         """
         device = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
         template = load_prompt(prompt) if isinstance(prompt, str) else prompt
@@ -209,7 +209,7 @@ class SentenceEncoder:
         """The encoder of loaded parts; arguments that are None are taken from the card, if there is one."""
         card = parts.card
         saved = (None, None, None) if card is None else (card.prompt, card.pooling, card.max_length)
-        with told_as_damage(place):
+        with as_artifact_error(place):
             encoder = cls(
                 parts.backbone,
                 parts.tokenizer,
@@ -226,7 +226,7 @@ class SentenceEncoder:
             except ValueError as error:
                 raise ArtifactError(f"{Path(place) / CARD_NAME} does not fit its weights: {error}") from error
         if parts.adapter is not None:
-            with told_as_damage(place):
+            with as_artifact_error(place):
                 encoder.model.backbone = lora.apply_lora(encoder.model.backbone, parts.adapter)
                 check_states(encoder.model.backbone)
         return encoder
@@ -235,7 +235,7 @@ class SentenceEncoder:
         """The same encoder under another prompt: a name, a YAML file or a template. It shares its weights with this one."""
         other = copy.copy(self)
         template = load_prompt(prompt) if isinstance(prompt, str) else prompt
-        other.sentences = SentenceTokenizer(self.tokenizer, template, self.max_length)
+        other.sentence_tokenizer = SentenceTokenizer(self.tokenizer, template, self.max_length)
         return other
 
     def truncated(self, *, dimensions: int | None = None, layers: int | None = None) -> SentenceEncoder:
@@ -264,7 +264,7 @@ class SentenceEncoder:
     @property
     def prompt(self) -> PromptTemplate:
         """How sentences are worded."""
-        return self.sentences.prompt
+        return self.sentence_tokenizer.prompt
 
     @property
     def pooling(self) -> str:
@@ -274,12 +274,12 @@ class SentenceEncoder:
     @property
     def max_length(self) -> int:
         """Tokens of a worded sentence, prompt and special tokens included."""
-        return self.sentences.max_length
+        return self.sentence_tokenizer.max_length
 
     @property
     def layers(self) -> int:
         """How many layers compute a vector."""
-        return len(Depth.of(self.model.backbone).layers)
+        return len(LayerStack.of(self.model.backbone).layers)
 
     @property
     def device(self) -> torch.device:
@@ -288,14 +288,14 @@ class SentenceEncoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the base weights, and of products with them if they are quantised."""
+        """Of the base weights, and of products with them if they are quantized."""
         backbone: Any = self.model.backbone
         dtype: torch.dtype = (backbone.get_base_model() if lora.is_adapted(backbone) else backbone).dtype
         return dtype
 
     @property
     def bits(self) -> int | None:
-        """The bits the base is held in, None if it is not quantised."""
+        """The bits the base is held in, None if it is not quantized."""
         return bits_of(self.model.backbone)
 
     @property
@@ -393,11 +393,11 @@ class SentenceEncoder:
                 progress_bar("encode", len(texts), "text", enabled=show_progress, transient=True) as progress,
             ):
                 for first in range(0, len(texts), TEXTS_PLANNED):
-                    plan = self.plan_ids(self.sentences(texts[first : first + TEXTS_PLANNED], first), budget)
+                    plan = self.plan_ids(self.tokenize(texts[first : first + TEXTS_PLANNED], first), budget)
                     rows_UC = torch.empty(plan.unique, columns)
                     repeats = len(plan.row_of) / max(plan.unique, 1)
                     for micro in plan.micro_batches:
-                        rows_UC[micro.rows] = self.model(**micro.on(self.device)).float().cpu()
+                        rows_UC[micro.rows] = self.model(**micro.inputs(self.device)).float().cpu()
                         progress.update(round(len(micro.rows) * repeats))
                     rows_NC[first : first + TEXTS_PLANNED] = rows_UC.numpy()[plan.row_of]
                     stats = stats.plus(plan)
@@ -405,9 +405,13 @@ class SentenceEncoder:
             self.model.train(was_training)
         return rows_NC, replace(stats, seconds=time.perf_counter() - started)
 
+    def tokenize(self, texts: Sequence[str], first: int = 0) -> list[list[int]]:
+        """Token ids of each text: prompt, special tokens and truncation included; errors count positions from `first`."""
+        return self.sentence_tokenizer(texts, first)
+
     def plan(self, texts: Sequence[str], token_budget: int, processes: int = 1) -> Plan:
         """How the texts are computed: in which micro-batches, as tries or padded, by which of several processes, and why."""
-        return self.plan_ids(self.sentences(texts) if len(texts) else [], token_budget, processes)
+        return self.plan_ids(self.tokenize(texts) if len(texts) else [], token_budget, processes)
 
     def plan_ids(self, ids: Sequence[Sequence[int]], token_budget: int, processes: int = 1) -> Plan:
         """The same for texts that are worded and tokenised already."""
@@ -433,7 +437,7 @@ class SentenceEncoder:
         check_writable(target)
         if not lora.is_adapted(self.model.backbone):
             if self.bits is not None:
-                raise QuantisationError(
+                raise QuantizationError(
                     f"this encoder is a base held in {self.bits} bits without an adapter, so there is nothing of its own to "
                     "save. Add an adapter, or save the base as it is, loaded with bits=None."
                 )

@@ -183,7 +183,7 @@ _BITS_OF_LAYER = {"Linear4bit": 4, "LinearNF4": 4, "LinearFP4": 4, "Linear8bitLt
 
 
 def mend(model: nn.Module) -> None:
-    """Makes quantised layers, however they came, ones that can be trained on; before their first forward pass.
+    """Makes quantized layers, however they came, ones that can be trained on; before their first forward pass.
 
     Of bitsandbytes 0.50.2, on a CPU with AVX512-BF16: a forward pass of a 4-bit layer in evaluation repacks its weights for a
     kernel without a backward pass, which later training steps then take, with wrong gradients and without a word.

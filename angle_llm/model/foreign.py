@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from angle_llm.model.backbone import lasting_name
+from angle_llm.model.backbone import absolute_name
 from angle_llm.model.checks import ArtifactError, check_files, is_saved_encoder
 from angle_llm.model.lora import CONFIG_NAME, WEIGHTS_NAME, LoraAdapter, is_transposed, linear_shape, read_adapter
 
@@ -104,7 +104,7 @@ def check_base_name(foreign: ForeignAdapter, base: str) -> None:
         ArtifactError: naming both.
     """
     trained = foreign.base
-    if trained is None or lasting_name(trained) == lasting_name(base):
+    if trained is None or absolute_name(trained) == absolute_name(base):
         return
     if PurePath(trained).name.lower() != PurePath(base).name.lower():
         raise ArtifactError(

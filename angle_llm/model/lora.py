@@ -65,13 +65,13 @@ def add_lora(backbone: nn.Module, settings: LoraSettings) -> nn.Module:
 
 
 def on_plain_layers(adapted: nn.Module) -> None:
-    """Makes LoRA layers whose quantised base layer was replaced by a plain one those of plain layers, which can merge."""
+    """Makes LoRA layers whose quantized base layer was replaced by a plain one those of plain layers, which can merge."""
     from peft.tuners.lora.layer import Linear, LoraLayer
 
     for layer in adapted.modules():
         if isinstance(layer, LoraLayer) and type(layer.get_base_layer()) is nn.Linear and not isinstance(layer, Linear):
             layer.__class__ = Linear  # type: ignore[assignment]
-            layer.is_target_conv_1d_layer = False  # type: ignore[assignment]  # the one attribute peft's quantised layers lack
+            layer.is_target_conv_1d_layer = False  # type: ignore[assignment]  # the one attribute peft's quantized layers lack
     shorten(adapted)
 
 
@@ -285,7 +285,7 @@ def is_transposed(layer: nn.Module) -> bool:
 
 
 def linear_shape(layer: nn.Module) -> tuple[int, int]:
-    """(O, I) of a linear layer, however it keeps its weight: of a quantised one the weight itself is packed."""
+    """(O, I) of a linear layer, however it keeps its weight: of a quantized one the weight itself is packed."""
     held: Any = layer
     outputs, inputs = tuple(held.weight.shape)[::-1] if is_transposed(layer) else (held.out_features, held.in_features)
     return outputs, inputs

@@ -37,7 +37,7 @@ class MicroBatch:
         """Tokens the model computes, padding included."""
         return self.ids_BT.numel()
 
-    def on(self, device: torch.device) -> dict[str, Any]:
+    def inputs(self, device: torch.device) -> dict[str, Any]:
         """What `EmbeddingModel.forward` takes, on a device."""
         given = {"ids_BT": self.ids_BT, "mask_BT": self.mask_BT, "trie": self.trie}
         return {name: value.to(device) for name, value in given.items() if value is not None}
@@ -47,9 +47,9 @@ class MicroBatch:
 class PrefixSharing:
     """What a model allows."""
 
-    refused: str | None
+    disabled_because: str | None
     """Why its texts cannot share prefixes; None if they can."""
-    longest: int | None = None
+    max_tokens: int | None = None
     """Longest text that may share: no sliding window may end within it. None: any."""
 
 
@@ -74,7 +74,7 @@ class Plan:
     groups: list[Group]
     row_of: list[int]
     """For each of the N texts, its row among the unique ones; texts with equal ids are one."""
-    way: str
+    layout: str
     """trie or padded."""
     reason: str
     """Why this way."""
@@ -153,14 +153,14 @@ def plan_micro_batches(
     row_of = [row_of_ids.setdefault(tuple(text), len(row_of_ids)) for text in ids]
     texts = list(row_of_ids)
     padded = _Padded(texts, pad_id)
-    fitting = [row for row in range(len(texts)) if sharing.longest is None or len(texts[row]) <= sharing.longest]
+    fitting = [row for row in range(len(texts)) if sharing.max_tokens is None or len(texts[row]) <= sharing.max_tokens]
     rest = sorted(set(range(len(texts))) - set(fitting))
-    way = "padded"
+    layout = "padded"
     grouped: Callable[[int], list[Group]] = partial(padded, range(len(texts)))
-    if sharing.refused is not None:
-        reason = sharing.refused
+    if sharing.disabled_because is not None:
+        reason = sharing.disabled_because
     elif not fitting and texts:
-        reason = f"every text is longer than {sharing.longest} tokens, more than may share prefixes"
+        reason = f"every text is longer than {sharing.max_tokens} tokens, more than may share prefixes"
     else:
         branches = _Branches(texts, fitting)
         nodes, padded_tokens = (
@@ -169,15 +169,15 @@ def plan_micro_batches(
         )
         reason = f"{nodes} tokens as a trie, {padded_tokens} padded"
         if nodes < padded_tokens:
-            way = "trie"
+            layout = "trie"
             grouped = lambda budget: branches(budget) + padded(rest, budget)  # noqa: E731  # shorter than a def
         if rest:
-            reason += f"; {len(rest)} texts longer than {sharing.longest} tokens are padded"
+            reason += f"; {len(rest)} texts longer than {sharing.max_tokens} tokens are padded"
     groups, lengths = _even(grouped, token_budget, processes), [len(text) for text in ids]
     # Largest first: if memory is short, it is short at once.
     groups.sort(key=lambda group: -group.longest_side)
     return Plan(
-        groups, row_of, way, reason, sum(lengths), max(lengths, default=0), token_budget, _deal(groups, processes)
+        groups, row_of, layout, reason, sum(lengths), max(lengths, default=0), token_budget, _deal(groups, processes)
     )
 
 

@@ -171,7 +171,7 @@ def backbone_outline(
 
     Raises:
         ValueError: if no layer bears the name of an adapter's target.
-        QuantisationError: as `modeling.quantized` raises it.
+        QuantizationError: as `modeling.quantized` raises it.
     """
     with META:
         backbone = _without_head(copy.deepcopy(config), dtype)
@@ -195,11 +195,11 @@ def put_in(model: EmbeddingModel, backbone: Any) -> EmbeddingModel:
 
 
 def _hold_in_bits(backbone: nn.Module, bits: int) -> None:
-    """What `quantization.quantise` makes of the linear layers, without values."""
+    """What `quantization.quantize` makes of the linear layers, without values."""
     quantization.check_bits(bits)
     names = [name for name, layer in backbone.named_modules() if type(layer) is nn.Linear]
     if not names:
-        raise quantization.QuantisationError(
+        raise quantization.QuantizationError(
             f"{type(backbone).__name__} has no torch.nn.Linear layers, so nothing can be held in {bits} bits. Leave bits away."
         )
     hold = _nf4 if bits == 4 else _int8

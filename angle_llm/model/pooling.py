@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from angle_llm.errors import unknown
 from angle_llm.model.attention import trie_states
-from angle_llm.model.depth import Depth, first_layers, without_adapter
+from angle_llm.model.depth import LayerStack, first_layers, without_adapter
 from angle_llm.model.fast_paths import PooledLastLayer
 from angle_llm.model.prefix_trie import Trie
 
@@ -113,7 +113,7 @@ class EmbeddingModel(nn.Module):
         self.dimensions = dimensions
         self.cut_to: int | None = None
         self.inner_layers: tuple[int, ...] = ()
-        self._depth: Depth | None = None
+        self._depth: LayerStack | None = None
         self._last_layer = PooledLastLayer.find(without_adapter(backbone)) if causal and pooling == "last" else None
         self.train(backbone.training)
 
@@ -130,7 +130,7 @@ class EmbeddingModel(nn.Module):
                 raise ValueError(
                     f"pooling {self.pooling!r} has the first layer in every row. Choose another one to read inner layers."
                 )
-            depth = Depth.of(self.backbone)
+            depth = LayerStack.of(self.backbone)
             last = len(depth.layers)
             if len(set(layers)) < len(layers) or not all(1 <= layer < last for layer in layers):
                 raise ValueError(
@@ -210,7 +210,7 @@ class EmbeddingModel(nn.Module):
         return self._side_by_side(pooling.function(states_BTD, mask_BT), inner)
 
     @contextmanager
-    def _inner(self, row: Callable[[Depth, Tensor], Tensor]) -> Iterator[dict[int, Tensor]]:
+    def _inner(self, row: Callable[[LayerStack, Tensor], Tensor]) -> Iterator[dict[int, Tensor]]:
         """Within this, a forward pass fills the dictionary with the rows (R, D) of the inner layers that are read."""
         depth = self._depth
         if depth is None:

@@ -28,10 +28,10 @@ OUTLIER = 6.0
 """LLM.int8(): a dimension in which some token's activation is beyond this is multiplied in 16 bits (the paper's value)."""
 
 ORIGINAL = "fingerprint_before_quantisation"
-"""Where a quantised backbone carries the fingerprint of the weights it was made from."""
+"""Where a quantized backbone carries the fingerprint of the weights it was made from."""
 
 
-class QuantisationError(ValueError):
+class QuantizationError(ValueError):
     """Weights cannot be held in so many bits, or be taken out of them."""
 
 
@@ -39,11 +39,11 @@ def check_bits(bits: int) -> None:
     """Refuses what cannot work, before a model is loaded for it.
 
     Raises:
-        QuantisationError: for another number than 4 or 8, or without bitsandbytes.
+        QuantizationError: for another number than 4 or 8, or without bitsandbytes.
     """
     if bits not in BITS:
-        raise QuantisationError(
-            f"bits are 4 (NF4) or 8 (int8), or None for a base that is not quantised, got {bits!r}."
+        raise QuantizationError(
+            f"bits are 4 (NF4) or 8 (int8), or None for a base that is not quantized, got {bits!r}."
         )
     _bitsandbytes()
 
@@ -54,21 +54,21 @@ def bits_of(backbone: nn.Module) -> int | None:
     return max(layers, default=None)
 
 
-def quantise(backbone: nn.Module, bits: int, device: torch.device | str = "cpu") -> None:
+def quantize(backbone: nn.Module, bits: int, device: torch.device | str = "cpu") -> None:
     """Holds every linear layer in 4 or 8 bits, in place; the new layers lie on `device`, all else stays where it is.
 
     Products are computed in the dtype the weights have now, and for 8 bits on a GPU, or in evaluation, in int8 with
-    activations rounded to float16 and quantised token by token. The layers no longer train.
+    activations rounded to float16 and quantized token by token. The layers no longer train.
 
     Raises:
-        QuantisationError: for another number of bits, without bitsandbytes, or if no layer is a `torch.nn.Linear`.
+        QuantizationError: for another number of bits, without bitsandbytes, or if no layer is a `torch.nn.Linear`.
     """
     check_bits(bits)
     if held := bits_of(backbone):
-        raise QuantisationError(f"this backbone is held in {held} bits already. Load the original one.")
+        raise QuantizationError(f"this backbone is held in {held} bits already. Load the original one.")
     names = [name for name, layer in backbone.named_modules() if type(layer) is nn.Linear]
     if not names:
-        raise QuantisationError(
+        raise QuantizationError(
             f"{type(backbone).__name__} has no torch.nn.Linear layers (GPT-2's are of another kind), so nothing can be held "
             f"in {bits} bits. Leave bits away, or take another backbone."
         )
@@ -91,7 +91,7 @@ def _int8(layer: nn.Linear, device: torch.device) -> nn.Module:
     bnb = _bitsandbytes()
     options: dict[str, Any] = {"has_fp16_weights": False, "threshold": OUTLIER, "device": "meta"}
     held = bnb.nn.Linear8bitLt(layer.in_features, layer.out_features, layer.bias is not None, **options)
-    # Only weights that come from the CPU are quantised on the way to a device.
+    # Only weights that come from the CPU are quantized on the way to a device.
     weight = bnb.nn.Int8Params(layer.weight.data.cpu(), requires_grad=False, has_fp16_weights=False)
     return _with_weight(held, weight.to(device), layer)
 
@@ -104,7 +104,7 @@ def _with_weight(held: nn.Module, weight: nn.Parameter, layer: nn.Linear) -> nn.
 
 
 @contextmanager
-def each_token_alone(backbone: nn.Module) -> Iterator[None]:
+def without_outliers(backbone: nn.Module) -> Iterator[None]:
     """Within this, an 8-bit layer's product for a token does not depend on the tokens beside it.
 
     LLM.int8() chooses outlier dimensions over all tokens of a micro-batch: states of equal tokens differ by some percent
@@ -122,19 +122,19 @@ def each_token_alone(backbone: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def dequantise(backbone: nn.Module, dtype: torch.dtype | None = None) -> None:
-    """Turns every quantised layer back into a plain one, in place, with the values its forward pass used.
+def dequantize(backbone: nn.Module, dtype: torch.dtype | None = None) -> None:
+    """Turns every quantized layer back into a plain one, in place, with the values its forward pass used.
 
-    These are not the original weights: an adapter trained on a quantised base belongs on these, and is merged into these.
+    These are not the original weights: an adapter trained on a quantized base belongs on these, and is merged into these.
     Before adapters are put on or after. `dtype` None keeps the dtype products were computed in; float32 is the one to
-    merge in. A weight is rounded to the former first, as in use, and then widened. What was not quantised keeps its dtype.
+    merge in. A weight is rounded to the former first, as in use, and then widened. What was not quantized keeps its dtype.
 
     Raises:
-        QuantisationError: if nothing is quantised, or bitsandbytes has repacked a layer (see `mend`).
+        QuantizationError: if nothing is quantized, or bitsandbytes has repacked a layer (see `mend`).
     """
     bits = bits_of(backbone)
     if bits is None:
-        raise QuantisationError("no layer of this backbone is quantised, so there is nothing to dequantise.")
+        raise QuantizationError("no layer of this backbone is quantized, so there is nothing to dequantize.")
     mend(backbone)
     computed = next(tensor.dtype for tensor in backbone.parameters() if tensor.is_floating_point())
     for name in [name for name, layer in backbone.named_modules() if bits_of_layer(layer)]:
@@ -161,7 +161,7 @@ def _values(layer: Any, name: str, computed: torch.dtype) -> torch.Tensor:
         return values
     state = layer.weight.quant_state
     if getattr(state, "packing_format_for_cpu", False):
-        raise QuantisationError(
+        raise QuantizationError(
             f"bitsandbytes has repacked the weights of {name}, which cannot be read as they are. Load the backbone again, "
             "through angle_llm, which keeps them as they come."
         )
@@ -173,7 +173,7 @@ def _bitsandbytes() -> Any:
     try:
         return importlib.import_module("bitsandbytes")
     except ImportError as error:
-        raise QuantisationError(
+        raise QuantizationError(
             f"a base in 4 or 8 bits needs bitsandbytes, which cannot be imported ({error}). Install it: "
             "pip install 'angle_llm[quantization]'. Or leave bits away."
         ) from error

@@ -19,7 +19,7 @@ TEXT_ENDS = [
 """What the last characters of a text may be: a representative of each sort, to see how far a tail reacts to them."""
 
 
-class Frame(NamedTuple):
+class SpecialTokens(NamedTuple):
     """The special ids a tokenizer puts around every sequence, such as BOS or [CLS] … [SEP]."""
 
     before: list[int]
@@ -63,14 +63,14 @@ def _together(texts: Sequence[str]) -> Iterator[list[str]]:
         yield some
 
 
-def special_frame(tokenizer: Tokenizer) -> Frame:
+def find_special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
     """Finds the frame by encoding one text with and without special tokens."""
     bare = plain_ids(tokenizer, ["a"])[0]
     # As in `plain_ids`: the flag is kept in the tokenizer, and turning it would disturb another thread.
     framed: list[int] = tokenizer("a", split_special_tokens=True, return_attention_mask=False)["input_ids"]
     for start in range(len(framed) - len(bare) + 1):
         if framed[start : start + len(bare)] == bare:
-            return Frame(framed[:start], framed[start + len(bare) :])
+            return SpecialTokens(framed[:start], framed[start + len(bare) :])
     raise ValueError(
         f"{type(tokenizer).__name__} changes a text's ids when it adds special tokens ({bare} became {framed}), "
         "so the text cannot be shortened safely. Set the tokenizer's post-processor to add tokens around the text only."
@@ -94,12 +94,12 @@ def check_texts(texts: Sequence[str], first: int = 0) -> None:
             ) from None
 
 
-class Wording(NamedTuple):
-    """A prompt as a tokenizer applies it: `before + ids(head + text + joint) + after`, where only the middle is cut."""
+class TokenizedTemplate(NamedTuple):
+    """A prompt as a tokenizer applies it: `before + ids(head + text + merge_span) + after`, where only the middle is cut."""
 
     before: list[int]
     head: str
-    joint: str
+    merge_span: str
     after: list[int]
 
 
@@ -107,9 +107,9 @@ class SentenceTokenizer:
     """Words texts with a prompt and turns them into ids of at most `max_length`, special tokens included.
 
     A text that is too long loses its last tokens; the prompt and the special tokens stay whole, for the embedding of a
-    decoder is read off the last token. One thing goes with the text's end: under `joined`, the joint, the few characters
+    decoder is read off the last token. One thing goes with the text's end: under `joined`, the merge_span, the few characters
     of the tail that may merge with a text (the quote that closes it, in the bundled prompts). Where a tail is nothing but
-    joint, as in `"{text}"`, it is lost whole; `segments` keeps it. Edits see the whole text, so a full stop they append
+    merge_span, as in `"{text}"`, it is lost whole; `segments` keeps it. Edits see the whole text, so a full stop they append
     is cut off with the end. Ids depend on the text alone, not on other texts or on the padding side.
 
     Raises:
@@ -121,13 +121,13 @@ class SentenceTokenizer:
         self.tokenizer = tokenizer
         self.prompt = prompt
         self.max_length = max_length
-        self.frame = special_frame(tokenizer)
+        self.special_tokens = find_special_tokens(tokenizer)
         """The special ids around every text."""
-        self.wording = _WORDINGS[prompt.tokenization](tokenizer, prompt)
+        self.template = _WORDINGS[prompt.tokenization](tokenizer, prompt)
         """The prompt around every text."""
-        before, head, joint, after = self.wording
-        special = len(self.frame.before) + len(self.frame.after)
-        overhead = len(before) + sum(map(len, plain_ids(tokenizer, [head, joint]))) + len(after)
+        before, head, merge_span, after = self.template
+        special = len(self.special_tokens.before) + len(self.special_tokens.after)
+        overhead = len(before) + sum(map(len, plain_ids(tokenizer, [head, merge_span]))) + len(after)
         if max_length - special <= overhead:
             raise ValueError(
                 f"max_length {max_length} leaves no room for a text: prompt {prompt.name!r} takes {overhead} tokens and "
@@ -147,18 +147,18 @@ class SentenceTokenizer:
                     f"{told}. Either the tokenizer drops all its characters, or max_length {self.max_length} has no room for its "
                     "first one."
                 )
-        return [self.frame.before + ids + self.frame.after for ids in worded]
+        return [self.special_tokens.before + ids + self.special_tokens.after for ids in worded]
 
     def _word(self, texts: Sequence[str]) -> list[list[int]]:
-        before, head, joint, after = self.wording
-        worded = plain_ids(self.tokenizer, [head + text + joint for text in texts], self._room)
+        before, head, merge_span, after = self.template
+        worded = plain_ids(self.tokenizer, [head + text + merge_span for text in texts], self._room)
         return [before + ids + after for ids in worded]
 
 
-def _joined(tokenizer: Tokenizer, prompt: PromptTemplate) -> Wording:
+def _joined(tokenizer: Tokenizer, prompt: PromptTemplate) -> TokenizedTemplate:
     """The ids of the whole wording as one string, in two parts: what may depend on the text, and the rest of the tail.
 
-    The joint is the shortest beginning of the tail behind which the ids are the same after each of `TEXT_ENDS`: often one
+    The merge_span is the shortest beginning of the tail behind which the ids are the same after each of `TEXT_ENDS`: often one
     character, the whole tail if nothing shorter will do. It never ends inside a word, for words merge in more ways than
     can be tried."""
     head, tail = prompt.head, prompt.tail
@@ -170,14 +170,17 @@ def _joined(tokenizer: Tokenizer, prompt: PromptTemplate) -> Wording:
         begun = plain_ids(tokenizer, [head + text + tail[:length] for text in probes])
         rest = whole[0][len(begun[0]) :]
         if all(ids + rest == full for ids, full in zip(begun, whole, strict=True)):
-            return Wording([], head, tail[:length], rest)
-    raise AssertionError("the whole tail is a joint without a rest")
+            return TokenizedTemplate([], head, tail[:length], rest)
+    raise AssertionError("the whole tail is a merge_span without a rest")
 
 
-def _segments(tokenizer: Tokenizer, prompt: PromptTemplate) -> Wording:
+def _segments(tokenizer: Tokenizer, prompt: PromptTemplate) -> TokenizedTemplate:
     """Head and tail as ids of their own, whatever the text."""
     head_ids, tail_ids = plain_ids(tokenizer, [prompt.head, prompt.tail])
-    return Wording(head_ids, "", "", tail_ids)
+    return TokenizedTemplate(head_ids, "", "", tail_ids)
 
 
-_WORDINGS: dict[str, Callable[[Tokenizer, PromptTemplate], Wording]] = {"joined": _joined, "segments": _segments}
+_WORDINGS: dict[str, Callable[[Tokenizer, PromptTemplate], TokenizedTemplate]] = {
+    "joined": _joined,
+    "segments": _segments,
+}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from angle_llm.model.backbone import BackboneLocation, load_backbone, torch_dtype, weights_fingerprint
-from angle_llm.model.quantization import bits_of, check_bits, dequantise, quantise
+from angle_llm.model.quantization import bits_of, check_bits, dequantize, quantize
 
 _PLAIN = {"F32", "BF16", "F16", "I64", "I32", "BOOL"}
 """Stored types that are the numbers themselves; others (8 and 4 bits) need unpacking."""
@@ -30,16 +30,16 @@ class BaseWeights:
     skeleton: nn.Module
     """The backbone: its config, the kinds and shapes of its layers. Its own tensors have no values if `streamed`."""
     read: Callable[[str], Tensor]
-    """A tensor of `skeleton.state_dict()` before it is quantised, on the CPU, not to be written into."""
+    """A tensor of `skeleton.state_dict()` before it is quantized, on the CPU, not to be written into."""
     dtype: torch.dtype
     bits: int | None
-    """Bits the linear layers are to be held in, None if they are not quantised or come out of their bits already."""
+    """Bits the linear layers are to be held in, None if they are not quantized or come out of their bits already."""
     streamed: bool
     """Whether each tensor is read from its file when it is asked for."""
     known_fingerprint: str | None = None
 
     def values(self, name: str) -> Tensor:
-        """A tensor with the values the backbone computes with: a quantised layer's as they come out of its bits, in
+        """A tensor with the values the backbone computes with: a quantized layer's as they come out of its bits, in
         float32; any other as `read` gives it. Not to be written into."""
         path, _, kind = name.rpartition(".")
         layer: Any = self.skeleton.get_submodule(path) if self.bits is not None and kind == "weight" else None
@@ -49,13 +49,13 @@ class BaseWeights:
         alone.weight = nn.Parameter(self.read(name), requires_grad=False)
         alone.bias = nn.Parameter(torch.zeros(layer.out_features, dtype=self.dtype), requires_grad=False)
         holder = nn.Sequential(alone)
-        quantise(holder, self.bits)
-        dequantise(holder, torch.float32)
+        quantize(holder, self.bits)
+        dequantize(holder, torch.float32)
         weight: Tensor = holder[0].weight.data  # type: ignore[assignment]
         return weight
 
     def fingerprint(self) -> str:
-        """What `weights_fingerprint` says of the backbone with these weights, quantised or not."""
+        """What `weights_fingerprint` says of the backbone with these weights, quantized or not."""
         if self.known_fingerprint is not None:
             return self.known_fingerprint
         digest = hashlib.sha256()
@@ -74,7 +74,7 @@ def open_base(
     """The weights of a backbone with the values `load_backbone`, given the same, would give them.
 
     Raises:
-        ArtifactError, QuantisationError, ValueError: as `load_backbone` does.
+        ArtifactError, QuantizationError, ValueError: as `load_backbone` does.
     """
     if bits is not None:
         check_bits(bits)
@@ -84,7 +84,7 @@ def open_base(
     backbone = load_backbone(location, dtype=dtype, revision=revision)
     fingerprint = weights_fingerprint(backbone)
     if bits_of(backbone) is not None:  # it is stored so
-        dequantise(backbone, torch.float32)
+        dequantize(backbone, torch.float32)
         bits = None
     read = backbone.state_dict().__getitem__
     return BaseWeights(backbone, read, torch_dtype(dtype), bits, streamed=False, known_fingerprint=fingerprint)

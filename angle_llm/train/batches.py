@@ -234,7 +234,7 @@ class Wordings:
     """The different prompts of a run, numbered; 0 is the encoder's own. Prompts that word alike are one."""
 
     def __init__(self, encoder: SentenceEncoder, data: Mixture) -> None:
-        self.tokenizers: list[Tokenize] = [encoder.sentences]
+        self.tokenizers: list[Tokenize] = [encoder.tokenize]
         known = {encoder.prompt.fingerprint: 0}
         self.of_set: list[int] = []
         """The number of each set's prompt."""
@@ -242,7 +242,7 @@ class Wordings:
             prompt = encoder.prompt if each.prompt is None else load_prompt(each.prompt)
             if prompt.fingerprint not in known:
                 known[prompt.fingerprint] = len(self.tokenizers)
-                self.tokenizers.append(encoder.with_prompt(prompt).sentences)
+                self.tokenizers.append(encoder.with_prompt(prompt).tokenize)
             self.of_set.append(known[prompt.fingerprint])
 
     def ids(self, texts: Sequence[str], prompts: Sequence[int]) -> list[list[int]]:

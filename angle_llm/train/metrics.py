@@ -89,7 +89,7 @@ class Metrics:
                 "gradient_norm": norm,
                 **counts,
             },
-            notes={"way": results[0].way, "reason": results[0].reason},
+            notes={"layout": results[0].layout, "reason": results[0].reason},
         )
 
 

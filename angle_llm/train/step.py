@@ -42,7 +42,7 @@ class StepResult:
     """Those of the process that computed most."""
     cached: bool
     """Whether each micro-batch was encoded twice (gradient caching)."""
-    way: str
+    layout: str
     """How the texts were computed: trie or padded."""
     reason: str
     """Why this way."""
@@ -93,7 +93,7 @@ def boundary_step(
         plan.computed_tokens,
         plan.largest_share,
         cached,
-        plan.way,
+        plan.layout,
         plan.reason,
     )
 
@@ -129,7 +129,7 @@ class _Boundary:
 def _step_with_graphs(model: nn.Module, plan: Plan, boundary: _Boundary, strategy: StepStrategy) -> ObjectiveValue:
     device = strategy.processes.device
     mine = plan.share(strategy.processes.rank)
-    parts = strategy.guard_oom(lambda: [(micro.rows, model(**micro.on(device))) for micro in mine])
+    parts = strategy.guard_oom(lambda: [(micro.rows, model(**micro.inputs(device))) for micro in mine])
     value, gradient_UD = _gather_and_loss(
         plan, strategy, boundary, [(rows, part_RD.detach()) for rows, part_RD in parts]
     )
@@ -150,12 +150,12 @@ def _step_cached(model: nn.Module, plan: Plan, boundary: _Boundary, strategy: St
 
     def forward(micro: MicroBatch) -> tuple[list[int], Tensor]:
         states.append(_random_state(device))
-        return micro.rows, model(**micro.on(device))
+        return micro.rows, model(**micro.inputs(device))
 
     def again() -> None:
         for micro, state in zip(mine, states, strict=True):
             _set_random_state(device, state)  # the same dropout masks as the first time
-            strategy.backward(_surrogate_loss(micro.rows, model(**micro.on(device)), gradient_UD))
+            strategy.backward(_surrogate_loss(micro.rows, model(**micro.inputs(device)), gradient_UD))
 
     with torch.no_grad():
         parts = strategy.guard_oom(lambda: [forward(micro) for micro in mine])

@@ -32,7 +32,7 @@ def train_step(
     times hold theirs, too."""
     encoder.model.train()
     batch = TextBatch.from_examples(triples)
-    plan = encoder.plan_ids(encoder.sentences(batch.texts), job.micro_batch_tokens)
+    plan = encoder.plan_ids(encoder.tokenize(batch.texts), job.micro_batch_tokens)
     result = boundary_step(encoder.model, plan, batch, OBJECTIVE, graph_tokens=job.graph_tokens)
     torch.nn.utils.clip_grad_norm_(trainable, 1.0)
     optimizer.step()

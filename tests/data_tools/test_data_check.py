@@ -244,7 +244,7 @@ def test_evaluation_sets_that_are_not_there_are_an_error(tmp_path: Path) -> None
 def test_texts_are_shown_token_by_token_with_the_pooled_one_marked(base: str) -> None:
     wording = open_wording(ModelSettings(path=base))
     encoder = SentenceEncoder.from_pretrained(base)
-    (ids,) = encoder.sentences(["A man eats."])
+    (ids,) = encoder.tokenize(["A man eats."])
 
     shown = wording.shown("A man eats.")
 
@@ -261,7 +261,7 @@ def test_a_saved_encoder_is_worded_by_its_card(base: str, tmp_path: Path) -> Non
     wording = open_wording(ModelSettings(path=str(tmp_path / "saved")))
 
     assert (wording.prompt, wording.pooling, wording.max_length) == (encoder.prompt, "last", 60)
-    assert wording.sentences(["A man eats."]) == encoder.sentences(["A man eats."])
+    assert wording.sentences(["A man eats."]) == encoder.tokenize(["A man eats."])
 
 
 def test_lengths_and_truncation_are_those_of_the_encoder(base: str, tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_lengths_and_truncation_are_those_of_the_encoder(base: str, tmp_path: Pa
     report = check_files([DataSource(path)], wording, []).reports[0]
 
     whole = SentenceEncoder.from_pretrained(base, max_length=128)
-    lengths = sorted(len(ids) for ids in whole.sentences([*texts, "one"]))
+    lengths = sorted(len(ids) for ids in whole.tokenize([*texts, "one"]))
     assert report.tokens["shortest"] == lengths[0]
     assert report.tokens["longest"] >= lengths[-1]
     assert (report.max_length, report.truncated) == (50, sum(length > 50 for length in lengths))

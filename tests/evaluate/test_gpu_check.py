@@ -47,7 +47,7 @@ def test_a_tiny_shape_is_checked_from_start_to_end(tmp_path: Path) -> None:
         assert found[base, "gradient encoded twice, to kept"]["micro_batches"] > 1
         losses = found[base, "loss falls, graphs kept"]["losses"]
         assert len(losses) == 2
-    assert found["4 bits", "gradient, to that on dequantised weights"]["distance"] > 0
+    assert found["4 bits", "gradient, to that on dequantized weights"]["distance"] > 0
     assert "13 of 13 hold" in done.stdout
 
 

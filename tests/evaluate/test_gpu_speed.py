@@ -23,7 +23,7 @@ def test_a_tiny_shape_is_measured_from_start_to_end(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "speed.json").read_text())
     assert [row["what"] for row in content["rows"]] == ["encode", "encode", "LoRA r32", "LoRA r32"]
     for row in content["rows"]:
-        assert row["way"] == "trie"
+        assert row["layout"] == "trie"
         assert 0 < row["utilisation"] < 1
     assert [row["cached"] for row in content["rows"][2:]] == [False, False]
     assert "aten::mm" in done.stdout

@@ -12,9 +12,9 @@ from transformers import AutoModelForMaskedLM, BertModel, Gemma3TextConfig, Gemm
 
 from angle_llm.model.backbone import (
     BackboneLocation,
+    absolute_name,
     count_positions,
     is_causal,
-    lasting_name,
     load_backbone,
     load_tokenizer,
     locate,
@@ -109,10 +109,10 @@ def test_a_folder_without_config_says_what_it_lacks(tmp_path: Path) -> None:
 
 def test_a_lasting_name_holds_in_another_working_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
-    assert lasting_name("model.v1") == str(folder)
-    assert lasting_name("./model.v1/weights.gguf") == str(folder / "weights.gguf")
+    assert absolute_name("model.v1") == str(folder)
+    assert absolute_name("./model.v1/weights.gguf") == str(folder / "weights.gguf")
     for name in ("package:some/model", "NousResearch/Llama-2-7b-hf", str(folder)):
-        assert lasting_name(name) == name
+        assert absolute_name(name) == name
 
 
 # --- what is loaded -------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_a_gguf_file_gives_the_same_weights_plain_and_a_tokenizer(tmp_path: Path
     assert_same_weights(loaded, published)
     assert {parameter.dtype for parameter in load_backbone(location, dtype="bfloat16").parameters()} == {torch.bfloat16}
     assert load_tokenizer(location)("abba", add_special_tokens=False)["input_ids"] == [GGUF_AB, ord("b"), ord("a")]
-    # A model marked as quantised cannot be saved; transformers 5.23 takes the mark off itself, earlier ones left it on.
+    # A model marked as quantized cannot be saved; transformers 5.23 takes the mark off itself, earlier ones left it on.
     loaded.save_pretrained(tmp_path / "plain")
     assert_same_weights(load_backbone(locate(str(tmp_path / "plain"))), published)
 

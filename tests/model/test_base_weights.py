@@ -10,7 +10,7 @@ from tiny import KINDS, save_tiny_base, tiny_backbone, tiny_causal_lm
 
 from angle_llm.model.backbone import BackboneLocation, load_backbone, locate, weights_fingerprint
 from angle_llm.model.checks import ArtifactError
-from angle_llm.model.quantization import dequantise
+from angle_llm.model.quantization import dequantize
 from angle_llm.model.weights import BaseWeights, open_base
 
 DTYPES = ["float32", "bfloat16", "float16"]
@@ -94,7 +94,7 @@ def test_quantised_layers_have_the_values_they_compute_with(kind: str, bits: int
     weights = open_base(location, dtype=dtype, bits=bits)
     loaded = load_backbone(location, dtype=dtype, bits=bits)
     assert weights.fingerprint() == weights_fingerprint(loaded)
-    dequantise(loaded, torch.float32)
+    dequantize(loaded, torch.float32)
     changed = 0
     for name, tensor in loaded.state_dict().items():
         assert torch.equal(weights.values(name).float(), tensor.float()), name

@@ -34,7 +34,7 @@ def test_sts_sentences_compute_less_than_half_of_their_tokens(data_dir: Path) ->
     tasks = select_tasks(["sts12", "sts14", "sts15", "stsb", "sickr"], data_dir, "raw")
     texts = [text for task in tasks for pair in task.pairs for text in pair[:2]]
     plan = plan_micro_batches(worded()(texts), 2048, 0, SHARING)
-    assert plan.way == "trie"
+    assert plan.layout == "trie"
     assert plan.computed_tokens <= 0.50 * plan.logical_tokens
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AddedToken, AutoTokenizer
 
 from angle_llm.config import LoraSettings
-from angle_llm.model.checks import ArtifactError, told_as_damage
+from angle_llm.model.checks import ArtifactError, as_artifact_error
 from angle_llm.model.encoder import SentenceEncoder
 
 ADAPTER = "adapter_model.safetensors"
@@ -119,13 +119,13 @@ def test_a_token_beyond_the_embeddings_is_allowed_if_it_is_special(base: Path, t
     ids=lambda error: type(error).__name__,
 )
 def test_what_the_machine_lacks_is_not_told_as_damage(error: Exception) -> None:
-    with pytest.raises(type(error)) as raised, told_as_damage("folder"):
+    with pytest.raises(type(error)) as raised, as_artifact_error("folder"):
         raise error
     assert raised.value is error
 
 
 def test_a_missing_package_is_told_as_that() -> None:
-    with pytest.raises(ArtifactError, match="without another package: sentencepiece"), told_as_damage("folder"):
+    with pytest.raises(ArtifactError, match="without another package: sentencepiece"), as_artifact_error("folder"):
         raise ImportError("sentencepiece is needed")
 
 

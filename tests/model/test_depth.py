@@ -15,7 +15,7 @@ from angle_llm import SentenceEncoder
 from angle_llm.config import LoraSettings
 from angle_llm.export import export_sentence_transformers, merge, verify
 from angle_llm.model.checks import CARD_NAME, ArtifactError
-from angle_llm.model.depth import Depth, cut_layers
+from angle_llm.model.depth import LayerStack, cut_layers
 
 TEXTS = ["A man is eating.", "A man is eating a large meal.", "Shares rose in London.", "A"]
 ROUNDING = 2e-6
@@ -89,7 +89,7 @@ def test_reading_inner_layers_leaves_encode_alone() -> None:
     with pytest.raises(ValueError, match="layers must be"):
         encoder.encode_layers(TEXTS, [99])
     assert encoder.encode_layers(TEXTS, [1]).shape == (len(TEXTS), 1, 32), "a question that fails leaves all as it was"
-    assert encoder.model(**encoder.plan(TEXTS, 10**6).micro_batches[0].on(encoder.device)).shape[1] == 64
+    assert encoder.model(**encoder.plan(TEXTS, 10**6).micro_batches[0].inputs(encoder.device)).shape[1] == 64
 
 
 def test_dimensions_are_the_first_ones_of_every_vector() -> None:
@@ -295,7 +295,7 @@ def test_a_backbone_whose_layers_are_not_one_list_is_refused() -> None:
     backbone = tiny_backbone("llama")
     backbone.twins = nn.ModuleList([nn.Identity() for _ in range(3)])
     with pytest.raises(ValueError, match="LlamaModel has 2 lists of 3 modules"):
-        Depth.of(backbone)
+        LayerStack.of(backbone)
 
 
 def test_cutting_a_skeleton_without_weights_needs_none() -> None:

@@ -54,7 +54,7 @@ def adapted(dtype: torch.dtype) -> SentenceEncoder:
 def gradients(encoder: SentenceEncoder) -> list[Tensor]:
     """The rows, and the gradient of their squares' sum for every weight of the adapter."""
     plan = encoder.plan(TEXTS, 10_000)
-    rows = torch.cat([encoder.model(**micro.on(torch.device("cpu"))) for micro in plan.micro_batches])
+    rows = torch.cat([encoder.model(**micro.inputs(torch.device("cpu"))) for micro in plan.micro_batches])
     rows.square().sum().backward()  # type: ignore[no-untyped-call]
     return [rows.detach(), *(p.grad for p in encoder.model.parameters() if p.grad is not None)]
 
@@ -89,7 +89,7 @@ def test_dropout_and_dora_are_pefts(settings: LoraSettings, monkeypatch: pytest.
     monkeypatch.setattr(fast_paths, "lora_linear", refuse)
     encoder.model.train()
     plan = encoder.plan(TEXTS, 10_000)
-    assert encoder.model(**plan.micro_batches[0].on(torch.device("cpu"))).requires_grad
+    assert encoder.model(**plan.micro_batches[0].inputs(torch.device("cpu"))).requires_grad
 
 
 def test_merging_is_pefts() -> None:

@@ -49,7 +49,7 @@ def origins_rows(folder: Path, task: str, texts: list[str], encoder: SentenceEnc
     loader = AutoModelForCausalLM if task == "CAUSAL_LM" else AutoModel
     model = PeftModel.from_pretrained(loader.from_pretrained(folder / "base"), folder / "adapter").eval()
     rows = []
-    for ids in encoder.sentences(texts):
+    for ids in encoder.tokenize(texts):
         output = model(input_ids=torch.tensor([ids]), output_hidden_states=True)
         states = output.hidden_states[-1][0]
         rows.append(states[-1] if encoder.pooling == "last" else states.mean(0))

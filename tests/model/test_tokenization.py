@@ -20,7 +20,7 @@ from tiny_tokenizers import TOKENIZERS, VOCABULARY, sentences, write_llama2_fold
 from transformers import AutoTokenizer, BertTokenizer
 
 from angle_llm.model.backbone import load_tokenizer, locate
-from angle_llm.model.tokenizer import Frame, SentenceTokenizer, plain_ids, special_frame
+from angle_llm.model.tokenizer import SentenceTokenizer, SpecialTokens, find_special_tokens, plain_ids
 from angle_llm.prompts import TOKENIZATIONS, PromptTemplate, load_prompt
 
 HEAD, TAIL = 'Summarize sentence "', '" in one word:"'
@@ -123,18 +123,18 @@ def test_the_llama2_kind_reads_texts_as_sentencepiece_itself_does(tmp_path: Path
         assert loaded(text)["input_ids"] == [original.bos_id(), *original.encode(text)]
 
 
-# Frame
+# SpecialTokens
 
 
 @every_kind
 def test_the_frame_is_found(kind: str) -> None:
-    assert special_frame(TOKENIZERS[kind]()) == Frame(*frame_ids(kind))
+    assert find_special_tokens(TOKENIZERS[kind]()) == SpecialTokens(*frame_ids(kind))
 
 
 def test_an_end_token_asked_for_is_part_of_the_frame_and_comes_last() -> None:
     tokenizer = copy.deepcopy(TOKENIZERS["llama2"]())
     tokenizer.add_eos_token = True
-    assert special_frame(tokenizer) == Frame([1], [2])
+    assert find_special_tokens(tokenizer) == SpecialTokens([1], [2])
     assert SentenceTokenizer(tokenizer, PAPER, 20)(["A man is sawing a plank in his garage."])[0][-1] == 2
 
 
@@ -144,7 +144,7 @@ def test_a_tokenizer_that_rewrites_the_text_between_special_tokens_is_refused() 
             return {"input_ids": [1, 8, 2] if isinstance(texts, str) else [[7] for _ in texts]}
 
     with pytest.raises(ValueError, match=r"Rewriting changes a text's ids .*\[7\] became \[1, 8, 2\].*post-processor"):
-        special_frame(Rewriting())
+        find_special_tokens(Rewriting())
 
 
 # Special tokens in a text are only characters
@@ -280,7 +280,7 @@ def test_a_tail_that_is_all_joint_is_lost_with_the_end_in_joined_and_kept_in_seg
     tokenizer = TOKENIZERS["smollm2"]()
     text = " ".join(sentences()[:10])
     joined, segments = (sentence_tokenizer("smollm2", name, 30, prompt) for name in ("joined", "segments"))
-    assert (joined.wording.joint, joined.wording.after) == (prompt.tail, [])
+    assert (joined.template.merge_span, joined.template.after) == (prompt.tail, [])
     assert joined([text]) == [bare(tokenizer, prompt.head + text)[:30]]
     assert joined(["A man"]) == [bare(tokenizer, prompt.word("A man"))], "and not where the text fits"
     assert segments([text])[0][-len(bare(tokenizer, prompt.tail)) :] == bare(tokenizer, prompt.tail)
@@ -496,7 +496,7 @@ def test_smollm2_merges_the_closing_quote_with_the_last_full_stop(smollm2_itself
 
 
 def test_smollm2_has_no_frame_and_its_special_tokens_are_inert(smollm2_itself: Any) -> None:
-    assert special_frame(smollm2_itself) == Frame([], [])
+    assert find_special_tokens(smollm2_itself) == SpecialTokens([], [])
     special = {number for number, token in smollm2_itself.added_tokens_decoder.items() if token.special}
     assert {smollm2_itself.pad_token_id, smollm2_itself.eos_token_id, 1} <= special
     for tokenization in TOKENIZATIONS:

@@ -111,7 +111,7 @@ def test_rows_are_those_of_single_texts(kind: str, micro_batch_tokens: int) -> N
     encoder = wide(kind)
     rows, stats = encoder.encode(TEXTS, micro_batch_tokens=micro_batch_tokens, return_stats=True)
     alone = np.concatenate([encoder.encode([text]) for text in TEXTS])
-    assert stats.way == ("trie" if micro_batch_tokens > 1 else "padded")
+    assert stats.layout == ("trie" if micro_batch_tokens > 1 else "padded")
     assert stats.computed_tokens < stats.logical_tokens
     # One unit in the last place of float32 for each of some dozen terms, relative to the length of a row.
     assert (np.linalg.norm(rows - alone, axis=1) / np.linalg.norm(alone, axis=1)).max() < 1e-6
@@ -119,11 +119,11 @@ def test_rows_are_those_of_single_texts(kind: str, micro_batch_tokens: int) -> N
 
 @pytest.mark.parametrize("kind", WINDOWED)
 def test_texts_longer_than_the_sliding_window_are_padded_beside_the_trie_of_the_others(kind: str) -> None:
-    assert find_sharing(tiny_backbone(kind), "last", causal=True).longest == WINDOW
+    assert find_sharing(tiny_backbone(kind), "last", causal=True).max_tokens == WINDOW
     assert "longer than 6 tokens" in tiny_encoder(kind).encode(TEXTS, return_stats=True)[1].reason
     encoder = SentenceEncoder(tiny_backbone(kind, window=20), tiny_encoder(kind).tokenizer)
     rows, stats = encoder.encode(TEXTS, return_stats=True)
-    assert stats.way == "trie"
+    assert stats.layout == "trie"
     assert stats.reason.endswith("1 texts longer than 20 tokens are padded")
     alone = np.concatenate([encoder.encode([text]) for text in TEXTS])
     assert np.abs(rows - alone).max() < 1e-5
@@ -139,7 +139,7 @@ def test_frequencies_that_follow_the_longest_text_keep_long_texts_apart() -> Non
         max_position_embeddings=64,
         rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
     )
-    assert find_sharing(AutoModel.from_config(config).eval(), "last", causal=True).longest == 64
+    assert find_sharing(AutoModel.from_config(config).eval(), "last", causal=True).max_tokens == 64
     config = Phi3Config(
         vocab_size=50,
         hidden_size=32,
@@ -158,7 +158,7 @@ def test_frequencies_that_follow_the_longest_text_keep_long_texts_apart() -> Non
             "factor": 4.0,
         },
     )
-    assert find_sharing(AutoModel.from_config(config).eval(), "last", causal=True).longest == 16
+    assert find_sharing(AutoModel.from_config(config).eval(), "last", causal=True).max_tokens == 16
     by_type = {"full_attention": {"rope_type": "dynamic"}, "sliding_attention": {"rope_type": "default"}}
     assert _steady_positions(SimpleNamespace(rope_parameters=by_type, max_position_embeddings=32)) == 32
     assert _steady_positions(SimpleNamespace(rope_parameters=None)) == LONGEST
@@ -167,7 +167,10 @@ def test_frequencies_that_follow_the_longest_text_keep_long_texts_apart() -> Non
 def test_layers_that_are_not_plain_attention_are_refused() -> None:
     backbone = tiny_backbone("llama")
     backbone.config.layer_types = ["full_attention", "conv", "full_attention"]
-    assert find_sharing(backbone, "last", causal=True).refused == "its layers of type conv are not plain attention"
+    assert (
+        find_sharing(backbone, "last", causal=True).disabled_because
+        == "its layers of type conv are not plain attention"
+    )
 
 
 def test_a_small_leak_between_neighbours_is_seen() -> None:
@@ -176,7 +179,9 @@ def test_a_small_leak_between_neighbours_is_seen() -> None:
     backbone.layers[1].register_forward_hook(
         lambda _, __, states: states + 0.01 * torch.nn.functional.pad(states[:, :-1], (0, 0, 1, 0))
     )
-    assert find_sharing(backbone, "last", causal=True).refused == "as a trie the architecture gives other states"
+    assert (
+        find_sharing(backbone, "last", causal=True).disabled_because == "as a trie the architecture gives other states"
+    )
 
 
 def test_activation_checkpointing_is_refused_where_it_would_compute_other_gradients() -> None:
@@ -185,7 +190,7 @@ def test_activation_checkpointing_is_refused_where_it_would_compute_other_gradie
     encoder.model.train()
     encoder.model.backbone.activation_checkpointing_enable()
     with pytest.raises(RuntimeError, match=r"activation checkpointing\. Call activation_checkpointing_disable"):
-        encoder.model(**plan.micro_batches[0].on(torch.device("cpu")))
+        encoder.model(**plan.micro_batches[0].inputs(torch.device("cpu")))
 
 
 def test_threads_may_share_an_encoder() -> None:
@@ -211,7 +216,7 @@ def test_another_encoder_need_not_wait() -> None:
 def test_a_long_prompt_head_does_not_multiply_what_is_gathered() -> None:
     texts = sorted([*range(100, 550), first, second, 7] for first in range(20) for second in range(20))
     plan = plan_micro_batches(texts, 2048, 0, PrefixSharing(None))
-    assert plan.way == "trie"
+    assert plan.layout == "trie"
     for micro in plan.micro_batches:
         assert micro.trie is not None
         keys = sum(group.key_UL.numel() for group in micro.trie.groups)
@@ -223,14 +228,14 @@ def test_a_long_prompt_head_does_not_multiply_what_is_gathered() -> None:
 
 def test_the_probe_refuses_a_model_that_does_not_heed_positions() -> None:
     backbone = tiny_backbone("llama")
-    assert find_sharing(backbone, "last", causal=True).refused is None
+    assert find_sharing(backbone, "last", causal=True).disabled_because is None
     forward = backbone.forward
 
     def deaf(**named: Any) -> Any:
         return forward(**{name: value for name, value in named.items() if name != "position_ids"})
 
     backbone.forward = deaf
-    assert "gives other states" in str(find_sharing(backbone, "last", causal=True).refused)
+    assert "gives other states" in str(find_sharing(backbone, "last", causal=True).disabled_because)
 
 
 def test_the_probe_refuses_a_model_that_takes_no_positions() -> None:
@@ -240,15 +245,15 @@ def test_the_probe_refuses_a_model_that_takes_no_positions() -> None:
         raise AssertionError("not reached")
 
     backbone.forward = narrow
-    assert "TypeError" in str(find_sharing(backbone, "last", causal=True).refused)
+    assert "TypeError" in str(find_sharing(backbone, "last", causal=True).disabled_because)
 
 
 def test_what_cannot_share_says_why() -> None:
-    assert "bidirectional" in str(find_sharing(tiny_backbone("bert"), "cls", causal=False).refused)
-    assert "pooling mean reads more" in str(find_sharing(tiny_backbone("llama"), "mean", causal=True).refused)
+    assert "bidirectional" in str(find_sharing(tiny_backbone("bert"), "cls", causal=False).disabled_because)
+    assert "pooling mean reads more" in str(find_sharing(tiny_backbone("llama"), "mean", causal=True).disabled_because)
     backbone = tiny_backbone("llama")
     backbone.config.window_size = 8
-    assert "window_size" in str(find_sharing(backbone, "last", causal=True).refused)
+    assert "window_size" in str(find_sharing(backbone, "last", causal=True).disabled_because)
 
 
 class Largest(TorchDispatchMode):
@@ -320,7 +325,7 @@ def test_the_last_layer_goes_on_with_pooled_positions_alone(kind: str) -> None:
             encoder.sharing = PrefixSharing("the test asks")
         seen.clear()
         _, stats = encoder.encode(TEXTS, micro_batch_tokens=10**6, return_stats=True)
-        assert stats.way == way
+        assert stats.layout == way
         assert seen == [stats.computed_tokens, len(set(TEXTS))]
     assert "forward" not in vars(layers[-1]), "the layer is left as it was"
 
@@ -355,7 +360,7 @@ def test_layers_below_the_lowest_adapter_are_not_in_the_graph() -> None:
     kept: list[bool] = []
     for layer in encoder.model.backbone.get_base_model().layers[:2]:
         layer.register_forward_hook(lambda _, __, output: kept.append(output.requires_grad))
-    rows = encoder.model(**plan.micro_batches[0].on(torch.device("cpu")))
+    rows = encoder.model(**plan.micro_batches[0].inputs(torch.device("cpu")))
     assert rows.requires_grad
     assert kept == [False, False]
 
@@ -380,14 +385,14 @@ def test_half_precision_gradients_through_a_trie_are_no_worse_than_of_padded_tex
     torch.manual_seed(0)
     encoder = tiny_encoder("llama")
     texts = [f"A man number {number} is eating bread." for number in range(600)]
-    ids = encoder.sentences(texts)
+    ids = encoder.tokenize(texts)
     weights_RD = torch.randn(len(ids), encoder.dimensions)
 
     def gradients(dtype: torch.dtype, refused: str | None) -> dict[str, torch.Tensor]:
         encoder.model.to(dtype).requires_grad_(True).zero_grad()
         plan = plan_micro_batches(ids, 10**6, encoder.pad_id, PrefixSharing(refused))
         for micro in plan.micro_batches:
-            (encoder.model(**micro.on(encoder.device)) * weights_RD[micro.rows]).sum().backward()
+            (encoder.model(**micro.inputs(encoder.device)) * weights_RD[micro.rows]).sum().backward()
         return {name: p.grad.float() for name, p in encoder.model.named_parameters() if p.grad is not None}
 
     encoder.model.to(torch.bfloat16)  # the weights are those of bfloat16 in all three

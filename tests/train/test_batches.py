@@ -35,7 +35,7 @@ def batch_of(texts: Sequence[str], prompts: Sequence[int] = ()) -> TextBatch:
 
 
 def test_stored_ids_are_the_tokenizers(tmp_path: Path) -> None:
-    sentences = tiny_encoder("llama").sentences
+    sentences = tiny_encoder("llama").tokenize
     with TokenStore(alone(sentences), batch_of(TEXTS), tmp_path / "run") as tokens:
         assert tokens(TEXTS[::-1], [0] * 5) == sentences(TEXTS[::-1])
         assert tokens([], []) == []
@@ -52,11 +52,11 @@ def alone(tokenize: Tokenize) -> Wordings:
 @pytest.mark.parametrize("stored", [True, False])
 def test_each_text_is_worded_with_its_own_prompt(stored: bool, tmp_path: Path) -> None:
     encoder = tiny_encoder("llama")
-    plain = encoder.with_prompt("plain").sentences
+    plain = encoder.with_prompt("plain").tokenize
     batch = batch_of(["Hi", "Ho", "Hi"], [1, 0, 0])
     both = Wordings(encoder, Mixture([LoadedSet("a", [Triple(*TEXTS[:3])], prompt="plain")]))
     with TokenStore(both, batch, tmp_path) if stored else Tokens(both, batch) as tokens:
-        expected = [*plain(["Hi"]), *encoder.sentences(["Ho", "Hi"])]
+        expected = [*plain(["Hi"]), *encoder.tokenize(["Ho", "Hi"])]
         assert tokens(batch.texts, batch.prompts) == expected
         assert expected[0] != expected[2]
         if not stored:
@@ -86,7 +86,7 @@ def test_texts_of_a_set_on_disk_are_tokenised_batch_by_batch(tmp_path: Path) -> 
         data = Mixture.of(examples)
         with tokens_of(Wordings(encoder, data), data, tmp_path, Processes.alone()) as tokens:
             assert type(tokens) is kind
-            assert tokens(TEXTS[:3], [0, 0, 0]) == encoder.sentences(TEXTS[:3])
+            assert tokens(TEXTS[:3], [0, 0, 0]) == encoder.tokenize(TEXTS[:3])
 
 
 def test_texts_are_tokenised_once_in_blocks(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_texts_are_tokenised_once_in_blocks(tmp_path: Path) -> None:
 
 def test_a_text_that_cannot_be_read_shows_at_once_and_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="text 1 is empty"):
-        TokenStore(alone(tiny_encoder("llama").sentences), batch_of(["Hi", " "]), tmp_path)
+        TokenStore(alone(tiny_encoder("llama").tokenize), batch_of(["Hi", " "]), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -126,8 +126,8 @@ def test_plans_are_those_of_the_batchs_texts(tmp_path: Path) -> None:
             assert asked is objective
             assert sets == {}
             expected = encoder.plan(batch.texts, 60)
-            assert (plan.way, plan.row_of, plan.computed_tokens) == (
-                expected.way,
+            assert (plan.layout, plan.row_of, plan.computed_tokens) == (
+                expected.layout,
                 expected.row_of,
                 expected.computed_tokens,
             )

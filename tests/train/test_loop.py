@@ -72,7 +72,7 @@ def test_a_run_learns_and_writes_what_it_promises(settings: TrainSettings) -> No
         assert row["pairs"] == 2 * len(range(20)[(row["step"] - 1) % 3 * 8 :][:8]), "two for each triple of the batch"
         assert row["pairs_per_second"] * row["seconds"] == pytest.approx(row["pairs"])
         assert 0 < row["utilisation"] < 1
-        assert row["way"] in ("trie", "padded")
+        assert row["layout"] in ("trie", "padded")
         assert "as a trie" in row["reason"], "both counts are told"
     assert not (settings.run_path / "tokens.int32").exists()
     first, last = steps[:3], steps[-3:]

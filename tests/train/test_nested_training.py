@@ -100,7 +100,7 @@ def test_one_pass_equals_truncated_encoders_one_by_one_in_loss_and_gradient(
 
     encoder.model.read_layers(nested.layers)
     result = step(encoder, NestedObjective(PLAIN, nested), graph_tokens)
-    assert result.way == way
+    assert result.layout == way
     assert result.cached == (graph_tokens == CACHE)
     # Sums of a few hundred float64 terms in another order: 1e-16 a term.
     assert result.loss == pytest.approx(expected, rel=1e-12)

@@ -33,7 +33,7 @@ def test_what_was_really_held_is_halved_until_nothing_is_left() -> None:
     assert [tokens for tokens, _ in held] == sorted((tokens for tokens, _ in held), reverse=True)
     assert held[0][1] is False
     assert all(cached for _, cached in held[1:]), "activations are not kept after the first shortage"
-    assert held[-1][0] == max(map(len, encoder.sentences(texts))), "at last each text is alone"
+    assert held[-1][0] == max(map(len, encoder.tokenize(texts))), "at last each text is alone"
     assert 3 <= len(held) <= 8
 
 

@@ -79,7 +79,7 @@ def plain_gradients(encoder: SentenceEncoder) -> tuple[float, dict[str, Tensor]]
     """No boundary, no trie: every text alone through the plain backbone, one graph, one backward."""
     batch = TextBatch.from_examples(EXAMPLES)
     rows = []
-    for ids in encoder.sentences(batch.texts):
+    for ids in encoder.tokenize(batch.texts):
         ids_1T = torch.tensor([ids])
         if encoder.model.causal:
             rows.append(encoder.model.backbone(input_ids=ids_1T, use_cache=False).last_hidden_state[:, -1])
@@ -107,7 +107,7 @@ def test_any_micro_batches_kept_or_cached_equal_the_plain_way_in_float64(
     encoder = force(way, trainable_encoder(kind, torch.float64))
     loss, expected = plain_gradients(encoder)
     result = step(encoder, micro_batch_tokens, graph_tokens)
-    assert result.way == (way if micro_batch_tokens > 1 else result.way)
+    assert result.layout == (way if micro_batch_tokens > 1 else result.layout)
     assert result.cached == (graph_tokens == CACHE)
     # Sums of a few hundred float64 terms in another order: 1e-16 a term.
     assert result.loss == pytest.approx(loss, rel=1e-12)
@@ -136,7 +136,7 @@ def test_texts_with_equal_ids_are_one_row() -> None:
     encoder = SentenceEncoder(encoder.model.backbone, encoder.tokenizer, max_length=25)
     cut = "A man is eating a large meal in the old house and nobody "
     batch = TextBatch.from_examples([ScoredPair(cut + "looks.", "Hi.", 0.2), ScoredPair(cut + "cares.", "Hello.", 0.9)])
-    ids = encoder.sentences(batch.texts)
+    ids = encoder.tokenize(batch.texts)
     assert ids[0] == ids[2]
     backbone = encoder.model.backbone
     unique = [ids[0], ids[1], ids[3]]
@@ -199,7 +199,7 @@ def test_every_kind_of_backbone_agrees_in_float32(kind: str) -> None:
     loss, expected = plain_gradients(encoder)
     for graph_tokens in (KEEP, CACHE):
         result = step(encoder, 60, graph_tokens)
-        assert result.way == ("trie" if encoder.model.causal else "padded")
+        assert result.layout == ("trie" if encoder.model.causal else "padded")
         assert result.loss == pytest.approx(loss, rel=1e-5)
         # float32 sums in another order: 1e-7 a term, some hundred terms, divided by temperatures of 0.05
         assert largest_difference(expected, take_gradients(encoder.model)) < 2e-3

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from angle_llm.config import SettingsError
-from angle_llm.corpus.reading import STANDARD_INPUT, Corpus
+from angle_llm.data.corpus import Corpus
+from angle_llm.data.readers import STANDARD_INPUT
 
 if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder
@@ -143,8 +144,8 @@ def embed_main(settings: EmbedSettings) -> None:
     _check_output(output, settings.input)
     check_free(folder)
     corpus = Corpus.open(settings.input, settings.column, settings.id_column)
-    if corpus.ignored and worker.is_main:
-        names = ", ".join(corpus.ignored[:5]) + (", …" if len(corpus.ignored) > 5 else "")
+    if corpus.source.ignored and worker.is_main:
+        names = ", ".join(corpus.source.ignored[:5]) + (", …" if len(corpus.source.ignored) > 5 else "")
         print(f"not read, for their endings are not known: {names}", file=sys.stderr)
     survey = corpus.survey(skip_bad=settings.on_bad_row == "skip")
 

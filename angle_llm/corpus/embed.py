@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from angle_llm.corpus.reading import Block, Corpus, Row, Survey, bad_row
 from angle_llm.corpus.shards import FORMAT_VERSION, Format, Job, Shards, Worker
 from angle_llm.corpus.vectors import Array, VectorForm
-from angle_llm.data.formats import DataError, RowError
+from angle_llm.data.corpus import Corpus, CorpusText, Survey, TextBlock, bad_row
+from angle_llm.data.formats import DataError
+from angle_llm.data.readers import BadRow
 from angle_llm.io import has_terminal, progress_bar
 from angle_llm.model.backbone import absolute_name, weights_fingerprint
 from angle_llm.model.encoder import SentenceEncoder
@@ -74,9 +75,7 @@ def embed_corpus(
         kept = shards.kept(blocks)
         with _progress(survey.rows, keeping.shard_rows, kept, worker) as progress:
             for block in corpus.blocks(keeping.shard_rows, lambda number: worker.owns(number) and number not in kept):
-                items, vectors, skipped = _encoded(
-                    corpus, block, encoder, keeping.skip_bad, worker.is_main and has_terminal()
-                )
+                items, vectors, skipped = _encoded(block, encoder, keeping.skip_bad, worker.is_main and has_terminal())
                 sides: dict[str, Any] = {"row": np.array([item.number for item in items], dtype=np.int64)}
                 if corpus.id_column is not None:
                     sides["id"] = [item.row.id for item in items]
@@ -87,7 +86,7 @@ def embed_corpus(
         corpus.check_unchanged(survey)
         if not worker.is_main:
             return 0
-        places = [None if file.path is None else str(file.path.absolute()) for file in corpus.files]
+        places = [None if file.path is None else str(file.path.absolute()) for file in corpus.source.files]
         source = {"places": places, "stamps": survey.stamps}
         described = {"model": {"name": absolute_name(model)} | job["model"], "source": source}
         return shards.finish(blocks, lambda rows: job | described | {"rows": rows}, target)
@@ -151,15 +150,14 @@ def _job(corpus: Corpus, survey: Survey, encoder: SentenceEncoder, form: VectorF
 
 @dataclass(frozen=True)
 class _Item:
-    """A row that can be embedded, with its number in the corpus and its place in its file."""
+    """A row that can be embedded, with its index in the corpus."""
 
     number: int
-    place: str
-    row: Row
+    row: CorpusText
 
 
 def _encoded(
-    corpus: Corpus, block: Block, encoder: SentenceEncoder, skip_bad: bool, show_progress: bool
+    block: TextBlock, encoder: SentenceEncoder, skip_bad: bool, show_progress: bool
 ) -> tuple[list[_Item], Array, list[dict[str, Any]]]:
     """The good rows of a block, their vectors (N, D), and what is to be told of the others."""
     items: list[_Item] = []
@@ -170,11 +168,11 @@ def _encoded(
             raise bad_row(place, reason)
         skipped.append({"row": number, "place": place, "reason": reason})
 
-    for number, (file, line, raw) in enumerate(block.rows, block.first):
-        try:
-            items.append(_Item(number, file.place(line), corpus.read(file, raw)))
-        except RowError as error:
-            leave_out(number, file.place(line), str(error))
+    for number, row in enumerate(block.rows, block.first):
+        if isinstance(row, BadRow):
+            leave_out(number, row.place, row.reason)
+        else:
+            items.append(_Item(number, row))
 
     def encode() -> Array:
         return encoder.encode([item.row.text for item in items], show_progress=show_progress)
@@ -187,13 +185,13 @@ def _encoded(
             raise
         for item, reason in zip(items, reasons, strict=True):
             if reason:
-                leave_out(item.number, item.place, reason)
+                leave_out(item.number, item.row.place, reason)
         items = [item for item, reason in zip(items, reasons, strict=True) if not reason]
         skipped.sort(key=lambda row: int(row["row"]))
         vectors = encode()
     finite = np.isfinite(vectors).all(axis=1)
     if not finite.all():
-        place = items[int(np.argmin(finite))].place
+        place = items[int(np.argmin(finite))].row.place
         raise DataError(
             f"{place}: its vector is not finite. Load the model in bfloat16 or float32, or mend its weights"
         )

@@ -13,9 +13,10 @@ import numpy as np
 
 from angle_llm.corpus.exact import best, cosines_of_all, on_grid
 from angle_llm.corpus.finished import read_pieces
-from angle_llm.corpus.reading import Corpus, File
 from angle_llm.corpus.shards import ShardsError
 from angle_llm.corpus.vectors import Array, VectorForm
+from angle_llm.data.corpus import Corpus
+from angle_llm.data.formats import DataError
 
 
 @dataclass(frozen=True)
@@ -90,11 +91,10 @@ def texts_of_source(index: dict[str, Any], rows: set[int]) -> dict[int, str]:
     source, read = index["source"], index["input"]
     if None in source["places"]:
         return {}
-    files = [File.at(Path(place)) for place in source["places"]]
-    corpus = Corpus(files, read["column"], read["id_column"], [])
     try:
-        if [list(stamp) for stamp in corpus.stamps()] != source["stamps"]:
+        corpus = Corpus.of_files(source["places"], read["column"], read["id_column"])
+        if [list(stamp) for stamp in corpus.source.stamps()] != source["stamps"]:
             return {}
         return corpus.texts(rows)
-    except OSError:
+    except (OSError, DataError):
         return {}

@@ -32,9 +32,8 @@ import numpy as np
 import pyarrow
 from pyarrow import parquet
 
-from angle_llm.corpus.reading import sha256_of
 from angle_llm.corpus.vectors import SCALE, Array, joined
-from angle_llm.io import sync, write_file, write_json
+from angle_llm.io import sha256_of, sync, write_file, write_json
 
 INDEX = "embeddings.json"
 JOB = "job.json"

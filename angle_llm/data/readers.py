@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import atexit
 import gzip
-import hashlib
 import os
 import re
 import shutil
@@ -48,6 +47,7 @@ from angle_llm.data.file_types import (
     place,
 )
 from angle_llm.data.formats import DataError, RowError, nearest
+from angle_llm.io import sha256_of
 
 DATA_VARIABLE = "ANGLE_LLM_DATA"
 """Environment variable with a folder of data sets."""
@@ -179,12 +179,9 @@ class RowSource:
             if isinstance(file, DatasetReader):
                 found.append({"name": file.name, "fingerprint": file.fingerprint})
                 continue
-            digest, size = hashlib.sha256(), 0
             with file.path.open("rb") if file.path is not None else file.open() as stream:
-                while part := stream.read(1 << 20):
-                    digest.update(part)
-                    size += len(part)
-            found.append({"name": Path(file.name).name, "size": size, "sha256": digest.hexdigest()})
+                digest = sha256_of(stream)
+                found.append({"name": Path(file.name).name, "size": stream.tell(), "sha256": digest})
         return found
 
 

@@ -11,9 +11,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from angle_llm.config import SettingsError
-from angle_llm.corpus.reading import Corpus, bad_row
-from angle_llm.data.formats import DataError, RowError
+from angle_llm.data.corpus import Corpus, bad_row
+from angle_llm.data.formats import DataError
 from angle_llm.data.keys import near
+from angle_llm.data.readers import BadRow
 from angle_llm.generation.asking import Asked, ask
 from angle_llm.generation.budget import Budget
 from angle_llm.generation.generators import Answer, Generator, Request, make_request
@@ -99,15 +100,14 @@ def read_sentences(settings: GenerateSettings) -> tuple[list[tuple[int, str]], d
     seen: set[str] = set()
     sentences: list[tuple[int, str]] = []
     count = {"rows": 0, "asked": 0, "repeated": 0, "bad": 0, "beyond_limit": 0}
-    for row, (file, number, raw) in enumerate(corpus.raw_rows()):
+    for row, found in enumerate(corpus):
         count["rows"] += 1
-        try:
-            text = " ".join(corpus.read(file, raw).text.split())
-        except RowError as error:
+        if isinstance(found, BadRow):
             if settings.on_bad_row == "error":
-                raise bad_row(file.place(number), error) from None
+                raise bad_row(found.place, found.reason)
             count["bad"] += 1
             continue
+        text = " ".join(found.text.split())
         if near(text) in seen:
             count["repeated"] += 1
         else:

@@ -8,9 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from angle_llm.corpus.reading import Corpus
 from angle_llm.corpus.vectors import Array
-from angle_llm.data.formats import DataError, RowError
+from angle_llm.data.corpus import Corpus
+from angle_llm.data.formats import DataError
+from angle_llm.data.readers import BadRow
 from angle_llm.data.sources import load_examples
 from angle_llm.io import progress_bar
 from angle_llm.mining.job import FORMAT_VERSION, MiningError, Output
@@ -114,11 +115,10 @@ def corpus_texts(path: Path, column: str | None) -> Iterator[str]:
         DataError, SettingsError: for a file that cannot be read, and a row without a text.
     """
     corpus = Corpus.open(path, column)
-    for file, number, raw in corpus.raw_rows():
-        try:
-            yield corpus.read(file, raw).text
-        except RowError as error:
-            raise DataError(f"{file.place(number)}: {error}. Mend the row, or take it out") from None
+    for row in corpus:
+        if isinstance(row, BadRow):
+            raise DataError(f"{row.place}: {row.reason}. Fix the row, or remove it")
+        yield row.text
 
 
 def _job(

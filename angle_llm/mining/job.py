@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from angle_llm.corpus.reading import sha256_of
-from angle_llm.io import json_text, plain, sync, write_file, write_json
+from angle_llm.io import json_text, plain, sha256_of, sync, write_file, write_json
 from angle_llm.mining.selection import Part
 
 FORMAT_VERSION = 1

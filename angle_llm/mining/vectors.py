@@ -13,16 +13,17 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from angle_llm.corpus.embed import Keeping, embed_corpus, fingerprint
-from angle_llm.corpus.reading import Corpus, File
 from angle_llm.corpus.vectors import Array, VectorForm
+from angle_llm.data.corpus import Corpus, CorpusText
 from angle_llm.data.formats import DataError
+from angle_llm.data.readers import BadRow, Row
 from angle_llm.io import write_file
 from angle_llm.model.encoder import SentenceEncoder
 
@@ -66,7 +67,7 @@ def vectors_of(
         folder.mkdir(parents=True, exist_ok=True)
         _list(texts, listed)
         corpus = Corpus.open(listed)
-        corpus = replace(corpus, files=[_Texts(**vars(file), whose=whose) for file in corpus.files])
+        corpus = _Texts(corpus.source, corpus.column, whose=whose)
         embed_corpus(
             corpus,
             corpus.survey(skip_bad=False),
@@ -99,13 +100,14 @@ def _list(texts: Sequence[str], listed: Path) -> None:
 
 
 @dataclass(frozen=True)
-class _Texts(File):
-    """The file of texts, whose places are the user's: nobody else knows its lines."""
+class _Texts(Corpus):
+    """The file of texts, with the places of the user's rows in messages."""
 
-    whose: Callable[[int], str]
+    whose: Callable[[int], str] = str
 
-    def place(self, number: int) -> str:
-        return self.whose(number - 1)
+    def _text(self, row: Row | BadRow) -> CorpusText | BadRow:
+        found = super()._text(row)
+        return found._replace(place=self.whose(row.line - 1)) if isinstance(found, CorpusText) else found
 
 
 def _check_texts(texts: Sequence[str], encoder: SentenceEncoder, whose: Callable[[int], str]) -> None:

@@ -14,9 +14,9 @@ import numpy as np
 from pyarrow import parquet
 
 from angle_llm.corpus.embed import Keeping, embed_corpus
-from angle_llm.corpus.reading import Corpus
 from angle_llm.corpus.shards import Worker
 from angle_llm.corpus.vectors import VectorForm
+from angle_llm.data.corpus import Corpus
 from angle_llm.model.encoder import SentenceEncoder
 
 KEEPING = Keeping(format="parquet", shard_rows=4)

@@ -296,7 +296,7 @@ def test_input_that_changes_meanwhile_gets_no_index(
         return real(texts, **named)  # type: ignore[call-overload]
 
     monkeypatch.setattr(encoder, "encode", encode)
-    with pytest.raises(DataError, match="was written to"):
+    with pytest.raises(DataError, match="was changed"):
         work(encoder, lines, tmp_path / "out")
     assert not (tmp_path / "out" / "embeddings.json").exists()
 

@@ -17,9 +17,9 @@ from torch import nn
 from angle_llm.config import LoraSettings, OptimizerSettings
 from angle_llm.corpus.embed import Keeping, embed_corpus
 from angle_llm.corpus.finished import read_index
-from angle_llm.corpus.reading import Corpus
 from angle_llm.corpus.search import form_of, search, texts_of_source
 from angle_llm.corpus.vectors import VectorForm
+from angle_llm.data.corpus import Corpus
 from angle_llm.export.merge import merge
 from angle_llm.model.backbone import load_backbone, locate
 from angle_llm.model.encoder import SentenceEncoder

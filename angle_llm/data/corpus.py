@@ -1,0 +1,177 @@
+"""The texts of a corpus: one column of a row source, row by row, with an id where there is one.
+
+Rows have their index in the corpus, from 0 through all files, bad rows included, so that the index of a row does not depend on
+which rows are skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from angle_llm.data.file_types import FileReader, JsonLinesFile
+from angle_llm.data.formats import DataError, RowError, nearest, read_text
+from angle_llm.data.readers import BadRow, Row, RowSource, open_rows
+
+_USUAL_COLUMNS = ("text", "sentence")
+
+
+class CorpusText(NamedTuple):
+    """A text of a corpus."""
+
+    text: str
+    id: str | None
+    """Value of the id column."""
+    place: str
+    """File and line, for messages."""
+
+
+class TextBlock(NamedTuple):
+    """Consecutive rows of a corpus."""
+
+    number: int
+    first: int
+    """Index of the first row in the corpus."""
+    rows: list[CorpusText | BadRow]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Result of a first pass over a corpus."""
+
+    rows: int
+    """All rows, bad ones included."""
+    bad: int
+    files: list[dict[str, Any]]
+    """`RowSource.fingerprint`: equal for the same rows."""
+    stamps: list[tuple[int, int]]
+    """`RowSource.stamps`, to detect cheaply that a file was changed."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The texts of a source, read from its start as often as needed."""
+
+    source: RowSource
+    column: str | None
+    """The column with the texts; None if no file has columns."""
+    id_column: str | None = None
+
+    @classmethod
+    def open(
+        cls,
+        source: str | Path,
+        column: str | None = None,
+        id_column: str | None = None,
+        *,
+        delimiter: str | None = None,
+        encoding: str = "utf-8",
+    ) -> Corpus:
+        """Opens a source as `open_rows` does; without `column` that is text or sentence, or the only one.
+
+        Raises:
+            DataError: If there is no such source, or no such column.
+        """
+        rows = open_rows(source, delimiter=delimiter, encoding=encoding)
+        tables = [file for file in rows.files if file.has_columns]
+        flat = next((file.name for file in rows.files if not file.has_columns), None)
+        if flat is not None and (id_column is not None or (column is not None and not tables)):
+            raise DataError(
+                f"--column and --id-column are for files with columns; {flat} has one text per line. Unset them"
+            )
+        for file in tables:
+            column = column or _usual_column(file)
+            for option, name in (("--column", column), ("--id-column", id_column)):
+                if name is not None and not isinstance(file, JsonLinesFile) and name not in file.first_columns:
+                    raise DataError(
+                        f"{option}: {file.name} has no column {name!r}{nearest(name, file.first_columns)}. Columns: "
+                        f"{', '.join(file.first_columns)}"
+                    )
+        return cls(rows, column if tables else None, id_column)
+
+    @classmethod
+    def of_files(cls, paths: Iterable[str | Path], column: str | None, id_column: str | None) -> Corpus:
+        """A corpus of files whose columns are known."""
+        files = [file for path in paths for file in open_rows(path).files]
+        return cls(RowSource("corpus", files), column, id_column)
+
+    def __iter__(self) -> Iterator[CorpusText | BadRow]:
+        return map(self._text, self.source.rows(columns=self._columns))
+
+    def blocks(self, size: int, wanted: Callable[[int], bool]) -> Iterator[TextBlock]:
+        """Blocks of `size` rows with a wanted number; the last block may be shorter. Other rows are not parsed."""
+        for number, first, rows in self.source.blocks(size, wanted, self._columns):
+            yield TextBlock(number, first, [self._text(row) for row in rows])
+
+    def texts(self, indices: set[int]) -> dict[int, str]:
+        """The texts of rows, by index; those of bad rows are missing."""
+        rows = enumerate(islice(self, max(indices, default=-1) + 1))
+        return {index: row.text for index, row in rows if index in indices and isinstance(row, CorpusText)}
+
+    def survey(self, *, skip_bad: bool) -> Survey:
+        """Reads every row once.
+
+        Raises:
+            DataError: For the first bad row, with its file and line, unless bad rows are skipped; if there is no text; if a
+                file changes meanwhile.
+        """
+        stamps = self.source.stamps()
+        rows = bad = 0
+        for row in self:
+            rows += 1
+            if isinstance(row, BadRow):
+                if not skip_bad:
+                    raise bad_row(row.place, row.reason)
+                bad += 1
+        if rows == bad:
+            name = self.source.name
+            raise DataError(f"{name} is empty: it has no text" if not rows else f"all rows of {name} are bad")
+        survey = Survey(rows, bad, self.source.fingerprint(), stamps)
+        self.check_unchanged(survey)
+        return survey
+
+    def check_unchanged(self, survey: Survey) -> None:
+        """Raises `DataError` if a file was changed since the survey."""
+        if self.source.stamps() != survey.stamps:
+            raise DataError(f"{self.source.name} was changed while it was read. Start again when it is complete")
+
+    @cached_property
+    def _text_files(self) -> set[str]:
+        return {file.name for file in self.source.files if not file.has_columns}
+
+    @property
+    def _columns(self) -> list[str] | None:
+        names = [name for name in dict.fromkeys([self.column, self.id_column]) if name is not None]
+        return names or None
+
+    def _text(self, row: Row | BadRow) -> CorpusText | BadRow:
+        if isinstance(row, BadRow):
+            return row
+        try:
+            column = "text" if self.column is None or row.file in self._text_files else self.column
+            text = read_text(row.values, column)
+            if self.id_column is None:
+                return CorpusText(text, None, row.place)
+            found = row.values.get(self.id_column)
+            if isinstance(found, bool) or not isinstance(found, str | int):
+                raise RowError(f"{self.id_column} is {found!r:.60}; expected a text or an integer as id")
+            return CorpusText(text, read_text({self.id_column: str(found)}, self.id_column), row.place)
+        except RowError as error:
+            return BadRow(row.file, row.line, error.reason, row.unit)
+
+
+def bad_row(place: str, reason: str) -> DataError:
+    """The error for a row that cannot be embedded."""
+    return DataError(f"{place}: {reason}. Fix the row, or skip bad rows with --on-bad-row skip")
+
+
+def _usual_column(file: FileReader) -> str:
+    columns = file.first_columns
+    usual = [name for name in _USUAL_COLUMNS if name in columns]
+    if not usual and len(columns) != 1:
+        raise DataError(f"{file.name} has columns {', '.join(columns)}. Choose the one with the texts: --column NAME")
+    return (usual or columns)[0]

@@ -1,0 +1,189 @@
+"""The texts of a corpus: their order, their places, ids, blocks, and bad rows."""
+
+import gzip
+import io
+import json
+import sys
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from angle_llm.data.corpus import Corpus, CorpusText
+from angle_llm.data.formats import DataError
+from angle_llm.data.readers import BadRow
+
+ROWS = [("a", 'She said "no", twice.'), ("b", "Zwei Hunde – 犬"), ("3", "line \u2028 separator")]
+EXTENSIONS = [".txt", ".jsonl", ".json", ".csv", ".tsv"]
+
+
+def write(path: Path) -> Path:
+    """`ROWS` as the type of file that the name gives."""
+    quoted = [(name, text.replace('"', '""')) for name, text in ROWS]
+    objects = [{"id": name, "other": None, "text": text} for name, text in ROWS]
+    content = {
+        "parquet": "",
+        "txt": "".join(f"{text}\n" for _, text in ROWS),
+        "jsonl": "\n".join(json.dumps(row) + "\n" for row in objects),
+        "json": json.dumps(objects),
+        "csv": "id,text\n" + "".join(f'{name},"{text}"\n' for name, text in quoted),
+        "tsv": "id\ttext\n" + "".join(f"{name}\t{text}\n" for name, text in ROWS),
+    }[path.name.removesuffix(".gz").rpartition(".")[2]].encode()
+    if path.suffix == ".parquet":
+        table = {"id": [row[0] for row in ROWS], "other": [1.5] * 3, "text": [row[1] for row in ROWS]}
+        parquet.write_table(pyarrow.table(table), path)
+    else:
+        path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def lines(path: Path, texts: list[str]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{text}\n" for text in texts))
+    return path
+
+
+def texts(corpus: Corpus) -> list[str]:
+    return [row.text for row in corpus if isinstance(row, CorpusText)]
+
+
+@pytest.mark.parametrize("name", [".parquet", *EXTENSIONS, *(f"{extension}.gz" for extension in EXTENSIONS)])
+def test_all_file_types_give_the_same_rows_in_order(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path / f"a{name}")
+    has_ids = ".txt" not in name
+    corpus = Corpus.open(path, id_column="id" if has_ids else None)
+    rows = list(corpus)
+    assert [row.text for row in rows if isinstance(row, CorpusText)] == [text for _, text in ROWS]
+    assert [row.id for row in rows if isinstance(row, CorpusText)] == [name if has_ids else None for name, _ in ROWS]
+    survey = corpus.survey(skip_bad=False)
+    assert (survey.rows, survey.bad) == (3, 0)
+    assert survey.files[0]["size"] == path.stat().st_size
+    assert corpus.texts({2, 0}) == {0: ROWS[0][1], 2: ROWS[2][1]}
+
+
+def test_folder_is_read_in_order_of_names(tmp_path: Path) -> None:
+    for name in ("b/x.txt", "a2.txt", "a1.txt", "_SUCCESS", ".hidden.txt", "notes.md", "config.json"):
+        lines(tmp_path / "in" / name, [name])
+    corpus = Corpus.open(tmp_path / "in")
+    assert texts(corpus) == ["a1.txt", "a2.txt", "b/x.txt"]
+    assert corpus.source.ignored == ["config.json", "notes.md"]
+
+
+def test_text_files_and_tables_mix_in_a_folder(tmp_path: Path) -> None:
+    lines(tmp_path / "a.txt", ["one"])
+    lines(tmp_path / "b.csv", ["id,body", "x,two"])
+    assert texts(Corpus.open(tmp_path, "body")) == ["one", "two"]
+
+
+def test_lines_of_text_end_with_any_line_end(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\rthree\x0bstill three\n last, not stripped ")
+    assert texts(Corpus.open(tmp_path / "a.txt")) == ["one", "two", "three\x0bstill three", " last, not stripped "]
+
+
+def test_standard_input_can_be_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("one\nzwei – 2\n".encode())))
+    corpus = Corpus.open("-")
+    assert corpus.survey(skip_bad=False).rows == 2
+    assert texts(corpus) == texts(corpus) == ["one", "zwei – 2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "place", "reason"),
+    [
+        ("a.txt", b"x\n\ny\n", 2, "empty"),
+        ("a.txt", b"x\n \t\n", 2, "empty"),
+        ("a.txt", b"x\ncaf\xe9\n", 2, "byte 0xe9 is not UTF-8"),
+        ("a.txt", b"x\na\0b\n", 2, "NUL"),
+        ("a.jsonl", b'{"text": "x"}\n\n{"text": ""}\n', 3, "text is empty"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": 3}\n', 2, "text is 3"),
+        ("a.jsonl", b'{"text": "x"}\n{"txt": "y"}\n', 2, "text is missing"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": "y"\n', 2, "not a JSON object"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": "\\ud800"}\n', 2, "surrogate"),
+        ("a.csv", b"text,id\nx,1\ny\n", 3, "1 fields"),
+        ("a.tsv", b"text\tid\nx\t1\ncaf\xe9\t2\n", 3, "byte 0xe9 is not UTF-8"),
+    ],
+)
+def test_bad_row_is_reported_with_file_and_line_or_counted(
+    name: str, content: bytes, place: int, reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    corpus = Corpus.open(tmp_path / name)
+    (bad,) = [row for row in corpus if isinstance(row, BadRow)]
+    assert (bad.file, bad.line) == (str(tmp_path / name), place)
+    assert reason in bad.reason
+    with pytest.raises(DataError, match=rf"{name}:{place}: .*{reason}.*--on-bad-row skip"):
+        corpus.survey(skip_bad=False)
+    assert corpus.survey(skip_bad=True).bad == 1
+
+
+def test_bad_row_of_parquet_is_reported_with_its_number(tmp_path: Path) -> None:
+    parquet.write_table(pyarrow.table({"text": ["x", None], "id": [None, 1]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet row 2: text is null"):
+        Corpus.open(tmp_path / "a.parquet").survey(skip_bad=False)
+    with pytest.raises(DataError, match=r"a\.parquet row 1: id is None"):
+        Corpus.open(tmp_path / "a.parquet", id_column="id").survey(skip_bad=False)
+
+
+def test_truncated_gzip_file_is_refused_even_if_bad_rows_are_skipped(tmp_path: Path) -> None:
+    whole = gzip.compress("".join(f"{n}\n" for n in range(9999)).encode())
+    (tmp_path / "a.txt.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"a\.txt\.gz:\d+: the gzip file is truncated"):
+        Corpus.open(tmp_path / "a.txt.gz").survey(skip_bad=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "reason"),
+    [
+        ("a.csv", "a,b\n1,2\n", {}, "columns a, b. .*--column"),
+        ("a.csv", "text,b\n1,2\n", {"column": "txt"}, "--column: .*'txt'; nearest: 'text'"),
+        ("a.tsv", "text\tb\n1\t2\n", {"id_column": "id"}, "--id-column: .* has no column 'id'"),
+        ("a.txt", "x\n", {"column": "text"}, "--column .* one text per line"),
+        ("a.parquet.gz", "", {}, "unpack it"),
+        ("folder/a.md", "", {}, r"ends in \.jsonl"),
+        ("a.txt", "", {}, "is empty"),
+        ("a.txt", "\n\n", {}, "all rows of .* are bad"),
+    ],
+)
+def test_unusable_source_or_column_is_refused(
+    name: str, content: str, options: dict[str, str], reason: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content)
+    with pytest.raises(DataError, match=reason):
+        Corpus.open(path.parent if "/" in name else path, **options).survey(skip_bad=True)
+
+
+@pytest.mark.parametrize("rows", [11, 12, 13])
+def test_blocks_of_all_ranks_have_every_row_once(rows: int, tmp_path: Path) -> None:
+    corpus = Corpus.open(lines(tmp_path / "a.txt", [str(number) for number in range(rows)]))
+    blocks = [block for rank in range(3) for block in corpus.blocks(4, lambda number, rank=rank: number % 3 == rank)]
+    for block in blocks:
+        assert block.first == 4 * block.number
+        found = [row.text for row in block.rows if isinstance(row, CorpusText)]
+        assert found == [str(row) for row in range(block.first, min(block.first + 4, rows))]
+    assert sorted(block.number for block in blocks) == list(range(-(-rows // 4)))
+
+
+def test_changed_file_is_detected(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.txt", ["one"])
+    corpus = Corpus.open(path)
+    survey = corpus.survey(skip_bad=False)
+    lines(path, ["one", "one more"])
+    with pytest.raises(DataError, match="was changed"):
+        corpus.check_unchanged(survey)
+
+
+def test_row_group_of_parquet_is_not_in_memory_as_a_whole(tmp_path: Path) -> None:
+    long = [f"{number} " + "long text " * 100 for number in range(40_000)]
+    parquet.write_table(pyarrow.table({"text": long}), tmp_path / "a.parquet", use_dictionary=False, compression="none")
+    size = (tmp_path / "a.parquet").stat().st_size
+    assert parquet.ParquetFile(tmp_path / "a.parquet").num_row_groups == 1
+    del long
+    before, most, rows = pyarrow.total_allocated_bytes(), 0, 0
+    for _ in Corpus.open(tmp_path / "a.parquet"):
+        rows += 1
+        most = max(most, pyarrow.total_allocated_bytes() - before)
+    assert rows == 40_000
+    assert most < size / 4

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Union
 
 from angle_llm import __version__
@@ -42,8 +43,8 @@ def train(settings: TrainSettings) -> None:
 
 def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
     """Command name → settings, function, help text. Modules import heavy libraries only inside their functions."""
+    from angle_llm.check import CheckSettings, check_main
     from angle_llm.corpus.command import EmbedSettings, SearchSettings, embed_main, search_main
-    from angle_llm.data_tools.command import CheckSettings, check_main
     from angle_llm.evaluate import StsEvalSettings, sts_main
     from angle_llm.evaluate.mteb_command import MtebSettings, mteb_main
     from angle_llm.evaluate.nested import NestedEvalSettings, nested_main
@@ -99,15 +100,18 @@ def _tree(commands: dict[str, tuple[type, Callable[[Any], None], str]], defaults
     for name, (kind, _, summary) in commands.items():
         group, _, leaf = name.rpartition(" ")
         given = {"default": defaults[name]} if name in defaults else {}
-        entry = Annotated[kind, subcommand(leaf, description=summary, **given)]
+        entry: Any = Annotated[kind, subcommand(leaf, description=summary, **given)]
         if group and group not in groups:
             groups[group] = []
-            union = groups[group]
             # tyro calls the factory when it builds the parser, after all commands of the group are known.
-            factory = lambda union=union: Union[tuple(union)]  # noqa: E731, UP007
+            factory = partial(_union, groups[group])
             top.append(Annotated[Any, subcommand(group, description=_GROUPS[group], constructor_factory=factory)])
         (groups[group] if group else top).append(entry)
-    return Union[tuple(top)]  # noqa: UP007
+    return _union(top)
+
+
+def _union(members: list[Any]) -> Any:
+    return Union[tuple(members)]  # noqa: UP007
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from angle_llm.data import DataError, DataSource, ScoredPair, load_examples
-from angle_llm.data_tools.evaluation_sets import read_evaluation_sets
+from angle_llm.data.leakage import read_evaluation_sets
 
 
 @pytest.fixture
@@ -67,10 +67,10 @@ def test_damage_is_told(folder: Path) -> None:
 def test_tests_of_a_download_are_evaluation_sets_and_its_training_files_are_not(folder: Path) -> None:
     (folder / "STS/STSBenchmark/sts-test.csv").write_text("main-news\tx\t2013\t0002\t1.2\tOne test.\tTwo tests.\n")
     (folder / "LICENSE.txt").write_text("words\n")
-    found = read_evaluation_sets([folder])
-    assert [each.name for each in found.sets] == [
+    found, skipped = read_evaluation_sets([folder])
+    assert [each.name for each in found] == [
         "STS/STS12-en-test/STS.input.MSRpar.txt",
         "STS/STSBenchmark/sts-test.csv",
     ]
-    assert [len(each.pairs) for each in found.sets] == [2, 1]
-    assert {"STS/STSBenchmark/sts-train.csv", "SICK/SICK_train.txt", "LICENSE.txt"} <= set(found.left_out)
+    assert [len(each.pairs) for each in found] == [2, 1]
+    assert {"STS/STSBenchmark/sts-train.csv", "SICK/SICK_train.txt", "LICENSE.txt"} <= set(skipped)

@@ -10,11 +10,11 @@ import pytest
 from pairs_for_mining import PAIRS, many_pairs, material, read_rows, settings, write_pairs
 from tiny import save_tiny_base, tiny_encoder
 
+from angle_llm import cli
 from angle_llm.config import SettingsError
 from angle_llm.data import DataError, DataSource, load_examples
 from angle_llm.data.formats import ScoredPair, Triple
 from angle_llm.data.keys import near
-from angle_llm.data_tools.command import data_main
 from angle_llm.mining import selection
 from angle_llm.mining.command import mine_main
 from angle_llm.mining.job import MiningError
@@ -324,8 +324,9 @@ def test_settings_that_cannot_be_meant_are_refused(changed: dict[str, Any], told
 
 def test_the_command_line_reaches_it(tmp_path: Path, base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pairs, out = write_pairs(tmp_path / "p.jsonl"), tmp_path / "o.jsonl"
-    data_main(
+    cli.run(
         [
+            "data",
             "mine",
             str(pairs),
             "--model",

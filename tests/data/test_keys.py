@@ -1,4 +1,4 @@
-"""Which texts count as the same."""
+"""Keys of texts: which texts count as equal."""
 
 from __future__ import annotations
 

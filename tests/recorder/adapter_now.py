@@ -13,7 +13,7 @@ from angle_llm.train.schedule import BatchPlan
 from angle_llm.train.sets import Wordings
 
 __all__ = ["command_line"]
-STS_COMMAND = ["eval"]
+STS_COMMAND = ["eval", "sts"]
 METRICS: dict[str, str] = {}
 """Names in metrics.jsonl that differ from those at the tag: {name here: name at the tag}."""
 

@@ -9,8 +9,8 @@ from angle_llm import SentenceEncoder, TextBatch, TrainSettings
 from angle_llm.cli import main as command_line
 from angle_llm.config import load_settings
 from angle_llm.data.mixture import load_mixture
+from angle_llm.train.batches import Wordings
 from angle_llm.train.schedule import BatchPlan
-from angle_llm.train.sets import Wordings
 
 __all__ = ["command_line"]
 STS_COMMAND = ["eval", "sts"]
@@ -20,7 +20,7 @@ METRICS: dict[str, str] = {}
 
 def token_ids(encoder: SentenceEncoder, texts: list[str]) -> list[list[int]]:
     """Token ids of each text, prompt and special tokens included."""
-    return encoder.sentences(texts)
+    return encoder.tokenize(texts)
 
 
 def plan(encoder: SentenceEncoder, texts: list[str], token_budget: int, processes: int) -> dict[str, list[Any]]:

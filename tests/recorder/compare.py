@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -98,9 +99,15 @@ def record(trees: Sequence[Path], folder: Path, *options: str) -> list[Path]:
         out.mkdir()
         command = [HERE / "record.py", out.name, folder / "inputs", out, *options]
         started.append(run(tree, *command, log=out / "log"))
-    codes = [process.wait() for process in started]
+    while None in (codes := [process.poll() for process in started]) and not any(codes):
+        time.sleep(0.2)
     if any(codes):
-        raise SystemExit("\n".join(f"{out.name}:\n{(out / 'log').read_text()[-3000:]}" for out in outs))
+        for process in started:
+            process.terminate()
+        logs = [
+            f"{(out / 'log').read_text()[-3000:]}\nerror: {out.name} failed" for out, code in zip(outs, codes) if code
+        ]
+        raise SystemExit("\n".join(logs))
     return [out / "values.npz" for out in outs]
 
 

@@ -104,10 +104,8 @@ def record(trees: Sequence[Path], folder: Path, *options: str) -> list[Path]:
     if any(codes):
         for process in started:
             process.terminate()
-        logs = [
-            f"{(out / 'log').read_text()[-3000:]}\nerror: {out.name} failed" for out, code in zip(outs, codes) if code
-        ]
-        raise SystemExit("\n".join(logs))
+        failed = [out for out, code in zip(outs, codes, strict=True) if code]
+        raise SystemExit("\n".join(f"{(out / 'log').read_text()[-3000:]}\nerror: {out.name} failed" for out in failed))
     return [out / "values.npz" for out in outs]
 
 

@@ -42,6 +42,7 @@ bench: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet -c .ci/constraints.txt -e '.[bench]'
 	$(BIN)/python eval/speed.py --json .bench/speed.json --plot .bench/speed.png
 
-# Seconds: one page and one file of tables from docs/results, without model or data.
+# Seconds: draws docs/results.csv as one page, docs/report.html; needs no model and no data.
 report: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet -c .ci/constraints.txt -e '.[report]'
 	$(BIN)/python eval/report.py

@@ -1,13 +1,203 @@
-"""One page and one file of tables from saved results: no model, no data, no network.
+"""Build one HTML page from docs/results.csv, and the pictures of docs/results.md. Needs no model, data or network.
 
 python eval/report.py
-python eval/report.py --results docs/results --page docs/report.html --tables docs/RESULTS.md
+python eval/report.py --results docs/results.csv --page docs/report.html --pictures docs/pictures
 """
 
+from __future__ import annotations
+
+import io
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas as pd
 import tyro
+import yaml
+from markupsafe import Markup
+from matplotlib.figure import Figure
+from report_figures import FIGURES, INK
+from scipy import stats
 
 from angle_llm.cli import guarded
-from angle_llm.report import ReportSettings, report_main
+
+WHAT = ["grid", "row", "kind", "task", "text", "metric", "reference"]
+"""Columns that identify a value apart from its seed."""
+PICTURES = {
+    "Quality by number of training triples": "quality",
+    "Time beside other libraries": "speed",
+    "Which loss terms help": "terms",
+    "First layers, first dimensions": "nested",
+    "Where the gradient goes": "saturation",
+    "Transfer tasks": "transfer",
+}
+PAGE = jinja2.Template(Path(__file__).with_name("report.html.jinja").read_text(encoding="utf-8"), autoescape=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Build the report."""
+
+    results: Path = Path("docs/results.csv")
+    """Results file; runs.csv is read beside it."""
+    grids: Path = Path("recipes/grids")
+    """Grid files, for titles and for what has not been measured."""
+    page: Path = Path("docs/report.html")
+    pictures: Path | None = None
+    """Folder for the pictures of docs/results.md. None: only the page."""
+
+
+def main(settings: Settings) -> None:
+    """Write the page, and the pictures if a folder is given."""
+    measured, runs = read(settings.results)
+    data = summarise(measured, runs)
+    grids = {
+        path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(settings.grids.glob("*.yaml"))
+    }
+    figures, missing = [], []
+    for title, draw in FIGURES.items():
+        try:
+            drawn, sentence = draw(data)
+        except LookupError as error:
+            missing.append(f"{title}: {error}")
+            continue
+        figures.append({"title": title, "sentence": minus(sentence), "svg": svg(drawn)})
+        if settings.pictures is not None and title in PICTURES:
+            settings.pictures.mkdir(parents=True, exist_ok=True)
+            how: dict[str, Any] = {"dpi": 120, "facecolor": "white", "metadata": {"Software": None}}
+            drawn.savefig(settings.pictures / f"{PICTURES[title]}.png", **how)
+    sections = [section(name, grids.get(name, {}), data, runs) for name in dict.fromkeys([*grids, *data.grid])]
+    settings.page.write_text(
+        PAGE.render(figures=figures, missing=missing, sections=sections, values=len(measured), runs=len(runs)),
+        encoding="utf-8",
+    )
+    print(f"{settings.page}: {len(figures)} figures, {len(measured):,} measurements of {len(runs)} runs")
+    for line in missing:
+        print(f"not drawn: {line}")
+
+
+def read(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Measurements and runs."""
+    numbers = dict.fromkeys(("value", "low", "high", "n", "p"), float)
+    measured = pd.read_csv(
+        path, dtype={"seed": str} | numbers, keep_default_na=False, na_values={c: [""] for c in numbers}
+    )
+    return measured, pd.read_csv(path.with_name("runs.csv"), dtype=str, keep_default_na=False)
+
+
+def summarise(measured: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """One line per value: mean and standard deviation over seeds, and an interval.
+
+    The interval of a value is over the pairs of the test set (ends averaged over seeds). That of a difference is over seeds (t)
+    for three and more, over pairs for one, and none for two. `trained` is False for values without a seed.
+    """
+    groups = measured.groupby(WHAT, sort=False, dropna=False)
+    data = groups.agg(
+        value=("value", "mean"), sd=("value", "std"), seeds=("value", "size"), n=("n", "first"), p=("p", "first")
+    )
+    for end in ("low", "high"):
+        data[end] = groups[end].agg(lambda values: values.mean(skipna=False))
+    data["trained"] = groups["seed"].first() != ""
+    data = data.reset_index()
+    difference = data.kind == "difference"
+    data.loc[difference & (data.seeds > 1), ["low", "high"]] = math.nan
+    three = difference & (data.seeds > 2)
+    half = stats.t.ppf(0.975, data.seeds[three] - 1) * data.sd[three] / data.seeds[three] ** 0.5
+    data.loc[three, "low"], data.loc[three, "high"] = data.value[three] - half, data.value[three] + half
+    data = pd.concat([data, *times_ours(measured)])
+    labels = runs.drop_duplicates(["grid", "row"])[["grid", "row", "label"]]
+    return data.merge(labels, how="left", on=["grid", "row"])
+
+
+def times_ours(measured: pd.DataFrame) -> list[pd.DataFrame]:
+    """Time of each library divided by ours in the same repetition: median, least and most."""
+    seconds = measured[(measured.kind == "speed") & (measured.metric == "seconds")]
+    ours = seconds[seconds.row == "angle_llm"][["grid", "task", "seed", "value"]]
+    both = seconds.merge(ours, on=["grid", "task", "seed"], suffixes=("", "_ours"))
+    both["ratio"] = both.value / both.value_ours
+    groups = both.dropna(subset="ratio").groupby(["grid", "row", "task"], sort=False)
+    found = groups.agg(value=("ratio", "median"), low=("ratio", "min"), high=("ratio", "max"), seeds=("ratio", "size"))
+    peak = measured[measured.metric == "peak GiB"].groupby(["grid", "row", "task"]).value.max().rename("peak")
+    found = found.join(peak).reset_index()
+    return [found.assign(kind="speed", metric="times ours", trained=False)] if len(found) else []
+
+
+def svg(drawn: Figure) -> Markup:
+    """A figure as inline SVG in the colours of the page."""
+    file = io.StringIO()
+    drawn.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    text = file.getvalue()
+    text = text[text.index("<svg") :].replace(INK, "currentColor")
+    return Markup(
+        re.sub(r'<svg [^>]*?width="([\d.]+)pt"', lambda m: m[0].replace("<svg ", '<svg role="img" '), text, count=1)
+    )
+
+
+def section(name: str, grid: dict[str, Any], data: pd.DataFrame, runs: pd.DataFrame) -> dict[str, Any]:
+    """Tables of a grid: values by row and task, differences, other metrics, runs; and what is missing."""
+    order = list(grid.get("rows", {}))
+    of = data[data.grid == name].copy()
+    of["position"] = of.row.map(lambda row: order.index(row) if row in order else len(order))
+    of = of.sort_values("position", kind="stable")
+    of["label"] = of.label.where(of.label != "", of.row)
+    tables = []
+    for (kind, metric), values in of.groupby(["kind", "metric"], sort=False):
+        cells = values.assign(cell=[cell(line) for line in values.itertuples()])
+        table = cells.pivot_table(
+            index="label", columns="task", values="cell", aggfunc="first", sort=False, fill_value="–"
+        )
+        tables.append((f"{kind}: {metric}", values.kind.iloc[0], html(table)))
+    wide = [
+        (title, table) for title, kind, table in tables if title.endswith((": spearman", ": accuracy", ": times ours"))
+    ]
+    rest = [(title, table) for title, kind, table in tables if (title, table) not in wide]
+    of_runs = runs[runs.grid == name]
+    done = set(zip(of_runs.row, of_runs.seed, strict=True))
+    planned = [
+        (row, str(seed) if (values or {}).get("train", {}) is not None else "")
+        for row, values in grid.get("rows", {}).items()
+        for seed in (values or {}).get("seeds", grid.get("seeds", [42]))
+    ]
+    return {
+        "name": name,
+        "title": grid.get("title", name),
+        "about": grid.get("about", ""),
+        "tables": wide,
+        "rest": rest,
+        "runs": html(of_runs.drop(columns=["grid", "measures"]).set_index("row")),
+        "missing": [
+            f"{row} seed {seed}".removesuffix(" seed ")
+            for row, seed in dict.fromkeys(planned)
+            if (row, seed) not in done
+        ],
+    }
+
+
+def cell(line: Any) -> str:
+    """A value as text: mean ± standard deviation over seeds, and its interval."""
+    if line.value != line.value:
+        return "undefined"
+    digits = "+.2f" if line.kind == "difference" else ",.6g" if line.value % 1 == 0 else ".2f"
+    number = f"{line.value:{digits}}"
+    spread = f" ± {line.sd:.2f}" if line.seeds > 1 and line.sd == line.sd and line.kind != "difference" else ""
+    interval = f" ({line.low:.2f} to {line.high:.2f})" if line.low == line.low and line.high > line.low else ""
+    seeds = f", {line.seeds} seeds" if line.kind == "difference" and line.seeds > 1 else ""
+    return minus(number + spread + interval + seeds)
+
+
+def minus(text: str) -> str:
+    """The text with true minus signs before numbers."""
+    return re.sub(r"(?<![\w–-])-(?=\d)", "−", text)
+
+
+def html(table: pd.DataFrame) -> Markup:
+    """A table as HTML."""
+    table.index.name = table.columns.name = None
+    return Markup(table.to_html(border=0, escape=True))
+
 
 if __name__ == "__main__":
-    guarded(lambda: report_main(tyro.cli(ReportSettings, description=__doc__)))
+    guarded(lambda: main(tyro.cli(Settings, description=__doc__)))

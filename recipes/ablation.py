@@ -1,17 +1,344 @@
-"""A table of experiments, one row after another: trains, measures, and keeps what came out.
+"""Run the experiments of a grid: train each row, measure it, and add the measurements to docs/results.csv.
 
     python recipes/ablation.py --grid recipes/grids/ablation.yaml --data-dir DATA
     python recipes/ablation.py --grid recipes/grids/nli.yaml --data-dir DATA --rows in-batch --seeds 42
     python recipes/ablation.py --grid recipes/grids/ablation.yaml --data-dir DATA --list
 
-Rows of a grid share everything but what they name. Killed, the same command goes on. `make report` makes tables of
-what is in docs/results.
+Rows of a grid differ only in the settings they name. After a kill the same command resumes: training from its last checkpoint,
+and nothing that is in the results file is measured again. `make report` draws the results.
 """
 
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import platform
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
 import tyro
+import yaml
+from ablation_grid import RUNS, Experiment, Grid, changed, experiments, load_grid
+from ablation_measure import Measurement, asked, differences, load_scores, measure, training_facts
+from filelock import FileLock
 
 from angle_llm.cli import guarded
-from angle_llm.experiments import RunnerSettings, run_grid
+from angle_llm.config import SettingsError, save_settings
+from angle_llm.io import write_text
+from angle_llm.model.encoder import SentenceEncoder
+
+SCORES = "scores.npz"
+COMMAND = "python recipes/ablation.py --grid recipes/grids/{}.yaml --data-dir DATA --rows {}"
+PACKAGES = ("angle_llm", "torch", "transformers", "peft", "accelerate", "scipy")
+KEY = ("grid", "row", "seed")
+MEASUREMENTS = (*KEY, "kind", "task", "text", "metric", "value", "low", "high", "n", "reference", "p", "note")
+RUNS_COLUMNS = (*KEY, "label", "date", "commit", "machine", "versions", "command", "settings", "measures")
+
+Line = dict[str, str]
+Key = tuple[str, ...]
+
+
+class ExperimentError(RuntimeError):
+    """An experiment that could not be finished."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Train and measure the experiments of a grid that have no result yet."""
+
+    grid: Path
+    """Grid file, such as recipes/grids/ablation.yaml."""
+    data_dir: Path
+    """Folder that DATA/ in a grid stands for."""
+    results: Path = Path("docs/results.csv")
+    """Results file; runs.csv beside it holds the settings, command, commit and date of each run."""
+    runs: Path = Path("runs")
+    """Folder of the trained models: RUNS/GRID/ROW-seedN."""
+    rows: tuple[str, ...] = ()
+    """Only these rows."""
+    seeds: tuple[int, ...] = ()
+    """Only these seeds."""
+    launch: str = ""
+    """Launcher of the training process, such as "accelerate launch --num_processes 8". Empty: this Python."""
+    device: str | None = None
+    """Device for the measurements. None: the best available."""
+    again: bool = False
+    """Measure the selected rows again; rows whose model is not in RUNS are trained first."""
+    train_only: bool = False
+    """Train the selected rows whose model is not in RUNS; measure nothing."""
+    list: bool = False
+    """Print which experiments have a result, and exit."""
+
+
+class Results:
+    """The results file (one line per measurement) and runs.csv beside it (one line per run: grid, row, seed).
+
+    Every change rewrites both files atomically and under a lock, so several runners may share them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.paths = {path: MEASUREMENTS, path.with_name("runs.csv"): RUNS_COLUMNS}
+        self.lock = FileLock(f"{path}.lock")
+
+    def read(self) -> tuple[list[Line], list[Line]]:
+        """All measurements, all runs."""
+        lines = [
+            list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))) if path.is_file() else []
+            for path in self.paths
+        ]
+        return lines[0], lines[1]
+
+    def of(self, key: Key) -> tuple[list[Line], Line | None]:
+        """Measurements of one run, and the run itself."""
+        measurements, runs = self.read()
+        return [m for m in measurements if _key(m) == key], next((run for run in runs if _key(run) == key), None)
+
+    def record(self, key: Key, run: Line, found: Iterable[Measurement]) -> None:
+        """Add measurements of a run. Its earlier ones of the same kinds, or of kinds `run` does not list, are removed."""
+        new = [_line(dict(zip(KEY, key, strict=True)) | one) for one in found]
+        keep = {*yaml.safe_load(run["measures"]), "difference"} - {one["kind"] for one in new}
+        with self.lock:
+            measurements, runs = self.read()
+            measurements = [m for m in measurements if _key(m) != key or m["kind"] in keep]
+            runs = [r for r in runs if _key(r) != key]
+            self._write([*measurements, *new], [*runs, dict(zip(KEY, key, strict=True)) | run])
+
+    def compare(self, grid: str, find: Callable[[list[Line]], list[Measurement]]) -> None:
+        """Replace the differences of a grid by those that `find` returns for its measurements."""
+        with self.lock:
+            measurements, runs = self.read()
+            of_grid = [m for m in measurements if m["grid"] == grid]
+            found = [_line({"grid": grid} | one) for one in find(of_grid)]
+            rest = [m for m in measurements if m["grid"] != grid or m["kind"] != "difference"]
+            self._write([*rest, *found], runs)
+
+    def _write(self, *tables: list[Line]) -> None:
+        for (path, columns), lines in zip(self.paths.items(), tables, strict=True):
+            text = io.StringIO()
+            writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(sorted(lines, key=lambda line: (*_key(line), line.get("kind", ""))))
+            write_text(path, text.getvalue())
+
+
+def _key(line: Mapping[str, str]) -> Key:
+    return tuple(line[name] for name in KEY)
+
+
+def flow(values: dict[str, Any]) -> str:
+    """Plain values as YAML in one line."""
+    text: str = yaml.safe_dump(values, default_flow_style=True, width=1 << 20, sort_keys=False)
+    return text.strip()
+
+
+def _line(values: Measurement) -> Line:
+    """A measurement as text; seven digits, and nothing for a value that does not exist."""
+    return {
+        name: "" if value is None or value != value else f"{value:.7g}" if isinstance(value, float) else str(value)
+        for name, value in values.items()
+    }
+
+
+def main(settings: Settings) -> None:
+    """Run the selected experiments of a grid one after another.
+
+    Raises:
+        SettingsError: if the grid or a setting of a row cannot be used; nothing has run then.
+        ExperimentError: if a training run failed; finished experiments keep their results.
+    """
+    data_dir = settings.data_dir.expanduser().resolve()
+    if not data_dir.is_dir():
+        raise SettingsError(f"--data-dir: no folder at {settings.data_dir}. README.md lists the files it must hold.")
+    grid = load_grid(settings.grid)
+    every = experiments(grid, data_dir)
+    selected = experiments(grid, data_dir, settings.rows, settings.seeds)
+    results, made_by = Results(settings.results), commit()  # before training: the checkout may change meanwhile
+    for number, one in enumerate(selected, 1):
+        missing = missing_kinds(one, results.of(one.key)[1])
+        if settings.list:
+            print(f"{one.name:40} {'missing: ' + ', '.join(missing) if missing else 'has a result'}")
+            continue
+        print(f"[{number}/{len(selected)}] {grid.name}: {one.name}", flush=True)
+        if settings.train_only:
+            if one.seed is not None:
+                train(grid, one, settings, data_dir)
+        elif missing or settings.again:
+            run_experiment(grid, one, settings, data_dir, results, made_by)
+            results.compare(
+                grid.name,
+                lambda measured: differences(every, measured, lambda e: load_scores(folder(e, settings) / SCORES)),
+            )
+
+
+def run_experiment(
+    grid: Grid, one: Experiment, settings: Settings, data_dir: Path, results: Results, made_by: str
+) -> None:
+    """Train and measure one experiment as far as its measurements are missing; each kind is recorded at once."""
+    lines, known = ([], None) if settings.again else results.of(one.key)
+    if known and (other := changed(yaml.safe_load(known["settings"]), one.given)):
+        raise ExperimentError(
+            f"{settings.results}: {one.name} of grid {grid.name} has results of other settings: {', '.join(other)}. "
+            "Rename the row, or remove its folder below --runs and use --again."
+        )
+    path, how = one.settings.model.path, {}
+    if one.seed is not None:
+        model = str(train(grid, one, settings, data_dir))
+    else:
+        model = model_path(path, settings)
+        names = ("prompt", "pooling", "max_length", "dtype", "revision", "bits")
+        how = {name: getattr(one.settings.model, name) for name in names}
+    facts = training_facts(Path(model).parent) if one.seed is not None or path.startswith(RUNS) else []
+    before = [(line["metric"], line["value"]) for line in lines if line["kind"] == "training"]
+    if before != [(line["metric"], line["value"]) for line in map(_line, facts)]:
+        known = None  # the model was trained again; all measurements of a run belong to one model
+    missing, done = missing_kinds(one, known), yaml.safe_load(known["measures"]) if known else {}
+    encoder = SentenceEncoder.from_pretrained(model, device=settings.device, **how)
+    run = {
+        "label": one.label,
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "commit": made_by,
+        "machine": machine(),
+        "versions": ", ".join(f"{name} {version(name)}" for name in PACKAGES),
+        "command": COMMAND.format(grid.name, one.row) + ("" if one.seed is None else f" --seeds {one.seed}"),
+        "settings": flow(one.given),
+    }
+    for kind in missing:
+        print(f"  measuring {kind}", flush=True)
+        found = measure(encoder, one.measures, kind, data_dir, folder(one, settings) / SCORES)
+        done |= {kind: asked(one.measures)[kind]}
+        results.record(one.key, run | {"measures": flow(done)}, [*facts, *found])
+
+
+def missing_kinds(one: Experiment, known: Line | None) -> list[str]:
+    """Kinds of measurement that a row asks for and its recorded run lacks, or has on other data."""
+    done = yaml.safe_load(known["measures"]) if known else {}
+    return [kind for kind, what in asked(one.measures).items() if done.get(kind) != what]
+
+
+def folder(one: Experiment, settings: Settings) -> Path:
+    """Run directory of an experiment."""
+    return settings.runs / one.grid / one.name
+
+
+def model_path(path: str, settings: Settings) -> str:
+    """A model's path or name, with `RUNS/` replaced by the folder of trained models."""
+    found = settings.runs / path.removeprefix(RUNS)
+    if not path.startswith(RUNS):
+        return path
+    if not found.is_dir():
+        row = re.fullmatch(rf"{RUNS}([^/]+)/([^/]+)-seed(\d+)/model", path)
+        how = f" Train it: {COMMAND.format(row[1], row[2])} --seeds {row[3]} --train-only" if row else ""
+        raise ExperimentError(f"no model at {found}, which a row of another grid trains.{how}")
+    return str(found.resolve())
+
+
+def train(grid: Grid, one: Experiment, settings: Settings, data_dir: Path) -> Path:
+    """Train an experiment in its own process, from its last checkpoint if there is one; returns the model folder.
+
+    Its first stage is trained before. A finished run is not trained again.
+
+    Raises:
+        ExperimentError: if training fails, or the folder holds a run with other settings.
+    """
+    here = folder(one, settings)
+    if one.after is None:
+        base = model_path(one.settings.model.path, settings)
+    else:
+        (before,) = experiments(grid, data_dir, [one.after], [one.seed or 0])
+        base = str(train(grid, before, settings, data_dir).resolve())
+    run = replace(one.settings, run_dir=str(here), resume="auto", model=replace(one.settings.model, path=base))
+    if not run.checkpoint.every_steps:
+        run = replace(run, checkpoint=replace(run.checkpoint, every_steps=25, keep=1))
+    config, given = here / "config.yaml", here / "given.json"
+    here.mkdir(parents=True, exist_ok=True)
+    with FileLock(here / ".lock"):  # two rows may share a first stage
+        if given.is_file() and (other := changed(json.loads(given.read_text(encoding="utf-8")), one.given)):
+            raise ExperimentError(f"{here} holds a run with other settings: {', '.join(other)}. Remove that folder.")
+        if (here / "model").is_dir():
+            return here / "model"
+        write_text(given, json.dumps(one.given))
+        save_settings(run, config)
+        print(f"  training {one.name}", flush=True)
+        launcher = shlex.split(settings.launch) or [sys.executable]
+        code = run_and_forward_signals([*launcher, "-m", "angle_llm.cli", "train", "--config", str(config)])
+    if code:
+        raise ExperimentError(f"training {one.name} ended with exit code {code}. The same command resumes in {here}.")
+    return here / "model"
+
+
+def run_and_forward_signals(command: list[str]) -> int:
+    """Run a command in its own process group and return its exit code.
+
+    The first SIGINT, SIGTERM or SIGHUP is forwarded as SIGTERM, so that training writes a checkpoint; the program then exits
+    with 128 + its number when the command has ended. Later signals are forwarded unchanged.
+    """
+    received: list[int] = []
+    process: subprocess.Popen[bytes] | None = None
+
+    def forward(number: int, _: Any) -> None:
+        received.append(number)
+        send(number if len(received) > 1 else signal.SIGTERM)
+
+    def send(number: int) -> bool:
+        """Signal the group; False if it has ended."""
+        with suppress(ProcessLookupError):
+            if process is not None:
+                os.killpg(process.pid, number)
+            return True
+        return False
+
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, forward) for number in numbers}
+    try:
+        process = subprocess.Popen(command, start_new_session=True)
+        if received:  # while it started
+            send(signal.SIGTERM)
+        code = process.wait()
+        while received and send(0):  # a launcher may end before its training process
+            time.sleep(0.1)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if received:
+        raise SystemExit(128 + received[0])
+    return code
+
+
+def machine() -> str:
+    """Devices, or CPU threads and the processor's name."""
+    import torch
+
+    if torch.cuda.is_available():
+        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    cpu = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.*)", cpu.read_text(encoding="utf-8")) if cpu.is_file() else []
+    return f"{torch.get_num_threads()} CPU thread(s), {(names or [platform.machine()])[0]}"
+
+
+def commit() -> str:
+    """Commit of this checkout, with + if its code or grids have changed since; empty without git."""
+    git = ["git", "-C", str(Path(__file__).parents[1])]
+    try:
+        head = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True)
+        status = [*git, "status", "--porcelain", "--", "angle_llm", "recipes", "prompts"]
+        dirty = subprocess.run(status, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return head.stdout.strip() + ("+" if dirty else "")
+
 
 if __name__ == "__main__":
-    guarded(lambda: run_grid(tyro.cli(RunnerSettings, description=__doc__)))
+    guarded(lambda: main(tyro.cli(Settings, description=__doc__)))

@@ -51,7 +51,7 @@ STARTER = StsFinetuneSettings(
     # 3. What to train on and what to be measured on: any scored pairs.
     data=DataSettings(limit=1024, shuffle_seed=42),
     test=DataSource(path="starter:graded_pairs.tsv", format="scored_pair", score_range=(0, 5)),
-    # 4. Grades are ranked; the in-batch term knows only like and unlike (docs/RESULTS.md tells what each is worth).
+    # 4. Grades are ranked; the in-batch term knows only like and unlike (docs/results.md tells what each is worth).
     objective=ObjectiveSettings(cosine_weight=1, in_batch_weight=0),
     # 5. The optimizer.
     optimizer=OptimizerSettings(learning_rate=5e-4),

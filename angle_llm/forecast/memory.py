@@ -22,7 +22,7 @@ CONTEXT = {"cuda": round(0.6 * GIB), "cpu": round(0.6 * GIB)}
 EXCHANGE_CONTEXT = round(0.4 * GIB)
 """NCCL's buffers, where several GPUs take part."""
 LOST = {"cuda": 0.05, "cpu": 0.3}
-"""Share of activations that allocators lose: seen on a CPU (docs/LOG.md), allowed for on a GPU."""
+"""Share of activations that allocators lose: seen on a CPU (docs/history), allowed for on a GPU."""
 
 
 @dataclass(frozen=True)

@@ -231,7 +231,7 @@ def bound_kernel_caches() -> None:
     bfloat16.
 
     Each size of a micro-batch needs kernels of its own, 5 to 13 MiB of them seen, and a large batch has as many sizes as
-    micro-batches: memory grew with the batch (docs/LOG.md, "Where a cached step's memory went"). All layers share the kernels
+    micro-batches: memory grew with the batch (docs/history, "Where a cached step's memory went"). All layers share the kernels
     of a size. Variables of the environment that are set already stay. On x86 only, where it was looked at.
     """
     if platform.machine() in ("x86_64", "AMD64"):
@@ -246,7 +246,7 @@ def freed_memory_kept() -> Iterator[None]:
 
     Else glibc gives the top of its heap back as soon as some MiB of it are free. A layer's temporaries are tens of MiB, so
     they came back page by page, emptied by the kernel: an eighth of the time of encoding with SmolLM2 in float32
-    (docs/LOG.md). This is a setting of the process: it helps in the main thread, whose heap it is; the first of two that
+    (docs/history). This is a setting of the process: it helps in the main thread, whose heap it is; the first of two that
     are within to leave ends it for both. Nothing is done without glibc, nor where its own variables have set it up.
     """
     mallopt = _mallopt()

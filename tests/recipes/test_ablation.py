@@ -1,0 +1,261 @@
+"""The grid runner on a tiny LLaMA: rows are trained in their own process, measured once, and compared pair by pair."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ablation import Line, Results, Settings, main, run_and_forward_signals
+from ablation_grid import experiments, load_grid
+from ablation_measure import asked, load_scores
+from tiny import save_tiny_base
+
+from angle_llm import AngleObjective, SentenceEncoder
+from angle_llm.config import SettingsError, settings_to_dict
+from angle_llm.evaluate import evaluate, select_tasks
+
+ROOT = Path(__file__).parents[2]
+GRIDS = sorted((ROOT / "recipes" / "grids").glob("*.yaml"))
+DATA = Path("/data")
+GRID = """
+title: Tiny
+seeds: [1]
+reference: as-is
+train:
+  model: {{path: {base}, dtype: float32, prompt: plain, max_length: 32}}
+  lora: {{rank: 0}}
+  data: {{path: DATA/pairs.jsonl, format: scored_pair, limit: 16}}
+  objective: {{in_batch_weight: 0, cosine_weight: 1}}
+  optimizer: {{learning_rate: 0.01}}
+  batch_size: 8
+measures: {{sts: [stsb-dev]}}
+rows:
+  as-is: {{train: null}}
+  one: {{}}
+  two: {{after: one, label: second stage, measures: {measures}}}
+"""
+MEASURES = "{sts: [stsb-dev], pairs: {mine: {path: DATA/pairs.jsonl, format: scored_pair}}}"
+WORDS = ["red", "green", "blue", "cat", "dog", "bird", "runs", "sings", "sleeps", "fast"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data, base model and a grid."""
+    folder = tmp_path_factory.mktemp("grid")
+    generator = np.random.default_rng(0)
+    rows = [(" ".join(generator.choice(WORDS, 4)), " ".join(generator.choice(WORDS, 4)), i % 5) for i in range(40)]
+    (folder / "data" / "stsb").mkdir(parents=True)
+    lines = [json.dumps({"text1": a, "text2": b, "score": s / 4}) for a, b, s in rows]
+    (folder / "data" / "pairs.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    table = "\n".join(["sentence1\tsentence2\tscore", *(f"{a}\t{b}\t{s}" for a, b, s in rows)])
+    (folder / "data" / "stsb" / "dev.tsv").write_text(table + "\n", encoding="utf-8")
+    save_tiny_base("llama", folder / "base")
+    write_grid(folder)
+    return folder
+
+
+def write_grid(folder: Path, measures: str = "{sts: [stsb-dev]}", *changes: tuple[str, str]) -> None:
+    text = GRID.format(base=folder / "base", measures=measures)
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "tiny.yaml").write_text(text, encoding="utf-8")
+
+
+def settings_in(folder: Path) -> Settings:
+    results, runs = folder / "results.csv", folder / "runs"
+    return Settings(grid=folder / "tiny.yaml", data_dir=folder / "data", results=results, runs=runs, device="cpu")
+
+
+def lines(path: Path, **where: str) -> list[Line]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return [line for line in csv.DictReader(file) if all(line[name] == value for name, value in where.items())]
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> Path:
+    main(settings_in(folder))
+    return folder / "results.csv"
+
+
+def test_each_row_is_trained_and_measured(folder: Path, results: Path) -> None:
+    runs = lines(folder / "runs.csv")
+    assert [(run["row"], run["seed"], run["label"]) for run in runs] == [
+        ("as-is", "", "as-is"),
+        ("one", "1", "one"),
+        ("two", "1", "second stage"),
+    ]
+    task = select_tasks(["stsb-dev"], folder / "data", "raw")
+    models = [folder / "base", folder / "runs/tiny/one-seed1/model", folder / "runs/tiny/two-seed1/model"]
+    values = []
+    for run, model in zip(runs, models, strict=True):
+        how = {} if run["seed"] else {"prompt": "plain", "max_length": 32}
+        direct = evaluate(SentenceEncoder.from_pretrained(model, device="cpu", **how).encode, task)
+        (line,) = lines(results, row=run["row"], kind="sts", metric="spearman", task="stsb-dev")
+        assert float(line["value"]) == pytest.approx(direct.tasks["stsb-dev"].spearman, rel=1e-6)
+        assert float(line["low"]) < float(line["value"]) < float(line["high"])
+        assert line["n"] == "40"
+        values.append(float(line["value"]))
+    assert len(set(values)) == 3
+    (steps,) = lines(results, row="one", metric="steps")
+    assert steps["value"] == "2"
+    config = (folder / "runs/tiny/two-seed1/settings.yaml").read_text(encoding="utf-8")
+    assert str(folder / "runs/tiny/one-seed1/model") in config
+
+
+def test_the_results_repeat_the_command_and_hold_no_machine_path(folder: Path, results: Path) -> None:
+    one = lines(folder / "runs.csv", row="one")[0]
+    assert one["command"].endswith("--grid recipes/grids/tiny.yaml --data-dir DATA --rows one --seeds 1")
+    assert "path: DATA/pairs.jsonl" in one["settings"]
+    written = results.read_text(encoding="utf-8") + (folder / "runs.csv").read_text(encoding="utf-8")
+    assert str(folder / "data") not in written
+    assert str(folder / "runs") not in written
+
+
+def test_rows_are_compared_pair_by_pair(folder: Path, results: Path) -> None:
+    one, two = lines(results, kind="difference")
+    assert (one["row"], two["row"], one["reference"]) == ("one", "two", "as-is")
+    spearman = {line["row"]: float(line["value"]) for line in lines(results, kind="sts", metric="spearman")}
+    assert float(one["value"]) == pytest.approx(spearman["one"] - spearman["as-is"], abs=1e-4)
+    assert float(one["low"]) < float(one["value"]) < float(one["high"])
+    scores = load_scores(folder / "runs/tiny/one-seed1/scores.npz")
+    assert len(scores["stsb-dev"].cosine) == 40
+
+
+def test_nothing_is_measured_twice_and_a_new_measure_is_added(folder: Path, results: Path) -> None:
+    before = {path: path.read_bytes() for path in (results, folder / "runs.csv")}
+    models = {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("*.safetensors")}
+    main(settings_in(folder))
+    assert {path: path.read_bytes() for path in before} == before
+    write_grid(folder, "{sts: [stsb-dev], saturation: {path: DATA/pairs.jsonl, format: scored_pair}}")
+    try:
+        main(replace(settings_in(folder), rows=("two",)))
+    finally:
+        write_grid(folder)
+    shares = [float(x["value"]) for x in lines(results, kind="saturation", task="pairs") if "to" in x["metric"]]
+    assert sum(shares) == pytest.approx(100)
+    assert set(before[results].splitlines()) < set(results.read_bytes().splitlines())
+    assert {path: path.stat().st_mtime_ns for path in models} == models
+
+
+def test_results_of_other_settings_are_refused(folder: Path, results: Path) -> None:
+    write_grid(folder, "{sts: [stsb-dev]}", ("one: {}", "one: {train: {optimizer: {learning_rate: 0.5}}}"))
+    before = results.read_bytes()
+    try:
+        with pytest.raises(RuntimeError, match=r"(?s)one-seed1.*optimizer\.learning_rate"):
+            main(replace(settings_in(folder), rows=("one",), again=True))
+    finally:
+        write_grid(folder)
+    assert results.read_bytes() == before
+
+
+def test_without_cached_scores_the_known_interval_stays(folder: Path, results: Path) -> None:
+    before = lines(results, kind="difference")
+    for cache in (folder / "runs").rglob("scores.npz"):
+        cache.write_bytes(b"damaged")
+    main(replace(settings_in(folder), rows=("as-is",), again=True))
+    assert lines(results, kind="difference") == before
+
+
+def test_a_stopped_run_resumes(folder: Path, tmp_path: Path) -> None:
+    """SIGTERM reaches the training process, which writes a checkpoint; the same command resumes it."""
+    grid = GRID.format(base=folder / "base", measures="{sts: [stsb-dev]}").replace(
+        "batch_size: 8", "batch_size: 8\n  epochs: 100\n  checkpoint: {every_steps: 1, keep: 1}"
+    )
+    (tmp_path / "tiny.yaml").write_text(grid, encoding="utf-8")
+    flags = ["--grid", "tiny.yaml", "--data-dir", str(folder / "data"), "--results", "results.csv", "--device", "cpu"]
+    command = [sys.executable, str(ROOT / "recipes" / "ablation.py"), *flags, "--rows", "as-is", "one"]
+    metrics = tmp_path / "runs/tiny/one-seed1/metrics.jsonl"
+    program = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 120
+        while not (metrics.is_file() and metrics.stat().st_size):
+            assert program.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        program.terminate()
+        assert program.wait(timeout=60) == 128 + signal.SIGTERM
+    finally:
+        if program.poll() is None:
+            os.killpg(program.pid, signal.SIGKILL)
+    assert len(metrics.read_text().splitlines()) < 200
+    assert any((metrics.parent / "checkpoints").iterdir())
+    first = lines(tmp_path / "results.csv")
+    assert {line["row"] for line in first} == {"as-is"}
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert again.count("measuring") == 1
+    assert lines(tmp_path / "results.csv", row="as-is") == first
+    assert lines(tmp_path / "results.csv", row="one", metric="steps")[0]["value"] == "200"
+
+
+def test_the_exit_code_is_returned_and_handlers_are_restored() -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    assert run_and_forward_signals([sys.executable, "-c", "raise SystemExit(3)"]) == 3
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+@pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
+def test_every_grid_of_the_project_can_be_run(path: Path) -> None:
+    """Settings are valid, something is measured, and a model that has seen STS-B train is not measured on STS12 to 16."""
+    chosen = experiments(load_grid(path), DATA)
+    seen = {one.row for one in chosen if one.seed is not None and "stsb/train" in str(one.given)}
+    while more := {one.row for one in chosen if one.after in seen} - seen:
+        seen |= more
+    for one in chosen:
+        if one.seed is not None:
+            AngleObjective(**settings_to_dict(one.settings.objective))
+            assert one.settings.seed == one.seed
+        assert asked(one.measures)
+        assert one.row not in seen or not {"sts12", "sts13", "sts14", "sts15", "sts16"}.intersection(one.measures.sts)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (("rows:", "rosw:"), "rosw.*rows"),
+        (("after: one", "after: none"), "row two.*none"),
+        (("after: one", "after: two"), "row two.*two"),
+        (("after: one", "after: as-is"), "row two.*as-is"),
+        (("after: one", "seeds: [8], after: one"), "row two.*seed 8"),
+        (("reference: as-is", "reference: best"), "best"),
+        (("  one: {", "  ../up: {"), "../up"),
+        (("  one: {", "  one: {train: {optimizer: {warmpu: 3}}"), "row one.*warmpu.*warmup"),
+        (("  one: {", "  one: {train: {seed: 3}"), "row one.*seed"),
+        (("  one: {", "  one: {train: {data: {shuffle_seed: 3}}"), "row one.*shuffle_seed"),
+        (("title: Tiny", "title: ["), "tiny.yaml"),
+    ],
+)
+def test_a_mistake_in_a_grid_is_named(change: tuple[str, str], named: str, tmp_path: Path) -> None:
+    write_grid(tmp_path, "{}", change)
+    with pytest.raises(SettingsError, match=f"(?s){named}"):
+        experiments(load_grid(tmp_path / "tiny.yaml"), DATA)
+
+
+def test_an_unknown_grid_row_or_seed_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"none\.yaml"):
+        load_grid(tmp_path / "none.yaml")
+    write_grid(tmp_path)
+    grid = load_grid(tmp_path / "tiny.yaml")
+    with pytest.raises(SettingsError, match=r"--rows.*'oen'.*'one'"):
+        experiments(grid, DATA, ["oen"])
+    with pytest.raises(SettingsError, match=r"--seeds.*8"):
+        experiments(grid, DATA, ["one"], [8])
+
+
+def test_two_programs_share_a_results_file(tmp_path: Path) -> None:
+    for row in ("b", "a"):
+        run = dict.fromkeys(("label", "date", "commit", "machine", "versions", "command"), "x")
+        run |= {"settings": "{}", "measures": "{sts: {}}"}
+        Results(tmp_path / "results.csv").record(
+            ("grid", row, "1"), run, [{"kind": "sts", "task": "t", "metric": "spearman", "value": 1.5}]
+        )
+    assert [line["row"] for line in lines(tmp_path / "results.csv")] == ["a", "b"]
+    assert len(lines(tmp_path / "runs.csv")) == 2

@@ -1,56 +1,143 @@
-"""`angle-llm plan`: forecast memory and work of a training run without loading weights."""
+"""`angle-llm plan`: forecast memory and work of a training run without loading weights.
+
+The model is built without weights (`model.outline`), batches are planned as in training, and the largest step is run on the meta
+device, where its tensors are counted (`model.step_memory`).
+"""
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic.dataclasses import dataclass
 
-from angle_llm.config import STRICT, SettingsError, TrainSettings
+from angle_llm.config import STRICT, Positive, PositiveFloat, SettingsError, TrainSettings, settings_to_dict
+
+if TYPE_CHECKING:
+    from angle_llm.train.forecast import Forecast
 
 
 @dataclass(frozen=True, config=STRICT)
 class PlanSettings(TrainSettings):
-    """The settings of a training run, and of where it is to run."""
+    """Settings of a training run, and the devices it is planned for."""
 
-    memory: float | None = None
-    """GiB of one device: the largest micro_batch_tokens and graph_tokens that fit are proposed."""
-    processes: int = 1
-    """Processes of the run, one for each device."""
+    memory: PositiveFloat | None = None
+    """Memory of one device in GiB; the largest micro_batch_tokens and graph_tokens that fit are proposed."""
+    processes: Positive = 1
+    """Number of processes, one per device."""
     zero: Literal[0, 1, 2, 3] = 0
-    """Stage of DeepSpeed's ZeRO: 1 divides the optimizer's state among the processes, 2 gradients too, 3 weights too."""
+    """DeepSpeed ZeRO stage: 1 partitions the optimizer state, 2 also gradients, 3 also weights."""
     offload: Literal["none", "optimizer", "parameters"] = "none"
-    """What ZeRO keeps in the host's memory: the optimizer's state, or with stage 3 the weights as well."""
-    device: Literal["cuda", "cpu"] = "cuda"
-    """Where it is to run: what is kept for the backward pass depends on the kernels."""
-    sample: int = 2048
-    """Examples, in whole batches, that are tokenised and planned; what the run computes is extrapolated from them."""
+    """What ZeRO keeps in host memory: the optimizer state, or with stage 3 also the weights."""
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """Planned device; attention kernels differ in what they keep for the backward pass. auto: cuda if available, else cpu. Name
+    cuda to plan a GPU run on a machine without one."""
+    sample: Positive = 2048
+    """Number of examples that are tokenised and planned; the work of the run is extrapolated from them."""
     json: str | None = None
-    """A file to write the forecast to; its sizes are in bytes."""
+    """Also write the forecast to this JSON file, sizes in bytes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("processes", "sample"):
-            if getattr(self, name) < 1:
-                raise SettingsError(f"{name} must be 1 or more, got {getattr(self, name)}.")
-        if self.memory is not None and self.memory <= 0:
-            raise SettingsError(f"memory is a positive number of GiB, got {self.memory}.")
         if self.offload != "none" and self.zero == 0:
-            raise SettingsError(f"offload {self.offload} needs ZeRO. Set zero to 1, 2 or 3, or offload to none.")
+            raise SettingsError(f"--offload {self.offload} needs ZeRO. Set --zero 1, 2 or 3, or --offload none.")
         if self.offload == "parameters" and self.zero != 3:
-            raise SettingsError(f"offload parameters needs zero 3, got {self.zero}. Or set offload to optimizer.")
+            raise SettingsError(f"--offload parameters needs --zero 3, got {self.zero}. Or set --offload optimizer.")
         if self.zero == 3 and self.model.bits is not None:
             raise SettingsError(
-                f"ZeRO-3 cannot divide a base held in {self.model.bits} bits. Set zero to 2, or leave model.bits away."
+                f"--zero 3 cannot partition a base quantised to {self.model.bits} bits. Set --zero 2, or omit model.bits."
             )
+
+    @property
+    def device_kind(self) -> str:
+        """cuda or cpu."""
+        import torch
+
+        if self.device != "auto":
+            return self.device
+        return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def plan_main(settings: PlanSettings) -> None:
     """Print the forecast; write it as JSON with `--json`."""
-    from angle_llm.forecast.plan import forecast, shown, write_forecast
+    from angle_llm.train.forecast import forecast
 
     found = forecast(settings)
-    print(shown(settings, found))
+    print(render(settings, found))
     if settings.json is not None:
         write_forecast(settings, found, Path(settings.json).expanduser())
+
+
+_PARTS = {
+    "base_weights": "base weights",
+    "trained_weights": "trained weights",
+    "optimizer": "optimizer",
+    "gradients": "gradients",
+    "activations": "activations",
+    "embeddings": "embeddings and loss",
+    "exchange": "reduction and gathering",
+    "allowance": "allowance",
+}
+
+
+def render(settings: PlanSettings, found: Forecast) -> str:
+    """The forecast as text."""
+    from angle_llm.train.device_memory import Sharding
+
+    work = found.work
+    bits = f", linear layers in {settings.model.bits} bits" if settings.model.bits else ""
+    cached = (
+        f"{work.cached_batches} of {work.sampled_batches} are encoded twice (larger than graph_tokens {settings.graph_tokens:,})"
+        if work.cached_batches
+        else f"all graphs are kept (graph_tokens {settings.graph_tokens:,})"
+    )
+    lines = [
+        f"model       {settings.model.path}: {found.architecture}, {settings.model.dtype}{bits}",
+        f"parameters  {found.parameters:,}, trained {found.trainable:,} ({found.trainable / found.parameters:.2%})",
+        f"run         {work.examples:,} examples, {work.steps:,} steps of {settings.accumulation} × {settings.batch_size}",
+        f"tokens      {work.logical_tokens:,} logical, {work.computed_tokens:,} computed "
+        f"({work.computed_tokens / work.logical_tokens:.0%}, {work.layout}), {work.operations:.3g} operations",
+        f"batches     at most {work.largest_batch:,} computed tokens a process in {work.sampled_batches} sampled; {cached}",
+        f"devices     {settings.device_kind}, {Sharding(settings.processes, settings.zero, settings.offload)}",
+        "",
+        f"{'GiB on one device':26}{'expected':>10}{'budget full':>14}",
+    ]
+    expected, full = asdict(found.expected), asdict(found.at_budget)
+    for part, name in _PARTS.items():
+        if expected[part] or full[part]:
+            lines.append(f"  {name:24}{_gib(expected[part]):>10}{_gib(full[part]):>14}")
+    lines.append(f"  {'total':24}{_gib(found.expected.total):>10}{_gib(found.at_budget.total):>14}")
+    if found.host_bytes:
+        lines.append(f"  {'host, per process':24}{_gib(found.host_bytes):>10}")
+    lines.append(
+        f"\nActivations: {found.step.kept / found.step.tokens / 2**20:.3g} MiB per computed token. The allowance "
+        "(device context, libraries, fragmentation) is an estimate."
+    )
+    if found.proposed_tokens:
+        assert found.proposed is not None
+        lines += [
+            f"\nLargest budgets that fit {settings.memory:g} GiB ({_gib(found.proposed.total)} GiB when full):",
+            f"  --micro-batch-tokens {found.proposed_tokens} --graph-tokens {found.proposed_tokens}",
+        ]
+    elif found.proposed_tokens == 0:
+        lines.append(
+            f"\nNothing fits {settings.memory:g} GiB: the memory without activations is "
+            f"{_gib(found.expected.total - found.expected.activations)} GiB. Try --model.bits 4, a smaller --lora.rank or "
+            "--model.max-length, or --zero with more --processes."
+        )
+    return "\n".join(lines)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f}"
+
+
+def write_forecast(settings: PlanSettings, found: Forecast, path: Path) -> None:
+    """Write settings and forecast as JSON, sizes in bytes."""
+    from angle_llm.io import plain, write_json
+
+    content = {"settings": settings_to_dict(replace(settings, json=None)), **asdict(found)}
+    for name in ("expected", "at_budget"):
+        content[name]["total"] = getattr(found, name).total
+    write_json(path, plain(content))

@@ -26,11 +26,12 @@ from angle_llm.cli import guarded
 from angle_llm.config import DataSource, LoraSettings
 from angle_llm.data.formats import Example
 from angle_llm.data.sources import load_examples
-from angle_llm.forecast.memory import GIB, Device, Memory, Spread
-from angle_llm.forecast.step import loss_memory, model_step
 from angle_llm.model import outline, quantization
 from angle_llm.model.backbone import load_tokenizer, locate
 from angle_llm.model.micro_batches import Plan, PrefixSharing, plan_micro_batches
+from angle_llm.model.step_memory import model_step
+from angle_llm.train.device_memory import GIB, Device, Memory, Sharding
+from angle_llm.train.forecast import loss_memory
 from angle_llm.train.step import boundary_step
 
 SMALL = "python eval/gpu_check.py --layers 2 --hidden 64 --heads 4 --intermediate 96 --batch 4 --steps 3"
@@ -193,10 +194,10 @@ def forecast(
     step = model_step(
         outline.put_in(twin.model, backbone), [group.make() for group in groups], on_gpu=True, gradients_before=cached
     )
-    device = Device.holding(
+    device = Device.of(
         backbone,
         settings.hidden,
-        Spread(),
+        Sharding(),
         "cuda",
         embeddings=4 * settings.hidden * plan.unique,
         loss=loss_memory(AngleObjective(), examples, settings.hidden),

@@ -23,7 +23,7 @@ ALLOWED = {
     **dict.fromkeys(("evaluate", "export", "embed", "search", "mine", "check", "plan"), CORE),
 }
 ALLOWED["search"] = ALLOWED["mine"] = ALLOWED["check"] = CORE | {"embed", "search", "mine"}
-ALLOWED["plan"] = CORE | {"train", "forecast"}
+ALLOWED["plan"] = CORE | {"train"}
 LIBRARIES = {
     "accelerate": ("train/", "run.py"),
     "bitsandbytes": ("model/",),

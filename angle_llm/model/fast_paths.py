@@ -18,6 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+PLAIN_ATTENTION_TOKENS = 128
+"""Longest text (tokens) for which a CPU attends without a fused kernel: its flash kernel is slower there (2x in bfloat16), and
+faster from 256 tokens on, where plain attention also keeps the scores of every layer."""
+
 
 class _LoraLinear(torch.autograd.Function):
     @staticmethod

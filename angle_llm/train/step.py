@@ -15,14 +15,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from angle_llm.data.batching import TextBatch
 from angle_llm.losses.angle import ObjectiveValue
 from angle_llm.losses.nested import Objective
+from angle_llm.model import fast_paths
 from angle_llm.model.micro_batches import MicroBatch, Plan
 from angle_llm.train.checkpoint import device_state, set_device_state
 from angle_llm.train.strategies import SingleProcess, StepStrategy
 
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
-PLAIN_UP_TO = 128
-"""Tokens of the longest text up to which a CPU attends without a fused kernel: its flash kernel is slower there, twice in
-bfloat16, and faster from 256 on (docs/history), where the scores of every layer would also take more memory than the rest."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ def boundary_step(
     strategy = strategy or SingleProcess(model)
     cached = plan.largest_share > graph_tokens
     way = _step_cached if cached else _step_with_graphs
-    plain = strategy.processes.device.type == "cpu" and plan.longest_text <= PLAIN_UP_TO
+    plain = strategy.processes.device.type == "cpu" and plan.longest_text <= fast_paths.PLAIN_ATTENTION_TOKENS
     with sdpa_kernel([SDPBackend.MATH] if plain else _KERNELS):
         value = way(model, plan, _Boundary(batch, objective, share), strategy)
     parts = {name: float(part) for name, part in value.parts.items()}

@@ -120,7 +120,7 @@ def test_the_kernel_of_long_texts_gives_the_same(way: str, monkeypatch: pytest.M
     encoder = force(way, trainable_encoder("llama", torch.float64))
     loss, expected = plain_gradients(encoder)
     for plain_up_to in (0, 10**6):
-        monkeypatch.setattr("angle_llm.train.step.PLAIN_UP_TO", plain_up_to)
+        monkeypatch.setattr("angle_llm.model.fast_paths.PLAIN_ATTENTION_TOKENS", plain_up_to)
         asked: list[bool] = []
         hook = encoder.model.register_forward_pre_hook(lambda *_: asked.append(torch.backends.cuda.flash_sdp_enabled()))  # noqa: B023
         assert step(encoder, 60, KEEP).loss == pytest.approx(loss, rel=1e-12)

@@ -1,24 +1,17 @@
-"""`angle-llm plan`: settings in, forecast out.
-
-The model is built without weights (`modeling.outline`), batches are planned as training plans them, and the largest of
-them goes through a training step whose tensors are counted (`forecast.step`).
-"""
+"""Forecast of a training run: the plans of its first batches, the memory of its largest step, and budgets that fit a device."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from angle_llm.config import settings_to_dict
+import torch
+
 from angle_llm.data.batching import TextBatch
 from angle_llm.data.formats import Example
 from angle_llm.data.mixture import Mixture, load_mixture
 from angle_llm.data.store import cache_folder
-from angle_llm.forecast.memory import GIB, Device, Memory, Spread
-from angle_llm.forecast.step import StepMemory, loss_memory, model_step
-from angle_llm.io import plain, write_json
 from angle_llm.losses.nested import NestedObjective, Objective
 from angle_llm.model import outline
 from angle_llm.model.backbone import FlopsPerToken
@@ -26,70 +19,72 @@ from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.lora import count_parameters
 from angle_llm.model.micro_batches import MicroBatch, Plan
 from angle_llm.model.pooling import EmbeddingModel
-from angle_llm.plan import PlanSettings
+from angle_llm.model.step_memory import MemoryLedger, StepMemory, model_step
 from angle_llm.train.batches import Wordings, objectives_of
+from angle_llm.train.device_memory import GIB, Device, Memory, Sharding
 from angle_llm.train.schedule import BatchPlan
 
+if TYPE_CHECKING:
+    from angle_llm.plan import PlanSettings
+
 ROUND_TOKENS = 256
-MOST_TOKENS = 65_536
-"""Proposed budgets are multiples of the one and not above the other, where nothing is gained any more."""
+MAX_TOKENS = 65_536
+"""Proposed budgets are multiples of ROUND_TOKENS up to MAX_TOKENS; larger budgets gain nothing."""
 LARGEST_STEP = 8192
-"""Tokens of the largest of some steps that are counted; what other sizes take lies on the lines through them."""
-MOST_BATCHES = 64
-"""Of the sample."""
-
-
-def _spread(settings: PlanSettings) -> Spread:
-    return Spread(settings.processes, settings.zero, settings.offload)
+"""Tokens of the largest measured step; other sizes are interpolated linearly."""
+MAX_BATCHES = 64
+"""Maximum batches of the sample."""
+MAX_EXAMPLES = 1024
+"""The loss of a larger batch is extrapolated linearly from batches up to this size."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a run computes. Tokens and operations are extrapolated from the sample."""
+    """Work of a run. Tokens and operations are extrapolated from the sample."""
 
     examples: int
     steps: int
     logical_tokens: int
-    """Of the texts, repeats counted."""
+    """Tokens of all texts, repeats included."""
     computed_tokens: int
-    """That go through the model, padding included; twice in a cached step, and counted once."""
+    """Tokens of forward passes, padding included; the second pass of a cached step is not counted."""
     operations: float
     """Floating-point operations of the linear layers."""
     sampled_batches: int
     cached_batches: int
-    """Of the sampled ones, those that are encoded twice."""
+    """Sampled batches that are encoded twice."""
     largest_batch: int
-    """Computed tokens, of the process that has most."""
+    """Maximum computed tokens of one process in a batch."""
     layout: str
-    """trie or padded, in the first batch."""
+    """trie or padded, for the first batch."""
     reason: str
-    """Why this way."""
+    """Reason for the layout."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run will need."""
+    """Memory and work of a run."""
 
     architecture: str
     parameters: int
     trainable: int
     work: Work
     step: StepMemory
-    """The model's part of the most demanding step of the sample."""
+    """The encoder in the largest step of the sample."""
     expected: Memory
-    """In that step."""
+    """Memory in that step."""
     at_budget: Memory
-    """If batches filled `graph_tokens`, or micro-batches of cached steps `micro_batch_tokens`."""
+    """Memory of batches that fill `graph_tokens`, or of cached micro-batches that fill `micro_batch_tokens`."""
     host_bytes: int
-    """What one process offloads to the host."""
+    """Host memory of one process with offloading."""
     proposed_tokens: int | None
-    """The largest token budgets that fit `memory`; 0: none does; None: `memory` was not given."""
+    """Largest token budgets that fit `memory`; 0: none fits; None: `memory` is not set."""
     proposed: Memory | None
-    """With those budgets filled."""
+    """Memory of batches that fill those budgets."""
 
 
 def forecast(settings: PlanSettings) -> Forecast:
-    """Tells what a run with these settings will need; reads configuration, tokenizer and data, but no weights.
+    """Forecast memory and work of a run; reads configuration, tokenizer and data, but no weights.
 
     Raises:
         SettingsError, DataError, ArtifactError, PromptError, ValueError, FileNotFoundError: as the run itself would.
@@ -108,7 +103,7 @@ def forecast(settings: PlanSettings) -> Forecast:
     device = _device(settings, config, backbone, objectives[0], sample)
     model = outline.put_in(encoder.model, backbone)
     model.read_layers(settings.nested.layers)
-    outlined = _Outlined(model, on_gpu=settings.device == "cuda")
+    outlined = _Outlined(model, on_gpu=settings.device_kind == "cuda")
 
     step, cached = sample.most_demanding(outlined, device)
     expected = device.memory(step, cached=cached)
@@ -135,7 +130,7 @@ def forecast(settings: PlanSettings) -> Forecast:
 
 @dataclass(frozen=True)
 class _Outlined:
-    """A model without weights."""
+    """A model on the meta device."""
 
     model: EmbeddingModel
     on_gpu: bool
@@ -146,12 +141,12 @@ class _Outlined:
 
 @dataclass(frozen=True)
 class _Sample:
-    """The first batches of a run, planned."""
+    """The first batches of a run with their plans."""
 
     batches: list[list[Example]]
     texts: list[TextBatch]
     plans: list[Plan]
-    wordings: Wordings
+    tokens: Wordings
     graph_tokens: int
     accumulates: bool
 
@@ -160,12 +155,12 @@ class _Sample:
         found = cls([], [], [], Wordings(encoder, examples), settings.graph_tokens, settings.accumulation > 1)
         for _, batches in BatchPlan(examples.draws, settings).after(0):
             for indices in batches:
-                batch = found.wordings.batch(examples, indices)
-                ids = found.wordings.ids(batch.texts, batch.prompts)
+                batch = found.tokens.batch(examples, indices)
+                ids = found.tokens.ids(batch.texts, batch.prompts)
                 found.batches.append([examples[index] for index in indices])
                 found.texts.append(batch)
                 found.plans.append(encoder.plan_ids(ids, settings.micro_batch_tokens, settings.processes))
-                if len(found.plans) == MOST_BATCHES or found.examples >= settings.sample:
+                if len(found.plans) == MAX_BATCHES or found.examples >= settings.sample:
                     return found
         return found
 
@@ -175,20 +170,20 @@ class _Sample:
 
     @property
     def largest(self) -> int:
-        """Tokens of the largest share of a batch."""
+        """Maximum computed tokens of one process in a batch."""
         return max(plan.largest_share for plan in self.plans)
 
     @property
     def most_texts(self) -> list[Example]:
-        """The batch that has most rows."""
+        """The batch with the most texts."""
         return max(self.batches, key=lambda batch: len(TextBatch.from_examples(batch)))
 
     def is_cached(self, plan: Plan) -> bool:
-        """As `training.step` decides it."""
+        """Whether the batch is encoded twice; the rule of `train.step`."""
         return plan.largest_share > self.graph_tokens
 
     def most_demanding(self, outlined: _Outlined, device: Device) -> tuple[StepMemory, bool]:
-        """The step that takes most, and whether it is a cached one."""
+        """The step with the largest memory, and whether it is cached."""
         steps = []
         if kept := [plan for plan in self.plans if not self.is_cached(plan)]:
             plan = max(kept, key=lambda plan: plan.largest_share)
@@ -203,7 +198,7 @@ class _Sample:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What steps of one micro-batch take, by its size: straight lines between some of them, and beyond the last."""
+    """Memory of a step of one micro-batch by size, interpolated linearly between measured steps."""
 
     steps: list[StepMemory]
 
@@ -211,10 +206,10 @@ class _Sizes:
     def of(cls, outlined: _Outlined, encoder: SentenceEncoder, sample: _Sample) -> _Sizes:
         worded: dict[tuple[int, str], None] = {}
         ids: list[list[int]] = []
-        # As few as fill the largest step: texts of many batches would share more than one's do.
+        # Only as many as fill the largest step: texts of many batches share more prefixes than those of one.
         for batch in sample.texts:
             worded.update(dict.fromkeys(zip(batch.prompts, batch.texts, strict=True)))
-            ids = sample.wordings.ids([text for _, text in worded], [prompt for prompt, _ in worded])
+            ids = sample.tokens.ids([text for _, text in worded], [prompt for prompt, _ in worded])
             if sum(map(len, ids)) > 2 * LARGEST_STEP:
                 break
         most = min(LARGEST_STEP, encoder.plan_ids(ids, sum(map(len, ids))).computed_tokens)
@@ -226,7 +221,7 @@ class _Sizes:
         return cls([steps[tokens] for tokens in sorted(steps)])
 
     def at(self, tokens: int) -> StepMemory:
-        """Of so many tokens."""
+        """Memory at a number of tokens."""
         above = next((place for place, step in enumerate(self.steps) if step.tokens >= tokens), len(self.steps) - 1)
         after = self.steps[above]
         before = self.steps[above - 1] if above else StepMemory(0, 0, after.gradients, after.gradients)
@@ -244,11 +239,11 @@ def _device(settings: PlanSettings, config: Any, backbone: Any, objective: Objec
         objective.check_width(dimensions)
     columns = dimensions * (1 + len(settings.nested.layers))
     batch = sample.most_texts
-    return Device.holding(
+    return Device.of(
         backbone,
         width,
-        _spread(settings),
-        settings.device,
+        Sharding(settings.processes, settings.zero, settings.offload),
+        settings.device_kind,
         embeddings=4 * columns * len(TextBatch.from_examples(batch)),
         loss=loss_memory(objective, batch, columns),
         accumulates=sample.accumulates,
@@ -256,10 +251,10 @@ def _device(settings: PlanSettings, config: Any, backbone: Any, objective: Objec
 
 
 def _fitting(there: int, device: Device, sizes: _Sizes, sample: _Sample, settings: PlanSettings) -> int:
-    """The largest token budget that fits, 0 if even the longest text does not; more than a batch has is of no use."""
+    """The largest token budget that fits, up to the largest batch; 0 if the longest text does not fit."""
     useful = max(sample.largest, settings.micro_batch_tokens, settings.graph_tokens)
     longest = max(group.computed_tokens // len(group.rows) for plan in sample.plans for group in plan.groups)
-    for tokens in range(min(MOST_TOKENS, -(-useful // ROUND_TOKENS) * ROUND_TOKENS), 0, -ROUND_TOKENS):
+    for tokens in range(min(MAX_TOKENS, -(-useful // ROUND_TOKENS) * ROUND_TOKENS), 0, -ROUND_TOKENS):
         if device.memory(sizes.at(tokens), cached=True).total <= there:
             return tokens if tokens >= longest else 0
     return 0
@@ -290,72 +285,21 @@ def _work(settings: PlanSettings, examples: Mixture, sample: _Sample, flops: Flo
     )
 
 
-_PARTS = {
-    "base_weights": "base weights",
-    "trained_weights": "trained weights",
-    "optimizer": "optimizer",
-    "gradients": "gradients",
-    "activations": "activations",
-    "embeddings": "embeddings and loss",
-    "exchange": "exchange and gathering",
-    "allowance": "allowance",
-}
+def loss_memory(objective: Objective, examples: Sequence[Example], dimensions: int) -> int:
+    """Peak bytes of the loss of a batch and its gradient, embeddings (N, `dimensions`) included; random embeddings are used."""
+    whole, part = len(examples), min(len(examples), MAX_EXAMPLES)
+    if part == whole:
+        return _loss_memory(objective, examples, dimensions)
+    least, most = (_loss_memory(objective, examples[:count], dimensions) for count in (part // 2, part))
+    return most + (most - least) * (whole - part) // (part - part // 2)
 
 
-def shown(settings: PlanSettings, found: Forecast) -> str:
-    """The forecast for a reader."""
-    work = found.work
-    bits = f", linear layers in {settings.model.bits} bits" if settings.model.bits else ""
-    cached = (
-        f"{work.cached_batches} of {work.sampled_batches} are encoded twice (more than graph_tokens {settings.graph_tokens:,})"
-        if work.cached_batches
-        else f"all are kept (graph_tokens {settings.graph_tokens:,})"
-    )
-    lines = [
-        f"model       {settings.model.path}: {found.architecture}, {settings.model.dtype}{bits}",
-        f"parameters  {found.parameters:,}, of them trained {found.trainable:,} ({found.trainable / found.parameters:.2%})",
-        f"run         {work.examples:,} examples, {work.steps:,} steps of {settings.accumulation} × {settings.batch_size}",
-        f"tokens      {work.logical_tokens:,} asked for, {work.computed_tokens:,} computed "
-        f"({work.computed_tokens / work.logical_tokens:.0%}, {work.layout}), {work.operations:.3g} operations",
-        f"batches     at most {work.largest_batch:,} computed tokens a process in {work.sampled_batches} sampled; {cached}",
-        f"devices     {settings.device}, {_spread(settings)}",
-        "",
-        f"{'GiB on one device':26}{'expected':>10}{'budget full':>14}",
-    ]
-    expected, full = asdict(found.expected), asdict(found.at_budget)
-    for part, name in _PARTS.items():
-        if expected[part] or full[part]:
-            lines.append(f"  {name:24}{_gib(expected[part]):>10}{_gib(full[part]):>14}")
-    lines.append(f"  {'together':24}{_gib(found.expected.total):>10}{_gib(found.at_budget.total):>14}")
-    if found.host_bytes:
-        lines.append(f"  {'on the host, a process':24}{_gib(found.host_bytes):>10}")
-    lines.append(
-        f"\nActivations are {found.step.kept / found.step.tokens / 2**20:.3g} MiB a computed token. The allowance "
-        "(context, libraries, fragments) is no prediction."
-    )
-    if found.proposed_tokens:
-        assert found.proposed is not None
-        lines += [
-            f"\nThe largest budgets that fit {settings.memory:g} GiB ({_gib(found.proposed.total)} GiB if filled; more than "
-            "the largest batch has would be of no use):",
-            f"  --micro-batch-tokens {found.proposed_tokens} --graph-tokens {found.proposed_tokens}",
-        ]
-    elif found.proposed_tokens == 0:
-        lines.append(
-            f"\nNothing fits {settings.memory:g} GiB: without activations it is "
-            f"{_gib(found.expected.total - found.expected.activations)} GiB. Try --model.bits 4, a smaller --lora.rank or "
-            "--model.max-length, or --zero with more --processes."
-        )
-    return "\n".join(lines)
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:.2f}"
-
-
-def write_forecast(settings: PlanSettings, found: Forecast, path: Path) -> None:
-    """The forecast for a program: settings, and all sizes in bytes."""
-    content = {"settings": settings_to_dict(replace(settings, json=None)), **asdict(found)}
-    for name in ("expected", "at_budget"):
-        content[name]["total"] = getattr(found, name).total
-    write_json(path, plain(content))
+def _loss_memory(objective: Objective, examples: Sequence[Example], dimensions: int) -> int:
+    batch = TextBatch.from_examples(examples)
+    with MemoryLedger() as ledger:
+        rows_UD = torch.randn(len(batch), dimensions)
+        leaf_UD = rows_UD.detach().requires_grad_()
+        loss = objective(leaf_UD, batch.left, batch.right, batch.score).loss
+        torch.autograd.grad(loss, leaf_UD)
+    peak: int = ledger.peak
+    return peak

@@ -1,0 +1,176 @@
+"""Memory of one device in a training run, alone or with ZeRO (arXiv 1910.02054).
+
+Arithmetic from the documentation of torch and DeepSpeed. DeepSpeed's buffers have the `auto` sizes that accelerate sets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from torch import nn
+
+from angle_llm.model import outline
+from angle_llm.model.step_memory import StepMemory
+
+GIB = 2**30
+MASTER_BYTES = 4
+"""Bytes of DeepSpeed's float32 copy of each trained weight in stages 1 and 2."""
+LIVE_NUMBERS = 10**9
+"""Maximum number of gathered weights of ZeRO-3 (`stage3_max_live_parameters`)."""
+CONTEXT = {"cuda": round(0.6 * GIB), "cpu": round(0.6 * GIB)}
+"""Bytes before the first tensor: CUDA context and workspaces; on a CPU the libraries."""
+EXCHANGE_CONTEXT = round(0.4 * GIB)
+"""Buffers of NCCL with several GPUs."""
+LOST = {"cuda": 0.05, "cpu": 0.3}
+"""Share of activations that allocators waste: measured on a CPU (docs/history), assumed on a GPU."""
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """Processes and ZeRO stage of a run."""
+
+    processes: int = 1
+    zero: int = 0
+    """ZeRO stage; 0: none."""
+    offload: str = "none"
+    """none, optimizer or parameters: kept in host memory."""
+
+    def __str__(self) -> str:
+        if not self.zero:
+            return "one process" if self.processes == 1 else f"data parallel, {self.processes} processes"
+        away = {"none": "", "optimizer": ", optimizer offloaded", "parameters": ", optimizer and weights offloaded"}
+        return f"ZeRO-{self.zero}, processes: {self.processes}{away[self.offload]}"
+
+    def part(self, size: int, from_stage: int) -> int:
+        """Share of one process, if the stage partitions it."""
+        return -(-size // self.processes) if self.zero >= from_stage else size
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Peak memory of one device by purpose, in bytes."""
+
+    base_weights: int
+    """Frozen weights."""
+    trained_weights: int
+    """Adapter weights, or all weights without an adapter."""
+    optimizer: int
+    """AdamW state and temporary tensors of its update."""
+    gradients: int
+    activations: int
+    """Saved and temporary tensors of the forward and backward passes."""
+    embeddings: int
+    """Embeddings of the batch, their gradient, and the loss."""
+    exchange: int
+    """Buffers for gradient reduction and gathered weights."""
+    allowance: int
+    """Estimate, not forecast: device context, libraries, and fragmentation."""
+
+    @property
+    def tensors(self) -> int:
+        """All but the allowance, as `torch.cuda.max_memory_allocated` reports it."""
+        return self.total - self.allowance
+
+    @property
+    def total(self) -> int:
+        """Sum of all parts."""
+        return sum(asdict(self).values())
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device of a run: memory that does not depend on activations."""
+
+    kind: str
+    """cuda or cpu."""
+    sharding: Sharding
+    base_bytes: int
+    """Frozen weights, before partitioning."""
+    trained_bytes: int
+    trained_numbers: int
+    exchange_numbers: int
+    """Elements of a gradient bucket of DeepSpeed."""
+    embedding_bytes: int
+    """Embeddings of a batch."""
+    loss_bytes: int
+    """Peak of the loss and its gradient, embeddings included."""
+    accumulates: bool = False
+    """Whether an optimizer step has several batches."""
+
+    @classmethod
+    def of(
+        cls,
+        backbone: nn.Module,
+        width: int,
+        sharding: Sharding,
+        kind: str,
+        *,
+        embeddings: int,
+        loss: int,
+        accumulates: bool,
+    ) -> Device:
+        """A device for a model outline of hidden size `width`."""
+        trained = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
+        trained_bytes = sum(parameter.nbytes for parameter in trained)
+        return cls(
+            kind=kind,
+            sharding=sharding,
+            base_bytes=outline.held_bytes(backbone) - trained_bytes,
+            trained_bytes=trained_bytes,
+            trained_numbers=sum(parameter.numel() for parameter in trained),
+            exchange_numbers=width**2,
+            embedding_bytes=embeddings,
+            loss_bytes=loss,
+            accumulates=accumulates,
+        )
+
+    def memory(self, step: StepMemory, *, cached: bool) -> Memory:
+        """Memory in the backward pass, the loss or the update, whichever is largest."""
+        before = self.trained_bytes if cached or self.accumulates else 0
+        pending = 2 * self.embedding_bytes if cached else 0  # a kept step's are among its activations
+        # AdamW updates all weights at once on a GPU, with one more of each; on a CPU one after another.
+        update = self.trained_bytes if self.kind == "cuda" and not self.host_bytes else 0
+        moments = [
+            self._moment(step.gradients, step.peak - step.gradients, pending, 0),
+            self._moment(before, 0 if cached else step.kept, self.loss_bytes, 0),
+            self._moment(self.trained_bytes, 0, 0, update),
+        ]
+        return max(moments, key=lambda memory: memory.total)
+
+    def _moment(self, gradients: int, activations: int, embeddings: int, update: int) -> Memory:
+        sharding = self.sharding
+        allowance = CONTEXT[self.kind] + round(LOST[self.kind] * activations)
+        if sharding.processes > 1 and self.kind == "cuda":
+            allowance += EXCHANGE_CONTEXT
+        weights_here, states_here = sharding.offload != "parameters", sharding.offload == "none"
+        return Memory(
+            base_weights=sharding.part(self.base_bytes, 3) * weights_here,
+            trained_weights=sharding.part(self.trained_bytes, 3) * weights_here,
+            optimizer=self._states * states_here + sharding.part(update, 1),
+            gradients=sharding.part(gradients, 2),
+            activations=activations,
+            embeddings=embeddings,
+            exchange=self._exchange,
+            allowance=allowance,
+        )
+
+    @property
+    def _states(self) -> int:
+        """AdamW's two moments; DeepSpeed keeps them in float32, with a copy of the weights in stages 1 and 2."""
+        if not self.sharding.zero:
+            return 2 * self.trained_bytes
+        copies = MASTER_BYTES if self.sharding.zero < 3 else 0
+        return self.sharding.part((8 + copies) * self.trained_numbers, 1)
+
+    @property
+    def _exchange(self) -> int:
+        if not self.sharding.zero:  # DistributedDataParallel copies gradients into buckets
+            return self.trained_bytes if self.sharding.processes > 1 else 0
+        gathered = min(self.base_bytes + self.trained_bytes, 2 * LIVE_NUMBERS) if self.sharding.zero == 3 else 0
+        return 4 * self.exchange_numbers + gathered
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory of one process."""
+        weights = self.sharding.part(self.base_bytes + self.trained_bytes, 3)
+        return {"none": 0, "optimizer": self._states, "parameters": self._states + weights}[self.sharding.offload]

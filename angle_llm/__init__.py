@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from angle_llm.config import TrainSettings
     from angle_llm.data.batching import TextBatch
-    from angle_llm.losses.angle import AngleObjective, ObjectiveValue
+    from angle_llm.losses import AngleObjective, ObjectiveValue
     from angle_llm.model.encoder import SentenceEncoder
     from angle_llm.prompts import PromptTemplate, load_prompt
     from angle_llm.run import fine_tune

@@ -222,17 +222,6 @@ class NestedSettings:
             if weights and not (all(0 <= weight < math.inf for weight in weights) and sum(weights) > 0):
                 raise SettingsError(f"{which}: expected finite numbers of 0 or more, not all 0; got {weights}.")
 
-    def weight(self, layer: int | None, dimension: int | None) -> float:
-        """Weight of the loss at a number of layers and dimensions (None: all). All weights sum to 1."""
-        shares = 1.0
-        for values, weights, value in (
-            (self.layers, self.layer_weights, layer),
-            (self.dimensions, self.dimension_weights, dimension),
-        ):
-            weights = weights or [1.0] * (len(values) + 1)
-            shares *= weights[len(values) if value is None else values.index(value)] / sum(weights)
-        return shares
-
 
 @dataclass(frozen=True, config=STRICT)
 class OptimizerSettings:

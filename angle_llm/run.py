@@ -55,7 +55,7 @@ def _fine_tune(settings: TrainSettings, launch: Launch) -> Path:
     from accelerate.utils import set_seed
 
     from angle_llm.evaluate.sts import sts_score
-    from angle_llm.losses.nested import NestedObjective
+    from angle_llm.losses import NestedObjective
     from angle_llm.model.encoder import SentenceEncoder
     from angle_llm.model.lora import count_parameters
     from angle_llm.train.batches import objectives_of

@@ -1,4 +1,4 @@
-"""The objectives once more, slowly: loops over numbers, straight from the formulas. Imports nothing of the package.
+"""Slow reference formulas of the objectives: loops over numbers. Imports nothing of the package.
 
 A number is a 0-dimensional tensor, so that autograd gives the gradient; a row is a list of numbers. Where a formula has
 no value or no gradient (a zero row, nothing to compare), the convention is written out as a branch that returns 0.
@@ -72,7 +72,7 @@ def angle_paper_per_column(left: Row, right: Row) -> list[Number]:
 
 
 def angle_phase(left: Row, right: Row) -> Number:
-    """By the two arguments, one minus the other, brought back to the short way round."""
+    """Difference of the two arguments, reduced to [-π, π]."""
     weights, weighted = 0.0, 0.0
     for (a, b), (c, d) in zip(halves(left), halves(right), strict=True):
         if (a == 0 and b == 0) or (c == 0 and d == 0):
@@ -114,7 +114,7 @@ def regression_loss(similarity: Sequence[Number], score: Sequence[float]) -> Ten
 
 
 def partners(pairs: Sequence[Pair], positive_above: float) -> set[tuple[int, int]]:
-    """Positive pairs as they were given, (left, right)."""
+    """Positive pairs in the given direction, (left, right)."""
     return {(left, right) for left, right, score in pairs if score > positive_above and left != right}
 
 
@@ -146,7 +146,7 @@ CONTRASTIVE_FORMS = {"symmetric": symmetric_loss, "forward": forward_loss}
 def anchor_loss(
     rows: Sequence[Row], anchor: int, positives: Sequence[int], negatives: Sequence[int], temperature: float
 ) -> list[Tensor]:
-    """The anchor's loss in a list, or an empty list if it has no positive and is no anchor."""
+    """The loss of the anchor in a list, or an empty list without a positive."""
     weight = {row: exp(cosine(rows[anchor], rows[row]) / temperature) for row in {*positives, *negatives}}
     rest = sum(weight[row] for row in negatives)
     losses = [-torch.log(weight[row] / (weight[row] + rest)) for row in positives]
@@ -166,7 +166,7 @@ def objective_parts(
     positive_above: float,
     temperatures: tuple[float, float, float],
 ) -> dict[str, Tensor]:
-    """The parts of the AnglE objective that rank and contrast, temperatures in the order cosine, in-batch, angle."""
+    """The parts of the AnglE objective, temperatures in the order cosine, in-batch, angle."""
     rows = rows_of(embeddings)
     score = [score for _, _, score in pairs]
     cosines = [cosine(rows[left], rows[right]) for left, right, _ in pairs]
@@ -175,6 +175,7 @@ def objective_parts(
         "cosine": ranking_loss(cosines, score, temperatures[0]),
         "in_batch": CONTRASTIVE_FORMS[contrastive_form](rows, pairs, temperatures[1], positive_above),
         "angle": ranking_loss(angles, score, temperatures[2]),
+        "regression": regression_loss(cosines, score),
     }
 
 
@@ -189,7 +190,7 @@ def value_and_gradient(function: Callable[[Tensor], Tensor], at: Tensor) -> tupl
 
 
 def numeric_gradient(function: Callable[[Tensor], Tensor], at: Tensor, step: float = 1e-6) -> Tensor:
-    """Central differences, for gradients that autograd should not be trusted to check against itself."""
+    """Central differences, independent of autograd."""
     gradient = torch.zeros_like(at)
     for index in range(at.numel()):
         nudge = torch.zeros_like(at)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from angle_llm.data.batching import TextBatch
 from angle_llm.data.formats import Example
-from angle_llm.losses.angle import AngleObjective
+from angle_llm.losses import AngleObjective
 
 EDGES = (-1.0, -0.9, -0.5, 0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
 SATURATED = 0.9

@@ -1,17 +1,15 @@
-"""Objectives: from an embedding matrix and a relation on its rows to a number. They have never met a model."""
+"""Losses: from an embedding matrix and a relation of its rows to a scalar. Imports torch only."""
 
-from angle_llm.losses.angle import AngleObjective, ObjectiveValue
-from angle_llm.losses.contrastive import CONTRASTIVE_FORMS, contrastive_loss
-from angle_llm.losses.ranking import ranking_loss
-from angle_llm.losses.similarity import ANGLE_FORMS, cosine, unit
+from angle_llm.losses import AngleObjective, ObjectiveValue
+from angle_llm.losses.nested import MixedObjective, NestedObjective, Objective, Part
+from angle_llm.losses.relation import Relation
 
 __all__ = [
-    "ANGLE_FORMS",
-    "CONTRASTIVE_FORMS",
     "AngleObjective",
+    "MixedObjective",
+    "NestedObjective",
+    "Objective",
     "ObjectiveValue",
-    "contrastive_loss",
-    "cosine",
-    "ranking_loss",
-    "unit",
+    "Part",
+    "Relation",
 ]

@@ -4,103 +4,142 @@ Shapes: N rows (unique texts), D columns, P scored pairs.
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import overload
 
 import torch
 from torch import Tensor
 
-from angle_llm.config import ObjectiveSettings
-from angle_llm.errors import unknown
 from angle_llm.losses.blocks import PairSimilarity, RowVector, from_rows
 from angle_llm.losses.contrastive import CONTRASTIVE_FORMS, Contrast
-from angle_llm.losses.ranking import check_scores, check_temperature, ranking_loss
-from angle_llm.losses.regression import regression_loss
+from angle_llm.losses.ranking import ranking_loss, regression_loss
+from angle_llm.losses.relation import Relation
 from angle_llm.losses.similarity import ANGLE_FORMS, cosine
 
 
 @dataclass(frozen=True)
 class ObjectiveValue:
-    """What an objective says about a batch."""
+    """The loss of a batch and its parts."""
 
-    loss: Tensor  # scalar; call backward on this
-    parts: dict[str, Tensor]  # each part before its weight, detached scalars, for logs; parts of weight 0 are absent
+    loss: Tensor
+    """A scalar; call ``backward`` on this."""
+    parts: dict[str, Tensor]
+    """Each part before its weight, detached scalars for logs; parts of weight 0 are absent."""
 
 
 @dataclass(frozen=True)
-class AngleObjective(ObjectiveSettings):
+class AngleObjective:
     """L = w₁·L_cosine + w₂·L_in_batch + w₃·L_angle + w₄·L_regression over embeddings (arXiv 2309.12871, total objective).
 
-    ``cosine`` and ``angle`` rank the scored pairs (``ranking_loss``), ``in_batch`` contrasts partners with the rest of
-    the batch (``contrastive_loss``), ``regression``, which is not in the paper, asks cosines to equal the scores
-    (``regression_loss``). A part of weight 0 is not computed. Beyond float32 embeddings and their gradient it
-    takes a quarter of a GB, however large the batch (``blocks``).
+    ``cosine`` and ``angle`` rank the scored pairs (``ranking_loss``), ``in_batch`` contrasts positives with the rest of
+    the batch (``Contrast``), ``regression``, which is not in the paper, fits cosines to the scores (``regression_loss``).
+    A part of weight 0 is not computed. Beyond float32 embeddings and their gradient it takes a quarter of a GB, however
+    large the batch (``blocks``).
 
     Coming from angle-emb 0.6.1: temperatures divide here, as in the paper, and its tau multiplies. Its
     ``cosine_tau=20`` and ``ibn_tau=20`` are 0.05 here, its ``angle_tau=1`` (published runs) is 1.0, its
-    ``angle_tau=20`` (the default of its ``AngleLoss``) 0.05. On scored pairs without repeats its losses are ours with
+    ``angle_tau=20`` (the default of its ``AngleLoss``) 0.05. On scored pairs without repeats its losses equal those of
     ``angle_form="reference"`` and ``contrastive_form="symmetric"``, except that its in-batch mean divides by all 2P
     rows, ours by the anchors: theirs is ours times anchors / 2P.
 
-    Its fields are those of ``ObjectiveSettings``. Raises ``ValueError`` for a setting that cannot be meant.
+    Raises ``ValueError`` for a weight or temperature out of range, or an unknown form.
     """
+
+    cosine_weight: float = 0.0
+    """Weight of the cosine ranking term (CoSENT)."""
+    in_batch_weight: float = 1.0
+    """Weight of the in-batch contrastive term."""
+    angle_weight: float = 0.0
+    """Weight of the angle ranking term."""
+    regression_weight: float = 0.0
+    """Weight of the regression term."""
+    cosine_temperature: float = 0.05
+    """Divides cosine differences."""
+    in_batch_temperature: float = 0.05
+    """Divides cosines of the in-batch term."""
+    angle_temperature: float = 0.05
+    """Divides angle differences."""
+    angle_form: str = "phase"
+    """A key of ``ANGLE_FORMS``."""
+    contrastive_form: str = "symmetric"
+    """A key of ``CONTRASTIVE_FORMS``."""
+    positive_above: float = 0.5
+    """A pair with a score above this is a positive of the in-batch term."""
 
     def __post_init__(self) -> None:
         names = ("cosine_weight", "in_batch_weight", "angle_weight", "regression_weight")
-        weights = {name: getattr(self, name) for name in names}
-        for name, weight in weights.items():
+        for name in names:
+            weight = getattr(self, name)
             if not 0 <= weight < math.inf:
-                raise ValueError(f"{name} must be a finite number, 0 or more; got {weight!r}. 0 switches the part off.")
-        if not any(weights.values()):
-            raise ValueError(
-                f"At least one of {', '.join(weights)} must be greater than 0, or nothing is learnt; all are 0."
-            )
+                raise ValueError(f"{name}: expected a finite number of 0 or more (0 omits the part), got {weight!r}.")
+        if not any(getattr(self, name) for name in names):
+            raise ValueError(f"expected at least one of {', '.join(names)} greater than 0; all are 0.")
         for name in ("cosine_temperature", "in_batch_temperature", "angle_temperature"):
-            check_temperature(name, getattr(self, name))
+            temperature = getattr(self, name)
+            if not 0 < temperature < math.inf:
+                raise ValueError(
+                    f"{name}: expected a finite number greater than 0, as similarities are divided by it; got "
+                    f"{temperature!r}. angle-emb's tau multiplies instead: its tau 20 is a temperature of 0.05."
+                )
         if not math.isfinite(self.positive_above):
-            raise ValueError(f"positive_above must be a finite number, such as 0.5; got {self.positive_above!r}.")
-        if self.angle_form not in ANGLE_FORMS:
-            raise ValueError(unknown("angle_form", self.angle_form, ANGLE_FORMS))
-        if self.contrastive_form not in CONTRASTIVE_FORMS:
-            raise ValueError(unknown("contrastive_form", self.contrastive_form, CONTRASTIVE_FORMS))
+            raise ValueError(f"positive_above: expected a finite number such as 0.5, got {self.positive_above!r}.")
+        _check_choice("angle_form", self.angle_form, ANGLE_FORMS)
+        _check_choice("contrastive_form", self.contrastive_form, CONTRASTIVE_FORMS)
 
-    def __call__(self, embeddings_ND: Tensor, left_P: Tensor, right_P: Tensor, score_P: Tensor) -> ObjectiveValue:
-        """The loss of a batch: pair p says that rows left_P[p] and right_P[p] of ``embeddings_ND`` have score_P[p].
+    @overload
+    def __call__(self, embeddings_ND: Tensor, left_P: Relation, /) -> ObjectiveValue: ...
 
-        Computes in float32 at least, also under autocast: half precision is raised, float64 stays. The relation may
-        live on another device than the embeddings. A batch without a positive, or with one score only, has parts that
-        are exactly 0; ``backward`` works on them.
+    @overload
+    def __call__(self, embeddings_ND: Tensor, left_P: Tensor, right_P: Tensor, score_P: Tensor) -> ObjectiveValue: ...
 
-        Raises ``ValueError`` for shapes that do not fit, rows that do not exist, and scores that are no numbers.
+    def __call__(
+        self,
+        embeddings_ND: Tensor,
+        left_P: Tensor | Relation,
+        right_P: Tensor | None = None,
+        score_P: Tensor | None = None,
+    ) -> ObjectiveValue:
+        """The loss of a batch, given its relation, or three tensors: rows left_P[p] and right_P[p] have score_P[p].
+
+        Computes in float32 at least, also under autocast: half precision is raised, float64 stays. The relation can be
+        on another device than the embeddings. In a batch without a positive, or with a single score, some parts are
+        exactly 0; ``backward`` works on them.
+
+        Raises ``ValueError`` for shapes that do not fit, row numbers out of range, and scores that are not finite.
         """
-        _check_batch(embeddings_ND, left_P, right_P, score_P)
+        if not isinstance(left_P, Relation):
+            if right_P is None or score_P is None:
+                raise TypeError("expected embeddings and a Relation, or embeddings, left, right and score.")
+            left_P = Relation(left_P, right_P, score_P)
+        if embeddings_ND.ndim != 2 or not embeddings_ND.is_floating_point():
+            raise ValueError(
+                "embeddings: expected a floating-point matrix (N, D), one row per unique text; got "
+                f"{embeddings_ND.dtype} of shape {tuple(embeddings_ND.shape)}."
+            )
+        left_P.check_rows(len(embeddings_ND))
         device = embeddings_ND.device
-        left_P, right_P, score_P = left_P.to(device).long(), right_P.to(device).long(), score_P.to(device)
         with torch.autocast(device.type, enabled=False):
-            weighted = self._parts(_at_least_float32(embeddings_ND), left_P, right_P, _at_least_float32(score_P))
+            x_ND = embeddings_ND.to(torch.promote_types(embeddings_ND.dtype, torch.float32))
+            weighted = self._parts(x_ND, left_P.to(device))
             loss = torch.stack([weight * part for weight, part in weighted.values()]).sum()
         return ObjectiveValue(loss, {name: part.detach() for name, (_, part) in weighted.items()})
 
-    def _parts(self, x_ND: Tensor, left_P: Tensor, right_P: Tensor, score_P: Tensor) -> dict[str, tuple[float, Tensor]]:
+    def _parts(self, x_ND: Tensor, relation: Relation) -> dict[str, tuple[float, Tensor]]:
         """Weight and value of every part whose weight is not 0."""
-        wanted: dict[str, RowVector] = {}
+        needed: dict[str, RowVector] = {}
         if self.cosine_weight or self.in_batch_weight or self.regression_weight:
-            wanted["cosine"] = PairSimilarity(cosine, left_P, right_P)
+            needed["cosine"] = PairSimilarity(cosine, relation.left, relation.right)
         if self.in_batch_weight:
-            contrast = Contrast.of(
-                left_P,
-                right_P,
-                score_P,
-                len(x_ND),
-                temperature=self.in_batch_temperature,
-                positive_above=self.positive_above,
-                form=CONTRASTIVE_FORMS[self.contrastive_form],
-            )
-            wanted["repulsion"] = contrast.repulsion
+            form = CONTRASTIVE_FORMS[self.contrastive_form]
+            contrast = Contrast.of(relation, len(x_ND), self.in_batch_temperature, self.positive_above, form)
+            needed["repulsion"] = contrast.repulsion
         if self.angle_weight:
-            wanted["angle"] = PairSimilarity(ANGLE_FORMS[self.angle_form], left_P, right_P)
-        # All at once, so that their gradients meet in one matrix.
-        vector = dict(zip(wanted, from_rows(x_ND, *wanted.values()), strict=True))
+            needed["angle"] = PairSimilarity(ANGLE_FORMS[self.angle_form], relation.left, relation.right)
+        # One call, so that all gradients are added in one matrix.
+        vector = dict(zip(needed, from_rows(x_ND, *needed.values()), strict=True))
 
+        score_P = relation.score
         parts: dict[str, tuple[float, Tensor]] = {}
         if self.cosine_weight:
             parts["cosine"] = self.cosine_weight, ranking_loss(vector["cosine"], score_P, self.cosine_temperature)
@@ -113,27 +152,6 @@ class AngleObjective(ObjectiveSettings):
         return parts
 
 
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _check_batch(embeddings_ND: Tensor, left_P: Tensor, right_P: Tensor, score_P: Tensor) -> None:
-    if embeddings_ND.ndim != 2 or not embeddings_ND.is_floating_point():
-        raise ValueError(
-            "embeddings must be a floating-point matrix (N, D), one row per unique text; got "
-            f"{embeddings_ND.dtype} of shape {tuple(embeddings_ND.shape)}."
-        )
-    shapes = {"left": left_P.shape, "right": right_P.shape, "score": score_P.shape}
-    if any(len(shape) != 1 for shape in shapes.values()) or len(set(shapes.values())) != 1:
-        got = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
-        raise ValueError(f"left, right and score must be vectors of one length (P,), one entry per pair; got {got}.")
-    rows = len(embeddings_ND)
-    for name, index_P in (("left", left_P), ("right", right_P)):
-        if index_P.is_floating_point() or index_P.dtype == torch.bool:
-            raise ValueError(f"{name} must hold row numbers, so an integer dtype; got {index_P.dtype}. Use int64.")
-        if len(index_P) and not 0 <= int(index_P.min()) <= int(index_P.max()) < rows:
-            raise ValueError(
-                f"{name} must hold row numbers in 0 .. {rows - 1}, as there are {rows} embeddings; got "
-                f"{int(index_P.min())} .. {int(index_P.max())}. Do texts and pairs come from the same batch?"
-            )
-    check_scores(score_P)
+def _check_choice(name: str, value: str, known: Collection[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name}: expected one of {', '.join(known)}; got {value!r}.")

@@ -1,13 +1,13 @@
-"""Vectors from rows in blocks: the memory an objective needs does not grow with the batch.
+"""Vectors computed from rows in blocks, so that the memory of an objective does not grow with the batch.
 
 Shapes: N rows, D columns, P scored pairs, B of a block, V the entries of any vector.
 
-Everything an objective wants to know about an embedding matrix is a few vectors: the cosine of each pair, the angle of
-each pair, how strongly each anchor is repelled. Those are short; only the way to them is large, P × D for pairs and A × C
-for a contrast. So the way is walked in blocks, forward without a graph and backward once more with one, and all vectors
-add what they send back into a single (N, D) gradient. What comes after the vectors is ordinary autograd.
+All that an objective reads of an embedding matrix is a few short vectors: the cosine of each pair, the angle of each pair,
+the repulsion of each anchor. Only the intermediate results are large, P × D for pairs and A × C for a contrast. So each
+vector is computed in blocks, forward without a graph and backward again with one, and all vectors add their gradient to
+one (N, D) matrix. The rest of the objective is ordinary autograd.
 
-A batch whose vectors take one block each, as 2,000 texts of 1,024 dimensions do, keeps its graph: the same code, run once.
+A batch whose vectors take one block each, such as 2,000 texts of 1,024 dimensions, keeps its graph: the same code, run once.
 """
 
 import math
@@ -21,27 +21,27 @@ from torch import Tensor
 from angle_llm.losses.similarity import Similarity
 
 BLOCK_ELEMENTS = 2**22
-"""At most so many numbers in the rows of a block, and in its matrix of similarities; a block has one row a side at least.
+"""Maximum of numbers in the rows of a block, and in its similarity matrix; a block has at least one row per side.
 
-A block works on some fifteen arrays of that size or half of it, a quarter of a GB in float32. Smaller blocks would leave
-matrix products waiting for memory (at D = 4096 these compare 512 rows with 512), larger ones gain little."""
+A block uses about fifteen arrays of that size or half of it, a quarter of a GB in float32. In smaller blocks, matrix
+products would wait for memory (at D = 4096 these compare 512 rows with 512); larger ones gain little."""
 
 
 class RowVector(Protocol):
-    """A vector that is a function of rows, and knows how to be computed in blocks."""
+    """A vector that is a function of rows, computed in blocks."""
 
     def fits(self, columns: int) -> bool:
         """Whether one block is enough for rows of so many columns."""
 
     def value(self, x_ND: Tensor) -> Tensor:
-        """The vector (V,). With a graph it is differentiable in the ordinary way; without, a block is gone when it is done."""
+        """The vector (V,). Differentiable under autograd; without a graph, the memory of each block is released after it."""
 
     def add_gradient(self, x_ND: Tensor, value_V: Tensor, gradient_V: Tensor, into_ND: Tensor) -> None:
         """Add to ``into_ND`` the gradient with respect to the rows, given that with respect to ``value(x_ND)``."""
 
 
 def from_rows(x_ND: Tensor, *vectors: RowVector) -> tuple[Tensor, ...]:
-    """The value of every vector, differentiable once; never in less precision than the rows have, also under autocast."""
+    """The value of every vector, differentiable once, in the precision of the rows also under autocast."""
     with torch.autocast(x_ND.device.type, enabled=False):
         if all(vector.fits(x_ND.shape[1]) for vector in vectors):
             return tuple(vector.value(x_ND) for vector in vectors)
@@ -61,7 +61,7 @@ class PairSimilarity:
         return len(self.left_P) <= rows_a_side(columns)
 
     def value(self, x_ND: Tensor) -> Tensor:
-        # What stays is allocated before the blocks. Between them it would split the memory each one leaves to the next.
+        # Results are allocated before the blocks: between them they would fragment the memory that blocks reuse.
         value_P = x_ND.new_empty(len(self.left_P))
         for block, sides in self._blocks(x_ND):
             value_P[block] = self.similarity(*sides)
@@ -79,12 +79,12 @@ class PairSimilarity:
 
 
 def rows_a_side(columns: int) -> int:
-    """How many rows a block takes on each of its two sides."""
+    """Rows of a block on each of its two sides."""
     return max(1, BLOCK_ELEMENTS // (2 * max(columns, 1)))
 
 
 def square_side(columns: int) -> int:
-    """The same, for a block that compares every row on one side with every row on the other."""
+    """Rows on each side of a block that compares every row of one side with every row of the other."""
     return max(1, min(rows_a_side(columns), math.isqrt(BLOCK_ELEMENTS)))
 
 
@@ -95,20 +95,20 @@ def slices(length: int, size: int) -> Iterator[slice]:
 
 
 def rows(x_ND: Tensor, index_B: Tensor) -> Tensor:
-    """x_ND[index_B]. Adds up the gradients of a row in the same order on every run, which indexing does not."""
+    """x_ND[index_B]. Unlike indexing, sums the gradients of a row in the same order on every run."""
     return torch.nn.functional.embedding(index_B, x_ND)
 
 
 def add_rows(into_ND: Tensor, index_B: Tensor, x_BD: Tensor) -> None:
-    """into_ND[index_B] += x_BD, a row that occurs twice twice; in the same order on every run."""
+    """into_ND[index_B] += x_BD, with repeated rows added each time, in the same order on every run."""
     if into_ND.device.type == "cpu":
         into_ND.index_add_(0, index_B, x_BD)
-    else:  # index_add_ would let threads race; this sorts
+    else:  # index_add_ is not deterministic there; this sorts
         into_ND.index_put_((index_B,), x_BD, accumulate=True)
 
 
 def pull_back(function: Callable[..., Tensor], arguments: tuple[Tensor, ...], gradient: Tensor) -> tuple[Tensor, ...]:
-    """The gradient with respect to each argument, given that with respect to the function's value."""
+    """The gradients by each argument, given the gradient by the value of the function."""
     leaves = [argument.detach().requires_grad_() for argument in arguments]
     with torch.enable_grad():
         value = function(*leaves)
@@ -116,13 +116,13 @@ def pull_back(function: Callable[..., Tensor], arguments: tuple[Tensor, ...], gr
 
 
 class _InBlocks(torch.autograd.Function):
-    """Several vectors as one function, so that their gradients meet in one matrix and not in one matrix each."""
+    """Several vectors as one function, so that their gradients share one matrix."""
 
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, vectors: tuple[RowVector, ...]) -> tuple[Tensor, ...]:
         values = tuple(vector.value(x_ND) for vector in vectors)
         ctx.vectors = vectors
-        ctx.save_for_backward(x_ND, *values)  # of the rows a reference, no copy
+        ctx.save_for_backward(x_ND, *values)  # a reference to the rows, no copy
         ctx.set_materialize_grads(False)
         return values
 
@@ -131,7 +131,7 @@ class _InBlocks(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, None]:
         x_ND, *values = ctx.saved_tensors
         into_ND = torch.zeros_like(x_ND)
-        with torch.autocast(x_ND.device.type, enabled=False):  # backward may be called inside one
+        with torch.autocast(x_ND.device.type, enabled=False):  # backward may run inside autocast
             for vector, value_V, gradient_V in zip(ctx.vectors, values, gradients, strict=True):
                 if gradient_V is not None:
                     vector.add_gradient(x_ND, value_V, gradient_V, into_ND)

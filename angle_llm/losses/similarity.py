@@ -1,10 +1,9 @@
-"""How alike are two embeddings? Cosine, and three readings of the angle in complex space.
+"""Similarity of two embeddings: cosine, and three readings of the angle in complex space.
 
 Shapes: N rows, P pairs, D columns, H = D/2 complex columns.
 
-Every similarity compares row p of ``left_PD`` with row p of ``right_PD``, does not depend on the length of either row,
-and is larger when the ranking loss shall take the two as more similar. A row of length 0 has no direction: its
-similarity to everything is 0 and so is its gradient, never NaN.
+Every similarity compares row p of ``left_PD`` with row p of ``right_PD`` and does not depend on the length of either row.
+Larger means more similar. A row of length 0 has similarity 0 and gradient 0 to everything, never NaN.
 
 The angle forms read a row as H complex numbers: the first half holds the real parts, the second half the imaginary ones
 (z = a + bi on the left, w = c + di on the right).
@@ -42,7 +41,7 @@ def angle_reference(left_PD: Tensor, right_PD: Tensor) -> Tensor:
 
     It divides by the norms of whole rows, sums real and imaginary parts over the columns, and takes the absolute value
     last. So it is not an angle: identical rows give 1; left turned by +45° against right in every column gives √2 (the
-    optimum), by 135° gives 0; the opposite row gives 1 again. Exchanging the two rows changes it, as Im q changes sign.
+    optimum), by 135° gives 0; the opposite row gives 1 again. Swapping the two rows changes it, as Im q changes sign.
     Alone it cannot tell a row from its opposite. Kept to reproduce published runs.
 
     Source: angle-emb 0.6.1, ``angle_emb/loss.py::angle_loss`` with ``pooling_strategy='sum'``, before its factor tau. A
@@ -53,15 +52,15 @@ def angle_reference(left_PD: Tensor, right_PD: Tensor) -> Tensor:
 
 
 def angle_paper(left_PD: Tensor, right_PD: Tensor) -> Tensor:
-    """The angle as the paper writes it: -Δθ, Δθ = |q|, q = Σ z·conj(w) / (‖z‖‖w‖); shape (P,), in [-1, 0].
+    """The angle as in the paper: -Δθ, Δθ = |q|, q = Σ z·conj(w) / (‖z‖‖w‖); shape (P,), in [-1, 0].
 
     Eq. 7 is abs[((ac + bd) + (bc - ad)i) / √((c² + d²)(a² + b²))]. Read column by column it is identically 1, for it is
     the modulus of a quotient divided by its own modulus, and has no gradient. Read with a, b, c, d as vectors and the
-    products as dot products, it is |q|. Eq. 8 asks the more similar pair for the *smaller* Δθ, hence the minus sign.
+    products as dot products, it is |q|. Eq. 8 requires a *smaller* Δθ of the more similar pair, hence the minus sign.
 
-    Mind what that means: Δθ is a modulus, not an angle. It is 1, its maximum, where the rows are identical, so eq. 8
-    pushes similar pairs apart; it does not see a rotation common to all columns; the opposite row looks identical. Kept
-    to show what the formula does as printed.
+    Note that Δθ is a modulus, not an angle. It is 1, its maximum, where the rows are identical, so eq. 8
+    pushes similar pairs apart. It ignores a rotation common to all columns, and the opposite row counts as identical. Kept
+    to reproduce the formula as printed.
 
     Source: Li & Li, arXiv 2309.12871, eq. 7 and 8.
     """
@@ -72,13 +71,13 @@ def angle_paper(left_PD: Tensor, right_PD: Tensor) -> Tensor:
 
 
 def angle_phase(left_PD: Tensor, right_PD: Tensor) -> Tensor:
-    """The mean difference of phase, the angle that deserves the name: 1 - 2θ̄/π; shape (P,), in [-1, 1].
+    """The mean difference of phase: 1 - 2θ̄/π; shape (P,), in [-1, 1].
 
         θ_h = |arg(z_h·conj(w_h))| ∈ [0, π],   m_h = |z_h||w_h|,   θ̄ = Σ m_h θ_h / Σ m_h
 
     Each complex column weighs as much as it contributes to the complex product, so the phase of a small, noisy number
     counts little. Identical rows give 1, opposite rows -1, all columns turned by φ give 1 - 2φ/π: linear in the angle,
-    with a slope that does not fade near agreement or opposition as the cosine's does, which is the paper's motive.
+    with a slope that does not vanish near agreement or opposition as the cosine's does, which is the motive of the paper.
     Symmetric in its two rows. At θ_h = 0 or π exactly, and where m_h = 0, the gradient through θ_h is 0. Two rows
     without a complex column in common (Σ m = 0), as when one is zero, have similarity 0 and gradient 0.
 
@@ -88,8 +87,8 @@ def angle_phase(left_PD: Tensor, right_PD: Tensor) -> Tensor:
     c_PH, d_PH = _complex_halves(unit(right_PD))
     real_PH, imaginary_PH = a_PH * c_PH + b_PH * d_PH, b_PH * c_PH - a_PH * d_PH
 
-    # atan2 and sqrt have no gradient at 0, and where(alive, f(x), 0) alone would still carry its NaN (0 · inf): put a
-    # harmless number in before, and take the result out after.
+    # atan2 and sqrt have no gradient at 0, and where(alive, f(x), 0) alone would still carry its NaN (0 · inf): replace
+    # the input before, and mask the result after.
     alive_PH = real_PH.square() + imaginary_PH.square() >= torch.finfo(real_PH.dtype).tiny
     real_PH, imaginary_PH = real_PH.where(alive_PH, 1.0), imaginary_PH.where(alive_PH, 0.0)
     weight_PH = (real_PH.square() + imaginary_PH.square()).sqrt().where(alive_PH, 0.0)
@@ -109,7 +108,7 @@ def _complex_halves(x_PD: Tensor) -> tuple[Tensor, Tensor]:
     columns = x_PD.shape[1]
     if columns % 2:
         raise ValueError(
-            f"An angle needs an even number of columns, half of them real and half imaginary parts; got {columns}. "
+            f"angle: expected an even number of columns, half real and half imaginary parts; got {columns}. "
             "Use an encoder with an even embedding size, or set angle_weight to 0."
         )
     return x_PD[:, : columns // 2], x_PD[:, columns // 2 :]

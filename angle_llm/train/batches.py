@@ -18,8 +18,7 @@ from angle_llm.config import ObjectiveSettings, TrainSettings, settings_from_dic
 from angle_llm.data.batching import TextBatch
 from angle_llm.data.formats import Triple
 from angle_llm.data.mixture import Mixture, sets_of
-from angle_llm.losses.joint import JointObjective, Part
-from angle_llm.losses.nested import Objective, objective_for
+from angle_llm.losses import AngleObjective, MixedObjective, NestedObjective, Objective, Part
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.micro_batches import Plan
 from angle_llm.prompts import load_prompt
@@ -191,7 +190,7 @@ class BatchPlanner:
         part_of_example = np.array([different.index(kind) for kind in kinds])
         pairs = [2 if isinstance(self.data[index], Triple) else 1 for index in indices]
         part_of_pair = np.repeat(part_of_example, pairs)
-        return JointObjective(
+        return MixedObjective(
             [
                 Part(
                     objective,
@@ -227,7 +226,11 @@ def objectives_of(settings: TrainSettings) -> list[Objective]:
         settings_from_dict(ObjectiveSettings, common | each.objective, where=f"objective of {each.path}")
         for each in sets_of(settings.data)
     ]
-    return [objective_for(one, settings.nested) for one in own]
+    plain = [AngleObjective(**settings_to_dict(one)) for one in own]
+    nested = settings.nested
+    if not (nested.layers or nested.dimensions):
+        return list(plain)
+    return [NestedObjective(one, **settings_to_dict(nested)) for one in plain]
 
 
 class Wordings:

@@ -12,7 +12,7 @@ from angle_llm.data.batching import TextBatch
 from angle_llm.data.formats import Example
 from angle_llm.data.mixture import Mixture, load_mixture
 from angle_llm.data.store import cache_folder
-from angle_llm.losses.nested import NestedObjective, Objective
+from angle_llm.losses import NestedObjective, Objective, Relation
 from angle_llm.model import outline
 from angle_llm.model.backbone import FlopsPerToken
 from angle_llm.model.encoder import SentenceEncoder
@@ -299,7 +299,7 @@ def _loss_memory(objective: Objective, examples: Sequence[Example], dimensions: 
     with MemoryLedger() as ledger:
         rows_UD = torch.randn(len(batch), dimensions)
         leaf_UD = rows_UD.detach().requires_grad_()
-        loss = objective(leaf_UD, batch.left, batch.right, batch.score).loss
+        loss = objective(leaf_UD, Relation(batch.left, batch.right, batch.score)).loss
         torch.autograd.grad(loss, leaf_UD)
     peak: int = ledger.peak
     return peak

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from angle_llm.data.batching import TextBatch
-from angle_llm.losses.angle import ObjectiveValue
-from angle_llm.losses.nested import Objective
+from angle_llm.losses import Objective, ObjectiveValue, Relation
 from angle_llm.model import fast_paths
 from angle_llm.model.micro_batches import MicroBatch, Plan
 from angle_llm.train.checkpoint import device_state, set_device_state
@@ -111,7 +110,9 @@ class _Boundary:
     def __call__(self, rows_UD: Tensor, plan: Plan) -> tuple[ObjectiveValue, Tensor]:
         row_of_N = torch.tensor(plan.row_of)
         leaf_UD = rows_UD.detach().requires_grad_()
-        value = self.objective(leaf_UD, row_of_N[self.batch.left], row_of_N[self.batch.right], self.batch.score)
+        value = self.objective(
+            leaf_UD, Relation(row_of_N[self.batch.left], row_of_N[self.batch.right], self.batch.score)
+        )
         if not torch.isfinite(value.loss):
             parts = ", ".join(f"{name} {float(part)}" for name, part in value.parts.items())
             state = "are finite" if torch.isfinite(leaf_UD).all() else "are not finite either"

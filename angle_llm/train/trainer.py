@@ -15,7 +15,7 @@ from angle_llm.config import TrainSettings
 from angle_llm.data.formats import Example
 from angle_llm.data.mixture import Mixture
 from angle_llm.io import paused, progress_bar
-from angle_llm.losses.nested import Objective
+from angle_llm.losses import Objective
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.train.batches import BatchPlanner, PlannedBatch, Wordings, ahead, tokens_of
 from angle_llm.train.checkpoint import (

@@ -318,7 +318,7 @@ def _train(encoder: SentenceEncoder) -> None:
     from angle_llm.config import DataSource
     from angle_llm.data.batching import TextBatch
     from angle_llm.data.sources import load_examples
-    from angle_llm.losses.angle import AngleObjective
+    from angle_llm.losses import AngleObjective
     from angle_llm.train.step import boundary_step
 
     encoder.model.train()

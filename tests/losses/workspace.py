@@ -1,6 +1,6 @@
-"""How much memory the objective needs beyond the embeddings and their gradient, measured in a process of its own.
+"""Memory of the objective beyond the embeddings and their gradient, measured in a separate process.
 
-    python tests/objectives/workspace.py --rows 65536 --columns 4096 --anchors 2048 --form symmetric
+    python tests/losses/workspace.py --rows 65536 --columns 4096 --anchors 2048 --form symmetric
 
 Triples: as many as the rows allow, all of them ranked by cosine and angle; the first ``--anchors`` of them are positive
 pairs and so anchors of the contrast, whose time grows with anchors x rows x columns. Prints one line of JSON. Linux only.
@@ -26,7 +26,7 @@ MIB = 2**20
 
 
 def in_a_process(**options: Any) -> dict[str, Any]:
-    """What the command prints, on one thread unless the environment says otherwise: tests often share the cores."""
+    """The output of this command, on one thread unless the environment sets another number."""
     arguments = [str(part) for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     done = subprocess.run(
@@ -41,7 +41,7 @@ def measure(rows: int, columns: int, anchors: int, form: str, angle: str) -> dic
         with patch.object(blocks, "BLOCK_ELEMENTS", elements):
             run(6, columns, 2, form, angle)
     embeddings_ND = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
-    CLEAR.write_text("5")  # the peak starts again at what is resident now
+    CLEAR.write_text("5")  # resets the peak
     before, start = kilobytes("VmRSS"), time.perf_counter()
     loss, gradient_ND = run(rows, columns, anchors, form, angle, embeddings_ND)
     seconds, peak = time.perf_counter() - start, kilobytes("VmHWM")

@@ -44,7 +44,7 @@ from angle_llm.config import (
 )
 from angle_llm.data.formats import Example, ScoredPair
 from angle_llm.data.sources import load_examples
-from angle_llm.losses.angle import AngleObjective
+from angle_llm.losses import AngleObjective
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.train import trainer
 from angle_llm.train.distributed import Launch

@@ -23,7 +23,7 @@ from angle_llm.config import (
     load_settings,
 )
 from angle_llm.data.formats import Triple
-from angle_llm.losses.angle import AngleObjective
+from angle_llm.losses import AngleObjective
 from angle_llm.model.checks import ArtifactError
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.run import fine_tune

@@ -13,8 +13,7 @@ from angle_llm.config import TrainSettings, settings_from_dict
 from angle_llm.data.batching import TextBatch
 from angle_llm.data.formats import PositivePair, ScoredPair
 from angle_llm.data.mixture import LoadedSet, Mixture
-from angle_llm.losses import AngleObjective
-from angle_llm.losses.joint import JointObjective
+from angle_llm.losses import AngleObjective, MixedObjective
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.run import fine_tune
 from angle_llm.train.batches import BatchPlanner, PlannedBatch, Tokens, Wordings
@@ -83,7 +82,7 @@ def test_the_same_text_under_two_prompts_is_no_negative_of_itself() -> None:
     encoder = tiny_encoder("llama")
     sets = [LoadedSet("a", POSITIVE[:2]), LoadedSet("b", POSITIVE[:2], prompt="plain")]
     objective = planned_batch(encoder, sets, [AngleObjective()] * 2, [0, 3]).objective
-    assert isinstance(objective, JointObjective)
+    assert isinstance(objective, MixedObjective)
     assert [(part.share, part.pairs.tolist()) for part in objective.parts] == [(0.5, [0]), (0.5, [1])]
 
 
@@ -148,7 +147,7 @@ def test_a_run_on_a_mixture_tells_what_came_from_where(
     ("own", "message"),
     [
         ({"objective": {"cosine_wieght": 1}}, "unknown setting 'cosine_wieght'"),
-        ({"objective": {"in_batch_weight": 0}}, "must be greater than 0"),
+        ({"objective": {"in_batch_weight": 0}}, "greater than 0"),
         ({"prompt": "palin"}, "palin"),
     ],
 )

@@ -14,8 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from angle_llm.config import LoraSettings, NestedSettings
 from angle_llm.data.batching import TextBatch
 from angle_llm.data.formats import ScoredPair, Triple
-from angle_llm.losses import AngleObjective
-from angle_llm.losses.nested import NestedObjective
+from angle_llm.losses import AngleObjective, NestedObjective
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.micro_batches import PrefixSharing
 from angle_llm.train.step import StepResult, boundary_step
@@ -86,7 +85,7 @@ def test_one_pass_equals_truncated_encoders_one_by_one_in_loss_and_gradient(
     if way == "padded":
         encoder.sharing = PrefixSharing("the test asks")
     last = encoder.layers
-    nested = NestedSettings(dimensions=[8, 20], layers=[1], dimension_weights=[1, 2, 3], layer_weights=[2, 3])
+    nested = NestedObjective(PLAIN, [8, 20], [1], [1, 2, 3], [2, 3])
 
     expected = 0.0
     for layer in (1, None):
@@ -99,7 +98,7 @@ def test_one_pass_equals_truncated_encoders_one_by_one_in_loss_and_gradient(
     separately = take_gradients(encoder)
 
     encoder.model.read_layers(nested.layers)
-    result = step(encoder, NestedObjective(PLAIN, nested), graph_tokens)
+    result = step(encoder, nested, graph_tokens)
     assert result.layout == way
     assert result.cached == (graph_tokens == CACHE)
     # Sums of a few hundred float64 terms in another order: 1e-16 a term.
@@ -110,7 +109,7 @@ def test_one_pass_equals_truncated_encoders_one_by_one_in_loss_and_gradient(
 def test_every_layer_learns_from_the_shallow_vector_only_what_lies_below_it() -> None:
     encoder = adapted_encoder("llama")
     encoder.model.read_layers([1])
-    step(encoder, NestedObjective(PLAIN, NestedSettings(layers=[1], layer_weights=[1, 0])), KEEP)
+    step(encoder, NestedObjective(PLAIN, layers=[1], layer_weights=[1, 0]), KEEP)
     moved = {name.split("layers.")[1][0] for name, gradient in take_gradients(encoder).items() if gradient.any()}
     assert moved == {"0"}
 

@@ -385,7 +385,7 @@ def empty(path: Path) -> None:
 
 def test_an_adapter_that_has_learnt_nothing_is_an_error(settings: TrainSettings, tmp_path: Path) -> None:
     from angle_llm.data.formats import ScoredPair
-    from angle_llm.losses.angle import AngleObjective
+    from angle_llm.losses import AngleObjective
     from angle_llm.model.encoder import SentenceEncoder
     from angle_llm.train.trainer import train
 

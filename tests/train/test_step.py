@@ -14,8 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from angle_llm.config import LoraSettings
 from angle_llm.data.batching import TextBatch
 from angle_llm.data.formats import PositivePair, ScoredPair, Triple
-from angle_llm.losses.angle import AngleObjective, ObjectiveValue
-from angle_llm.losses.joint import JointObjective, Part
+from angle_llm.losses import AngleObjective, MixedObjective, ObjectiveValue, Part, Relation
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.micro_batches import PrefixSharing
 from angle_llm.train.step import LossNotFiniteError, StepResult, boundary_step
@@ -185,7 +184,7 @@ def test_pairs_that_become_a_text_with_itself_are_as_if_it_had_been_one_text(exa
         half = len(batch.left) // 2
         pairs = [torch.arange(half), torch.arange(half, len(batch.left))]
         parts = [Part(OBJECTIVE, 0.5, one) for one in pairs if len(one)]
-        objective = JointObjective(parts) if joint else OBJECTIVE
+        objective = MixedObjective(parts) if joint else OBJECTIVE
         result = boundary_step(encoder.model, encoder.plan(batch.texts, 60), batch, objective, graph_tokens=KEEP)
         found.append((result.loss, take_gradients(encoder.model)))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-12)
@@ -227,9 +226,9 @@ def test_the_losss_graph_is_gone_before_the_second_pass() -> None:
     given: list[weakref.ref[Tensor]] = []
     there: list[bool] = []
 
-    def objective(rows_ND: Tensor, left: Tensor, right: Tensor, score: Tensor) -> ObjectiveValue:
+    def objective(rows_ND: Tensor, relation: Relation) -> ObjectiveValue:
         given.append(weakref.ref(rows_ND))
-        return OBJECTIVE(rows_ND, left, right, score)
+        return OBJECTIVE(rows_ND, relation)
 
     encoder.model.register_forward_pre_hook(lambda *_: there.extend(rows() is not None for rows in given))
     assert step(encoder, 60, CACHE, objective=objective).cached

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from angle_llm.losses import AngleObjective, ObjectiveValue
+from angle_llm.losses.angle import AngleObjective, ObjectiveValue
 from angle_llm.losses.relation import Relation
 
 Objective = Callable[[Tensor, Relation], ObjectiveValue]

@@ -44,7 +44,7 @@ def train(settings: TrainSettings) -> None:
 def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
     """Command name → settings, function, help text. Modules import heavy libraries only inside their functions."""
     from angle_llm.check import CheckSettings, check_main
-    from angle_llm.corpus.command import EmbedSettings, SearchSettings, embed_main, search_main
+    from angle_llm.embed import EmbedSettings, embed_main
     from angle_llm.evaluate import StsEvalSettings, sts_main
     from angle_llm.evaluate.mteb_command import MtebSettings, mteb_main
     from angle_llm.evaluate.nested import NestedEvalSettings, nested_main
@@ -55,6 +55,7 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
     from angle_llm.mining.command import mine_main
     from angle_llm.mining.settings import MineSettings
     from angle_llm.plan import PlanSettings, plan_main
+    from angle_llm.search import SearchSettings, search_main
 
     def with_encoder(main: Callable[[Any, Any], Any]) -> Callable[[Any], None]:
         def command(settings: Any) -> None:

@@ -95,6 +95,7 @@ class ResumableFolder:
         self.identity: dict[str, Any] = json.loads(json.dumps(identity))
         self._option, self._flat, self._index, self._rank = option, flat, index, rank
         self._start_over = start_over
+        self._indexed: dict[str, dict[str, Any]] = {}  # manifests in the index
 
     def __enter__(self) -> ResumableFolder:
         from filelock import FileLock, Timeout
@@ -110,9 +111,14 @@ class ResumableFolder:
                 "for it, or end it."
             ) from None
         try:
+            index = (read_object(self.path / self._index) if self._index is not None else None) or {}
+            try:
+                self._indexed = {part["name"]: part for part in index.get("parts", ())}
+            except (LookupError, TypeError):
+                raise FolderError(f"{self.path / str(self._index)} is damaged. Remove the folder.") from None
             for name in self.names() if self._start_over else ():
                 self.remove(name)
-            written = read_object(self.path / IDENTITY) or self._read_index()
+            written = read_object(self.path / IDENTITY) or index
             changed = differences(written, self.identity)
             if changed and self.names():
                 raise FolderError(
@@ -133,7 +139,7 @@ class ResumableFolder:
         """Return the names of all parts with a manifest, sorted; `check` finds out whether they are whole."""
         found = self.path.glob(".*.json") if self._flat else self.path.glob(f"*/{MANIFEST}")
         names = [path.stem[1:] if self._flat else path.parent.name for path in found]
-        return sorted({*names, *(part["name"] for part in self._read_index().get("parts", ()))})
+        return sorted({*names, *self._indexed})
 
     def check(self, name: str) -> dict[str, Any]:
         """Return the values of a part after comparing all its files with its manifest.
@@ -141,7 +147,7 @@ class ResumableFolder:
         Raises:
             FolderError: naming the file that is missing or damaged.
         """
-        manifest, path = self._read(name), self._manifest_path(name)
+        manifest, path = self.manifest(name), self._manifest_path(name)
         check_files(self.path if self._flat else path.parent, manifest["files"])
         values: dict[str, Any] = manifest["values"]
         return values
@@ -188,7 +194,7 @@ class ResumableFolder:
     def finish(self, values: Mapping[str, Any]) -> None:
         """Write the index: the identity, `values`, and the manifests of all parts. Then remove what only the work needed."""
         assert self._index is not None, "the folder has no index"
-        parts = [self._read(name) for name in self.names()]
+        parts = [self.manifest(name) for name in self.names()]
         write_json(self.path / self._index, {**self.identity, **values, "parts": parts}, writer="")
         for pattern in (".*.json", ".lock-*", IDENTITY, ".*.tmp"):
             for path in self.path.glob(pattern):
@@ -198,14 +204,10 @@ class ResumableFolder:
     def _manifest_path(self, name: str) -> Path:
         return self.path / (f".{name}.json" if self._flat else f"{name}/{MANIFEST}")
 
-    def _read_index(self) -> dict[str, Any]:
-        return (read_object(self.path / self._index) if self._index is not None else None) or {}
-
-    def _read(self, name: str) -> dict[str, Any]:
-        """The manifest of a part, whose signature holds."""
+    def manifest(self, name: str) -> dict[str, Any]:
+        """Return the manifest of a part: `name`, `values`, `files`. Its own SHA-256 is checked, its files are not."""
         path = self._manifest_path(name)
-        indexed = {part["name"]: part for part in self._read_index().get("parts", ())}
-        manifest = read_object(path) or indexed.get(name)
+        manifest = read_object(path) or self._indexed.get(name)
         if manifest is None:
             raise FolderError(f"{path} is missing")
         body = {key: manifest.get(key) for key in ("name", "values", "files")}

@@ -20,9 +20,10 @@ ALLOWED = {
     "data": BASE,
     "model": BASE - {"losses"} | {"data"},
     "train": CORE,
-    **dict.fromkeys(("evaluate", "export", "embed", "search", "mine", "check", "plan"), CORE),
+    **dict.fromkeys(("evaluate", "export", "vectors", "embed", "search", "mine", "check", "plan"), CORE),
 }
-ALLOWED["search"] = ALLOWED["mine"] = ALLOWED["check"] = CORE | {"embed", "search", "mine"}
+ALLOWED["embed"] = ALLOWED["search"] = CORE | {"vectors"}
+ALLOWED["mine"] = ALLOWED["check"] = CORE | {"vectors", "embed", "search"}
 ALLOWED["plan"] = CORE | {"train"}
 LIBRARIES = {
     "accelerate": ("train/", "run.py"),
@@ -31,7 +32,7 @@ LIBRARIES = {
     "datasets": ("data/", "evaluate/"),
     "mteb": ("evaluate/mteb",),
     "peft": ("model/",),
-    "pyarrow": ("data/", "io.py", "embed.py", "corpus/"),
+    "pyarrow": ("data/", "vectors.py"),
     "sklearn": ("evaluate/transfer",),
 }
 HEAVY = {*LIBRARIES, "torch", "transformers", "scipy", "pandas", "huggingface_hub"}

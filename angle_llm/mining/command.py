@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from angle_llm.corpus.vectors import Array
 from angle_llm.data.corpus import Corpus
 from angle_llm.data.formats import DataError
 from angle_llm.data.readers import BadRow
@@ -22,6 +21,7 @@ from angle_llm.mining.selection import Miner
 from angle_llm.mining.settings import MineSettings
 from angle_llm.mining.vectors import described, vectors_of
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.vectors import Array
 
 _CHOICES = (
     "positive_above", "ranks", "margin", "relative_margin", "max_score", "min_score", "same_cluster", "negatives", "sampling",

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from angle_llm.corpus.vectors import Array
 from angle_llm.mining.pairs import Material
 from angle_llm.mining.settings import MineSettings
+from angle_llm.vectors import Array
 
 Judge = Callable[[int, Array], Array]
 """The cosine of a text (its number) with others (W,), by the second encoder."""

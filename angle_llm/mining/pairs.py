@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from angle_llm.corpus.vectors import Array
 from angle_llm.data.formats import DataError, Example, PositivePair, ScoredPair, Triple
 from angle_llm.data.keys import near
+from angle_llm.vectors import Array
 
 
 class Pair(NamedTuple):

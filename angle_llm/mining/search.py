@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from angle_llm.corpus.exact import STEPS, best, cosines_of_all, on_grid
-from angle_llm.corpus.vectors import Array
 from angle_llm.data.formats import DataError
+from angle_llm.search import STEPS, best, on_grid
+from angle_llm.search import cosine_matrix as cosines_of_all
+from angle_llm.vectors import Array
 
 FAISS_SLACK = 64
 """How many more than asked for faiss is asked for, as its float32 may misplace those at the edge."""

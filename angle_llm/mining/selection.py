@@ -10,12 +10,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from angle_llm.corpus.exact import cosines
-from angle_llm.corpus.vectors import Array
 from angle_llm.mining.guards import Guards, Judge, Window
 from angle_llm.mining.pairs import Material, Pair
 from angle_llm.mining.search import grid_rows
 from angle_llm.mining.settings import MineSettings
+from angle_llm.search import cosines
+from angle_llm.vectors import Array
 
 Part = dict[str, Any]
 """What came of some pairs: `rows` of the output, `counts` of pairs, `refused` candidates by reason. Plain JSON values."""

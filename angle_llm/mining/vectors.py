@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from angle_llm.corpus.embed import Keeping, embed_corpus, fingerprint
-from angle_llm.corpus.vectors import Array, VectorForm
 from angle_llm.data.corpus import Corpus, CorpusText
 from angle_llm.data.formats import DataError
 from angle_llm.data.readers import BadRow, Row
+from angle_llm.embed import embed_corpus
 from angle_llm.io import write_file
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.vectors import Array, ShardOptions, VectorForm, fingerprint
 
 _CHECKED_AT_ONCE = 8192
 
@@ -73,8 +73,8 @@ def vectors_of(
             corpus.survey(skip_bad=False),
             encoder,
             name,
-            VectorForm(encoder.dimensions),
-            Keeping(format="bare npy", shard_rows=shard_rows),
+            VectorForm(encoder.dimensions, encoder.dimensions),
+            ShardOptions("bare npy", shard_rows),
             folder / f"vectors-{digest}.parts",
             target=target,
         )

@@ -7,8 +7,8 @@ import pytest
 from pairs_for_mining import material
 from tiny import tiny_encoder
 
-from angle_llm.corpus.shards import ShardsError
 from angle_llm.data import DataError
+from angle_llm.io import FolderError
 from angle_llm.mining.vectors import vectors_of
 from angle_llm.model.encoder import SentenceEncoder
 
@@ -48,7 +48,7 @@ def test_texts_that_another_process_is_reading_are_not_written_again(tmp_path: P
             with pytest.MonkeyPatch.context() as patch:
                 if late:
                     patch.setattr(Path, "is_file", lambda path: path != listed and path.exists())
-                with pytest.raises(ShardsError, match="another process"):
+                with pytest.raises(FolderError, match="another process"):
                     vectors_in(tmp_path, tiny_encoder("bert"), 100)
         after = listed.stat()
         times.append((before.st_mtime_ns, before.st_ino) == (after.st_mtime_ns, after.st_ino))

@@ -15,17 +15,16 @@ from tiny import save_tiny_base, tiny_encoder, train_a_little
 from torch import nn
 
 from angle_llm.config import LoraSettings, OptimizerSettings
-from angle_llm.corpus.embed import Keeping, embed_corpus
-from angle_llm.corpus.finished import read_index
-from angle_llm.corpus.search import form_of, search, texts_of_source
-from angle_llm.corpus.vectors import VectorForm
 from angle_llm.data.corpus import Corpus
+from angle_llm.embed import embed_corpus
 from angle_llm.export.merge import merge
 from angle_llm.model.backbone import load_backbone, locate
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.search import search_folder, source_texts
 from angle_llm.train.checkpoint import Checkpoints, Progress, TrainingState
 from angle_llm.train.distributed import Processes
 from angle_llm.train.strategies import DataParallelStrategy
+from angle_llm.vectors import ShardOptions, VectorForm, read_index
 
 TEXTS = ["A man is eating.", 'Someone says "no" to the dogs.', "Where is it? 3, 5 & 7 Ü"]
 MARKER = "MARKER"
@@ -83,15 +82,15 @@ def _texts(folder: Path) -> Corpus:
 
 
 def _corpus(folder: Path, base: Path) -> None:
-    corpus, form = _texts(folder), VectorForm(ENCODER.dimensions, precision="int8")
-    keeping = Keeping(format="parquet", shard_rows=5, store_text=True)
-    embed_corpus(corpus, corpus.survey(skip_bad=False), ENCODER, "tiny", form, keeping, folder)
+    corpus, form = _texts(folder), VectorForm(ENCODER.dimensions, ENCODER.dimensions, precision="int8")
+    options = ShardOptions("parquet", 5, store_text=True)
+    embed_corpus(corpus, corpus.survey(skip_bad=False), ENCODER, "tiny", form, options, folder)
 
 
 def _corpus_npy(folder: Path, base: Path) -> None:
-    corpus, form = _texts(folder), VectorForm(ENCODER.dimensions)
-    keeping = Keeping(format="npy", shard_rows=5)
-    embed_corpus(corpus, corpus.survey(skip_bad=False), ENCODER, "tiny", form, keeping, folder)
+    corpus, form = _texts(folder), VectorForm(ENCODER.dimensions, ENCODER.dimensions)
+    options = ShardOptions("npy", 5)
+    embed_corpus(corpus, corpus.survey(skip_bad=False), ENCODER, "tiny", form, options, folder)
 
 
 def _checkpoint(folder: Path, base: Path) -> None:
@@ -119,10 +118,9 @@ def _open_foreign(folder: Path, base: Path) -> np.ndarray:
 
 def _open_corpus(folder: Path, base: Path) -> np.ndarray:
     index = read_index(folder)
-    form_of(index)
-    hits = search(folder, index, QUERIES, 3)
-    texts_of_source(index, {hit.row for found in hits for hit in found})
-    return np.array([[hit.score for hit in found] for found in hits])
+    hits = search_folder(folder, index, QUERIES, 3)
+    source_texts(index, {hit.row for found in hits for hit in found})
+    return np.array([[hit.cosine for hit in found] for found in hits])
 
 
 def _open_checkpoint(folder: Path, base: Path) -> None:

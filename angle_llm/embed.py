@@ -1,0 +1,349 @@
+"""`angle-llm embed`: a corpus of any size becomes vectors on disk.
+
+Rows are read, encoded and written in blocks. A block is a shard and depends on nothing else, so that any process can compute it
+at any time: a killed command resumes with the first block whose shard is missing. Memory is that of one block.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from angle_llm.config import SettingsError
+from angle_llm.data.corpus import Corpus, CorpusText, Survey, TextBlock, bad_row
+from angle_llm.data.formats import DataError
+from angle_llm.data.readers import STANDARD_INPUT, BadRow
+from angle_llm.io import has_terminal, progress_bar, remove_folder, write_file
+from angle_llm.resumable import ResumableFolder, check_resumable
+from angle_llm.vectors import (
+    FORMAT_VERSION,
+    INDEX,
+    SKIPPED,
+    Array,
+    Precision,
+    ShardOptions,
+    VectorForm,
+    encoder_identity,
+    write_joined,
+    write_shard,
+)
+
+if TYPE_CHECKING:
+    from angle_llm.model.encoder import SentenceEncoder
+
+_FILE_ENDINGS = (
+    ".txt", ".csv", ".tsv", ".json", ".jsonl", ".parquet", ".gz", ".npz", ".pt", ".bin", ".index", ".safetensors",
+)  # fmt: skip
+"""Unlikely names of folders: who gives one expects a file."""
+_POLL_SECONDS = 1.0
+_LOG_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class EmbedSettings:
+    """Input, encoder and output of `angle-llm embed`."""
+
+    model: str
+    """The encoder: a saved directory, a hub id, a .gguf file, or package:NAME/path/inside."""
+    input: Path
+    """UTF-8 text, one text per line; .jsonl, .csv, .tsv (each also .gz) or .parquet; a folder of such files; `-` reads text
+    from standard input."""
+    output: Path
+    """A folder for shards and their index; or one .npy file with a row per text. The same command resumes after a kill."""
+    column: str | None = None
+    """Column of a table that contains the text. None: `text`, `sentence`, or the only one."""
+    id_column: str | None = None
+    """Column of a table that is stored beside the vectors, as text."""
+    delimiter: str | None = None
+    """Column separator of CSV and TSV files. None: a tab in .tsv, detected in .csv."""
+    encoding: str = "utf-8"
+    """Character encoding of text files, such as utf-8 or cp1252."""
+    prompt: str | None = None
+    """Prompt name or YAML file. None: the one saved with the model."""
+    pooling: str | None = None
+    """How token states become a vector. None: the one saved with the model."""
+    normalize: bool = False
+    """Scale every row to length 1."""
+    dim: int | None = None
+    """Keep the first dimensions only, this many; rows are cut before they are scaled. None: all."""
+    precision: Precision = "float32"
+    """int8: with a scale per row, its largest magnitude / 127. binary: the signs, eight per byte."""
+    complex: bool = False
+    """Store the halves of a vector as real and imaginary parts: two columns, or complex64 in .npy."""
+    format: Literal["parquet", "npy"] = "parquet"
+    """Vectors in a folder: a column of the Parquet shards, or a .npy file beside each shard."""
+    shard_rows: int = 8192
+    """Rows per shard; this many are in memory at a time, and at most this many are embedded again after a kill."""
+    store_text: bool = False
+    """Store the texts beside the vectors."""
+    on_bad_row: Literal["error", "skip"] = "error"
+    """For a text that is empty or not valid UTF-8. error: stop before the model is loaded. skip: skip the row, and list it in a
+    .skipped.jsonl file beside the shard or the .npy file."""
+
+    def __post_init__(self) -> None:
+        for option, number in (("--dim", self.dim), ("--shard-rows", self.shard_rows)):
+            if number is not None and number < 1:
+                raise SettingsError(f"{option} must be at least 1, got {number}.")
+        if self.complex and self.dim is not None:
+            raise SettingsError("--dim cuts a vector whose halves --complex stores as pairs. Use one of them.")
+        if self.complex and self.precision not in ("float32", "float16"):
+            raise SettingsError(f"--complex needs --precision float32 or float16, got {self.precision}.")
+        if self.complex and self.precision == "float16" and (self.one_file or self.format == "npy"):
+            raise SettingsError(
+                "--complex: a .npy file has no complex float16. Use --precision float32, or --format parquet."
+            )
+        needs_folder = {
+            "--id-column": self.id_column is not None,
+            "--store-text": self.store_text,
+            "--precision int8, with a scale per row,": self.precision == "int8",
+        }
+        for option, given in needs_folder.items():
+            if given and self.one_file:
+                raise SettingsError(f"{option} needs more than one .npy file. Give a folder as --output.")
+
+    @property
+    def one_file(self) -> bool:
+        """Whether the output is one .npy file."""
+        return self.output.suffix == ".npy"
+
+
+def embed_main(settings: EmbedSettings) -> None:
+    """Embed a corpus, or resume it, and print where the vectors are.
+
+    Under torchrun or accelerate launch all processes share the work.
+
+    Raises:
+        SettingsError, FolderError, DataError: for input that cannot be read and output that cannot be written; before the model
+            is loaded where possible.
+    """
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size > 1 and str(settings.input) == STANDARD_INPUT:
+        raise SettingsError("--input - works in one process only. Give several processes a file that each can read.")
+    output = settings.output.expanduser()
+    folder = output.with_name(output.name + ".parts") if settings.one_file else output
+    _check_output(output, settings.input)
+    check_resumable(folder, "--output", INDEX)
+    corpus = Corpus.open(
+        settings.input, settings.column, settings.id_column, delimiter=settings.delimiter, encoding=settings.encoding
+    )
+    if corpus.source.ignored and rank == 0:
+        print(f"skipped files of unknown type: {', '.join(corpus.source.ignored[:5])}", file=sys.stderr)
+    survey = corpus.survey(skip_bad=settings.on_bad_row == "skip")
+
+    import torch
+
+    from angle_llm.model.encoder import SentenceEncoder
+
+    device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if world_size > 1 and torch.cuda.is_available() else None
+    encoder = SentenceEncoder.from_pretrained(
+        settings.model, prompt=settings.prompt, pooling=settings.pooling, device=device
+    )
+    size = encoder.dimensions
+    if settings.dim is not None and settings.dim > size:
+        raise SettingsError(f"--dim must be at most {size}, the dimensions of {settings.model}, got {settings.dim}.")
+    if settings.complex and size % 2:
+        raise SettingsError(f"--complex needs an even number of dimensions; {settings.model} has {size}.")
+    form = VectorForm(size, settings.dim or size, settings.normalize, settings.precision, settings.complex)
+    shards = ShardOptions(
+        "bare npy" if settings.one_file else settings.format,
+        settings.shard_rows,
+        settings.store_text,
+        settings.on_bad_row == "skip",
+    )
+    target = output if settings.one_file else None
+    rows = embed_corpus(
+        corpus, survey, encoder, settings.model, form, shards, folder, target=target, rank=rank, world_size=world_size
+    )
+    if rank == 0:
+        skipped = f"; skipped {survey.rows - rows} bad rows, see *.skipped.jsonl" if rows < survey.rows else ""
+        print(f"{rows} rows of {form.kept} dimensions in {settings.output}{skipped}")
+
+
+def _check_output(path: Path, input: Path) -> None:
+    """Refuse a path that cannot be written, before the model is loaded."""
+    if path.suffix in _FILE_ENDINGS:
+        raise SettingsError(f"--output must end in .npy, or name a folder; got {path}.")
+    if path.suffix == ".npy" and path.is_dir():
+        raise SettingsError(f"--output must name the .npy file to write; {path} is a folder. Name a file in it.")
+    existing = next(folder for folder in path.absolute().parents if folder.exists())
+    if not existing.is_dir():
+        raise SettingsError(f"--output {path} must be in a folder; {existing} is a file. Choose another path.")
+    if not os.access(path if path.is_dir() else existing, os.W_OK | os.X_OK):
+        raise SettingsError(f"--output {path} must be in a writable folder; {existing} is not. Choose another path.")
+    if input.is_dir() and path.resolve().is_relative_to(input.resolve()):
+        raise SettingsError(
+            f"--output {path} is inside --input {input}, and would be read as input. Choose another path."
+        )
+
+
+# --- the work ---------------------------------------------------------------------------------------------------------------
+
+
+def embed_corpus(
+    corpus: Corpus,
+    survey: Survey,
+    encoder: SentenceEncoder,
+    model: str,
+    form: VectorForm,
+    shards: ShardOptions,
+    folder: Path,
+    *,
+    target: Path | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+) -> int:
+    """Embed this process's share of a corpus into `folder`, or resume it. Rank 0 then waits for the others, and writes the
+    index, or the one file `target` and removes the folder.
+
+    `model` is the name that the encoder was loaded by. Returns the number of vectors of the whole corpus, 0 in other ranks.
+
+    Raises:
+        FolderError: if the folder contains other files, or was started with other input, model or settings.
+        DataError: for a row that cannot be embedded, unless such rows are skipped; if the input changes meanwhile.
+    """
+    blocks = -(-survey.rows // shards.rows)
+    if rank >= blocks:
+        return 0
+    identity = _identity(corpus, survey, encoder, form, shards)
+    with ResumableFolder(folder, identity, option="--output", flat=True, index=INDEX, rank=rank) as parts:
+        mine = range(rank, blocks, world_size)
+        kept = {block for block in mine if parts.is_whole(_name(block))}
+        total, done = (sum(min(shards.rows, survey.rows - shards.rows * block) for block in s) for s in (mine, kept))
+        if done and rank == 0:
+            print(f"resuming: {done} of {total} rows are embedded", file=sys.stderr)
+        title = "embed" if world_size == 1 else f"embed (process {rank} of {world_size})"
+        with progress_bar(title, total, "row", done=done, enabled=rank == 0) as progress:
+            for block in corpus.blocks(shards.rows, lambda number: number in mine and number not in kept):
+                texts, vectors, skipped = _encoded(block, encoder, shards.skip_bad, rank == 0 and has_terminal())
+                sides: dict[str, Any] = {"row": np.array(list(texts), dtype=np.int64)}
+                if corpus.id_column is not None:
+                    sides["id"] = [row.id for row in texts.values()]
+                if shards.store_text:
+                    sides["text"] = [row.text for row in texts.values()]
+                name, columns = _name(block.number), form.stored(vectors)
+                fill = partial(write_shard, name=name, options=shards, columns=columns, sides=sides, skipped=skipped)
+                parts.write(name, fill, {"first": block.first, "rows": len(texts), "skipped": len(skipped)})
+                progress.update(len(block.rows))
+        corpus.check_unchanged(survey)
+        if rank != 0:
+            return 0
+        manifests = _wait_for(parts, [_name(block) for block in range(blocks)])
+        rows: int = sum(manifest["values"]["rows"] for manifest in manifests)
+        if target is not None:
+            _join(folder, [file["name"] for manifest in manifests for file in manifest["files"]], target, rows)
+            return rows
+        from angle_llm.model.backbone import absolute_name
+
+        used = {**identity["model"], "name": absolute_name(model)}
+        parts.finish({"rows": rows, "model": used, "source": _source(corpus, survey)})
+        return rows
+
+
+def _name(block: int) -> str:
+    return f"shard-{block:06d}"
+
+
+def _wait_for(parts: ResumableFolder, names: list[str]) -> list[dict[str, Any]]:
+    """The manifests of all shards, when all processes have written theirs."""
+    logged = time.monotonic()
+    while missing := set(names).difference(parts.names()):
+        if time.monotonic() - logged > _LOG_SECONDS:
+            logged = time.monotonic()
+            print(f"waiting for {len(missing)} shards of other processes", file=sys.stderr)
+        time.sleep(_POLL_SECONDS)
+    return [parts.manifest(name) for name in names]
+
+
+def _join(folder: Path, names: list[str], target: Path, rows: int) -> None:
+    """Make one .npy file, and one list of skipped rows, of all shards; the folder is removed."""
+    lists = [folder / name for name in names if name.endswith(SKIPPED)]
+    beside = target.with_name(target.stem + SKIPPED)
+    if lists:
+        write_file(beside, lambda file: file.writelines(path.read_bytes() for path in lists), writer="")
+    else:
+        beside.unlink(missing_ok=True)
+    arrays = [folder / name for name in names if name.endswith(".npy")]
+    write_file(target, lambda file: write_joined(file, arrays, rows), writer="")
+    remove_folder(folder)
+
+
+def _encoded(
+    block: TextBlock, encoder: SentenceEncoder, skip_bad: bool, show_progress: bool
+) -> tuple[dict[int, CorpusText], Array, list[dict[str, Any]]]:
+    """Usable rows of a block by index in the corpus, their vectors (N, D), and an entry for each skipped row."""
+    texts: dict[int, CorpusText] = {}
+    skipped: list[dict[str, Any]] = []
+
+    def skip(number: int, place: str, reason: str) -> None:
+        if not skip_bad:
+            raise bad_row(place, reason)
+        skipped.append({"row": number, "place": place, "reason": reason})
+
+    for number, row in enumerate(block.rows, block.first):
+        if isinstance(row, BadRow):
+            skip(number, row.place, row.reason)
+        else:
+            texts[number] = row
+
+    def encode() -> Array:
+        return encoder.encode([row.text for row in texts.values()], show_progress=show_progress)
+
+    try:
+        vectors = encode()
+    except ValueError:  # a text without tokens; rare, so texts are checked one by one only now
+        reasons = {number: untokenizable(encoder, row.text) for number, row in texts.items()}
+        if not any(reasons.values()):
+            raise
+        for number, reason in reasons.items():
+            if reason:
+                skip(number, texts.pop(number).place, reason)
+        skipped.sort(key=lambda row: int(row["row"]))
+        vectors = encode()
+    for row, vector in zip(texts.values(), vectors, strict=True):
+        if not np.isfinite(vector).all():
+            raise DataError(f"{row.place}: its vector is not finite. Load the model in bfloat16 or check its weights")
+    return texts, vectors, skipped
+
+
+def untokenizable(encoder: SentenceEncoder, text: str) -> str:
+    """Return why a text has no token ids, the empty string if it has."""
+    try:
+        encoder.tokenize([text])
+    except ValueError as error:
+        return str(error).removeprefix("text 0: ").removeprefix("text 0 ").removesuffix(".")
+    return ""
+
+
+def _identity(
+    corpus: Corpus, survey: Survey, encoder: SentenceEncoder, form: VectorForm, shards: ShardOptions
+) -> dict[str, Any]:
+    """What the bytes of the shards depend on; paths and the number of processes do not matter."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "input": {
+            "files": survey.files,
+            "rows": survey.rows,
+            "column": corpus.column,
+            "id_column": corpus.id_column,
+            "bad_rows": "skipped" if shards.skip_bad else "refused",
+        },
+        "model": encoder_identity(encoder),
+        "vectors": asdict(form),
+        "layout": {"format": shards.format, "rows": shards.rows, "store_text": shards.store_text},
+    }
+
+
+def _source(corpus: Corpus, survey: Survey) -> dict[str, Any]:
+    """Arguments of `Corpus.open` for the same rows, and the stamps of its files; no path if they cannot be read again."""
+    file = corpus.source.files[0]
+    path = None if file.path is None else str(Path(corpus.source.name).absolute())
+    options = {"delimiter": file.delimiter, "encoding": file.encoding}
+    columns = {"column": corpus.column, "id_column": corpus.id_column}
+    return {"path": path, **columns, **options, "stamps": survey.stamps}

@@ -1,0 +1,271 @@
+"""Similarity search: exact, the same to the last bit whatever the blocks. And `angle-llm search`.
+
+Sums of float products depend on their order, and so on the shape of a block and on the position of a row in it. Therefore
+vectors of length 1 are rounded to multiples of 2⁻²⁶, four times finer than float32 just below 1. Their products are multiples
+of 2⁻⁵², and no partial sum is above 2 (Cauchy-Schwarz), so float64 holds every sum exactly and no order rounds anything. Equal
+vectors have equal cosines, and the earlier one comes first.
+
+Legend: N rows, Q queries, C candidates, D dimensions, K stored dimensions, R results per query.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import tyro
+
+from angle_llm.config import SettingsError
+from angle_llm.io import FolderError
+from angle_llm.vectors import Array, VectorIndex, read_index, read_vectors
+
+STEPS = 2.0**26
+FAISS_SLACK = 64
+"""Results that faiss finds beyond those requested: its float32 may misplace those at the edge."""
+_TEXT_SHOWN = 200
+
+Search = Callable[[Array, int], tuple[Array, Array]]
+"""`search(queries_QD, top)` of queries on the grid: positions (Q, R) and cosines (Q, R) of the candidates, best first."""
+
+
+def on_grid(rows_ND: Array) -> Array:
+    """Return the directions of vectors (N, D) in steps of 2⁻²⁶, as integers in float64. A zero vector stays 0, one that is not
+    finite contains NaN."""
+    rows: Array = np.array(rows_ND, dtype=np.float64, order="C")
+    length = np.sqrt((rows * rows).sum(axis=1, keepdims=True))
+    with np.errstate(invalid="ignore"):
+        rows /= np.where(length > 0, length, 1) / STEPS  # a power of two: not rounded again
+    return np.rint(rows, out=rows)
+
+
+def cosines(left_ND: Array, right_ND: Array) -> Array:
+    """Return the cosine (N,) of each row with the same row of the other, both on the grid."""
+    found: Array = (left_ND * right_ND).sum(axis=1) / STEPS**2
+    return found
+
+
+def cosine_matrix(queries_QD: Array, candidates_CD: Array) -> Array:
+    """Return the cosines (Q, C) of all queries with all candidates, both on the grid."""
+    found: Array = queries_QD @ candidates_CD.T / STEPS**2
+    return found
+
+
+def best(position_QC: Array, score_QC: Array, top: int) -> tuple[Array, Array]:
+    """Return positions and scores (Q, R) of the `top` largest scores of each row, largest first; of equal ones the first."""
+    if score_QC.shape[1] > top:
+        edge_Q1 = np.partition(score_QC, -top, axis=1)[:, -top, None]
+        above, at_edge = score_QC > edge_Q1, score_QC == edge_Q1
+        room_Q1 = top - above.sum(axis=1, keepdims=True)
+        kept = above | (at_edge & (at_edge.cumsum(axis=1) <= room_Q1))
+        score_QC = score_QC[kept].reshape(-1, top)
+        position_QC = position_QC[kept].reshape(-1, top)
+    order = np.argsort(-score_QC, axis=1, kind="stable")
+    return np.take_along_axis(position_QC, order, axis=1), np.take_along_axis(score_QC, order, axis=1)
+
+
+def nearest(queries_QD: Array, blocks: Iterable[Array], top: int) -> tuple[Array, Array]:
+    """Compare queries on the grid with every candidate, in blocks (C, D) of vectors of any length.
+
+    Returns positions (Q, R), counted through all blocks, and cosines (Q, R), best first, of equals the earlier. The result is
+    the same for any block size. Memory is Q × (R + C). Vectors that are not finite give NaN.
+    """
+    position_QR = np.empty((len(queries_QD), 0), dtype=np.int64)
+    score_QR = np.empty((len(queries_QD), 0))
+    first = 0
+    for block_CD in blocks:
+        score_QC = cosine_matrix(queries_QD, on_grid(block_CD))
+        position_QC = np.broadcast_to(np.arange(first, first + len(block_CD)), score_QC.shape)
+        position_QR, score_QR = best(
+            np.concatenate([position_QR, position_QC], axis=1), np.concatenate([score_QR, score_QC], axis=1), top
+        )
+        first += len(block_CD)
+    return position_QR, score_QR
+
+
+def searcher(vectors_ND: Array, rows: Array | None = None, *, block: int = 8192, faiss: bool = False) -> Search:
+    """Return the search among some `rows` (None: all) of vectors in memory or mapped from disk; positions count in `rows`.
+
+    With `faiss`, its exact index in float32 finds somewhat more than requested, which is then ranked exactly.
+
+    Raises:
+        SettingsError: if faiss is not installed.
+    """
+    rows = np.arange(len(vectors_ND)) if rows is None else rows
+
+    def blocks() -> Iterator[Array]:
+        for first in range(0, len(rows), block):
+            yield vectors_ND[rows[first : first + block]]
+
+    if not faiss:
+        return lambda queries_QD, top: nearest(queries_QD, blocks(), top)
+    index: Any = import_faiss().IndexFlatIP(vectors_ND.shape[1])
+    for block_CD in blocks():
+        index.add((on_grid(block_CD) / STEPS).astype(np.float32))
+
+    def search(queries_QD: Array, top: int) -> tuple[Array, Array]:
+        wanted = min(top + FAISS_SLACK, len(rows))
+        position_QC = np.sort(index.search((queries_QD / STEPS).astype(np.float32), wanted)[1], axis=1)
+        score_QC = np.empty(position_QC.shape)
+        for query, positions in enumerate(position_QC):
+            (score_QC[query],) = cosine_matrix(queries_QD[[query]], on_grid(vectors_ND[rows[positions]]))
+        return best(position_QC, score_QC, top)
+
+    return search
+
+
+def import_faiss() -> Any:
+    """Return the module faiss.
+
+    Raises:
+        SettingsError: if it is not installed.
+    """
+    try:
+        import faiss  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError as error:
+        raise SettingsError(
+            "--index faiss needs faiss: pip install 'angle_llm[mining]'. Or use --index exact, which needs nothing."
+        ) from error
+    return faiss
+
+
+# --- angle-llm search -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """Folder, queries and encoder of `angle-llm search`."""
+
+    out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+    """A folder that `angle-llm embed` wrote."""
+    queries: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="QUERY [QUERY …]")]
+    """Texts to search for."""
+    top: int = 5
+    """Rows to print for each."""
+    model: str | None = None
+    """The encoder, if it was moved. None: the path it was loaded from for the folder."""
+    prompt: str | None = None
+    """Prompt name or YAML file for the queries. None: the one of the folder."""
+
+    def __post_init__(self) -> None:
+        if not self.queries or not all(query.strip() for query in self.queries):
+            raise SettingsError("search needs a text to search for, in quotes if it contains spaces.")
+        if self.top < 1:
+            raise SettingsError(f"--top must be at least 1, got {self.top}.")
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A row that was found: its cosine with the query, index in the corpus from 0, id and text where they are stored."""
+
+    cosine: float
+    row: int
+    id: str | None
+    text: str | None
+
+
+def search_main(settings: SearchSettings) -> None:
+    """Print the most similar rows of an embedded corpus for each query.
+
+    Raises:
+        FolderError: if the folder is unfinished or damaged, or was made by another encoder.
+    """
+    from angle_llm.model.encoder import SentenceEncoder
+    from angle_llm.prompts import PromptTemplate
+    from angle_llm.vectors import fingerprint
+
+    folder = settings.out.expanduser()
+    index = read_index(folder)
+    made_by = index.model
+    encoder = SentenceEncoder.from_pretrained(
+        settings.model or made_by.name,
+        prompt=settings.prompt or PromptTemplate.from_dict(made_by.prompt, where=str(folder)),
+        pooling=made_by.pooling,
+        max_length=made_by.max_length,
+        bits=made_by.bits,
+    )
+    if (weights := fingerprint(encoder)) != made_by.weights:
+        raise FolderError(
+            f"{folder} was made by {made_by.name} with weights {made_by.weights}, and this encoder has {weights}. Vectors of "
+            "different models cannot be compared: name the right one with --model, or embed again."
+        )
+    found = search_folder(folder, index, encoder.encode(settings.queries), settings.top)
+    texts = source_texts(index, {hit.row for hits in found for hit in hits if hit.text is None})
+    for query, hits in zip(settings.queries, found, strict=True):
+        print(f"\n{query}\n  {'cosine':>7}  {'id' if any(hit.id is not None for hit in hits) else 'row'}  text")
+        for hit in hits:
+            text = hit.text or texts.get(hit.row) or "(the text is not stored, and its file was removed or changed)"
+            line = " ".join(text.split())
+            shown = line if len(line) <= _TEXT_SHOWN else f"{line[:_TEXT_SHOWN]}…"
+            print(f"  {hit.cosine:7.4f}  {hit.row if hit.id is None else hit.id}  {shown}")
+    print(
+        f"\nThis read all {index.rows} vectors. For many queries, load the shards into an index: FAISS, hnswlib, LanceDB, "
+        "Qdrant, Milvus, pgvector …; all take float32 rows with ids.",
+        file=sys.stderr,
+    )
+
+
+def search_folder(folder: Path, index: VectorIndex, queries_QD: Array, top: int) -> list[list[Hit]]:
+    """Return for each query the `top` rows of largest cosine in a finished folder, best first; of equals the earlier row.
+
+    `queries_QD` are whole vectors of the encoder; they are cut as the rows were. Rows of int8 are compared as stored, of binary
+    by their signs. Memory is that of a few thousand rows.
+
+    Raises:
+        FolderError: if the folder is damaged, or the queries have other dimensions or are not finite.
+    """
+    form = index.vectors
+    if queries_QD.shape[1] != form.dimensions:
+        raise FolderError(
+            f"{folder} was made by a model of {form.dimensions} dimensions, and this one has {queries_QD.shape[1]}. Use the "
+            f"model it was made by, {index.model.name}."
+        )
+    queries_QK = on_grid(queries_QD[:, : form.kept])
+    if not np.isfinite(queries_QK).all():
+        raise FolderError(
+            "the vector of a query is not finite, so it has no cosine. Load the model in bfloat16 or float32, or check its "
+            "weights."
+        )
+    position_QR, cosine_QR = nearest(queries_QK, (piece.vectors for piece in read_vectors(folder, index)), top)
+    rows = _rows_at(folder, index, set(position_QR.flatten().tolist()))
+    return [
+        [Hit(cosine, *rows[position]) for position, cosine in zip(positions, scores, strict=True)]
+        for positions, scores in zip(position_QR.tolist(), cosine_QR.tolist(), strict=True)
+    ]
+
+
+def _rows_at(folder: Path, index: VectorIndex, positions: set[int]) -> dict[int, tuple[int, str | None, str | None]]:
+    """(index in the corpus, id, text) of some stored rows, by position; only their shards are read."""
+    found = {}
+    firsts = accumulate((shard.values.rows for shard in index.parts), initial=0)
+    for shard, start in zip(index.parts, firsts, strict=False):
+        if positions.isdisjoint(range(start, start + shard.values.rows)):
+            continue
+        for piece in read_vectors(folder, index, [shard]):
+            for offset in range(len(piece.row)):
+                if start + offset in positions:
+                    id, text = (side[offset] if side is not None else None for side in (piece.id, piece.text))
+                    found[start + offset] = (int(piece.row[offset]), id, text)
+            start += len(piece.row)
+    return found
+
+
+def source_texts(index: VectorIndex, rows: set[int]) -> dict[int, str]:
+    """Return the texts of some rows from the files they were read from; none if those were removed or changed."""
+    from angle_llm.data.corpus import Corpus
+    from angle_llm.data.formats import DataError
+
+    source = index.source
+    if source.path is None:
+        return {}
+    try:
+        corpus = Corpus.open(
+            source.path, source.column, source.id_column, delimiter=source.delimiter, encoding=source.encoding
+        )
+        return corpus.texts(rows) if corpus.source.stamps() == source.stamps else {}
+    except (OSError, DataError):
+        return {}

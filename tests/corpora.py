@@ -1,0 +1,57 @@
+"""Small corpora, and `embed_corpus` on them as the command calls it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pyarrow import parquet
+
+from angle_llm.data.corpus import Corpus
+from angle_llm.embed import embed_corpus
+from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.vectors import ShardOptions, VectorForm
+
+OPTIONS = ShardOptions(format="parquet", rows=4)
+TEXTS = [f"A {who} {does}." for who in ("man", "dog", "cat", "child") for does in ("runs", "eats", "sleeps")] + ["End"]
+"""13: three blocks of four, and one of one."""
+
+
+def write_lines(path: Path, texts: list[str] = TEXTS) -> Path:
+    path.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def embed(
+    encoder: SentenceEncoder,
+    input: Path,
+    folder: Path,
+    options: ShardOptions = OPTIONS,
+    *,
+    id_column: str | None = None,
+    target: Path | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    **form: Any,
+) -> int:
+    """What the command does after the encoder is loaded."""
+    corpus = Corpus.open(input, id_column=id_column)
+    survey = corpus.survey(skip_bad=options.skip_bad)
+    options = ShardOptions("bare npy", options.rows, options.store_text, options.skip_bad) if target else options
+    form = {"dim": encoder.dimensions, **form}
+    ranks: dict[str, Any] = {"target": target, "rank": rank, "world_size": world_size}
+    return embed_corpus(
+        corpus, survey, encoder, "tiny", VectorForm(encoder.dimensions, **form), options, folder, **ranks
+    )
+
+
+def table(folder: Path) -> dict[str, list[Any]]:
+    """The columns of all Parquet shards, in order."""
+    index = json.loads((folder / "embeddings.json").read_text())
+    names = [file["name"] for shard in index["parts"] for file in shard["files"] if file["name"].endswith(".parquet")]
+    tables = [parquet.read_table(folder / name).to_pydict() for name in names]
+    return {column: [value for one in tables for value in one[column]] for column in tables[0]}
+
+
+def vectors(folder: Path) -> np.ndarray:
+    return np.array(table(folder)["embedding"], dtype=np.float32)

@@ -1,0 +1,388 @@
+"""A corpus becomes a folder of vectors: the same one whatever interrupts the work and however many processes share it."""
+
+import copy
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from corpora import OPTIONS, TEXTS, embed, table, vectors, write_lines
+from kills import check_resumes_after_any_kill, contents, in_a_fork
+from tiny import save_tiny_base, tiny_encoder
+
+from angle_llm import cli
+from angle_llm.config import LoraSettings, SettingsError
+from angle_llm.data import DataError
+from angle_llm.embed import EmbedSettings
+from angle_llm.io import FolderError
+from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.vectors import VectorForm, fingerprint, read_index, read_vectors
+
+
+@pytest.fixture(scope="module")
+def encoder() -> SentenceEncoder:
+    return tiny_encoder("bert")
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    return write_lines(tmp_path / "texts.txt")
+
+
+@pytest.fixture
+def once(encoder: SentenceEncoder, lines: Path, tmp_path: Path) -> dict[str, bytes]:
+    """Files of an undisturbed run of one process."""
+    embed(encoder, lines, tmp_path / "once")
+    return contents(tmp_path / "once")
+
+
+# --- what is written --------------------------------------------------------------------------------------------------------
+
+
+def test_shards_hold_the_vectors_in_order(encoder: SentenceEncoder, lines: Path, tmp_path: Path) -> None:
+    assert embed(encoder, lines, tmp_path / "out", replace(OPTIONS, store_text=True)) == 13
+    found = table(tmp_path / "out")
+    assert list(found) == ["row", "text", "embedding"]
+    assert found["row"] == list(range(13))
+    assert found["text"] == TEXTS
+    np.testing.assert_allclose(vectors(tmp_path / "out"), encoder.encode(TEXTS), atol=2e-6)  # other micro-batches
+    blocks = np.concatenate([encoder.encode(TEXTS[first : first + 4]) for first in range(0, 13, 4)])
+    np.testing.assert_array_equal(vectors(tmp_path / "out"), blocks)
+    index = read_index(tmp_path / "out")
+    assert [(shard.values.first, shard.values.rows) for shard in index.parts] == [(0, 4), (4, 4), (8, 4), (12, 1)]
+    assert index.rows == 13
+    assert index.model.prompt["template"] == "{text}"
+    names = {"embeddings.json", *(f"shard-{number:06d}.parquet" for number in range(4))}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
+
+
+def test_npy_shards_have_the_other_columns_beside_them(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    rows = [json.dumps({"text": text, "id": f"no. {number}"}) for number, text in enumerate(TEXTS)]
+    input = write_lines(tmp_path / "texts.jsonl", rows)
+    for format in ("parquet", "npy"):
+        embed(encoder, input, tmp_path / format, replace(OPTIONS, format=format), id_column="id", precision="int8")  # type: ignore[arg-type]
+    left, right = table(tmp_path / "parquet"), table(tmp_path / "npy")
+    matrices = [np.load(tmp_path / "npy" / f"shard-{number:06d}.npy") for number in range(4)]
+    assert np.concatenate(matrices).tolist() == left.pop("embedding")
+    assert left == right
+    assert left["id"] == [f"no. {number}" for number in range(13)]
+    assert set(left) == {"row", "id", "scale"}
+
+
+def test_one_file_is_the_shards_together(encoder: SentenceEncoder, lines: Path, tmp_path: Path) -> None:
+    embed(encoder, lines, tmp_path / "out")
+    assert embed(encoder, lines, tmp_path / "x.npy.parts", target=tmp_path / "x.npy") == 13
+    np.save(tmp_path / "y.npy", vectors(tmp_path / "out"))
+    assert (tmp_path / "x.npy").read_bytes() == (tmp_path / "y.npy").read_bytes()
+    embed(encoder, lines, tmp_path / "x.npy.parts", target=tmp_path / "x.npy", complex=True)
+    halves = np.split(vectors(tmp_path / "out"), 2, axis=1)
+    np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), halves[0] + 1j * halves[1])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "texts.txt", "x.npy", "y.npy"]
+
+
+@pytest.mark.parametrize("format", ["parquet", "npy"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"precision": "float16"},
+        {"precision": "int8", "dim": 5},
+        {"precision": "binary", "dim": 13},
+        {"complex": True, "normalize": True},
+    ],
+    ids=str,
+)
+def test_stored_vectors_are_read_back(
+    form: dict[str, Any], format: Any, encoder: SentenceEncoder, lines: Path, tmp_path: Path
+) -> None:
+    embed(encoder, lines, tmp_path / "plain")
+    embed(encoder, lines, tmp_path / "out", replace(OPTIONS, format=format), **form)
+    pieces = list(read_vectors(tmp_path / "out", read_index(tmp_path / "out")))
+    form_ = VectorForm(32, **form)
+    due = form_.restored(form_.stored(vectors(tmp_path / "plain")))
+    np.testing.assert_array_equal(np.concatenate([piece.vectors for piece in pieces]), due)
+    assert np.concatenate([piece.row for piece in pieces]).tolist() == list(range(13))
+
+
+# --- rows that cannot be embedded -------------------------------------------------------------------------------------------
+
+BAD = [*TEXTS[:2], "", *TEXTS[2:4], *["\t"] * 4, *TEXTS[4:], " "]
+"""Rows 2, 5 to 8 and 18 are bad."""
+
+
+@pytest.mark.parametrize("one_file", [False, True])
+def test_bad_rows_are_skipped_and_the_others_keep_their_numbers(
+    one_file: bool, encoder: SentenceEncoder, tmp_path: Path
+) -> None:
+    input, out = write_lines(tmp_path / "texts.txt", BAD), tmp_path / "out"
+    options = replace(OPTIONS, skip_bad=True, store_text=not one_file, rows=2)
+    for _ in range(2):  # the second time everything is there
+        target = tmp_path / "x.npy" if one_file else None
+        assert embed(encoder, input, out, options, target=target) == 13
+        lists = sorted(tmp_path.rglob("*.skipped.jsonl"))
+        listed = [json.loads(line) for path in lists for line in path.read_text().splitlines()]
+        assert [one["row"] for one in listed] == [2, 5, 6, 7, 8, 18]
+        assert listed[0]["place"] == f"{input}:3"
+        assert "empty" in listed[0]["reason"]
+    if one_file:
+        assert lists == [tmp_path / "x.skipped.jsonl"]
+        assert np.load(tmp_path / "x.npy").shape == (13, 32)
+    else:
+        found = table(out)
+        assert [BAD[row] for row in found["row"]] == found["text"] == TEXTS
+        assert [path.name[6:12] for path in lists] == ["000001", "000002", "000003", "000004", "000009"]
+
+
+def test_a_text_without_tokens_is_a_bad_row(encoder: SentenceEncoder, tmp_path: Path) -> None:
+    input = write_lines(tmp_path / "texts.txt", [*TEXTS[:5], "\u200d", *TEXTS[5:]])
+    with pytest.raises(DataError, match=r"texts\.txt:6: .*--on-bad-row skip"):
+        embed(encoder, input, tmp_path / "out")
+    assert embed(encoder, input, tmp_path / "skipped", replace(OPTIONS, skip_bad=True)) == 13
+    assert table(tmp_path / "skipped")["row"] == [0, 1, 2, 3, 4, *range(6, 14)]
+    assert json.loads((tmp_path / "skipped" / "shard-000001.skipped.jsonl").read_text())["row"] == 5
+
+
+def test_a_vector_that_is_not_finite_is_refused_with_its_line(
+    encoder: SentenceEncoder, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = encoder.encode
+
+    def encode(texts: list[str], **_: object) -> np.ndarray:
+        rows = real(texts)
+        rows[[text == TEXTS[6] for text in texts], 3] = np.inf
+        return rows
+
+    monkeypatch.setattr(encoder, "encode", encode)
+    with pytest.raises(DataError, match=r"texts\.txt:7: .*not finite"):
+        embed(encoder, lines, tmp_path / "out")
+
+
+# --- kills, several processes, other work -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("one_file", [False, True])
+def test_killed_before_any_write_it_resumes_to_the_same_bytes(
+    one_file: bool, step: int, encoder: SentenceEncoder, lines: Path, tmp_path: Path
+) -> None:
+    write_lines(lines, [*TEXTS[:3], "", TEXTS[3]])  # two shards and a skipped row
+
+    def work(place: Path) -> None:
+        options = replace(OPTIONS, skip_bad=True)
+        embed(encoder, lines, place / "out", options, target=place / "x.npy" if one_file else None)
+
+    assert check_resumes_after_any_kill(work, tmp_path, step) > 20 // step
+
+
+def test_only_damaged_shards_are_embedded_again(
+    encoder: SentenceEncoder, lines: Path, once: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "once"
+    (out / "shard-000001.parquet").write_bytes(b"x" * (out / "shard-000001.parquet").stat().st_size)
+    (out / "shard-000003.parquet").unlink()
+    encoded: list[str] = []
+    real = encoder.encode
+    monkeypatch.setattr(encoder, "encode", lambda texts, **named: (encoded.extend(texts), real(texts, **named))[1])
+    embed(encoder, lines, out)
+    assert encoded == [*TEXTS[4:8], *TEXTS[12:]]
+    assert contents(out) == once
+
+
+def test_other_work_in_the_folder_is_refused(encoder: SentenceEncoder, lines: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    embed(encoder, lines, out, rank=1, world_size=2)
+    before = contents(out)
+    cases: list[tuple[str, Callable[[], object]]] = [
+        (r"vectors\.normalize false \(now true\)", lambda: embed(encoder, lines, out, normalize=True)),
+        (r"vectors\.dim 32 \(now 8\)", lambda: embed(encoder, lines, out, dim=8)),
+        (r"layout\.rows 4 \(now 5\)", lambda: embed(encoder, lines, out, replace(OPTIONS, rows=5))),
+        (r"model\.weights", lambda: embed(tiny_encoder("bert", seed=1), lines, out)),
+        (r"input\.files", lambda: embed(encoder, write_lines(lines, [*TEXTS[:-1], "Fin"]), out)),
+    ]
+    for field, again in cases:
+        with pytest.raises(FolderError, match=f"{field}.*--output"):
+            again()
+    assert contents(out).items() - before.items() <= {(".lock-00000", b"")}
+
+
+@pytest.mark.parametrize("ranks", [[(1, 2), (0, 2)], [(6, 7), (3, 7), (0, 7)], [(2, 3), (1, 2), (0, 1)]], ids=str)
+def test_any_number_of_processes_writes_the_same_files(
+    ranks: list[tuple[int, int]], encoder: SentenceEncoder, lines: Path, once: dict[str, bytes], tmp_path: Path
+) -> None:
+    """Rank 0 last, for it waits for the others; the number of processes can change."""
+    if ranks[0] == (6, 7):
+        ranks = [(rank, 7) for rank in reversed(range(7))]
+    for rank, world_size in ranks:
+        embed(encoder, lines, tmp_path / "out", rank=rank, world_size=world_size)
+    assert contents(tmp_path / "out") == once
+
+
+def test_rank_0_waits_for_the_others(
+    encoder: SentenceEncoder, lines: Path, once: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        assert not (tmp_path / "out" / "embeddings.json").exists()
+        waits.append(seconds)
+        if len(waits) == 3:
+            embed(encoder, lines, tmp_path / "out", rank=1, world_size=2)
+
+    monkeypatch.setattr("time.sleep", sleep)
+    embed(encoder, lines, tmp_path / "out", world_size=2)
+    assert len(waits) == 3
+    assert contents(tmp_path / "out") == once
+
+
+def test_input_that_changes_meanwhile_gets_no_index(
+    encoder: SentenceEncoder, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = encoder.encode
+
+    def encode(texts: list[str], **named: Any) -> object:
+        write_lines(lines, [*TEXTS, "late"])
+        return real(texts, **named)
+
+    monkeypatch.setattr(encoder, "encode", encode)
+    with pytest.raises(DataError, match=r"texts\.txt was changed"):
+        embed(encoder, lines, tmp_path / "out")
+    assert not (tmp_path / "out" / "embeddings.json").exists()
+
+
+def test_memory_is_that_of_a_block(encoder: SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 MB of vectors, of a model that costs nothing, in a process that may grow by a third of that."""
+    count, dimensions = 75_000, 1024
+    input = write_lines(tmp_path / "texts.txt", [f"text {number}" for number in range(count)])
+    draw = np.random.default_rng(0)
+    monkeypatch.setattr(SentenceEncoder, "dimensions", dimensions)
+    monkeypatch.setattr(encoder, "encode", lambda texts, **_: draw.random((len(texts), dimensions), dtype=np.float32))
+
+    def memory(what: str) -> int:
+        (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what))
+        return int(line.split()[1]) * 1024
+
+    def body() -> None:
+        before = memory("VmRSS")
+        embed(encoder, input, tmp_path / "out", replace(OPTIONS, rows=2048))
+        (tmp_path / "grown").write_text(str(memory("VmHWM") - before))
+
+    assert in_a_fork(body, tmp_path / "log") == 0, (tmp_path / "log").read_text()
+    assert read_index(tmp_path / "out").rows == count
+    assert int((tmp_path / "grown").read_text()) < count * dimensions * 4 / 3
+
+
+def test_the_fingerprint_covers_tokenizer_and_adapter_scale(encoder: SentenceEncoder) -> None:
+    assert fingerprint(tiny_encoder("bert")) == fingerprint(encoder)
+    encoder.encode(TEXTS[:2])
+    assert fingerprint(tiny_encoder("bert")) == fingerprint(encoder), "earlier calls do not count"
+    other = tiny_encoder("bert")
+    other.tokenizer = copy.deepcopy(other.tokenizer)  # tests share one
+    other.tokenizer.backend_tokenizer.normalizer = None
+    assert fingerprint(other) != fingerprint(encoder)
+
+    def adapted(alpha: float) -> str:
+        one = tiny_encoder("bert")
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            one.add_lora(LoraSettings(rank=2, alpha=alpha))
+        return fingerprint(one)
+
+    assert adapted(4) == adapted(4) != adapted(8)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        ({"output": Path("x.npy"), "id_column": "id"}, "--id-column"),
+        ({"output": Path("x.npy"), "store_text": True}, "--store-text"),
+        ({"output": Path("x.npy"), "precision": "int8"}, "--precision int8"),
+        ({"complex": True, "dim": 4}, "--dim .*--complex"),
+        ({"complex": True, "precision": "int8"}, "--complex .*int8"),
+        ({"complex": True, "precision": "float16", "format": "npy"}, "complex float16"),
+        ({"shard_rows": 0}, "--shard-rows .*got 0"),
+    ],
+)
+def test_settings_that_exclude_each_other_are_refused(named: dict[str, Any], expected: str) -> None:
+    with pytest.raises(SettingsError, match=expected):
+        EmbedSettings(**{"model": "m", "input": Path("texts.txt"), "output": Path("x"), **named})
+
+
+def test_input_model_and_output_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, lines = save_tiny_base("bert", tmp_path / "base"), write_lines(tmp_path / "in.txt")
+
+    def run(*options: str, input: Path = lines, output: Path = tmp_path / "out", model: str = "./nowhere") -> None:
+        cli.run(["embed", "--model", model, "--input", str(input), "--output", str(output), *options])
+
+    with pytest.raises(SettingsError, match=r"--dim .*32.*got 33"):
+        run("--dim", "33", model=str(base))
+    with pytest.raises(SettingsError, match=r"--output .* --input"):
+        run(input=tmp_path)
+    with pytest.raises(SettingsError, match=r"--output must end in \.npy.*x\.csv"):
+        run(output=tmp_path / "x.csv")
+    with pytest.raises(FolderError, match=r"--output .*contains other files"):
+        run(output=tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SettingsError, match="--input -"):
+        run(input=Path("-"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "in.txt"]
+
+
+BIN = Path(sys.executable).parent
+TORCHRUN = [str(BIN / "torchrun"), "--nproc-per-node", "2", "--master-port", "0", "--no-python"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("launcher", "kills"), [([], 6), (TORCHRUN, 4)], ids=["one process", "torchrun"])
+def test_the_command_killed_at_random_moments_resumes(launcher: list[str], kills: int, tmp_path: Path) -> None:
+    base, draw = save_tiny_base("bert", tmp_path / "base"), random.Random(kills)
+    words = [*" ".join(TEXTS).split(), "in", "on", "the", "park", "house", "small", "old", "two", "street"]
+    texts = [" ".join(draw.choices(words, k=draw.randint(2, 8))) for _ in range(20_000)]
+    input = write_lines(tmp_path / "texts.txt", texts)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}  # the last bits of a product depend on the number of threads
+
+    def command(out: str, launcher: list[str] = launcher) -> list[str]:
+        paths = ["--model", str(base), "--input", str(input), "--output", str(tmp_path / out)]
+        return [*launcher, str(BIN / "angle-llm"), "embed", *paths, "--shard-rows", "1000"]
+
+    started = time.monotonic()
+    shown = subprocess.run(command("once"), check=True, capture_output=True, text=True, env=env)
+    seconds = time.monotonic() - started
+    assert shown.stdout.count("20000 rows of 32 dimensions") == 1, "rank 0 prints"
+    subprocess.run(command("alone", []), check=True, capture_output=True, env=env)
+    due = contents(tmp_path / "alone")
+    assert contents(tmp_path / "once") == due
+    killed = unfinished = 0
+    while killed < kills:
+        out = f"out-{killed}"
+        for _ in range(2):
+            process = subprocess.Popen(command(out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
+            try:
+                process.wait(draw.uniform(0.4, 1.1) * seconds)
+            except subprocess.TimeoutExpired:
+                killed += 1
+                _kill(process, one_worker=killed % 2 == 1)
+                unfinished += (tmp_path / out / "identity.json").exists()
+        subprocess.run(command(out), check=True, capture_output=True, env=env)
+        assert contents(tmp_path / out) == due
+    assert unfinished, "no process was killed during the work"
+
+
+def _kill(process: subprocess.Popen[bytes], *, one_worker: bool) -> None:
+    """SIGKILL a launcher and its workers, which have sessions of their own; or one worker, and the launcher ends the others."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    workers = [int(child) for child in children if b"angle-llm" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    for pid in workers[-1:] if one_worker and workers else [process.pid, *workers]:
+        os.kill(pid, signal.SIGKILL)
+    process.wait()

@@ -366,14 +366,17 @@ def _explain(kind: Any, problem: Any) -> str:
 
 
 def load_settings(kind: type[Settings], path: str | Path, defaults: Settings | None = None) -> Settings:
-    """Read a settings YAML file; keys that are not set come from `defaults`.
+    """Read a settings YAML file, or a recipe's by its name; keys that are not set come from `defaults`.
 
     Raises:
         SettingsError: for a missing or malformed file or a setting that is not valid.
     """
-    path = Path(path).expanduser()
+    recipes = bundled_files("recipes")
+    path = recipes.get(str(path)) or Path(path).expanduser()
     if not path.is_file():
-        raise SettingsError(f"no settings file at {path}. Give the path of a YAML file.")
+        raise SettingsError(
+            f"no settings file at {path}. Give the path of a YAML file, or a recipe: {', '.join(recipes)}."
+        )
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
@@ -381,6 +384,13 @@ def load_settings(kind: type[Settings], path: str | Path, defaults: Settings | N
     if defaults is not None and isinstance(values, dict):
         values = merged_settings(settings_to_dict(defaults), values)
     return settings_from_dict(kind, values, where=str(path))
+
+
+def bundled_files(folder: str) -> dict[str, Path]:
+    """The YAML files of `prompts` or `recipes` by name: in an installed package, or in a checkout."""
+    package = Path(__file__).parent
+    places = [place for place in (package / f"bundled_{folder}", package.parent / folder) if place.is_dir()]
+    return {path.stem: path for path in sorted(places[0].glob("*.yaml"))} if places else {}
 
 
 def merged_settings(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -97,6 +97,14 @@ def test_a_message_names_key_expectation_and_value(values: object, expected: lis
     assert all(word in str(error.value) for word in ["run.yaml", *expected]), str(error.value)
 
 
+def test_a_recipe_is_found_by_its_name() -> None:
+    assert load_settings(TrainSettings, "starter") == load_settings(TrainSettings, RECIPES[0].parent / "starter.yaml")
+    wheel = (RECIPES[0].parent.parent / "pyproject.toml").read_text(encoding="utf-8")
+    assert all(f"recipes/{path.name}" in wheel for path in RECIPES), "a recipe is missing in the wheel"
+    with pytest.raises(SettingsError, match="minilm_starter"):
+        load_settings(TrainSettings, "starte")
+
+
 def test_files_that_are_missing_malformed_or_unsafe(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no settings file"):
         load_settings(TrainSettings, tmp_path / "none.yaml")

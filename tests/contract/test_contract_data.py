@@ -1,0 +1,173 @@
+"""`angle-llm data check` and `data mine`: what is found in files, the cleaned copy, and hard negatives."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import Files, command, names, training
+from tiny_folders import contents, read_rows, write_pairs, write_rows
+
+from angle_llm import SentenceEncoder
+
+GOOD = [
+    {"text1": "A man eats.", "text2": "Someone eats.", "score": 1},
+    {"text1": "A dog runs.", "text2": "Nobody runs.", "score": 0},
+    {"text1": "A bird sings.", "text2": "An animal makes music.", "score": 1},
+]
+REPEATED = GOOD[0]
+CONTRARY = {"text1": "a man EATS", "text2": "Someone  eats", "score": 0}
+TESTED = {"text1": "A cat sleeps in the park.", "text2": "An animal rests there today.", "score": 1}
+PAIRS = [
+    ("A man eats.", "Someone eats."),
+    ("A man eats.", "Someone has food."),
+    ("Someone has food.", "There is food."),
+    ("A dog runs.", "An animal moves."),
+    ("The dog sleeps.", "An animal rests."),
+    ("A child sings.", "Someone makes music."),
+    ("Two women talk.", "People speak."),
+    ("A car stops.", "A vehicle stands still."),
+]
+
+
+def check(*words: str | Path, code: int) -> dict[str, Any]:
+    """The JSON of `angle-llm data check`."""
+    content: dict[str, Any] = json.loads(command("angle-llm", "data", "check", *words, "--json", code=code).stdout)
+    return content
+
+
+def findings(content: dict[str, Any]) -> dict[str, int]:
+    return {found["kind"]: found["count"] for found in content["files"][0]["findings"]}
+
+
+def test_sound_rows_end_in_0_and_are_shown_token_by_token(files: Files, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "good.jsonl", GOOD)
+    content = check(path, "--model", files.llama, code=0)
+    (report,) = content["files"]
+    assert (report["rows_in"], report["rows_used"], report["format"]) == (3, 3, "scored_pair")
+    shown = command("angle-llm", "data", "check", path, "--model", files.llama).stdout
+    names(shown, r"Summarize\|", "scored_pair")
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"), [(CONTRARY, "contradiction"), (TESTED, "contamination"), ("{broken", "rejected")]
+)
+def test_a_bad_row_ends_in_1(row: object, kind: str, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", [*GOOD, row])
+    pair = (TESTED["text2"].upper(), TESTED["text1"].removesuffix("."), 4.0)
+    against = write_pairs(tmp_path / "tested.tsv", [pair])
+    content = check(path, "--model", "none", "--against", against, code=1)
+    assert findings(content)[kind] == (2 if kind == "contradiction" else 1)
+    shown = command("angle-llm", "data", "check", path, "--model", "none", "--against", against, code=1).stdout
+    names(shown, kind, {"contamination": r"tested\.tsv", "rejected": r"rows\.jsonl:4\b"}.get(kind, r"\b1 and 4\b"))
+
+
+def test_a_repeated_row_is_a_note(tmp_path: Path) -> None:
+    swapped = {"text1": REPEATED["text2"], "text2": REPEATED["text1"], "score": 1}
+    path = write_rows(tmp_path / "rows.jsonl", [*GOOD, REPEATED, swapped, {**REPEATED, "text1": "a MAN  eats ."}])
+    assert findings(check(path, "--model", "none", code=0)) == {"duplicate": 2, "near duplicate": 1}
+
+
+def test_fix_keeps_the_good_rows_and_accounts_for_the_others(tmp_path: Path) -> None:
+    rows = [*GOOD, GOOD[1], CONTRARY, "{broken", TESTED, {"text1": "", "text2": "x", "score": 1}]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    against = write_pairs(tmp_path / "tested.tsv", [(TESTED["text1"], TESTED["text2"], 4.0)])
+    words = [path, "--model", "none", "--against", against, "--fix", tmp_path / "out"]
+    (fixed,) = check(*words, code=1)["fixed"]
+    assert (fixed["rows_in"], fixed["kept"], fixed["quarantined"]) == (8, 2, 6)
+    assert read_rows(tmp_path / "out/rows.jsonl") == [GOOD[1], GOOD[2]]
+    quarantined = read_rows(tmp_path / "out/rows.quarantine.jsonl")
+    assert [each["line"] for each in quarantined] == [1, 4, 5, 6, 7, 8]
+    assert all(each["reason"] for each in quarantined)
+    assert quarantined[4]["row"] == TESTED
+    assert check(tmp_path / "out/rows.jsonl", "--model", "none", "--against", against, code=0)["trouble"] is False
+    before = contents(tmp_path / "out")
+    names(command("angle-llm", "data", "check", *words, code=2).stderr, "--fix", str(tmp_path / "out"))
+    assert contents(tmp_path / "out") == before
+
+
+def test_scores_and_columns_are_read_as_they_are_named(tmp_path: Path) -> None:
+    rows = [{"a": f"text {n}", "b": f"other {n}", "rating": n % 6, "part": n % 2} for n in range(12)]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    columns = [
+        "--columns",
+        "text1",
+        "a",
+        "text2",
+        "b",
+        "score",
+        "rating",
+        "--score-range",
+        "0",
+        "5",
+        "--where",
+        "part",
+        "1",
+    ]
+    (report,) = check(path, "--format", "scored_pair", *columns, "--model", "none", code=0)["files"]
+    assert report["rows_used"] == 6
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "json", "jsonl.gz", "parquet"])
+def test_every_kind_of_file_is_read_alike(kind: str, tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    path, table = tmp_path / f"rows.{kind}", Dataset.from_list(GOOD)
+    if kind in ("csv", "tsv"):
+        table.to_csv(path, sep="\t" if kind == "tsv" else ",", index=False)
+    elif kind == "json":
+        path.write_text(json.dumps(GOOD))
+    elif kind == "parquet":
+        table.to_parquet(path)
+    else:
+        table.to_json(path, compression="gzip")
+    (report,) = check(path, "--model", "none", code=0)["files"]
+    assert (report["rows_used"], report["format"]) == (3, "scored_pair")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("x.doc", b"a\n"), ("x.jsonl", b""), ("x.csv.gz", b"no gzip"), ("none.tsv", None)]
+)
+def test_a_file_that_cannot_be_read_is_named(name: str, content: bytes | None, files: Files, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    run = [*training(files, tmp_path / "run"), "--data.path", str(tmp_path / name)]
+    names(command("angle-llm", "train", *run, code=2).stderr, name.replace(".", r"\."))
+
+
+@pytest.fixture(scope="module")
+def mined(files: Files) -> Path:
+    pairs = write_rows(files.folder / "mining.jsonl", [{"text1": one, "text2": two} for one, two in PAIRS])
+    out = files.folder / "mined.jsonl"
+    options = ["--ranks", "1", "6", "--relative-margin", "None", "--out", out]
+    command("angle-llm", "data", "mine", pairs, "--model", files.bert, *options)
+    return out
+
+
+def test_mined_negatives_are_the_nearest_texts_that_are_not_positives(mined: Path, files: Files) -> None:
+    rows = read_rows(mined)
+    assert [(row["anchor"], row["positive"]) for row in rows] == PAIRS
+    candidates = list(dict.fromkeys(two for _, two in PAIRS))
+    encoder = SentenceEncoder.from_pretrained(files.bert)
+    texts = [*candidates, *(row["anchor"] for row in rows)]
+    vectors = dict(zip(texts, encoder.encode(texts), strict=True))
+    unit = {text: vector / np.linalg.norm(vector) for text, vector in vectors.items()}
+    cluster = {"A man eats.", "Someone eats.", "Someone has food.", "There is food."}
+    for row in rows:
+        own = cluster if row["anchor"] in cluster else {row["anchor"], row["positive"]}
+        free = [text for text in candidates if text not in own]
+        due = max(free, key=lambda text: float(unit[row["anchor"]] @ unit[text]))
+        assert row["negative"] == due
+        assert row["negative_cosine"] == pytest.approx(float(unit[row["anchor"]] @ unit[due]), abs=2e-6)
+
+
+def test_mining_accounts_for_every_pair_and_trains(mined: Path, files: Files, tmp_path: Path) -> None:
+    report = json.loads(mined.with_suffix(".report.json").read_text())
+    assert report["pairs"]["in"] == len(PAIRS) == report["pairs"]["mined"]
+    assert report["triples"]["rows"] == len(PAIRS)
+    command("angle-llm", "train", *training(files, tmp_path / "run"), "--data.path", mined, "--max-steps", "1")
+    line = read_rows(tmp_path / "run/metrics.jsonl")[0]
+    assert line["pairs"] == 8, "triples: two pairs each"
+    assert math.isfinite(line["loss"])

@@ -1,0 +1,169 @@
+"""The evaluation scripts: figures equal to those of scipy and numpy on the vectors, and the help of every command."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import TREE, Files, command, names
+from scipy.stats import pearsonr, spearmanr
+from tiny_folders import sentences, write_rows
+
+from angle_llm import SentenceEncoder
+
+
+def numbers(content: Any) -> Iterator[float]:
+    """Every number in JSON, at any depth."""
+    if isinstance(content, dict | list):
+        for value in content.values() if isinstance(content, dict) else content:
+            yield from numbers(value)
+    elif isinstance(content, int | float):
+        yield float(content)
+
+
+def holds(path: Path, due: float) -> bool:
+    """Whether a JSON file holds the number."""
+    return any(abs(number - due) < 1e-3 for number in numbers(json.loads(path.read_text())))
+
+
+def unit_rows(model: str, texts: list[str]) -> np.ndarray:
+    rows = SentenceEncoder.from_pretrained(model).encode(texts)
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+
+
+def pairs_of(files: Files) -> tuple[list[str], list[str], list[float]]:
+    rows = [line.split("\t") for line in Path(files.pairs).read_text().splitlines()[1:]]
+    return [row[0] for row in rows], [row[1] for row in rows], [float(row[2]) for row in rows]
+
+
+def test_sts_prints_and_writes_the_correlations(model: str, files: Files, tmp_path: Path) -> None:
+    left, right, gold = pairs_of(files)
+    cosines = (unit_rows(model, left) * unit_rows(model, right)).sum(axis=1)
+    words = ["--model", model, "--tasks", files.pairs, "--json", tmp_path / "sts.json"]
+    shown = command("python", "eval/sts.py", *words).stdout
+    for statistic in (spearmanr, pearsonr):
+        due = 100 * float(statistic(cosines, gold)[0])
+        names(shown, re.escape(f"{due:.2f}"))
+        assert holds(tmp_path / "sts.json", due)
+
+
+def test_sts_compares_two_models_pair_by_pair(model: str, files: Files, tmp_path: Path) -> None:
+    words = ["--tasks", files.pairs, "--resamples", "50"]
+    command("python", "eval/sts.py", "--model", files.llama, *words, "--json", tmp_path / "base.json")
+    shown = command("python", "eval/sts.py", "--model", model, *words, "--against", tmp_path / "base.json").stdout
+    same = command("python", "eval/sts.py", "--model", files.llama, *words, "--against", files.llama).stdout
+    assert len(shown.splitlines()) > 8
+    names(same, r"\b0\.00\b")
+
+
+def test_published_edits_change_the_sentences(model: str, tmp_path: Path) -> None:
+    rows = [f'The "dog" runs {n}?\tA cat sleeps {n * 7 % 10}\t{n % 6}' for n in range(10)]
+    (tmp_path / "pairs.tsv").write_text("sentence1\tsentence2\tscore\n" + "\n".join(rows) + "\n")
+    left, right = [f"The 'dog' runs {n}." for n in range(10)], [f"A cat sleeps {n * 7 % 10}." for n in range(10)]
+    due = 100 * float(
+        spearmanr((unit_rows(model, left) * unit_rows(model, right)).sum(1), [n % 6 for n in range(10)])[0]
+    )
+    words = ["--model", model, "--tasks", tmp_path / "pairs.tsv", "--edits", "published"]
+    names(command("python", "eval/sts.py", *words).stdout, re.escape(f"{due:.2f}"))
+
+
+def test_sts_reads_a_folder_of_evaluation_sets(model: str, files: Files, tmp_path: Path) -> None:
+    for name in ("stsb/test", "stsb/dev", "sick/test", "sts/sts12.test"):
+        path = tmp_path / f"{name}.tsv"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(Path(files.pairs).read_text())
+    shown = command("python", "eval/sts.py", "--model", model, "--data-dir", tmp_path, "--resamples", "20").stdout
+    names(shown, "STS12", "STS-?B", "SICK", "raw")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--tasks sts99", ["sts99", "stsb"]),
+        ("--tasks none.tsv", [r"none\.tsv"]),
+        ("--tasks {pairs} --max-length 0", ["--max-length"]),
+        ("--tasks {pairs} --against none.json", [r"none\.json"]),
+        ("--tasks {pairs} --variant senteval", ["--variant", "--data-dir"]),
+    ],
+)
+def test_mistakes_are_found_before_the_model_is_opened(words: str, named: list[str], files: Files) -> None:
+    done = command("python", "eval/sts.py", "--model", "./nowhere", *words.format(pairs=files.pairs).split(), code=2)
+    names(done.stdout + done.stderr, *named)
+
+
+def test_nested_measures_every_cut(model: str, files: Files, tmp_path: Path) -> None:
+    left, right, gold = pairs_of(files)
+    words = [
+        "--model",
+        model,
+        "--tasks",
+        files.pairs,
+        "--dimensions",
+        "8",
+        "--layers",
+        "1",
+        "--json",
+        tmp_path / "n.json",
+    ]
+    shown = command("python", "eval/nested.py", *words).stdout
+    for layers in (1, 2):
+        for dimensions in (8, 32):
+            encoder = SentenceEncoder.from_pretrained(model, layers=layers, dimensions=dimensions)
+            one, two = encoder.encode(left), encoder.encode(right)
+            cosines = (one * two).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(two, axis=1)
+            due = 100 * float(spearmanr(cosines, gold)[0])
+            names(shown, re.escape(f"{due:.2f}"))
+            assert holds(tmp_path / "n.json", due)
+
+
+def test_retrieval_counts_exactly(model: str, tmp_path: Path) -> None:
+    texts = sentences(24)
+    groups = [[*texts[3 * n : 3 * n + 3]] for n in range(8)]
+    write_rows(tmp_path / "captions.jsonl", [{"captions": group} for group in groups])
+    unit = unit_rows(model, texts)
+    ranks = []
+    for n in range(8):
+        order = [row for row in np.argsort(-(unit @ unit[3 * n])) if row != 3 * n]
+        ranks.append(1 + min(order.index(3 * n + 1), order.index(3 * n + 2)))
+    words = ["--model", model, "--groups", tmp_path / "captions.jsonl", "--json", tmp_path / "r.json"]
+    shown = command("python", "eval/retrieval.py", *words).stdout
+    due = 100 * float(np.mean([1 / rank for rank in ranks]))
+    names(shown, "strict", re.escape(f"{due:.2f}"))
+    assert holds(tmp_path / "r.json", due)
+
+
+def test_transfer_classifies_frozen_vectors(model: str, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="the extra `transfer` is not installed")
+    (tmp_path / "transfer").mkdir()
+    rows = [f"{text}\t{n % 2}" for n, text in enumerate(f"{'A dog' if n % 2 else 'No cat'} {n}" for n in range(40))]
+    (tmp_path / "transfer/cr.tsv").write_text("text\tlabel\n" + "\n".join(rows) + "\n")
+    words = ["--model", model, "--data-dir", tmp_path, "--tasks", "cr", "--folds", "2", "--json", tmp_path / "t.json"]
+    shown = command("python", "eval/transfer.py", *words).stdout
+    names(shown, r"\bCR\b", r"\b100\.00\b", r"\b40\b")
+    assert holds(tmp_path / "t.json", 100.0)
+
+
+COMMANDS = [f"angle-llm {name}" for name in ("", "train", "plan", "embed", "search", "data", "data check", "data mine")]
+COMMANDS += [f"angle-llm {name}" for name in ("eval", "merge", "verify", "export", "push")]
+COMMANDS += [
+    f"python recipes/{name}.py" for name in ("llama2_nli", "bert_nli", "sts_finetune", "llm_supervision", "ablation")
+]
+COMMANDS += [
+    f"python eval/{name}.py" for name in ("sts", "transfer", "retrieval", "nested", "speed", "gpu_check", "gpu_speed")
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_every_command_has_help(words: str) -> None:
+    shown = command(*words.split(), "--help", cwd=TREE).stdout
+    assert len(shown) > 100
+    if words == "angle-llm ":
+        names(shown, *("train", "plan", "embed", "search", "eval", "data", "merge", "verify", "export", "push"))
+
+
+def test_a_command_that_does_not_exist_is_refused_with_the_nearest() -> None:
+    done = command("angle-llm", "trian", code=2)
+    names(done.stdout + done.stderr, "trian", "train")

@@ -137,6 +137,29 @@ def test_a_file_that_cannot_be_read_is_named(name: str, content: bytes | None, f
     names(command("angle-llm", "train", *run, code=2).stderr, name.replace(".", r"\."))
 
 
+@pytest.mark.parametrize(
+    ("bad", "policy", "named"),
+    [
+        (1, "raise", [r"mixed\.jsonl:4\b", "positive"]),
+        (2, "skip", [r"\b24\b.*\b26\b"]),
+        (3, "skip", [r"\b3\b.*\b27\b"]),
+    ],
+)
+def test_training_accounts_for_bad_rows(bad: int, policy: str, named: list[str], files: Files, tmp_path: Path) -> None:
+    """The first one stops a run, or they are left out and written down, unless they are more than a tenth."""
+    good = Path(files.triples).read_text().splitlines()
+    worst = ['{"anchor": "a", "positive": "", "negative": "c"}', "{broken", '{"anchor": "a", "positive": "b"}']
+    data = write_rows(tmp_path / "mixed.jsonl", [*good[:3], *worst[:bad], *good[3:]])
+    run = [*training(files, tmp_path / "run"), "--data.path", str(data), "--data.format", "triple", "--max-steps", "1"]
+    done = command("angle-llm", "train", *run, "--data.on-bad-row", policy, code=0 if bad == 2 else 2)
+    names(done.stdout + done.stderr, *named)
+    assert (tmp_path / "run").exists() == (bad == 2)
+    if bad == 2:
+        rejected = read_rows(tmp_path / "run/rejected.jsonl")
+        places = [{str(value).rpartition(":")[2] for value in row.values()} for row in rejected]
+        assert ["4" in places[0], "5" in places[1], len(places)] == [True, True, 2]
+
+
 @pytest.fixture(scope="module")
 def mined(files: Files) -> Path:
     pairs = write_rows(files.folder / "mining.jsonl", [{"text1": one, "text2": two} for one, two in PAIRS])

@@ -104,12 +104,9 @@ def test_sts_finetune_prints_scores_before_and_after(files: Files, tmp_path: Pat
     flags = [word for name in ("data", "test") for key, value in zip(reading[::2], reading[1::2], strict=True)
              for word in (f"--{name}.{key}", *value.split())]  # fmt: skip
     small = [*training(files, tmp_path / "run")[:4], *QUICK, *flags, "--data.limit", "None", "--max-steps", "2"]
-    names(
-        command("python", "recipes/sts_finetune.py", *small).stdout,
-        r"before\s+-?\d+\.\d\d",
-        r"after\s+-?\d+\.\d\d",
-        "model",
-    )
+    shown = command("python", "recipes/sts_finetune.py", *small).stdout
+    names(shown, r"before\s+-?\d+\.\d\d", r"after\s+-?\d+\.\d\d")
+    assert (tmp_path / "run/model/adapter_model.safetensors").exists()
 
 
 def test_training_in_python_returns_the_model_directory(files: Files, tmp_path: Path) -> None:
@@ -130,8 +127,15 @@ def test_training_in_python_returns_the_model_directory(files: Files, tmp_path: 
 # ------------------------------------------------------------------------------------------------- what a run computes
 
 
-@pytest.mark.parametrize("memory", ["", "--micro-batch-tokens 60", "--graph-tokens 0 --micro-batch-tokens 150"])
-@pytest.mark.parametrize("kind", ["llama", "mistral"])
+@pytest.mark.parametrize(
+    ("kind", "memory"),
+    [
+        ("llama", ""),
+        ("llama", "--micro-batch-tokens 60"),
+        ("llama", "--graph-tokens 0 --micro-batch-tokens 150"),
+        ("mistral", "--graph-tokens 0 --micro-batch-tokens 150"),
+    ],
+)
 def test_loss_and_gradient_of_a_step_equal_those_of_plain_transformers(
     kind: str, memory: str, files: Files, tmp_path: Path
 ) -> None:
@@ -245,42 +249,6 @@ def test_plan_forecasts_a_run_without_starting_it(files: Files, tmp_path: Path) 
     names(shown, "--micro-batch-tokens", "--graph-tokens", "GiB")
     assert json.loads((tmp_path / "plan.json").read_text())
     assert not (tmp_path / "run").exists()
-
-
-# ---------------------------------------------------------------------------------------------------------- rows of data
-
-
-def bad_rows(files: Files, tmp_path: Path, bad: int) -> Path:
-    """24 good rows, and bad ones after the third."""
-    good = Path(files.triples).read_text().splitlines()
-    worst = ['{"anchor": "a", "positive": "", "negative": "c"}', "{broken", '{"anchor": "a", "positive": "b"}']
-    return write_rows(tmp_path / "mixed.jsonl", [*good[:3], *worst[:bad], *good[3:]])
-
-
-def test_the_first_bad_row_stops_a_run_with_its_file_and_line(files: Files, tmp_path: Path) -> None:
-    data = bad_rows(files, tmp_path, 1)
-    names(
-        refused(files, tmp_path, "--data.path", str(data), "--data.format", "triple"), r"mixed\.jsonl:4\b", "positive"
-    )
-
-
-def test_skipped_rows_are_counted_and_written_down(files: Files, tmp_path: Path) -> None:
-    data = bad_rows(files, tmp_path, 2)
-    run = [*training(files, tmp_path / "run"), "--data.path", str(data), "--data.format", "triple", "--max-steps", "1"]
-    shown = command("angle-llm", "train", *run, "--data.on-bad-row", "skip").stdout
-    names(shown, r"\b24\b.*\b26\b")
-    rejected = read_rows(tmp_path / "run/rejected.jsonl")
-    assert len(rejected) == 2
-    for line, row in zip((4, 5), rejected, strict=True):
-        assert line in row.values() or any(str(value).endswith(f":{line}") for value in row.values())
-
-
-def test_too_many_bad_rows_stop_a_run_all_the_same(files: Files, tmp_path: Path) -> None:
-    data = bad_rows(files, tmp_path, 3)
-    names(
-        refused(files, tmp_path, "--data.path", str(data), "--data.format", "triple", "--data.on-bad-row", "skip"),
-        r"\b3\b.*\b27\b",
-    )
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals

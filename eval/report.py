@@ -67,7 +67,7 @@ def main(settings: Settings) -> None:
         figures.append({"title": title, "sentence": minus(sentence), "svg": svg(drawn)})
         if settings.pictures is not None and title in PICTURES:
             settings.pictures.mkdir(parents=True, exist_ok=True)
-            how: dict[str, Any] = {"dpi": 120, "facecolor": "white", "metadata": {"Software": None}}
+            how: dict[str, Any] = {"dpi": 100, "facecolor": "white", "metadata": {"Software": None}}
             drawn.savefig(settings.pictures / f"{PICTURES[title]}.png", **how)
     sections = [section(name, grids.get(name, {}), data, runs) for name in dict.fromkeys([*grids, *data.grid])]
     settings.page.write_text(
@@ -144,6 +144,7 @@ def section(name: str, grid: dict[str, Any], data: pd.DataFrame, runs: pd.DataFr
     of = of.sort_values("position", kind="stable")
     of["label"] = of.label.where(of.label != "", of.row)
     tables = []
+    of["task"] = [f"average of {n:.0f}" if task == "average" else task for task, n in zip(of.task, of.n, strict=True)]
     for (kind, metric), values in of.groupby(["kind", "metric"], sort=False):
         cells = values.assign(cell=[cell(line) for line in values.itertuples()])
         table = cells.pivot_table(

@@ -114,8 +114,8 @@ def _sts(encoder: SentenceEncoder, measures: Measures, data_dir: Path, scores: P
                 yield measurement("sts", name, metric, mean.spearman, **common)
         if name in BY_SCORE:
             yield from _by_score(name, task.scores)
-    if results.averaged:
-        over = len(results.averaged)
+    over = len(results.averaged)
+    if over > 1:
         yield measurement("sts", "average", "spearman", results.average, results.average_interval, n=over)
 
 

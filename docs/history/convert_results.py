@@ -20,6 +20,7 @@ from ablation_grid import experiments, load_grid
 from ablation_measure import asked, measurement
 
 from angle_llm.evaluate import PUBLISHED, Interval
+from angle_llm.evaluate.transfer_report import PUBLISHED_TRANSFER
 
 SOURCE = "Li & Li, AnglE, arXiv 2309.12871"
 NON_TRANSFER = ("mrpc", "stsb", "qqp (val)", "qnli (val)", "github issues", "average")
@@ -107,7 +108,7 @@ def sts(values: dict[str, Any]) -> list[dict[str, Any]]:
                 mean, metric = float(np.average(centres, weights=counts)), f"cosine at score {low:g} to {high:g}"
                 found.append(measurement("sts", name, metric, mean, Interval(*map(float, ends)), n=sum(counts)))
     average = values["average"]
-    if average:
+    if average and len(average["tasks"]) > 1:
         ends = interval(average["interval"])
         found.append(measurement("sts", "average", "spearman", average["spearman"], ends, n=len(average["tasks"])))
     return found
@@ -267,6 +268,17 @@ def others(old: Path, runs: dict[tuple[str, ...], dict[str, str]], found: list[d
         key = run("published", paper.model, "", paper.model, "model cards and papers: AnglE, PromptEOL, SimCSE", "")
         tasks = {**paper.spearman, "average": paper.average}
         found += [key | measurement("published", t, "spearman", v, text="senteval") for t, v in tasks.items()]
+    for frozen in PUBLISHED_TRANSFER:
+        key = run(
+            "published",
+            f"transfer: {frozen.model}",
+            "",
+            frozen.model,
+            "Gao et al., SimCSE (2021), table of transfer tasks",
+            "",
+        )
+        tasks = {**frozen.accuracy, "average of seven": frozen.average}
+        found += [key | measurement("published", t, "accuracy", v, text="senteval") for t, v in tasks.items()]
     for table, models in PUBLISHED_OTHER.items():
         for model, tasks in models.items():
             key = run("published", f"{table}: {model}", "", model, SOURCE, "")

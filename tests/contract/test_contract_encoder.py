@@ -73,6 +73,11 @@ def test_rows_equal_the_plain_model_on_one_text_at_a_time(
     assert_close(rows, plain_rows(getattr(files, kind), TEXTS, template, pooling))
 
 
+def test_the_edits_of_a_prompt_change_the_text(llama: SentenceEncoder) -> None:
+    rows = llama.with_prompt("summarize_one_word_edited").encode(['A "dog" runs', "Who runs?", "A dog."])
+    assert_close(rows, llama.encode(["A 'dog' runs.", "Who runs.", "A dog."]))
+
+
 def test_defaults_depend_on_the_kind_of_model(files: Files) -> None:
     llama, bert = (SentenceEncoder.from_pretrained(path) for path in (files.llama, files.bert))
     assert (llama.prompt.name, llama.pooling) == ("summarize_one_word", "last")

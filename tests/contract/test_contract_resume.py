@@ -47,7 +47,7 @@ def stopped(files: Files, run: Path, number: int, *flags: str) -> tuple[int, str
     [
         (signal.SIGTERM, 143, []),
         (signal.SIGINT, 130, []),
-        (signal.SIGKILL, -signal.SIGKILL, ["--checkpoint.every-steps", "5"]),
+        (signal.SIGKILL, -signal.SIGKILL, ["--checkpoint.every-steps", "7"]),
     ],
     ids=["SIGTERM", "SIGINT", "SIGKILL"],
 )
@@ -78,7 +78,8 @@ def test_a_checkpoint_that_is_damaged_costs_only_its_own_steps(
     stopped(files, run, signal.SIGTERM, "--checkpoint.every-steps", "5", "--checkpoint.keep", "3")
     newest = max((run / "checkpoints").glob("step-*"))
     for path in newest.glob("*.safetensors"):
-        path.write_bytes(path.read_bytes()[:-1])
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))  # of the same length
     flags = [*LONG, "--checkpoint.every-steps", "5", "--checkpoint.keep", "3", "--resume", "auto"]
     done = command("angle-llm", "train", *training(files, run), *flags)
     names(done.stdout + done.stderr, newest.name)

@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -116,14 +116,12 @@ class Results:
             runs = [r for r in runs if _key(r) != key]
             self._write([*measurements, *new], [*runs, dict(zip(KEY, key, strict=True)) | run])
 
-    def compare(self, grid: str, find: Callable[[list[Line]], list[Measurement]]) -> None:
-        """Replace the differences of a grid by those that `find` returns for its measurements."""
+    def replace_differences(self, grid: str, found: Iterable[Measurement]) -> None:
+        """Replace the differences of a grid."""
         with self.lock:
             measurements, runs = self.read()
-            of_grid = [m for m in measurements if m["grid"] == grid]
-            found = [_line({"grid": grid} | one) for one in find(of_grid)]
             rest = [m for m in measurements if m["grid"] != grid or m["kind"] != "difference"]
-            self._write([*rest, *found], runs)
+            self._write([*rest, *(_line({"grid": grid} | one) for one in found)], runs)
 
     def _write(self, *tables: list[Line]) -> None:
         for (path, columns), lines in zip(self.paths.items(), tables, strict=True):
@@ -167,7 +165,8 @@ def main(settings: Settings) -> None:
     selected = experiments(grid, data_dir, settings.rows, settings.seeds)
     results, made_by = Results(settings.results), commit()  # before training: the checkout may change meanwhile
     for number, one in enumerate(selected, 1):
-        missing = missing_kinds(one, results.of(one.key)[1])
+        known = results.of(one.key)[1]
+        missing = missing_kinds(one, known)
         if settings.list:
             print(f"{one.name:40} {'missing: ' + ', '.join(missing) if missing else 'has a result'}")
             continue
@@ -175,12 +174,9 @@ def main(settings: Settings) -> None:
         if settings.train_only:
             if one.seed is not None:
                 train(grid, one, settings, data_dir)
-        elif missing or settings.again:
+        elif settings.again or missing or other_settings(one, known):
             run_experiment(grid, one, settings, data_dir, results, made_by)
-            results.compare(
-                grid.name,
-                lambda measured: differences(every, measured, lambda e: load_scores(folder(e, settings) / SCORES)),
-            )
+            compare(every, settings, results)
 
 
 def run_experiment(
@@ -188,7 +184,7 @@ def run_experiment(
 ) -> None:
     """Train and measure one experiment as far as its measurements are missing; each kind is recorded at once."""
     lines, known = ([], None) if settings.again else results.of(one.key)
-    if known and (other := changed(yaml.safe_load(known["settings"]), one.given)):
+    if other := other_settings(one, known):
         raise ExperimentError(
             f"{settings.results}: {one.name} of grid {grid.name} has results of other settings: {', '.join(other)}. "
             "Rename the row, or remove its folder below --runs and use --again."
@@ -220,6 +216,21 @@ def run_experiment(
         found = measure(encoder, one.measures, kind, data_dir, folder(one, settings) / SCORES)
         done |= {kind: asked(one.measures)[kind]}
         results.record(one.key, run | {"measures": flow(done)}, [*facts, *found])
+
+
+def compare(every: Sequence[Experiment], settings: Settings, results: Results) -> None:
+    """Compare all measured rows of a grid with their references."""
+    measured, runs = results.read()
+    by_key = {_key(run): run for run in runs}
+    current = [one for one in every if one.key in by_key and not other_settings(one, by_key[one.key])]
+    scores = {one.key: load_scores(folder(one, settings) / SCORES) for one in current}
+    of_grid = [line for line in measured if line["grid"] == every[0].grid]
+    results.replace_differences(every[0].grid, differences(current, of_grid, scores))
+
+
+def other_settings(one: Experiment, known: Line | None) -> list[str]:
+    """Names of the settings that a recorded run does not share with the grid."""
+    return changed(yaml.safe_load(known["settings"]), one.given) if known else []
 
 
 def missing_kinds(one: Experiment, known: Line | None) -> list[str]:

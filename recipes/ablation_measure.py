@@ -232,14 +232,12 @@ def load_scores(path: Path) -> dict[str, PairScores]:
 
 
 def differences(
-    rows: Iterable[Experiment],
-    measured: Iterable[Measurement],
-    scores: Callable[[Experiment], Mapping[str, PairScores]],
+    rows: Iterable[Experiment], measured: Iterable[Measurement], scores: Mapping[Any, Mapping[str, PairScores]]
 ) -> list[Measurement]:
     """Spearman of each row minus that of its reference with the same seed, by task and on average over the published tasks.
 
     A row without training is compared with each seed of its reference, and the other way round. `measured` are the lines of the
-    results file about the grid, the differences known so far among them.
+    results file about the grid, the differences known so far among them; `scores` the cached scores by key.
     """
     values: dict[Any, dict[str, Measurement]] = {}
     known: dict[Any, Measurement] = {}
@@ -262,14 +260,14 @@ def differences(
         averaged = [task for task in PUBLISHED_TASKS if task in by_task]
         if len(averaged) > 1:
             by_task["average"] = float(np.mean([by_task[task] for task in averaged]))
-        paired = _paired(scores(ours), scores(theirs))
+        paired = _paired(scores[ours.key], scores[theirs.key])
         key = {"row": row, "seed": seed or other_seed, "reference": other}
         for task, value in by_task.items():
-            plain = measurement("difference", task, "spearman", value)
+            plain = measurement("difference", task, "spearman", value, n=len(averaged) if task == "average" else None)
             # Cached scores and known lines may belong to another training; then their value differs.
             candidates = (paired.get(task), known.get((row, key["seed"], other, task)), plain)
             best = next(c for c in candidates if c and math.isclose(float(c["value"]), value, rel_tol=0, abs_tol=SAME))
-            found.append(key | best)
+            found.append(key | best | {"n": plain["n"]})
     return found
 
 

@@ -1,11 +1,13 @@
-"""Where does a term's gradient go? The paper's reason for the angle term is that the cosine saturates: near 1 and -1 its
-slope by the angle, sin θ, is near 0, so pairs there hardly move (arXiv 2309.12871, section 1).
+"""Share of each loss term's gradient by the cosine of a pair.
 
-On batches of scored pairs every term is asked for its gradient by the rows, alone and with weight 1. A row's share is
-‖x‖·‖∂L/∂x‖, the gradient by the direction of x, which no length can shrink or swell. A pair has that of its two rows,
-each divided by the pairs it stands in. Shares are summed over zones of the pair's cosine.
+AnglE motivates its angle term by saturation: near ±1 the slope of the cosine by the angle, sin θ, is near 0, so pairs there get
+little gradient (arXiv 2309.12871, section 1).
 
-Legend: N rows, D columns, P pairs of a batch.
+On batches of scored pairs, the gradient of every term by the embeddings is computed, each term alone and with weight 1. The
+share of a row is ‖x‖·‖∂L/∂x‖, the gradient by the direction of x, which does not depend on the length of x. A pair gets the
+shares of its two rows, each divided by the number of pairs that contain it. Shares are summed by ranges of the pair's cosine.
+
+Dimensions: N rows, D columns, P pairs of a batch.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ from angle_llm.losses import AngleObjective
 
 EDGES = (-1.0, -0.9, -0.5, 0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
 SATURATED = 0.9
-"""|cos| from here on: the slope sin θ is below 0.44."""
+"""|cos| of saturated pairs: the slope sin θ is below 0.44."""
 
 
 def _alone(**term: Any) -> AngleObjective:
-    """One term with weight 1 and no other."""
+    """An objective of one term with weight 1."""
     return AngleObjective(**{"in_batch_weight": 0.0, **term})
 
 
@@ -40,16 +42,16 @@ TERMS = {
 
 
 def saturation(rows_of: dict[str, Tensor], examples: Sequence[Example], *, batch_size: int = 64) -> dict[str, Any]:
-    """Zones of the cosine, with the share of pairs and of every term's gradient in each.
+    """Share of pairs, and of each term's gradient, by range of the cosine.
 
-    `rows_of` maps every text of the examples to its embedding (D,). Returned: `edges`, `pairs` (a share for each zone),
-    `terms` (the same for each term), `saturated` (what lies at |cos| of 0.9 and more, of the pairs and of each term).
+    `rows_of` maps every text of the examples to its embedding (D,). Returns `edges`, `pairs` (a share per range), `terms` (the
+    same for each term), `saturated` (the share at a |cosine| of 0.9 or more, of the pairs and of each term).
 
     Raises:
-        ValueError: for a term without any gradient, or no examples.
+        ValueError: if there are no examples, or a term has no gradient.
     """
     if not examples:
-        raise ValueError("saturation needs pairs to look at; there are none.")
+        raise ValueError("saturation: expected at least one scored pair, got none.")
     cosines: list[Tensor] = []
     shares: dict[str, list[Tensor]] = {name: [] for name in TERMS}
     for start in range(0, len(examples), batch_size):
@@ -87,7 +89,9 @@ def _pair_gradients(objective: AngleObjective, x_ND: Tensor, batch: TextBatch) -
 def _by_zone(cosine_P: Tensor, weight_P: Tensor, what: str) -> list[float]:
     total = float(weight_P.sum())
     if not total > 0:
-        raise ValueError(f"{what} has no gradient at all on these pairs: are all of their scores equal?")
+        raise ValueError(
+            f"saturation: {what} has no gradient on these pairs. Check that their scores are not all equal."
+        )
     zone_P = torch.bucketize(cosine_P.clamp(-1, 1), torch.tensor(EDGES[1:-1], dtype=cosine_P.dtype), right=True)
     sums = torch.zeros(len(EDGES) - 1, dtype=weight_P.dtype).index_add_(0, zone_P, weight_P)
     return [float(value) / total for value in sums]

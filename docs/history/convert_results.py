@@ -192,20 +192,18 @@ def grids(old: Path, runs: dict[tuple[str, ...], dict[str, str]], found: list[di
                 for seed, of_seed in of_row["per_seed"].items():
                     key = {"grid": grid.name, "row": row, "seed": "" if seed == "none" else seed}
                     key |= {"reference": of_row.get("reference", comparisons["reference"])}
-                    figure = of_row["figure"]
-                    tasks = dict(of_seed["tasks"])
-                    if figure == "average":
-                        averaged = [t for t in ("sts12", "sts14", "sts15", "stsb", "sickr") if t in tasks]
-                        figure = "average" if len(averaged) > 1 else averaged[0]
-                        ends, p, n = interval(of_seed["interval"]), of_seed["p_value"], len(averaged)
-                        if figure == "average":
-                            more = {"n": n, "p": p}
-                            value = of_seed["difference"]
-                            found.append(key | measurement("difference", figure, "spearman", value, ends, **more))
+                    figure, tasks = of_row["figure"], dict(of_seed["tasks"])
+                    averaged = [t for t in ("sts12", "sts14", "sts15", "stsb", "sickr") if t in tasks]
+                    if figure == "average" and len(averaged) > 1:
+                        tasks["average"] = of_seed["difference"]
+                    elif figure == "average":
+                        figure = averaged[0]
                     for task, value in tasks.items():
                         more, ends = {}, None
                         if task == figure:
                             ends, more = interval(of_seed["interval"]), {"p": of_seed["p_value"]}
+                        if task == "average":
+                            more["n"] = len(averaged)
                         found.append(key | measurement("difference", task, "spearman", value, ends, **more))
 
 

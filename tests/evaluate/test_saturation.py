@@ -1,4 +1,4 @@
-"""Where gradients go, against a formula worked out by hand."""
+"""Shares of the gradient, compared with a formula derived by hand."""
 
 import math
 
@@ -20,7 +20,7 @@ def at_angles(*degrees: float) -> tuple[dict[str, torch.Tensor], list[ScoredPair
     return rows, examples
 
 
-def test_regression_pulls_by_error_and_slope() -> None:
+def test_gradient_of_the_regression_term() -> None:
     """d/dθ of (cos θ − s)² is 2 (cos θ − s) sin θ, for each of the two directions of a pair."""
     degrees = (10.0, 40.0, 100.0, 170.0)
     rows, examples = at_angles(*degrees)
@@ -51,9 +51,9 @@ def test_shares_add_up_and_do_not_depend_on_lengths() -> None:
         assert longer["terms"][name] == pytest.approx(found["terms"][name], abs=1e-9)
 
 
-def test_nothing_to_look_at_is_told() -> None:
-    with pytest.raises(ValueError, match="there are none"):
+def test_no_pairs_and_equal_scores_are_refused() -> None:
+    with pytest.raises(ValueError, match="got none"):
         saturation({}, [])
     rows, examples = at_angles(10, 20)
-    with pytest.raises(ValueError, match=r"cosine has no gradient at all.*scores equal"):
+    with pytest.raises(ValueError, match=r"cosine has no gradient.*equal"):
         saturation(rows, [ScoredPair(e.left, e.right, 1.0) for e in examples])

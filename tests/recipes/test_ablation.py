@@ -149,8 +149,9 @@ def test_results_of_other_settings_are_refused(folder: Path, results: Path) -> N
     write_grid(folder, "{sts: [stsb-dev]}", ("one: {}", "one: {train: {optimizer: {learning_rate: 0.5}}}"))
     before = results.read_bytes()
     try:
-        with pytest.raises(RuntimeError, match=r"(?s)one-seed1.*optimizer\.learning_rate"):
-            main(replace(settings_in(folder), rows=("one",), again=True))
+        for again in (False, True):
+            with pytest.raises(RuntimeError, match=r"(?s)one-seed1.*optimizer\.learning_rate"):
+                main(replace(settings_in(folder), rows=("one",), again=again))
     finally:
         write_grid(folder)
     assert results.read_bytes() == before

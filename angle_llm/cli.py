@@ -52,8 +52,7 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
     from angle_llm.evaluate.transfer_command import TransferSettings, transfer_main
     from angle_llm.export import ExportSettings, MergeSettings, VerifySettings, export_main, merge_main, verify_main
     from angle_llm.export.push import PushSettings, push_main
-    from angle_llm.mining.command import mine_main
-    from angle_llm.mining.settings import MineSettings
+    from angle_llm.mine import MineSettings, mine_main
     from angle_llm.plan import PlanSettings, plan_main
     from angle_llm.search import SearchSettings, search_main
 

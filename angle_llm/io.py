@@ -131,7 +131,8 @@ def write_folder(target: Path, fill: Callable[[Path], object], writer: str | Non
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder in one step: it is renamed first, so that a kill never leaves half of it under its own name."""
+    """Remove a folder in one step: it gets a hidden name first, so that a kill never leaves half of it under its own name. What
+    an earlier kill left under the hidden name is removed too."""
     swap(None, folder)
 
 

@@ -23,7 +23,8 @@ ALLOWED = {
     **dict.fromkeys(("evaluate", "export", "vectors", "embed", "search", "mine", "check", "plan"), CORE),
 }
 ALLOWED["embed"] = ALLOWED["search"] = CORE | {"vectors"}
-ALLOWED["mine"] = ALLOWED["check"] = CORE | {"vectors", "embed", "search"}
+ALLOWED["hard_negatives"] = CORE | {"vectors", "search"}
+ALLOWED["mine"] = ALLOWED["check"] = CORE | {"vectors", "embed", "search", "hard_negatives"}
 ALLOWED["plan"] = CORE | {"train"}
 LIBRARIES = {
     "accelerate": ("train/", "run.py"),

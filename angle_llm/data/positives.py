@@ -1,6 +1,6 @@
-"""What is mined: texts by number, positive pairs of them, candidates for negatives, and who is known to belong to whom.
+"""Positive pairs and the texts around them, for mining: numbers, candidates, and which texts are known to belong together.
 
-Legend: T different texts, K near keys (texts that differ in case, spacing and punctuation share one), C candidates.
+Legend: T distinct texts, K near keys (equal for texts that differ in case, spacing and punctuation only), C candidates.
 """
 
 from __future__ import annotations
@@ -10,37 +10,35 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from angle_llm.data.formats import DataError, Example, PositivePair, ScoredPair, Triple
 from angle_llm.data.keys import near
-from angle_llm.vectors import Array
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Pair(NamedTuple):
-    """A positive pair, and where it comes from."""
+    """A positive pair: the index of its example, the numbers of its texts, and the negatives its rows already have."""
 
     example: int
-    """Its number among the examples that were read, from 0."""
     anchor: int
-    """Text number."""
     positive: int
-    """Text number."""
     own_negatives: tuple[str, ...] = ()
-    """The negatives its rows had already, each once."""
 
 
 @dataclass(frozen=True)
 class Material:
-    """All that is mined from. Texts, those that need a vector, are numbered by first appearance; candidates ascend."""
+    """Texts, pairs and candidates. Texts that need a vector are numbered by first appearance; candidates ascend."""
 
     texts: list[str]
     pairs: list[Pair]
     repeated: int
-    """Positive pairs that stood in an earlier row already."""
-    judged: int
+    """Positive pairs that an earlier row contains too."""
+    scored_lower: int
     """Scored pairs that are not positive."""
     candidates_C: Array
     """Text number of each."""
@@ -49,72 +47,70 @@ class Material:
     cluster_T: Array
     """Cluster of each text: near keys that positive pairs link, over any number of steps."""
     positives: dict[int, set[int]]
-    """Near key → near keys it stands in a positive pair with."""
+    """Near key → near keys it forms a positive pair with."""
     known: dict[int, set[int]]
-    """Near key → near keys it stands in another row with: own negatives of triples, scored pairs that are not positive."""
+    """Near key → near keys it is in another row with: own negatives of triples, scored pairs that are not positive."""
 
-    def whose(self, text: int) -> str:
-        """A text and where it stands, for messages."""
-        shown = json.dumps(self.texts[text][:80])  # escapes show what cannot be seen
+    @cached_property
+    def _origin(self) -> dict[int, tuple[int, str]]:
+        found: dict[int, tuple[int, str]] = {}
         for pair in self.pairs:
-            if text in (pair.anchor, pair.positive):
-                side = "anchor" if text == pair.anchor else "positive"
-                return f"text {shown}, the {side} of example {pair.example} (from 0)"
-        return f"text {shown} of --corpus"
+            found.setdefault(pair.anchor, (pair.example, "anchor"))
+            found.setdefault(pair.positive, (pair.example, "positive"))
+        return found
+
+    def place(self, text: int) -> str:
+        """Return a text and where it is from, for messages."""
+        shown = json.dumps(self.texts[text][:80])  # escapes show invisible characters
+        example, side = self._origin.get(text, (None, ""))
+        of = "of --corpus" if example is None else f"the {side} of example {example} (from 0)"
+        return f"text {shown}, {of}"
 
     def digest(self) -> str:
-        """SHA-256 of everything negatives follow from but vectors and settings."""
-        content = [
-            self.texts,
-            self.pairs,
-            self.candidates_C.tolist(),
-            sorted((a, *sorted(b)) for a, b in self.known.items()),
-        ]
+        """Return the SHA-256 of all that the negatives depend on, except vectors and rules."""
+        known = sorted((key, *sorted(others)) for key, others in self.known.items())
+        content = [self.texts, self.pairs, self.candidates_C.tolist(), known]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def largest_cluster(self) -> int:
-        """Its number of texts."""
+        """Return its number of texts."""
         return int(np.bincount(self.cluster_T).max())
 
 
 def gather(examples: Sequence[Example], corpus: Iterable[str] | None, positive_above: float) -> Material:
-    """Numbers the texts of examples and corpus, and links them. Without a corpus the candidates are the positives.
+    """Number the texts of examples and corpus, and link them. Without a corpus the positives are the candidates.
 
-    Of candidates that differ in case, spacing and punctuation alone the first is taken.
+    Of candidates with one near key the first is used.
 
     Raises:
         DataError: if no example is a positive pair.
     """
     number_of: dict[str, int] = {}
     pairs: dict[tuple[int, int], Pair] = {}
-    other: list[tuple[str, str]] = []
+    known: list[tuple[str, str]] = []
     own: defaultdict[tuple[int, int], dict[str, None]] = defaultdict(dict)
-    repeated = judged = 0
-    for place, example in enumerate(examples):
+    repeated = scored_lower = 0
+    for index, example in enumerate(examples):
         anchor, positive, negative = _read(example, positive_above)
         if negative is not None:
-            other.append((anchor, negative))
+            known.append((anchor, negative))
         if positive is None:
-            judged += 1
+            scored_lower += 1
             continue
-        first = number_of.setdefault(anchor, len(number_of))
-        second = number_of.setdefault(positive, len(number_of))
-        repeated += (first, second) in pairs
-        pairs.setdefault((first, second), Pair(place, first, second))
+        ends = (number_of.setdefault(anchor, len(number_of)), number_of.setdefault(positive, len(number_of)))
+        repeated += ends in pairs
+        pairs.setdefault(ends, Pair(index, *ends))
         if negative is not None:
-            own[first, second][negative] = None
+            own[ends][negative] = None
     if not pairs:
+        hint = f" No score is above --positive-above {positive_above}; lower it, or check --score-range."
         raise DataError(
-            f"mining needs positive pairs, and none of the {len(examples)} examples is one. "
-            + (
-                f"No score is above --positive-above {positive_above}; lower it, or check --score-range."
-                if judged
-                else ""
-            )
+            f"mining needs positive pairs; none of the {len(examples)} examples is one.{hint if scored_lower else ''}"
         )
     candidates = [pair.positive for pair in pairs.values()]
     if corpus is not None:
         candidates = [number_of.setdefault(text, len(number_of)) for text in corpus]
+    candidates = sorted(set(candidates))
 
     texts = list(number_of)
     number_of_key: dict[str, int] = {}
@@ -124,22 +120,22 @@ def gather(examples: Sequence[Example], corpus: Iterable[str] | None, positive_a
 
     key_T = np.array([key(text) for text in texts])
     links = [(int(key_T[pair.anchor]), int(key_T[pair.positive])) for pair in pairs.values()]
-    _, firsts = np.unique(key_T[np.array(sorted(set(candidates)))], return_index=True)
+    _, firsts = np.unique(key_T[candidates], return_index=True)
     return Material(
         texts=texts,
         pairs=[pair._replace(own_negatives=tuple(own[ends])) for ends, pair in pairs.items()],
         repeated=repeated,
-        judged=judged,
-        candidates_C=np.array(sorted(set(candidates)))[np.sort(firsts)],
+        scored_lower=scored_lower,
+        candidates_C=np.array(candidates)[np.sort(firsts)],
         key_T=key_T,
         cluster_T=_clusters(len(number_of_key), links)[key_T],
         positives=_neighbours(links),
-        known=_neighbours((key(left), key(right)) for left, right in other),
+        known=_neighbours((key(left), key(right)) for left, right in known),
     )
 
 
 def _read(example: Example, positive_above: float) -> tuple[str, str | None, str | None]:
-    """Anchor, its positive, and a text that is known to be none."""
+    """Anchor, positive if there is one, and a text that is known not to be one."""
     if isinstance(example, Triple):
         return example.anchor, example.positive, example.negative
     if isinstance(example, PositivePair):

@@ -1,0 +1,361 @@
+"""`angle-llm data mine`: hard negatives for positive pairs, found by an encoder.
+
+NAME.jsonl             the triples
+NAME.report.json       what they depend on, and an account of every pair and candidate; written last
+NAME.jsonl.parts/      during the work: parts of triples, and the vectors unless --vectors names a folder; see `resumable`
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+import tyro
+
+from angle_llm.config import DataSource, SettingsError
+from angle_llm.data.corpus import Corpus, CorpusText, Survey, TextBlock
+from angle_llm.data.formats import DataError
+from angle_llm.data.positives import Material, gather
+from angle_llm.data.readers import BadRow, RowSource
+from angle_llm.embed import embed_corpus, untokenizable
+from angle_llm.hard_negatives import Miner, NegativeRules, account, format_report
+from angle_llm.io import FolderError, plain, progress_bar, read_object, remove_folder, sha256_of, write_file, write_json
+from angle_llm.resumable import IDENTITY, ResumableFolder, check_resumable, differences
+from angle_llm.search import import_faiss, searcher
+from angle_llm.vectors import Array, ShardOptions, VectorForm, encoder_identity
+
+if TYPE_CHECKING:
+    from angle_llm.model.encoder import SentenceEncoder
+
+FORMAT_VERSION = 1
+_TOGETHER = 8192
+_IDENTITY = (
+    "positive_above", "ranks", "margin", "relative_margin", "max_score", "min_score", "same_cluster", "negatives", "sampling",
+    "seed", "short", "index", "shard_rows",
+)  # fmt: skip
+"""Settings that the triples depend on. Paths and blocks do not matter, but for `shard_rows`: texts that are embedded together
+affect the last digits of a vector."""
+
+
+_NAMED = (
+    "pairs", "format", "columns", "delimiter", "encoding", "score_range", "where", "limit", "shuffle_seed", "corpus", "column",
+    "model", "judge",
+)  # fmt: skip
+"""Settings that name the material; its content is in the identity."""
+
+
+@dataclass(frozen=True)
+class MineFiles:
+    """Pairs, corpus, encoder and output of mining."""
+
+    pairs: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PAIRS")]
+    """Positive pairs, scored pairs or triples: a file, dataset folder or hub id, as for training."""
+    model: str
+    """The encoder: a saved directory, a model folder, a hub id, a .gguf file, or package:NAME/path/inside."""
+    out: Path
+    """The .jsonl file of triples; the report is written beside it, NAME.report.json. The same command resumes after a kill."""
+
+    format: str = "auto"
+    """Meaning of a row: scored_pair, positive_pair, triple, nli_pairs, nli_triples. auto: detected from the columns."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Map of our field names to the column names of the file, where they differ and are not recognised."""
+    delimiter: str | None = None
+    """Column separator of CSV and TSV files. None: a tab in .tsv, detected in .csv."""
+    encoding: str = "utf-8"
+    """Character encoding of text files, such as utf-8 or cp1252."""
+    score_range: tuple[float, float] | None = None
+    """Scores of two unrelated texts and of two texts with the same meaning."""
+    where: dict[str, str] = field(default_factory=dict)
+    """Keep only rows whose columns equal these values."""
+    limit: int | None = None
+    """Mine for at most this many examples."""
+    shuffle_seed: int | None = None
+    """Shuffle the examples with this seed before the limit is applied. None: file order."""
+    positive_above: float = 0.8
+    """Scored pairs above this score (rescaled to 0..1) are positive pairs."""
+
+    corpus: Path | None = None
+    """Candidates: text, .jsonl, .csv, .tsv, .parquet, or a folder of them. None: the positives of all pairs."""
+    column: str | None = None
+    """Column of the corpus that contains the text. None: `text`, `sentence`, or the only one."""
+    judge: str | None = None
+    """A second encoder: by its cosines too, the negative must be farther from the anchor than the positive."""
+
+    prompt: str | None = None
+    """Prompt name or YAML file. None: the one saved with the model, or the default of its kind."""
+    pooling: str | None = None
+    """How token states become a vector. None: as saved with the model, or the default of its kind."""
+    max_length: int | None = None
+    """Maximum tokens of a text with its prompt. None: as saved with the model, or the default."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Dtype of the weights."""
+
+    index: Literal["exact", "faiss"] = "exact"
+    """exact: compare with every candidate. faiss: faiss finds the nearest in float32, which are then ranked exactly."""
+    vectors: Path | None = None
+    """A folder that keeps the vectors, for other rules with the same texts. None: removed when the triples are written."""
+    shard_rows: int = 8192
+    """Texts embedded at a time; at most this many are embedded again after a kill. It may change the last digit of a cosine."""
+
+
+@dataclass(frozen=True)
+class MineSettings(NegativeRules, MineFiles):
+    """Files and rules of `angle-llm data mine`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shard_rows < 1:
+            raise SettingsError(f"--shard-rows must be at least 1, got {self.shard_rows}.")
+        if not math.isfinite(self.positive_above):
+            raise SettingsError(f"--positive-above must be finite, got {self.positive_above}.")
+        if self.out.suffix != ".jsonl":
+            raise SettingsError(f"--out must name the file of triples, NAME.jsonl; got {self.out}.")
+        if self.column is not None and self.corpus is None:
+            raise SettingsError("--column belongs to --corpus, which is not set. For the pairs: --columns.")
+        if self.vectors is not None and self.vectors.expanduser().exists() and not self.vectors.expanduser().is_dir():
+            raise SettingsError(f"--vectors must name a folder; {self.vectors} is a file.")
+
+    @property
+    def source(self) -> DataSource:
+        """The pairs as training reads them."""
+        shared = {item.name: getattr(self, item.name) for item in fields(DataSource) if hasattr(self, item.name)}
+        return DataSource(path=self.pairs, **shared)
+
+
+def mine_main(settings: MineSettings) -> None:
+    """Mine hard negatives, or resume, and print the account.
+
+    Libraries, settings, pairs and the output are checked before a model is loaded.
+
+    Raises:
+        DataError: for pairs or a corpus that cannot be used.
+        SettingsError: for more ranks than candidates, and `--index faiss` without faiss.
+        FolderError: for an output of other settings, or of another program.
+    """
+    from angle_llm.data.sources import load_examples
+
+    if settings.index == "faiss":
+        import_faiss()
+    output = Output(settings.out.expanduser())
+    output.check_free()
+    loaded = load_examples(settings.source)
+    print(loaded.report.summary())
+    corpus = None if settings.corpus is None else corpus_texts(settings.corpus, settings.column)
+    material = gather(loaded.examples, corpus, settings.positive_above)
+    settings.check_candidates(len(material.candidates_C))
+    print(
+        f"{len(material.pairs):,} positive pairs (skipped {material.repeated:,} repeated and {material.scored_lower:,} scored "
+        f"lower), {len(material.candidates_C):,} candidates, {len(material.texts):,} texts; the largest cluster has "
+        f"{material.largest_cluster():,}",
+        flush=True,
+    )
+    print(format_report(mine(settings, material, output)))
+    print(f"\n{settings.out}")
+
+
+def corpus_texts(path: Path, column: str | None) -> Iterator[str]:
+    """Yield the texts of a corpus.
+
+    Raises:
+        DataError: for a file that cannot be read, and a row without a text.
+    """
+    for row in Corpus.open(path, column):
+        if isinstance(row, BadRow):
+            raise DataError(f"{row.place}: {row.reason}. Fix the row, or remove it")
+        yield row.text
+
+
+def mine(settings: MineSettings, material: Material, output: Output) -> dict[str, Any]:
+    """Write triples and report, and return the report; read it if both are there already."""
+    from angle_llm.model.encoder import SentenceEncoder
+
+    encoder = SentenceEncoder.from_pretrained(
+        settings.model,
+        prompt=settings.prompt,
+        pooling=settings.pooling,
+        max_length=settings.max_length,
+        dtype=settings.dtype,
+    )
+    judge = None if settings.judge is None else SentenceEncoder.from_pretrained(settings.judge)
+    identity = _identity(settings, material, encoder, judge)
+    if (finished := output.finished(identity)) is not None:
+        print(f"{settings.out} exists already, from the same pairs, encoder and settings", file=sys.stderr)
+        return finished
+    with ResumableFolder(output.folder, identity, option="--out", flat=True) as work:
+
+        def vectors(of: SentenceEncoder, name: str) -> Array:
+            folder = output.folder if settings.vectors is None else settings.vectors.expanduser()
+            return vectors_of(material, of, name, folder, settings.shard_rows)
+
+        vectors_TD = vectors(encoder, settings.model)
+        judge_vectors = None if judge is None else vectors(judge, str(settings.judge))
+        search = searcher(
+            vectors_TD, material.candidates_C, block=settings.block_candidates, faiss=settings.index == "faiss"
+        )
+        miner = Miner(material, settings, vectors_TD, search, judge_vectors)
+        names = [f"part-{settings.block_pairs}-{number:06d}" for number in range(miner.parts)]
+        with progress_bar("mine", miner.parts, "part") as bar:
+            for number, name in enumerate(names):
+                if not work.is_whole(name):
+                    part = miner.part(number)
+                    write = partial(_write_rows, name=f"{name}.jsonl", rows=part.rows)
+                    work.write(name, write, {"counts": part.counts, "refused": part.refused})
+                bar.update()
+        files = [output.folder / f"{name}.jsonl" for name in names]
+        write_file(output.out, lambda file: file.writelines(path.read_bytes() for path in files), writer="")
+        named = {name: getattr(settings, name) for name in _NAMED}
+        found = account([work.manifest(name)["values"] for name in names], output.out, len(material.pairs))
+        report: dict[str, Any] = plain(
+            {"format_version": FORMAT_VERSION, "identity": identity, "named": named, **found}
+        )
+        write_json(output.report, report, writer="")
+        remove_folder(output.folder)
+    return report
+
+
+def _write_rows(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
+    lines = (json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
+    (folder / name).write_bytes(b"".join(lines))
+
+
+@dataclass(frozen=True)
+class Output:
+    """The file of triples, its report, and the folder of the work."""
+
+    out: Path
+
+    @property
+    def report(self) -> Path:
+        """NAME.report.json."""
+        return self.out.with_name(self.out.stem + ".report.json")
+
+    @property
+    def folder(self) -> Path:
+        """NAME.jsonl.parts."""
+        return self.out.with_name(self.out.name + ".parts")
+
+    def check_free(self) -> None:
+        """Refuse to overwrite files of something else.
+
+        Raises:
+            FolderError: if there are such files.
+        """
+        existing = [path for path in (self.out, self.report) if path.exists()]
+        if len(existing) == 1 and not (self.folder / IDENTITY).exists():
+            raise FolderError(
+                f"{existing[0]} exists, and was not written by this command. Choose another --out, or remove it."
+            )
+        if not existing:
+            check_resumable(self.folder, "--out")
+
+    def finished(self, identity: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the report if everything is written.
+
+        Raises:
+            FolderError: if it has another identity, or the triples were changed since.
+        """
+        report = read_object(self.report)
+        if report is None or not self.out.exists():
+            return None
+        then = report.get("identity")
+        if changed := differences(then if isinstance(then, dict) else {}, identity):
+            raise FolderError(f"{self.out} was made with {'; '.join(changed[:5])}. Choose another --out, or remove it.")
+        if report.get("triples", {}).get("sha256") != sha256_of(self.out):
+            raise FolderError(f"{self.out} was changed since it was mined. Choose another --out, or remove both files.")
+        if not self.folder.exists() or read_object(self.folder / IDENTITY) == identity:
+            remove_folder(self.folder)  # a process killed at the end left it, or half of it under its hidden name
+        return report
+
+
+def _identity(
+    settings: MineSettings, material: Material, encoder: SentenceEncoder, judge: SentenceEncoder | None
+) -> dict[str, Any]:
+    """What the triples depend on, as plain JSON values."""
+    values = asdict(settings)
+    identity: dict[str, Any] = plain(
+        {
+            "format_version": FORMAT_VERSION,
+            "material": {
+                "sha256": material.digest(),
+                "pairs": len(material.pairs),
+                "repeated": material.repeated,
+                "scored_lower": material.scored_lower,
+                "candidates": len(material.candidates_C),
+                "texts": len(material.texts),
+            },
+            "model": encoder_identity(encoder),
+            "judge": None if judge is None else encoder_identity(judge),
+            "settings": {name: values[name] for name in _IDENTITY},
+        }
+    )
+    return identity
+
+
+# --- vectors ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Texts(Corpus):
+    """The texts of mining as a corpus; their places are those of the user's data."""
+
+    material: Material | None = None
+
+    def blocks(self, size: int, wanted: Callable[[int], bool]) -> Iterator[TextBlock]:
+        assert self.material is not None
+        texts, place = self.material.texts, self.material.place
+        for number, first in enumerate(range(0, len(texts), size)):
+            if wanted(number):
+                some = range(first, min(first + size, len(texts)))
+                yield TextBlock(number, first, [CorpusText(texts[index], None, place(index)) for index in some])
+
+
+def vectors_of(material: Material, encoder: SentenceEncoder, name: str, folder: Path, shard_rows: int) -> Array:
+    """Return the vectors (T, D) of all texts, mapped from FOLDER/vectors-DIGEST.npy, which is made if it is not there.
+
+    `name` is the name that the encoder was loaded by.
+
+    Raises:
+        DataError: for a text without tokens, before any is embedded; for a vector that is 0 or not finite.
+        FolderError: if another process is making them.
+    """
+    made_from = json.dumps([encoder_identity(encoder), shard_rows, material.texts])
+    digest = hashlib.sha256(made_from.encode()).hexdigest()
+    target = folder / f"vectors-{digest[:16]}.npy"
+    if not target.is_file():
+        _check_texts(material, encoder)
+        corpus = _Texts(RowSource("texts", []), None, material=material)
+        survey = Survey(len(material.texts), 0, [{"sha256": digest}], [])
+        form = VectorForm(encoder.dimensions, encoder.dimensions)
+        parts = target.with_suffix(".parts")
+        embed_corpus(corpus, survey, encoder, name, form, ShardOptions("bare npy", shard_rows), parts, target=target)
+    found: Array = np.load(target, mmap_mode="r", allow_pickle=False)
+    for first in range(0, len(found), _TOGETHER):
+        some = found[first : first + _TOGETHER]
+        bad = ~(np.isfinite(some).all(axis=1) & some.any(axis=1))
+        if bad.any():
+            raise DataError(
+                f"{material.place(first + int(bad.argmax()))}: its vector is 0 or not finite, so it has no cosine. Load the "
+                "model in bfloat16 or float32, check its weights, or remove the row"
+            )
+    return found
+
+
+def _check_texts(material: Material, encoder: SentenceEncoder) -> None:
+    """Tokenise all texts, which takes a hundredth of the time of embedding."""
+    for first in range(0, len(material.texts), _TOGETHER):
+        some = material.texts[first : first + _TOGETHER]
+        try:
+            encoder.tokenize(some)
+        except ValueError:
+            for index, text in enumerate(some, first):
+                if reason := untokenizable(encoder, text):
+                    raise DataError(f"{material.place(index)}: {reason}. Fix it, or remove its row") from None
+            raise

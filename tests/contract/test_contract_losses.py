@@ -8,9 +8,9 @@ from angle_llm import AngleObjective, ObjectiveValue, TextBatch
 from angle_llm.data import PositivePair, ScoredPair, Triple  # as the README imports them
 
 TEXTS = 9
-LEFT, RIGHT = [0, 0, 2, 4, 4, 6, 8, 3], [1, 2, 3, 5, 7, 7, 8, 2]
-SCORE = [1.0, 0.0, 0.9, 0.7, 0.1, 1.0, 1.0, 0.4]
-"""Repeated texts, a pair given both ways with two scores, and a text paired with itself."""
+LEFT, RIGHT = [0, 0, 2, 4, 4, 6, 8, 3, 0], [1, 2, 3, 5, 7, 7, 8, 2, 5]
+SCORE = [1.0, 0.0, 0.9, 0.7, 0.1, 1.0, 1.0, 0.4, 0.8]
+"""Rows with two partners, a pair given both ways with two scores, and a text paired with itself."""
 
 
 def rows(dtype: torch.dtype = torch.float64) -> torch.Tensor:

@@ -69,6 +69,7 @@ def test_a_stopped_run_resumes_to_the_same_bytes(
     weights = "model/adapter_model.safetensors"
     assert (run / weights).read_bytes() == (uninterrupted / weights).read_bytes()
     assert losses(run) == losses(uninterrupted)
+    assert len(losses(run)) == 100
 
 
 def test_a_checkpoint_that_is_damaged_costs_only_its_own_steps(

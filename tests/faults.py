@@ -1,0 +1,213 @@
+"""Puts faults into the code, one at a time, and checks that the tests notice them.
+
+    python tests/faults.py                     # all faults, about a minute each
+    python tests/faults.py --list
+    python tests/faults.py partner-as-negative cut-prompt-tail
+
+A fault is a snippet of a function and what replaces it. The function is found by its qualified name in any file of
+`angle_llm/`, so that files can move; a snippet that is not there exactly once must be pointed at the code again. The tests
+run in a temporary git worktree of HEAD; they must pass without the fault, and fail with it.
+"""
+
+import argparse
+import ast
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTEST = f"{shlex.quote(sys.executable)} -m pytest -n 0 -q -p no:cacheprovider"
+
+
+class Fault(NamedTuple):
+    """A fault: where it goes, what it changes, and the tests that notice it: FILE or FILE::NAME or FILE -k EXPRESSION."""
+
+    name: str
+    function: str
+    old: str
+    new: str
+    tests: str
+
+
+def contract(file: str, expression: str) -> str:
+    """Some tests of a file of the contract."""
+    return f"tests/contract/test_contract_{file}.py -k {expression}"
+
+
+LOSSES, SINGLE = contract("losses", "slow_formula"), contract("encoder", "one_text_at_a_time")
+STOPPED, TWO = contract("resume", "same_bytes"), contract("resume", "two_processes")
+MERGED = contract("export", "base_plus_update")
+
+FAULTS = [
+    # losses
+    Fault("swapped-halves", "_complex_halves", "return x_PD[:, : columns // 2], x_PD[:, columns // 2 :]",
+          "return x_PD[:, columns // 2 :], x_PD[:, : columns // 2]", LOSSES),
+    Fault("ties-are-ranked", "ranking_loss", "searchsorted(score_P, score_P)",
+          "searchsorted(score_P, score_P, right=True)", LOSSES),
+    Fault("wrong-temperature", "AngleObjective._parts", "self.in_batch_temperature", "self.cosine_temperature", LOSSES),
+    Fault("signed-phase", "angle_phase", "torch.atan2(imaginary_PH.abs(), real_PH)",
+          "torch.atan2(imaginary_PH, real_PH)", LOSSES),
+    Fault("partner-as-negative", "_skips", "(skipped >= 0)",
+          "(skipped >= 0) & (torch.arange(len(skipped)) >= 2 * len(edges.anchor))", LOSSES),
+    Fault("mean-over-edges", "Contrast.loss",
+          "loss_M.div(self.positives_A[self.anchor_of_M] * len(self.positives_A)).sum()", "loss_M.mean()", LOSSES),
+    # texts and tokens
+    Fault("missing-deduplication", "plan_micro_batches", "texts = list(row_of_ids)",
+          "row_of, texts = list(range(len(ids))), [tuple(text) for text in ids]", contract("encoder", "computed_once")),
+    Fault("cut-prompt-tail", "SentenceTokenizer._word", "[before + ids + after for ids in worded]",
+          "[(before + ids + after)[: self._room] for ids in worded]", contract("encoder", "loses_its_end")),
+    Fault("special-tokens-parsed", "plain_ids", "split_special_tokens=True", "split_special_tokens=False",
+          contract("encoder", "plain_text")),
+    Fault("edits-skipped", "SentenceTokenizer.__call__", "self.prompt.edit(text)", "text",
+          contract("encoder", "edits")),
+    # encoding
+    Fault("padding-on-the-left", "_Padded._make", "[position, : len(self._texts[row])]",
+          "[position, -len(self._texts[row]) :]", SINGLE),
+    Fault("last-column-pooled", "last_position",
+          "position_B = (mask_BT * torch.arange(1, tokens + 1, device=mask_BT.device)).argmax(dim=1)",
+          "position_B = torch.full((texts,), tokens - 1, device=mask_BT.device)", SINGLE),
+    Fault("trie-sees-the-next-token", "_TrieInForce.mask", "hidden_UQL = key_L > (", "hidden_UQL = key_L > 1 + (",
+          SINGLE),
+    Fault("trie-position-from-branch", "build_trie", "np.arange(common, len(text))", "np.arange(len(text) - common)",
+          SINGLE),
+    Fault("order-not-restored", "SentenceEncoder._rows", "rows_UC.numpy()[plan.row_of]",
+          "rows_UC.numpy()[sorted(plan.row_of)]", contract("encoder", "order_given")),
+    Fault("wrong-base-accepted", "_load_saved", "card.base_fingerprint not in (None, fingerprint)",
+          "card.base_fingerprint == ''", contract("encoder", "another_base")),
+    # training
+    Fault("cached-step-drops-texts", "_step_cached", "zip(mine, states, strict=True)",
+          "zip(mine[:1], states[:1], strict=True)", contract("train", "plain_transformers")),
+    Fault("share-ignored", "_Boundary.__call__", "value.loss * self.share", "value.loss",
+          contract("train", "accumulated")),
+    Fault("warm-up-from-zero", "rate_share", "return step / warmup", "return (step - 1) / warmup",
+          contract("train", "a_run_leaves")),
+    Fault("remainder-dropped", "Draws.batches", "-(-count // batch_size)", "count // batch_size", STOPPED),
+    Fault("worst-model-kept", "BestKeeper.measure", "score > self.best", "score < self.best",
+          contract("train", "best_model")),
+    Fault("random-state-not-restored", "TrainingState.restore", "processes.rank < len(states)", "not states", STOPPED),
+    Fault("optimizer-not-restored", "DataParallelStrategy.load_state", "= tensor.clone()", "= torch.zeros_like(tensor)",
+          STOPPED),
+    Fault("epoch-restarted-on-resume", "BatchPlan.after", "first=first", "first=0", STOPPED),
+    Fault("checksum-ignored", "verified", '_sha256(path) != written["sha256"]', "not _sha256(path)",
+          contract("resume", "damaged")),
+    Fault("wrong-rank-slice", "_step_with_graphs", "plan.share(strategy.processes.rank)", "plan.share(0)", TWO),
+    Fault("gradients-not-summed", "DataParallelStrategy._sum_gradients", "self.processes.count == 1",
+          "self.processes.count >= 1", TWO),
+    # data
+    Fault("lost-bad-row", "_save_rejected", "for bad in each.report.rejected]", "for bad in each.report.rejected[1:]]",
+          contract("data", "bad_rows")),
+    Fault("quarantined-rows-kept", "_write_fixed", "removed.get(number)", "None", contract("data", "fix_keeps")),
+    Fault("swapped-pair-missed", "pair_key", "key(*sorted((left, right)))", "key(left, right)",
+          contract("data", "ends_in_1")),
+    Fault("cluster-not-refused", "_is_of_cluster", "return found", "return found & False",
+          contract("data", "nearest_texts")),
+    # files and vectors
+    Fault("skipped-fsync", "write_file", "sync(temporary)", "pass", "tests/test_io.py"),
+    Fault("damaged-shard-kept", "ResumableFolder.is_whole", "self.check(name)", "self.manifest(name)",
+          contract("embed", "killed")),
+    Fault("scaled-before-the-cut", "VectorForm.stored", "np.linalg.norm(rows, axis", "np.linalg.norm(rows_ND, axis",
+          contract("embed", "cut_scaled")),
+    Fault("farthest-found", "best", "np.argsort(-score_QC", "np.argsort(score_QC", contract("embed", "nearest_rows")),
+    # export
+    Fault("merged-in-bfloat16", "LoraUpdate.merged", "weight_OI.addmm_(self.b_OR, self.a_RI, alpha=self.scaling)",
+          "weight_OI.add_(self.scaling * (self.b_OR.bfloat16() @ self.a_RI.bfloat16()).float())", MERGED),
+    Fault("scale-without-rank", "_scaling", "float(alpha) / divisor", "float(alpha)", MERGED),
+    Fault("verify-always-holds", "verify_main", "0 if found.holds else 1", "0", contract("export", "verify")),
+]  # fmt: skip
+
+
+def place(tree: Path, fault: Fault) -> tuple[Path, str]:
+    """The file of a fault's function below a tree, and its text with the fault in it."""
+    found = []
+    for path in sorted((tree / "angle_llm").rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        for first, last in functions(ast.parse(text), fault.function):
+            lines = text.splitlines(keepends=True)
+            body = "".join(lines[first:last])
+            if fault.old in body:
+                found.append((path, "".join([*lines[:first], body.replace(fault.old, fault.new), *lines[last:]])))
+    if len(found) != 1:
+        raise LookupError(f"{fault.name}: expected {fault.old!r} in one function {fault.function}, found {len(found)}")
+    return found[0]
+
+
+def functions(node: ast.AST, name: str) -> list[tuple[int, int]]:
+    """First and last line, as a slice, of each function of a qualified name."""
+    head, _, rest = name.partition(".")
+    found: list[tuple[int, int]] = []
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.ClassDef) and child.name == head:
+            found += functions(child, rest) if rest else [(child.lineno - 1, child.end_lineno or child.lineno)]
+        elif isinstance(child, ast.If | ast.Try):
+            found += functions(child, name)
+    return found
+
+
+def run(tree: Path, pytest: str, tests: list[str]) -> int:
+    """Exit code of the tests of this checkout on the package of a tree; 1 if they hang."""
+    words = [str(ROOT / word) if word.startswith("tests/") else word for test in tests for word in shlex.split(test)]
+    environment = {**os.environ, "PYTHONPATH": str(tree), "ANGLE_LLM_TREE": str(tree), "OMP_NUM_THREADS": "1"}
+    command = [*shlex.split(pytest), "-x", "--no-header", "--tb=no", *words]
+    try:
+        return subprocess.run(
+            command, cwd=tree, env=environment, capture_output=True, timeout=900, check=False
+        ).returncode
+    except subprocess.TimeoutExpired:
+        return 1
+
+
+def main() -> None:
+    """Reports for each fault whether it was caught; exit code 1 if one was not."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="faults to try (default: all)")
+    parser.add_argument("--list", action="store_true", help="print the faults and whether their snippets are found")
+    parser.add_argument("--ref", default="HEAD", help="the commit whose package gets the faults")
+    parser.add_argument("--pytest", default=PYTEST, help="the command that runs the tests")
+    parser.add_argument("--no-baseline", action="store_true", help="do not run the tests without a fault first")
+    given = parser.parse_args()
+    if unknown := set(given.names) - {fault.name for fault in FAULTS}:
+        parser.error(f"unknown faults: {', '.join(sorted(unknown))}")
+    chosen = [fault for fault in FAULTS if fault.name in (given.names or fault.name)]
+    with tempfile.TemporaryDirectory() as name:
+        tree = Path(name) / "tree"
+        git = ["git", "-C", str(ROOT), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", str(tree), given.ref], check=True)
+        try:
+            sys.exit(1 if try_all(tree, chosen, given) else 0)
+        finally:
+            subprocess.run([*git, "remove", "--force", str(tree)], check=True)
+
+
+def try_all(tree: Path, chosen: list[Fault], given: argparse.Namespace) -> int:
+    """Number of faults that were not caught or have no place."""
+    missed = 0
+    if not (given.list or given.no_baseline) and run(
+        tree, given.pytest, sorted({fault.tests.split(" ")[0] for fault in chosen})
+    ):
+        sys.exit("the tests fail without a fault")
+    for fault in chosen:
+        try:
+            path, text = place(tree, fault)
+        except LookupError as error:
+            print(error, flush=True)
+            missed += 1
+            continue
+        if given.list:
+            print(f"{fault.name:28} {path.relative_to(tree)}: {fault.function}")
+            continue
+        whole = path.read_bytes()
+        path.write_text(text, encoding="utf-8")
+        code = run(tree, given.pytest, [fault.tests])
+        path.write_bytes(whole)
+        verdict = {0: "NOT CAUGHT", 1: "caught"}.get(code, f"pytest ended with {code}: no verdict")
+        print(f"{fault.name:28} {verdict}", flush=True)
+        missed += code != 1
+    return missed
+
+
+if __name__ == "__main__":
+    main()

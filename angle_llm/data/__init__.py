@@ -1,37 +1,8 @@
-"""The data room: `formats` (what a row means), `sources` (files, the hub), `mixture` (several), `batching` (`TextBatch`).
+"""Training and evaluation data: from files to batches.
 
-Reading data needs no torch, so `TextBatch` and `batch_indices` are imported when they are first asked for.
+readers   rows of any file, folder, standard input or hub dataset (`file_types`: one class per file type)
+columns   which column holds which field          formats   what a row means: `Example`
+examples  all examples of a source, and a report of every row          store   examples that do not fit memory
+mixture   several datasets          order   which examples each batch holds          batch   `TextBatch`
+corpus    the texts of one column          keys   equal and near-equal texts
 """
-
-from typing import TYPE_CHECKING, Any
-
-from angle_llm.data.formats import FORMATS, DataError, Example, PositivePair, RowError, ScoredPair, Triple
-from angle_llm.data.sources import DataReport, DataSource, LoadedData, Rejected, load_examples
-
-if TYPE_CHECKING:
-    from angle_llm.data.batching import TextBatch, batch_indices
-
-__all__ = [
-    "FORMATS",
-    "DataError",
-    "DataReport",
-    "DataSource",
-    "Example",
-    "LoadedData",
-    "PositivePair",
-    "Rejected",
-    "RowError",
-    "ScoredPair",
-    "TextBatch",
-    "Triple",
-    "batch_indices",
-    "load_examples",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("TextBatch", "batch_indices"):
-        from angle_llm.data import batching
-
-        return getattr(batching, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

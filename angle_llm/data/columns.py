@@ -1,7 +1,7 @@
-"""Which column of a file holds which of our fields.
+"""Which column of a file holds which field of a format.
 
-The names below are those the usual data sets and libraries give their columns. Names of several rows may be mixed, as in
-`query` and `answer`; what the columns then mean follows from the formats whose fields are all found.
+Recognised are the column names of the usual datasets and libraries. Names of several rows may be mixed, such as `query` and
+`answer`; the format is the one whose fields are all found.
 
 | columns | read as | used by |
 |---|---|---|
@@ -10,9 +10,9 @@ The names below are those the usual data sets and libraries give their columns. 
 | `text positive negative`, `text positive` | triple, positive pair | angle-emb before 0.6, formats B and C |
 | `sent0 sent1 hard_neg`, `sent0 sent1` | triple, positive pair | SimCSE's NLI file |
 | `anchor positive`, `query answer`, `question answer` | positive pair | sentence-transformers (AllNLI `pair`, questions) |
-| `text1 text2 label` | scored pair, **1 alike, 0 not** | angle-emb, format A |
+| `text1 text2 label` | scored pair, **1 similar, 0 not** | angle-emb, format A |
 | `sentence1 sentence2 score` | scored pair | sentence-transformers, STS-B, AllNLI `pair-score`, STS and SICK of MTEB |
-| `sentence1 sentence2 label` | scored pair, **1 alike, 0 not** | MRPC, PAWS and STS-B of GLUE |
+| `sentence1 sentence2 label` | scored pair, **1 similar, 0 not** | MRPC, PAWS and STS-B of GLUE |
 | `sentence1 sentence2 similarity_score` | scored pair | STS-B in several languages |
 | `sentence_A sentence_B relatedness_score` | scored pair, 1 to 5 | SICK as released, and in SentEval |
 | `#1 String`, `#2 String`, `Quality` | scored pair | MRPC as released, and in SentEval |
@@ -20,21 +20,21 @@ The names below are those the usual data sets and libraries give their columns. 
 | `premise hypothesis label` | NLI, **0 entailment, 1 neutral, 2 contradiction** | AllNLI `pair-class`, SNLI and MNLI on the hub |
 | `sentence1 sentence2 gold_label` | NLI | SNLI and MNLI as released |
 
-So a `label` beside `premise` is a class, and 0 is the most alike; beside two texts of any other name it is a score, and 1
-is. AnglE's own NLI files hold 1 for entailment, 0 for contradiction and no neutral pairs, under `text1 text2 label`.
-`sentence1 sentence2 label` with the words of NLI in it (AllNLI as one table) is refused with that advice: name nli_pairs.
-SICK's second judgement (`entailment`, `entailment_label`) is not read unless it is mapped: `columns: {label: entailment}`.
+A `label` beside `premise` is a class, and 0 is the most similar; beside two texts of any other name it is a score, and 1 is the
+most similar. AnglE's own NLI files have 1 for entailment, 0 for contradiction and no neutral pairs, as `text1 text2 label`.
+`sentence1 sentence2 label` with the words of NLI (AllNLI as one table) is refused with advice: set format to nli_pairs.
+SICK's second judgement (`entailment`, `entailment_label`) is read only if it is mapped: `columns: {label: entailment}`.
 QNLI and RTE, where 0 is the entailment and 1 is not, need `score_range: [1, 0]`, and QNLI a mapping of its texts.
-SentEval's downloads are read as they lie: STS.input.NAME.txt with its scores beside it, sts-train.csv (tabs, no header), SICK
-and MRPC (.txt with a header). Its transfer tasks, and other single texts with a class, are no pairs.
+SentEval's downloads are read unchanged: STS.input.NAME.txt with the scores of STS.gs.NAME.txt, sts-train.csv (tabs, no header),
+SICK and MRPC (.txt with a header). Its transfer tasks, and other single texts with a class, are not pairs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from angle_llm.config import unknown_name
 from angle_llm.data.formats import FORMATS, DataError, nearest
-from angle_llm.errors import unknown
 
 _FIRST = ("text1", "sentence1", "sentence_A", "question1", "#1 String")
 _SECOND = ("text2", "sentence2", "sentence_B", "question2", "#2 String")
@@ -59,34 +59,47 @@ _NO_PAIRS: dict[tuple[str, ...], str] = {
         "query",
         "pos",
         "neg",
-    ): "These are lists of positives and negatives; write a row for each, as query, positive, negative",
-    ("captions",): "These are several texts of one thing; write a row for each pair of them, as text1, text2",
+    ): "These are lists of positives and negatives; write one row for each, as query, positive, negative",
+    ("captions",): "These are several texts of one item; write one row for each pair of them, as text1, text2",
     (
         "text",
-    ): "These are single texts, as of a classification task: no pairs. To train each text with itself, the model's "
-    "dropout being the difference: format: positive_pair, columns: {text1: text, text2: text}",
+    ): "These are single texts, as of a classification task, not pairs. To train each text with itself (SimCSE: the "
+    "dropout of the model makes the difference): format: positive_pair, columns: {text1: text, text2: text}",
 }
-"""Columns that are known to be no pairs → what they are, and what can be done."""
+"""Columns that are known not to be pairs → advice."""
+
+_SYNONYMS = {
+    "positive_pair or scored_pair": ("pair", "pairs", "text_pair", "text_pairs"),
+    "scored_pair": ("sts", "scored_pairs", "scored", "scores"),
+    "positive_pair": ("positive_pairs", "positives", "simcse"),
+    "triple": ("triples", "triplet", "triplets"),
+    "nli_pairs or nli_triples": ("nli", "snli", "mnli", "nli_pair"),
+}
+"""Suggested formats → names by which users call them."""
 
 
 def resolve_format(format: str, mapping: Mapping[str, str], columns: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """The format's name and, for each of its fields, the column that holds it.
+    """Name of the format, and the column of each of its fields.
 
-    `format="auto"` takes the format all of whose fields are found; of two such formats the one that reads more columns
-    (a scored pair before a positive pair), and a scored pair before NLI where both would read the same ones.
-    `nli_triples` is never guessed. Raises `DataError` for an unknown format or field, a missing column, several columns
-    for one field, and several formats that fit.
+    `format="auto"` takes the format whose fields are all found; of two such formats the one that reads more columns (a scored
+    pair before a positive pair), and a scored pair before NLI where both read the same columns. `nli_triples` is never guessed.
+
+    Raises:
+        DataError: For an unknown format or field, a missing column, several columns for one field, or several formats that fit.
     """
     if format not in ("auto", *FORMATS):
-        raise DataError(unknown("format", format, ["auto", *FORMATS]))
+        suggested = next((right for right, names in _SYNONYMS.items() if format.lower() in names), None)
+        if suggested is not None:
+            raise DataError(f"unknown format {format!r}. Did you mean {suggested}? Known: auto, {', '.join(FORMATS)}.")
+        raise DataError(unknown_name("format", format, ["auto", *FORMATS]))
     for field, column in mapping.items():
         if field not in USUAL_NAMES:
             raise DataError(
-                f"`columns` maps our field names to the file's column names. {unknown('field', field, USUAL_NAMES)}"
+                f"`columns` maps field names to the column names of the file. {unknown_name('field', field, USUAL_NAMES)}"
             )
         if column not in columns:
             raise DataError(
-                f"`columns` maps {field} to the column {column!r}, which is not there; columns: {_list(columns)}"
+                f"`columns` maps {field} to the column {column!r}, which the file does not have; columns: {_list(columns)}"
                 f"{nearest(column, columns)}"
             )
     name = _guess_format(mapping, columns) if format == "auto" else format
@@ -120,11 +133,11 @@ def _guess_format(mapping: Mapping[str, str], columns: Sequence[str]) -> str:
     fits: dict[str, set[str]] = {}
     for name, format in FORMATS.items():
         found = [_candidates(field, mapping, columns) for field in format.fields]
-        if format.gather is None and all(found) and set(mapping) <= set(format.fields):
+        if format.combine is None and all(found) and set(mapping) <= set(format.fields):
             fits[name] = {column for candidates in found for column in candidates}
     best = [name for name, used in fits.items() if not any(used < other for other in fits.values())]
     if set(best) == {"scored_pair", "nli_pairs"} and fits["scored_pair"] == fits["nli_pairs"]:
-        return "scored_pair"  # a label beside two texts is a score
+        return "scored_pair"  # a label beside two texts other than premise and hypothesis is a score
     if len(best) == 1:
         return best[0]
     needed = "; ".join(f"{name}: {', '.join(format.fields)}" for name, format in FORMATS.items())

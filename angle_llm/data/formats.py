@@ -1,8 +1,6 @@
-"""What a row of a data file means.
+"""Meaning of a row: a dictionary from field names to raw values becomes an `Example`, or is `Dropped`, or raises `RowError`.
 
-A row arrives as a dictionary from *our field names* to raw values. A format is one small reader that turns it into an
-`Example`, into `Dropped` (left out for a documented reason: a neutral label), or raises `RowError` (the row is bad).
-Which column of a file holds which field is found out in `columns`.
+`columns` finds the column of a file that holds each field.
 """
 
 from __future__ import annotations
@@ -12,12 +10,12 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredPair:
-    """Two texts and how similar they are: 1 the same meaning, 0 another."""
+    """Two texts and their similarity: 1 the same meaning, 0 unrelated."""
 
     left: str
     right: str
@@ -26,7 +24,7 @@ class ScoredPair:
 
 @dataclass(frozen=True, slots=True)
 class PositivePair:
-    """Two texts that belong together; the other texts of a batch serve as negatives."""
+    """Two texts that belong together; the other texts of a batch are the negatives."""
 
     left: str
     right: str
@@ -34,7 +32,7 @@ class PositivePair:
 
 @dataclass(frozen=True, slots=True)
 class Triple:
-    """A text, one that belongs to it, and one that looks alike but does not."""
+    """A text, a text that belongs to it, and a hard negative."""
 
     anchor: str
     positive: str
@@ -42,23 +40,34 @@ class Triple:
 
 
 Example = ScoredPair | PositivePair | Triple
-Row = Mapping[str, object]
+Values = Mapping[str, Any]
 ScoreRange = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A sound row that is left out for a documented reason, counted under `reason`."""
+    """A valid row that is not used for a documented reason, such as a neutral label; counted by `reason`."""
 
     reason: str
 
 
+def pairs_of(example: Example) -> list[tuple[str, str, float]]:
+    """The scored pairs of an example: left text, right text, score."""
+    if isinstance(example, ScoredPair):
+        return [(example.left, example.right, example.score)]
+    if isinstance(example, PositivePair):
+        return [(example.left, example.right, 1.0)]
+    if isinstance(example, Triple):
+        return [(example.anchor, example.positive, 1.0), (example.anchor, example.negative, 0.0)]
+    raise TypeError(f"expected ScoredPair, PositivePair or Triple, got {type(example).__name__}: {example!r}")
+
+
 class DataError(ValueError):
-    """The data cannot be used as asked; the message says what was needed, what came, and what to do."""
+    """Data that cannot be used; the message names what was expected, what was found, and what to do."""
 
 
 class RowError(ValueError):
-    """One row cannot be used; `reason` says why. The loader adds file and line."""
+    """A row that cannot be used; the reader adds file and line."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -66,7 +75,7 @@ class RowError(ValueError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`"; nearest: 'score'"` for the known names most like `name`, or the empty string."""
+    """`"; nearest: 'score'"` for the known names most similar to `name`, or the empty string."""
     found = difflib.get_close_matches(name, list(known), n=3)
     return f"; nearest: {', '.join(map(repr, found))}" if found else ""
 
@@ -74,65 +83,62 @@ def nearest(name: str, known: Iterable[str]) -> str:
 # ------------------------------------------------------------------------------------------------ single values
 
 
-def _value(row: Row, field: str) -> object:
+def _value(row: Values, field: str) -> Any:
     if field not in row:
         raise RowError(f"{field} is missing")
     return row[field]
 
 
-def read_text(row: Row, field: str) -> str:
-    """The text of a field, unaltered. Refused: no string, nothing but white space, NUL, a lone surrogate."""
+def read_text(row: Values, field: str) -> str:
+    """The text of a field, unchanged. Refused: other types, white space only, NUL characters, lone surrogates."""
     text = _value(row, field)
     if text is None:
-        raise RowError(f"{field} is null; a text is needed")
+        raise RowError(f"{field} is null, expected a text")
     if not isinstance(text, str):
-        raise RowError(f"{field} is {_show(text)} ({type(text).__name__}); a text is needed")
+        raise RowError(f"{field} is {_short(text)} ({type(text).__name__}), expected a text")
     if not text.strip():
         raise RowError(f"{field} is empty")
     if "\0" in text:
-        raise RowError(f"{field} holds a NUL character at position {text.index(chr(0))}")
+        raise RowError(f"{field} has a NUL character at position {text.index(chr(0))}")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise RowError(f"{field} holds a lone surrogate (half a character) at position {error.start}") from None
+        raise RowError(f"{field} has a lone surrogate (half a character) at position {error.start}") from None
     return text
 
 
-def read_score(row: Row, field: str, score_range: ScoreRange | None) -> float:
-    """The score of a field as a number in [0, 1], rescaled from `score_range` when one is given.
+def read_score(row: Values, field: str, score_range: ScoreRange | None) -> float:
+    """The score of a field as a number in [0, 1], rescaled from `score_range`.
 
-    Accepts numbers and numeric strings. Refused: booleans, NaN and infinities, values outside the range.
+    Accepts numbers and numeric strings. Refused: booleans, NaN, infinity, values outside the range.
     """
     value = _value(row, field)
     if isinstance(value, bool):
         raise RowError(f"{field} is {value}: a boolean is not a score; write 1 or 0")
     if not isinstance(value, int | float | str):
-        raise RowError(f"{field} is {_show(value)} ({type(value).__name__}); a number is needed")
+        raise RowError(f"{field} is {_short(value)} ({type(value).__name__}), expected a number")
     try:
         score = float(value)
     except (ValueError, OverflowError):
-        raise RowError(f"{field} is {_show(value)}; a number is needed{_nli_hint(value)}") from None
+        raise RowError(f"{field} is {_short(value)}, expected a number{_nli_hint(value)}") from None
     if not math.isfinite(score):
-        raise RowError(f"{field} is {score}; a finite number is needed")
-    if score_range is None:
-        if not 0.0 <= score <= 1.0:
-            raise RowError(
-                f"{field} is {score}, outside [0, 1]; set score_range to the scale of the file, as in [0, 5]"
-                f"{_nli_hint(value)}"
-            )
-        return score
-    unlike, alike = score_range
-    if not min(score_range) <= score <= max(score_range):
-        raise RowError(f"{field} is {score}, outside score_range [{unlike}, {alike}]")
-    return (score - unlike) / (alike - unlike)
+        raise RowError(f"{field} is {score}, expected a finite number")
+    low, high = score_range or (0.0, 1.0)
+    if not min(low, high) <= score <= max(low, high):
+        if score_range is not None:
+            raise RowError(f"{field} is {score}, outside score_range [{low}, {high}]")
+        raise RowError(
+            f"{field} is {score}, outside [0, 1]; set score_range to the scale of the file, such as [0, 5]{_nli_hint(value)}"
+        )
+    return score if score_range is None else (score - low) / (high - low)
 
 
-_NLI_LABELS = ("entailment", "neutral", "contradiction")  # the usual order: 0, 1, 2
-_NO_GOLD_LABEL = ("-1", "-")  # how SNLI marks a pair on which its annotators did not agree
+_NLI_LABELS = ("entailment", "neutral", "contradiction")  # in the usual order: 0, 1, 2
+_NO_GOLD_LABEL = ("-", "-1")  # SNLI as released, and on the hub
 
 
-def read_nli_label(row: Row, field: str) -> str:
-    """The label of a field as one of the three words, or "no gold label". Accepts the words and 0, 1, 2."""
+def read_nli_label(row: Values, field: str) -> str:
+    """One of entailment, neutral, contradiction, or "no gold label". Accepts the words and 0, 1, 2."""
     value = _value(row, field)
     word = str(value).strip().lower() if isinstance(value, int | str) and not isinstance(value, bool) else ""
     if word in _NO_GOLD_LABEL:
@@ -141,19 +147,19 @@ def read_nli_label(row: Row, field: str) -> str:
         return _NLI_LABELS[int(word)]
     if word not in _NLI_LABELS:
         raise RowError(
-            f"{field} is {_show(value)}; needed entailment, neutral, contradiction, or 0, 1, 2 in this order"
+            f"{field} is {_short(value)}, expected entailment, neutral, contradiction, or 0, 1, 2 in this order"
         )
     return word
 
 
-def _nli_hint(value: object) -> str:
-    """What a score column may be that holds a word of NLI, or its third class."""
+def _nli_hint(value: Any) -> str:
+    """Advice for a score that is a word of NLI, or its third class."""
     if str(value).strip().lower() in (*_NLI_LABELS, "2", "2.0"):
         return ". If these are the classes of NLI (0 entailment, 1 neutral, 2 contradiction), set format to nli_pairs"
     return ""
 
 
-def _show(value: object) -> str:
+def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."
 
@@ -161,25 +167,19 @@ def _show(value: object) -> str:
 # ------------------------------------------------------------------------------------------------ formats
 
 
-class Reader(Protocol):
-    """Turns one row, keyed by field names, into an example; raises `RowError`."""
-
-    def __call__(self, row: Row, score_range: ScoreRange | None = None, /) -> Example | Dropped: ...
-
-
-def read_scored_pair(row: Row, score_range: ScoreRange | None = None) -> ScoredPair:
+def read_scored_pair(row: Values, score_range: ScoreRange | None = None) -> ScoredPair:
     return ScoredPair(read_text(row, "text1"), read_text(row, "text2"), read_score(row, "score", score_range))
 
 
-def read_positive_pair(row: Row, score_range: ScoreRange | None = None) -> PositivePair:
+def read_positive_pair(row: Values, score_range: ScoreRange | None = None) -> PositivePair:
     return PositivePair(read_text(row, "text1"), read_text(row, "text2"))
 
 
-def read_triple(row: Row, score_range: ScoreRange | None = None) -> Triple:
+def read_triple(row: Values, score_range: ScoreRange | None = None) -> Triple:
     return Triple(read_text(row, "anchor"), read_text(row, "positive"), read_text(row, "negative"))
 
 
-def read_nli_pair(row: Row, score_range: ScoreRange | None = None) -> ScoredPair | Dropped:
+def read_nli_pair(row: Values, score_range: ScoreRange | None = None) -> ScoredPair | Dropped:
     """Entailment is score 1, contradiction 0; neutral rows and rows without gold label are dropped."""
     label = read_nli_label(row, "label")
     if label not in ("entailment", "contradiction"):
@@ -188,30 +188,31 @@ def read_nli_pair(row: Row, score_range: ScoreRange | None = None) -> ScoredPair
 
 
 def pair_by_premise(pairs: Iterable[Example]) -> list[Triple]:
-    """Join, for each premise, its k-th entailed with its k-th contradicted hypothesis (in file order).
+    """Triples: for each premise its k-th entailed and its k-th contradicted hypothesis, in file order.
 
-    Each row is used once at most; what one of the two sides has more of stays unpaired. Triples come in the order in
-    which their premises first appear.
+    A row is used at most once; surplus rows of either label stay unpaired. Triples are in the order in which their premises
+    first occur.
     """
-    sides: dict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+    labelled: dict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
     for pair in pairs:
         assert isinstance(pair, ScoredPair)
-        sides[pair.left][0 if pair.score == 1.0 else 1].append(pair.right)
+        labelled[pair.left][0 if pair.score == 1.0 else 1].append(pair.right)
     return [
         Triple(premise, entailed, contradicted)
-        for premise, (positives, negatives) in sides.items()
+        for premise, (positives, negatives) in labelled.items()
         for entailed, contradicted in zip(positives, negatives, strict=False)
     ]
 
 
 @dataclass(frozen=True)
 class Format:
-    """One meaning of a row: the fields it needs, its reader, and what is done when all rows are read."""
+    """A meaning of rows: its fields, the function that reads a row, and one that combines rows."""
 
     fields: tuple[str, ...]
-    read: Reader
-    gather: Callable[[Sequence[Example]], Sequence[Example]] | None = None
-    """Makes the examples out of what `read` gave, when an example needs more than one row."""
+    read: Callable[[Values, ScoreRange | None], Example | Dropped]
+    """Makes an example of a row; raises `RowError`."""
+    combine: Callable[[Sequence[Example]], Sequence[Example]] | None = None
+    """Makes the examples of the results of `read`, for examples of several rows."""
     rows_per_example: int = 1
 
 

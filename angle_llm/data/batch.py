@@ -1,0 +1,85 @@
+"""A batch: a set of unique texts and the relation between them, the input of encoder and loss.
+
+Shapes: N unique texts, P scored pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from angle_llm.data.formats import Example, pairs_of
+
+
+@dataclass
+class TextBatch:
+    """N unique texts and P scored pairs of them; every data format takes this form before it is encoded.
+
+    A text that occurs five times is one entry of `texts`: it is encoded once and is never its own negative. A pair may relate a
+    text to itself (`left == right`), and the same pair may occur more than once. A text under two prompts is two entries.
+
+    Fields that describe texts have N rows (`prompts`; sides such as query and document would be another), fields that describe
+    the relation have P rows (`left`, `right`, `score`; groups, teacher scores and excluded pairs would be others).
+
+    Raises `ValueError` if the tensors of the relation differ in length, have another dtype or point outside `texts`, and if a
+    text occurs twice under one prompt.
+    """
+
+    texts: list[str]
+    """Unique texts; the position is the row of the embedding matrix."""
+    left: Tensor
+    """(P,) int64: row of the first text of each pair."""
+    right: Tensor
+    """(P,) int64: row of the second text of each pair."""
+    score: Tensor
+    """(P,) float32: similarity of each pair; 1 for the same meaning, 0 for unrelated texts."""
+    prompts: list[int] = field(default_factory=list)
+    """Number of each text's prompt among the prompts of the run; empty means 0, the prompt of the run, for all."""
+
+    def __post_init__(self) -> None:
+        self.prompts = self.prompts or [0] * len(self.texts)
+        for name, dtype in (("left", torch.int64), ("right", torch.int64), ("score", torch.float32)):
+            tensor: Tensor = getattr(self, name)
+            if tensor.dtype != dtype or tensor.shape != (len(self.left),):
+                raise ValueError(
+                    f"TextBatch.{name}: expected {dtype} of shape (P,) with P = {len(self.left)} pairs as in `left`, got "
+                    f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+                )
+            if (
+                dtype == torch.int64
+                and len(tensor)
+                and not 0 <= int(tensor.min()) <= int(tensor.max()) < len(self.texts)
+            ):
+                raise ValueError(f"TextBatch.{name} points outside the {len(self.texts)} texts: {tensor.tolist()}")
+        if len(set(zip(self.prompts, self.texts, strict=True))) != len(self.texts):
+            raise ValueError("TextBatch.texts must be unique; use TextBatch.from_examples")
+
+    def __len__(self) -> int:
+        """Number of unique texts, N: the rows that the encoder computes."""
+        return len(self.texts)
+
+    @classmethod
+    def from_examples(cls, examples: Sequence[Example], prompts: Sequence[int] = ()) -> TextBatch:
+        """A batch of examples. Texts are numbered by first occurrence, pairs are in the order of the examples.
+
+        A scored pair gives the pair `(left, right, score)`, a positive pair `(left, right, 1)`, a triple two pairs:
+        `(anchor, positive, 1)`, then `(anchor, negative, 0)`. `prompts` has the prompt number of each example. Without examples
+        the batch is empty (N = P = 0), so that a rank without a share of a batch can take part in it.
+        """
+        row_of: dict[tuple[int, str], int] = {}
+        pairs: list[tuple[int, int, float]] = []
+        for example, prompt in zip(examples, prompts or [0] * len(examples), strict=True):
+            for left, right, score in pairs_of(example):
+                rows = [row_of.setdefault((prompt, text), len(row_of)) for text in (left, right)]
+                pairs.append((rows[0], rows[1], score))
+        left_P, right_P, score_P = zip(*pairs, strict=True) if pairs else ((), (), ())
+        return cls(
+            texts=[text for _, text in row_of],
+            left=torch.tensor(left_P, dtype=torch.int64),
+            right=torch.tensor(right_P, dtype=torch.int64),
+            score=torch.tensor(score_P, dtype=torch.float32),
+            prompts=[prompt for prompt, _ in row_of],
+        )

@@ -1,0 +1,367 @@
+"""Examples of a data source, and a report of every row.
+
+    open_rows ──► Row ──► columns ──► `Format.read` ──► examples (a list, or a `store`) + `DataReport`
+
+Each row is used, dropped for a documented reason, or rejected; `rows_in = rows_used + dropped + rejected` is checked. By
+default the first bad row is an error with its file and line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from angle_llm.config import DataSource
+from angle_llm.data import store
+from angle_llm.data.columns import resolve_format
+from angle_llm.data.file_types import DatasetReader
+from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, RowError, Values, nearest
+from angle_llm.data.order import random_order
+from angle_llm.data.readers import BadRow, Row, RowSource, open_rows
+from angle_llm.io import log
+
+_COLUMNS_SHOWN = 12
+
+
+class Outcome(NamedTuple):
+    """A row and what it is read as."""
+
+    row: Row | BadRow
+    result: Example | Dropped | BadRow
+
+
+@dataclass(frozen=True)
+class ExampleReader:
+    """A source whose columns are resolved; its rows are read as often as needed."""
+
+    source: DataSource
+    rows: RowSource
+    format: str
+    """The format of the rows."""
+    columns: dict[str, str]
+    """Field → column."""
+
+    @property
+    def unused_columns(self) -> list[str]:
+        """Columns of no field, and not in `where`."""
+        used = {*self.columns.values(), *self.source.where}
+        return [name for name in self.rows.columns if name not in used]
+
+    def outcomes(self) -> Iterator[Outcome]:
+        """Every row in file order, before rows are combined, shuffled and limited."""
+        labels = self.rows.label_names.get(self.columns["label"], []) if "label" in self.columns else []
+        for row in self.rows:
+            if isinstance(row, BadRow):
+                yield Outcome(row, row)
+                continue
+            try:
+                yield Outcome(row, self._read(row.values, labels))
+            except RowError as error:
+                yield Outcome(row, BadRow(row.file, row.line, error.reason, row.unit))
+
+    def _read(self, row: Values, labels: list[str]) -> Example | Dropped:
+        if not all(_equal(row.get(column), wanted) for column, wanted in self.source.where.items()):
+            return Dropped("filtered by where")
+        fields = {name: row[column] for name, column in self.columns.items() if column in row}
+        if labels:
+            fields["label"] = label_word(fields.get("label"), labels)
+        return FORMATS[self.format].read(fields, self.source.score_range)
+
+
+def open_examples(source: DataSource) -> ExampleReader:
+    """Opens a source and resolves its columns. Only a hub id that is not a local path uses the network.
+
+    Raises:
+        DataError: If the source cannot be opened, columns are missing or fit several formats, or settings do not fit them.
+    """
+    rows = _open_rows(source)
+    try:
+        name, columns = resolve_format(source.format, source.columns, rows.columns)
+        _check_settings(source, name, columns, rows)
+    except DataError as error:
+        raise DataError(f"{rows.name}: {error}") from None
+    return ExampleReader(source, rows, name, columns)
+
+
+def _open_rows(source: DataSource) -> RowSource:
+    return open_rows(
+        source.path,
+        tables=True,
+        delimiter=source.delimiter,
+        encoding=source.encoding,
+        name=source.name,
+        split=source.split,
+        revision=source.revision,
+    )
+
+
+def _check_settings(source: DataSource, format: str, columns: dict[str, str], rows: RowSource) -> None:
+    low, high = source.score_range or (0.0, 1.0)
+    if low == high or not math.isfinite(high - low):
+        raise DataError(f"score_range needs two different numbers, such as [0, 5], got [{low}, {high}]")
+    if columns.get("score") in rows.label_names and "score" not in source.columns:
+        raise DataError(
+            f"column {columns['score']!r} would be read as a score, but its numbers are the labels "
+            f"{rows.label_names[columns['score']]}; map a score with columns, or use one of the NLI formats"
+        )
+    if source.score_range is not None and "score" not in FORMATS[format].fields:
+        raise DataError(f"score_range is set, but format {format} has no score; unset one of them")
+    for column in source.where:
+        if column not in rows.columns:
+            raise DataError(
+                f"`where` names the column {column!r}; columns: {rows.columns}{nearest(column, rows.columns)}"
+            )
+
+
+def _equal(cell: Any, wanted: str | int | float) -> bool:
+    """Equality that ignores whether a number is written as text: TSV files and flags have "0", JSON has 0."""
+    if isinstance(cell, bool):
+        return str(cell).lower() == str(wanted).lower()
+    if isinstance(cell, str) == isinstance(wanted, str):
+        return bool(cell == wanted)
+    try:
+        return float(cell) == float(wanted)
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def label_word(value: Any, names: list[str]) -> Any:
+    """The name of an integer label: data sets number their labels in an order of their own."""
+    return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
+
+
+# ------------------------------------------------------------------------------------------------ reports
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """What was done with every row of a source: `rows_in = rows_used + sum(dropped) + len(rejected)`."""
+
+    source: DataSource
+    format: str
+    columns: dict[str, str]
+    """Field → the column it was read from."""
+    unused_columns: list[str]
+    rows_in: int
+    rows_used: int
+    """Rows of examples; two for each triple of `nli_triples`."""
+    examples: int
+    dropped: dict[str, int]
+    """Documented reason → rows: "neutral", "no gold label", "filtered by where", "unpaired", "beyond limit"."""
+    rejected: list[BadRow]
+
+    def __post_init__(self) -> None:
+        accounted = self.rows_used + sum(self.dropped.values()) + len(self.rejected)
+        if self.rows_in != accounted:
+            raise RuntimeError(
+                f"a bug in angle_llm: {accounted} of {self.rows_in} rows accounted for. {self.summary()}"
+            )
+
+    @property
+    def guessed(self) -> bool:
+        """Whether the format was detected from the columns."""
+        return self.source.format == "auto"
+
+    def summary(self) -> str:
+        """One line: `a.tsv: 90 examples from 90 of 98 rows as scored_pair (text1 = q1, text2, score); columns not used:
+        id; dropped: …`."""
+        columns = ", ".join(
+            name if name == column else f"{name} = {_printable(column)}" for name, column in self.columns.items()
+        )
+        parts = [
+            f"{self.source.path}: {self.examples:,} examples from {self.rows_used:,} of {self.rows_in:,} rows as "
+            f"{self.format}{', guessed from the columns' if self.guessed else ''} ({columns})"
+        ]
+        if self.unused_columns:
+            more = len(self.unused_columns) - _COLUMNS_SHOWN
+            shown = ", ".join(map(_printable, self.unused_columns[:_COLUMNS_SHOWN]))
+            parts.append(f"columns not used: {shown}{f' and {more:,} more' if more > 0 else ''}")
+        if self.dropped:
+            parts.append("dropped: " + ", ".join(f"{count:,} {reason}" for reason, count in self.dropped.items()))
+        if self.rejected:
+            first = self.rejected[0]
+            parts.append(f"rejected: {len(self.rejected):,}, first in {first.unit} {first.line}: {first.reason}")
+        return "; ".join(parts)
+
+
+def _printable(name: str) -> str:
+    """A column name without lone surrogates, which JSON may hold."""
+    return name.encode(errors="backslashreplace").decode() or "''"
+
+
+@dataclass(frozen=True)
+class LoadedData:
+    """The examples of a source and the report of its rows."""
+
+    examples: Sequence[Example]
+    report: DataReport
+
+
+@dataclass
+class _Account:
+    """Counts of the rows that were read so far."""
+
+    reader: ExampleReader
+    rows_in: int = 0
+    examples: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    rejected: list[BadRow] = field(default_factory=list)
+
+    def read(self) -> Iterator[Example]:
+        """The examples of the source. Raises `DataError` for the first bad row, unless bad rows are skipped."""
+        format = FORMATS[self.reader.format]
+        if format.combine is None:
+            yield from self._each_row()
+            return
+        rows = list(self._each_row())
+        examples = format.combine(rows)
+        self.examples = len(examples)
+        if unpaired := len(rows) - len(examples) * format.rows_per_example:
+            self.dropped["unpaired"] = unpaired
+        yield from examples
+
+    def _each_row(self) -> Iterator[Example]:
+        for row, result in self.reader.outcomes():
+            self.rows_in += 1
+            if isinstance(result, BadRow):
+                if self.reader.source.on_bad_row == "raise":
+                    raise _first_bad_row(self.reader, row, result)
+                self.rejected.append(result)
+            elif isinstance(result, Dropped):
+                self.dropped[result.reason] += 1
+            else:
+                self.examples += 1
+                yield result
+
+    def report(self) -> DataReport:
+        """The report of all rows."""
+        return DataReport(
+            source=self.reader.source,
+            format=self.reader.format,
+            columns=self.reader.columns,
+            unused_columns=self.reader.unused_columns,
+            rows_in=self.rows_in,
+            rows_used=self.examples * FORMATS[self.reader.format].rows_per_example,
+            examples=self.examples,
+            dropped=dict(self.dropped),
+            rejected=self.rejected,
+        )
+
+
+# ------------------------------------------------------------------------------------------------ loading
+
+
+def load_examples(source: DataSource, cache: Path | None = None) -> LoadedData:
+    """All examples of a source, see `open_examples`.
+
+    A bad row (no text, no number as a score, broken JSON, wrong number of fields, invalid bytes) raises `DataError` with file
+    and line, or is skipped and listed in the report (`on_bad_row`); a larger share of bad rows than `max_bad_ratio` raises.
+    Damage that hides an unknown number of rows (a truncated gzip, an unclosed quote over several lines) always raises, and so do
+    missing columns, and a source without examples. The whole source is read and checked, also beyond `limit`.
+
+    With a `cache` folder, examples of more than `store.MEMORY_LIMIT` bytes are written to disk, and the next call reads them
+    from there.
+    """
+    if source.limit is not None and source.limit < 1:
+        raise DataError(f"limit must be at least 1, got {source.limit}")
+    if not 0 <= source.max_bad_ratio <= 1:
+        raise DataError(f"max_bad_ratio is a share of the rows, 0 to 1, got {source.max_bad_ratio}")
+    folder = None if cache is None else cache / "examples" / _key(source)
+    everything, report = _stored(source, folder) or _read(source, folder)
+    _check_bad_ratio(report)
+    examples = _selected(everything, source)
+    if beyond := report.examples - len(examples):
+        per_example = FORMATS[report.format].rows_per_example
+        report = replace(
+            report,
+            rows_used=len(examples) * per_example,
+            examples=len(examples),
+            dropped=report.dropped | {"beyond limit": beyond * per_example},
+        )
+    if not examples:
+        raise DataError(f"this source has no usable example. {report.summary()}")
+    return LoadedData(examples, report)
+
+
+def _stored(source: DataSource, folder: Path | None) -> tuple[Sequence[Example], DataReport] | None:
+    """Examples and report of an earlier call."""
+    found = None if folder is None else store.open_store(folder)
+    if found is None:
+        return None
+    try:
+        values = found.account | {"rejected": [BadRow(*each) for each in found.account["rejected"]]}
+        return found, DataReport(source=source, **values)
+    except (TypeError, LookupError) as error:
+        store.remove_store(found.folder, str(error))
+        return None
+
+
+def _read(source: DataSource, folder: Path | None) -> tuple[Sequence[Example], DataReport]:
+    """All examples of a source; in a store if they do not fit memory and there is a folder for it."""
+    account = _Account(open_examples(source))
+    examples = account.read()
+    held: list[Example] = []
+    size = 0
+    for example in examples:
+        held.append(example)
+        size += store.bytes_of(example)
+        if folder is not None and size > store.MEMORY_LIMIT:
+            log(f"{source.path} is large: its examples are stored in {folder}")
+            stored = store.write_store(folder, chain(held, examples), lambda: _plain(account.report()))
+            return stored, account.report()
+    return held, account.report()
+
+
+def _plain(report: DataReport) -> dict[str, Any]:
+    return {name: value for name, value in vars(report).items() if name != "source"}
+
+
+def _key(source: DataSource) -> str:
+    """Name of the store: different for other files, changed files, and files that are read with other settings."""
+    rows = _open_rows(source)
+    identity: list[Any] = [
+        file.fingerprint if isinstance(file, DatasetReader) else str(Path(file.name).resolve()) for file in rows.files
+    ]
+    settings = asdict(replace(source, limit=None, shuffle_seed=None, max_bad_ratio=0))
+    content = json.dumps([1, identity, rows.stamps(), settings], sort_keys=True, default=str)
+    name = re.sub(r"[^\w.-]", "-", source.path)[-40:]
+    return f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+
+
+def _selected(examples: Sequence[Example], source: DataSource) -> Sequence[Example]:
+    """The examples shuffled and cut to the limit."""
+    n = len(examples)
+    if source.shuffle_seed is None and (source.limit is None or source.limit >= n):
+        return examples
+    order = np.arange(n) if source.shuffle_seed is None else random_order(n, source.shuffle_seed)
+    order = order[: source.limit]
+    return examples.select(order) if isinstance(examples, store.StoredExamples) else [examples[int(i)] for i in order]
+
+
+def _first_bad_row(reader: ExampleReader, row: Row | BadRow, bad: BadRow) -> DataError:
+    used = ", ".join(f"{name} is column {column!r}" for name, column in reader.columns.items())
+    columns = f"({used}.) " if isinstance(row, Row) else ""
+    return DataError(
+        f"{bad.place}: {bad.reason}. {columns}Fix the row, or set on_bad_row to skip: bad rows are then counted and skipped"
+    )
+
+
+def _check_bad_ratio(report: DataReport) -> None:
+    """Many bad rows mean wrong settings, or another file than intended."""
+    allowed = report.source.max_bad_ratio
+    if len(report.rejected) > allowed * report.rows_in:
+        first = "; ".join(f"{bad.place}: {bad.reason}" for bad in report.rejected[:3])
+        raise DataError(
+            f"{report.source.path}: {len(report.rejected):,} of {report.rows_in:,} rows are bad, more than max_bad_ratio "
+            f"{allowed} allows. The first: {first}. Fix the file or the settings it is read with, or raise max_bad_ratio"
+        )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from angle_llm.config import TrainSettings
-    from angle_llm.data.batching import TextBatch
+    from angle_llm.data.batch import TextBatch
     from angle_llm.losses import AngleObjective, ObjectiveValue
     from angle_llm.model.encoder import SentenceEncoder
     from angle_llm.prompts import PromptTemplate, load_prompt
@@ -23,7 +23,7 @@ _HOMES = {
     "ObjectiveValue": "angle_llm.losses.angle",
     "PromptTemplate": "angle_llm.prompts",
     "SentenceEncoder": "angle_llm.model.encoder",
-    "TextBatch": "angle_llm.data.batching",
+    "TextBatch": "angle_llm.data.batch",
     "TrainSettings": "angle_llm.config",
     "fine_tune": "angle_llm.run",
     "load_prompt": "angle_llm.prompts",

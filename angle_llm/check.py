@@ -34,6 +34,10 @@ class CheckSettings:
     """Meaning of a row: scored_pair, positive_pair, triple, nli_pairs, nli_triples. auto: detected from the columns."""
     columns: dict[str, str] = field(default_factory=dict)
     """Map of our field names to the column names of the file, where they differ and are not recognised."""
+    delimiter: str | None = None
+    """Column separator of CSV and TSV files. None: tab for .tsv, detected for .csv."""
+    encoding: str = "utf-8"
+    """Character encoding of text files, such as utf-8 or cp1252."""
     score_range: tuple[float, float] | None = None
     """Scores of two unrelated texts and of two texts with the same meaning. None: the usual scale that fits."""
     where: dict[str, str] = field(default_factory=dict)
@@ -196,6 +200,8 @@ def check_files(
             path=path,
             format=settings.format,
             columns=settings.columns,
+            delimiter=settings.delimiter,
+            encoding=settings.encoding,
             score_range=settings.score_range,
             where=dict(settings.where),
             on_bad_row="skip",

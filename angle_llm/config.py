@@ -60,7 +60,7 @@ class DataSource:
     columns: dict[str, str] = field(default_factory=dict)
     """Map of our field names to the column names of the file, where they differ and are not recognised."""
     delimiter: str | None = None
-    """Column separator of a CSV file. None: comma for .csv, tab for .tsv."""
+    """Column separator of CSV and TSV files. None: tab for .tsv, detected for .csv (a comma, or one of ; tab |)."""
     encoding: str = "utf-8"
     """Character encoding of text files, such as utf-8 or cp1252."""
     split: str = "train"

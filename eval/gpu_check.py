@@ -24,8 +24,8 @@ from torch import Tensor
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.cli import guarded
 from angle_llm.config import DataSource, LoraSettings
+from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import Example
-from angle_llm.data.sources import load_examples
 from angle_llm.model import outline, quantization
 from angle_llm.model.backbone import load_tokenizer, locate
 from angle_llm.model.micro_batches import Plan, PrefixSharing, plan_micro_batches

@@ -22,8 +22,8 @@ import torch
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.cli import guarded
 from angle_llm.config import DataSource, LoraSettings
-from angle_llm.data.batching import batch_indices
-from angle_llm.data.sources import load_examples
+from angle_llm.data.examples import load_examples
+from angle_llm.data.order import batch_indices
 from angle_llm.model.backbone import FlopsPerToken, load_tokenizer, locate
 from angle_llm.train.metrics import StepMeter, peak_flops
 from angle_llm.train.step import boundary_step

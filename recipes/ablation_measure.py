@@ -28,8 +28,8 @@ import torch
 from ablation_grid import Experiment, Measures, NestedMeasure, below
 
 from angle_llm.config import DataSource, settings_to_dict
-from angle_llm.data import load_examples
-from angle_llm.data.batching import TextBatch
+from angle_llm.data.batch import TextBatch
+from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import DataError, ScoredPair
 from angle_llm.evaluate import (
     PUBLISHED_TASKS,

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from angle_llm.config import DataSource, TrainSettings, parse_settings
-from angle_llm.data import DataError, ScoredPair, load_examples
+from angle_llm.data import DataError, ScoredPair
+from angle_llm.data.examples import load_examples
 from angle_llm.evaluate import StsPair, StsTask, evaluate
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.run import fine_tune

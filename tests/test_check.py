@@ -15,8 +15,9 @@ from tiny import save_tiny_base
 
 from angle_llm import cli
 from angle_llm.check import CheckSettings, check_files, open_tokens
-from angle_llm.config import ModelSettings, TrainSettings, parse_settings
-from angle_llm.data import DataSource, ScoredPair, load_examples
+from angle_llm.config import DataSource, ModelSettings, TrainSettings, parse_settings
+from angle_llm.data import ScoredPair
+from angle_llm.data.examples import load_examples
 from angle_llm.data.leakage import EvaluationSet, read_evaluation_sets
 from angle_llm.data.quality import FileReport, write_fixed
 from angle_llm.model.encoder import SentenceEncoder

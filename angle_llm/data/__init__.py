@@ -6,3 +6,7 @@ examples  all examples of a source, and a report of every row          store   e
 mixture   several datasets          order   which examples each batch holds          batch   `TextBatch`
 corpus    the texts of one column          keys   equal and near-equal texts
 """
+
+from angle_llm.data.formats import DataError, Example, PositivePair, ScoredPair, Triple
+
+__all__ = ["DataError", "Example", "PositivePair", "ScoredPair", "Triple"]

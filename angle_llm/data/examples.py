@@ -85,8 +85,9 @@ def open_examples(source: DataSource) -> ExampleReader:
         DataError: If the source cannot be opened, columns are missing or fit several formats, or settings do not fit them.
     """
     rows = _open_rows(source)
+    found = rows.columns
     try:
-        name, columns = resolve_format(source.format, source.columns, rows.columns)
+        name, columns = resolve_format(source.format, source.columns, found)
         _check_settings(source, name, columns, rows)
     except DataError as error:
         raise DataError(f"{rows.name}: {error}") from None

@@ -83,7 +83,7 @@ class FileReader:
         try:
             with path.open("rb") if path is not None else self.open() as stream:
                 if self._is_utf8:
-                    _refuse_utf_16(name, stream.read(64))
+                    _refuse_utf_16(name, stream.read1(64))  # type: ignore[attr-defined]  # files and GzipFile have it
                     stream.seek(0)
                 with io.TextIOWrapper(stream, codec, "surrogateescape", newline) as text:
                     for number, line in enumerate(text, 1):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from angle_llm.config import DataSource
 from angle_llm.data.columns import resolve_format
-from angle_llm.data.files import open_table
-from angle_llm.data.formats import DataError, Dropped, PositivePair, RowError, ScoredPair, Triple
+from angle_llm.data.examples import ExampleReader, Outcome
+from angle_llm.data.formats import DataError, Dropped, PositivePair, ScoredPair, Triple
 from angle_llm.data.keys import is_telling, key, near, pair_key, sound
-from angle_llm.data.places import EXTENSIONS
-from angle_llm.data.reading import Outcome, Reading
+from angle_llm.data.readers import EXTENSIONS, BadRow, Row, open_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,8 +53,7 @@ class FileKeys:
 
     rows_in: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-    rejected: list[tuple[int, str]] = field(default_factory=list)
-    """Line and reason."""
+    rejected: list[BadRow] = field(default_factory=list)
     rows: tuple[array[int], ...] = field(default_factory=lambda: tuple(array("Q") for _ in range(3)))
     """Line, exact key and near key of each used row."""
     pairs: tuple[array[Any], ...] = field(default_factory=lambda: tuple(array(kind) for kind in "QQdbb"))
@@ -66,19 +63,19 @@ class FileKeys:
     sentences: set[int] = field(default_factory=set)
     """Near keys of texts that are long enough to be telling."""
 
-    def add(self, reading: Reading, outcome: Outcome) -> Iterator[str]:
+    def add(self, reading: ExampleReader, outcome: Outcome) -> Iterator[str]:
         """Add one row; yield its texts that are new."""
         self.rows_in += 1
-        result = outcome.result
-        if isinstance(result, RowError):
-            self.rejected.append((outcome.number, result.reason))
+        row, result = outcome
+        if isinstance(result, BadRow):
+            self.rejected.append(result)
         elif isinstance(result, Dropped):
             self.dropped[result.reason] += 1
-            if result.reason == "neutral" and isinstance(outcome.row, Mapping):
-                both = [outcome.row.get(reading.columns[name]) for name in ("premise", "hypothesis")]
+            if result.reason == "neutral" and isinstance(row, Row):
+                both = [row.values.get(reading.columns[name]) for name in ("premise", "hypothesis")]
                 texts = [near(sound(text)) for text in both if isinstance(text, str)]
                 if len(texts) == 2:
-                    self._add_pairs(outcome.number, texts, [(0, 1, NEUTRAL_SCORE)], used=False)
+                    self._add_pairs(row.line, texts, [(0, 1, NEUTRAL_SCORE)], used=False)
         else:
             if isinstance(result, Triple):
                 texts, pairs = [result.anchor, result.positive, result.negative], [(0, 1, 1.0), (0, 2, 0.0)]
@@ -88,10 +85,10 @@ class FileKeys:
             bare = [near(text) for text in texts]
             in_order = list if isinstance(result, Triple) else sorted  # a pair is the same in both orders
             label = repr(result.score) if isinstance(result, ScoredPair) else ""
-            values = outcome.number, key(*in_order(texts), label), key(*in_order(bare), label)
+            values = row.line, key(*in_order(texts), label), key(*in_order(bare), label)
             for column, value in zip(self.rows, values, strict=True):
                 column.append(value)
-            self._add_pairs(outcome.number, bare, pairs, used=True)
+            self._add_pairs(row.line, bare, pairs, used=True)
             for text, bare_text in zip(texts, bare, strict=True):
                 if (exact := key(text)) not in self.texts:
                     self.texts.add(exact)
@@ -235,19 +232,19 @@ def read_evaluation_sets(paths: Iterable[str | Path]) -> tuple[list[EvaluationSe
 
 
 def _read_set(path: Path, name: str, skipped: list[str]) -> EvaluationSet:
-    table = open_table(DataSource(path=str(path)))
-    columns = _text_columns(table.columns)
+    rows = open_rows(path, tables=True)
+    columns = _text_columns(rows.columns)
     if not columns:
-        raise DataError(f"{path}: no known text column among {table.columns}.")
+        raise DataError(f"{path}: no known text column among {rows.columns}.")
     pairs: set[int] = set()
     sentences: set[int] = set()
     bad = 0
-    for _, row in table.rows:
-        if not isinstance(row, Mapping):
+    for row in rows:
+        if isinstance(row, BadRow):
             bad += 1
             continue
         for names in columns:
-            values = [row.get(each) for each in names]
+            values = [row.values.get(each) for each in names]
             lists = [value if isinstance(value, list) else [value] for value in values]
             bare = [near(sound(text)) for texts in lists for text in texts if isinstance(text, str)]
             sentences.update(key(text) for text in bare if is_telling(text))

@@ -34,11 +34,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from angle_llm.config import DataSource
-from angle_llm.data.formats import FORMATS, RowError
+from angle_llm.data.examples import ExampleReader, label_word, load_examples, open_examples
+from angle_llm.data.formats import FORMATS
 from angle_llm.data.keys import sound
 from angle_llm.data.leakage import SHOWN_PLACES, FileKeys, Finding
-from angle_llm.data.reading import Reading, label_word, open_source
-from angle_llm.data.sources import load_examples
+from angle_llm.data.readers import BadRow, Row
 
 _SCALES: list[tuple[float, float]] = [(0, 1), (-1, 1), (0, 5), (0, 10), (0, 100)]
 """The first scale that holds nine tenths of the scores is used."""
@@ -73,6 +73,8 @@ class FileReport:
     columns: dict[str, str] = field(default_factory=dict)
     """Field → column."""
     unused_columns: list[str] = field(default_factory=list)
+    unit: str = "line"
+    """What row numbers count: lines, or rows of Parquet and JSON files and datasets."""
     score_range: tuple[float, float] | None = None
     rows_in: int = 0
     rows_used: int = 0
@@ -125,7 +127,7 @@ class FileReport:
             yield "to train", f"angle-llm train --config YOUR.yaml {self.train}"
         for finding in sorted(self.findings, key=lambda finding: not finding.trouble):
             more = ", …" if finding.count > len(finding.places) else ""
-            places = f" (lines {', '.join(finding.places)}{more})" if finding.places else ""
+            places = f" ({self.unit}s {', '.join(finding.places)}{more})" if finding.places else ""
             yield "TROUBLE" if finding.trouble else "note", f"{finding.kind}: {finding.text}{places}"
         yield from ((f"text {number}", example) for number, example in enumerate(self.examples, 1))
 
@@ -141,9 +143,10 @@ def read_file(source: DataSource, tokens: Tokens | None, report: FileReport, key
         DataError: for a file that cannot be understood.
     """
     source = _with_scale(source, report)
-    reading = open_source(source)
+    reading = open_examples(source)
     report.format, report.guessed = reading.format, source.format == "auto"
     report.columns, report.unused_columns = reading.columns, reading.unused_columns
+    report.unit = reading.rows.unit
     samples: list[str] = []
     lengths: list[int] = []
     without_tokens: list[str] = []
@@ -163,13 +166,13 @@ def read_file(source: DataSource, tokens: Tokens | None, report: FileReport, key
 
     report.rows_in, report.rows_used = keys.rows_in, len(keys.rows[0])
     report.dropped, report.rejected = dict(keys.dropped), len(keys.rejected)
-    if FORMATS[reading.format].gather is not None and report.rows_used:
+    if FORMATS[reading.format].combine is not None and report.rows_used:
         account = load_examples(source).report
         report.rows_used, report.dropped = account.rows_used, account.dropped
     report.distinct_texts = len(keys.texts)
     report.train = _flags(source, reading)
     if keys.rejected:
-        first = "; ".join(f"{reading.table.place(line)}: {reason}" for line, reason in keys.rejected[:SHOWN_PLACES])
+        first = "; ".join(f"{bad.place}: {bad.reason}" for bad in keys.rejected[:SHOWN_PLACES])
         report.add("rejected", True, report.rejected, f"{report.rejected:,} rows cannot be used. The first: {first}")
     if not report.rows_used:
         report.add("unreadable", True, 1, "no example is left")
@@ -194,11 +197,11 @@ def read_file(source: DataSource, tokens: Tokens | None, report: FileReport, key
 
 def _with_scale(source: DataSource, report: FileReport) -> DataSource:
     """The source with the scale that its scores fit, if none is set and it is not 0..1."""
-    reading = open_source(source)
+    reading = open_examples(source)
     report.score_range = source.score_range
     if reading.format != "scored_pair" or source.score_range is not None:
         return source
-    numbers = (_number(row.get(reading.columns["score"])) for _, row in reading.table.rows if isinstance(row, Mapping))
+    numbers = (_number(row.values.get(reading.columns["score"])) for row in reading.rows if isinstance(row, Row))
     values = np.array([number for number in numbers if number is not None])
     scales = [scale for scale in _SCALES if ((values >= scale[0]) & (values <= scale[1])).sum() >= 0.9 * len(values)]
     low, high = scales[0] if scales else (0, 1)
@@ -242,9 +245,8 @@ def _describe_scores(scores: Any, report: FileReport) -> None:
 
 def _find_labels(source: DataSource, report: FileReport) -> None:
     """Report unused numeric columns: a label column with an unknown name would be ignored silently."""
-    rows = [
-        row for _, row in itertools.islice(open_source(source).table.rows, _SAMPLE_ROWS) if isinstance(row, Mapping)
-    ]
+    first = itertools.islice(open_examples(source).rows, _SAMPLE_ROWS)
+    rows = [row.values for row in first if isinstance(row, Row)]
     for column in report.unused_columns:
         numbers = [_number(row[column]) for row in rows if row.get(column) not in (None, "")]
         if None not in numbers and 1 < len(set(numbers)) <= 101 and len(set(numbers)) < len(rows):
@@ -255,10 +257,12 @@ def _find_labels(source: DataSource, report: FileReport) -> None:
             report.add("label not read", False, len(rows), text)
 
 
-def _flags(source: DataSource, reading: Reading) -> str:
+def _flags(source: DataSource, reading: ExampleReader) -> str:
     named = {name: column for name, column in reading.columns.items() if source.columns.get(name) == column}
     flags = ["--data.path", source.path, "--data.format", reading.format]
     for name, values in (
+        ("delimiter", [source.delimiter] if source.delimiter is not None else []),
+        ("encoding", [source.encoding] if source.encoding != DataSource.encoding else []),
         ("columns", [part for pair in named.items() for part in pair]),
         ("score-range", [f"{end:g}" for end in source.score_range or ()]),
         ("where", [str(part) for pair in source.where.items() for part in pair]),
@@ -294,22 +298,24 @@ def _write_fixed(source: DataSource, removed: Mapping[int, str], folder: Path, n
         return (text if text == sound(text) else json.dumps(row, default=repr)) + "\n"
 
     rows_in = kept = 0
-    reading = open_source(source)
-    labels = reading.table.label_names
+    reading = open_examples(source)
+    labels = reading.rows.label_names
     with (
         (folder / f"{name}.jsonl").open("w", encoding="utf-8") as cleaned,
         (folder / f"{name}.quarantine.jsonl").open("w", encoding="utf-8") as quarantine,
     ):
-        for number, row, result in reading.outcomes():
+        for row, result in reading.outcomes():
             rows_in += 1
-            reason = result.reason if isinstance(result, RowError) else removed.get(number)
+            values = row.values if isinstance(row, Row) else None
+            reason = result.reason if isinstance(result, BadRow) else removed.get(row.line)
             if reason is None:
                 kept += 1
-                assert isinstance(row, Mapping)
+                assert values is not None
                 # A dataset numbers its labels in its own order; a plain file must name them.
-                words = {column: label_word(row[column], names) for column, names in labels.items() if column in row}
-                cleaned.write(line({**row, **words}))
+                words = {
+                    column: label_word(values[column], names) for column, names in labels.items() if column in values
+                }
+                cleaned.write(line({**values, **words}))
             else:
-                whole = None if isinstance(row, RowError) else row
-                quarantine.write(line({"file": source.path, "line": number, "reason": reason, "row": whole}))
+                quarantine.write(line({"file": source.path, "line": row.line, "reason": reason, "row": values}))
     return rows_in, kept

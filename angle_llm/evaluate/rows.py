@@ -7,28 +7,16 @@ from pathlib import Path
 
 
 def read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """(place, row) of a JSONL, CSV, TSV (each also .gz) or Parquet file, read by `angle_llm.data`.
+    """Place and values of each row of a JSONL, CSV, TSV (each also .gz) or Parquet file.
 
-    Raises `FileNotFoundError`, or `ValueError` naming file and line for a row that cannot be read, and when one of
-    `columns` is missing.
+    Raises `FileNotFoundError`, or `DataError` with file and line for a row that cannot be read or a missing column.
     """
-    from angle_llm.data import DataError, DataSource, RowError
-    from angle_llm.data.files import open_table
+    from angle_llm.data.readers import open_rows
 
     if not path.is_file():
         raise FileNotFoundError(f"no file at {path}. Needed: JSONL, CSV, TSV or Parquet with {', '.join(columns)}.")
-    table = open_table(DataSource(path=str(path)))
-    missing = [column for column in columns if column not in table.columns]
-    if missing:
-        raise ValueError(
-            f"{path}: columns {', '.join(columns)} are needed; missing {', '.join(missing)}, found "
-            f"{', '.join(table.columns)}."
-        )
-    for number, row in table.rows:
-        place = table.place(number)
-        if isinstance(row, RowError):
-            raise DataError(f"{place}: {row}")
-        yield place, row
+    for row in open_rows(path, tables=True).good_rows(columns):
+        yield row.place, row.values
 
 
 def text_in(row: Mapping[str, object], column: str, place: str) -> str:

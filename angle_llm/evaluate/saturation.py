@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from angle_llm.data.batching import TextBatch
+from angle_llm.data.batch import TextBatch
 from angle_llm.data.formats import Example
 from angle_llm.losses import AngleObjective
 

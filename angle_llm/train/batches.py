@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 
 from angle_llm.config import ObjectiveSettings, TrainSettings, settings_from_dict, settings_to_dict
-from angle_llm.data.batching import TextBatch
+from angle_llm.data.batch import TextBatch
 from angle_llm.data.formats import Triple
 from angle_llm.data.mixture import Mixture, sets_of
 from angle_llm.losses import AngleObjective, MixedObjective, NestedObjective, Objective, Part

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from angle_llm.data.batching import TextBatch
+from angle_llm.data.batch import TextBatch
 from angle_llm.data.formats import Example
 from angle_llm.data.mixture import Mixture, load_mixture
 from angle_llm.data.store import cache_folder

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from angle_llm.config import TrainSettings
-from angle_llm.data.draws import Draws
+from angle_llm.data.order import Draws
 
 
 class BatchPlan:

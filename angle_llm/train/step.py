@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from angle_llm.data.batching import TextBatch
+from angle_llm.data.batch import TextBatch
 from angle_llm.losses import Objective, ObjectiveValue, Relation
 from angle_llm.model import fast_paths
 from angle_llm.model.micro_batches import MicroBatch, Plan

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from angle_llm.config import DataSource
+from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import Triple
-from angle_llm.data.sources import load_examples
 from angle_llm.evaluate.command import select_tasks
 from angle_llm.evaluate.pairs import read_pairs
 from angle_llm.prompts import load_prompt

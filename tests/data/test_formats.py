@@ -1,12 +1,16 @@
+"""Columns and values of a row, and the example they become."""
+
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from angle_llm.data.columns import resolve_format
+from angle_llm.data import columns
+from angle_llm.data.columns import USUAL_NAMES, resolve_format
 from angle_llm.data.formats import (
     FORMATS,
     DataError,
@@ -20,14 +24,15 @@ from angle_llm.data.formats import (
 )
 
 NLI = {"premise": "p", "hypothesis": "h"}
+PAIR = {"text1": "a", "text2": "b"}
 
 
 @pytest.mark.parametrize(
     ("format", "row", "example"),
     [
-        ("scored_pair", {"text1": "a", "text2": "b", "score": 0.5}, ScoredPair("a", "b", 0.5)),
-        ("scored_pair", {"text1": "a", "text2": "b", "score": "1"}, ScoredPair("a", "b", 1.0)),
-        ("positive_pair", {"text1": "a", "text2": "b"}, PositivePair("a", "b")),
+        ("scored_pair", {**PAIR, "score": 0.5}, ScoredPair("a", "b", 0.5)),
+        ("scored_pair", {**PAIR, "score": "1"}, ScoredPair("a", "b", 1.0)),
+        ("positive_pair", PAIR, PositivePair("a", "b")),
         ("triple", {"anchor": "a", "positive": "p", "negative": "n"}, Triple("a", "p", "n")),
         ("nli_pairs", {**NLI, "label": "entailment"}, ScoredPair("p", "h", 1.0)),
         ("nli_pairs", {**NLI, "label": "Contradiction"}, ScoredPair("p", "h", 0.0)),
@@ -39,182 +44,173 @@ NLI = {"premise": "p", "hypothesis": "h"}
         ("nli_pairs", {**NLI, "label": "-"}, Dropped("no gold label")),
     ],
 )
-def test_a_row_becomes_its_example(format: str, row: dict[str, object], example: Example) -> None:
-    assert FORMATS[format].read(row) == example
+def test_row_becomes_its_example(format: str, row: dict[str, object], example: Example) -> None:
+    assert FORMATS[format].read(row, None) == example
 
 
-@pytest.mark.parametrize("text", ["  padded  ", "tab\there", "a\nb", "\u2028", "🙂", "e\u0301", "\ufeffx", '"quoted"'])
-def test_text_is_not_altered(text: str) -> None:
-    if text.strip():
-        assert FORMATS["positive_pair"].read({"text1": text, "text2": "b"}) == PositivePair(text, "b")
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", "text1 is empty"),
-        (" \t\n", "text1 is empty"),
-        (None, "text1 is null"),
-        (3, r"text1 is 3 \(int\); a text is needed"),
-        (["a"], r"text1 is \['a'\] \(list\); a text is needed"),
-        ("a\0b", "text1 holds a NUL character at position 1"),
-        ("ab\ud800", "text1 holds a lone surrogate .* at position 2"),
-    ],
-)
-def test_what_is_no_text_is_refused(text: object, reason: str) -> None:
-    with pytest.raises(RowError, match=reason):
-        FORMATS["positive_pair"].read({"text1": text, "text2": "b"})
+@pytest.mark.parametrize("text", ["  padded  ", "tab\there", "a\nb", "\u2028x", "🙂", "e\u0301", "\ufeffx", '"quoted"'])
+def test_text_is_not_changed(text: str) -> None:
+    assert FORMATS["positive_pair"].read({"text1": text, "text2": "b"}, None) == PositivePair(text, "b")
 
 
 @pytest.mark.parametrize(
-    ("score", "reason"),
+    ("field", "value", "reason"),
     [
-        (True, "score is True: a boolean is not a score"),
-        (math.nan, "score is nan; a finite number"),
-        ("inf", "score is inf; a finite number"),
-        ("high", "score is 'high'; a number is needed"),
-        ("", "score is ''; a number is needed"),
-        (None, r"score is None \(NoneType\); a number is needed"),
-        (10**400, "a number is needed"),
-        (4.0, r"score is 4.0, outside \[0, 1\]; set score_range"),
-        (-0.1, r"score is -0.1, outside \[0, 1\]; set score_range"),
+        ("text1", "", "empty"),
+        ("text1", " \t\n", "empty"),
+        ("text1", None, "null"),
+        ("text1", 3, r"3 \(int\)"),
+        ("text1", ["a"], r"\['a'\] \(list\)"),
+        ("text1", "a\0b", "NUL character at position 1"),
+        ("text1", "ab\ud800", "surrogate .* at position 2"),
+        ("score", True, "True: a boolean is not a score"),
+        ("score", math.nan, "nan, .* finite"),
+        ("score", "inf", "inf, .* finite"),
+        ("score", "high", "'high', .* number"),
+        ("score", "", "'', .* number"),
+        ("score", None, r"None \(NoneType\), .* number"),
+        ("score", 10**400, "number"),
+        ("score", 4.0, r"4.0, outside \[0, 1\]; set score_range"),
+        ("score", -0.1, r"-0.1, outside \[0, 1\]; set score_range"),
+        ("score", "entailment", "format to nli_pairs"),
+        ("score", "NEUTRAL", "format to nli_pairs"),
+        ("score", 2, "format to nli_pairs"),
+        *(("label", label, "entailment, neutral, contradiction") for label in (3, "entails", None, True, 1.0, "", [0])),
     ],
 )
-def test_what_is_no_score_is_refused(score: object, reason: str) -> None:
-    with pytest.raises(RowError, match=reason):
-        FORMATS["scored_pair"].read({"text1": "a", "text2": "b", "score": score})
+def test_unusable_value_is_refused_with_its_field(field: str, value: object, reason: str) -> None:
+    row = {**PAIR, **NLI, "score": 1, "label": 0, field: value}
+    with pytest.raises(RowError, match=rf"^{field} (is|has) .*{reason}"):
+        FORMATS["nli_pairs" if field == "label" else "scored_pair"].read(row, None)
 
 
-def test_scores_are_rescaled_and_held_to_their_range() -> None:
-    def read(score: object) -> float:
-        pair = FORMATS["scored_pair"].read({"text1": "a", "text2": "b", "score": score}, (1.0, 5.0))
-        assert isinstance(pair, ScoredPair)
-        return pair.score
-
-    assert [read(1), read("2"), read(3.0), read(5)] == [0.0, 0.25, 0.5, 1.0]
-    with pytest.raises(RowError, match=r"score is 0.0, outside score_range \[1.0, 5.0\]"):
-        read(0)
+@pytest.mark.parametrize("format", FORMATS)
+def test_missing_field_is_named(format: str) -> None:
+    row = {**PAIR, "score": 1, "anchor": "a", "positive": "p", "negative": "n", **NLI, "label": 0}
+    for field in FORMATS[format].fields:
+        with pytest.raises(RowError, match=f"^{field} is missing$"):
+            FORMATS[format].read({name: value for name, value in row.items() if name != field}, None)
 
 
-@given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6), st.floats(0, 1))
-def test_a_rescaled_score_never_leaves_the_unit_interval(low: float, width: float, share: float) -> None:
-    high = low + width
-    value = min(max(low + share * width, low), high)
-    if low < high:
-        pair = FORMATS["scored_pair"].read({"text1": "a", "text2": "b", "score": value}, (low, high))
+@given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6), st.floats(0, 1), st.booleans())
+def test_rescaled_score_is_in_the_unit_interval(low: float, width: float, share: float, reversed_: bool) -> None:
+    ends = (low, low + width)
+    value = min(max(low + share * width, low), low + width)
+    if low < low + width:
+        pair = FORMATS["scored_pair"].read({**PAIR, "score": value}, ends[::-1] if reversed_ else ends)
         assert isinstance(pair, ScoredPair)
         assert 0.0 <= pair.score <= 1.0
 
 
-@pytest.mark.parametrize("label", [3, "entails", None, True, 1.0, ""])
-def test_what_is_no_nli_label_is_refused(label: object) -> None:
-    with pytest.raises(RowError, match=r"label is .*; needed entailment, neutral, contradiction, or 0, 1, 2"):
-        FORMATS["nli_pairs"].read({**NLI, "label": label})
+def test_scores_are_rescaled_from_their_range() -> None:
+    read = FORMATS["scored_pair"].read
+    scores = [read({**PAIR, "score": score}, (1, 5)) for score in (1, "2", 3.0, 5)]
+    assert scores == [ScoredPair("a", "b", score) for score in (0.0, 0.25, 0.5, 1.0)]
+    assert read({**PAIR, "score": 0}, (1, 0)) == ScoredPair("a", "b", 1.0)
+    with pytest.raises(RowError, match=r"0.0, outside score_range \[1, 5\]"):
+        read({**PAIR, "score": 0}, (1, 5))
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_missing_field_is_named(format: str) -> None:
-    full = {"text1": "a", "text2": "b", "score": 1, "anchor": "a", "positive": "p", "negative": "n", **NLI, "label": 0}
-    for field in FORMATS[format].fields:
-        with pytest.raises(RowError, match=f"^{field} is missing$"):
-            FORMATS[format].read({key: value for key, value in full.items() if key != field})
+def test_nli_rows_are_paired_within_their_premise_in_file_order() -> None:
+    labelled = ["x e1 1", "y c9 0", "x c1 0", "x e2 1", "x e3 1", "y e9 1", "x c2 0"]
+    pairs = [ScoredPair(left, right, float(score)) for left, right, score in map(str.split, labelled)]
+    assert pair_by_premise(pairs) == [Triple("x", "e1", "c1"), Triple("x", "e2", "c2"), Triple("y", "e9", "c9")]
 
 
-def test_nli_rows_pair_within_their_premise_in_file_order() -> None:
-    rows = [
-        ("x", "e1", 1),
-        ("y", "c9", 0),
-        ("x", "c1", 0),
-        ("x", "e2", 1),
-        ("x", "e3", 1),
-        ("y", "e9", 1),
-        ("x", "c2", 0),
-    ]
+# ------------------------------------------------------------------------------------------------ columns
 
-    triples = pair_by_premise([ScoredPair(premise, hypothesis, float(score)) for premise, hypothesis, score in rows])
-
-    assert triples == [Triple("x", "e1", "c1"), Triple("x", "e2", "c2"), Triple("y", "e9", "c9")]
+FORMAT_OF = {"triple": "triple", "positive pair": "positive_pair", "scored pair": "scored_pair", "NLI": "nli_pairs"}
 
 
-@pytest.mark.parametrize(
-    ("columns", "format", "read_from"),
-    [
-        (
-            "anchor positive negative source",
-            "triple",
-            {"anchor": "anchor", "positive": "positive", "negative": "negative"},
-        ),
-        ("sent0 sent1 hard_neg", "triple", {"anchor": "sent0", "positive": "sent1", "negative": "hard_neg"}),
-        ("query positive negative", "triple", {"anchor": "query", "positive": "positive", "negative": "negative"}),
-        (
-            "premise hypothesis label split",
-            "nli_pairs",
-            {"premise": "premise", "hypothesis": "hypothesis", "label": "label"},
-        ),
-        ("id sentence1 sentence2 score", "scored_pair", {"text1": "sentence1", "text2": "sentence2", "score": "score"}),
-        ("text1 text2 label", "scored_pair", {"text1": "text1", "text2": "text2", "score": "label"}),
-        ("anchor positive", "positive_pair", {"text1": "anchor", "text2": "positive"}),
-        ("sentence1 sentence2", "positive_pair", {"text1": "sentence1", "text2": "sentence2"}),
-    ],
-)
-def test_auto_understands_the_usual_names(columns: str, format: str, read_from: dict[str, str]) -> None:
-    assert resolve_format("auto", {}, columns.split()) == (format, read_from)
+def documented() -> list[tuple[str, str]]:
+    """Columns and format of each row of the table in the module; a row may list several sets of columns."""
+    found = []
+    for line in (columns.__doc__ or "").splitlines():
+        if line.startswith("| `"):
+            _, names, meaning, *_ = (cell.strip() for cell in line.split("|"))
+            formats = [FORMAT_OF[word] for word in meaning.split(", ") if word in FORMAT_OF]
+            groups = re.findall(r"`([^`]*)`", re.sub(r"\(.*\)", "", names))
+            groups = [group.replace(" ", ",") for group in groups] if "#1" not in names else [",".join(groups)]
+            found += [(group, formats[min(place, len(formats) - 1)]) for place, group in enumerate(groups)]
+    return found
 
 
-def test_one_mapping_overrides_and_completes_the_usual_names() -> None:
-    columns = ["q1", "sentence2", "sentence1", "gold"]
+def test_table_of_columns_is_parsed() -> None:
+    assert len(documented()) == 19
+    assert {("sent0,sent1,hard_neg", "triple"), ("query,positive", "positive_pair")} < set(documented())
 
-    assert resolve_format("auto", {"text1": "q1", "score": "gold"}, columns) == (
-        "scored_pair",
-        {"text1": "q1", "text2": "sentence2", "score": "gold"},
-    )
-    assert resolve_format("auto", {"text1": "q1"}, columns)[0] == "positive_pair"
-    # The same column twice is allowed: unsupervised training pairs a text with itself.
-    assert resolve_format("positive_pair", {"text1": "q1", "text2": "q1"}, columns)[1] == {"text1": "q1", "text2": "q1"}
+
+@pytest.mark.parametrize(("names", "format"), documented())
+def test_documented_columns_are_recognised(names: str, format: str) -> None:
+    found, fields = resolve_format("auto", {}, [*names.split(","), "id", "source"])
+    assert found == format
+    assert set(fields.values()) == set(names.split(","))
+
+
+def test_mapping_overrides_and_completes_the_recognised_names() -> None:
+    names = ["q1", "sentence2", "sentence1", "gold"]
+    fields = {"text1": "q1", "text2": "sentence2", "score": "gold"}
+    assert resolve_format("auto", {"text1": "q1", "score": "gold"}, names) == ("scored_pair", fields)
+    assert resolve_format("auto", {"text1": "q1"}, names)[0] == "positive_pair"
+    # One column for both fields: unsupervised training pairs a text with itself.
+    assert resolve_format("positive_pair", {"text1": "q1", "text2": "q1"}, names)[1] == {"text1": "q1", "text2": "q1"}
+
+
+def test_second_judgement_beside_the_score_is_read_only_if_it_is_mapped() -> None:
+    sick = ["pair_id", "sentence1", "sentence2", "score", "entailment"]
+    assert resolve_format("auto", {}, sick)[1] == {"text1": "sentence1", "text2": "sentence2", "score": "score"}
+    nli = {"premise": "sentence1", "hypothesis": "sentence2", "label": "entailment"}
+    assert resolve_format("auto", {"label": "entailment"}, sick) == ("nli_pairs", nli)
 
 
 @pytest.mark.parametrize(
-    ("format", "mapping", "columns", "message"),
+    ("names", "reason"),
     [
-        ("scored", {}, ["a"], r"unknown format 'scored'. Did you mean 'scored_pair'\? Known: auto, "),
-        (
-            "auto",
-            {"text": "a"},
-            ["a"],
-            r"maps our field names to the file's column names. unknown field 'text'. Did you mean 'text",
-        ),
-        (
-            "auto",
-            {"text1": "sentnce1"},
-            ["sentence1"],
-            r"'sentnce1', which is not there; columns: \['sentence1'\]; nearest",
-        ),
-        (
-            "scored_pair",
-            {},
-            ["text1", "text2", "scores"],
-            r"needs a column for the field 'score' \(recognised: score, label, .*\); "
-            r"columns: \['text1', 'text2', 'scores'\]; nearest: 'scores'. Map it: columns: \{score: <its column>\}",
-        ),
-        (
-            "triple",
-            {"score": "x"},
-            ["x"],
-            "`columns` maps score, but format triple has the fields anchor, positive, negative",
-        ),
-        ("auto", {}, ["image", "captions"], r"\['image', 'captions'\] fit no format"),
-        ("auto", {}, ["text1", "text2", "score", "anchor", "positive", "negative"], "fit more than one format"),
-        (
-            "auto",
-            {},
-            ["sentence1", "sentence2", "score", "label"],
-            r"several columns could be the field 'score' of format scored_pair: \['score', 'label'\]; choose one: "
-            r"columns: \{score: score\}",
-        ),
+        ("sentence1 sentence2 score label", r"'score' .*\['score', 'label'\]; choose one: columns: \{score"),
+        ("text1 sentence1 text2", r"'text1' .*\['text1', 'sentence1'\]; choose one"),
+        ("query anchor positive negative", r"'anchor' .*\['anchor', 'query'\]; choose one"),
+        ("sentence1 sentence2 label gold_label", r"'label' .*\['label', 'gold_label'\]; choose one"),
+        ("text1 text2 score anchor positive negative", "more than one format"),
+        ("text label", "single texts"),
+        ("text coarse fine", "single texts"),
+        ("image captions", "one row for each pair"),
+        ("query pos neg", "one row for each"),
+        ("a b", "fit no format. Set `format`"),
     ],
 )
-def test_what_cannot_be_understood_is_explained(
-    format: str, mapping: dict[str, str], columns: list[str], message: str
-) -> None:
-    with pytest.raises(DataError, match=message):
-        resolve_format(format, mapping, columns)
+def test_ambiguous_or_unknown_columns_are_refused_with_the_choice(names: str, reason: str) -> None:
+    with pytest.raises(DataError, match=reason):
+        resolve_format("auto", {}, names.split())
+
+
+@pytest.mark.parametrize(
+    ("format", "mapping", "names", "reason"),
+    [
+        ("auto", {"text": "a"}, "a", "unknown field 'text'. Did you mean 'text"),
+        ("auto", {"text1": "sentnce1"}, "sentence1", r"'sentnce1', .*nearest: 'sentence1'"),
+        ("scored_pair", {}, "text1 text2 scores", r"'score' .*nearest: 'scores'.*\{score: <its column>\}"),
+        ("triple", {"score": "x"}, "x", "maps score, but format triple has the fields anchor, positive, negative"),
+    ],
+)
+def test_unusable_mapping_is_refused(format: str, mapping: dict[str, str], names: str, reason: str) -> None:
+    with pytest.raises(DataError, match=reason):
+        resolve_format(format, mapping, names.split())
+
+
+@pytest.mark.parametrize(
+    ("format", "suggested"),
+    [
+        ("scored", "scored_pair"),
+        ("pairs", "positive_pair or scored_pair"),
+        ("pair", "positive_pair or scored_pair"),
+        ("triplet", "triple"),
+        ("nli", "nli_pairs or nli_triples"),
+    ],
+)
+def test_unknown_format_gets_a_suggestion(format: str, suggested: str) -> None:
+    with pytest.raises(DataError, match=rf"unknown format '{format}'. Did you mean '?{suggested}'?\? Known: .*triple"):
+        resolve_format(format, {}, ["text1", "text2"])
+
+
+def test_no_field_has_a_name_twice() -> None:
+    assert all(len(names) == len(set(names)) for names in USUAL_NAMES.values())

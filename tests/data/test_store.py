@@ -1,4 +1,4 @@
-"""Sources too large for memory: read once, then looked up on disk; the same examples and the same account either way."""
+"""Sources that do not fit memory: read once, then looked up on disk, with the same examples and the same report."""
 
 import gzip
 import json
@@ -13,270 +13,195 @@ from pathlib import Path
 
 import pytest
 
-from angle_llm.data import DataError, DataSource, PositivePair, ScoredPair, Triple, load_examples, store
-from angle_llm.data.store import ExampleStore, Selected, StoreWriter, digest_of, open_store
+from angle_llm.config import DataSource
+from angle_llm.data import DataError, Example, PositivePair, ScoredPair, Triple, store
+from angle_llm.data.examples import load_examples
+from angle_llm.data.store import StoredExamples, digest_of, open_store, write_store
 
 ROWS = 10_000
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> DataSource:
-    """Triples with texts of all lengths, a bad row, and rows that `where` leaves out."""
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataSource:
+    """Triples of texts of all lengths, a bad row, and rows that `where` drops; with a small memory limit."""
+    monkeypatch.setattr(store, "MEMORY_LIMIT", 100_000)
     generator = random.Random(0)
     with gzip.open(tmp_path / "rows.jsonl.gz", "wt", encoding="utf-8") as file:
         for number in range(ROWS):
-            texts = [f"{word} {number} " + "ä" * generator.randrange(20) for word in ("anchor", "positive", "negative")]
-            row = dict(zip(("anchor", "positive", "negative"), texts, strict=True)) | {"keep": number % 3}
+            names = ("anchor", "positive", "negative")
+            row = {name: f"{name} {number} " + "ä" * generator.randrange(20) for name in names} | {"keep": number % 3}
             file.write(json.dumps(row | ({"negative": None} if number == 7 else {})) + "\n")
-    return DataSource(str(tmp_path / "rows.jsonl.gz"), where={"keep": 1}, on_bad_row="skip")
+    return DataSource(path=str(tmp_path / "rows.jsonl.gz"), where={"keep": 1}, on_bad_row="skip")
 
 
-@pytest.fixture
-def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "MEMORY_LIMIT", 100_000)
-
-
-@pytest.mark.usefixtures("small_memory")
 @pytest.mark.parametrize("more", [{}, {"limit": 100}, {"shuffle_seed": 3}, {"shuffle_seed": 3, "limit": 100}])
-def test_a_store_holds_what_a_list_would(source: DataSource, more: dict[str, int], tmp_path: Path) -> None:
-    source = DataSource(source.path, where=source.where, on_bad_row="skip", **more)  # type: ignore[arg-type]
+def test_store_equals_a_list(source: DataSource, more: dict[str, int], tmp_path: Path) -> None:
+    source = replace(source, **more)  # type: ignore[arg-type]
     plain = load_examples(source)
     for _ in ("cold", "warm"):
         stored = load_examples(source, tmp_path / "cache")
-        assert isinstance(stored.examples, ExampleStore | Selected)
+        assert isinstance(stored.examples, StoredExamples)
         assert list(stored.examples) == plain.examples
         assert stored.examples[-1] == plain.examples[-1]
         assert stored.examples[5:50:7] == plain.examples[5:50:7]
         assert stored.report == plain.report
-    if not more:  # a choice of stored examples is known by the store and the choice: no row is read for it
+    if not more:  # the digest of a selection does not read the rows
         assert digest_of(stored.examples) == digest_of(plain.examples)
     with pytest.raises(IndexError):
         stored.examples[len(plain.examples)]
 
 
-def test_small_sources_are_written_nowhere(source: DataSource, tmp_path: Path) -> None:
+def test_small_sources_are_not_written(source: DataSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "MEMORY_LIMIT", 100_000_000)
     assert isinstance(load_examples(source, tmp_path / "cache").examples, list)
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.usefixtures("small_memory")
-def test_a_warm_store_does_not_read_the_source(
+def test_warm_store_does_not_read_the_source(
     source: DataSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = load_examples(source, tmp_path / "cache")
-    monkeypatch.setattr("angle_llm.data.sources.open_source", lambda _: pytest.fail("it was read again"))
-    other_choice = DataSource(source.path, where=source.where, on_bad_row="skip", limit=10, max_bad_ratio=0.2)
-    assert list(load_examples(other_choice, tmp_path / "cache").examples) == first.examples[:10]
+    monkeypatch.setattr("angle_llm.data.examples.open_examples", lambda _: pytest.fail("it was read again"))
+    other = replace(source, limit=10, max_bad_ratio=0.2)
+    assert list(load_examples(other, tmp_path / "cache").examples) == first.examples[:10]
+    for wrong, reason in (({"limit": -5}, "limit"), ({"max_bad_ratio": 7.0}, "max_bad_ratio")):
+        with pytest.raises(DataError, match=reason):
+            load_examples(replace(source, **wrong), tmp_path / "cache")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"1 of 10,000 rows are bad"):
+        load_examples(replace(source, max_bad_ratio=0), tmp_path / "cache")
 
 
-@pytest.mark.usefixtures("small_memory")
-def test_a_file_that_has_changed_is_read_again(source: DataSource, tmp_path: Path) -> None:
+def test_changed_file_and_other_settings_are_read_again(source: DataSource, tmp_path: Path) -> None:
     load_examples(source, tmp_path / "cache")
-    content = gzip.decompress(Path(source.path).read_bytes()).replace(b"anchor 1 ", b"anker 1 ")
-    Path(source.path).write_bytes(gzip.compress(content))
-    assert any("anker 1 " in example.anchor for example in load_examples(source, tmp_path / "cache").examples)  # type: ignore[union-attr]
-
-
-@pytest.mark.usefixtures("small_memory")
-def test_other_settings_are_another_store(source: DataSource, tmp_path: Path) -> None:
-    load_examples(source, tmp_path / "cache")
-    other = DataSource(source.path, where={"keep": 2}, on_bad_row="skip")
+    other = replace(source, where={"keep": 2})
     assert list(load_examples(other, tmp_path / "cache").examples) == load_examples(other).examples
     assert len(list((tmp_path / "cache" / "examples").iterdir())) == 2
+    content = gzip.decompress(Path(source.path).read_bytes()).replace(b"anchor 1 ", b"anker 1 ")
+    Path(source.path).write_bytes(gzip.compress(content))
+    anchors = [example.anchor for example in load_examples(source, tmp_path / "cache").examples]  # type: ignore[union-attr]
+    assert any("anker 1 " in anchor for anchor in anchors)
 
 
-@pytest.mark.usefixtures("small_memory")
-def test_a_wrong_choice_is_told_of_a_store_too(source: DataSource, tmp_path: Path) -> None:
-    load_examples(source, tmp_path / "cache")
-    for wrong, message in (({"limit": -5}, "limit must be"), ({"max_bad_ratio": 7.0}, "max_bad_ratio is a share")):
-        with pytest.raises(DataError, match=message):
-            load_examples(replace(source, **wrong), tmp_path / "cache")  # type: ignore[arg-type]
-
-
-@pytest.mark.usefixtures("small_memory")
-def test_an_account_of_another_version_is_made_anew(source: DataSource, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["examples.arrow", "account.json"])
+@pytest.mark.parametrize("damage", ["cut", "missing", "noise", "other version"])
+def test_damaged_store_is_written_again(name: str, damage: str, source: DataSource, tmp_path: Path) -> None:
     expected = load_examples(source, tmp_path / "cache")
-    (path,) = (tmp_path / "cache").glob("examples/*/account.json")
-    told = json.loads(path.read_text())
-    told["account"]["more"] = 1
-    path.write_text(json.dumps(told))
-    assert load_examples(source, tmp_path / "cache").report == expected.report
-    assert "more" not in json.loads(path.read_text())["account"]
+    (path,) = (tmp_path / "cache").glob(f"examples/*/{name}")
+    content = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    elif damage == "other version":
+        path.write_bytes(content.replace(b'"account": {', b'"account": {"more": 1, '))
+    else:
+        path.write_bytes(content[: len(content) // 2] if damage == "cut" else b"noise" * 100)
+    again = load_examples(source, tmp_path / "cache")
+    assert list(again.examples) == load_examples(source).examples
+    assert again.report == expected.report
+    assert name != "account.json" or path.read_bytes() == content
 
 
-@pytest.mark.usefixtures("small_memory")
-def test_scores_beside_an_sts_file_are_a_part_of_it(tmp_path: Path) -> None:
-    lines = "".join(f"left {number} {'x' * 50}\tright {number}\n" for number in range(1_000))
-    (tmp_path / "STS.input.a.txt").write_text(lines)
-    (tmp_path / "STS.gs.a.txt").write_text("1\n" * 1_000)
-    source = DataSource(str(tmp_path / "STS.input.a.txt"), score_range=(0, 5))
-    assert load_examples(source, tmp_path / "cache").examples[0].score == 0.2  # type: ignore[union-attr]
-    (tmp_path / "STS.gs.a.txt").write_text("2\n" * 1_000)
-    assert load_examples(source, tmp_path / "cache").examples[0].score == 0.4  # type: ignore[union-attr]
-
-
-def test_a_store_that_the_system_cannot_map_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_that_the_system_cannot_map_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import pyarrow
-
-    with StoreWriter(tmp_path / "store") as writer:
-        writer.add(PositivePair("a", "b"))
-        writer.finish({})
 
     def refuse(_: str) -> None:
         raise OSError(12, "Cannot allocate memory")
 
+    write_store(tmp_path / "store", [PositivePair("a", "b")], dict)
     with monkeypatch.context() as patch:
         patch.setattr(pyarrow, "memory_map", refuse)
         with pytest.raises(DataError, match="Cannot allocate memory"):
             open_store(tmp_path / "store")
-    kept = open_store(tmp_path / "store")
-    assert kept is not None
-    assert list(kept) == [PositivePair("a", "b")]
+    assert list(open_store(tmp_path / "store") or ()) == [PositivePair("a", "b")]
 
 
-@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="the file size is limited in place of a full disk")
-def test_a_full_disk_is_told_and_nothing_stays(tmp_path: Path) -> None:
-    """In a process of its own, which may write files of 200 kB."""
+@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="limits the file size in place of a full disk")
+def test_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+    """In a process of its own that can write files of 200 kB."""
     code = (
         "import resource, signal, sys; from pathlib import Path; from angle_llm.data import PositivePair\n"
-        "from angle_llm.data.store import StoreWriter; import pyarrow\n"
+        "from angle_llm.data.store import write_store; import pyarrow\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))\n"
-        "with StoreWriter(Path(sys.argv[1]) / 'store') as writer:\n"
-        "    for number in range(20_000): writer.add(PositivePair(f'{number} a text', 'another text'))\n"
-        "    writer.finish({})\n"
+        "write_store(Path(sys.argv[1]) / 'store', (PositivePair(f'{n} a text', 'b') for n in range(20_000)), dict)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1].startswith(
-        "angle_llm.data.formats.DataError: data of this size is kept on disk"
-    )
+    assert "ANGLE_LLM_CACHE" in done.stderr.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.usefixtures("small_memory")
-def test_what_a_killed_process_has_left_goes_after_a_day(source: DataSource, tmp_path: Path) -> None:
-    place = tmp_path / "cache" / "examples"
-    for name, age in ((".filling-left-old", 2 * 86_400), (".filling-left-new", 60)):
-        (place / name).mkdir(parents=True)
-        os.utime(place / name, (time.time() - age,) * 2)
-    load_examples(source, tmp_path / "cache")
-    assert sorted(path.name for path in place.iterdir() if path.name.startswith(".")) == [".filling-left-new"]
-
-
-@pytest.mark.usefixtures("small_memory")
-@pytest.mark.parametrize("name", ["examples.arrow", "account.json"])
-@pytest.mark.parametrize("damage", ["cut", "gone", "noise"])
-def test_a_damaged_store_is_made_anew(name: str, damage: str, source: DataSource, tmp_path: Path) -> None:
-    expected = list(load_examples(source, tmp_path / "cache").examples)
-    (path,) = (tmp_path / "cache").glob(f"examples/*/{name}")
-    if damage == "gone":
-        path.unlink()
-    else:
-        content = path.read_bytes()
-        path.write_bytes(content[: len(content) // 2] if damage == "cut" else b"noise" * 100)
-    assert list(load_examples(source, tmp_path / "cache").examples) == expected
-
-
-@pytest.mark.usefixtures("small_memory")
-def test_a_bad_source_leaves_nothing_behind(source: DataSource, tmp_path: Path) -> None:
-    Path(source.path).write_bytes(Path(source.path).read_bytes()[:-200])
-    with pytest.raises(DataError, match="truncated"):
-        load_examples(source, tmp_path / "cache")
-    strict = DataSource(source.path)
-    with pytest.raises(DataError, match=r"rows\.jsonl\.gz"):
-        load_examples(strict, tmp_path / "cache")
-    assert not list((tmp_path / "cache").glob("examples/*"))
-
-
-@pytest.mark.usefixtures("small_memory")
-def test_too_many_bad_rows_are_refused_warm_too(tmp_path: Path) -> None:
-    rows = [
-        json.dumps({"text1": "a" * 200, "text2": "b", "score": 2 if number % 4 == 0 else 1}) for number in range(2_000)
-    ]
-    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
-    skip = DataSource(str(tmp_path / "rows.jsonl"), on_bad_row="skip", max_bad_ratio=0.3)
-    assert load_examples(skip, tmp_path / "cache").report.rows_used == 1_500
-    with pytest.raises(DataError, match="500 of 2,000 rows are bad"):
-        load_examples(DataSource(skip.path, on_bad_row="skip"), tmp_path / "cache")
-
-
-@pytest.mark.parametrize(
-    "examples", [[ScoredPair("a", "b", 0.1 + 0.2)], [PositivePair("a\n", "𝄞")], [Triple("a", "b", "c" * 5_000_000)] * 9]
-)
-def test_every_kind_comes_back_as_it_went(examples: list[Triple], tmp_path: Path) -> None:
-    with StoreWriter(tmp_path / "store") as writer:
-        for example in examples:
-            writer.add(example)
-        kept = writer.finish({"some": 1})
-    assert list(kept) == examples
-    assert kept.account == {"some": 1}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["store"]
-
-
-@pytest.mark.usefixtures("small_memory")
-def test_two_writers_at_once_leave_one_whole_store(source: DataSource, tmp_path: Path) -> None:
-    place = tmp_path / "store"
-    with StoreWriter(place) as one, StoreWriter(place) as two:
-        for writer in (one, two):
-            writer.add(PositivePair("a", "b"))
-        assert list(one.finish({})) == list(two.finish({})) == [PositivePair("a", "b")]
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "rows.jsonl.gz") == ["store"]
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-@pytest.mark.usefixtures("small_memory")
-def test_a_cache_that_cannot_be_written_says_which_variable_names_another(source: DataSource, tmp_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write anywhere")
+def test_read_only_cache_is_an_error_that_names_the_variable(source: DataSource, tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir(mode=0o500)
     with pytest.raises(DataError, match="ANGLE_LLM_CACHE"):
         load_examples(source, tmp_path / "cache")
 
 
-def test_nli_triples_which_look_at_all_rows_are_stored_too(tmp_path: Path, small_memory: None) -> None:
+def test_incomplete_folders_of_killed_processes_are_removed_after_a_day(source: DataSource, tmp_path: Path) -> None:
+    place = tmp_path / "cache" / "examples"
+    for name, age in ((".old.1.tmp", 2 * 86_400), (".new.2.tmp", 60)):
+        (place / name).mkdir(parents=True)
+        os.utime(place / name, (time.time() - age,) * 2)
+    load_examples(source, tmp_path / "cache")
+    assert sorted(path.name for path in place.iterdir() if path.name.startswith(".")) == [".new.2.tmp"]
+
+
+def test_unreadable_source_leaves_nothing(source: DataSource, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"rows\.jsonl\.gz:8"):
+        load_examples(DataSource(path=source.path), tmp_path / "cache")
+    Path(source.path).write_bytes(Path(source.path).read_bytes()[:-200])
+    with pytest.raises(DataError, match="truncated"):
+        load_examples(source, tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("examples/*"))
+
+
+@pytest.mark.parametrize(
+    "examples", [[ScoredPair("a", "b", 0.1 + 0.2)], [PositivePair("a\n", "𝄞")], [Triple("a", "b", "c" * 5_000_000)] * 9]
+)
+def test_all_types_of_examples_are_stored_exactly(examples: list[Example], tmp_path: Path) -> None:
+    stored = write_store(tmp_path / "store", examples, lambda: {"some": 1})
+    assert list(stored) == examples
+    assert stored.account == {"some": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_nli_triples_are_stored(source: DataSource, tmp_path: Path) -> None:
     rows = [
         json.dumps({"premise": f"premise {number} " + "x" * 100, "hypothesis": f"{label} {number}", "label": label})
         for number in range(1_000)
         for label in ("entailment", "contradiction")
     ]
     (tmp_path / "nli.jsonl").write_text("\n".join(rows))
-    source = DataSource(str(tmp_path / "nli.jsonl"), format="nli_triples")
-    stored = load_examples(source, tmp_path / "cache")
-    assert isinstance(stored.examples, ExampleStore)
-    assert list(stored.examples) == load_examples(source).examples
+    nli = DataSource(path=str(tmp_path / "nli.jsonl"), format="nli_triples")
+    stored = load_examples(nli, tmp_path / "cache")
+    assert isinstance(stored.examples, StoredExamples)
+    assert list(stored.examples) == load_examples(nli).examples
     assert stored.report.rows_used == 2_000
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv", "parquet"])
-def test_reading_a_large_file_takes_little_memory(kind: str, tmp_path: Path) -> None:
+def test_large_file_is_read_in_little_memory(kind: str, tmp_path: Path) -> None:
     """60 MB of rows; lists of them take several times that. Measured in a process of its own."""
     path = tmp_path / f"rows.{kind}"
+    rows = ((f"{n} " + "x" * 150, f"{n} " + "y" * 150) for n in range(200_000))
     if kind == "parquet":
         import pyarrow
         from pyarrow import parquet
 
-        numbers = [str(number) for number in range(200_000)]
-        parquet.write_table(
-            pyarrow.table(
-                {"query": [f"{n} " + "x" * 150 for n in numbers], "answer": [f"{n} " + "y" * 150 for n in numbers]}
-            ),
-            path,
-        )
+        parquet.write_table(pyarrow.table(dict(zip(("query", "answer"), zip(*rows, strict=True), strict=True))), path)
     else:
+        sign = {"csv": ",", "tsv": "\t"}.get(kind, "")
         with path.open("w") as file:
-            file.write({"csv": "query,answer\n", "tsv": "query\tanswer\n"}.get(kind, ""))
-            for number in range(200_000):
-                left, right = f"{number} " + "x" * 150, f"{number} " + "y" * 150
-                row = (
-                    json.dumps({"query": left, "answer": right})
-                    if kind == "jsonl"
-                    else {"csv": ",", "tsv": "\t"}[kind].join((left, right))
-                )
-                file.write(row + "\n")
+            file.write(f"query{sign}answer\n" if sign else "")
+            file.writelines(
+                (f"{a}{sign}{b}" if sign else json.dumps({"query": a, "answer": b})) + "\n" for a, b in rows
+            )
     code = (
-        "import resource, sys; from pathlib import Path; from angle_llm.data import DataSource, load_examples, store\n"
+        "import resource, sys; from pathlib import Path; from angle_llm.data import store\n"
+        "from angle_llm.data.examples import DataSource, load_examples\n"
         "import pyarrow.parquet, numpy\n"
         "store.MEMORY_LIMIT = 5_000_000\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "loaded = load_examples(DataSource(sys.argv[1]), Path(sys.argv[2]))\n"
+        "loaded = load_examples(DataSource(path=sys.argv[1]), Path(sys.argv[2]))\n"
         "print(len(loaded.examples), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)"
     )
     done = subprocess.run(
@@ -284,4 +209,4 @@ def test_reading_a_large_file_takes_little_memory(kind: str, tmp_path: Path) -> 
     )
     count, mebibytes = map(int, done.stdout.splitlines()[-1].split())
     assert count == 200_000
-    assert mebibytes < 120  # as lists: 250 and more (a Parquet file's row group is decoded whole)
+    assert mebibytes < 120  # as lists: 250 and more

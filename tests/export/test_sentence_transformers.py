@@ -316,8 +316,8 @@ def test_sts_sentences_from_real_models(case: str, tmp_path: Path, data_dir: Pat
 def _train(encoder: SentenceEncoder) -> None:
     """Three steps of eight triples."""
     from angle_llm.config import DataSource
-    from angle_llm.data.batching import TextBatch
-    from angle_llm.data.sources import load_examples
+    from angle_llm.data.batch import TextBatch
+    from angle_llm.data.examples import load_examples
     from angle_llm.losses import AngleObjective
     from angle_llm.train.step import boundary_step
 

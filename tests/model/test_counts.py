@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from angle_llm.config import DataSource
-from angle_llm.data.batching import TextBatch, batch_indices
+from angle_llm.data.batch import TextBatch
+from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import Triple
-from angle_llm.data.sources import load_examples
+from angle_llm.data.order import batch_indices
 from angle_llm.evaluate import select_tasks
 from angle_llm.model.backbone import load_tokenizer, locate
 from angle_llm.model.micro_batches import PrefixSharing, plan_micro_batches

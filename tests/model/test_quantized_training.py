@@ -9,8 +9,8 @@ import torch
 
 from angle_llm import SentenceEncoder
 from angle_llm.config import DataSource, LoraSettings
-from angle_llm.data.batching import TextBatch
-from angle_llm.data.sources import load_examples
+from angle_llm.data.batch import TextBatch
+from angle_llm.data.examples import load_examples
 from angle_llm.losses import AngleObjective
 from angle_llm.model.quantization import dequantize
 from angle_llm.train.step import boundary_step

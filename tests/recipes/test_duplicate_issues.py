@@ -35,8 +35,9 @@ from issue_texts import (  # noqa: E402
     references,
 )
 
-from angle_llm.config import SettingsError  # noqa: E402
-from angle_llm.data import DataError, DataSource, ScoredPair, load_examples  # noqa: E402
+from angle_llm.config import DataSource, SettingsError  # noqa: E402
+from angle_llm.data import DataError, ScoredPair  # noqa: E402
+from angle_llm.data.examples import load_examples  # noqa: E402
 
 TOKEN = "ghp_a_secret_that_is_never_printed"
 WORDS = "panel crash window save export unicode slow memory thread login menu cursor font colour".split()  # noqa: SIM905

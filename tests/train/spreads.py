@@ -42,8 +42,8 @@ from angle_llm.config import (
     OptimizerSettings,
     TrainSettings,
 )
+from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import Example, ScoredPair
-from angle_llm.data.sources import load_examples
 from angle_llm.losses import AngleObjective
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.train import trainer

@@ -18,7 +18,7 @@ from transformers import AutoModel, LlamaConfig
 
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.config import DataSource, LoraSettings
-from angle_llm.data.sources import load_examples
+from angle_llm.data.examples import load_examples
 from angle_llm.train.step import boundary_step
 
 MICRO_BATCH_TOKENS = 2048

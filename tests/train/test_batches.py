@@ -8,10 +8,10 @@ import pytest
 import torch
 from tiny import tiny_encoder
 
-from angle_llm.data.batching import TextBatch
+from angle_llm.data.batch import TextBatch
 from angle_llm.data.formats import Triple
 from angle_llm.data.mixture import LoadedSet, Mixture
-from angle_llm.data.store import StoreWriter
+from angle_llm.data.store import write_store
 from angle_llm.losses import AngleObjective
 from angle_llm.train.batches import (
     TEXTS_AT_ONCE,
@@ -78,9 +78,7 @@ def test_a_set_that_names_the_runs_own_prompt_is_worded_as_the_run() -> None:
 
 
 def test_texts_of_a_set_on_disk_are_tokenised_batch_by_batch(tmp_path: Path) -> None:
-    with StoreWriter(tmp_path / "store") as writer:
-        writer.add(Triple(*TEXTS[:3]))
-        kept = writer.finish({})
+    kept = write_store(tmp_path / "store", [Triple(*TEXTS[:3])], dict)
     encoder = tiny_encoder("llama")
     for examples, kind in ((kept, Tokens), (list(kept), TokenStore)):
         data = Mixture.of(examples)

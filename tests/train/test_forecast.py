@@ -12,8 +12,8 @@ from tiny_tokenizers import TOKENIZERS
 
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.config import DataSource, LoraSettings, ModelSettings, SettingsError, settings_from_dict
-from angle_llm.data.draws import Draws
-from angle_llm.data.sources import load_examples
+from angle_llm.data.examples import load_examples
+from angle_llm.data.order import Draws
 from angle_llm.model import outline, quantization
 from angle_llm.model.backbone import FlopsPerToken
 from angle_llm.model.step_memory import META, GpuKernels, MemoryLedger, StepMemory, model_step

@@ -10,7 +10,7 @@ from test_spread import program
 from tiny import save_tiny_base, tiny_encoder
 
 from angle_llm.config import TrainSettings, settings_from_dict
-from angle_llm.data.batching import TextBatch
+from angle_llm.data.batch import TextBatch
 from angle_llm.data.formats import PositivePair, ScoredPair
 from angle_llm.data.mixture import LoadedSet, Mixture
 from angle_llm.losses import AngleObjective, MixedObjective

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from angle_llm.config import LoraSettings, NestedSettings
-from angle_llm.data.batching import TextBatch
+from angle_llm.data.batch import TextBatch
 from angle_llm.data.formats import ScoredPair, Triple
 from angle_llm.losses import AngleObjective, NestedObjective
 from angle_llm.model.encoder import SentenceEncoder

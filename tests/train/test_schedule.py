@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from angle_llm.config import CheckpointSettings, EvaluationSettings, OptimizerSettings, TrainSettings
-from angle_llm.data.draws import Draws
+from angle_llm.data.order import Draws
 from angle_llm.train.schedule import SCHEDULES, BatchPlan, rate_share
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from angle_llm.config import LoraSettings
-from angle_llm.data.batching import TextBatch
+from angle_llm.data.batch import TextBatch
 from angle_llm.data.formats import PositivePair, ScoredPair, Triple
 from angle_llm.losses import AngleObjective, MixedObjective, ObjectiveValue, Part, Relation
 from angle_llm.model.encoder import SentenceEncoder

@@ -1,0 +1,86 @@
+"""`TextBatch`: unique texts and the pairs between them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from angle_llm.data import Example, PositivePair, ScoredPair, Triple
+from angle_llm.data.batch import TextBatch
+
+texts = st.sampled_from(["a", "b", "c", "d", "é", " a"])
+examples = st.one_of(
+    st.builds(ScoredPair, texts, texts, st.floats(0, 1, width=32)),
+    st.builds(PositivePair, texts, texts),
+    st.builds(Triple, texts, texts, texts),
+)
+
+
+def pairs(example: Example) -> list[tuple[str, str, float]]:
+    """The table of formats in the design, written independently."""
+    match example:
+        case ScoredPair(left, right, score):
+            return [(left, right, score)]
+        case PositivePair(left, right):
+            return [(left, right, 1.0)]
+        case Triple(anchor, positive, negative):
+            return [(anchor, positive, 1.0), (anchor, negative, 0.0)]
+
+
+def test_texts_are_numbered_by_first_occurrence() -> None:
+    batch = TextBatch.from_examples([Triple("a", "p", "n"), ScoredPair("p", "a", 0.25), PositivePair("x", "n")])
+    assert batch.texts == ["a", "p", "n", "x"]
+    assert len(batch) == 4
+    assert batch.left.tolist() == [0, 0, 1, 3]
+    assert batch.right.tolist() == [1, 2, 0, 2]
+    assert batch.score.tolist() == [1.0, 0.0, 0.25, 1.0]
+    assert (batch.left.dtype, batch.right.dtype, batch.score.dtype) == (torch.int64, torch.int64, torch.float32)
+
+
+@given(st.lists(examples, max_size=12), st.data())
+def test_batch_holds_the_pairs_of_its_examples(some: list[Example], data: st.DataObject) -> None:
+    prompts = data.draw(st.just([]) | st.lists(st.integers(0, 1), min_size=len(some), max_size=len(some)))
+    batch = TextBatch.from_examples(some, prompts)
+    rows = zip(batch.left.tolist(), batch.right.tolist(), batch.score.tolist(), strict=True)
+    assert [(batch.texts[i], batch.texts[j], score) for i, j, score in rows] == [
+        pair for example in some for pair in pairs(example)
+    ]
+    keys = list(zip(batch.prompts, batch.texts, strict=True))
+    assert len(set(keys)) == len(keys)
+    if not any(prompts):
+        assert len(set(batch.texts)) == len(batch.texts)
+
+
+def test_text_may_be_paired_with_itself_and_pairs_may_repeat() -> None:
+    batch = TextBatch.from_examples([PositivePair("a", "a"), PositivePair("a", "a")])
+    assert (batch.texts, batch.left.tolist(), batch.right.tolist()) == (["a"], [0, 0], [0, 0])
+
+
+def test_batch_of_no_examples_is_empty() -> None:
+    batch = TextBatch.from_examples([])
+    assert len(batch) == 0
+    assert batch.left.shape == batch.right.shape == batch.score.shape == (0,)
+
+
+def test_other_types_are_not_examples() -> None:
+    with pytest.raises(TypeError, match="got dict"):
+        TextBatch.from_examples([{"text1": "a"}])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("texts", "left", "right", "score", "reason"),
+    [
+        (["a", "a"], [0], [1], [1.0], "unique"),
+        (["a", "b"], [0], [2], [1.0], "right points outside the 2 texts"),
+        (["a", "b"], [-1], [1], [1.0], "left points outside the 2 texts"),
+        (["a", "b"], [0], [1], [1], r"score: expected torch\.float32"),
+        (["a", "b"], [0], [1, 0], [1.0], r"right: expected torch\.int64 of shape \(P,\) with P = 1"),
+    ],
+)
+def test_inconsistent_batch_is_refused(
+    texts: list[str], left: list[int], right: list[int], score: list[float], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        TextBatch(texts, torch.tensor(left), torch.tensor(right), torch.tensor(score))

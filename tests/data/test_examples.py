@@ -1,0 +1,333 @@
+"""Examples of a source: every row is used, dropped or rejected, and the report adds up."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from angle_llm.config import DataSource
+from angle_llm.data.examples import DataReport, LoadedData, load_examples
+from angle_llm.data.formats import DataError, PositivePair, ScoredPair, Triple
+from angle_llm.data.readers import BadRow
+
+GOOD = {"text1": "a", "text2": "b", "score": 1}
+PAIR = {"text1": "a", "text2": "b"}
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*address: object) -> None:
+        raise AssertionError(f"a test used the network: {address}")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+def write(path: Path, *rows: object) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def load(path: Path | str, on_bad_row: Any = "raise", **settings: Any) -> LoadedData:
+    return load_examples(DataSource(path=str(path), on_bad_row=on_bad_row, **settings))
+
+
+# ------------------------------------------------------------------------------------------------ bad rows
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({**GOOD, "score": float("nan")}, "score is nan"),
+        ({**GOOD, "score": True}, "score is True"),
+        ({**GOOD, "score": 3.2}, "score_range"),
+        ({**GOOD, "text1": "\ud800"}, "text1 has a lone surrogate"),
+        ({**GOOD, "text1": "a\0"}, "text1 has a NUL"),
+        ({**GOOD, "text2": ""}, "text2 is empty"),
+        ({**GOOD, "text2": None}, "text2 is null"),
+        (PAIR, "score is missing"),
+        ([GOOD], "JSON object"),
+    ],
+)
+def test_bad_row_is_an_error_with_file_and_line_or_is_listed(tmp_path: Path, row: object, reason: str) -> None:
+    path = write(tmp_path / "x.jsonl", GOOD, row, GOOD)
+    with pytest.raises(DataError, match=rf"x\.jsonl:2: .*{reason}.*on_bad_row to skip") as caught:
+        load(path)
+    assert ("is column" in str(caught.value)) == isinstance(row, dict), "columns do not help with an unreadable row"
+    data = load(path, "skip", max_bad_ratio=1)
+    assert data.examples == [ScoredPair("a", "b", 1.0)] * 2
+    ((file, line, why, _),) = data.report.rejected
+    assert (file, line, reason in why) == (str(path), 2, True)
+    assert "rejected: 1, first in line 2: " in data.report.summary()
+
+
+def test_row_of_a_json_list_or_parquet_file_has_its_number(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = [GOOD] * 16 + [{**GOOD, "score": 9}]
+    (tmp_path / "x.json").write_text(json.dumps(rows))
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "x.parquet")
+    for name in ("x.json", "x.parquet"):
+        with pytest.raises(DataError, match=rf"{name} row 17: score is 9"):
+            load(tmp_path / name)
+
+
+@pytest.mark.parametrize(("bad", "ratio", "stops"), [(1, 0.1, False), (2, 0.1, True), (1, 0, True), (9, 0.9, False)])
+def test_more_bad_rows_than_max_bad_ratio_are_an_error(tmp_path: Path, bad: int, ratio: float, stops: bool) -> None:
+    path = write(tmp_path / "x.jsonl", *[GOOD] * (10 - bad), *[[]] * bad)
+    if stops:
+        with pytest.raises(DataError, match=rf"{bad} of 10 rows are bad, .*max_bad_ratio {ratio}.*x.jsonl:{11 - bad}"):
+            load(path, "skip", max_bad_ratio=ratio)
+    else:
+        assert len(load(path, "skip", max_bad_ratio=ratio).report.rejected) == bad
+
+
+def test_key_that_only_later_rows_have_counts(tmp_path: Path) -> None:
+    """The first row alone would be a positive pair, and the negatives of all others would be lost."""
+    pair = {"anchor": "a", "positive": "p"}
+    with pytest.raises(DataError, match=r"x\.jsonl:1: negative is missing"):
+        load(write(tmp_path / "x.jsonl", pair, {**pair, "negative": "n"}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"limit": 0}, "limit must be at least 1"),
+        ({"max_bad_ratio": -0.1}, "max_bad_ratio"),
+        ({"max_bad_ratio": 1.5}, "max_bad_ratio"),
+        ({"max_bad_ratio": float("nan")}, "max_bad_ratio"),
+        ({"score_range": (5, 5)}, r"score_range .*\[5"),
+        ({"format": "positive_pair", "score_range": (0, 5)}, "score_range .* positive_pair"),
+        ({"format": "pairs"}, "positive_pair or scored_pair"),
+        ({"where": {"scor": 1}}, "`where` .*'scor'.*nearest: 'score'"),
+        ({"where": {"score": 0.7}}, "no usable example.*1 filtered by where"),
+        ({"split": "test"}, "`split`"),
+        ({"columns": {"anchor": "txt"}}, "anchor .*'txt'"),
+        ({"delimiter": ";"}, "delimiter"),
+        ({"encoding": "latin-99"}, "encoding"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(DataError, match=reason):
+        load(write(tmp_path / "x.jsonl", GOOD), **settings)
+
+
+def test_delimiter_and_encoding_are_data_settings(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_bytes("text1~text2\ncafé~“b”\n".encode("cp1252"))
+    assert load(tmp_path / "x.csv", delimiter="~", encoding="cp1252").examples == [PositivePair("café", "“b”")]
+
+
+# ------------------------------------------------------------------------------------------------ datasets
+
+
+def test_folder_with_a_split_is_read_by_datasets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    write(tmp_path / "pairs" / "train.jsonl", GOOD)
+    write(tmp_path / "pairs" / "test.jsonl", GOOD, GOOD, {**GOOD, "text1": ""})
+    folder = tmp_path / "pairs"
+    assert len(load(folder).examples) == 1
+    with pytest.raises(DataError, match="pairs row 3: text1 is empty"):
+        load(folder, split="test")
+    data = load(folder, "skip", max_bad_ratio=0.5, split="test")
+    assert data.examples == [ScoredPair("a", "b", 1.0)] * 2
+    assert data.report.rejected == [BadRow(str(folder), 3, "text1 is empty", "row")]
+    with pytest.raises(DataError, match="split 'dev'"):
+        load(folder, split="dev")
+
+
+def test_hub_dataset_is_loaded_with_its_configuration_and_label_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    text, label = datasets.Value("string"), datasets.ClassLabel(names=["contradiction", "entailment", "neutral"])
+    features = datasets.Features(premise=text, hypothesis=text, label=label)
+    rows = {"premise": ["p", "p", "p"], "hypothesis": ["e", "c", "n"], "label": [1, 0, 2]}
+    calls: list[tuple[object, ...]] = []
+
+    def load_dataset(path: str, name: str | None, *, split: str, revision: str | None) -> object:
+        calls.append((path, name, split, revision))
+        return datasets.Dataset.from_dict(rows, features=features)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    data = load("org/all-nli", name="pair-class", split="dev", revision="v1")
+    assert calls == [("org/all-nli", "pair-class", "dev", "v1")]
+    # The label names of the dataset decide, not the usual numbers of NLI.
+    assert data.examples == [ScoredPair("p", "e", 1.0), ScoredPair("p", "c", 0.0)]
+    assert load("org/all-nli@train", format="nli_triples").examples == [Triple("p", "e", "c")]
+    assert calls[-1] == ("org/all-nli", None, "train", None)
+
+    # RTE numbers entailment 0: read as a score, the meaning would be reversed.
+    rows, features = (
+        {"sentence1": ["p"], "sentence2": ["e"], "label": [0]},
+        datasets.Features(
+            sentence1=text, sentence2=text, label=datasets.ClassLabel(names=["entailment", "not_entailment"])
+        ),
+    )
+    with pytest.raises(DataError, match="not_entailment"):
+        load("org/rte")
+
+
+def test_failed_download_is_reported_with_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def load_dataset(*_: object, **__: object) -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(DataError, match=r"org/nli: .*split 'train' of configuration 'x': no route"):
+        load("org/nli", name="x")
+
+
+@pytest.mark.parametrize("path", ["data/trian.jsonl", "d/x.csv.gz", "./org/name", "/org/name", "name", "a/b/c", "../x"])
+def test_only_a_hub_id_uses_the_network(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="no such file or folder, and not a hub id"):
+        load(path)
+
+
+# ------------------------------------------------------------------------------------------------ choosing rows
+
+
+@pytest.mark.parametrize(("cell", "wanted", "kept"), [
+    (0, 0, True), (0, "0", True), ("0", 0, True), ("0", "0", True), (0.0, 0, True), ("a", "a", True),
+    (True, "true", True), (0, 1, False), ("07", "7", False), ("a", 0, False), (None, 0, False),
+    (False, 0, False), ([0], "0", False),
+])  # fmt: skip
+def test_where_compares_numbers_as_text_or_number(tmp_path: Path, cell: object, wanted: str | int, kept: bool) -> None:
+    data = load(write(tmp_path / "x.jsonl", {**GOOD, "flag": wanted}, {**GOOD, "flag": cell}), where={"flag": wanted})
+    assert len(data.examples) == 1 + kept
+    assert data.report.dropped == ({} if kept else {"filtered by where": 1})
+
+
+def test_limit_applies_to_file_order_or_after_a_seeded_shuffle(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", *({"text1": str(i), "text2": "b"} for i in range(30)))
+    everything = load(path).examples
+    first, shuffled = load(path, limit=4), load(path, shuffle_seed=1).examples
+    assert first.examples == everything[:4]
+    assert first.report.dropped == {"beyond limit": 26}
+    assert sorted(shuffled, key=repr) == sorted(everything, key=repr)
+    assert shuffled[:4] == [PositivePair(str(i), "b") for i in [13, 20, 9, 26]]  # the same in every version
+    assert load(path, shuffle_seed=1, limit=4).examples == shuffled[:4]
+    assert load(path, shuffle_seed=2).examples != shuffled
+
+
+def test_label_means_a_score_beside_texts_and_a_class_beside_a_premise(tmp_path: Path) -> None:
+    angle = write(tmp_path / "angle.jsonl", {**PAIR, "label": 1}, {"text1": "a", "text2": "c", "label": "0"})
+    nli = [{"premise": "a", "hypothesis": hypothesis, "label": label} for hypothesis, label in (("b", 0), ("c", 2))]
+    expected = [ScoredPair("a", "b", 1.0), ScoredPair("a", "c", 0.0)]
+    assert load(angle).examples == load(write(tmp_path / "nli.jsonl", *nli)).examples == expected
+    with pytest.raises(DataError, match="format to nli_pairs"):
+        load(write(tmp_path / "words.jsonl", {"sentence1": "a", "sentence2": "b", "label": "entailment"}))
+
+
+rows = st.fixed_dictionaries(
+    {
+        "premise": st.sampled_from(["p", "q", ""]),
+        "hypothesis": st.sampled_from(["h", "i", " ", None]),
+        "label": st.sampled_from(["entailment", "neutral", "contradiction", 0, 1, 2, -1, "maybe", None, True]),
+    },
+    optional={"keep": st.integers(0, 1)},
+) | st.sampled_from([["a"], "text", 5])
+
+
+@given(
+    rows=st.lists(rows, max_size=25),
+    format=st.sampled_from(["nli_pairs", "nli_triples"]),
+    where=st.sampled_from([{}, {"keep": 1}]),
+    limit=st.none() | st.integers(1, 5),
+    seed=st.none() | st.integers(0, 3),
+)
+def test_every_row_is_accounted_for(
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[Any],
+    format: str,
+    where: Any,
+    limit: int | None,
+    seed: int | None,
+) -> None:
+    good = [{"premise": "s", "hypothesis": "h", "label": label, "keep": 1} for label in (0, 2)]
+    path = write(tmp_path_factory.mktemp("rows") / "x.jsonl", *rows, *good)
+    data = load(path, "skip", max_bad_ratio=1, format=format, where=where, limit=limit, shuffle_seed=seed)
+    report = data.report
+    assert report.rows_in == len(rows) + 2
+    assert report.rows_in == report.rows_used + sum(report.dropped.values()) + len(report.rejected)
+    assert report.examples == len(data.examples) == report.rows_used // (2 if format == "nli_triples" else 1)
+    assert all(count > 0 for count in report.dropped.values())
+    assert limit is None or len(data.examples) <= limit
+    for bad in report.rejected:
+        row = rows[bad.line - 1]
+        assert not (isinstance(row, dict) and row["label"] in ("neutral", 1) and row["label"] is not True)
+
+
+def test_report_that_does_not_add_up_is_a_bug() -> None:
+    with pytest.raises(RuntimeError, match="bug in angle_llm: 2 of 3 rows"):
+        DataReport(
+            DataSource(path="x"),
+            "triple",
+            {},
+            [],
+            rows_in=3,
+            rows_used=1,
+            examples=1,
+            dropped={"neutral": 1},
+            rejected=[],
+        )
+
+
+# ------------------------------------------------------------------------------------------------ the report
+
+
+def test_summary_is_one_line(tmp_path: Path) -> None:
+    rows = [{"premise": "p", "hypothesis": "h", "gold_label": label} for label in ("entailment", "neutral", "-")]
+    path = write(tmp_path / "x.jsonl", *rows)
+    assert load(path).report.summary() == (
+        f"{path}: 1 examples from 1 of 3 rows as nli_pairs, guessed from the columns (premise, hypothesis, label = gold_label); "
+        "dropped: 1 neutral, 1 no gold label"
+    )
+    many = write(tmp_path / "y.jsonl", {"": 0, "\ud800": 0, **{f"c{n}": 0 for n in range(30)}, **PAIR})
+    assert r"columns not used: '', \ud800, c0," in load(many).report.summary()
+    assert load(many).report.summary().endswith(", c9 and 20 more")
+
+
+@pytest.mark.parametrize(
+    ("settings", "unused"),
+    [
+        ({}, ["id", "rating", "split"]),
+        ({"format": "positive_pair"}, ["id", "rating", "split"]),
+        ({"where": {"split": "a"}}, ["id", "rating"]),
+        ({"format": "scored_pair", "columns": {"score": "rating"}, "score_range": (0, 5)}, ["id", "split"]),
+    ],
+)
+def test_unused_columns_are_listed(tmp_path: Path, settings: dict[str, Any], unused: list[str]) -> None:
+    """A score column with an unknown name is not used, and the rows become plain positive pairs: that must be visible."""
+    path = write(tmp_path / "x.jsonl", {"id": 7, **PAIR, "rating": 0}, {**PAIR, "split": "a", "rating": 1})
+    report = load(path, **settings).report
+    assert report.unused_columns == unused
+    assert f"; columns not used: {', '.join(unused)}" in report.summary()
+
+
+# ------------------------------------------------------------------------------------------------ real data
+
+
+def test_real_files_give_the_known_counts(data_dir: Path) -> None:
+    triplets = load(data_dir / "nli" / "nli_triplets.jsonl.gz", where={"sts_overlap": 0})
+    assert (triplets.report.format, len(triplets.examples)) == ("triple", 43_410)
+    assert triplets.report.dropped == {"filtered by where": 217}
+    path = data_dir / "nli" / "nli_pairs.jsonl.gz"
+    pairs, triples = load(path).report, load(path, format="nli_triples").report
+    assert (pairs.rows_in, triples.rows_in, triples.examples) == (167_131, 167_131, 43_768)
+    assert pairs.rows_used == triples.rows_used + triples.dropped["unpaired"]
+    dev = load(data_dir / "stsb" / "dev.tsv", score_range=(0, 5))
+    assert len(dev.examples) == 1500
+    assert dev.examples[1] == ScoredPair("A young child is riding a horse.", "A child is riding a horse.", 0.95)

@@ -1,0 +1,402 @@
+"""Rows of every type of file and source, with file and line of each bad row; any damage is reported."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from angle_llm.data.formats import DataError
+from angle_llm.data.readers import BadRow, Row, open_rows
+
+ROWS = [
+    {"text1": 'He said "no".', "text2": "é, tab-free; really", "score": 0.5},
+    {"text1": "a\u2028b", "text2": " padded ", "score": 1.0},
+]
+TEXT_ROWS = [{name: str(value) for name, value in row.items()} for row in ROWS]
+
+
+def jsonl(*rows: object) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def table(delimiter: str = ",", quoted: bool = True) -> bytes:
+    stream = io.StringIO()
+    if quoted:
+        writer = csv.DictWriter(stream, list(ROWS[0]), delimiter=delimiter, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(ROWS)
+    else:
+        stream.write("".join(delimiter.join(cells) + "\n" for cells in (ROWS[0], *(row.values() for row in TEXT_ROWS))))
+    return stream.getvalue().encode()
+
+
+def parquet(*rows: dict[str, Any]) -> bytes:
+    import pyarrow
+    from pyarrow import parquet
+
+    stream = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(list(rows)), stream)
+    return stream.getvalue()
+
+
+FILES: dict[str, Callable[[], bytes]] = {
+    "x.jsonl": lambda: jsonl(*ROWS),
+    "x.json": lambda: json.dumps(ROWS).encode(),
+    "x.csv": table,
+    "x.tsv": lambda: table("\t", quoted=False),
+    "x.parquet": lambda: parquet(*ROWS),
+}
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+    return path
+
+
+def values(path: Path | str, **options: Any) -> list[dict[str, Any]]:
+    return [row.values for row in open_rows(path, tables=True, **options).good_rows()]
+
+
+def columns_and_rows(path: Path) -> tuple[list[str], list[Row | BadRow]]:
+    rows = open_rows(path, tables=True)
+    return rows.columns, list(rows)
+
+
+# ------------------------------------------------------------------------------------------------ types of files
+
+
+@pytest.mark.parametrize("bom", [False, True])
+@pytest.mark.parametrize("packed", ["", ".gz"])
+@pytest.mark.parametrize("name", FILES)
+def test_all_types_of_files_give_the_same_rows(tmp_path: Path, name: str, packed: str, bom: bool) -> None:
+    if name == "x.parquet" and (packed or bom):
+        return
+    path = write(tmp_path / (name + packed), (b"\xef\xbb\xbf" if bom else b"") + FILES[name]())
+    rows = open_rows(path, tables=True)
+    assert rows.columns == ["text1", "text2", "score"]
+    assert [row.values for row in rows.good_rows()] == (TEXT_ROWS if name[2:] in ("csv", "tsv") else ROWS)
+    assert list(rows) == list(rows)
+    assert list(rows.rows(start=1)) == list(rows)[1:]
+    assert [row.line for row in rows] == {"x.csv": [2, 3], "x.tsv": [2, 3]}.get(name, [1, 2])
+    unit = "line" if name[2:] in ("jsonl", "csv", "tsv") else "row"
+    assert {row.place for row in rows} >= {f"{path}:2" if unit == "line" else f"{path} row 2"}
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.csv", "x.tsv"])
+def test_windows_line_ends_and_blank_lines_are_not_rows(tmp_path: Path, name: str) -> None:
+    content = FILES[name]().replace(b"\n", b"\r\n") + b"\r\n\n"
+    assert len(values(write(tmp_path / name, content))) == 2
+    assert values(tmp_path / name)[0]["text1"] == ROWS[0]["text1"]
+
+
+def test_quoted_csv_field_may_span_lines_and_be_long(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.csv", b'text1,text2\n"a\nb","say ""hi"""\n' + b"x" * 10_000_000 + b",y\n")
+    first, second = open_rows(path)
+    assert isinstance(first, Row)
+    assert (first.values, first.line) == ({"text1": "a\nb", "text2": 'say "hi"'}, 2)
+    assert (len(second[0]["text1"]), second.line) == (10_000_000, 4)
+
+
+@pytest.mark.parametrize(("delimiter", "given"), [(";", None), ("\t", None), ("|", None), (";", ";"), ("~", "~")])
+def test_delimiter_of_csv_is_detected_or_set(tmp_path: Path, delimiter: str, given: str | None) -> None:
+    assert values(write(tmp_path / "x.csv", table(delimiter)), delimiter=given) == TEXT_ROWS
+
+
+@pytest.mark.parametrize("given", ["\t", "\\t", "tab"])
+def test_tab_can_be_written_in_a_shell(tmp_path: Path, given: str) -> None:
+    assert values(write(tmp_path / "x.csv", table("\t")), delimiter=given) == TEXT_ROWS
+
+
+def test_delimiter_of_tsv_is_set(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.tsv", table("|", quoted=False))
+    assert values(path, delimiter="|") == TEXT_ROWS
+
+
+@pytest.mark.parametrize(("name", "delimiter"), [("x.csv", ";;"), ("x.csv", '"'), ("x.jsonl", ";"), ("x.parquet", ";")])
+def test_unusable_delimiter_is_refused(tmp_path: Path, name: str, delimiter: str) -> None:
+    with pytest.raises(DataError, match="delimiter"):
+        open_rows(write(tmp_path / name, FILES[name]()), delimiter=delimiter)
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.csv", "x.tsv", "x.txt"])
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "utf-16-le"])
+def test_encoding_is_set(tmp_path: Path, name: str, encoding: str) -> None:
+    row = {"text": "café – “x”"}
+    text = {"x.jsonl": json.dumps(row, ensure_ascii=False), "x.json": json.dumps([row], ensure_ascii=False)}
+    content = text.get(name, ("" if name == "x.txt" else "text\n") + row["text"] + "\n")
+    path = write(tmp_path / name, content.encode(encoding))
+    (read,) = open_rows(path, encoding=encoding)
+    assert isinstance(read, Row)
+    assert read.values == row
+
+
+@pytest.mark.parametrize("encoding", ["cp1525", "rot13", ""])
+def test_unknown_encoding_is_refused(tmp_path: Path, encoding: str) -> None:
+    with pytest.raises(DataError, match="encoding"):
+        open_rows(write(tmp_path / "x.txt", b"a\n"), encoding=encoding)
+
+
+def test_byte_that_is_not_utf8_is_reported_with_the_encoding_to_set(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.csv", "text\nplain\n“curly”\n".encode("cp1252"))
+    _, bad = open_rows(path)
+    assert isinstance(bad, BadRow)
+    assert (bad.line, "byte 0x93" in bad.reason, "cp1252" in bad.reason) == (3, True, True)
+    assert "latin" not in bad.reason
+    assert values(path, encoding="cp1252")[1] == {"text": "“curly”"}
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le"])
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.csv", "x.tsv.gz", "x.txt"])
+def test_utf16_file_is_refused_as_a_whole(tmp_path: Path, name: str, encoding: str) -> None:
+    text = '[{"text1": "a", "text2": "b"}]\n' if "json" in name else "text1\ttext2\na\tb\n"
+    path = write(tmp_path / name, text.encode(encoding))
+    with pytest.raises(DataError, match=rf"{name}:1: .*UTF-16.*encoding"):
+        list(open_rows(path))
+
+
+def test_types_without_columns_are_texts_or_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "notes.md", b"a\tb\nc\n")
+    assert [row[0] for row in open_rows(path)] == [{"text": "a\tb"}, {"text": "c"}]
+    for name in ("notes.md", "notes.parquet.gz", "lines.txt"):
+        with pytest.raises(DataError, match=name):
+            open_rows(write(tmp_path / name, b"single texts\n"), tables=True)
+
+
+# ------------------------------------------------------------------------------------------------ bad rows and damage
+
+HEADER = b"text1\ttext2\tscore\n"
+BAD_ROWS: dict[str, tuple[str, bytes, int, str]] = {
+    "cut JSON": ("x.jsonl", b'{"text1": "a",\n', 1, "ends before it is complete; .* begins `{"),
+    "list in JSONL": ("x.jsonl", b'[{"text1": "a"},\n', 1, r"a list of objects is a \.json file"),
+    "two objects": ("x.jsonl", b'{"text1": "a"} {"text1": "b"}\n', 1, "column 16; expected one object per line"),
+    "single quotes": ("x.jsonl", b"{'text1': 'a'}\n", 1, "column 2.*double quotes"),
+    "missing comma": ("x.jsonl", b'{"text1": "a" "text2": "b"}\n', 1, "column 15"),
+    "long line": ("x.jsonl", b'{"text1": "' + b"y" * 500 + b"\n", 1, r'begins `\{"text1": "y{49}…`'),
+    "not an object": ("x.jsonl", b'["a", "b", 1]\n', 1, "JSON object, got list"),
+    "many digits": ("x.jsonl", b'{"score": ' + b"9" * 5000 + b"}\n", 1, "not a JSON object"),
+    "nested": ("x.jsonl", b'{"text1": ' + b"[" * 200_000 + b"\n", 1, "nested too deeply"),
+    "key twice": ("x.jsonl", b'{"text1": "a", "text1": "b"}\n', 1, r"keys twice: \['text1'\]"),
+    "key twice in a list": ("x.json", b'[{"text1": "a", "text1": "b"}]', 1, "keys twice"),
+    "too few fields": ("x.tsv", HEADER + b"a\tb\n", 2, "2 fields, but the header has 3"),
+    "too many fields": ("x.csv", b'text1,text2\n"a\n\nb",b,1\n', 2, "3 fields, but the header has 2"),
+    "quoting": ("x.csv", b'text1,text2\n"a"b,b\n', 2, "quoting.*delimiter"),
+    "bytes in JSONL": ("x.jsonl", b'{"text1": "\xe9"}\n', 1, "byte 0xe9 is not UTF-8"),
+    "bytes in TSV": ("x.tsv", HEADER + b"\xe9\tb\t1\n", 2, "byte 0xe9 is not UTF-8"),
+    "bytes in CSV": ("x.csv", b"text1,text2\n\xe9,b\n", 2, "byte 0xe9 is not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ROWS)
+def test_bad_row_has_file_line_and_reason_and_no_other_row_is_lost(tmp_path: Path, case: str) -> None:
+    name, content, line, reason = BAD_ROWS[case]
+    good = {".jsonl": b'{"text1": "last"}\n', ".tsv": b"last\tb\t1\n", ".csv": b"last,b\n"}.get(Path(name).suffix, b"")
+    path = write(tmp_path / name, content + good)
+    bad, *rest = open_rows(path, tables=True)
+    assert isinstance(bad, BadRow)
+    assert bad[:2] == (str(path), line)
+    assert [row[0]["text1"] for row in rest] == (["last"] if good else [])
+    with pytest.raises(DataError) as caught:
+        list(open_rows(path, tables=True).good_rows())
+    assert str(caught.value) == f"{bad.place}: {bad.reason}"
+    with pytest.raises(DataError, match=reason):
+        raise DataError(bad.reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("x.jsonl.gz", gzip.compress(jsonl(*ROWS), mtime=0)[:-9], r"x.jsonl.gz:\d: the gzip file is truncated"),
+        ("x.tsv.gz", gzip.compress(HEADER + b"a\tb\t1\n", mtime=0)[:-3], "x.tsv.gz:3: the gzip file is truncated"),
+        ("x.json.gz", b"[]", "x.json.gz:1: the gzip file is truncated or damaged"),
+        ("x.csv", b'text1,text2\na,b\n"a,b\nc,d\n', "x.csv:3: a quoted field .* line 4"),
+        ("x.csv", b"text1,text1\na,b\n", r"x.csv:1: .*twice: \['text1'\]"),
+        ("x.tsv", b"text1\tt\xe9xt2\na\tb\n", "x.tsv:1: byte 0xe9 is not UTF-8"),
+        ("x.tsv", b"", "x.tsv:1: the file is empty"),
+        ("x.jsonl", b"\n", "x.jsonl: no usable row"),
+        ("x.jsonl", b"\n[1\n", "x.jsonl: no usable row: .*x.jsonl:2: "),
+        ("x.json", b'[\n{"text1": }]', r"x.json:2: not JSON: .*column 11.*begins `\{"),
+        ("x.json", b'{"text1": "a"}', "x.json: expected a list of objects, got dict"),
+        ("x.json", b'["\xe9"]', "x.json: not JSON: byte 0xe9"),
+        ("x.parquet", b"PAR0", "x.parquet: cannot be read as Parquet"),
+    ],
+)
+def test_damage_that_hides_rows_is_an_error(tmp_path: Path, name: str, content: bytes, reason: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=reason):
+        columns_and_rows(tmp_path / name)
+
+
+def test_column_names_twice_in_parquet_are_refused(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    texts = pyarrow.array(["a"])
+    parquet.write_table(pyarrow.Table.from_arrays([texts] * 2, names=["text1"] * 2), tmp_path / "x.parquet")
+    with pytest.raises(DataError, match=r"x.parquet: .*text1"):
+        assert open_rows(tmp_path / "x.parquet").columns
+
+
+def test_columns_of_json_files_are_those_of_all_rows(tmp_path: Path) -> None:
+    rows = open_rows(write(tmp_path / "x.jsonl", jsonl({"a": 1}, {"a": 1, "b": 2})))
+    assert rows.columns == ["a", "b"]
+    assert rows.files[0].first_columns == ["a"]
+    with pytest.raises(DataError, match=r"x\.jsonl: .*missing c, found a, b"):
+        rows.require(["a", "c"])
+
+
+cell = st.text(st.characters(codec="utf-8", exclude_characters="\t\r\n"), max_size=12)
+harm = st.tuples(st.sampled_from(["cut", "flip", "insert", "drop"]), st.floats(0, 1), st.binary(min_size=1, max_size=4))
+
+
+def damaged(content: bytes, damage: list[tuple[str, float, bytes]]) -> bytes:
+    for kind, place, new in damage:
+        at = int(place * len(content))
+        rest = {"cut": b"", "flip": new[:1] + content[at + 1 :], "insert": new + content[at:]}
+        content = content[:at] + rest.get(kind, content[at + len(new) :])
+    return content
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    name=st.sampled_from(["x.jsonl", "x.json", "x.csv", "x.tsv", "x.txt"]),
+    cells=st.lists(st.lists(cell, min_size=2, max_size=2), min_size=1, max_size=6),
+    damage=st.lists(harm, max_size=3),
+    packed=st.sampled_from(["no", "before", "after"]),
+)
+def test_any_damaged_file_is_read_or_explained(
+    tmp_path_factory: pytest.TempPathFactory, name: str, cells: list[list[str]], damage: list[Any], packed: str
+) -> None:
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows([["a", "b"], *cells])
+    objects = [{"a": a, "b": b} for a, b in cells]
+    content = {
+        "x.jsonl": jsonl(*objects),
+        "x.json": json.dumps(objects).encode(),
+        "x.csv": stream.getvalue().encode(),
+        "x.tsv": "".join("\t".join(line) + "\n" for line in [["a", "b"], *cells]).encode(),
+        "x.txt": "".join(a + b + "\n" for a, b in cells).encode(),
+    }[name]
+    if packed == "before":
+        content = damaged(gzip.compress(content, mtime=0), damage)
+    elif packed == "after":
+        content = gzip.compress(damaged(content, damage), mtime=0)
+    else:
+        content = damaged(content, damage)
+    path = tmp_path_factory.getbasetemp() / (name + ("" if packed == "no" else ".gz"))
+    path.write_bytes(content)
+    error, rows = "", []
+    try:
+        rows = list(open_rows(path))
+    except DataError as caught:
+        error = str(caught)
+    if error:
+        assert path.name in error
+        error.encode()  # can be printed
+        assert damage, error
+    assert len({row.line for row in rows}) == len(rows)
+    for row in rows:
+        assert row.file == str(path)
+        assert isinstance(row, Row) or row.reason.encode()
+    if not damage and name in ("x.jsonl", "x.json"):
+        assert [row[0] for row in rows] == objects
+    if packed == "no" and name in ("x.jsonl", "x.tsv"):
+        lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+        blank = b" \t\r\n\x0b\x0c" if name == "x.jsonl" else b"\r\n"
+        assert abs(len(rows) + (name == "x.tsv") - sum(1 for line in lines if line.strip(blank))) <= 1
+
+
+# ------------------------------------------------------------------------------------------------ SentEval's downloads
+
+
+def test_files_of_senteval_are_read_unchanged(tmp_path: Path) -> None:
+    part = write(tmp_path / "STS.input.MSRpar.txt", b"a man eats .\tsomeone eats .\ntwo\tthree\nred\tblue\textra\n")
+    write(tmp_path / "STS.gs.MSRpar.txt", b"4.5\n\n0\n")
+    assert [(row["sentence1"], row["sentence2"], row["score"]) for row in values(part)] == [
+        ("a man eats .", "someone eats .", "4.5"),
+        ("red", "blue", "0"),
+    ]
+    line = b'main-captions\tMSRvid\t2012test\t0001\t5.000\tA plane.\tAn "air plane.\tlicence\turl\n'
+    (row,) = values(write(tmp_path / "sts-train.csv", line))
+    assert (row["genre"], row["score"], row["sentence2"]) == ("main-captions", "5.000", 'An "air plane.')
+    sick = b"pair_ID\tsentence_A\tsentence_B\trelatedness_score\n1\tA dog.\tA cat.\t3\n"
+    assert values(write(tmp_path / "SICK_train.txt", sick))[0]["sentence_B"] == "A cat."
+    mrpc = b"\xef\xbb\xbfQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t5\t6\tIt is so.\tSo it is.\n"
+    assert values(write(tmp_path / "msr_paraphrase_train.txt", mrpc))[0]["Quality"] == "1"
+
+
+def test_damaged_files_of_senteval_are_refused(tmp_path: Path) -> None:
+    part = write(tmp_path / "STS.input.a.txt", b"only one sentence\nx\ty\n")
+    with pytest.raises(DataError, match=r"STS\.gs\.a\.txt"):
+        values(part)
+    write(tmp_path / "STS.gs.a.txt", b"1\n1\n")
+    assert [type(row) for row in open_rows(part, tables=True)] == [BadRow, Row]
+    write(tmp_path / "STS.gs.a.txt", b"1\n1\n1\n")
+    with pytest.raises(DataError, match=r"2 lines and .* 3"):
+        values(part)
+
+
+# ------------------------------------------------------------------------------------------------ sources
+
+
+def test_folder_at_name_is_a_file_in_the_folder(tmp_path: Path) -> None:
+    write(tmp_path / "sts" / "dev.jsonl", jsonl(*ROWS))
+    assert len(values(f"{tmp_path}/sts@dev")) == 2
+    with pytest.raises(DataError, match=r"no file test\.\* in .*dev\.jsonl"):
+        open_rows(f"{tmp_path}/sts@test", split="train")
+    write(tmp_path / "sts" / "dev.tsv", HEADER)
+    with pytest.raises(DataError, match=r"dev\.jsonl or dev\.tsv; name the file"):
+        open_rows(f"{tmp_path}/sts@dev")
+    with pytest.raises(DataError, match="split"):
+        open_rows(f"{tmp_path}/sts@dev", split="test")
+
+
+def test_relative_path_is_looked_up_in_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "data" / "sts" / "dev.jsonl", jsonl(*ROWS))
+    monkeypatch.setenv("ANGLE_LLM_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    assert len(values("sts/dev.jsonl")) == len(values("sts@dev")) == 2
+
+
+def test_starter_data_is_opened_by_name() -> None:
+    assert open_rows("starter:nli_triples.jsonl.gz", split="train").columns == [
+        "anchor",
+        "positive",
+        "negative",
+        "kind",
+    ]
+    with pytest.raises(DataError, match=r"starter:nothing\.tsv: .*nli_triples\.jsonl\.gz"):
+        open_rows("starter:nothing.tsv")
+
+
+def test_missing_file_is_reported_with_similar_names(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", b"")
+    with pytest.raises(DataError, match=r"trian\.jsonl: .*1 entries; nearest: 'train\.jsonl'"):
+        open_rows(tmp_path / "trian.jsonl")
+    with pytest.raises(DataError, match="gone does not exist"):
+        open_rows(tmp_path / "gone" / "x.jsonl")
+    with pytest.raises(DataError, match="empty"):
+        open_rows("")
+    with pytest.raises(DataError, match="`split`, `name` and `revision`"):
+        open_rows(tmp_path / "train.jsonl", split="test")
+
+
+def test_fingerprint_and_stamps_change_with_the_content(tmp_path: Path) -> None:
+    path = write(tmp_path / "STS.input.a.txt", b"x\ty\n")
+    write(tmp_path / "STS.gs.a.txt", b"1\n")
+    rows = open_rows(path, tables=True)
+    fingerprint, stamps = rows.fingerprint(), rows.stamps()
+    assert (rows.fingerprint(), rows.stamps()) == (fingerprint, stamps)
+    write(tmp_path / "STS.gs.a.txt", b"12\n")
+    assert rows.stamps() != stamps
+    write(path, b"x\tz\n")
+    assert rows.fingerprint() != fingerprint

@@ -84,10 +84,10 @@ def test_bad_rows_are_trouble_with_their_places(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.jsonl", "", "holds no usable row"),
+        ("x.jsonl", "", "no usable row"),
         ("x.tsv", "text\tlabel\na\t1\n", "single texts, as of a classification task"),
         ("x.tsv", "text1\ttext2\n", "no example is left"),
-        ("x.doc", "a\n", "the extension says the kind of file"),
+        ("x.doc", "a\n", "unknown file name extension"),
         ("x.csv.gz", "no gzip", "truncated or damaged"),
     ],
 )

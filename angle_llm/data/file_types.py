@@ -257,7 +257,8 @@ class TsvFile(FileReader):
         return columns
 
     def raw(self, columns: list[str] | None = None) -> Iterator[tuple[int, Any]]:
-        return itertools.islice(self._records(), 1, None)
+        header = bool(self.first_columns)  # an unusable header raises here
+        return itertools.islice(self._records(), int(header), None)
 
     def parse(self, raw: Any) -> dict[str, Any]:
         fields = self._fields(raw)

@@ -140,7 +140,7 @@ def mine_main(settings: MineSettings) -> None:
         SettingsError: for more ranks than candidates, and `--index faiss` without faiss.
         FolderError: for an output of other settings, or of another program.
     """
-    from angle_llm.data.sources import load_examples
+    from angle_llm.data.examples import load_examples
 
     if settings.index == "faiss":
         import_faiss()

@@ -14,8 +14,9 @@ from kills import check_resumes_after_any_kill, contents, in_a_fork, kill_before
 from tiny import save_tiny_base, tiny_encoder
 
 from angle_llm import cli, hard_negatives
-from angle_llm.config import SettingsError
-from angle_llm.data import DataError, DataSource, load_examples
+from angle_llm.config import DataSource, SettingsError
+from angle_llm.data import DataError
+from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import PositivePair, ScoredPair, Triple
 from angle_llm.data.keys import near
 from angle_llm.data.positives import Material, gather

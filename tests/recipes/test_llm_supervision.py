@@ -32,7 +32,8 @@ from llm_supervision import generate, load_prompts, message  # noqa: E402
 
 from angle_llm import SentenceEncoder  # noqa: E402
 from angle_llm.config import DataSource, SettingsError  # noqa: E402
-from angle_llm.data import DataError, load_examples  # noqa: E402
+from angle_llm.data import DataError  # noqa: E402
+from angle_llm.data.examples import load_examples  # noqa: E402
 from angle_llm.evaluate import spearman  # noqa: E402
 
 KEY = "sk-a-secret-that-is-never-printed"

@@ -7,6 +7,7 @@ python eval/report.py --results docs/results.csv --page docs/report.html --pictu
 from __future__ import annotations
 
 import io
+import json
 import math
 import re
 from dataclasses import dataclass
@@ -19,10 +20,12 @@ import tyro
 import yaml
 from markupsafe import Markup
 from matplotlib.figure import Figure
-from report_figures import FIGURES, INK
+from report_figures import FIGURES
+from report_plots import INK
 from scipy import stats
 
 from angle_llm.cli import guarded
+from angle_llm.io import write_text
 
 WHAT = ["grid", "row", "kind", "task", "text", "metric", "reference"]
 """Columns that identify a value apart from its seed."""
@@ -48,10 +51,14 @@ class Settings:
     page: Path = Path("docs/report.html")
     pictures: Path | None = None
     """Folder for the pictures of docs/results.md. None: only the page."""
+    add_speed: Path | None = None
+    """Output of `eval/speed.py --json`, added to the results file first, under the name of the file."""
 
 
 def main(settings: Settings) -> None:
     """Write the page, and the pictures if a folder is given."""
+    if settings.add_speed is not None:
+        add_speed(settings.add_speed, settings.results)
     measured, runs = read(settings.results)
     data = summarise(measured, runs)
     grids = {
@@ -70,10 +77,8 @@ def main(settings: Settings) -> None:
             how: dict[str, Any] = {"dpi": 100, "facecolor": "white", "metadata": {"Software": None}}
             drawn.savefig(settings.pictures / f"{PICTURES[title]}.png", **how)
     sections = [section(name, grids.get(name, {}), data, runs) for name in dict.fromkeys([*grids, *data.grid])]
-    settings.page.write_text(
-        PAGE.render(figures=figures, missing=missing, sections=sections, values=len(measured), runs=len(runs)),
-        encoding="utf-8",
-    )
+    page = PAGE.render(figures=figures, missing=missing, sections=sections, values=len(measured), runs=len(runs))
+    write_text(settings.page, page)
     print(f"{settings.page}: {len(figures)} figures, {len(measured):,} measurements of {len(runs)} runs")
     for line in missing:
         print(f"not drawn: {line}")
@@ -86,6 +91,38 @@ def read(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
         path, dtype={"seed": str} | numbers, keep_default_na=False, na_values={c: [""] for c in numbers}
     )
     return measured, pd.read_csv(path.with_name("runs.csv"), dtype=str, keep_default_na=False)
+
+
+def add_speed(path: Path, results: Path) -> None:
+    """Add a speed comparison: seconds and peak memory of each library and repetition.
+
+    The name of the file is its name in the results; an earlier comparison of that name is replaced.
+    """
+    found, now = [], json.loads(path.read_text(encoding="utf-8"))
+    for scenario in now["scenarios"]:
+        for library, repetitions in scenario["runs"].items():
+            for seed, one in enumerate(repetitions, 1):
+                key = {"grid": path.stem, "row": library, "seed": str(seed), "kind": "speed", "task": scenario["title"]}
+                peak = one["peak_bytes"] and one["peak_bytes"] / 2**30
+                note = one["problem"] or ""
+                found.append(key | {"metric": "seconds", "value": one["seconds"], "n": scenario["units"], "note": note})
+                found.append(key | {"metric": "peak GiB", "value": peak, "note": "" if peak else "not measured"})
+    new = pd.DataFrame(found)
+    machine = now["machine"]
+    run = {
+        "date": now["finished"][:10],
+        "machine": f"{machine['cores']} cores, {machine['processor']}, {machine['system']}",
+        "command": "python eval/speed.py " + " ".join(f"--{k} {v}" for k, v in now["settings"].items() if v),
+        "settings": "{}",
+        "measures": "{}",
+    }
+    new_runs = new[["grid", "row", "seed"]].drop_duplicates().assign(label=lambda lines: lines.row, **run)
+    for file, added in ((results, new), (results.with_name("runs.csv"), new_runs)):
+        old = pd.read_csv(file, dtype=str, keep_default_na=False)
+        table = pd.concat([old[old.grid != path.stem], added])[old.columns].sort_values(
+            ["grid", "row", "seed"], kind="stable"
+        )
+        write_text(file, table.to_csv(index=False, float_format="%.7g", lineterminator="\n"))
 
 
 def summarise(measured: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:

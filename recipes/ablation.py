@@ -10,8 +10,6 @@ and nothing that is in the results file is measured again. `make report` draws t
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import platform
@@ -21,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -32,7 +30,18 @@ from typing import Any
 import tyro
 import yaml
 from ablation_grid import RUNS, Experiment, Grid, changed, experiments, load_grid
-from ablation_measure import Measurement, asked, differences, load_scores, measure, training_facts
+from ablation_measure import (
+    Line,
+    Results,
+    asked,
+    differences,
+    flow,
+    key_of,
+    line_of,
+    load_scores,
+    measure,
+    measurement,
+)
 from filelock import FileLock
 
 from angle_llm.cli import guarded
@@ -43,12 +52,6 @@ from angle_llm.model.encoder import SentenceEncoder
 SCORES = "scores.npz"
 COMMAND = "python recipes/ablation.py --grid recipes/grids/{}.yaml --data-dir DATA --rows {}"
 PACKAGES = ("angle_llm", "torch", "transformers", "peft", "accelerate", "scipy")
-KEY = ("grid", "row", "seed")
-MEASUREMENTS = (*KEY, "kind", "task", "text", "metric", "value", "low", "high", "n", "reference", "p", "note")
-RUNS_COLUMNS = (*KEY, "label", "date", "commit", "machine", "versions", "command", "settings", "measures")
-
-Line = dict[str, str]
-Key = tuple[str, ...]
 
 
 class ExperimentError(RuntimeError):
@@ -81,73 +84,6 @@ class Settings:
     """Train the selected rows whose model is not in RUNS; measure nothing."""
     list: bool = False
     """Print which experiments have a result, and exit."""
-
-
-class Results:
-    """The results file (one line per measurement) and runs.csv beside it (one line per run: grid, row, seed).
-
-    Every change rewrites both files atomically and under a lock, so several runners may share them.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.paths = {path: MEASUREMENTS, path.with_name("runs.csv"): RUNS_COLUMNS}
-        self.lock = FileLock(f"{path}.lock")
-
-    def read(self) -> tuple[list[Line], list[Line]]:
-        """All measurements, all runs."""
-        lines = [
-            list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))) if path.is_file() else []
-            for path in self.paths
-        ]
-        return lines[0], lines[1]
-
-    def of(self, key: Key) -> tuple[list[Line], Line | None]:
-        """Measurements of one run, and the run itself."""
-        measurements, runs = self.read()
-        return [m for m in measurements if _key(m) == key], next((run for run in runs if _key(run) == key), None)
-
-    def record(self, key: Key, run: Line, found: Iterable[Measurement]) -> None:
-        """Add measurements of a run. Its earlier ones of the same kinds, or of kinds `run` does not list, are removed."""
-        new = [_line(dict(zip(KEY, key, strict=True)) | one) for one in found]
-        keep = {*yaml.safe_load(run["measures"]), "difference"} - {one["kind"] for one in new}
-        with self.lock:
-            measurements, runs = self.read()
-            measurements = [m for m in measurements if _key(m) != key or m["kind"] in keep]
-            runs = [r for r in runs if _key(r) != key]
-            self._write([*measurements, *new], [*runs, dict(zip(KEY, key, strict=True)) | run])
-
-    def replace_differences(self, grid: str, found: Iterable[Measurement]) -> None:
-        """Replace the differences of a grid."""
-        with self.lock:
-            measurements, runs = self.read()
-            rest = [m for m in measurements if m["grid"] != grid or m["kind"] != "difference"]
-            self._write([*rest, *(_line({"grid": grid} | one) for one in found)], runs)
-
-    def _write(self, *tables: list[Line]) -> None:
-        for (path, columns), lines in zip(self.paths.items(), tables, strict=True):
-            text = io.StringIO()
-            writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(sorted(lines, key=lambda line: (*_key(line), line.get("kind", ""))))
-            write_text(path, text.getvalue())
-
-
-def _key(line: Mapping[str, str]) -> Key:
-    return tuple(line[name] for name in KEY)
-
-
-def flow(values: dict[str, Any]) -> str:
-    """Plain values as YAML in one line."""
-    text: str = yaml.safe_dump(values, default_flow_style=True, width=1 << 20, sort_keys=False)
-    return text.strip()
-
-
-def _line(values: Measurement) -> Line:
-    """A measurement as text; seven digits, and nothing for a value that does not exist."""
-    return {
-        name: "" if value is None or value != value else f"{value:.7g}" if isinstance(value, float) else str(value)
-        for name, value in values.items()
-    }
 
 
 def main(settings: Settings) -> None:
@@ -198,7 +134,7 @@ def run_experiment(
         how = {name: getattr(one.settings.model, name) for name in names}
     facts = training_facts(Path(model).parent) if one.seed is not None or path.startswith(RUNS) else []
     before = [(line["metric"], line["value"]) for line in lines if line["kind"] == "training"]
-    if before != [(line["metric"], line["value"]) for line in map(_line, facts)]:
+    if before != [(line["metric"], line["value"]) for line in map(line_of, facts)]:
         known = None  # the model was trained again; all measurements of a run belong to one model
     missing, done = missing_kinds(one, known), yaml.safe_load(known["measures"]) if known else {}
     encoder = SentenceEncoder.from_pretrained(model, device=settings.device, **how)
@@ -221,7 +157,7 @@ def run_experiment(
 def compare(every: Sequence[Experiment], settings: Settings, results: Results) -> None:
     """Compare all measured rows of a grid with their references."""
     measured, runs = results.read()
-    by_key = {_key(run): run for run in runs}
+    by_key = {key_of(run): run for run in runs}
     current = [one for one in every if one.key in by_key and not other_settings(one, by_key[one.key])]
     scores = {one.key: load_scores(folder(one, settings) / SCORES) for one in current}
     of_grid = [line for line in measured if line["grid"] == every[0].grid]
@@ -288,6 +224,21 @@ def train(grid: Grid, one: Experiment, settings: Settings, data_dir: Path) -> Pa
     if code:
         raise ExperimentError(f"training {one.name} ended with exit code {code}. The same command resumes in {here}.")
     return here / "model"
+
+
+def training_facts(run: Path) -> list[dict[str, Any]]:
+    """Length, time and losses of a finished run: the mean loss of its first and of its last tenth."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    steps = [line for line in lines if "loss" in line]
+    tenth = max(1, len(steps) // 10)
+    facts = {
+        "steps": len(steps),
+        "seconds": sum(line["seconds"] for line in steps),
+        "first loss": sum(line["loss"] for line in steps[:tenth]) / tenth,
+        "last loss": sum(line["loss"] for line in steps[-tenth:]) / tenth,
+        "computed tokens": sum(line["computed_tokens"] for line in steps),
+    }
+    return [measurement("training", "", metric, value) for metric, value in facts.items()]
 
 
 def run_and_forward_signals(command: list[str]) -> int:

@@ -15,8 +15,9 @@ pair by pair on common bootstrap resamples. Without the cache a difference has n
 
 from __future__ import annotations
 
+import csv
+import io
 import itertools
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +26,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from ablation_grid import Experiment, Measures, NestedMeasure, below
+from filelock import FileLock
 
 from angle_llm.config import DataSource, settings_to_dict
 from angle_llm.data.batch import TextBatch
@@ -48,10 +51,15 @@ from angle_llm.evaluate import (
 )
 from angle_llm.evaluate.nested import quality_curve
 from angle_llm.evaluate.saturation import saturation
-from angle_llm.io import write_file
+from angle_llm.io import write_file, write_text
 from angle_llm.model.encoder import SentenceEncoder
 
 Measurement = dict[str, Any]
+KEY = ("grid", "row", "seed")
+MEASUREMENTS = (*KEY, "kind", "task", "text", "metric", "value", "low", "high", "n", "reference", "p", "note")
+RUNS_COLUMNS = (*KEY, "label", "date", "commit", "machine", "versions", "command", "settings", "measures")
+Line = dict[str, str]
+Key = tuple[str, ...]
 BY_SCORE = ("stsb", "stsb-dev", "mrpc", "issues")
 """Tasks whose cosines are also summarised by gold score."""
 SCORE_BINS = 5
@@ -197,21 +205,6 @@ def _encode(encoder: SentenceEncoder) -> Callable[[Sequence[str]], Any]:
     return lambda texts: encoder.encode(texts, show_progress=True)
 
 
-def training_facts(run: Path) -> list[Measurement]:
-    """Length, time and losses of a finished run: the mean loss of its first and of its last tenth."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    steps = [line for line in lines if "loss" in line]
-    tenth = max(1, len(steps) // 10)
-    facts = {
-        "steps": len(steps),
-        "seconds": sum(line["seconds"] for line in steps),
-        "first loss": float(np.mean([line["loss"] for line in steps[:tenth]])),
-        "last loss": float(np.mean([line["loss"] for line in steps[-tenth:]])),
-        "computed tokens": sum(line["computed_tokens"] for line in steps),
-    }
-    return [measurement("training", "", metric, value) for metric, value in facts.items()]
-
-
 def save_scores(scores: Mapping[str, PairScores], path: Path) -> None:
     """Write the cosines and gold scores of all pairs, by task."""
     arrays = {f"{task}/{name}": array for task, of in scores.items() for name, array in of._asdict().items()}
@@ -284,4 +277,71 @@ def _paired(ours: Mapping[str, PairScores], theirs: Mapping[str, PairScores]) ->
     return {
         task: measurement("difference", task, "spearman", of.difference, of.interval, p=of.p_value)
         for task, of in found.items()
+    }
+
+
+class Results:
+    """The results file (one line per measurement) and runs.csv beside it (one line per run: grid, row, seed).
+
+    Every change rewrites both files atomically and under a lock, so several runners may share them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.paths = {path: MEASUREMENTS, path.with_name("runs.csv"): RUNS_COLUMNS}
+        self.lock = FileLock(f"{path}.lock")
+
+    def read(self) -> tuple[list[Line], list[Line]]:
+        """All measurements, all runs."""
+        lines = [
+            list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))) if path.is_file() else []
+            for path in self.paths
+        ]
+        return lines[0], lines[1]
+
+    def of(self, key: Key) -> tuple[list[Line], Line | None]:
+        """Measurements of one run, and the run itself."""
+        measurements, runs = self.read()
+        return [m for m in measurements if key_of(m) == key], next((run for run in runs if key_of(run) == key), None)
+
+    def record(self, key: Key, run: Line, found: Iterable[Measurement]) -> None:
+        """Add measurements of a run. Its earlier ones of the same kinds, or of kinds `run` does not list, are removed."""
+        new = [line_of(dict(zip(KEY, key, strict=True)) | one) for one in found]
+        keep = {*yaml.safe_load(run["measures"]), "difference"} - {one["kind"] for one in new}
+        with self.lock:
+            measurements, runs = self.read()
+            measurements = [m for m in measurements if key_of(m) != key or m["kind"] in keep]
+            runs = [r for r in runs if key_of(r) != key]
+            self._write([*measurements, *new], [*runs, dict(zip(KEY, key, strict=True)) | run])
+
+    def replace_differences(self, grid: str, found: Iterable[Measurement]) -> None:
+        """Replace the differences of a grid."""
+        with self.lock:
+            measurements, runs = self.read()
+            rest = [m for m in measurements if m["grid"] != grid or m["kind"] != "difference"]
+            self._write([*rest, *(line_of({"grid": grid} | one) for one in found)], runs)
+
+    def _write(self, *tables: list[Line]) -> None:
+        for (path, columns), lines in zip(self.paths.items(), tables, strict=True):
+            text = io.StringIO()
+            writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(sorted(lines, key=lambda line: (*key_of(line), line.get("kind", ""))))
+            write_text(path, text.getvalue())
+
+
+def key_of(line: Mapping[str, str]) -> Key:
+    return tuple(line[name] for name in KEY)
+
+
+def flow(values: dict[str, Any]) -> str:
+    """Plain values as YAML in one line."""
+    text: str = yaml.safe_dump(values, default_flow_style=True, width=1 << 20, sort_keys=False)
+    return text.strip()
+
+
+def line_of(values: Measurement) -> Line:
+    """A measurement as text; seven digits, and nothing for a value that does not exist."""
+    return {
+        name: "" if value is None or value != value else f"{value:.7g}" if isinstance(value, float) else str(value)
+        for name, value in values.items()
     }

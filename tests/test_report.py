@@ -1,36 +1,19 @@
 """The report of the committed results: each figure has its data, and values are those of the file."""
 
+import json
+import shutil
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import report
-from report_figures import FIGURES, pick
+from report_figures import FIGURES
+from report_plots import pick
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results.csv"
-
-
-class Page(HTMLParser):
-    """Tags that are open, and counts of tags."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.count: dict[str, int] = {}
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.count[tag] = self.count.get(tag, 0) + 1
-        if tag not in {"meta", "path", "use", "rect", "br"}:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if self.open and self.open[-1] == tag:
-            self.open.pop()
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +34,7 @@ def test_make_report_draws_every_figure(tmp_path: Path) -> None:
     assert f"{len(FIGURES)} figures" in told
     assert "not drawn" not in told
     text = page.read_text(encoding="utf-8")
-    parsed = Page(text)
-    assert parsed.open == ["html"] or parsed.open == []
-    assert parsed.count["svg"] == parsed.count["figure"] == len(FIGURES) <= 15
+    assert text.count("<figure>") == text.count("</svg>") == len(FIGURES) <= 15
     assert "src=" not in text
     assert "<script" not in text
     assert {path.stem for path in pictures.iterdir()} == set(report.PICTURES.values())
@@ -74,6 +55,32 @@ def test_time_beside_ours_is_of_the_same_repetition(data: pd.DataFrame) -> None:
     title = "Training · float32, 16 triples a step, at most 50 tokens"
     ratio = line(data, metric="times ours", task=title, row="angle-emb")
     assert [round(ratio[name], 2) for name in ("value", "low", "high")] == [4.19, 3.68, 4.31]
+
+
+def test_a_speed_comparison_is_added(tmp_path: Path) -> None:
+    for name in ("results.csv", "runs.csv"):
+        shutil.copy(RESULTS.with_name(name), tmp_path)
+    runs = {"angle_llm": [2.0, 4.0], "angle-emb": [6.0, 8.0], "other": [None, None]}
+    scenario = {
+        "title": "Training",
+        "units": 16,
+        "runs": {
+            name: [{"seconds": s, "peak_bytes": 2**30, "problem": None if s else "out of memory"} for s in seconds]
+            for name, seconds in runs.items()
+        },
+    }
+    machine = {"cores": 2, "processor": "p", "system": "s"}
+    written = {"finished": "2026-11-23T00:00", "machine": machine, "settings": {"train": True}, "scenarios": [scenario]}
+    (tmp_path / "speed.json").write_text(json.dumps(written), encoding="utf-8")
+    for _ in range(2):
+        report.add_speed(tmp_path / "speed.json", tmp_path / "results.csv")
+    measured, listed = report.read(tmp_path / "results.csv")
+    assert len(measured[measured.grid == "speed"]) == 12
+    assert len(listed[listed.grid == "speed"]) == 6
+    before = RESULTS.read_text(encoding="utf-8").splitlines()
+    assert set(before) < set((tmp_path / "results.csv").read_text(encoding="utf-8").splitlines())
+    ratio = line(report.summarise(measured, listed), grid="speed", metric="times ours", row="angle-emb")
+    assert (ratio.value, ratio.low, ratio.high, ratio.peak) == (2.5, 2, 3, 1)
 
 
 def test_a_figure_without_its_rows_names_them(data: pd.DataFrame) -> None:

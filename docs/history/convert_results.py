@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ablation import COMMAND, Results, _line, flow
+from ablation import COMMAND
 from ablation_grid import experiments, load_grid
-from ablation_measure import asked, measurement
+from ablation_measure import Results, asked, flow, line_of, measurement
 
 from angle_llm.evaluate import PUBLISHED, Interval
 from angle_llm.evaluate.transfer_report import PUBLISHED_TRANSFER
@@ -296,5 +296,5 @@ if __name__ == "__main__":
         speed(old, runs, found)
         others(old, runs, found)
     results = Results(Path("docs/results.csv"))
-    results._write([_line(one) for one in found], list(runs.values()))
+    results._write([line_of(one) for one in found], list(runs.values()))
     print(f"{len(found)} measurements of {len(runs)} runs")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ablation import Line, Results, Settings, main, run_and_forward_signals
+from ablation import Settings, main, run_and_forward_signals
 from ablation_grid import experiments, load_grid
-from ablation_measure import asked, load_scores
+from ablation_measure import Line, Results, asked, load_scores
 from tiny import save_tiny_base
 
 from angle_llm import AngleObjective, SentenceEncoder

@@ -1,0 +1,125 @@
+"""Plot helpers of the report: lines of the summary, and values with their intervals below each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+INK, GREY = "#010101", "#8a8f98"
+"""The page replaces INK by the text colour of its theme."""
+COLOURS = BLUE, ORANGE, GREEN, PURPLE, RED = ("#3f83c8", "#e0803c", "#3b9f72", "#9273c4", "#cf5b6b")
+mpl.rcParams.update(
+    {
+        "font.size": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.edgecolor": GREY,
+        "axes.labelcolor": INK,
+        "text.color": INK,
+        "xtick.color": INK,
+        "ytick.color": INK,
+        "xtick.major.size": 0,
+        "ytick.major.size": 0,
+        "grid.color": GREY,
+        "grid.alpha": 0.3,
+        "axes.axisbelow": True,
+        "legend.frameon": False,
+        "xaxis.labellocation": "right",
+        "svg.fonttype": "none",
+        "svg.hashsalt": "report",
+        "figure.constrained_layout.use": True,
+    }
+)
+
+Drawn = tuple[Figure, str]
+SPEARMAN = "Spearman × 100"
+DIFFERENCE = "difference in Spearman × 100"
+
+
+def pick(
+    data: pd.DataFrame, grid: str, rows: str = "", task: str = "", kind: str = "sts", metric: str = "spearman"
+) -> pd.DataFrame:
+    """Lines of the summary in the order of `rows`, names separated by spaces; without names all rows of the grid."""
+    found = data[(data.grid == grid) & (data.kind == kind) & (data.metric == metric)]
+    found = found[found.task == task] if task else found
+    names = rows.split()
+    if names:
+        found = found[found.row.isin(names)].sort_values("row", key=lambda s: s.map(names.index), kind="stable")
+    if found.empty or not set(names) <= set(found.row):
+        missing = sorted(set(names) - set(found.row)) or ["any row"]
+        raise LookupError(f"grid {grid}: no {metric} {task} of {', '.join(missing)}")
+    return found
+
+
+def one(data: pd.DataFrame, grid: str, row: str, task: str, **more: Any) -> Any:
+    """The single line of a row."""
+    return next(pick(data, grid, row, task, **more).itertuples())
+
+
+def axes(height: float, width: float = 5.4, columns: int = 1) -> tuple[Figure, Any]:
+    """A figure and its axes."""
+    fig = Figure(figsize=(width, height))
+    return fig, fig.subplots(1, columns)
+
+
+def dots(ax: Axes, found: pd.DataFrame, y: Sequence[float], colour: str, label: str | None = None) -> None:
+    """Values with their intervals; hollow where a trained row has one seed."""
+    for place, line in zip(y, found.itertuples(), strict=True):
+        hollow = line.trained and line.seeds < 2
+        ax.plot([line.low, line.high], [place, place], color=colour, lw=1.5)
+        ax.plot(line.value, place, "o", ms=5, color=colour, mfc="none" if hollow else colour, label=label)
+        label = None
+
+
+def names(ax: Axes, y: Sequence[float], labels: Sequence[str], xlabel: str) -> None:
+    """Labels beside the lines of a horizontal plot."""
+    ax.set_yticks(y, [wrapped(label) for label in labels])
+    ax.set_ylim(min(y) - 0.6, max(y) + 0.6)
+    ax.set_xlabel(xlabel)
+    ax.grid(axis="x")
+
+
+def legend(ax: Axes, columns: int = 3) -> None:
+    """A legend above the axes, where it covers nothing."""
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, fontsize=8, columnspacing=1.2, borderpad=0.2)
+
+
+def wrapped(text: str, width: int = 36) -> str:
+    """A label in two lines if it is long."""
+    cut = text.rfind(" ", 0, width) if len(text) > width else -1
+    return text if cut < 0 else f"{text[:cut]}\n{text[cut + 1 :]}"
+
+
+def series(
+    data: pd.DataFrame, tasks: dict[str, str], rows: dict[str, tuple[str, str]], xlabel: str, **where: Any
+) -> Figure:
+    """Tasks below each other, one colour for each of `rows`: label → grid, row."""
+    fig, ax = axes(0.36 * len(tasks) + 0.9)
+    y = list(range(len(tasks)))[::-1]
+    for index, ((label, (grid, row)), colour) in enumerate(zip(rows.items(), (GREY, ORANGE, BLUE), strict=False)):
+        found = pd.concat([pick(data, grid, row, task, **where) for task in tasks])
+        dots(ax, found, [place + 0.22 * (1 - index) for place in y], colour, label)
+    names(ax, y, list(tasks.values()), xlabel)
+    legend(ax)
+    return fig
+
+
+def listed(
+    data: pd.DataFrame, grid: str, rows: str, task: str, kind: str, xlabel: str, colour: str, sentence: str
+) -> Drawn:
+    """Rows of one grid below each other; in the order of `rows`, or by value."""
+    found = pick(data, grid, rows, task, kind=kind)
+    found = found if rows else found.sort_values("value", ascending=False)
+    fig, ax = axes(0.3 * len(found) + 0.6)
+    y = list(range(len(found)))[::-1]
+    dots(ax, found, y, colour)
+    names(ax, y, list(found.label), f"{DIFFERENCE if kind == 'difference' else SPEARMAN}, {xlabel}")
+    lines = data[(data.grid == grid) & (data.task == task)]
+    values = lines[(lines.kind == "sts") & (lines.metric == "spearman")].set_index("row").value
+    differences = {line.row: line for line in lines[lines.kind == "difference"].itertuples()}
+    return fig, sentence.format(value=values, difference=differences)

@@ -50,8 +50,7 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
     from angle_llm.evaluate.nested import NestedEvalSettings, nested_main
     from angle_llm.evaluate.retrieval_command import RetrievalSettings, retrieval_main
     from angle_llm.evaluate.transfer_command import TransferSettings, transfer_main
-    from angle_llm.export import ExportSettings, MergeSettings, VerifySettings, export_main, merge_main, verify_main
-    from angle_llm.export.push import PushSettings, push_main
+    from angle_llm.export import commands as forms
     from angle_llm.mine import MineSettings, mine_main
     from angle_llm.plan import PlanSettings, plan_main
     from angle_llm.search import SearchSettings, search_main
@@ -64,10 +63,10 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
 
         return command
 
-    def verify(settings: VerifySettings) -> None:
+    def verify(settings: forms.VerifySettings) -> None:
         from angle_llm.evaluate import sts_score
 
-        verify_main(settings, sts_score)
+        forms.verify_main(settings, sts_score)
 
     return {
         "train": (TrainSettings, train, "Fine-tune a language model into a text-embedding model."),
@@ -81,10 +80,14 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
         "eval mteb": (MtebSettings, with_encoder(mteb_main), "Tasks of MTEB, run by mteb."),
         "data check": (CheckSettings, check_main, "Check a dataset before training."),
         "data mine": (MineSettings, mine_main, "Mine hard negatives for positive pairs."),
-        "merge": (MergeSettings, merge_main, "Merge a LoRA adapter into its base model."),
-        "verify": (VerifySettings, verify, "Compare the vectors of saved encoders: exit code 0 if equal, 1 if not."),
-        "export": (ExportSettings, export_main, "Export an encoder for another library."),
-        "push": (PushSettings, push_main, "Upload a saved encoder to the Hugging Face hub."),
+        "merge": (forms.MergeSettings, forms.merge_main, "Merge a LoRA adapter into its base model."),
+        "verify": (
+            forms.VerifySettings,
+            verify,
+            "Compare the vectors of saved encoders: exit code 0 if equal, 1 if not.",
+        ),
+        "export": (forms.ExportSettings, forms.export_main, "Export an encoder for another library."),
+        "push": (forms.PushSettings, forms.push_main, "Upload a saved encoder to the Hugging Face hub."),
     }
 
 

@@ -47,7 +47,7 @@ def main() -> None:
     from angle_llm.config import DataSource
     from angle_llm.data.examples import load_examples
     from angle_llm.data.formats import Triple
-    from angle_llm.export.sentences import SENTENCES
+    from angle_llm.export.texts import SENTENCES
     from angle_llm.model.tokenizer import SentenceTokenizer
     from angle_llm.prompts import PromptTemplate
 

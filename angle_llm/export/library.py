@@ -1,7 +1,7 @@
-"""A sentence-transformers folder, used through the library itself: what its users get.
+"""A sentence-transformers folder, opened with the library itself.
 
-The library is optional (`pip install 'angle_llm[export]'`) and imported when such a folder is opened, not before. It runs
-with `trust_remote_code` off and without the network.
+The library is optional (`pip install 'angle_llm[export]'`) and imported when a folder is opened, with
+`trust_remote_code` off and without the network.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from angle_llm.prompts import PromptTemplate
 
 LIBRARY = "sentence-transformers"
 MODULES_NAME = "modules.json"
-"""What every folder of the library holds."""
+"""File in every folder of the library."""
 
 
 class MissingLibraryError(RuntimeError):
-    """sentence-transformers is needed, and is not installed."""
+    """sentence-transformers is not installed."""
 
 
 @dataclass(frozen=True)
 class ExportFacts:
-    """What an exported folder says of itself in `EXPORT_NAME`; its tokenizer and the library's files do it."""
+    """Prompt, pooling and length of an exported folder, as recorded in `EXPORT_NAME`."""
 
     prompt: PromptTemplate
     pooling: str
     max_length: int
 
     def write(self, folder: Path, **more: Any) -> None:
-        """Writes the facts, and `more`, into a folder."""
+        """Write the facts, and `more`, into a folder."""
         values = {
             "format_version": 1,
             "form": LIBRARY,
@@ -51,7 +51,7 @@ class ExportFacts:
 
     @classmethod
     def read(cls, folder: Path) -> ExportFacts | None:
-        """Reads them; None for a folder from elsewhere.
+        """Read the facts; None for a folder of other origin.
 
         Raises:
             ArtifactError: if the file is damaged.
@@ -68,24 +68,24 @@ class ExportFacts:
 
 
 def is_library_folder(path: str | Path) -> bool:
-    """Whether a folder is one of sentence-transformers, and no saved encoder."""
+    """Whether a folder is a sentence-transformers folder and not a saved encoder."""
     return (Path(path).expanduser() / MODULES_NAME).is_file() and not is_saved_encoder(path)
 
 
 def check_library() -> None:
-    """Raises `MissingLibraryError` where sentence-transformers is not installed."""
+    """Raise `MissingLibraryError` if sentence-transformers is not installed."""
     if importlib.util.find_spec("sentence_transformers") is None:
         raise MissingLibraryError(
-            "this folder is compared as sentence-transformers uses it, and that library is not installed. Install it: "
-            "pip install 'angle_llm[export]'. (An export can be written without it: --no-verify.)"
+            "the comparison needs sentence-transformers, which is not installed: pip install 'angle_llm[export]'. "
+            "--no-verify writes an export without it."
         )
 
 
 class LibraryModel:
-    """A folder as `SentenceTransformer(folder)` opens it, computing in float32 with the values it has."""
+    """`SentenceTransformer(folder)` with its stored values, computing in float32."""
 
     def __init__(self, path: str | Path, device: str | None = None) -> None:
-        """Opens the folder.
+        """Open the folder.
 
         Raises:
             MissingLibraryError: if sentence-transformers is not installed.
@@ -99,19 +99,19 @@ class LibraryModel:
             str(folder), device=device, local_files_only=True, trust_remote_code=False
         )
         self.dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
-        """Of the stored weights."""
+        """Dtype of the stored weights."""
         self.model.float()
 
     @property
     def max_length(self) -> int:
-        """Tokens at most, as the library has it."""
+        """Maximum number of tokens."""
         return int(self.model.max_seq_length)
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids the library's tokenizer gives, text by text."""
+        """Token ids of each text."""
         return [self.model.tokenizer(text, truncation=True)["input_ids"] for text in texts]
 
     def encode(self, texts: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """`model.encode(texts)` with no further argument but that no bar is drawn: (N, D) float32."""
+        """`model.encode(texts)`: (N, D) float32."""
         rows_ND: np.ndarray[Any, np.dtype[np.float32]] = self.model.encode(list(texts), show_progress_bar=False)
         return rows_ND

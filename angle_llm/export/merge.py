@@ -1,14 +1,13 @@
-"""An adapter put into its base's weights: a directory that needs neither peft nor the base.
+"""Merge an adapter into the weights of its base: the result needs neither peft nor the base.
 
-    base, tensor by tensor ──► as the adapter saw it ──► float32 + update ──► one rounding ──► shards
+    base, tensor by tensor ──► values of training ──► float32 + update ──► one rounding ──► shards
                                                                                   │
-    the saved adapter ◄──────────── verify: the same vectors? ────────────────────┘
+    saved adapter ◄─────────────── verify: equal vectors? ────────────────────────┘
 
-The base's values are those of training: rounded to the card's dtype, and where the base was quantised, as they come out of
-their bits. On the original values the adapter would be another encoder (peft issue 2321). A base in safetensors is read
-tensor by tensor, so the merge needs the memory of one output shard and one layer; the verification loads each form whole.
-
-The target is written whole or not at all, and not before it is shown to be the same encoder.
+The base has the values of training: rounded to the dtype of the card, and dequantised if it was quantised. On the
+original values the adapter would be another encoder (peft#2321). A base in safetensors is read tensor by tensor, so
+merging needs the memory of one shard and one layer; verification loads each form. The target is written atomically,
+after verification.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ import torch
 from torch import Tensor
 
 from angle_llm import __version__
-from angle_llm.export.model_card import model_card
-from angle_llm.export.report import Verification
+from angle_llm.export.card import CardFacts, model_card
+from angle_llm.export.comparison import Verification
 from angle_llm.export.verify import MERGE_NAME, VerificationError, verify
 from angle_llm.export.weights import open_adapters_base
 from angle_llm.io import write_json
@@ -48,16 +47,21 @@ def merge(
     check: bool = True,
     device: str | None = None,
 ) -> Verification | None:
-    """Writes the saved adapter `run`, merged into its base, as the directory `out`; returns what the verification found.
+    """Merge the saved adapter `run` into its base, write it to `out`, and return the verification.
 
-    `base` "dequantised" merges onto the values the adapter was trained on, "original" onto the base's weights as they are
-    stored, where a quantised adapter is no longer quite the one that was trained. `dtype` is what is stored, rounded once.
-    `check` False leaves the verification out, for a machine that cannot hold the model; the directory says so.
+    Args:
+        base: "dequantised" merges into the values the adapter was trained on, "original" into the stored weights, where
+        an
+            adapter trained on a quantised base differs slightly.
+        dtype: dtype of the stored weights, rounded once.
+        shard_bytes: size of a weights file.
+        check: False skips verification, for a machine that cannot hold the model; the folder records it.
+        device: where to verify; None: the best available.
 
     Raises:
-        FileNotFoundError: if there is no adapter at `run`, or its base is gone.
-        ArtifactError: for an adapter that cannot be merged, another base, or a target that is in the way.
-        VerificationError: if the merged model is not the adapter's; nothing is written then.
+        FileNotFoundError: if there is no adapter at `run`, or its base is missing.
+        ArtifactError: for an adapter that cannot be merged, another base, or a target that would overwrite its inputs.
+        VerificationError: if the merged model differs from the adapter; nothing is written.
     """
     source, target = Path(run).expanduser(), Path(out).expanduser()
     card = _adapter_card(source)
@@ -98,7 +102,11 @@ def merge(
         if check:
             found = _check([source, folder], [str(run), str(out)], device, original=original)
         write_json(folder / REPORT_NAME, {"holds": None} if found is None else found.to_dict())
-        (folder / "README.md").write_text(model_card(target.name, merged, provenance, found), encoding="utf-8")
+        facts = CardFacts(
+            "whole", target.name, card.prompt, card.pooling, card.max_length, card.base, card.base_revision,
+            dimensions=card.dimensions, verification=None if found is None else found.to_dict(), origin=provenance,
+        )  # fmt: skip
+        (folder / "README.md").write_text(model_card(facts), encoding="utf-8")
 
     write_directory(target, fill)
     return found
@@ -107,47 +115,49 @@ def merge(
 def _adapter_card(source: Path) -> EncoderCard:
     if not is_saved_encoder(source):
         inside = source / "model"
-        hint = f" {inside} is one." if is_saved_encoder(inside) else " Give the model directory of a run."
-        raise FileNotFoundError(f"{source} has no {CARD_NAME}, so it is no saved adapter.{hint}")
+        hint = f" {inside} is one." if is_saved_encoder(inside) else " Give the model folder of a run."
+        raise FileNotFoundError(f"{source} has no {CARD_NAME}: not a saved adapter.{hint}")
     card = EncoderCard.read(source)
     if card.base is None:
-        raise ArtifactError(f"{source} holds a whole model, no adapter: there is nothing to merge.")
+        raise ArtifactError(f"{source} holds a whole model, not an adapter: nothing to merge.")
     return card
 
 
 def check_target(source: Path, location: BackboneLocation, target: Path) -> None:
-    """Refuses to write onto, into or around what is read."""
+    """Refuse a target that would overwrite the adapter or its base, or be written into their folders."""
     check_writable(target)
     place = target.resolve()
-    for what, folder in (("adapter", source), ("base", Path(location.name))):
-        if folder.exists():
-            read = folder.resolve()
+    # A folder below that of a GGUF file does not touch the file.
+    base = Path(location.name) / (location.gguf_file or "")
+    for what, read in (("adapter", source), ("base", base)):
+        if read.exists():
+            read = read.resolve()
             if place == read or place in read.parents or read in place.parents:
-                raise ArtifactError(f"{target} is in the way of the {what}, {folder}. Choose another directory.")
+                raise ArtifactError(f"{target} would overwrite the {what}, {read}. Choose another folder.")
 
 
 def _check_base(card: EncoderCard, weights: BaseWeights, source: Path, *, rounded: bool) -> None:
-    # Through float16 and on to the fingerprint's bfloat16 is another rounding than to bfloat16 at once.
+    # Rounding to float16 and then to the fingerprint's bfloat16 differs from rounding to bfloat16 at once.
     comparable = rounded or card.dtype != "float16"
     if comparable and card.base_fingerprint is not None and weights.fingerprint() != card.base_fingerprint:
         raise ArtifactError(
             f"{source} was trained on weights with fingerprint {card.base_fingerprint}, but {card.base} has "
-            f"{weights.fingerprint()}. Put the original base there, or name the right one in {source / CARD_NAME}."
+            f"{weights.fingerprint()}. Restore the original base, or name the right one in {source / CARD_NAME}."
         )
 
 
 def _check(forms: list[Path], names: list[str], device: str | None, *, original: bool) -> Verification:
-    """The verification of a merged folder; on the original base it also says how far that is from what was trained."""
+    """Verify a merged folder; on the original base also report the difference from the trained values."""
     found = verify(forms, names=names, device=device, original_base=original)
     if not found.holds:
         raise VerificationError(
-            f"{names[1]} was not written, for it would not be the encoder in {names[0]}:\n{found.text()}"
+            f"{names[1]} was not written: it differs from the encoder in {names[0]}:\n{found.text()}"
         )
     if original:
         (drift,) = verify(forms, names=names, device=device).comparisons
         note = (
-            "compared with the adapter on the base's weights as they are stored. From the adapter on the values it was "
-            f"trained on it differs by 1-cos {drift.largest_difference:.1e} at most, {drift.mean_difference:.1e} in the mean."
+            "compared with the adapter on the stored weights of the base. The difference from the adapter on the values it "
+            f"was trained on is 1-cos at most {drift.largest_difference:.1e}, mean {drift.mean_difference:.1e}."
         )
         found = replace(found, notes=(*found.notes, note))
     return found
@@ -156,7 +166,7 @@ def _check(forms: list[Path], names: list[str], device: str | None, *, original:
 def _write_weights(
     folder: Path, weights: BaseWeights, adapter: LoraAdapter, dtype: torch.dtype, shard_bytes: int
 ) -> None:
-    """Writes the backbone's tensors as `save_pretrained` names them: one file, or shards and their index."""
+    """Write the tensors with the names of `save_pretrained`: one file, or shards and their index."""
     from safetensors.torch import save_file
 
     shards = list(_shards(weights, dtype, shard_bytes))
@@ -174,7 +184,7 @@ def _write_weights(
 
 
 def _shards(weights: BaseWeights, dtype: torch.dtype, shard_bytes: int) -> Iterator[list[str]]:
-    """The names of the tensors, in the backbone's order, in groups that take at most `shard_bytes`, or one tensor."""
+    """Tensor names in groups of at most `shard_bytes`, or one tensor."""
     names: list[str] = []
     size = 0
     for name, tensor in weights.skeleton.state_dict().items():
@@ -188,7 +198,7 @@ def _shards(weights: BaseWeights, dtype: torch.dtype, shard_bytes: int) -> Itera
 
 
 def _merged(name: str, weights: BaseWeights, adapter: LoraAdapter, dtype: torch.dtype) -> Tensor:
-    """A tensor of the merged model, in the stored type."""
+    """A tensor of the merged model in the stored dtype."""
     path, _, kind = name.rpartition(".")
     values = weights.values(name)
     if kind == "weight" and path in adapter.updates:
@@ -199,8 +209,8 @@ def _merged(name: str, weights: BaseWeights, adapter: LoraAdapter, dtype: torch.
     stored = values.to(dtype).contiguous()
     if not bool(torch.isfinite(stored).all()):
         raise ArtifactError(
-            f"{name} has numbers that are not finite in {str(dtype).removeprefix('torch.')}. If they are in float32, choose "
-            "another --dtype, else the adapter is damaged."
+            f"{name} has values that are not finite in {str(dtype).removeprefix('torch.')}. If they are finite in float32, "
+            "choose another --dtype; otherwise the adapter is damaged."
         )
     return stored
 
@@ -208,7 +218,7 @@ def _merged(name: str, weights: BaseWeights, adapter: LoraAdapter, dtype: torch.
 def _write_config(folder: Path, weights: BaseWeights, dtype: str) -> None:
     config: Any = weights.skeleton.config
     if hasattr(config, "quantization_config"):
-        del config.quantization_config  # the base was stored in bits, this is not
+        del config.quantization_config  # the base was quantised, the merged model is not
     config.dtype = torch_dtype(dtype)
     config.architectures = [type(weights.skeleton).__name__]
     config.save_pretrained(folder)

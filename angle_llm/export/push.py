@@ -1,11 +1,10 @@
-"""A saved encoder put on the hub, in any of its forms: an adapter, a whole or merged model, a sentence-transformers folder.
+"""Upload a saved encoder to the hub: an adapter, a whole or merged model, or a sentence-transformers folder.
 
-    folder ──► is it whole, verified, free of pickles and of this machine's paths? ──► card ──► one commit
+    folder ──► complete, verified, no pickles, no local paths? ──► card ──► one commit
 
-One commit holds everything, or no file is changed; what lies in the folder is never written to. In the repository, files of
-kinds that a push writes (weights, configurations, tokenizer, cards: see `is_ours`) are replaced, and deleted where this push
-has none of that name; all others stay. The token is the one of
-`hf auth login` or HF_TOKEN: it is no argument, is not read here, and is not told.
+One commit holds everything; the folder itself is not changed. In the repository, files of kinds that a push writes
+(weights, configurations, tokenizer, cards: `is_ours`) are replaced, and deleted if this push has none of that name;
+other files are kept. The token is that of `hf auth login` or HF_TOKEN; it is no argument and is never printed.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ import json
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePath
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
 import yaml
 
-from angle_llm.export.hub_card import SETTINGS_PLACES, CardFacts, hub_card, is_on_hub, scores_of, without_places
+from angle_llm.export.card import SETTINGS_PATH_KEYS, CardFacts, is_on_hub, model_card, read_scores, without_paths
+from angle_llm.export.commands import PushSettings
 from angle_llm.export.library import MODULES_NAME, ExportFacts
 from angle_llm.export.merge import REPORT_NAME
 from angle_llm.export.verify import MERGE_NAME
@@ -37,102 +36,82 @@ from angle_llm.model.hub import ADAPTER_FILES, TOKENIZER_FILES, WHOLE_FILES
 
 _PUSHED = {".json", ".safetensors", ".txt", ".model"}
 _LARGE_JSON = {"tokenizer.json", "vocab.json", "model.safetensors.index.json"}
-"""Of these no value is a path, and they go as they are."""
+"""Files without paths, uploaded unchanged."""
 _HUBS_OWN = {".gitattributes", "README.md"}
 _OURS = (
     CARD_NAME, EXPORT_NAME, MERGE_NAME, REPORT_NAME, *ADAPTER_FILES, *WHOLE_FILES, *TOKENIZER_FILES, MODULES_NAME,
     "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json",
 )  # fmt: skip
-"""What the forms of an encoder consist of: patterns of paths in a repository."""
+"""Files of all forms of an encoder: patterns of paths in a repository."""
 
 
 class PushError(RuntimeError):
-    """The hub did not take it; no file was changed there, nothing is lost here. A new repository may be there, empty."""
-
-
-@dataclass(frozen=True)
-class PushSettings:
-    """What `angle-llm push` sends, and where."""
-
-    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
-    """A saved encoder: the model directory of a run, a merged model, or what `angle-llm export` wrote."""
-    repo: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="USER/NAME")]
-    """The repository on the hub. It is made if it is not there, and must hold an encoder of ours if it is, whose files are
-    replaced; others stay."""
-    run: Path | None = None
-    """The run directory whose settings and scores go into the card. None: the one the folder lies in, if it does."""
-    results: Path | None = None
-    """A file that `angle-llm eval --json` wrote; its figures go into the card."""
-    public: bool = False
-    """Make a new repository public. Else it is private."""
-    unverified: bool = False
-    """Push a merged or exported folder even if it was not compared with what it was made from."""
-    dry_run: bool = False
-    """Show the files and the card. Nothing reaches the network."""
+    """The upload failed; no file was changed on the hub. A new repository may exist, empty."""
 
 
 @dataclass(frozen=True)
 class Parcel:
-    """What would be pushed."""
+    """Files and card of an upload."""
 
     files: dict[str, Path | bytes]
-    """By their path in the repository."""
-    left_out: tuple[str, ...]
+    """Path in the repository → file or content."""
+    skipped: tuple[str, ...]
     facts: CardFacts
 
 
-def push_main(settings: PushSettings) -> None:
-    """Pushes, and says where it lies."""
+def push(settings: PushSettings) -> str:
+    """Upload the encoder; return what to print: its address, or with `dry_run` its files and card.
+
+    Raises:
+        ArtifactError, ValueError: see `pack`.
+        PushError: if the repository holds something else, or the hub refuses or is not reachable.
+    """
     parcel = pack(settings)
-    if parcel.left_out:
-        print(f"left out: {', '.join(parcel.left_out)}")
+    skipped = f"skipped: {', '.join(parcel.skipped)}\n" if parcel.skipped else ""
     if settings.dry_run:
-        print("\n".join(sorted([*parcel.files, "README.md"])))
-        print(
-            "\nOf an encoder that is there already, files of these names go where this push has none: "
-            + ", ".join(_OURS)
-        )
-        print(f"\n{hub_card(parcel.facts)}\nNothing was pushed: --dry-run.")
-        return
+        files = "\n".join(sorted([*parcel.files, "README.md"]))
+        replaced = f"Files of an earlier push with these names are deleted if this push has none: {', '.join(_OURS)}"
+        return f"{skipped}{files}\n\n{replaced}\n\n{model_card(parcel.facts)}\nNothing was uploaded: --dry-run."
     url = send(parcel, settings.repo, private=not settings.public)
-    print(f"The encoder lies at {url}. To use it: SentenceEncoder.from_pretrained({settings.repo!r})"
-          if parcel.facts.form != "sentence-transformers"
-          else f"The encoder lies at {url}. To use it: SentenceTransformer({settings.repo!r})")  # fmt: skip
+    library = (
+        "SentenceTransformer" if parcel.facts.form == "sentence-transformers" else "SentenceEncoder.from_pretrained"
+    )
+    return f"{skipped}Uploaded to {url}. To use it: {library}({settings.repo!r})"
 
 
 def pack(settings: PushSettings) -> Parcel:
-    """Looks through the folder, and gathers what is to be sent; reads nothing but files of this machine.
+    """Collect the files of an upload; reads local files only.
 
     Raises:
-        ArtifactError: for a folder that is no sound encoder, an adapter whose base nobody else has, or one not verified.
-        ValueError: for a name that is no USER/NAME, or results that cannot be read.
+        ArtifactError: for a folder that is not a complete encoder, an adapter on a local base, or one that was not
+        verified. ValueError: for a name other than USER/NAME, or results that cannot be read.
     """
     folder = settings.folder.expanduser()
     if settings.repo.count("/") != 1 or not all(settings.repo.split("/")):
-        raise ValueError(f"push needs a repository as USER/NAME, got {settings.repo!r}.")
+        raise ValueError(f"push: expected a repository USER/NAME, got {settings.repo!r}.")
     facts = _facts(folder, settings)
     check_files(folder)
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    sent, left_out = {}, []
+    sent, skipped = {}, []
     for path in paths:
         name = path.relative_to(folder).as_posix()
         hidden = any(part.startswith(".") for part in PurePath(name).parts)
         if path.suffix in _PUSHED and not hidden and path.name != REPORT_NAME:
             sent[name] = _content(path, facts)
         elif path.name not in (REPORT_NAME, "README.md"):
-            left_out.append(name)
-    return Parcel(sent, tuple(left_out), facts)
+            skipped.append(name)
+    return Parcel(sent, tuple(skipped), facts)
 
 
 def _content(path: Path, facts: CardFacts) -> Path | bytes:
-    """A file as it is sent: the base by the name the card has for it, and no place on this machine."""
+    """A file as it is uploaded: with the base name of the card and without local paths."""
     if path.suffix != ".json" or path.name in _LARGE_JSON:
         return path
     try:
         values: Any = json.loads(path.read_bytes())
     except ValueError as error:
         raise ArtifactError(f"{path} is not valid JSON ({error}). Save the encoder again.") from error
-    cleaned = without_places(values)
+    cleaned = without_paths(values)
     if path.name == "adapter_config.json" and facts.base is not None:
         cleaned |= {"base_model_name_or_path": facts.base, "revision": facts.base_revision}
     if cleaned == values:
@@ -146,7 +125,7 @@ def _facts(folder: Path, settings: PushSettings) -> CardFacts:
     if run is not None:
         given = {"settings": _settings_of(run), "scores": _scores_of_run(run)}
     if settings.results is not None:
-        given["scores"] = scores_of(settings.results)
+        given["scores"] = read_scores(settings.results)
     exported = ExportFacts.read(folder)
     if exported is None and not is_saved_encoder(folder):
         inside = folder / "model"
@@ -158,14 +137,15 @@ def _facts(folder: Path, settings: PushSettings) -> CardFacts:
     report = read_json(folder / REPORT_NAME) if (folder / REPORT_NAME).is_file() else None
     if (merged or exported) and not settings.unverified and (report is None or report.get("holds") is not True):
         raise ArtifactError(
-            f"{folder} was not compared with what it was made from, so nobody knows that it is the same encoder. Make it again "
-            "without --no-verify, or push it --unverified."
+            f"{folder} was not verified against its origin. Make it again without --no-verify, or push it with "
+            "--unverified."
         )
     base, revision = merged.get("base"), merged.get("base_revision")
+    given["origin"] = merged or None
     if exported is not None:
         check_model_files(folder)
         return CardFacts("sentence-transformers", settings.repo, exported.prompt, exported.pooling, exported.max_length, base,
-            revision, verification=report, licence=None, **given)  # fmt: skip
+            revision, verification=report, license=None, **given)  # fmt: skip
     card = EncoderCard.read(folder)
     usage: dict[str, Any] = {
         "prompt": card.prompt, "pooling": card.pooling, "max_length": card.max_length, "dimensions": card.dimensions,
@@ -176,8 +156,8 @@ def _facts(folder: Path, settings: PushSettings) -> CardFacts:
         return CardFacts("whole", settings.repo, base=base, base_revision=revision, **usage, **given)
     if PurePath(card.base).is_absolute() or Path(card.base).expanduser().exists():
         raise ArtifactError(
-            f"the adapter in {folder} goes on {card.base}, a place on this machine, where nobody else finds it. Merge it and "
-            f"push the whole model (angle-llm merge {settings.folder} OUT), or train on a base from the hub."
+            f"the base of the adapter in {folder} is {card.base}, a path on this machine. Merge it and push the whole model "
+            f"(angle-llm merge {settings.folder} OUT), or train on a base from the hub."
         )
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         if not (folder / name).is_file():
@@ -194,12 +174,12 @@ def _settings_of(run: Path) -> dict[str, Any] | None:
     try:
         values = yaml.safe_load((run / "settings.yaml").read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"--run needs a run directory with settings.yaml; {run} is none ({error}).") from error
-    return dict(without_places(values, SETTINGS_PLACES)) if isinstance(values, dict) else None
+        raise ValueError(f"--run: expected a run directory with settings.yaml, got {run} ({error}).") from error
+    return dict(without_paths(values, SETTINGS_PATH_KEYS)) if isinstance(values, dict) else None
 
 
 def _scores_of_run(run: Path) -> tuple[tuple[str, float], ...]:
-    """The evaluation before the first step, and the best one after: that of the model which is kept."""
+    """The evaluation before the first step, and the best one after, which is that of the saved model."""
     path = run / "metrics.jsonl"
     if not path.is_file():
         return ()
@@ -207,21 +187,21 @@ def _scores_of_run(run: Path) -> tuple[tuple[str, float], ...]:
     measured = [(line["step"], float(line["evaluation"])) for line in lines if "evaluation" in line]
     before = [("evaluation during training, before the first step", score) for step, score in measured if step == 0]
     after = [score for step, score in measured if step > 0]
-    return (*before[:1], *([("evaluation during training, of the model kept", max(after))] if after else []))
+    return (*before[:1], *([("evaluation during training, of the saved model", max(after))] if after else []))
 
 
 def is_ours(name: str) -> bool:
-    """Whether a path in a repository is of a kind that a push writes, so that a later push may delete it."""
+    """Whether a push writes files with this path, so that a later push may delete it."""
     return any(name.count("/") == pattern.count("/") and fnmatch(name, pattern) for pattern in _OURS)
 
 
 def send(parcel: Parcel, repo: str, *, private: bool) -> str:
-    """Makes the repository if need be, and everything in it one commit; returns its address.
+    """Create the repository if needed, upload everything in one commit, and return its address.
 
-    What an earlier push wrote and this one does not is deleted (`is_ours`); everything else in the repository stays.
+    Files of an earlier push that this one does not have are deleted (`is_ours`); other files are kept.
 
     Raises:
-        PushError: if the repository holds something else, or the hub refuses or is not there.
+        PushError: if the repository holds something else, or the hub refuses or is not reachable.
     """
     from dataclasses import replace
 
@@ -235,11 +215,11 @@ def send(parcel: Parcel, repo: str, *, private: bool) -> str:
         there = set(api.list_repo_files(repo)) if api.repo_exists(repo) else None
         if there and not there <= _HUBS_OWN and not there & {CARD_NAME, EXPORT_NAME}:
             some = ", ".join(sorted(there - _HUBS_OWN)[:3])
-            raise PushError(f"{repo} holds something else ({some} …), which is left alone. Choose another name.")
-        readme = hub_card(replace(parcel.facts, licence=_licence(api, parcel.facts.base)))
+            raise PushError(f"{repo} holds other files ({some} …). Choose another name.")
+        readme = model_card(replace(parcel.facts, license=_license(api, parcel.facts.base)))
         if there is None:
             api.create_repo(repo, private=private)
-            made = f" The repository {repo} was made, and is empty."
+            made = f" The repository {repo} was created and is empty."
         add = [CommitOperationAdd(name, content) for name, content in sorted(parcel.files.items())]
         gone = [CommitOperationDelete(name) for name in sorted((there or set()) - parcel.files.keys()) if is_ours(name)]
         done = api.create_commit(
@@ -250,25 +230,25 @@ def send(parcel: Parcel, repo: str, *, private: bool) -> str:
     except PushError:
         raise
     except LocalTokenNotFoundError as error:
-        raise PushError("pushing needs a token of the hub: log in (`hf auth login`), or set HF_TOKEN.") from error
+        raise PushError("push needs a hub token: log in (`hf auth login`), or set HF_TOKEN.") from error
     except OfflineModeIsEnabled as error:
-        raise PushError("HF_HUB_OFFLINE is set, so nothing reaches the hub. Unset it to push.") from error
-    except Exception as error:  # of the libraries below: HTTP and connection errors have no common class
+        raise PushError("HF_HUB_OFFLINE is set. Unset it to push.") from error
+    except Exception as error:  # HTTP and connection errors of the libraries have no common class
         status = getattr(getattr(error, "response", None), "status_code", 0)
         reason = " ".join(f"{error} {error.__cause__ or ''}".split())
-        hint = _HINTS.get(status, "" if 0 < status < 500 else "Try again when the hub can be reached.")
-        raise PushError(f"{repo} was not pushed: {reason} {hint} Nothing here was changed.{made}") from error
+        hint = _HINTS.get(status, "" if 0 < status < 500 else "Try again when the hub is reachable.")
+        raise PushError(f"{repo} was not uploaded: {reason} {hint} No local file was changed.{made}") from error
     return str(done.commit_url)
 
 
 _HINTS = {
     401: "The token is missing or not valid: log in (`hf auth login`), or set HF_TOKEN.",
-    403: "The token may not write there: make one that may, or name a repository of yours.",
+    403: "The token has no write access: create one that has, or name one of your repositories.",
 }
 
 
-def _licence(api: Any, base: str | None) -> str | None:
-    """The licence on the base's own card; None if it has none, or is not on the hub."""
+def _license(api: Any, base: str | None) -> str | None:
+    """The license on the card of the base; None if it has none, or is not on the hub."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     if base is None or not is_on_hub(base) or "/" not in base:

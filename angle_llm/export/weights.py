@@ -1,19 +1,16 @@
-"""Are a model's stored numbers its adapter's merge, computed in float32 and rounded once?
+"""Check that stored weights are an adapter's merge, computed in float32 and rounded once.
 
-Vectors cannot tell. Rounding every weight to bfloat16 moves them about as far as adding the adapter in bfloat16 does, yet
-the first is what a narrow type costs, and the second throws training away. The numbers themselves can: whoever computes
-W' in float32, in any order, comes within a known distance of the exact W', and rounding keeps order. So a stored number is
-right if it lies between the two ends of that distance, each rounded to the stored type, and else it is wrong, though it be
-by one unit in the last place. Of a good merge none is wrong. Nothing that merged is asked: W' is computed anew, in float64.
-
-One tensor is in memory at a time.
+Vectors cannot show it: rounding every weight to bfloat16 moves them about as far as adding the adapter in bfloat16, but
+the second loses training. The weights can: W' computed in float32, in any order, lies within a known distance of the
+exact W' (computed here in float64), and rounding preserves order. So a stored weight is correct if it lies between the
+two ends of that interval, each rounded to the stored dtype. One tensor is in memory at a time.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from angle_llm.export.report import FormFacts, WeightsCount
+from angle_llm.export.comparison import FormFacts, WeightsCount
 from angle_llm.model.artifact import EncoderCard
 from angle_llm.model.backbone import BackboneLocation, locate
 from angle_llm.model.depth import cut_layers
@@ -22,7 +19,7 @@ from angle_llm.model.weights import BaseWeights, open_base
 
 
 def open_adapters_base(card: EncoderCard, *, original: bool) -> BaseWeights:
-    """The base of an adapter with the values it was trained on, or, `original`, as they are stored."""
+    """Open the base of an adapter with the values it was trained on, or with the stored values (`original`)."""
     return open_base(
         locate(card.base or ""),
         dtype="float32" if original else card.dtype,
@@ -32,9 +29,9 @@ def open_adapters_base(card: EncoderCard, *, original: bool) -> BaseWeights:
 
 
 def compare_weights(two: dict[str | Path, FormFacts], *, original: bool) -> WeightsCount | None:
-    """The count for two forms by their paths; None unless one is an adapter and the other a model of plain numbers.
+    """Count wrong weights of two forms; None unless one is an adapter and the other a model with unquantised weights.
 
-    A GGUF file rounds in ways of its own, and a folder that only another library understands cannot be opened: None too.
+    Also None for a GGUF file, which has other rounding, and for a folder that only another library can open.
     """
     adapters = [path for path, facts in two.items() if facts.kind == "adapter"]
     models = [path for path, facts in two.items() if facts.kind != "adapter" and "bits" not in facts.dtype]
@@ -50,10 +47,12 @@ def compare_weights(two: dict[str | Path, FormFacts], *, original: bool) -> Weig
 
 
 def count_wrong(adapter: Path, stored: BaseWeights, *, original: bool = False) -> WeightsCount | None:
-    """Compares a model's stored numbers with the merge of a saved adapter; None if it has other tensors than the base.
+    """Compare a model's stored weights with the merge of a saved adapter; None if its tensors are not those of the
+    base.
 
     Raises:
-        FileNotFoundError, ArtifactError: for a model or base that cannot be opened, or an adapter that is not understood.
+        FileNotFoundError, ArtifactError: for a model or base that cannot be opened, or an adapter that is not
+        supported.
     """
     update_of = read_adapter(adapter).updates
     card = EncoderCard.read(adapter)

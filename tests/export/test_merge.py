@@ -17,8 +17,8 @@ from transformers import AutoModel, BitsAndBytesConfig, LlamaConfig, LlamaModel
 
 from angle_llm import PromptTemplate, SentenceEncoder, __version__
 from angle_llm.config import LoraSettings
-from angle_llm.export import VerificationError, merge
-from angle_llm.export.merge import REPORT_NAME
+from angle_llm.export.merge import REPORT_NAME, merge
+from angle_llm.export.verify import VerificationError
 from angle_llm.model.artifact import EncoderCard
 from angle_llm.model.backbone import locate
 from angle_llm.model.checks import CARD_NAME, ArtifactError, is_saved_encoder
@@ -140,7 +140,7 @@ def test_a_quantised_base(bits: int, lora: LoraSettings, tmp_path: Path) -> None
     drift = one_minus_cos(encode(tmp_path / "original"), encode(tmp_path / "trained"))
     assert drift > 1e-5
     (note,) = on_original.notes
-    assert "From the adapter on the values it was trained on it differs by 1-cos" in note
+    assert "The difference from the adapter on the values it was trained on is 1-cos" in note
     assert note in (tmp_path / "original" / "README.md").read_text(encoding="utf-8")
 
 
@@ -268,7 +268,7 @@ def test_bad_arithmetic(arithmetic: Any, before: bool, adapter: Path, monkeypatc
         merge(adapter, tmp_path / "out", device="cpu")
     kept = files_below(tmp_path)
     monkeypatch.setattr(LoraUpdate, "merged", arithmetic)
-    with pytest.raises(VerificationError, match=r"was not written(.|\n)*is more than the 1e-05 allowed"):
+    with pytest.raises(VerificationError, match=r"was not written(.|\n)*exceeds 1e-05"):
         merge(adapter, tmp_path / "out", device="cpu")
     assert files_below(tmp_path) == kept
 
@@ -277,7 +277,7 @@ def test_an_adapter_that_learnt_nothing(tmp_path: Path) -> None:
     encoder = SentenceEncoder.from_pretrained(save_tiny_base("llama", tmp_path / "base"), device="cpu")
     encoder.add_lora(LoraSettings(rank=2))  # its B is zero
     encoder.save_pretrained(tmp_path / "adapter")
-    with pytest.raises(VerificationError, match="equals its untouched base"):
+    with pytest.raises(VerificationError, match="equals its base"):
         merge(tmp_path / "adapter", tmp_path / "out", device="cpu")
     assert not (tmp_path / "out").exists()
 
@@ -318,7 +318,7 @@ def test_never_onto_what_is_read(target: str, tmp_path: Path) -> None:
     run = save_adapter(tmp_path / "base", tmp_path / "adapter")
     (tmp_path / "link").symlink_to(run)
     kept = files_below(tmp_path)
-    with pytest.raises(ArtifactError, match=r"is in the way of the (adapter|base)"):
+    with pytest.raises(ArtifactError, match=r"overwrite the (adapter|base)"):
         merge(run, tmp_path / target)
     assert files_below(tmp_path) == kept
 
@@ -326,7 +326,7 @@ def test_never_onto_what_is_read(target: str, tmp_path: Path) -> None:
 def test_never_around_what_is_read(tmp_path: Path) -> None:
     tiny_encoder("llama").save_pretrained(tmp_path / "around")
     run = save_adapter(save_tiny_base("llama", tmp_path / "base"), tmp_path / "around" / "adapter")
-    with pytest.raises(ArtifactError, match="is in the way of the adapter"):
+    with pytest.raises(ArtifactError, match="overwrite the adapter"):
         merge(run, tmp_path / "around")
     assert is_saved_encoder(run)
 
@@ -341,9 +341,9 @@ def test_what_is_no_encoder_is_left_alone(adapter: Path, tmp_path: Path) -> None
 
 def test_a_run_that_is_no_adapter(adapter: Path, tmp_path: Path) -> None:
     merge(adapter, tmp_path / "whole", device="cpu")
-    with pytest.raises(ArtifactError, match="holds a whole model, no adapter"):
+    with pytest.raises(ArtifactError, match="holds a whole model"):
         merge(tmp_path / "whole", tmp_path / "out")
-    with pytest.raises(FileNotFoundError, match=r"has no angle_llm\.json.*Give the model directory of a run"):
+    with pytest.raises(FileNotFoundError, match=r"has no angle_llm\.json"):
         merge(tmp_path / "base", tmp_path / "out")
     (tmp_path / "run").mkdir()
     adapter.rename(tmp_path / "run" / "model")
@@ -356,7 +356,7 @@ def test_a_run_that_is_no_adapter(adapter: Path, tmp_path: Path) -> None:
 _MEASURE = """
 import sys, threading, time
 from pathlib import Path
-from angle_llm.export import merge
+from angle_llm.export.merge import merge
 import safetensors.torch, transformers.models.llama.modeling_llama, torch
 torch.ones(64, 64).to(torch.bfloat16) @ torch.ones(64, 64).to(torch.bfloat16)
 

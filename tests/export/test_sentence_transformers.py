@@ -21,14 +21,10 @@ from transformers import AutoModel
 
 from angle_llm import PromptTemplate, SentenceEncoder, cli, load_prompt
 from angle_llm.config import LoraSettings
-from angle_llm.export import (
-    MissingLibraryError,
-    VerificationError,
-    export_sentence_transformers,
-    to_sentence_transformers,
-    verify,
-)
-from angle_llm.export.library import ExportFacts, is_library_folder
+from angle_llm.export import sentence_transformers as exporter
+from angle_llm.export.library import ExportFacts, MissingLibraryError, is_library_folder
+from angle_llm.export.sentence_transformers import export_sentence_transformers
+from angle_llm.export.verify import VerificationError, verify
 from angle_llm.model.checks import EXPORT_NAME, ArtifactError
 from angle_llm.model.pooling import pooling_named
 from angle_llm.model.tokenizer import load_tokenizer_file
@@ -136,7 +132,7 @@ def test_it_is_not_taken_for_a_backbone(tmp_path: Path) -> None:
     export_sentence_transformers(run, tmp_path / "out", check=False)
     with pytest.raises(ArtifactError, match=r"exported for another library.*worded twice"):
         SentenceEncoder.from_pretrained(tmp_path / "out")
-    with pytest.raises(ValueError, match=r"is a sentence-transformers folder.*Name the encoder it was made from first"):
+    with pytest.raises(ValueError, match="is a sentence-transformers folder"):
         verify([tmp_path / "out", run])
     with pytest.raises(ArtifactError, match="exists and is not a saved encoder"):
         export_sentence_transformers(run, tmp_path / "out", check=False)
@@ -159,7 +155,7 @@ def test_what_is_refused(options: dict[str, Any], arguments: dict[str, Any], mes
     tiny_encoder("llama", **options).save_pretrained(tmp_path / "whole")
     with pytest.raises(ArtifactError, match=message):
         export_sentence_transformers(tmp_path / "whole", tmp_path / "out", check=False, **arguments)
-    with pytest.raises(FileNotFoundError, match="is no saved encoder"):
+    with pytest.raises(FileNotFoundError, match="is not a saved encoder"):
         export_sentence_transformers(tmp_path, tmp_path / "out", check=False)
     assert not (tmp_path / "out").exists()
 
@@ -167,7 +163,7 @@ def test_what_is_refused(options: dict[str, Any], arguments: dict[str, Any], mes
 def test_a_target_in_the_way_of_what_is_read(tmp_path: Path) -> None:
     run = save_adapter("llama", tmp_path)
     for inside in ("adapter", "base"):
-        with pytest.raises(ArtifactError, match=f"is in the way of the {inside}"):
+        with pytest.raises(ArtifactError, match=f"overwrite the {inside}"):
             export_sentence_transformers(run, tmp_path / inside / "in", check=False)
 
 
@@ -203,7 +199,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     def refuses(*_: Any, **__: Any) -> None:
         raise VerificationError("another encoder")
 
-    monkeypatch.setattr("angle_llm.export.command.export_sentence_transformers", refuses)
+    monkeypatch.setattr("angle_llm.export.sentence_transformers.export_sentence_transformers", refuses)
     with pytest.raises(SystemExit, match="1"):
         cli.main()
     assert "error: another encoder" in capsys.readouterr().err
@@ -269,7 +265,7 @@ def test_a_folder_that_is_not_the_encoder_is_caught(kind: str, tmp_path: Path) -
 @needs_library
 def test_a_bad_export_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = save_adapter("llama", tmp_path)
-    monkeypatch.setitem(to_sentence_transformers.POOLINGS, "last", "mean")
+    monkeypatch.setitem(exporter.POOLINGS, "last", "mean")
     with pytest.raises(VerificationError, match="was not written"):
         export_sentence_transformers(run, tmp_path / "out", device="cpu")
     assert {path.name for path in tmp_path.iterdir()} == {"base", "adapter"}

@@ -9,7 +9,7 @@ import torch
 from angle_llm.config import DataSource, LoraSettings
 from angle_llm.data.batch import TextBatch
 from angle_llm.data.examples import load_examples
-from angle_llm.export import merge
+from angle_llm.export.merge import merge
 from angle_llm.losses import AngleObjective
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.train.step import boundary_step

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from angle_llm import SentenceEncoder, load_prompt
 from angle_llm.config import LoraSettings
-from angle_llm.export import Verification, merge, verify
+from angle_llm.export.comparison import Verification
+from angle_llm.export.merge import merge
+from angle_llm.export.verify import verify
 from angle_llm.export.weights import count_wrong
 from angle_llm.model.backbone import locate
 from angle_llm.model.checks import CARD_NAME

@@ -13,7 +13,9 @@ from torch import nn
 
 from angle_llm import SentenceEncoder
 from angle_llm.config import LoraSettings
-from angle_llm.export import export_sentence_transformers, merge, verify
+from angle_llm.export.merge import merge
+from angle_llm.export.sentence_transformers import export_sentence_transformers
+from angle_llm.export.verify import verify
 from angle_llm.model.checks import CARD_NAME, ArtifactError
 from angle_llm.model.depth import LayerStack, cut_layers
 

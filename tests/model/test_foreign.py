@@ -96,7 +96,7 @@ def test_keys_are_those_the_two_tasks_have(tmp_path: Path) -> None:
 
 def test_it_is_an_encoder_like_any_other(tmp_path: Path) -> None:
     """Saved, opened, and merged."""
-    from angle_llm.export import merge
+    from angle_llm.export.merge import merge
 
     save_origin("llama", tmp_path, "CAUSAL_LM")
     encoder = open_adapter(tmp_path, max_length=60)

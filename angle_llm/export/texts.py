@@ -1,6 +1,8 @@
-"""The sentences two forms of an encoder are compared on: short, long and odd ones, so that a difference has somewhere to
-show. Quotes and full stops may merge with the prompt around them, braces are its own signs, special tokens are plain text
-here, and what is too long shows which end is cut."""
+"""Texts that forms of an encoder are compared on: short, long and unusual ones.
+
+Quotes and full stops may merge with the prompt, braces are template syntax, names of special tokens are plain text, and
+long texts are cut.
+"""
 
 _WALK = (
     "We left the village before sunrise, crossed the bridge by the mill, and followed the river upstream until the path "

@@ -16,7 +16,7 @@ from tiny_tokenizers import TOKENIZERS, sentences
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from angle_llm.export.worded_tokenizer import WordedTokenizer, check_same_ids, worded_tokenizer
+from angle_llm.export.tokenizer import PromptTokenizer, check_same_ids, prompt_tokenizer
 from angle_llm.model.backbone import BackboneLocation, load_tokenizer
 from angle_llm.model.checks import ArtifactError
 from angle_llm.model.tokenizer import SentenceTokenizer, load_tokenizer_file
@@ -60,7 +60,7 @@ every_tokenization = pytest.mark.parametrize("tokenization", TOKENIZATIONS)
 every_prompt = pytest.mark.parametrize("prompt", PROMPTS)
 
 
-def written(worded: WordedTokenizer, folder: Path) -> Path:
+def written(worded: PromptTokenizer, folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "tokenizer.json").write_text(json.dumps(worded.spec), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(worded.config), encoding="utf-8")
@@ -73,7 +73,7 @@ def both(kind: str, tokenization: str, prompt: str, max_length: int) -> tuple[Se
     tokenizer = copy.deepcopy(TOKENIZERS[kind]())
     tokenizer.padding_side = tokenizer.truncation_side = "left"
     ours = SentenceTokenizer(tokenizer, replace(PROMPTS[prompt], tokenization=tokenization), max_length)
-    return ours, load_tokenizer_file(written(worded_tokenizer(ours), Path(mkdtemp())))
+    return ours, load_tokenizer_file(written(prompt_tokenizer(ours), Path(mkdtemp())))
 
 
 def as_the_library_calls_it(exported: Any, texts: list[str]) -> list[list[int]]:
@@ -161,11 +161,11 @@ def test_beside_a_models_config(kind: str, tokenization: str, tmp_path: Path) ->
     """`AutoTokenizer` asks the config which class to take, and Qwen2's builds its normalizer anew: that has to show."""
     prompt = replace(PROMPTS["edits"], tokenization=tokenization)
     ours = SentenceTokenizer(TOKENIZERS[KINDS[kind].tokenizer](), prompt, 64)
-    worded = worded_tokenizer(ours)
+    worded = prompt_tokenizer(ours)
     tiny_backbone(kind).config.save_pretrained(written(worded, tmp_path))
     exported = load_tokenizer(BackboneLocation(str(tmp_path)))
     if kind == "qwen2":
-        with pytest.raises(ArtifactError, match="cannot be given the prompt"):
+        with pytest.raises(ArtifactError, match="cannot hold the prompt"):
             check_same_ids(exported, ours)
     else:
         check_same_ids(exported, ours)
@@ -175,7 +175,7 @@ def test_beside_a_models_config(kind: str, tokenization: str, tmp_path: Path) ->
 def test_another_prompt_would_show() -> None:
     ours, _ = both("smollm2", "joined", "tail", 1000)
     _, other = both("smollm2", "joined", "head", 1000)
-    with pytest.raises(ArtifactError, match=r"cannot be given the prompt 'Summarize .* should become the ids"):
+    with pytest.raises(ArtifactError, match=r"cannot hold the prompt 'Summarize .* expected the ids"):
         check_same_ids(other, ours)
 
 
@@ -188,7 +188,7 @@ def test_added_tokens_that_are_not_special(tokenization: str) -> None:
     )
     tokenizer.add_tokens([AddedToken("<tool_call>", normalized=False, special=False)])
     ours = SentenceTokenizer(tokenizer, replace(PROMPTS["tail"], tokenization=tokenization), 200)
-    worded = worded_tokenizer(ours)
+    worded = prompt_tokenizer(ours)
     exported = load_tokenizer_file(written(worded, Path(mkdtemp())))
     text = "Why <tool_call> now?"
     (found,), (ids,) = as_the_library_calls_it(exported, [text]), ours([text])
@@ -208,4 +208,4 @@ def test_what_cannot_be_exported() -> None:
             return {"input_ids": [1] if isinstance(texts, str) else [[1] for _ in texts]}
 
     with pytest.raises(ArtifactError, match=r"Slow has no tokenizer\.json"):
-        worded_tokenizer(SentenceTokenizer(Slow(), PROMPTS["plain"], 60))
+        prompt_tokenizer(SentenceTokenizer(Slow(), PROMPTS["plain"], 60))

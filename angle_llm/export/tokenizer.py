@@ -1,19 +1,18 @@
-"""A `tokenizer.json` that words texts by itself: the prompt, its tail and its edits as parts of the tokenizer.
+"""A `tokenizer.json` that contains the prompt, its tail and its text edits.
 
-Tools that take a plain text and a tokenizer know prompts as prefixes at best. But a tokenizer has places of its own where
-text and ids can be added, and every tool that reads `tokenizer.json` goes through them, without any code of ours:
+Tools that take a plain text and a tokenizer support prompts as prefixes at best. But `tokenizer.json` has places for
+text and ids, which every tool that reads it applies, without any code:
 
     text ──► normalizer ──► pre-tokenizer ──► model ──► truncation ──► post-processor ──► ids
-             edits, head,                               the text's     special tokens, and what
-             merge_span                                      last tokens    no text changes: rest of the tail
+             edits, head,                               last tokens     special tokens, and the ids of the
+             merge_span                                 of the text     tail that no text changes
 
-The encoder's `TokenizedTemplate` gives what goes where: the head and the merge span of a prompt are written around the
-text, for its ends may merge with them; ids that no text changes are added behind the cut. So texts have their
-encoder's ids, however long they are.
+The `TokenizedTemplate` of the encoder has the parts: the head and the merge span are added to the text, since they may
+merge with it; ids that no text changes are added after truncation. So texts of any length get the ids of their encoder.
 
-Names of added tokens that are not special (`<tool_call>` in Qwen's) stay tokens in a text where nothing is written around it.
-The normalizer sees the text between two of them, not the whole of it; so where it has something to write, they are plain
-characters (`WordedTokenizer.plain_names`), and a text that contains one becomes other ids.
+Added tokens that are not special (`<tool_call>` in Qwen) stay tokens where nothing is added to the text. Where the
+normalizer adds something, it only reads the text between two of them, so they become plain characters
+(`PromptTokenizer.plain_names`), and a text that contains one gets other ids.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from angle_llm.export.sentences import SENTENCES
+from angle_llm.export.texts import SENTENCES
 from angle_llm.model.checks import ArtifactError
 from angle_llm.model.tokenizer import TEXT_ENDS, SentenceTokenizer, Tokenizer
 
@@ -36,29 +35,29 @@ _EDITS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class WordedTokenizer:
-    """The two files of a tokenizer that `AutoTokenizer` reads."""
+class PromptTokenizer:
+    """The two tokenizer files that `AutoTokenizer` reads."""
 
     spec: dict[str, Any]
     """tokenizer.json"""
     config: dict[str, Any]
     """tokenizer_config.json"""
     plain_names: list[str]
-    """Added tokens that are no longer found in a text."""
+    """Added tokens that are plain characters in a text."""
 
 
-def worded_tokenizer(sentences: SentenceTokenizer) -> WordedTokenizer:
-    """The tokenizer of an encoder with its prompt, special tokens and length inside.
+def prompt_tokenizer(sentences: SentenceTokenizer) -> PromptTokenizer:
+    """Build the tokenizer of an encoder with prompt, special tokens and maximum length.
 
     Raises:
-        ArtifactError: for a tokenizer without a `tokenizer.json`, or without a token that may serve as padding.
+        ArtifactError: for a tokenizer without a `tokenizer.json`, or without a token for padding.
     """
     tokenizer, prompt = sentences.tokenizer, sentences.prompt
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ArtifactError(
-            f"{type(tokenizer).__name__} has no tokenizer.json to put the prompt in. Save the encoder with a tokenizer of the "
-            "`tokenizers` library: AutoTokenizer gives one for most models."
+            f"{type(tokenizer).__name__} has no tokenizer.json for the prompt. Save the encoder with a tokenizer of the "
+            "`tokenizers` library; AutoTokenizer returns one for most models."
         )
     spec: dict[str, Any] = json.loads(backend.to_str())
     (before, head, merge_span, after), special = sentences.template, sentences.special_tokens
@@ -77,31 +76,31 @@ def worded_tokenizer(sentences: SentenceTokenizer) -> WordedTokenizer:
                 token["special"] = True  # and `split_special_tokens` leaves special ones alone
     spec["post_processor"] = _around(tokenizer, [*special.before, *before], [*after, *special.after])
     spec["truncation"] = spec["padding"] = None
-    return WordedTokenizer(spec, _config(tokenizer, sentences.max_length), plain_names)
+    return PromptTokenizer(spec, _config(tokenizer, sentences.max_length), plain_names)
 
 
 def check_same_ids(exported: Tokenizer, sentences: SentenceTokenizer) -> None:
-    """Refuses an exported tokenizer, as it was loaded again, unless texts of all sorts have their encoder's ids.
+    """Check that a reloaded exported tokenizer gives the ids of the encoder for all kinds of texts.
 
     Raises:
-        ArtifactError: with the first text that has others.
+        ArtifactError: with the first text that has other ids.
     """
     around = [text for end in TEXT_ENDS for text in (f"A man eats{end}", f"{end}A man eats")]
     for text in [*SENTENCES, *around]:
         try:
             (ids,) = sentences([text])
-        except ValueError:  # the tokenizer leaves nothing of it
+        except ValueError:  # no token
             continue
         found = exported(text, truncation=True)["input_ids"]
         if found != ids:
             raise ArtifactError(
-                f"{type(sentences.tokenizer).__name__} cannot be given the prompt {sentences.prompt.template!r}: {text!r:.60} "
-                f"should become the ids {ids[:30]}, and becomes {found[:30]}. Use the encoder with angle_llm."
+                f"{type(sentences.tokenizer).__name__} cannot hold the prompt {sentences.prompt.template!r}: for {text!r:.60} "
+                f"expected the ids {ids[:30]}, got {found[:30]}. Use the encoder with angle_llm."
             )
 
 
 def _around(tokenizer: Tokenizer, before: Sequence[int], after: Sequence[int]) -> dict[str, Any]:
-    """A post-processor that puts ids around the text's."""
+    """A post-processor that adds ids before and after the text."""
     tokens = {
         name: {"id": name, "ids": list(ids), "tokens": tokenizer.convert_ids_to_tokens(list(ids))}
         for name, ids in (("before", before), ("after", after))
@@ -128,11 +127,11 @@ def _config(tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
     )
     if padding is None:
         raise ArtifactError(
-            f"{type(tokenizer).__name__} has no token to fill shorter texts up with. Give it a pad_token and save the encoder "
-            "again; it is masked, so any token will do."
+            f"{type(tokenizer).__name__} has no padding token. Set a pad_token and save the encoder again; it is masked, so any "
+            "token works."
         )
     return {
-        # The class that takes tokenizer.json as it is; a model's own class may build parts of it anew.
+        # This class reads tokenizer.json unchanged; the class of a model may rebuild parts of it.
         "tokenizer_class": "PreTrainedTokenizerFast",
         **named,
         "pad_token": padding,

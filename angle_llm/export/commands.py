@@ -1,0 +1,190 @@
+"""The commands `angle-llm merge`, `export`, `verify` and `push`: settings and output. Heavy imports are inside
+functions."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from angle_llm.config import SettingsError
+from angle_llm.io import write_json
+
+if TYPE_CHECKING:
+    from angle_llm.export.comparison import Verification
+    from angle_llm.export.verify import Score
+
+
+@dataclass(frozen=True)
+class MergeSettings:
+    """Settings of `angle-llm merge`."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """The saved adapter: a folder with angle_llm.json, such as runs/nli/model."""
+    out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+    """Output folder. A saved encoder in it is replaced; a folder with other content is refused."""
+    base: Literal["dequantised", "original"] = "dequantised"
+    """dequantised: merge into the values the adapter was trained on (rounded to the dtype of training, dequantised).
+    original: merge into the stored weights of the base; an adapter trained on 4 bits then differs slightly."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Dtype of the stored weights. The merge is computed in float32 and rounded once; 1 - cos is about 1e-12 in float32
+    and 1e-4 in bfloat16, which has half the size."""
+    shard_gigabytes: float = 4.0
+    """Size of a weights file. Merging needs this much memory plus one layer."""
+    verify: bool = True
+    """Compare the result with the adapter before it is kept. Loads each of them in float32."""
+    device: str | None = None
+    """Device of the comparison, such as cpu or cuda:0. None: the best available."""
+
+    def __post_init__(self) -> None:
+        if not self.shard_gigabytes > 0:
+            raise SettingsError(f"--shard-gigabytes must be positive, got {self.shard_gigabytes}.")
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """Settings of `angle-llm export`."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """The saved encoder: an adapter, which is merged first, or a whole model."""
+    out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+    """Output folder; must not exist or be empty."""
+    to: Literal["sentence-transformers"] = "sentence-transformers"
+    """sentence-transformers: a folder whose SentenceTransformer(OUT).encode(texts) gives the same vectors, prompt
+    included."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Dtype of a merged adapter; a whole model keeps its dtype. None: float32."""
+    verify: bool = True
+    """Compare the result with RUN before it is kept; needs sentence-transformers."""
+    device: str | None = None
+    """Device of the comparison, such as cpu or cuda:0. None: the best available."""
+
+
+@dataclass(frozen=True)
+class VerifySettings:
+    """Settings of `angle-llm verify`."""
+
+    forms: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="A B [C …]")]
+    """Two or more saved folders (adapter or whole), sentence-transformers folders, or models; each is compared with the
+    first. A plain model gets the prompt, pooling and maximum length of the first."""
+    texts: Path | None = None
+    """A UTF-8 file with one text per line. None: built-in texts."""
+    pairs: str | None = None
+    """A TSV file of scored pairs (sentence1, sentence2, score), or starter:graded_pairs.tsv: compare Spearman too."""
+    tolerance: float | None = None
+    """Largest allowed 1 - cos. None: 1e-5 for weights stored in float32, 1e-3 for bfloat16 and float16, and every
+    stored weight must be that of the adapter's merge. With a tolerance, wrong weights are counted but allowed."""
+    json: Path | None = None
+    """Also write the report to this file."""
+    device: str | None = None
+    """Device, such as cpu or cuda:0. None: the best available."""
+
+    def __post_init__(self) -> None:
+        if len(self.forms) < 2:
+            raise SettingsError(f"verify: expected two or more forms, got {len(self.forms)}.")
+        if self.tolerance is not None and not self.tolerance > 0:
+            raise SettingsError(f"--tolerance must be positive, got {self.tolerance}.")
+
+
+@dataclass(frozen=True)
+class PushSettings:
+    """Settings of `angle-llm push`."""
+
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+    """A saved encoder: the model folder of a run, a merged model, or an exported folder."""
+    repo: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="USER/NAME")]
+    """The repository on the hub. It is created if it does not exist; an existing one must hold an encoder of angle_llm,
+    whose files are replaced. Other files are kept."""
+    run: Path | None = None
+    """Run directory whose settings and scores are added to the card. None: the parent of the folder, if it is one."""
+    results: Path | None = None
+    """JSON file of `angle-llm eval sts --json`; its scores are added to the card."""
+    public: bool = False
+    """Make a new repository public. Default: private."""
+    unverified: bool = False
+    """Push a merged or exported folder even if it was not verified."""
+    dry_run: bool = False
+    """Print the files and the card without using the network."""
+
+
+def merge_main(settings: MergeSettings) -> None:
+    """Merge and print the verification; exit code 1 if the result differs from the adapter."""
+    from angle_llm.export.merge import REPORT_NAME, merge
+
+    _report(
+        settings,
+        lambda: merge(
+            settings.run,
+            settings.out,
+            base=settings.base,
+            dtype=settings.dtype,
+            shard_bytes=int(settings.shard_gigabytes * 1e9),
+            check=settings.verify,
+            device=settings.device,
+        ),
+    )
+    print(f"\nThe merged encoder is saved in {settings.out}, with this report in {REPORT_NAME}.")
+
+
+def export_main(settings: ExportSettings) -> None:
+    """Export and print the verification; exit code 1 if the result differs from the encoder."""
+    from angle_llm.export.sentence_transformers import export_sentence_transformers
+
+    _report(
+        settings,
+        lambda: export_sentence_transformers(
+            settings.run, settings.out, dtype=settings.dtype, check=settings.verify, device=settings.device
+        ),
+    )
+    print(
+        f"\nThe folder for {settings.to} is {settings.out}. To use it:\n\n"
+        "    from sentence_transformers import SentenceTransformer\n"
+        f"    rows = SentenceTransformer({settings.out!r}).encode(texts)"
+    )
+
+
+def _report(settings: MergeSettings | ExportSettings, make: Callable[[], Verification | None]) -> None:
+    from angle_llm.export.verify import VerificationError
+
+    try:
+        found = make()
+    except VerificationError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    later = f"NOT verified (--no-verify). To verify later: angle-llm verify {settings.run} {settings.out}"
+    print(later if found is None else found.text())
+
+
+def verify_main(settings: VerifySettings, score_on: Callable[[str], Score]) -> None:
+    """Compare and print the report; exit code 1 if the forms differ. `score_on` makes a score of scored pairs."""
+    from angle_llm.export.verify import verify
+
+    score = None if settings.pairs is None else score_on(settings.pairs)
+    texts = None if settings.texts is None else _read_texts(settings.texts)
+    found = verify(settings.forms, texts=texts, score=score, tolerance=settings.tolerance, device=settings.device)
+    if settings.json is not None:
+        write_json(settings.json, found.to_dict())
+    print(found.text())
+    sys.exit(0 if found.holds else 1)
+
+
+def _read_texts(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--texts: expected a UTF-8 file with one text per line, got {path} ({error}).") from None
+    texts = [line for line in lines if line.strip()]
+    if not texts:
+        raise SettingsError(f"--texts: {path} holds no text.")
+    return texts
+
+
+def push_main(settings: PushSettings) -> None:
+    """Upload an encoder and print its address; with `--dry-run` print its files and card."""
+    from angle_llm.export.push import push
+
+    print(push(settings))

@@ -1,0 +1,172 @@
+"""Export a saved encoder as a sentence-transformers folder with the same vectors.
+
+    adapter ──► merge ──┐
+    whole model ────────┴─► weights + config.json            unchanged
+                            tokenizer.json                    with prompt, edits and maximum length
+                            modules.json, 1_Pooling/ …        pooling
+                            angle_llm_export.json             what was exported, for `angle-llm verify`
+
+Prompts of the library are prefixes, and it truncates a formatted text at its end, which is the tail of the prompt. So
+the prompt is part of the tokenizer (see `tokenizer.prompt_tokenizer`), and `encode` needs no argument and no code of
+the folder. This package does not open the folder: the prompt would be added twice.
+"""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from angle_llm import __version__
+from angle_llm.export.card import CardFacts, model_card
+from angle_llm.export.comparison import Verification
+from angle_llm.export.library import MODULES_NAME, ExportFacts, check_library
+from angle_llm.export.merge import REPORT_NAME, check_target, merge
+from angle_llm.export.tokenizer import check_same_ids, prompt_tokenizer
+from angle_llm.export.verify import MERGE_NAME, VerificationError, verify
+from angle_llm.io import write_json
+from angle_llm.model.artifact import EncoderCard, write_directory
+from angle_llm.model.backbone import BackboneLocation, load_tokenizer, locate
+from angle_llm.model.checks import CARD_NAME, ArtifactError, is_saved_encoder, read_json
+from angle_llm.model.tokenizer import SentenceTokenizer, load_tokenizer_file
+from angle_llm.model.weights import open_base
+
+POOLINGS = {"last": "lasttoken", "cls": "cls", "mean": "mean", "last-avg": "mean", "last-max": "max"}
+"""Our poolings → names of the library."""
+
+_POOLING_FLAGS = {
+    "cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens", "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "weightedmean": "weightedmean_tokens", "lasttoken": "lasttoken",
+}  # fmt: skip
+"""Pooling → flag in the configuration of the library."""
+
+_AS_STORED = "stablelm"
+"""Model type whose tokenizer `transformers` 5 reads from tokenizer.json unchanged. Set in a folder whose own model type
+(Qwen2) would rebuild the tokenizer from its vocabulary, without the prompt."""
+
+
+def export_sentence_transformers(
+    run: str | Path,
+    out: str | Path,
+    *,
+    dtype: str | None = None,
+    check: bool = True,
+    device: str | None = None,
+) -> Verification | None:
+    """Write the saved encoder `run` as a sentence-transformers folder `out`, and return the verification.
+
+    An adapter is merged first and stored in `dtype` (None: float32); a whole model keeps its dtype. `check` False skips
+    the comparison, which needs the library.
+
+    Raises:
+        FileNotFoundError: if there is no saved encoder at `run`, or its base is missing.
+        ArtifactError: for a pooling that the library does not support, a tokenizer that cannot hold the prompt, a
+        damaged
+            encoder, or a target that would overwrite its inputs.
+        MissingLibraryError: if sentence-transformers is not installed and `check` is True.
+        VerificationError: if the folder is a different encoder; nothing is written.
+    """
+    source, target = Path(run).expanduser(), Path(out).expanduser()
+    if not is_saved_encoder(source):
+        raise FileNotFoundError(f"{source} is not a saved encoder. Give the model folder of a run, or a merged model.")
+    card = EncoderCard.read(source)
+    if card.pooling not in POOLINGS:
+        raise ArtifactError(
+            f"{source} has pooling {card.pooling!r}; sentence-transformers supports {', '.join(POOLINGS)}."
+        )
+    if card.dimensions is not None:
+        raise ArtifactError(
+            f"{source} keeps the first {card.dimensions} dimensions, which a sentence-transformers folder cannot store. Set "
+            f"`dimensions` to null in {source / CARD_NAME}, export again, and open the folder with "
+            f"SentenceTransformer(…, truncate_dim={card.dimensions})."
+        )
+    if card.base is None and dtype not in (None, card.dtype):
+        raise ArtifactError(
+            f"{source} is a whole model stored in {card.dtype}, which is kept; --dtype {dtype} is for adapters."
+        )
+    if check:
+        check_library()
+    check_target(source, locate(card.base or str(source)), target)
+    sentences = SentenceTokenizer(load_tokenizer(BackboneLocation(str(source))), card.prompt, card.max_length)
+    exported = prompt_tokenizer(sentences)
+    found: Verification | None = None
+
+    def fill(folder: Path) -> None:
+        nonlocal found
+        if card.base is None:
+            for path in _weights_files(source):
+                shutil.copyfile(path, folder / path.name)
+        else:
+            with tempfile.TemporaryDirectory(prefix=f".{target.name}.merged.", dir=folder.parent) as work:
+                merge(source, Path(work) / "merged", dtype=dtype or "float32", check=False)
+                for path in _weights_files(Path(work) / "merged"):
+                    path.replace(folder / path.name)
+        write_json(folder / "tokenizer.json", exported.spec)
+        write_json(folder / "tokenizer_config.json", exported.config)
+        rebuilt = _is_rebuilt(folder, sentences)
+        _write_library_files(folder, card, rebuilt=rebuilt)
+        facts = ExportFacts(card.prompt, card.pooling, card.max_length)
+        facts.write(folder, plain_names=exported.plain_names, angle_llm=__version__)
+        if check:
+            found = verify([source, folder], names=[str(run), str(out)], device=device)
+            if not found.holds:
+                raise VerificationError(f"{out} was not written: it differs from the encoder in {run}:\n{found.text()}")
+        write_json(folder / REPORT_NAME, {"holds": None} if found is None else found.to_dict())
+        origin = read_json(folder / MERGE_NAME) if (folder / MERGE_NAME).is_file() else None
+        about = CardFacts(
+            "sentence-transformers", target.name, card.prompt, card.pooling, card.max_length,
+            card.base or (origin or {}).get("base"), card.base_revision,
+            verification=None if found is None else found.to_dict(), origin=origin, plain_names=tuple(exported.plain_names),
+        )  # fmt: skip
+        (folder / "README.md").write_text(model_card(about), encoding="utf-8")
+
+    write_directory(target, fill)
+    return found
+
+
+def _weights_files(folder: Path) -> list[Path]:
+    names = ("config.json", MERGE_NAME, "model.safetensors.index.json")
+    return [*(folder / name for name in names if (folder / name).is_file()), *sorted(folder.glob("model*.safetensors"))]
+
+
+def _is_rebuilt(folder: Path, sentences: SentenceTokenizer) -> bool:
+    """Whether `transformers` would rebuild the tokenizer of the folder instead of reading it.
+
+    Raises:
+        ArtifactError: if its ids differ from the encoder's even when it is read unchanged.
+    """
+    check_same_ids(load_tokenizer_file(folder), sentences)
+    try:
+        check_same_ids(load_tokenizer(BackboneLocation(str(folder))), sentences)
+    except ArtifactError:
+        return True
+    return False
+
+
+def _write_library_files(folder: Path, card: EncoderCard, *, rebuilt: bool) -> None:
+    backbone: Any = open_base(BackboneLocation(str(folder)), dtype=card.dtype).skeleton
+    config = backbone.config.get_text_config()
+    dimensions: int = getattr(config, "word_embed_proj_dim", None) or config.hidden_size
+    # Names and keys that all versions of the library know.
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ]
+    transformer: dict[str, Any] = {"max_seq_length": card.max_length, "do_lower_case": False}
+    if "add_pooling_layer" in inspect.signature(type(backbone).__init__).parameters:
+        transformer["model_args"] = {"add_pooling_layer": False}  # BERT's pooler is not stored and would be random
+    if rebuilt:
+        transformer["tokenizer_args"] = {"tokenizer_type": _AS_STORED}
+    flags = {f"pooling_mode_{flag}": mode == POOLINGS[card.pooling] for mode, flag in _POOLING_FLAGS.items()}
+    write_json(folder / MODULES_NAME, modules)
+    write_json(folder / "sentence_bert_config.json", transformer)
+    write_json(
+        folder / "config_sentence_transformers.json",
+        {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"},
+    )
+    (folder / "1_Pooling").mkdir()
+    write_json(
+        folder / "1_Pooling" / "config.json", {"word_embedding_dimension": dimensions, **flags, "include_prompt": True}
+    )

@@ -71,6 +71,11 @@ def flat(values: Any, under: str = "") -> dict[str, Any]:
     return {k: v for key, item in values.items() for k, v in flat(item, f"{under}.{key}".strip(".")).items()}
 
 
+def at_tag(path: str) -> str:
+    command = ["git", "show", f"before-redesign:{path}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 class Check:
     """What the new files hold, by grid, row and seed."""
 

@@ -128,11 +128,12 @@ class ResumableFolder:
             if changed:
                 write_json(self.path / IDENTITY, self.identity, writer=str(self._rank))
         except BaseException:
-            self._lock.release()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
+        Path(self._lock.lock_file).unlink(missing_ok=True)  # a refused command leaves a folder as it was
         self._lock.release()
 
     def names(self) -> list[str]:

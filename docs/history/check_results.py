@@ -82,9 +82,8 @@ class Check:
     def __init__(self) -> None:
         self.measured, self.runs = report.read(Path("docs/results.csv"))
         self.summary = report.summarise(self.measured, self.runs)
-        self.titles = {
-            yaml.safe_load(path.read_text())["title"]: path.stem for path in Path("recipes/grids").glob("*.yaml")
-        }
+        names = [path.stem for path in Path("recipes/grids").glob("*.yaml")]
+        self.titles = {yaml.safe_load(at_tag(f"recipes/grids/{name}.yaml"))["title"]: name for name in names}
 
     def rows(self, grid: str, label: str) -> set[str]:
         plain = re.sub(r" \((the reference|a reference|against: .*)\)$", "", label)

@@ -1,43 +1,31 @@
-"""How training reads a large file: memory, first batch, going on, and who reads what, measured in processes of their own.
+"""Time and memory to read a large training file, and the order in which processes read it.
 
     python eval/data_scale.py --rows 1000000
 
-Writes triples of made-up words, has them read as a run reads them, and prints one line for each figure. No model is loaded.
+Writes triples of random words and reads them as a training run does, without a model. Each measurement has its own process.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import psutil
 import tyro
 
 from angle_llm.config import DataSettings, OptimizerSettings, TrainSettings
 from angle_llm.data.mixture import Mixture, load_mixture
 from angle_llm.train.schedule import BatchPlan
 
-_WORDS = (
-    "amber",
-    "basket",
-    "canal",
-    "early",
-    "gently",
-    "harbour",
-    "island",
-    "lantern",
-    "meadow",
-    "narrow",
-    "orchard",
-    "paper",
-)
+WORDS = "amber basket canal early gently harbour island lantern meadow narrow orchard paper".split()  # noqa: SIM905
 
 
 @dataclass(frozen=True)
@@ -49,162 +37,111 @@ class ScaleSettings:
     batch_size: int = 64
     """Examples of a batch."""
     processes: tuple[int, ...] = (1, 2, 3)
-    """Worlds whose order of reading is compared."""
+    """World sizes to compare."""
     folder: Path | None = None
-    """Where the file and its index are put, and stay. None: a folder that goes."""
+    """Folder of the file and its index. None: a temporary one."""
 
 
 def main(settings: ScaleSettings) -> dict[str, float]:
-    """Prints the figures and returns them by name."""
-    if settings.folder is not None:
-        settings.folder.mkdir(parents=True, exist_ok=True)
-        return _measured(settings, settings.folder)
-    with TemporaryDirectory() as folder:
-        return _measured(settings, Path(folder))
-
-
-def _measured(settings: ScaleSettings, folder: Path) -> dict[str, float]:
-    path = folder / f"rows-{settings.rows}.jsonl"
-    if not path.exists():
-        _write(path, settings.rows)
-    print(f"{path.stat().st_size / 1e6:,.0f} MB in {settings.rows:,} rows")
-    figures: dict[str, float] = {}
-    for name in ("cold", "warm", "resume"):
-        figures |= {f"{name}_{key}": value for key, value in _child(name, path, settings.batch_size, "0", "1").items()}
-    orders = {}
-    for world in settings.processes:
-        children = [_start("epoch", path, settings.batch_size, str(rank), str(world)) for rank in range(world)]
-        told = [_told(child) for child in children]
-        orders[world] = [one["order"] for one in told]
-        figures[f"epoch_seconds_{world}"] = max(one["seconds"] for one in told)
-        if any(one["seen"] != settings.rows for one in told):
-            raise AssertionError(f"with {world} processes an epoch has {told} of {settings.rows} rows")
-    if len({order for world in orders.values() for order in world}) != 1:
-        raise AssertionError(f"processes read in other orders: {orders}")
+    """Measure, print and return all figures by name."""
+    with TemporaryDirectory() as temporary:
+        folder = settings.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"rows-{settings.rows}.jsonl"
+        if not path.exists():
+            write_rows(path, settings.rows)
+        print(f"{path.stat().st_size / 1e6:,.0f} MB in {settings.rows:,} rows")
+        figures: dict[str, float] = {}
+        # cold: reads the file and writes the index; warm: reads the index.
+        for name, measure in (("cold", first_batches), ("warm", first_batches), ("resume", resume)):
+            for key, value in in_processes(1, measure, path, settings.batch_size)[0].items():
+                figures[f"{name}_{key}"] = value
+        orders = set()
+        for world in settings.processes:
+            found = in_processes(world, whole_epoch, path, settings.batch_size)
+            figures[f"epoch_seconds_{world}"] = max(one["seconds"] for one in found)
+            orders |= {one["order"] for one in found}
+            if any(one["seen"] != settings.rows for one in found):
+                raise AssertionError(f"expected {settings.rows} rows in an epoch of {world} processes, got {found}")
+        if len(orders) != 1:
+            raise AssertionError("processes read in different orders")
     for name, figure in figures.items():
         print(f"{name:24} {figure:10,.2f}")
-    print(f"worlds of {settings.processes}: every process sees each row once in an epoch, all in the same order")
+    print("every process reads each row once in an epoch, all in the same order")
     return figures
 
 
-def _write(path: Path, rows: int) -> None:
+def in_processes(
+    count: int, measure: Callable[[Path, int], dict[str, float]], path: Path, batch_size: int
+) -> list[dict[str, float]]:
+    """Results of a function in new processes that run at the same time."""
+    with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = [pool.submit(measure, path, batch_size) for _ in range(count)]
+        return [future.result() for future in futures]
+
+
+def write_rows(path: Path, rows: int) -> None:
+    """Write triples of random words, distinct by their number."""
     generator = random.Random(0)
     temporary = path.with_suffix(".tmp")
     with temporary.open("w", encoding="utf-8") as file:
         for number in range(rows):
-            words = generator.choices(_WORDS, k=24)
-            parts = {
-                "anchor": f"{number} {' '.join(words[:12])}.",
-                "positive": f"{number} {' '.join(words[12:18])}.",
-                "negative": f"{number} {' '.join(words[18:])}.",
-            }
-            file.write(json.dumps(parts) + "\n")
+            words = generator.choices(WORDS, k=24)
+            texts = (f"{number} {' '.join(part)}." for part in (words[:12], words[12:18], words[18:]))
+            file.write(json.dumps(dict(zip(("anchor", "positive", "negative"), texts, strict=True))) + "\n")
     temporary.replace(path)
 
 
-def _start(*arguments: str | Path | int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, __file__, "--child", *map(str, arguments)], stdout=subprocess.PIPE, text=True
-    )
-
-
-def _told(child: subprocess.Popen[str]) -> dict[str, float]:
-    out, _ = child.communicate()
-    if child.returncode:
-        raise RuntimeError(f"a measuring process ended with exit code {child.returncode}")
-    told: dict[str, float] = json.loads(out.splitlines()[-1])
-    return told
-
-
-def _child(*arguments: str | Path | int) -> dict[str, float]:
-    return _told(_start(*arguments))
-
-
-def _memory() -> float:
-    """Resident, in MB."""
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS")]
-    return int(line.split()[1]) / 1000
-
-
-def _plan(data: Mixture, batch_size: int, rows: int) -> BatchPlan:
+def open_data(path: Path, batch_size: int) -> tuple[Mixture, BatchPlan]:
+    """The data and the batches of two epochs."""
+    data = load_mixture(DataSettings(path=str(path)), path.parent / "cache")
     run = TrainSettings(batch_size=batch_size, epochs=2, optimizer=OptimizerSettings(warmup=0))
-    plan = BatchPlan(data.draws, run)
-    assert plan.steps == 2 * -(-rows // batch_size)
-    return plan
+    return data, BatchPlan(data.draws, run)
 
 
-def _open(path: Path) -> Mixture:
-    return load_mixture(DataSettings(path=str(path)), path.parent / "cache")
-
-
-def _cold(path: Path, batch_size: int, rank: int, world: int) -> dict[str, float]:
-    """Reads the file and writes the index."""
-    return _warm(path, batch_size, rank, world)
-
-
-def _warm(path: Path, batch_size: int, rank: int, world: int) -> dict[str, float]:
-    """From nothing to the first batch, then a thousand batches."""
-    memory, started = _memory(), time.perf_counter()
-    data = _open(path)
-    plan = _plan(data, batch_size, len(data))
+def first_batches(path: Path, batch_size: int) -> dict[str, float]:
+    """Seconds to the first batch, examples per second of the next thousand batches, and memory growth."""
+    process = psutil.Process()
+    memory, started = process.memory_info().rss, time.perf_counter()
+    data, plan = open_data(path, batch_size)
     steps = plan.after(0)
     _, ((*indices,),) = next(steps)
     first = [data[index] for index in indices]
     seconds = time.perf_counter() - started
     assert len(first) == min(batch_size, len(data))
-    started = time.perf_counter()
-    count = 0
+    started, count = time.perf_counter(), 0
     for _, batches in steps:
         count += sum(len([data[index] for index in batch]) for batch in batches)
         if count >= 1000 * batch_size:
             break
-    return {
-        "first_batch_seconds": seconds,
-        "examples_per_second": count / (time.perf_counter() - started),
-        "memory_grown_mb": _memory() - memory,
-    }
+    rate = count / (time.perf_counter() - started)
+    grown = (process.memory_info().rss - memory) / 1e6
+    return {"first_batch_seconds": seconds, "examples_per_second": rate, "memory_grown_mb": grown}
 
 
-def _resume(path: Path, batch_size: int, rank: int, world: int) -> dict[str, float]:
-    """The next batch of a run that stopped in the middle of its second epoch, once the data is open."""
-    data = _open(path)
-    plan = _plan(data, batch_size, len(data))
-    done = plan.steps * 3 // 4
+def resume(path: Path, batch_size: int) -> dict[str, float]:
+    """Seconds to the next batch of a run that stopped in the second epoch."""
+    data, plan = open_data(path, batch_size)
     started = time.perf_counter()
-    _, (indices,) = next(plan.after(done))
-    batch = [data[index] for index in indices]
-    seconds = time.perf_counter() - started
-    assert batch
-    return {"seconds": seconds}
+    _, (indices,) = next(plan.after(plan.steps * 3 // 4))
+    assert [data[index] for index in indices]
+    return {"seconds": time.perf_counter() - started}
 
 
-def _epoch(path: Path, batch_size: int, rank: int, world: int) -> dict[str, float]:
-    """A whole epoch's rows, as this process reads them."""
+def whole_epoch(path: Path, batch_size: int) -> dict[str, float]:
+    """Seconds of an epoch, a hash of its rows in their order, and the number of rows seen once."""
     started = time.perf_counter()
-    data = _open(path)
+    data, plan = open_data(path, batch_size)
     digest, seen = hashlib.sha256(), bytearray(len(data))
-    for epoch, batches in _plan(data, batch_size, len(data)).after(0):
+    for epoch, batches in plan.after(0):
         if epoch:
             break
-        for batch in batches:
-            for index in batch:
-                example = data[index]
-                digest.update(f"{index} {example}".encode())
-                seen[index] += 1
-    once = sum(count == 1 for count in seen)
-    return {"order": int(digest.hexdigest()[:12], 16), "seen": once, "seconds": time.perf_counter() - started}
+        for index in (index for batch in batches for index in batch):
+            digest.update(f"{index} {data[index]}".encode())
+            seen[index] += 1
+    order = int(digest.hexdigest()[:12], 16)
+    return {"order": order, "seen": seen.count(1), "seconds": time.perf_counter() - started}
 
-
-_CHILDREN: dict[str, Callable[[Path, int, int, int], dict[str, float]]] = {
-    "cold": _cold,
-    "warm": _warm,
-    "resume": _resume,
-    "epoch": _epoch,
-}
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        _, _, name, path, batch_size, rank, world = sys.argv
-        print(json.dumps(_CHILDREN[name](Path(path), int(batch_size), int(rank), int(world))))
-    else:
-        main(tyro.cli(ScaleSettings, description=__doc__))
+    main(tyro.cli(ScaleSettings, description=__doc__))

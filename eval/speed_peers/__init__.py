@@ -1,1 +1,1 @@
-"""The parts of `eval/speed.py`: workers (one process for each library), their environments, the watch over them, the report."""
+"""Parts of `eval/speed.py`: workers (one process per library), environments, watched processes, tables and the plot."""

@@ -1,30 +1,27 @@
-"""angle-emb 0.6.1 as a worker: its own `fit` and `encode`. Runs in an environment of its own."""
+"""angle-emb 0.6.1 as a worker, by its own `fit` and `encode`."""
 
 from __future__ import annotations
 
 import importlib
 import tempfile
-import time
 from typing import Any
 
 import torch
 
-from speed_peers.job import Answer, EncodeJob, TrainJob, load_start, serve
+from speed_peers.job import Answer, Clock, Job, load_start, serve, timed
 
 angle: Any = importlib.import_module("angle_emb.angle")  # not installed where this file is type-checked
 
 
-def train(job: TrainJob) -> Answer:
+def train(job: Job) -> Answer:
     from datasets import Dataset
-
-    from speed_peers.trainer_clock import Clock
 
     model = angle.AnglE(
         job.model,
         max_length=job.max_length,
         is_llm=True,
         pooling_strategy="last",
-        apply_lora=True,  # without targets: all linear layers but the language-model head
+        apply_lora=True,  # on all linear layers but the language-model head
         lora_config_kwargs={"r": job.rank, "lora_alpha": job.alpha, "lora_dropout": 0.0},
         train_mode=True,
         torch_dtype=getattr(torch, job.dtype),
@@ -39,7 +36,7 @@ def train(job: TrainJob) -> Answer:
         clocks.append(Clock(trainer))
         return trainer
 
-    angle.AngleTrainer = clocked  # `fit` makes its trainer itself and takes no callbacks
+    angle.AngleTrainer = clocked  # `fit` creates its trainer and takes no callbacks
     columns = zip(*job.triples, strict=True)
     data = Dataset.from_dict(dict(zip(("query", "positive", "negative"), map(list, columns), strict=True)))
     with tempfile.TemporaryDirectory() as folder:
@@ -50,10 +47,10 @@ def train(job: TrainJob) -> Answer:
             learning_rate=job.learning_rate,
             warmup_steps=0,
             save_strategy="no",
-            # (ibn_w * contrast with positives + cln_w * contrast with positives and negatives) / 2: with 0 and 2 it is
-            # the objective of the others.
+            # (ibn_w * contrast with positives + cln_w * contrast with positives and negatives) / 2: with 0 and 2, the
+            # objective of the job.
             loss_kwargs={"cosine_w": 0.0, "angle_w": 0.0, "ibn_w": 0.0, "cln_w": 2.0, "ibn_tau": 20.0},
-            filter_duplicate=False,  # it would leave out rows that the others train on
+            filter_duplicate=False,  # it would drop rows that the others train on
             query_prompt=job.template,
             doc_prompt=job.template,
             argument_kwargs={
@@ -67,31 +64,19 @@ def train(job: TrainJob) -> Answer:
             },
         )
     (clock,) = clocks
-    return {"step_seconds": clock.step_seconds, "losses": clock.losses}
+    return clock.answer()
 
 
-def encode(job: EncodeJob) -> Answer:
-    model = angle.AnglE.from_pretrained(
-        job.model,
-        max_length=job.max_length,
-        is_llm=True,
-        pooling_strategy=job.pooling,
-        torch_dtype=getattr(torch, job.dtype),
-        device="cpu",
-    )
+def encode(job: Job) -> Answer:
+    how: dict[str, Any] = {"is_llm": True, "pooling_strategy": job.pooling, "torch_dtype": getattr(torch, job.dtype)}
+    model = angle.AnglE.from_pretrained(job.model, max_length=job.max_length, device="cpu", **how)
 
     def in_batches(texts: list[str]) -> list[Any]:
-        # Its `encode` takes all it is given as one batch; its own evaluation slices in file order, too.
-        return [
-            row
-            for first in range(0, len(texts), job.batch)
-            for row in model.encode(texts[first : first + job.batch], prompt=job.template)
-        ]
+        # Its `encode` takes all texts as one batch; its own evaluation makes batches in file order.
+        starts = range(0, len(texts), job.batch)
+        return [row for first in starts for row in model.encode(texts[first : first + job.batch], prompt=job.template)]
 
-    in_batches(job.texts[: job.batch])  # threads and memory wake up
-    started = time.perf_counter()
-    rows = in_batches(job.texts)
-    return {"seconds": time.perf_counter() - started, "rows": rows}
+    return timed(in_batches, job)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
-"""sentence-transformers 6.2 as a worker: its own trainer, loss and `encode`. Runs in an environment of its own."""
+"""sentence-transformers 6.2 as a worker, by its own trainer, loss and `encode`."""
 
 from __future__ import annotations
 
 import importlib
 import tempfile
-import time
 from typing import Any
 
 import torch
 
-from speed_peers.job import Answer, EncodeJob, TrainJob, load_start, serve
+from speed_peers.job import Answer, Clock, Job, load_start, serve, timed
 
 # Not installed where this file is type-checked.
 st: Any = importlib.import_module("sentence_transformers")
@@ -19,46 +18,30 @@ losses: Any = importlib.import_module("sentence_transformers.sentence_transforme
 POOLINGS = {"last": "lasttoken", "mean": "mean"}
 
 
-def open_model(model: str, dtype: str, max_length: int, pooling: str) -> Any:
+def open_model(job: Job) -> Any:
     transformer = modules.Transformer(
-        model,
-        max_seq_length=max_length,
-        model_kwargs={"dtype": getattr(torch, dtype)},
-        # Left to itself it wraps every text in the tokenizer's chat template, where there is one: a system prompt and
-        # twenty tokens more, and another last token.
+        job.model,
+        max_seq_length=job.max_length,
+        model_kwargs={"dtype": getattr(torch, job.dtype)},
+        # By default it applies the chat template of the tokenizer: a system prompt and twenty more tokens.
         modality_config={"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
         module_output_name="token_embeddings",
     )
-    return st.SentenceTransformer(
-        modules=[transformer, modules.Pooling(transformer.get_embedding_dimension(), POOLINGS[pooling])], device="cpu"
-    )
+    pooling = modules.Pooling(transformer.get_embedding_dimension(), POOLINGS[job.pooling])
+    return st.SentenceTransformer(modules=[transformer, pooling], device="cpu")
 
 
-def train(job: TrainJob) -> Answer:
+def train(job: Job) -> Answer:
     from datasets import Dataset
     from peft import LoraConfig, TaskType
     from torch.utils.data import BatchSampler, SequentialSampler
 
-    from speed_peers.trainer_clock import Clock
-
-    model = open_model(job.model, job.dtype, job.max_length, "last")
-    model.add_adapter(
-        LoraConfig(
-            task_type=TaskType.FEATURE_EXTRACTION,
-            r=job.rank,
-            lora_alpha=job.alpha,
-            lora_dropout=0.0,
-            target_modules="all-linear",
-        )
-    )
+    model = open_model(job)
+    how: dict[str, Any] = {"lora_alpha": job.alpha, "lora_dropout": 0.0, "target_modules": "all-linear"}
+    model.add_adapter(LoraConfig(task_type=TaskType.FEATURE_EXTRACTION, r=job.rank, **how))
     load_start(model, job.adapter)
-    columns = zip(*job.triples, strict=True)
-    data = Dataset.from_dict(
-        {
-            name: [job.template.replace("{text}", text) for text in texts]
-            for name, texts in zip(("anchor", "positive", "negative"), columns, strict=True)
-        }
-    )
+    texts = [[job.template.replace("{text}", text) for text in column] for column in zip(*job.triples, strict=True)]
+    data = Dataset.from_dict(dict(zip(("anchor", "positive", "negative"), texts, strict=True)))
     with tempfile.TemporaryDirectory() as folder:
         trainer = st.SentenceTransformerTrainer(
             model=model,
@@ -79,24 +62,23 @@ def train(job: TrainJob) -> Answer:
             train_dataset=data,
             loss=losses.MultipleNegativesRankingLoss(model, scale=20.0),
         )
-        # Its documentation names this method as the one to replace for an order of one's own; the default shuffles.
+        # The documented method to replace for another order; the default shuffles.
         trainer.get_batch_sampler = lambda dataset, batch_size, drop_last, **_: BatchSampler(
             SequentialSampler(dataset), batch_size, drop_last
         )
         clock = Clock(trainer)
         trainer.train()
-    return {"step_seconds": clock.step_seconds, "losses": clock.losses}
+    return clock.answer()
 
 
-def encode(job: EncodeJob) -> Answer:
-    model = open_model(job.model, job.dtype, job.max_length, job.pooling)
-    # Its own prompts can only stand before the text.
-    template = job.template or "{text}"
-    texts = [template.replace("{text}", text) for text in job.texts]
-    model.encode(texts[: job.batch], batch_size=job.batch)  # threads and memory wake up
-    started = time.perf_counter()
-    rows_ND = model.encode(texts, batch_size=job.batch, show_progress_bar=False)
-    return {"seconds": time.perf_counter() - started, "rows": rows_ND}
+def encode(job: Job) -> Answer:
+    model = open_model(job)
+
+    def formatted(texts: list[str]) -> Any:  # its own prompts can only precede the text
+        texts = [job.template.replace("{text}", text) for text in texts]
+        return model.encode(texts, batch_size=job.batch, show_progress_bar=False)
+
+    return timed(formatted, job)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,118 @@
+"""One worker at a time, in a process with a limit of memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+OURS = "angle_llm"
+WORKERS = {
+    OURS: "worker_ours",
+    "angle-emb": "worker_angle_emb",
+    "sentence-transformers": "worker_sentence_transformers",
+}
+GIB = 2**30
+SPARE = GIB // 2
+
+
+@dataclass
+class Run:
+    """One process: optimizer steps, or one pass over the texts."""
+
+    problem: str | None = None
+    """Why there is no time."""
+    seconds: float | None = None
+    """Of a step (the median, without the first one), or of the pass."""
+    peak_bytes: int = 0
+    other_cores: float = 0.0
+    """Cores that other programs used meanwhile."""
+    step_seconds: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    cosine_min: float | None = None
+    """Smallest cosine of a vector with that of angle_llm."""
+    facts: dict[str, int] = field(default_factory=dict)
+    packages: dict[str, str] = field(default_factory=dict)
+
+
+def run_worker(library: str, python: Path, job: dict[str, Any], folder: Path, workdir: Path, max_gib: float) -> Run:
+    """Run a job. `folder` is shared by the libraries of a repetition, whose vectors are compared."""
+    own = folder / library
+    own.mkdir(parents=True)
+    (own / "job.json").write_text(json.dumps(job), encoding="utf-8")
+    log = workdir / "logs" / f"{datetime.now():%Y%m%d-%H%M%S}-{library}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [str(python), "-m", f"speed_peers.{WORKERS[library]}", str(own)]
+    code, run = watched(command, worker_environment(job["threads"]), int(max_gib * GIB), log)
+    if run.problem is None and code != 0:
+        output = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        run.problem = f"exit code {code}: {output[-1] if output else 'no output'} (logs/{log.name})"
+    if run.problem is None:
+        answer = json.loads((own / "result.json").read_text(encoding="utf-8"))
+        answer["peak_bytes"] = max(run.peak_bytes, answer["peak_bytes"])
+        run = replace(run, **answer)
+        if run.step_seconds:
+            run.seconds = float(np.median(run.step_seconds[1:] or run.step_seconds))
+        if library != OURS and (folder / OURS / "rows.npy").is_file():
+            run.cosine_min = smallest_cosine(np.load(folder / OURS / "rows.npy"), np.load(own / "rows.npy"))
+    return run
+
+
+def watched(command: list[str], environment: dict[str, str], limit: int, log: Path) -> tuple[int, Run]:
+    """Exit code, peak memory and disturbance of a program, which is killed when it exceeds the limit.
+
+    The limit is lower where less memory is available: otherwise the kernel could kill another program.
+    """
+    limit = min(limit, psutil.virtual_memory().available - SPARE)
+    run, started, before = Run(), time.monotonic(), _other_seconds()
+    with log.open("wb") as output:
+        process = psutil.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        try:
+            while process.poll() is None and run.problem is None:
+                with suppress(psutil.Error):  # it has just ended
+                    run.peak_bytes = max(run.peak_bytes, process.memory_info().rss)
+                if run.peak_bytes > limit:
+                    run.problem = f"killed at {limit / GIB:.1f} GiB of memory"
+                time.sleep(0.05)
+        finally:
+            if process.poll() is None:
+                process.kill()
+            code = int(process.wait())
+    run.other_cores = max(0.0, (_other_seconds() - before) / max(0.1, time.monotonic() - started))
+    return code, run
+
+
+def _other_seconds() -> float:
+    """Processor time of all programs but the ended children of this one."""
+    system, own = psutil.cpu_times(), os.times()
+    return float(system.user + system.system) - own.children_user - own.children_system
+
+
+def smallest_cosine(rows_ND: np.ndarray, other_ND: np.ndarray) -> float:
+    """The smallest cosine of corresponding rows."""
+    if rows_ND.shape != other_ND.shape:
+        raise ValueError(f"expected rows of shape {rows_ND.shape}, got {other_ND.shape}.")
+    one, other = rows_ND.astype(np.float64), other_ND.astype(np.float64)
+    return float(((one * other).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)).min())
+
+
+def worker_environment(threads: int) -> dict[str, str]:
+    """Environment variables of a worker: no network, no GPU, no packages of another environment."""
+    threads_of = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return {
+        **os.environ,
+        **threads_of,
+        **offline,
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+        "PYTHONUNBUFFERED": "1",
+    }

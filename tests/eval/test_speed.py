@@ -1,0 +1,227 @@
+"""`eval/speed.py` with angle_llm alone: the work of its worker, the watched processes, the report."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import save_tiny_base, tiny_encoder
+
+EVAL = Path(__file__).parents[2] / "eval"
+sys.path.insert(0, str(EVAL))
+
+import speed  # noqa: E402
+from speed_peers import environments, processes, worker_ours  # noqa: E402
+from speed_peers.job import Job, adapter_key, load_start  # noqa: E402
+from speed_peers.processes import GIB, OURS, Run, run_worker, watched, worker_environment  # noqa: E402
+from speed_peers.report import Comparison, plot, text_report  # noqa: E402
+
+TEMPLATE = 'Summarize sentence "{text}" in one word:"'
+TRIPLES = [
+    ["A man eats.", "Someone eats.", "Nobody eats."],
+    ["A dog runs.", "An animal moves.", "A dog sleeps."],
+    ["A girl sings.", "A child makes music.", "A girl is silent."],
+    ["Two men play chess.", "People play a game.", "Two men swim."],
+]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A job on a tiny LLaMA, prepared as for all libraries."""
+    folder = tmp_path_factory.mktemp("speed")
+    with torch.random.fork_rng():
+        worker_ours.prepare(str(save_tiny_base("llama", folder / "source")), folder / "model", folder / "adapter", 4)
+    text = {
+        "model": str(folder / "model"),
+        "template": TEMPLATE,
+        "pooling": "last",
+        "max_length": 64,
+        "dtype": "float32",
+    }
+    lora = {"adapter": str(folder / "adapter"), "rank": 4, "alpha": 8, "learning_rate": 0.05}
+    return {**text, **lora, "micro_batch_tokens": 512, "graph_tokens": 16384, "batch": 2, "threads": 1, "steps": 2}
+
+
+def trained(job: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    with torch.random.fork_rng():
+        return worker_ours.train(Job(**job | {"triples": TRIPLES} | changes))
+
+
+def test_the_first_loss_is_the_cross_entropy_over_all_positives_and_negatives(job: dict[str, Any]) -> None:
+    """As sentence-transformers and angle-emb define it, on the rows of the untrained encoder."""
+    answer = trained(job)
+    encoder = worker_ours.open_encoder(Job(**job))
+    anchors, positives, negatives = (encoder.encode([triple[side] for triple in TRIPLES[:2]]) for side in range(3))
+    unit_PD = torch.nn.functional.normalize(torch.from_numpy(np.concatenate([positives, negatives])))
+    cosine_AP = torch.nn.functional.normalize(torch.from_numpy(anchors)) @ unit_PD.T
+    expected = torch.nn.functional.cross_entropy(cosine_AP / 0.05, torch.arange(2))
+    assert answer["losses"][0] == pytest.approx(float(expected), abs=1e-5)
+    assert len(answer["step_seconds"]) == 2
+    assert answer["facts"].items() >= {"texts": 12, "unique_texts": 12, "too_long": 0}.items()
+    same = {"triples": TRIPLES[:2] * 2}
+    before, after = trained(job, **same)["losses"]
+    assert after < before
+    cached = trained(job, **same, micro_batch_tokens=16, graph_tokens=0)["losses"]
+    assert cached == pytest.approx([before, after], abs=1e-4)
+
+
+def test_all_libraries_start_with_the_same_adapter(job: dict[str, Any]) -> None:
+    for prefix in ("0.model.", "backbone.base_model.model."):
+        assert adapter_key(f"{prefix}layers.0.mlp.lora_A.default.weight") == "layers.0.mlp.lora_A.weight"
+    with pytest.raises(ValueError, match="another model or rank"):
+        load_start(tiny_encoder("llama").model, job["adapter"])
+    with pytest.raises(ValueError, match="does not have"):
+        load_start(tiny_encoder("llama").model.requires_grad_(False), job["adapter"])
+
+
+def test_workers_of_other_libraries_import_nothing_of_ours() -> None:
+    sources = {name: (EVAL / f"speed_peers/{name}.py").read_text() for name in [*processes.WORKERS.values(), "job"]}
+    assert [name for name, source in sources.items() if "import angle_llm" in source or "from angle_llm" in source] == [
+        "worker_ours"
+    ]
+    assert set(processes.WORKERS) == {OURS, *environments.REQUIREMENTS}
+    environment = worker_environment(3)
+    assert (environment["HF_HUB_OFFLINE"], environment["CUDA_VISIBLE_DEVICES"], environment["OMP_NUM_THREADS"]) == (
+        "1",
+        "",
+        "3",
+    )
+
+
+def test_workers_are_processes_whose_vectors_are_compared(job: dict[str, Any], tmp_path: Path) -> None:
+    encode = job | {"kind": "encode", "texts": ["A man eats.", "word " * 60, "A man eats."]}
+    run = run_worker(OURS, Path(sys.executable), encode, tmp_path, tmp_path, max_gib=20)
+    assert run.problem is None
+    assert (run.seconds or 0) > 0
+    assert run.peak_bytes > 50 * 2**20
+    assert run.facts == {"texts": 3, "unique_texts": 2, "too_long": 1}
+    assert "torch" in run.packages
+    rows = np.load(tmp_path / OURS / "rows.npy")
+    np.testing.assert_allclose(rows, worker_ours.open_encoder(Job(**job)).encode(encode["texts"]), rtol=1e-5, atol=1e-6)
+    assert processes.smallest_cosine(rows, 3 * rows) == pytest.approx(1)
+    assert processes.smallest_cosine(rows, -rows) == pytest.approx(-1)
+    with pytest.raises(ValueError, match="shape"):
+        processes.smallest_cosine(rows, rows[:1])
+    missing = run_worker("angle-emb", Path(sys.executable), encode, tmp_path, tmp_path, max_gib=20)
+    assert "No module named 'angle_emb'" in str(missing.problem)
+
+
+def python(tmp_path: Path, code: str, limit: int = 20 * GIB) -> tuple[int, Run]:
+    return watched([sys.executable, "-c", code], {}, limit, tmp_path / "log")
+
+
+def test_a_process_over_the_limit_is_killed(tmp_path: Path) -> None:
+    greedy = "import time\nkept = []\nwhile True:\n    kept.append(b'x' * 5_000_000 + bytes(len(kept)))\n    time.sleep(0.01)"
+    code, run = python(tmp_path, greedy, limit=150 * 2**20)
+    assert (code, run.problem) == (-9, "killed at 0.1 GiB of memory")
+    assert 150 * 2**20 < run.peak_bytes < GIB
+    code, run = python(tmp_path, "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)")
+    assert (code, run.problem, set((tmp_path / "log").read_text().split())) == (3, None, {"out", "err"})
+
+
+def test_other_programs_are_noticed(tmp_path: Path) -> None:
+    busy = "import time\nend = time.monotonic() + 1.5\nwhile time.monotonic() < end: pass"
+    other = subprocess.Popen([sys.executable, "-c", busy])
+    assert python(tmp_path, "import time; time.sleep(1)")[1].other_cores > 0.3
+    other.wait()
+
+
+@pytest.mark.slow  # creates a virtual environment
+def test_an_environment_is_created_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")  # an environment is real, what would be downloaded is not there
+    monkeypatch.setattr(environments, "TORCH", "torch==0.0.0")
+    with pytest.raises(RuntimeError, match=r"(?s)torch==0\.0\.0.*--peers sentence-transformers"):
+        environments.ensure_environment("angle-emb", tmp_path)
+    folder = tmp_path / "environments/angle-emb"
+    (folder / "installed.json").write_text(json.dumps(environments.REQUIREMENTS["angle-emb"]))
+    assert environments.ensure_environment("angle-emb", tmp_path).is_relative_to(folder)
+
+
+def comparison(kind: str = "train") -> Comparison:
+    def runs(*seconds: float, **values: Any) -> list[Run]:
+        return [Run(seconds=each, peak_bytes=2 * GIB, **values) for each in seconds]
+
+    facts = {"texts": 48, "unique_texts": 40, "too_long": 2, "logical_tokens": 1000, "computed_tokens": 700}
+    found = Comparison(
+        "Training · float32", "triples", 16, {"kind": kind, "model": "/home/me/model", "triples": TRIPLES}, []
+    )
+    found.runs = {
+        OURS: runs(2.0, 1.0, 4.0, losses=[1.5, 1.25], facts=facts),
+        "angle-emb": runs(8.0, 5.0, 12.0, losses=[3.35, 1.26], cosine_min=0.7, other_cores=0.97),
+        "sentence-transformers": [Run("killed at 20.0 GiB of memory")],
+    }
+    return found
+
+
+def test_the_report_has_ratios_losses_and_warnings(tmp_path: Path) -> None:
+    text = text_report(comparison())
+    lines = [line.split() for line in text.splitlines()]
+    # Ratios are taken repetition by repetition: 8/2, 5/1, 12/4.
+    assert ["angle-emb", "8.00", "2.00", "2.00", "4.00", "3.00–5.00", "0.700000"] in lines
+    assert ["2", "1.250000", "1.260000", "–"] in lines
+    for note in (
+        "sentence-transformers: killed at 20.0 GiB",
+        "NOT THE SAME WORK: the first loss of angle-emb is 3.3500, ours 1.5000.",
+        "NOT THE SAME WORK: a vector of angle-emb has cosine 0.7000",
+        "DISTURBED: other programs used up to 1.0 cores while angle-emb ran",
+        "48 texts, 40 of them unique.",
+        "2 texts are too long",
+        "angle_llm computed 700 of 1,000 tokens.",
+    ):
+        assert note in text
+    settings = speed.SpeedSettings(json=Path("/home/me/a.json"), data="/home/me/nli.jsonl")
+    content = json.loads(json.dumps(speed.results([comparison()], settings), allow_nan=False))
+    assert "/home/me" not in json.dumps(content)
+    assert content["scenarios"][0]["summary"]["angle-emb"]["ratio"] == 4.0
+    assert content["scenarios"][0]["summary"]["sentence-transformers"] is None
+    pytest.importorskip("matplotlib")
+    plot([comparison(), comparison("encode")], tmp_path / "speed.png")
+    assert (tmp_path / "speed.png").stat().st_size > 1000
+
+
+def test_data_and_refusals_that_name_the_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong, flag in (
+        ({"steps": 0}, "--steps"),
+        ({"batch": ()}, "--batch"),
+        ({"texts": Path("a"), "data_dir": Path("b")}, "--texts"),
+    ):
+        with pytest.raises(ValueError, match=flag):
+            speed.SpeedSettings(**wrong)
+    (tmp_path / "texts.txt").write_text("one\ntwo\n\none\n")
+    assert speed.read_texts(speed.SpeedSettings(texts=tmp_path / "texts.txt", limit_texts=3)) == ["one", "two", "one"]
+    (tmp_path / "sts").mkdir()
+    (tmp_path / "sts/sts12.test.tsv").write_text("sentence1\tsentence2\tscore\nb\ta\t1\nc\ta\t2\n")
+    assert speed.read_texts(speed.SpeedSettings(data_dir=tmp_path)) == ["b", "a", "c", "a"]
+    rows = [dict(zip(("anchor", "positive", "negative"), triple, strict=True)) for triple in TRIPLES]
+    (tmp_path / "few.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(ValueError, match=r"--data.*4 triples.*need 8"):
+        speed.read_triples(speed.SpeedSettings(data=str(tmp_path / "few.jsonl"), batch=(1, 4), steps=2))
+    monkeypatch.setattr(speed.os, "getloadavg", lambda: (3.0, 0.0, 0.0))
+    with pytest.raises(RuntimeError, match="--max-load"):
+        speed.wait_until_quiet(0.5, patience=0)
+
+
+@pytest.mark.slow  # eight processes
+def test_the_whole_command_with_a_library_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_tiny_base("llama", tmp_path / "base")
+    monkeypatch.setattr(speed, "ensure_environment", lambda name, workdir: Path(sys.executable))
+    settings = speed.SpeedSettings(
+        peers=("angle-emb",), dtype=("float32",), max_length=(64,), batch=(2,), steps=2, repetitions=2, limit_texts=6,
+        model=str(tmp_path / "base"), max_load=99, workdir=tmp_path / "bench", json=tmp_path / "speed.json", encode=True,
+    )  # fmt: skip
+    comparisons = speed.main(settings)
+    assert [each.title.split(", ")[-1] for each in comparisons][:1] == ["with the prompt"]
+    assert [len(comparisons[0].runs[library]) for library in (OURS, "angle-emb")] == [2, 1], (
+        "a failed library is not repeated"
+    )
+    assert all(not each.problem(OURS) for each in comparisons)
+    assert "No module named 'angle_emb'" in capsys.readouterr().out
+    content = json.loads((tmp_path / "speed.json").read_text())
+    assert content["packages"][OURS]["torch"]
+    assert {path.name for path in (tmp_path / "bench").iterdir()} == {".gitignore", "logs", "models"}

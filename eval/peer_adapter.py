@@ -44,7 +44,8 @@ def main() -> None:
 
     from angle_llm import SentenceEncoder
     from angle_llm.config import DataSource
-    from angle_llm.data import Triple, load_examples
+    from angle_llm.data.examples import load_examples
+    from angle_llm.data.formats import Triple
     from angle_llm.export.texts import SENTENCES
     from angle_llm.model.tokenizer import SentenceTokenizer
     from angle_llm.prompts import PromptTemplate

@@ -193,7 +193,8 @@ def wait_until_quiet(max_load: float, patience: int) -> None:
 def read_triples(settings: SpeedSettings) -> list[list[str]]:
     """Triples for the largest batch, shuffled: files are often sorted by premise."""
     from angle_llm.config import DataSource
-    from angle_llm.data import Triple, load_examples
+    from angle_llm.data.examples import load_examples
+    from angle_llm.data.formats import Triple
 
     needed = max(settings.batch) * settings.steps
     rows = load_examples(DataSource(path=settings.data, format="triple", limit=needed, shuffle_seed=0)).examples

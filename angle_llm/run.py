@@ -44,10 +44,10 @@ def fine_tune(settings: TrainSettings) -> Path:
         ArtifactError, DataError, PromptError, TrainingError, FileNotFoundError: see the modules that do the work.
     """
     from angle_llm.train.distributed import Launch
-    from angle_llm.train.heartbeat import Heartbeat
+    from angle_llm.train.process_loss import ProcessWatch
 
     launch = Launch.join(settings.run_path)
-    with Heartbeat(launch.processes):
+    with ProcessWatch(launch.processes):
         return _fine_tune(settings, launch)
 
 

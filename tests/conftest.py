@@ -15,7 +15,14 @@ os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 os.environ["ANGLE_LLM_CACHE"] = tempfile.mkdtemp(prefix="angle-llm-cache-")  # no test writes into the user's cache
 
 
-LONGEST = ("test_spread.py", "test_crashes.py", "test_readme.py", "test_lost.py", "test_shortage.py", "test_cli.py")
+LONGEST = (
+    "test_spread.py",
+    "test_crashes.py",
+    "test_readme.py",
+    "test_process_loss.py",
+    "test_shortage.py",
+    "test_cli.py",
+)
 """Files that take a minute and more."""
 
 

@@ -168,7 +168,7 @@ class Launch:
             cpu=no_device and not with_deepspeed,
             mixed_precision="no",  # the settings choose the dtype, not the launcher
             deepspeed_plugin=_deepspeed_plugin() if with_deepspeed else None,
-            # A lost process is the heartbeat's business; one that writes or tokenises may take its time.
+            # A lost process is noticed by ProcessWatch; one that writes or tokenises may take its time.
             kwargs_handlers=[InitProcessGroupKwargs(backend=backend, timeout=timedelta(days=1))] if several else [],
             log_with="tensorboard",
             project_dir=run_dir,

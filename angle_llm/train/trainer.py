@@ -29,9 +29,9 @@ from angle_llm.train.checkpoint import (
     step_of,
 )
 from angle_llm.train.distributed import Launch
-from angle_llm.train.heartbeat import unhurried
 from angle_llm.train.memory import MemoryShortError, TokenBudget
 from angle_llm.train.metrics import BestKeeper, Evaluate, Metrics, StepMeter, mean_loss
+from angle_llm.train.process_loss import exit_lock
 from angle_llm.train.schedule import BatchPlan
 from angle_llm.train.signals import Interrupted, StopSignals
 from angle_llm.train.step import LossNotFiniteError, StepResult, boundary_step
@@ -161,7 +161,7 @@ def train(
                 raise
             except Exception as error:
                 if step:
-                    with unhurried():
+                    with exit_lock:  # to the end, even if another process is lost
                         keeper.rescue()
                 if isinstance(error, LossNotFiniteError):
                     raise TrainingError(f"step {step + 1}: {error} {keeper.what_is_kept}") from error

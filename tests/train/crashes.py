@@ -39,7 +39,7 @@ from angle_llm.config import (
     TrainSettings,
 )
 from angle_llm.run import fine_tune
-from angle_llm.train import heartbeat
+from angle_llm.train import process_loss
 
 TIMES = ("seconds", "pairs_per_second", "computed_tokens_per_second", "utilisation")
 Arm = Callable[[], object]
@@ -158,7 +158,7 @@ def count_saves(settings: TrainSettings, counted: Path) -> None:
 
 def main(folder: Path, seed: int, timed: int, inside: int, count: int = 1) -> None:
     torch.set_num_threads(1)
-    heartbeat.LOST_AFTER_SECONDS = 4.0  # nothing here holds a process up for longer
+    process_loss.LOST_SECONDS = 4  # nothing here holds a process up for longer
     settings, log = run_settings(folder), folder / "log"
 
     def said() -> str:

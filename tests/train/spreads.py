@@ -48,7 +48,7 @@ from angle_llm.losses import AngleObjective
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.train import trainer
 from angle_llm.train.distributed import Launch
-from angle_llm.train.heartbeat import Heartbeat
+from angle_llm.train.process_loss import ProcessWatch
 from angle_llm.train.signals import Interrupted
 from angle_llm.train.strategies import DataParallelStrategy, ZeroStrategy, make_strategy
 from angle_llm.train.trainer import train
@@ -118,7 +118,7 @@ def work(mine: TrainSettings, world: int, kind: str, stage: int, dtype: torch.dt
     """What each process does."""
     launch = Launch.join(mine.run_path)
     check_launch(launch, world, kind, stage)
-    with Heartbeat(launch.processes):
+    with ProcessWatch(launch.processes):
         torch.manual_seed(0)
         if dtype == torch.float64:
             encoder = tiny_encoder("llama", max_length=60, base=mine.model.path)

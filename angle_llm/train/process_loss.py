@@ -1,0 +1,116 @@
+"""End every process of a run, with a message that names the rank, when one of them is killed, stopped or fails.
+
+torchrun ends the processes of its own machine when one exits, and gloo fails on a closed connection. Neither notices a
+stopped process, neither names the lost rank on another machine, and NCCL waits. So each process increments a counter in the
+TCPStore of the launcher every second; a counter that does not change for `LOST_SECONDS` is that of a lost process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from angle_llm.train.distributed import Processes
+
+INTERVAL = 1.0
+"""Seconds between two increments."""
+LOST_SECONDS = 12
+"""A process also stays silent while something holds Python's interpreter lock."""
+EXIT_CODE = 3
+"""Exit code of a process that ends because another one is lost."""
+LEFT = "left"
+exit_lock = threading.Lock()
+"""While it is held, this process does not end because another one is lost: it is saving something."""
+
+
+class ProcessWatch:
+    """Context manager around everything that a process does with the others.
+
+    One thread talks to the store, a second one counts: a store whose process is stopped blocks a call for ever, whatever
+    its timeout. Silence is counted in intervals of the second thread, so that a process which was itself suspended does not
+    take the others for lost.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._stopped = threading.Event()
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._talk, self._watch)]
+
+    def __enter__(self) -> ProcessWatch:
+        if self._processes.count > 1:
+            run = self._processes.from_main(lambda: os.urandom(8).hex())  # a restarted run may meet the same store
+            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            limit = timedelta(seconds=LOST_SECONDS)
+            store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=limit)
+            self._store = PrefixStore(f"angle_llm/{run}", store)
+            self._ranks = [str(rank) for rank in range(self._processes.count)]
+            self._store.set(self._ranks[self._processes.rank], "0")
+            self._places = self._processes.gather((_machine(), socket.gethostname(), os.getpid()))
+            self._counters = self._store.multi_get(self._ranks)  # every rank has set its counter before the gather
+            for thread in self._threads:
+                thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._processes.count == 1:
+            return
+        if isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "Connection")):
+            self._threads[1].join(LOST_SECONDS + 5)  # `_watch` names the rank and ends this process
+        self._stopped.set()
+        self._threads[0].join(2 * INTERVAL)
+        if error is None or isinstance(error, SystemExit):  # all ranks agree on it; after another error, silence
+            with suppress(RuntimeError):
+                self._store.set(self._ranks[self._processes.rank], LEFT)
+
+    def _talk(self) -> None:
+        count = 0
+        with suppress(RuntimeError):  # no answer: `_watch` notices
+            while not self._stopped.wait(INTERVAL):
+                count += 1
+                self._store.set(self._ranks[self._processes.rank], str(count))
+                self._counters = self._store.multi_get(self._ranks)
+
+    def _watch(self) -> None:
+        last, unanswered, silent = self._counters, 0, [0] * self._processes.count
+        while not self._stopped.wait(INTERVAL):
+            counters = self._counters
+            unanswered = unanswered + 1 if counters is last else 0
+            if unanswered * INTERVAL >= LOST_SECONDS:
+                self._exit(0, " or its launcher")
+            if counters is not last:
+                for rank, counter in enumerate(counters):
+                    silent[rank] = silent[rank] + 1 if counter == last[rank] != LEFT.encode() else 0
+                    if silent[rank] * INTERVAL >= LOST_SECONDS:
+                        self._exit(rank)
+                last = counters
+
+    def _exit(self, rank: int, launcher: str = "") -> None:
+        machine, host, pid = self._places[rank]
+        if machine == _machine():
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)  # if it is only stopped, its launcher would wait for it
+        if self._processes.is_main:
+            time.sleep(2 * INTERVAL)  # the store may end with this process: the others read it first
+        me, who = self._processes.rank, f"rank {rank} (host {host}, process {pid})"
+        message = f"rank {me} exits: {who}{launcher} was killed or stopped, or has failed. Resume with --resume auto."
+        with exit_lock:
+            os.write(2, f"\nerror: {message}\n".encode())
+            os._exit(EXIT_CODE)  # the main thread may be waiting in a collective
+
+
+def _machine() -> str:
+    """Equal for processes whose process ids are comparable; host names may be equal in two containers."""
+    with suppress(OSError):
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text()} {Path('/proc/self/ns/pid').readlink()}"
+    return socket.gethostname()

@@ -1,0 +1,112 @@
+"""When a process of a run is killed, stopped or fails, every process ends within a minute, and a message names its rank."""
+
+import itertools
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny import save_tiny_base
+
+WORKER = Path(__file__).with_name("process_loss_worker.py")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+LIMIT = 60
+"""Seconds from the failure to the end of the last process."""
+CASES = set(
+    itertools.product(["torchrun", "accelerate", "two torchrun", "none"], ["SIGKILL", "SIGSTOP", "exception"], [0, 1])
+)
+QUICK = {("torchrun", "SIGSTOP", 0), ("accelerate", "exception", 1), ("two torchrun", "SIGKILL", 0)}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "failure", "rank"),
+    [*sorted(QUICK), *(pytest.param(*case, marks=pytest.mark.slow) for case in sorted(CASES - QUICK))],
+)
+def test_all_processes_end(launcher: str, failure: str, rank: int, tmp_path: Path) -> None:
+    seconds, codes, outputs = lose(launcher, failure, rank, tmp_path)
+    assert seconds < LIMIT
+    assert 0 not in codes
+    # torchrun names the rank of a process on its machine, the other processes that of a process elsewhere.
+    named = rf"exits: rank {rank} \(host|Root Cause[^=]*?rank +: {rank} \(local_rank"
+    assert re.search(named, outputs[(1 - rank) % len(outputs)], flags=re.DOTALL), outputs
+
+
+@pytest.mark.slow
+def test_last_weights_are_saved_before_a_process_ends(tmp_path: Path) -> None:
+    lose("none", "exception", "both", tmp_path)
+    assert (tmp_path / "run" / "interrupted" / "adapter_model.safetensors").is_file()
+
+
+def lose(launcher: str, failure: str, rank: int | str, folder: Path) -> tuple[float, list[int], list[str]]:
+    """Seconds from the failure until no process is left, exit codes and outputs of the launchers."""
+    save_tiny_base("llama", folder / "base")
+    model = {"path": str(folder / "base"), "dtype": "float32"}
+    settings = {"model": model, "lora": {"rank": 4}, "batch_size": 8, "epochs": 100}
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    arguments = [str(WORKER), str(folder / "config.yaml"), str(folder / "run"), failure, str(rank)]
+    logs, started, pids = [], [], []
+    for number, (command, environment) in enumerate(commands(launcher)):
+        logs.append(folder / f"log{number}")
+        with logs[-1].open("wb") as log:
+            everything = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+            started.append(subprocess.Popen([*command, *arguments], stdout=log, stderr=log, env=everything))
+    try:
+        wait_until((folder / "run.failed").exists, 200, logs)
+        failed = time.time()
+        pids = [int(path.read_text()) for path in folder.glob("run.*.pid")]
+        assert len(pids) == 2
+        wait_until(lambda: not any(map(is_running, [*pids, *(one.pid for one in started)])), 2 * LIMIT, logs)
+        return time.time() - failed, [one.wait() for one in started], [log.read_text(errors="replace") for log in logs]
+    finally:
+        for pid in filter(is_running, [*pids, *(one.pid for one in started)]):
+            os.kill(pid, signal.SIGKILL)
+
+
+def commands(launcher: str) -> list[tuple[list[str], dict[str, str]]]:
+    """Command and environment of each launcher; "none" starts the two processes as mpirun or srun do."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    if launcher == "torchrun":
+        return [([*TORCHRUN, "--nproc_per_node", "2", "--master_port", port], {})]
+    if launcher == "accelerate":
+        plain = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+        return [([*ACCELERATE, *plain, "--main_process_port", port], {})]
+    if launcher == "two torchrun":
+        node = [
+            *TORCHRUN,
+            "--nnodes",
+            "2",
+            "--nproc_per_node",
+            "1",
+            "--master_addr",
+            "127.0.0.1",
+            "--master_port",
+            port,
+        ]
+        return [([*node, "--node_rank", rank], {}) for rank in "01"]
+    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [([sys.executable], {"RANK": rank, "LOCAL_RANK": rank, **common}) for rank in "01"]
+
+
+def wait_until(done: Callable[[], bool], seconds: float, logs: list[Path]) -> None:
+    end = time.time() + seconds
+    while not done():
+        assert time.time() < end, [log.read_text(errors="replace")[-3000:] for log in logs]
+        time.sleep(0.1)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and has not ended; a process that nobody has waited for yet has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False

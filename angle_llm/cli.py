@@ -46,10 +46,10 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
     from angle_llm.check import CheckSettings, check_main
     from angle_llm.embed import EmbedSettings, embed_main
     from angle_llm.evaluate import StsEvalSettings, sts_main
-    from angle_llm.evaluate.mteb_command import MtebSettings, mteb_main
+    from angle_llm.evaluate.mteb_tasks import MtebSettings, mteb_main
     from angle_llm.evaluate.nested import NestedEvalSettings, nested_main
-    from angle_llm.evaluate.retrieval_command import RetrievalSettings, retrieval_main
-    from angle_llm.evaluate.transfer_command import TransferSettings, transfer_main
+    from angle_llm.evaluate.retrieval import RetrievalSettings, retrieval_main
+    from angle_llm.evaluate.transfer import TransferSettings, transfer_main
     from angle_llm.export import commands as forms
     from angle_llm.mine import MineSettings, mine_main
     from angle_llm.plan import PlanSettings, plan_main

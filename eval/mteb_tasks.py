@@ -11,7 +11,7 @@ import tyro
 
 import angle_llm
 from angle_llm.cli import guarded
-from angle_llm.evaluate.mteb_command import MtebSettings, mteb_main
+from angle_llm.evaluate.mteb_tasks import MtebSettings, mteb_main
 
 if __name__ == "__main__":
     guarded(lambda: mteb_main(tyro.cli(MtebSettings), angle_llm.SentenceEncoder.from_pretrained))

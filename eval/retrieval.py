@@ -9,7 +9,7 @@ import tyro
 
 import angle_llm
 from angle_llm.cli import guarded
-from angle_llm.evaluate.retrieval_command import RetrievalSettings, retrieval_main
+from angle_llm.evaluate.retrieval import RetrievalSettings, retrieval_main
 
 if __name__ == "__main__":
     guarded(lambda: retrieval_main(tyro.cli(RetrievalSettings), angle_llm.SentenceEncoder.from_pretrained))

@@ -11,7 +11,7 @@ import tyro
 
 import angle_llm
 from angle_llm.cli import guarded
-from angle_llm.evaluate.transfer_command import TransferSettings, transfer_main
+from angle_llm.evaluate.transfer import TransferSettings, transfer_main
 
 if __name__ == "__main__":
     guarded(lambda: transfer_main(tyro.cli(TransferSettings), angle_llm.SentenceEncoder.from_pretrained))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from angle_llm.evaluate.comparison import Comparison, compare
-from angle_llm.evaluate.opening import (
+from angle_llm.evaluate.encoding import (
     EncoderSettings,
     OpenedEncoder,
     OpenEncoder,

@@ -1,4 +1,5 @@
-"""Cosines of pairs of rows, and the correlations of two lists of numbers; a correlation that does not exist is an error."""
+"""Cosines of pairs of rows, and the correlations of two lists of numbers; a correlation that does not exist is an
+error."""
 
 from __future__ import annotations
 

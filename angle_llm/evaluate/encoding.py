@@ -1,21 +1,23 @@
-"""Each distinct text of all tasks goes through the encoder once; a task then takes the rows it needs."""
+"""Open an encoder for an evaluation and encode every distinct text once."""
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 Encode: TypeAlias = Callable[[list[str]], NDArray[np.floating[Any]]]
-"""Sentences (N,) to rows (N, D), in the order given."""
+"""Texts (N,) → rows (N, D), in the order given."""
 
 
 class Encoder(Protocol):
-    """What has an `encode` that can be told how much to compute at once, such as `SentenceEncoder`."""
+    """An object with `encode`, such as `SentenceEncoder`."""
 
     def encode(
         self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
@@ -38,23 +40,23 @@ class EncodedTexts:
 
     @property
     def dimensions(self) -> int:
-        """D, the length of a vector."""
+        """D."""
         return int(self.embeddings_ND.shape[1])
 
     @property
     def zero_vectors(self) -> int:
-        """How many texts became the zero vector, which has no direction."""
+        """Number of texts with a zero vector."""
         return int((~self.embeddings_ND.any(axis=1)).sum())
 
 
 def encode_distinct(encode: Encode, texts: Iterable[str]) -> EncodedTexts:
-    """Calls `encode` exactly once, with the distinct texts in order of first appearance.
+    """Call `encode` once with the distinct texts in order of first appearance.
 
-    Raises `ValueError` when there is no text, or what `encode` returned is not one finite row of numbers per text.
+    Raises `ValueError` for no texts, and if `encode` does not return one finite row per text.
     """
     distinct = list(dict.fromkeys(texts))
     if not distinct:
-        raise ValueError("no texts to encode: at least one is needed.")
+        raise ValueError("expected at least one text, got none.")
     started = time.perf_counter()
     embeddings_ND = np.asarray(encode(list(distinct)))
     seconds = time.perf_counter() - started
@@ -65,14 +67,127 @@ def encode_distinct(encode: Encode, texts: Iterable[str]) -> EncodedTexts:
 def _check(embeddings_ND: NDArray[Any], texts: list[str]) -> None:
     if embeddings_ND.ndim != 2 or embeddings_ND.shape[0] != len(texts) or embeddings_ND.shape[1] == 0:
         raise ValueError(
-            f"encode must return one row per text, shape ({len(texts)}, D), in the order given; it returned shape "
-            f"{embeddings_ND.shape}."
+            f"encode: expected one row per text, shape ({len(texts)}, D), got shape {embeddings_ND.shape}."
         )
     if not np.issubdtype(embeddings_ND.dtype, np.floating):
-        raise ValueError(f"encode must return floating-point rows; it returned {embeddings_ND.dtype}.")
+        raise ValueError(f"encode: expected floating-point rows, got {embeddings_ND.dtype}.")
     bad = np.flatnonzero(~np.isfinite(embeddings_ND).all(axis=1))
     if len(bad):
         raise ValueError(
-            f"{len(bad)} of {len(texts)} vectors hold NaN or infinity, the first for {texts[bad[0]]!r}. No figure is "
-            "given for such an encoder; look for an overflow (float16?), a broken adapter, or a run that diverged."
+            f"{len(bad)} of {len(texts)} vectors hold NaN or infinity, the first for {texts[bad[0]]!r}. Possible "
+            "causes: overflow in float16, a damaged adapter, a diverged run."
         )
+
+
+class MissingLibraryError(RuntimeError):
+    """A library that is needed is not installed."""
+
+
+class OpenedEncoder(Encoder, Protocol):
+    """An encoder with its prompt, pooling and maximum length, which are reported with results."""
+
+    @property
+    def prompt(self) -> Any:
+        """A dataclass with a `name`."""
+
+    @property
+    def pooling(self) -> str:
+        """Name of the pooling."""
+
+    @property
+    def max_length(self) -> int:
+        """Maximum number of tokens."""
+
+
+class OpenEncoder(Protocol):
+    """Opens an encoder, such as `SentenceEncoder.from_pretrained`."""
+
+    def __call__(
+        self,
+        path_or_id: str,
+        /,
+        *,
+        prompt: str | None = None,
+        pooling: str | None = None,
+        max_length: int | None = None,
+        dtype: str = "auto",
+        device: str | None = None,
+        revision: str | None = None,
+    ) -> OpenedEncoder:
+        """The encoder at `path_or_id`; None: as saved."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderSettings:
+    """The encoder of an evaluation."""
+
+    model: str
+    """The encoder: a saved directory, a hub id, a .gguf file, or package:NAME/path/inside."""
+
+    revision: str | None = None
+    """Commit, tag or branch of a hub id."""
+
+    prompt: str | None = None
+    """Prompt name or YAML file. None: the one saved with the model."""
+
+    pooling: str | None = None
+    """Pooling: last, mean, cls, … None: the one saved with the model."""
+
+    max_length: int | None = None
+    """Maximum tokens of a text, prompt included. None: the one saved with the model."""
+
+    micro_batch_tokens: int | None = None
+    """Maximum tokens of one forward pass. Changes memory and speed, not results."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Dtype of the weights."""
+
+    device: str | None = None
+    """Device, such as cpu or cuda:0. None: the best available."""
+
+    json: Path | None = None
+    """Also write model, settings and results to this JSON file."""
+
+    def __post_init__(self) -> None:
+        for flag, value in (("--max-length", self.max_length), ("--micro-batch-tokens", self.micro_batch_tokens)):
+            if value is not None and value < 1:
+                raise ValueError(f"{flag}: expected 1 or more, got {value}.")
+
+
+def open_from(settings: EncoderSettings, open_encoder: OpenEncoder) -> OpenedEncoder:
+    """Open the encoder of the settings."""
+    return open_encoder(
+        settings.model,
+        prompt=settings.prompt,
+        pooling=settings.pooling,
+        max_length=settings.max_length,
+        dtype=settings.dtype,
+        device=settings.device,
+        revision=settings.revision,
+    )
+
+
+def encode_with(encoder: OpenedEncoder, micro_batch_tokens: int | None) -> Encode:
+    """A function from texts to rows with a progress bar."""
+
+    def encode(texts: list[str]) -> NDArray[np.floating[Any]]:
+        return encoder.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=True)
+
+    return encode
+
+
+def used_by(encoder: OpenedEncoder) -> dict[str, Any]:
+    """Prompt, pooling and maximum length that are used, for JSON."""
+    return {"prompt": asdict(encoder.prompt), "pooling": encoder.pooling, "max_length": encoder.max_length}
+
+
+def remark_on(encoder: OpenedEncoder) -> str:
+    """The same as text."""
+    return f"Prompt {encoder.prompt.name}, pooling {encoder.pooling}, at most {encoder.max_length} tokens."
+
+
+def check_library(package: str, what: str, extra: str) -> None:
+    """Raise `MissingLibraryError` if `package` is not installed."""
+    if importlib.util.find_spec(package) is None:
+        raise MissingLibraryError(f"{what} need {package}: pip install 'angle_llm[{extra}]'.")

@@ -4,8 +4,8 @@
     model = MtebEncoder(SentenceEncoder.from_pretrained("runs/nli/model"), name="me/my-model")
     mteb.evaluate(model, mteb.get_tasks(tasks=["STSBenchmark"]), cache=None)
 
-mteb hands over texts batch by batch and says what they are for; here a prompt may depend on that. How much is computed at
-once is told in tokens, so mteb's `batch_size` does not matter.
+mteb hands over texts batch by batch and says what they are for; here a prompt may depend on that. How much is computed
+at once is told in tokens, so mteb's `batch_size` does not matter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mteb.models.model_meta import ScoringFunction
 from mteb.similarity_functions import cos_sim, pairwise_cos_sim
 from numpy.typing import NDArray
 
-from angle_llm.evaluate.opening import OpenedEncoder
+from angle_llm.evaluate.encoding import OpenedEncoder
 
 
 class PromptedEncoder(OpenedEncoder, Protocol):
@@ -38,13 +38,13 @@ class PromptedEncoder(OpenedEncoder, Protocol):
 class MtebEncoder:
     """What `mteb.evaluate` takes as a model.
 
-    `prompts` maps what texts are for to a prompt (a name or YAML file). A key is, the first that fits, as in mteb itself:
-    task and side (`NFCorpus-query`), task (`STSBenchmark`), task type and side (`Retrieval-query`, `Retrieval-document`), task
-    type (`STS`, `Classification`, `Clustering`, `PairClassification`, `Reranking`, `Summarization`, …), side (`query`,
-    `document`). Where none fits, the prompt is the encoder's own.
+    `prompts` maps what texts are for to a prompt (a name or YAML file). A key is, the first that fits, as in mteb
+    itself: task and side (`NFCorpus-query`), task (`STSBenchmark`), task type and side (`Retrieval-query`,
+    `Retrieval-document`), task type (`STS`, `Classification`, `Clustering`, `PairClassification`, `Reranking`,
+    `Summarization`, …), side (`query`, `document`). Where none fits, the prompt is the encoder's own.
 
-    A text without any visible character gets the zero vector, which has similarity 0 with everything: mteb's corpora hold
-    such texts, and there is nothing to embed in them.
+    A text without any visible character gets the zero vector, which has similarity 0 with everything: mteb's corpora
+    hold such texts, and there is nothing to embed in them.
     """
 
     def __init__(
@@ -57,7 +57,8 @@ class MtebEncoder:
         micro_batch_tokens: int | None = None,
         meta: Mapping[str, Any] | None = None,
     ) -> None:
-        """`name` is ORGANISATION/MODEL, under which mteb files results; `meta` adds to or replaces what is told of the model.
+        """`name` is ORGANISATION/MODEL, under which mteb files results; `meta` adds to or replaces what is told of the
+        model.
 
         Raises `ValueError` for a name without a slash, or a prompt that cannot be read.
         """

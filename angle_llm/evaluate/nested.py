@@ -18,8 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from angle_llm.evaluate.command import select_tasks
-from angle_llm.evaluate.encoding import Encode
-from angle_llm.evaluate.opening import EncoderSettings, OpenedEncoder, OpenEncoder, open_from, remark_on, used_by
+from angle_llm.evaluate.encoding import (
+    Encode,
+    EncoderSettings,
+    OpenedEncoder,
+    OpenEncoder,
+    open_from,
+    remark_on,
+    used_by,
+)
 from angle_llm.evaluate.pairs import StsTask
 from angle_llm.evaluate.sts import evaluate
 from angle_llm.evaluate.tasks import variant_of
@@ -87,7 +94,8 @@ class Point:
 
 
 def nested_main(settings: NestedEvalSettings, open_encoder: OpenEncoder) -> list[Point]:
-    """Read the tasks, open the encoder, measure every cut, print the table and write the JSON file where one is asked for."""
+    """Read the tasks, open the encoder, measure every cut, print the table and write the JSON file where one is asked
+    for."""
     variant = variant_of(settings.data_dir) if settings.variant == "auto" else settings.variant
     tasks = select_tasks(settings.tasks, settings.data_dir, variant)
     encoder: Any = open_from(settings, open_encoder)

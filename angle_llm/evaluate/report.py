@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from angle_llm.evaluate.comparison import Comparison, Difference
 from angle_llm.evaluate.published import PUBLISHED
 from angle_llm.evaluate.resampling import Interval
+from angle_llm.evaluate.results import markdown_table, number, span
 from angle_llm.evaluate.sts import Figures, Means, StsResults, TaskResult
-from angle_llm.evaluate.tables import markdown_table, number, span
 
 VARIANT_MEANING = {
     "raw": "the sentences as released",

@@ -1,11 +1,11 @@
 """How sure is a figure? Percentile bootstrap over what was measured one by one: pairs, queries, test sentences.
 
-A test set is a sample of the texts one might have asked about. Drawing as many of its items again, with replacement, and
-computing the figure anew shows how much it depends on which items were drawn (Efron & Tibshirani 1993, ch. 13).
+A test set is a sample of the texts one might have asked about. Drawing as many of its items again, with replacement,
+and computing the figure anew shows how much it depends on which items were drawn (Efron & Tibshirani 1993, ch. 13).
 
 What an interval covers: the choice of test items, taken as independent draws. What it does not cover: another training
-seed, another prompt, other training data, or a task of another kind. Two models whose intervals overlap may still differ
-surely: on the same items their figures move together, so compare them item by item (`two_sided_p`).
+seed, another prompt, other training data, or a task of another kind. Two models whose intervals overlap may still
+differ surely: on the same items their figures move together, so compare them item by item (`two_sided_p`).
 
 A resample is a vector of counts: how often each item was drawn. Everything here is computed from counts, for a block of
 resamples at once. The same size, number of resamples, seed and `stream` (a name, such as the task's) give the same
@@ -24,7 +24,8 @@ CONFIDENCE = 0.95
 """Part of the resamples that lies within an interval."""
 
 RESAMPLES = 1000
-"""Resamples unless told otherwise: the ends of an interval then vary between seeds by about a fiftieth of its length."""
+"""Resamples unless told otherwise: the ends of an interval then vary between seeds by about a fiftieth of its
+length."""
 
 _BLOCK = 128  # resamples computed at once: 128 × 4,000 numbers stay in the cache
 
@@ -39,7 +40,8 @@ class Interval:
 
 @dataclass(frozen=True)
 class _Ties:
-    """A list of values in ascending order: `order` sorts it, equal values start at `starts`, item i is of kind `kind[i]`."""
+    """A list of values in ascending order: `order` sorts it, equal values start at `starts`, item i is of kind
+    `kind[i]`."""
 
     order: NDArray[np.intp]
     starts: NDArray[np.intp]
@@ -112,7 +114,8 @@ def two_sided_p(differences_B: ArrayLike) -> float:
 
     This is the level at which the percentile interval of the difference just touches zero (Efron & Tibshirani 1993,
     ch. 15; for dependent rank correlations, Wilcox 2016, "Comparing dependent robust correlations"), one resample added
-    on each side so that it is never 0 (Davison & Hinkley 1997, ch. 4). Differences that are all 0 give 1; a NaN gives NaN.
+    on each side so that it is never 0 (Davison & Hinkley 1997, ch. 4). Differences that are all 0 give 1; a NaN gives
+    NaN.
     """
     differences = np.asarray(differences_B, dtype=np.float64)
     if np.isnan(differences).any():

@@ -1,35 +1,52 @@
-"""From an `encode` callable to retrieval figures: exact search by cosine similarity, in blocks.
+"""Retrieval: exact search by cosine similarity, in blocks.
 
-    distinct texts ──► encode ──► similarity of each query with every candidate ──► rank of each answer ──► figures
+    distinct texts ──► encode ──► similarity of each query with every candidate ──► rank of each answer ──► metrics
 
-Everything follows from the **ranks of the answers**: the rank of an answer is 1, plus the candidates that are no answer
-and at least as similar to the query, plus the answers that come before it. So nothing is sorted or kept but one block of
-similarities, the search is exact however many candidates there are, and ties are pessimistic: a candidate that is no answer
-wins every tie (similarities within 1e-9 are equal); among answers the earlier candidate comes first.
+All metrics follow from the **ranks of the answers**: the rank of an answer is 1, plus the candidates that are not
+answers and at least as similar to the query, plus the answers before it. So only one block of similarities is kept, the
+search is exact for any number of candidates, and ties are pessimistic: a candidate that is not an answer wins every tie
+(similarities within 1e-9 are equal); among answers the earlier candidate comes first.
 
-Figures of a query with R answers, the query itself never being a candidate:
+Metrics of a query with R answers (the query itself is never a candidate):
 
-* strict accuracy: 1 if its first R candidates are exactly its answers. With five captions an image this is AnglE's "strict
-  accuracy" (arXiv 2309.12871): the top 5 of all captions, of which the query, being nearest to itself, is the first, are the
-  five captions of the image. The paper does not spell out whether the query counts among its five;
-* in top 5: 1 if the first five candidates hold all its answers: the other, laxer reading, for R = 4;
-* recall at k: the share of its answers in the first k; MRR: 1 / the rank of its first answer;
-* nDCG at 10: answers discounted by log2(rank + 1), gains as judged (trec_eval's, not 2^gain - 1), over the best there is.
+* strict: 1 if the first R candidates are exactly its answers. With five captions per image this is AnglE's "strict
+  accuracy" (arXiv 2309.12871): the top 5 of all captions, the query included, are the captions of the image. The paper
+  does not state whether the query counts among the five;
+* in top 5: 1 if the first five candidates contain all answers: the other reading, for R = 4;
+* recall at k: share of its answers in the first k; MRR: 1 / rank of its first answer;
+* nDCG at 10: gains as judged (as in trec_eval, not 2^gain - 1), discounted by log2(rank + 1), over the best possible.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from angle_llm.evaluate.encoding import Encode, EncodedTexts, encode_distinct
+from angle_llm.evaluate.encoding import (
+    Encode,
+    EncodedTexts,
+    EncoderSettings,
+    OpenEncoder,
+    encode_distinct,
+    encode_with,
+    open_from,
+    remark_on,
+    used_by,
+)  # fmt: skip
 from angle_llm.evaluate.resampling import RESAMPLES, Interval, mean_interval
-from angle_llm.evaluate.retrieval_tasks import RetrievalTask
+from angle_llm.evaluate.results import markdown_table, notes_list, number, results_json, span
+from angle_llm.evaluate.retrieval_tasks import FLICKR30K, RetrievalTask, read_flickr30k, read_groups, read_judged
+from angle_llm.io import write_json
+
+METRIC = "exact retrieval by cosine similarity, × 100; ties go to the candidate that is not an answer"
+PUBLISHED_STRICT = {"AnglE": 12.9, "SimCSE": 10.4, "SBERT": 5.2}
+"""Strict accuracy × 100 on Flickr30k's test captions, from AnglE's paper (arXiv 2309.12871)."""
 
 RECALLS = (1, 5, 10, 100)
 """The k of recall at k."""
@@ -39,9 +56,33 @@ _SIMILARITIES = 2**22  # numbers in a block: 32 MiB, and as much again while the
 _QUERIES = 256
 
 
+@dataclass(frozen=True, kw_only=True)
+class RetrievalSettings(EncoderSettings):
+    """Exact retrieval by cosine similarity: Flickr30k captions as in AnglE's paper, groups of texts, BEIR folders."""
+
+    data_dir: Path | None = None
+    """Folder with flickr30k/test_2016.jsonl.gz, to evaluate on it."""
+
+    groups: tuple[Path, ...] = ()
+    """Files with a list of texts in each row: the first text is a query, the others its answers, among all texts of the
+    file."""
+
+    column: str | None = None
+    """Column of the lists. None: captions, texts or set."""
+
+    judged: tuple[Path, ...] = ()
+    """BEIR folders: queries.jsonl, corpus.jsonl, qrels/test.tsv."""
+
+    resamples: int = RESAMPLES
+    """Bootstrap resamples of the queries for each interval."""
+
+    seed: int = 0
+    """Seed of the resamples."""
+
+
 @dataclass(frozen=True)
 class Figure:
-    """A mean over the queries × 100 and its bootstrap interval over queries."""
+    """Mean over queries × 100 and its bootstrap interval over queries."""
 
     value: float
     interval: Interval
@@ -49,7 +90,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class RetrievalResult:
-    """The figures of a task by name, in the order of a table. `ranks` holds the ranks of each query's answers, ascending."""
+    """Metrics of a task by name. `ranks` holds the ascending ranks of the answers of each query."""
 
     name: str
     label: str
@@ -64,7 +105,7 @@ class RetrievalResult:
 
 @dataclass(frozen=True)
 class RetrievalResults:
-    """What `evaluate_retrieval` measured, by task name in the order asked."""
+    """Results of `evaluate_retrieval` by task name."""
 
     tasks: dict[str, RetrievalResult]
     texts: int
@@ -76,17 +117,16 @@ class RetrievalResults:
 def evaluate_retrieval(
     encode: Encode, tasks: Sequence[RetrievalTask], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> RetrievalResults:
-    """Every query of every task against all its candidates.
+    """Search every query of every task among all its candidates.
 
-    `encode` is called exactly once, with the distinct texts of all tasks: queries and candidates are worded alike.
-    Intervals are percentile bootstraps over `resamples` draws of queries.
+    `encode` is called once with the distinct texts; queries and candidates have the same prompt. Intervals are
+    percentile bootstraps over queries.
 
-    Raises `ValueError` when there is nothing to evaluate, two tasks share a name, or what `encode` returned is not one
-    finite row per text.
+    Raises `ValueError` for no tasks, equal task names, or rows that are not finite.
     """
     names = [task.name for task in tasks]
     if not tasks or len(set(names)) < len(names):
-        raise ValueError(f"at least one task is needed, each with its own name; found {', '.join(names) or 'none'}.")
+        raise ValueError(f"expected tasks with unique names, got {', '.join(names) or 'none'}.")
     encoded = encode_distinct(encode, (text for task in tasks for text in (*task.queries, *task.candidates)))
     return RetrievalResults(
         {task.name: _evaluate(encoded, task, resamples, seed) for task in tasks},
@@ -103,11 +143,7 @@ def answer_ranks(
     relevant: Sequence[Mapping[int, float]],
     itself: Sequence[int | None],
 ) -> list[dict[int, int]]:
-    """For each query the rank, from 1, of each of its answers, by cosine similarity and in order of rank.
-
-    A zero vector has similarity 0 with everything. Memory: one block of similarities beside unit copies of the vectors of
-    `_QUERIES` queries and of a block of candidates.
-    """
+    """For each query, answer → rank (from 1) by cosine similarity, in order of rank. A zero vector has similarity 0."""
     found: list[dict[int, int]] = []
     for start in range(0, len(queries_QD), _QUERIES):
         block = slice(start, start + _QUERIES)
@@ -121,7 +157,7 @@ def _ranks_of_block(
     relevant: Sequence[Mapping[int, float]],
     itself: Sequence[int | None],
 ) -> list[dict[int, int]]:
-    """Two passes: the similarities of the answers, then how many other candidates reach them."""
+    """Two passes: the similarities of the answers, then the number of other candidates that reach them."""
     widest = max(map(len, relevant))
     answers_QR = np.zeros((len(relevant), widest), dtype=np.intp)
     is_answer_QR = np.zeros((len(relevant), widest), dtype=bool)
@@ -157,7 +193,7 @@ def _ranks_of_block(
 def query_figures(
     ranks: Sequence[Mapping[int, int]], relevant: Sequence[Mapping[int, float]]
 ) -> dict[str, list[float]]:
-    """The figures of each query in [0, 1], by name; their means are a task's."""
+    """Metrics of each query in [0, 1] by name."""
     figures: dict[str, list[float]] = {"strict": [], "in top 5": []}
     figures |= {f"R@{k}": [] for k in RECALLS} | {"MRR": [], "nDCG@10": []}
     for rank_of, grades in zip(ranks, relevant, strict=True):
@@ -207,3 +243,90 @@ def _unit(rows_CD: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     length = np.linalg.norm(rows, axis=1, keepdims=True)
     unit: NDArray[np.float64] = np.divide(rows, length, out=np.zeros_like(rows), where=length > 0)
     return unit
+
+
+def retrieval_report(results: RetrievalResults, model: str, remarks: Sequence[str] = ()) -> str:
+    """Markdown: a table for each task, and notes, `remarks` first."""
+    parts = []
+    for task in results.tasks.values():
+        header = [task.label, *task.figures]
+        rows = [
+            [f"**{model}**", *(number(figure.value) for figure in task.figures.values())],
+            ["95 %", *(span(figure.interval.low, figure.interval.high) for figure in task.figures.values())],
+        ]
+        if task.name == FLICKR30K:
+            rest = ["–"] * (len(task.figures) - 1)
+            rows += [[name, number(strict), *rest] for name, strict in PUBLISHED_STRICT.items()]
+        parts.append(markdown_table(header, rows, words=1))
+    notes = notes_list([*remarks, *_notes(results)])
+    return "\n\n".join((*parts, notes)) + "\n"
+
+
+def retrieval_dict(
+    results: RetrievalResults,
+    model: str,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    encoder: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """All results as JSON values, the ranks of the answers of each query included."""
+    content = {
+        "tasks": {name: asdict(task) for name, task in results.tasks.items()},
+        "texts": results.texts,
+        "dimensions": results.dimensions,
+        "zero_vectors": results.zero_vectors,
+        "encode_seconds": results.encode_seconds,
+    }
+    return results_json(model, METRIC, content, settings=settings, encoder=encoder)
+
+
+def _notes(results: RetrievalResults) -> list[str]:
+    notes = [
+        "Exact search by cosine similarity, × 100; ties go to the candidate that is not an answer. strict: the first R "
+        "candidates are exactly the R answers; in top 5: all answers are among the first five.",
+        "95 %: bootstrap over the queries.",
+    ]
+    for task in results.tasks.values():
+        notes.append(
+            f"{task.label}: {task.queries:,} queries, {task.candidates:,} candidates (without the query itself), "
+            f"{task.answers:,} answers; searched in {task.search_seconds:.1f} s."
+        )
+        if task.name == FLICKR30K:
+            notes.append(
+                "Published: strict accuracy of AnglE's paper (arXiv 2309.12871): the first caption of an image is the query, "
+                "and the top 5 must be exactly its captions."
+            )
+    if results.zero_vectors:
+        notes.append(f"{results.zero_vectors} of {results.texts} texts have a zero vector.")
+    notes.append(
+        f"{results.texts:,} distinct texts, {results.dimensions} dimensions, encoded in {results.encode_seconds:.1f} s."
+    )
+    return notes
+
+
+def retrieval_main(settings: RetrievalSettings, open_encoder: OpenEncoder) -> RetrievalResults:
+    """Read the tasks, open the encoder, evaluate, print the report, write the JSON file.
+
+    Data and output are checked before the model is opened.
+    """
+    tasks = select_retrieval_tasks(settings)
+    if settings.json is not None:
+        settings.json.parent.mkdir(parents=True, exist_ok=True)
+    encoder = open_from(settings, open_encoder)
+    encode = encode_with(encoder, settings.micro_batch_tokens)
+    results = evaluate_retrieval(encode, tasks, resamples=settings.resamples, seed=settings.seed)
+    print(retrieval_report(results, settings.model, [remark_on(encoder)]), end="")
+    if settings.json is not None:
+        content = retrieval_dict(results, settings.model, settings=asdict(settings), encoder=used_by(encoder))
+        write_json(settings.json, content)
+    return results
+
+
+def select_retrieval_tasks(settings: RetrievalSettings) -> list[RetrievalTask]:
+    """The tasks of the settings. Raises `ValueError` if there are none."""
+    tasks = [] if settings.data_dir is None else [read_flickr30k(settings.data_dir)]
+    tasks += [read_groups(path, settings.column) for path in settings.groups]
+    tasks += [read_judged(folder) for folder in settings.judged]
+    if not tasks:
+        raise ValueError("no task: set --data-dir (Flickr30k), --groups FILE, or --judged FOLDER.")
+    return tasks

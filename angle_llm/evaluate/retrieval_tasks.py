@@ -2,8 +2,8 @@
 
 Two kinds of files make one:
 
-* groups of texts that belong together (JSONL and the like with a column that holds lists, such as the five captions of an
-  image): the first text of each group asks for the others, among all texts of all groups but itself;
+* groups of texts that belong together (JSONL and the like with a column that holds lists, such as the five captions of
+  an image): the first text of each group asks for the others, among all texts of all groups but itself;
 * queries, candidates and judgements in three files, as BEIR lays them out: `queries.jsonl` and `corpus.jsonl` (`_id`,
   `text`, and in the corpus perhaps `title`), `qrels/test.tsv` (`query-id`, `corpus-id`, `score`).
 """
@@ -25,8 +25,9 @@ GROUP_COLUMNS = ("captions", "texts", "set")
 class RetrievalTask:
     """Queries and candidates.
 
-    `relevant[q]` holds the candidates (by index) that answer query q and how well, above 0. `itself[q]` is the candidate
-    that is the query and no answer to it, left out for this query alone; None where the query is no candidate.
+    `relevant[q]` holds the candidates (by index) that answer query q and how well, above 0. `itself[q]` is the
+    candidate that is the query and no answer to it, left out for this query alone; None where the query is no
+    candidate.
     """
 
     name: str
@@ -49,7 +50,8 @@ class RetrievalTask:
 
 
 def groups_task(groups: Sequence[Sequence[str]], name: str, *, label: str = "", source: str = "") -> RetrievalTask:
-    """The first text of each group asks for its others, among all texts but itself; groups of one text only answer nothing.
+    """The first text of each group asks for its others, among all texts but itself; groups of one text only answer
+    nothing.
 
     Raises `ValueError` when no group has two texts.
     """

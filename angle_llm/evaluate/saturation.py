@@ -1,11 +1,12 @@
 """Share of each loss term's gradient by the cosine of a pair.
 
-AnglE motivates its angle term by saturation: near ±1 the slope of the cosine by the angle, sin θ, is near 0, so pairs there get
-little gradient (arXiv 2309.12871, section 1).
+AnglE motivates its angle term by saturation: near ±1 the slope of the cosine by the angle, sin θ, is near 0, so pairs
+there get little gradient (arXiv 2309.12871, section 1).
 
-On batches of scored pairs, the gradient of every term by the embeddings is computed, each term alone and with weight 1. The
-share of a row is ‖x‖·‖∂L/∂x‖, the gradient by the direction of x, which does not depend on the length of x. A pair gets the
-shares of its two rows, each divided by the number of pairs that contain it. Shares are summed by ranges of the pair's cosine.
+On batches of scored pairs, the gradient of every term by the embeddings is computed, each term alone and with weight 1.
+The share of a row is ‖x‖·‖∂L/∂x‖, the gradient by the direction of x, which does not depend on the length of x. A pair
+gets the shares of its two rows, each divided by the number of pairs that contain it. Shares are summed by ranges of the
+pair's cosine.
 
 Dimensions: N rows, D columns, P pairs of a batch.
 """
@@ -44,8 +45,9 @@ TERMS = {
 def saturation(rows_of: dict[str, Tensor], examples: Sequence[Example], *, batch_size: int = 64) -> dict[str, Any]:
     """Share of pairs, and of each term's gradient, by range of the cosine.
 
-    `rows_of` maps every text of the examples to its embedding (D,). Returns `edges`, `pairs` (a share per range), `terms` (the
-    same for each term), `saturated` (the share at a |cosine| of 0.9 or more, of the pairs and of each term).
+    `rows_of` maps every text of the examples to its embedding (D,). Returns `edges`, `pairs` (a share per range),
+    `terms` (the same for each term), `saturated` (the share at a |cosine| of 0.9 or more, of the pairs and of each
+    term).
 
     Raises:
         ValueError: if there are no examples, or a term has no gradient.

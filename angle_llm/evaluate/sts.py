@@ -6,8 +6,8 @@ Nothing here knows a model. Figures are × 100, as the literature writes them. A
 and carries its reason; vectors that are not finite are an error.
 
 A task with sub-tasks has three figures, and papers mix them: `all` (its pairs concatenated, one correlation: the tables
-of SimCSE, PromptEOL and AnglE), the mean of its sub-tasks' correlations, and that mean weighted by their numbers of pairs
-(SemEval's own tables of 2012 to 2014).
+of SimCSE, PromptEOL and AnglE), the mean of its sub-tasks' correlations, and that mean weighted by their numbers of
+pairs (SemEval's own tables of 2012 to 2014).
 """
 
 from __future__ import annotations

@@ -125,7 +125,8 @@ def _cells(figures: Figures) -> dict[str, object]:
 
 
 def pair_lines(results: StsResults, tasks: Sequence[StsTask], with_text: bool) -> Iterator[dict[str, object]]:
-    """Task, sub-task, place in the task (from 0), cosine and gold score of every pair; the sentences where asked for."""
+    """Task, sub-task, place in the task (from 0), cosine and gold score of every pair; the sentences where asked
+    for."""
     for task in tasks:
         for index, (pair, cosine) in enumerate(zip(task.pairs, results.scores[task.name].cosine.tolist(), strict=True)):
             line = {"task": task.name, "subtask": pair.subtask, "index": index, "cosine": cosine, "gold": pair.score}

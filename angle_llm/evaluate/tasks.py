@@ -75,8 +75,8 @@ def variant_of(data_dir: str | Path | None) -> TextVariant:
 
 
 def read_task(data_dir: str | Path | None, task: str, variant: TextVariant = "raw") -> StsTask:
-    """One named task, from the files below `data_dir` (this project's layout before SentEval's) or, without a directory,
-    from the hub.
+    """One named task, from the files below `data_dir` (this project's layout before SentEval's) or, without a
+    directory, from the hub.
 
     Raises `ValueError` for an unknown name or a malformed file, `FileNotFoundError` naming every file that was looked
     for, and `ConnectionError` when the hub does not answer.

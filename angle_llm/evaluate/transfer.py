@@ -1,9 +1,9 @@
-"""From an `encode` callable to accuracies on transfer tasks: how much does a linear classifier find in frozen vectors?
+"""Transfer tasks: accuracy of a linear classifier on frozen embeddings (SentEval).
 
     distinct texts of all tasks ──► encode ──► vectors ──► features ──► logistic regression ──► accuracy per task
 
-The features of one text are its vector; those of a pair (u, v) are |u - v| and u * v, side by side (Conneau et al. 2017).
-Nothing here knows a model. Figures are × 100.
+The features of one text are its vector; those of a pair (u, v) are |u - v| and u * v, side by side (Conneau et al.
+2017). Figures are × 100. This module does not import a model.
 """
 
 from __future__ import annotations
@@ -11,25 +11,88 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from angle_llm.evaluate.encoding import Encode, EncodedTexts, encode_distinct
-from angle_llm.evaluate.opening import check_library
+from angle_llm.evaluate.encoding import (
+    Encode,
+    EncodedTexts,
+    EncoderSettings,
+    OpenEncoder,
+    check_library,
+    encode_distinct,
+    encode_with,
+    open_from,
+    remark_on,
+    used_by,
+)  # fmt: skip
 from angle_llm.evaluate.resampling import CONFIDENCE, Interval
+from angle_llm.evaluate.results import markdown_table, mean_over, notes_list, number, results_json, span
 from angle_llm.evaluate.transfer_classifiers import FOLD_SEED, FOLDS, PROTOCOLS, Part, f1
-from angle_llm.evaluate.transfer_tasks import TRANSFER_TASKS, LabelledText, Split, TransferTask, texts_of
+from angle_llm.evaluate.transfer_tasks import (
+    TRANSFER_TASKS,
+    LabelledText,
+    Split,
+    TransferTask,
+    available_transfer_tasks,
+    read_transfer_task,
+    texts_of,
+)  # fmt: skip
+from angle_llm.io import write_json
+
+METRIC = "accuracy × 100 of logistic regression on frozen vectors, SentEval's protocols"
+_PUBLISHED: dict[str, tuple[float, ...]] = {
+    "sup-SimCSE-RoBERTa-large, w/ MLM": (88.45, 92.53, 95.19, 90.58, 93.30, 93.80, 77.74, 90.23),
+    "sup-SimCSE-RoBERTa-base": (84.92, 92.00, 94.11, 89.82, 91.27, 88.80, 75.65, 88.08),
+    "SBERT-base": (83.64, 89.43, 94.39, 89.86, 88.96, 89.60, 76.00, 87.41),
+    "sup-SimCSE-BERT-base, w/ MLM": (82.68, 88.88, 94.52, 89.82, 88.41, 87.60, 76.12, 86.86),
+    "sup-SimCSE-BERT-base": (82.69, 89.25, 94.81, 89.59, 87.31, 88.40, 73.51, 86.51),
+    "unsup-SimCSE-BERT-base": (81.18, 86.46, 94.45, 88.88, 85.50, 89.80, 74.43, 85.81),
+    "InferSent-GloVe": (81.57, 86.54, 92.50, 90.38, 84.18, 88.20, 75.77, 85.59),
+    "Universal Sentence Encoder": (80.09, 85.19, 93.98, 86.70, 86.38, 93.20, 70.14, 85.10),
+}
+PUBLISHED_TRANSFER = {
+    model: (dict(zip(TRANSFER_TASKS, row, strict=False)), row[-1]) for model, row in _PUBLISHED.items()
+}
+"""Model → accuracies × 100 by task and average as published: Gao et al. (2021), SimCSE (arXiv 2104.08821), table
+E.1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferSettings(EncoderSettings):
+    """Accuracy of a linear classifier on frozen embeddings, on SentEval's transfer tasks, beside published scores."""
+
+    data_dir: Path
+    """Directory with transfer/ and mrpc/, or SentEval's own download (data/downstream, with MR/, CR/, …)."""
+
+    tasks: tuple[str, ...] = ()
+    """mr, cr, subj, mpqa, sst2, trec, mrpc. Empty: all that are found."""
+
+    limit_train: int | None = None
+    """Use a random sample of at most this many training examples of a task (of all examples in cross-validation).
+    Faster, but not comparable; the table reports it."""
+
+    drop_repeated: bool = False
+    """Drop training examples whose text is tested too. SentEval keeps them; they are counted in any case."""
+
+    folds: int = FOLDS
+    """Folds of cross-validation; published tables use 10."""
+
+    seed: int = FOLD_SEED
+    """Seed of the folds and of the sample; SentEval uses 1111."""
 
 
 @dataclass(frozen=True)
 class TransferResult:
-    """The figures of a task, × 100.
+    """Results of a task, × 100.
 
-    `interval` is Wilson's for the share of test examples that were right, taken as independent: it covers the choice of
-    test examples, not of training examples. `f1` is of the positive class where the task has one. `majority` is the accuracy
-    of always saying the commonest class of the test examples. `repeated` test examples have the same text as a training
-    example (or did, before they were dropped). `sampled` says whether training examples were left out at random.
+    `interval` is Wilson's interval of the accuracy: it covers the choice of test examples, not of training examples.
+    `f1` is that of the positive class, if the task has one. `majority` is the accuracy of the most frequent class.
+    `repeated` test examples have the text of a training example. `sampled`: a random sample of the training examples
+    was used.
     """
 
     name: str
@@ -54,7 +117,7 @@ class TransferResult:
 
 @dataclass(frozen=True)
 class TransferResults:
-    """What `evaluate_transfer` measured, by task name in the order asked."""
+    """Results of `evaluate_transfer` by task name."""
 
     tasks: dict[str, TransferResult]
     texts: int
@@ -64,12 +127,12 @@ class TransferResults:
 
     @property
     def averaged(self) -> tuple[str, ...]:
-        """The tasks the average is over: those of the published seven that are here."""
+        """Tasks of the average: those of the published seven that were evaluated."""
         return tuple(name for name in TRANSFER_TASKS if name in self.tasks)
 
     @property
     def average(self) -> float | None:
-        """Mean accuracy × 100 over `averaged`; None when that is empty."""
+        """Mean accuracy × 100 over `averaged`; None without any."""
         if not self.averaged:
             return None
         return sum(self.tasks[name].accuracy for name in self.averaged) / len(self.averaged)
@@ -84,14 +147,13 @@ def evaluate_transfer(
     folds: int = FOLDS,
     seed: int = FOLD_SEED,
 ) -> TransferResults:
-    """Accuracy of logistic regression on the vectors, task by task, by SentEval's protocols.
+    """Accuracy of logistic regression on the vectors by SentEval's protocols.
 
-    `encode` is called exactly once, with the distinct texts that are used. `limit_train` takes at most so many training
-    examples of a task at random (of all of them under cross-validation), `drop_repeated` leaves out training examples
-    whose text is tested elsewhere. `seed` is that of the folds and of the sample.
+    `encode` is called once with the distinct texts. `limit_train` samples training examples, `drop_repeated` drops
+    those whose text is tested too, `seed` is that of folds and sample.
 
-    Raises `ValueError` when there is nothing to evaluate, two tasks share a name, a task has too few examples for its
-    folds, or what `encode` returned is not one finite row per text; `MissingLibraryError` without scikit-learn.
+    Raises `ValueError` for no tasks, equal task names, too few examples for the folds, or rows that are not finite;
+    `MissingLibraryError` without scikit-learn.
     """
     _check(tasks, limit_train, folds)
     used = [_prepared(task, limit_train, drop_repeated, seed) for task in tasks]
@@ -108,9 +170,9 @@ def evaluate_transfer(
 
 
 def repeated_examples(task: TransferTask) -> int:
-    """How many test examples have the text (the pair of texts, in any order) of a training or dev example.
+    """Number of test examples with the text (the pair of texts, in any order) of a training or dev example.
 
-    Under cross-validation every example is tested, so all that share their text count, wherever the folds put them.
+    In cross-validation every example is tested, so all examples that share a text count.
     """
     if task.protocol == "cross_validation":
         counts = Counter(map(_key, task.splits["all"]))
@@ -120,8 +182,8 @@ def repeated_examples(task: TransferTask) -> int:
 
 
 def without_repeated(task: TransferTask) -> TransferTask:
-    """The task with no test text in training: the first example of each text under cross-validation, else train without the
-    texts of dev and test, and dev without those of test."""
+    """The task without test texts in training: in cross-validation the first example of each text, else train without
+    the texts of dev and test, and dev without those of test."""
     if task.protocol == "cross_validation":
         first: dict[tuple[str, ...], LabelledText] = {}
         for row in task.splits["all"]:
@@ -138,7 +200,7 @@ def without_repeated(task: TransferTask) -> TransferTask:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A task as it is measured, and what was done to it."""
+    """A task as it is evaluated, and the counts of what was removed."""
 
     task: TransferTask
     repeated: int
@@ -190,7 +252,7 @@ def _evaluate(encoded: EncodedTexts, item: _Prepared, folds: int, seed: int) -> 
 
 
 def _features(encoded: EncodedTexts, rows: Sequence[LabelledText]) -> Part:
-    """Features and classes, the examples in SentEval's order, which decides the folds: by number of words, then class."""
+    """Features and classes in SentEval's order, which decides the folds: by number of words, then class."""
     ordered = sorted(rows, key=lambda row: (len(row.text.split()), len(row.second.split()), row.label))
     features_ND = encoded.rows(row.text for row in ordered).astype(np.float64)
     if ordered[0].second:
@@ -212,10 +274,141 @@ def _key(row: LabelledText) -> tuple[str, ...]:
 
 def _check(tasks: Sequence[TransferTask], limit_train: int | None, folds: int) -> None:
     if not tasks:
-        raise ValueError("no tasks to evaluate: at least one is needed.")
+        raise ValueError("expected at least one task, got none.")
     repeated = sorted(name for name, count in Counter(task.name for task in tasks).items() if count > 1)
     if repeated:
-        raise ValueError(f"each task needs its own name; given more than once: {', '.join(repeated)}.")
+        raise ValueError(f"task names must be unique, got twice: {', '.join(repeated)}.")
     if folds < 2 or (limit_train is not None and limit_train < 1):
-        raise ValueError(f"at least 2 folds and 1 training example are needed, found {folds} and {limit_train}.")
+        raise ValueError(f"expected at least 2 folds and 1 training example, got {folds} and {limit_train}.")
     check_library("sklearn", "transfer tasks", "transfer")
+
+
+def transfer_report(results: TransferResults, model: str, remarks: Sequence[str] = ()) -> str:
+    """Markdown: comparison with published scores, results of every task, and notes, `remarks` first."""
+    notes = notes_list([*remarks, *_notes(results)])
+    return "\n\n".join((_comparison(results, model), _details(results), notes)) + "\n"
+
+
+def transfer_dict(
+    results: TransferResults,
+    model: str,
+    *,
+    settings: dict[str, Any] | None = None,
+    encoder: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """All results as JSON values."""
+    content = {
+        "average": {"tasks": list(results.averaged), "accuracy": results.average},
+        "tasks": {name: asdict(task) for name, task in results.tasks.items()},
+        "texts": results.texts,
+        "dimensions": results.dimensions,
+        "zero_vectors": results.zero_vectors,
+        "encode_seconds": results.encode_seconds,
+    }
+    return results_json(model, METRIC, content, settings=settings, encoder=encoder)
+
+
+def _comparison(results: TransferResults, model: str) -> str:
+    averaged = results.averaged
+    header = ["model", *(task.label for task in results.tasks.values())]
+    rows = [[f"**{model}**", *(number(task.accuracy) for task in results.tasks.values())]]
+    if averaged:
+        header.append("average")
+        rows[0].append(number(results.average))
+        for name, (accuracy, average) in PUBLISHED_TRANSFER.items():
+            own = mean_over(accuracy, averaged, TRANSFER_TASKS, average)
+            rows.append([name, *(number(accuracy.get(task)) for task in results.tasks), number(own)])
+    return markdown_table(header, rows, words=1)
+
+
+def _details(results: TransferResults) -> str:
+    header = ["task", "train", "accuracy", "95 %", "F1", "dev", "majority", "tested", "repeated"]
+    return markdown_table(header, [_detail(task) for task in results.tasks.values()], words=2)
+
+
+def _detail(task: TransferResult) -> list[str]:
+    rows = task.rows
+    train = f"{rows['train']:,}" if "train" in rows else f"folds of {rows['all']:,}"
+    return [
+        task.label,
+        train + (" (sample)" if task.sampled else ""),
+        number(task.accuracy),
+        span(task.interval.low, task.interval.high),
+        number(task.f1),
+        number(task.dev_accuracy),
+        number(task.majority),
+        f"{rows.get('test', rows.get('all', 0)):,}",
+        f"{task.repeated:,}",
+    ]
+
+
+def _notes(results: TransferResults) -> list[str]:
+    tasks = results.tasks.values()
+    notes = [
+        "Accuracy × 100 of logistic regression on frozen vectors, not centred or scaled; C by SentEval's search. `dev` is "
+        "the best accuracy of the search, `majority` that of the most frequent class.",
+        "95 %: Wilson's interval over test examples; it does not cover other training examples.",
+    ]
+    if results.averaged:
+        labels = ", ".join(results.tasks[name].label for name in results.averaged)
+        notes.append(f"`average` is over {labels}, in all rows.")
+        notes.append(
+            "Published rows: SimCSE (arXiv 2104.08821), table E.1. They used a PyTorch classifier trained with "
+            "Adam; here it is scikit-learn's logistic regression."
+        )
+    for task in tasks:
+        used = sum(task.rows.values())
+        if task.sampled:
+            notes.append(f"{task.label}: a random sample of the training examples; not comparable.")
+        if task.repeated:
+            done = (
+                f"{task.dropped:,} examples were dropped for it" if task.dropped else "all were kept, as SentEval does"
+            )
+            notes.append(f"{task.label}: {task.repeated:,} test examples have the text of a training example; {done}.")
+        if task.official is not None and not task.sampled and used + task.dropped != task.official:
+            notes.append(f"{task.label}: {used + task.dropped:,} examples here, {task.official:,} in SentEval.")
+        if task.unconverged:
+            notes.append(f"{task.label}: {task.unconverged} of {task.fits} fits stopped before they converged.")
+    if results.zero_vectors:
+        notes.append(f"{results.zero_vectors} of {results.texts} texts have a zero vector.")
+    fitting = sum(task.seconds for task in tasks)
+    notes.append(
+        f"{results.texts:,} distinct texts, {results.dimensions} dimensions, encoded in {results.encode_seconds:.1f} s; "
+        f"classifiers in {fitting:.1f} s."
+    )
+    return notes
+
+
+def transfer_main(settings: TransferSettings, open_encoder: OpenEncoder) -> TransferResults:
+    """Read the tasks, open the encoder, evaluate, print the report, write the JSON file.
+
+    Data and output are checked before the model is opened.
+    """
+    tasks = select_transfer_tasks(settings.tasks, settings.data_dir)
+    if settings.json is not None:
+        settings.json.parent.mkdir(parents=True, exist_ok=True)
+    encoder = open_from(settings, open_encoder)
+    results = evaluate_transfer(
+        encode_with(encoder, settings.micro_batch_tokens),
+        tasks,
+        limit_train=settings.limit_train,
+        drop_repeated=settings.drop_repeated,
+        folds=settings.folds,
+        seed=settings.seed,
+    )
+    print(transfer_report(results, settings.model, [remark_on(encoder)]), end="")
+    if settings.json is not None:
+        content = transfer_dict(results, settings.model, settings=asdict(settings), encoder=used_by(encoder))
+        write_json(settings.json, content)
+    return results
+
+
+def select_transfer_tasks(names: tuple[str, ...], data_dir: Path) -> list[TransferTask]:
+    """The named tasks, or all whose files are below `data_dir`."""
+    names = names or tuple(available_transfer_tasks(data_dir))
+    if not names:
+        raise FileNotFoundError(
+            f"no transfer task below {data_dir}. Expected transfer/mr.tsv, transfer/sst2.train.tsv …, mrpc/train.tsv, or "
+            "SentEval's own folders MR/, CR/, SST/binary/ …"
+        )
+    return [read_transfer_task(data_dir, name) for name in names]

@@ -12,10 +12,10 @@ Folds are stratified and shuffled with seed 1111; the examples are first sorted 
 accuracies are compared at two decimals of a percent, the smallest C winning a tie: all as there. Features are neither
 centred nor scaled.
 
-What differs: the optimum is really reached (SentEval's liblinear also regularises the intercept), so the solver does not
-show in the figures: Newton's method for two classes, lbfgs to a tolerance of 1e-6 where its Hessian would be large (many
-columns, or a softmax over several classes). Along a path of C each fit starts where the last ended. The published tables
-come from SentEval's other branch, a PyTorch layer trained by Adam with early stopping.
+What differs: the optimum is really reached (SentEval's liblinear also regularises the intercept), so the solver does
+not show in the figures: Newton's method for two classes, lbfgs to a tolerance of 1e-6 where its Hessian would be large
+(many columns, or a softmax over several classes). Along a path of C each fit starts where the last ended. The published
+tables come from SentEval's other branch, a PyTorch layer trained by Adam with early stopping.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Transfer tasks: where their files lie, and how they become labelled examples in splits.
 
-SentEval's seven classification tasks (Conneau & Kiela 2018). Their text is tokenised, some of it lower-cased, as SentEval
-gives it to an encoder; the published figures are on that text. Two layouts are read below a data directory:
+SentEval's seven classification tasks (Conneau & Kiela 2018). Their text is tokenised, some of it lower-cased, as
+SentEval gives it to an encoder; the published figures are on that text. Two layouts are read below a data directory:
 
 * this project's: `transfer/mr.tsv` and so on, with a header line (also `.jsonl`, each also `.gz`);
 * SentEval's own download (its `data` or `data/downstream`): `MR/rt-polarity.pos`, `SST/binary/sentiment-train`, …
 
-Words are parted by single spaces, as SentEval's splitting and joining leaves them. An empty line is no example and is left
-out; SentEval counts four in CR and three in MPQA.
+Words are parted by single spaces, as SentEval's splitting and joining leaves them. An empty line is no example and is
+left out; SentEval counts four in CR and three in MPQA.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ _Reader = Callable[[Path], Iterator[LabelledText]]
 
 @dataclass(frozen=True)
 class _Spec:
-    """Where a task lies: per split, file stem and columns (text, label, second text), or SentEval's files and reader."""
+    """Where a task lies: per split, file stem and columns (text, label, second text), or SentEval's files and
+    reader."""
 
     label: str
     protocol: Protocol

@@ -20,7 +20,7 @@ from ablation_grid import experiments, load_grid
 from ablation_measure import Results, asked, flow, line_of, measurement
 
 from angle_llm.evaluate import PUBLISHED, Interval
-from angle_llm.evaluate.transfer_report import PUBLISHED_TRANSFER
+from angle_llm.evaluate.transfer import PUBLISHED_TRANSFER
 
 SOURCE = "Li & Li, AnglE, arXiv 2309.12871"
 NON_TRANSFER = ("mrpc", "stsb", "qqp (val)", "qnli (val)", "github issues", "average")

@@ -15,8 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from angle_llm.evaluate import retrieval
-from angle_llm.evaluate.retrieval import answer_ranks, evaluate_retrieval, query_figures
-from angle_llm.evaluate.retrieval_command import RetrievalSettings, retrieval_main, retrieval_report
+from angle_llm.evaluate.retrieval import (
+    RetrievalSettings,
+    answer_ranks,
+    evaluate_retrieval,
+    query_figures,
+    retrieval_main,
+    retrieval_report,
+)
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask, groups_task, read_flickr30k, read_groups, read_judged
 
 
@@ -198,7 +204,7 @@ def test_a_task_that_contradicts_itself_is_refused() -> None:
         RetrievalTask("t", "t", ("a",), ("a", "b"), ({0: 1.0},), (0,), "")
     with pytest.raises(ValueError, match=r"of one length"):
         RetrievalTask("t", "t", ("a",), ("a", "b"), (), (0,), "")
-    with pytest.raises(ValueError, match=r"each with its own name; found none"):
+    with pytest.raises(ValueError, match="got none"):
         evaluate_retrieval(hashed_words, [])
 
 
@@ -234,7 +240,7 @@ def test_the_command_reads_measures_prints_and_writes(tmp_path: Path, capsys: py
     assert content["tasks"]["mine"]["figures"]["strict"]["value"] == 100
     assert content["tasks"]["mine"]["ranks"] == [[1], [1]]
     assert content["encoder"]["max_length"] == 77
-    with pytest.raises(ValueError, match=r"nothing to search: give --data-dir"):
+    with pytest.raises(ValueError, match="--data-dir"):
         retrieval_main(RetrievalSettings(model="m"), lambda path, /, **options: Words())
 
 

@@ -12,10 +12,17 @@ import numpy as np
 import pytest
 import tyro
 
-from angle_llm.evaluate.transfer import evaluate_transfer, repeated_examples, without_repeated
+from angle_llm.evaluate.transfer import (
+    PUBLISHED_TRANSFER,
+    TransferSettings,
+    evaluate_transfer,
+    repeated_examples,
+    transfer_dict,
+    transfer_main,
+    transfer_report,
+    without_repeated,
+)
 from angle_llm.evaluate.transfer_classifiers import PROTOCOLS, Part, f1
-from angle_llm.evaluate.transfer_command import TransferSettings, transfer_main
-from angle_llm.evaluate.transfer_report import PUBLISHED_TRANSFER, transfer_dict, transfer_report
 from angle_llm.evaluate.transfer_tasks import TRANSFER_TASKS, LabelledText, Split, TransferTask
 
 sklearn = pytest.importorskip("sklearn", reason="needs scikit-learn: pip install 'angle_llm[transfer]'")
@@ -160,7 +167,7 @@ def test_repeated_texts_are_counted_and_can_be_left_out() -> None:
     assert (kept.tasks["trec"].dropped, dropped.tasks["trec"].dropped) == (0, 2)
     assert kept.tasks["trec"].repeated == dropped.tasks["trec"].repeated == 2
     assert "2 test examples have the text of a training example; all were kept" in transfer_report(kept, "m")
-    assert "2 examples were left out for it" in transfer_report(dropped, "m")
+    assert "2 examples were dropped for it" in transfer_report(dropped, "m")
 
 
 def test_under_cross_validation_the_first_of_a_text_stays() -> None:
@@ -197,7 +204,7 @@ def test_a_sample_is_seeded_and_told() -> None:
 
 
 def test_what_cannot_be_measured_says_why() -> None:
-    with pytest.raises(ValueError, match=r"no tasks to evaluate"):
+    with pytest.raises(ValueError, match=r"expected at least one task"):
         evaluate_transfer(hashed_words, [])
     with pytest.raises(ValueError, match=r"given more than once: mr"):
         evaluate_transfer(hashed_words, [noisy_task(), noisy_task()])
@@ -215,10 +222,9 @@ def test_what_cannot_be_measured_says_why() -> None:
 
 
 def test_published_averages_are_the_means_of_their_rows() -> None:
-    for row in PUBLISHED_TRANSFER:
-        assert tuple(row.accuracy) == TRANSFER_TASKS
-        assert sum(row.accuracy.values()) / 7 == pytest.approx(row.average, abs=0.006)  # printed with two decimals
-        assert row.average_over(("mr",)) == row.accuracy["mr"]
+    for accuracy, average in PUBLISHED_TRANSFER.values():
+        assert tuple(accuracy) == TRANSFER_TASKS
+        assert sum(accuracy.values()) / 7 == pytest.approx(average, abs=0.006)  # printed with two decimals
 
 
 def test_the_table_compares_over_the_tasks_that_are_here() -> None:

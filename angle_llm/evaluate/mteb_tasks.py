@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from angle_llm.evaluate.opening import EncoderSettings, OpenEncoder, check_library, open_from, remark_on, used_by
-from angle_llm.evaluate.tables import markdown_table, number
+from angle_llm.evaluate.encoding import EncoderSettings, OpenEncoder, check_library, open_from, remark_on, used_by
+from angle_llm.evaluate.results import markdown_table, number
 from angle_llm.io import plain, write_json
 
 
@@ -21,8 +21,8 @@ class MtebSettings(EncoderSettings):
     """Names of MTEB's tasks, such as STSBenchmark, Banking77Classification, NFCorpus."""
 
     prompts: dict[str, str] = field(default_factory=dict)
-    """What texts are for → prompt name or YAML file: Retrieval-query, Retrieval-document, STS, Classification, a task's name,
-    … Where none fits: --prompt, or the one saved with the model."""
+    """What texts are for → prompt name or YAML file: Retrieval-query, Retrieval-document, STS, Classification, a task's
+    name, … Where none fits: --prompt, or the one saved with the model."""
 
     name: str | None = None
     """ORGANISATION/MODEL under which results are filed. None: the hub id, or local/ and the name of the folder."""
@@ -94,7 +94,8 @@ def evaluate_mteb(
     micro_batch_tokens: int | None = None,
     output: Path | None = None,
 ) -> list[MtebScore]:
-    """Main scores of mteb's task objects for an encoder that has `dimensions` and `with_prompt`, such as `SentenceEncoder`.
+    """Main scores of mteb's task objects for an encoder that has `dimensions` and `with_prompt`, such as
+    `SentenceEncoder`.
 
     Everything is measured anew: mteb would else take up results of another model that once had this name.
     """

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from angle_llm.errors import unknown
+from angle_llm.config import unknown_name
 from angle_llm.evaluate.pairs import StsPair, StsTask, gold_score, tsv_pairs
 from angle_llm.evaluate.senteval_layout import senteval_files, senteval_pairs
 
@@ -83,7 +83,7 @@ def read_task(data_dir: str | Path | None, task: str, variant: TextVariant = "ra
     """
     if task not in _SPECS:
         raise ValueError(
-            f"{unknown('STS task', task, TASKS)} Or give the path of a TSV file with columns "
+            f"{unknown_name('STS task', task, TASKS)} Or give the path of a TSV file with columns "
             "sentence1, sentence2, score."
         )
     spec = _SPECS[task]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from angle_llm.errors import unknown
+from angle_llm.config import unknown_name
 from angle_llm.evaluate.rows import read_rows, text_in
 
 Protocol = Literal["cross_validation", "train_test", "train_dev_test"]
@@ -162,7 +162,7 @@ def read_transfer_task(data_dir: str | Path, name: str) -> TransferTask:
     Raises `ValueError` for an unknown name or a malformed file, `FileNotFoundError` naming what was looked for.
     """
     if name not in _SPECS:
-        raise ValueError(unknown("transfer task", name, TRANSFER_TASKS))
+        raise ValueError(unknown_name("transfer task", name, TRANSFER_TASKS))
     root, spec = _existing(data_dir), _SPECS[name]
     if files := _own_files(root, spec):
         splits = {split: tuple(_own(path, spec.columns)) for split, [path] in files.items()}

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from angle_llm.errors import unknown
+from angle_llm.config import unknown_name
 from angle_llm.io import json_text, sync
 from angle_llm.model import hub
 from angle_llm.model.backbone import BackboneLocation, load_backbone, load_tokenizer, locate, weights_fingerprint
@@ -111,7 +111,7 @@ def _checked(values: dict[str, Any], path: Path) -> dict[str, Any]:
     values = _SINCE_THEN | values
     for key in values:
         if key not in _CARD_TYPES:
-            raise ArtifactError(f"{path}: {unknown('key', key, _CARD_TYPES)}")
+            raise ArtifactError(f"{path}: {unknown_name('key', key, _CARD_TYPES)}")
     for key, kinds in _CARD_TYPES.items():
         if key not in values:
             raise ArtifactError(f"{path}: `{key}` is missing. Save the encoder again.")

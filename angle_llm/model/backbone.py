@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from angle_llm.errors import unknown
+from angle_llm.config import unknown_name
 from angle_llm.model.checks import (
     EXPORT_NAME,
     ArtifactError,
@@ -112,7 +112,7 @@ def _inside_package(reference: str) -> Path:
 def torch_dtype(name: str) -> torch.dtype:
     """The torch dtype of a setting; an unknown name is a `ValueError` that tells the nearest."""
     if name not in DTYPES:
-        raise ValueError(unknown("dtype", name, [*DTYPES, "auto"]))
+        raise ValueError(unknown_name("dtype", name, [*DTYPES, "auto"]))
     return DTYPES[name]
 
 

@@ -18,8 +18,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from angle_llm.errors import raised_here
-
 CARD_NAME = "angle_llm.json"
 
 EXPORT_NAME = "angle_llm_export.json"
@@ -107,6 +105,14 @@ def _is_own(error: BaseException) -> bool:
     return type(error).__module__.startswith("angle_llm.") or (
         isinstance(error, (ValueError, OSError, TypeError)) and raised_here(error)
     )
+
+
+def raised_here(error: BaseException) -> bool:
+    """Whether an error was raised by this package, so that its message is written for the user; not by a library."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    return place is not None and str(place.tb_frame.f_globals.get("__name__")).startswith("angle_llm.")
 
 
 def is_saved_encoder(path: str | Path) -> bool:

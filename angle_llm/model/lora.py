@@ -24,8 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from angle_llm.config import LoraSettings
-from angle_llm.errors import unknown
+from angle_llm.config import LoraSettings, unknown_name
 from angle_llm.model.checks import ArtifactError, read_json
 from angle_llm.model.fast_paths import shorten
 
@@ -85,7 +84,7 @@ def _known_targets(backbone: nn.Module, targets: list[str]) -> list[str]:
                 for path, layer in backbone.named_modules()
                 if isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D"
             }
-            raise ValueError(f"{unknown('LoRA target', target, linear)} Or all of them: [{ALL_LINEAR!r}].")
+            raise ValueError(f"{unknown_name('LoRA target', target, linear)} Or all of them: [{ALL_LINEAR!r}].")
     return list(targets)
 
 

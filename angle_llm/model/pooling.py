@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from angle_llm.errors import unknown
+from angle_llm.config import unknown_name
 from angle_llm.model.attention import trie_states
 from angle_llm.model.depth import LayerStack, first_layers, without_adapter
 from angle_llm.model.fast_paths import PooledLastLayer
@@ -80,7 +80,7 @@ POOLINGS: dict[str, Pooling] = {
 def pooling_named(name: str) -> Pooling:
     """Looks a pooling up; an unknown name is a `ValueError` that tells the nearest."""
     if name not in POOLINGS:
-        raise ValueError(unknown("pooling", name, POOLINGS))
+        raise ValueError(unknown_name("pooling", name, POOLINGS))
     return POOLINGS[name]
 
 

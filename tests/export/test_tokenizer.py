@@ -197,7 +197,7 @@ def test_added_tokens_that_are_not_special(tokenization: str) -> None:
         assert found == ids
     else:
         assert worded.plain_names == ["<tool_call>"]
-        assert exported.decode(found) == ours.prompt.word(text), "worded once, around the whole text"
+        assert exported.decode(found) == ours.prompt.format(text), "worded once, around the whole text"
         assert tokenizer.convert_tokens_to_ids("<tool_call>") in ids
         assert tokenizer.convert_tokens_to_ids("<tool_call>") not in found
 

@@ -118,7 +118,7 @@ def test_the_llama2_kind_reads_texts_as_sentencepiece_itself_does(tmp_path: Path
     write_llama2_folder(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     original = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
-    for text in [*sentences()[:30], PAPER.word("A man sings."), "two  spaces ", "12345", "日本語 😀 \n\t\0"]:
+    for text in [*sentences()[:30], PAPER.format("A man sings."), "two  spaces ", "12345", "日本語 😀 \n\t\0"]:
         assert bare(loaded, text) == original.encode(text)
         assert loaded(text)["input_ids"] == [original.bos_id(), *original.encode(text)]
 
@@ -282,7 +282,7 @@ def test_a_tail_that_is_all_joint_is_lost_with_the_end_in_joined_and_kept_in_seg
     joined, segments = (sentence_tokenizer("smollm2", name, 30, prompt) for name in ("joined", "segments"))
     assert (joined.template.merge_span, joined.template.after) == (prompt.tail, [])
     assert joined([text]) == [bare(tokenizer, prompt.head + text)[:30]]
-    assert joined(["A man"]) == [bare(tokenizer, prompt.word("A man"))], "and not where the text fits"
+    assert joined(["A man"]) == [bare(tokenizer, prompt.format("A man"))], "and not where the text fits"
     assert segments([text])[0][-len(bare(tokenizer, prompt.tail)) :] == bare(tokenizer, prompt.tail)
 
 

@@ -6,11 +6,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Union
 
 from angle_llm import __version__
 from angle_llm.config import SettingsError, TrainSettings, config_defaults, parse_settings, unknown_flag, unknown_name
+from angle_llm.io import discard_closed_pipes
 
 DEBUG_VARIABLE = "ANGLE_LLM_DEBUG"
 NO_BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
@@ -172,11 +174,12 @@ def guarded(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
             os.environ.setdefault(variable, "1")
     try:
         body(*arguments, **named)
+        sys.stdout.flush()
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        with suppress(OSError):  # the same Ctrl-C may have ended the reader of stderr
+            print("interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains at exit
         sys.exit(128 + signal.SIGPIPE)
     except (ValueError, OSError, TypeError, RuntimeError, ImportError) as error:
         if os.environ.get(DEBUG_VARIABLE):
@@ -184,6 +187,8 @@ def guarded(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
         hint = "" if _is_explained(error) else f"\n({DEBUG_VARIABLE}=1 shows the traceback.)"
         print(f"error: {error}{hint}", file=sys.stderr)
         sys.exit(2)
+    finally:
+        discard_closed_pipes()
 
 
 def _is_explained(error: Exception) -> bool:

@@ -277,11 +277,14 @@ class TrainSettings:
     """All settings of a training run."""
 
     run_dir: str = "runs/latest"
-    """Output folder: settings.yaml, metrics.jsonl, tensorboard/, model/, checkpoints/. A folder of another run, or of a finished
-    one, is refused."""
+    """Output folder: settings.yaml, metrics.jsonl, tensorboard/, model/, result.json (of a finished run), checkpoints/, and
+    interrupted/ (weights of a run that failed, removed when it is finished). A folder of another run, or of a finished one, is
+    refused."""
     resume: str = "never"
     """auto: resume from the newest complete checkpoint in run_dir; start if there is none. never: start again and remove
     checkpoints. Otherwise the name or path of a checkpoint in run_dir."""
+    overwrite: bool = False
+    """Remove model and checkpoints of a finished run in run_dir, and train again."""
     seed: Annotated[int, Ge(0), Lt(2**32)] = 42
     """Seed of adapter initialisation, data order and dropout."""
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -328,7 +331,7 @@ class TrainSettings:
     @property
     def identity(self) -> TrainSettings:
         """Settings that affect the result; used to recognise the same run."""
-        return replace(self, run_dir="", resume="never", checkpoint=CheckpointSettings())
+        return replace(self, run_dir="", resume="never", overwrite=False, checkpoint=CheckpointSettings())
 
     def fingerprint(self) -> str:
         """Hash of `identity`: equal for settings that compute the same; stored with checkpoints."""

@@ -233,6 +233,19 @@ def log(line: str) -> None:
 
     with suppress(OSError, ValueError):
         tqdm.write(line)
+    discard_closed_pipes()
+
+
+def discard_closed_pipes() -> None:
+    """Flush stdout and stderr. If the reader of one has ended, redirect it to the null device: otherwise the flush at the end
+    of the program would fail and change its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        except (ValueError, AttributeError):  # closed, or None
+            continue
 
 
 def has_terminal() -> bool:

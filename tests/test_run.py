@@ -33,12 +33,11 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainSettings:
         ({"path": "./nowhere"}, FileNotFoundError, "no model at nowhere"),
         ({"path": "package:no_such_package/model"}, FileNotFoundError, "no Python package"),
         ({"pooling": "lats"}, ValueError, "unknown pooling 'lats'. Did you mean 'last'"),
-        ({"dtype": "float23"}, ValueError, "unknown dtype 'float23'. Did you mean 'float32'"),
         ({"prompt": "sumarize_one_word"}, PromptError, "Did you mean 'summarize_one_word'"),
         ({"prompt": "none.yaml"}, PromptError, "no prompt file at none.yaml"),
     ],
 )
-def test_a_wrong_name_is_told_before_the_data_is_read(
+def test_a_wrong_name_is_refused_before_the_data_is_read(
     wrong: dict[str, Any], kind: type[Exception], told: str, settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("angle_llm.data.mixture.load_mixture", never)
@@ -47,7 +46,7 @@ def test_a_wrong_name_is_told_before_the_data_is_read(
     assert not settings.run_path.exists()
 
 
-def test_a_damaged_card_is_told_before_the_data_is_read(
+def test_a_damaged_card_is_refused_before_the_data_is_read(
     settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("angle_llm.data.mixture.load_mixture", never)
@@ -56,7 +55,7 @@ def test_a_damaged_card_is_told_before_the_data_is_read(
         fine_tune(replace(settings, model=ModelSettings(path=str(tmp_path))))
 
 
-def test_missing_pairs_are_told_before_the_data_is_read(
+def test_missing_pairs_are_refused_before_the_data_is_read(
     settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("angle_llm.data.mixture.load_mixture", never)
@@ -64,6 +63,6 @@ def test_missing_pairs_are_told_before_the_data_is_read(
         fine_tune(replace(settings, evaluation=EvaluationSettings("nowhere.tsv")))
 
 
-def test_wrong_data_is_told_before_weights_load(settings: TrainSettings) -> None:
+def test_wrong_data_are_refused_before_weights_load(settings: TrainSettings) -> None:
     with pytest.raises(DataError, match=r"starter:nothing\.tsv"):
         fine_tune(settings)

@@ -20,8 +20,9 @@ from angle_llm.model.lora import count_parameters
 from angle_llm.model.micro_batches import MicroBatch, Plan
 from angle_llm.model.pooling import EmbeddingModel
 from angle_llm.model.step_memory import MemoryLedger, StepMemory, model_step
-from angle_llm.train.batches import Wordings, objectives_of
+from angle_llm.train.batches import BatchPlanner, make_losses
 from angle_llm.train.device_memory import GIB, Device, Memory, Sharding
+from angle_llm.train.memory import TokenBudget
 from angle_llm.train.schedule import BatchPlan
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def forecast(settings: PlanSettings) -> Forecast:
     Raises:
         SettingsError, DataError, ArtifactError, PromptError, ValueError, FileNotFoundError: as the run itself would.
     """
-    objectives = objectives_of(settings)
+    losses = make_losses(settings)
     examples = load_mixture(settings.data, cache_folder())
     encoder, config = outline.encoder_twin(settings.model)
     backbone = outline.backbone_outline(
@@ -99,8 +100,8 @@ def forecast(settings: PlanSettings) -> Forecast:
         bits=settings.model.bits,
         divided=settings.zero == 3,
     )
-    sample = _Sample.of(settings, encoder, examples)
-    device = _device(settings, config, backbone, objectives[0], sample)
+    sample = _Sample.of(settings, encoder, examples, losses)
+    device = _device(settings, config, backbone, losses[0], sample)
     model = outline.put_in(encoder.model, backbone)
     model.read_layers(settings.nested.layers)
     outlined = _Outlined(model, on_gpu=settings.device_kind == "cuda")
@@ -146,20 +147,23 @@ class _Sample:
     batches: list[list[Example]]
     texts: list[TextBatch]
     plans: list[Plan]
-    tokens: Wordings
+    planner: BatchPlanner
     graph_tokens: int
     accumulates: bool
 
     @classmethod
-    def of(cls, settings: PlanSettings, encoder: SentenceEncoder, examples: Mixture) -> _Sample:
-        found = cls([], [], [], Wordings(encoder, examples), settings.graph_tokens, settings.accumulation > 1)
+    def of(
+        cls, settings: PlanSettings, encoder: SentenceEncoder, examples: Mixture, losses: list[Objective]
+    ) -> _Sample:
+        budget = TokenBudget(settings.micro_batch_tokens, settings.graph_tokens)
+        planner = BatchPlanner(encoder, examples, losses, settings.processes, budget)
+        found = cls([], [], [], planner, settings.graph_tokens, settings.accumulation > 1)
         for _, batches in BatchPlan(examples.draws, settings).after(0):
             for indices in batches:
-                batch = found.tokens.batch(examples, indices)
-                ids = found.tokens.ids(batch.texts, batch.prompts)
+                batch = planner.batch(indices)
                 found.batches.append([examples[index] for index in indices])
                 found.texts.append(batch)
-                found.plans.append(encoder.plan_ids(ids, settings.micro_batch_tokens, settings.processes))
+                found.plans.append(planner.plan(batch))
                 if len(found.plans) == MAX_BATCHES or found.examples >= settings.sample:
                     return found
         return found
@@ -209,7 +213,7 @@ class _Sizes:
         # Only as many as fill the largest step: texts of many batches share more prefixes than those of one.
         for batch in sample.texts:
             worded.update(dict.fromkeys(zip(batch.prompts, batch.texts, strict=True)))
-            ids = sample.tokens.ids([text for _, text in worded], [prompt for prompt, _ in worded])
+            ids = sample.planner.tokenize([text for _, text in worded], [prompt for prompt, _ in worded])
             if sum(map(len, ids)) > 2 * LARGEST_STEP:
                 break
         most = min(LARGEST_STEP, encoder.plan_ids(ids, sum(map(len, ids))).computed_tokens)

@@ -1,38 +1,60 @@
-"""Running out of memory, and the token budget that is halved then: the same update in smaller pieces."""
+"""Out of memory: detected on any rank, and answered on all ranks with smaller micro-batches and the same update."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from angle_llm.model.micro_batches import Plan
 
-_WORDS = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+Value = TypeVar("Value")
+_MESSAGES = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
-class MemoryShortError(RuntimeError):
-    """The device, of this process or another, has no room for what was to be computed."""
+class RankMemoryError(RuntimeError):
+    """This rank or another one ran out of memory; no gradient of the step is valid."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocator refused; a CPU's says so in words alone."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in _WORDS)
+    """Whether an allocation failed; on a CPU only the message of the error shows it."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in _MESSAGES)
+
+
+def guard_oom(work: Callable[[], Value], max_of_ranks: Callable[[int], int]) -> Value:
+    """Call `work` on every rank and return its value.
+
+    Raises:
+        RankMemoryError: on every rank, if one ran out of memory.
+    """
+    reason = ""
+    try:
+        value = work()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = str(error) or "out of memory"  # the error itself would keep the tensors of its frames alive
+    if max_of_ranks(bool(reason)):
+        raise RankMemoryError(reason or "another rank ran out of memory")
+    return value
 
 
 @dataclass(frozen=True)
 class TokenBudget:
-    """How many tokens go through the model at once, and up to how many their activations are kept."""
+    """Limits of memory use, in computed tokens."""
 
     micro_batch_tokens: int
+    """Tokens of one forward pass."""
     graph_tokens: int
+    """Tokens of a batch up to which activations are kept for the backward pass."""
 
     def halved(self, plans: Sequence[Plan]) -> TokenBudget | None:
-        """Half of what was too much: of the budget, or of what these plans really held. None if nothing is left to halve:
-        every micro-batch is one text already, and no activation is kept for later."""
-        most = max(group.computed_tokens for plan in plans for group in plan.groups)
+        """Half of the budget, or of what the plans need if that is less. None if nothing can be halved: every micro-batch is
+        a single text and no activations are kept."""
+        largest = max(group.computed_tokens for plan in plans for group in plan.groups)
         kept = max(plan.largest_share for plan in plans)
         if self.graph_tokens < kept and all(len(group.rows) == 1 for plan in plans for group in plan.groups):
             return None
-        return TokenBudget(max(min(self.micro_batch_tokens, most) // 2, 1), min(self.graph_tokens, kept) // 2)
+        return TokenBudget(max(min(self.micro_batch_tokens, largest) // 2, 1), min(self.graph_tokens, kept) // 2)

@@ -46,13 +46,13 @@ class ProcessWatch:
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._talk, self._watch)]
 
     def __enter__(self) -> ProcessWatch:
-        if self._processes.count > 1:
+        if self._processes.world_size > 1:
             run = self._processes.from_main(lambda: os.urandom(8).hex())  # a restarted run may meet the same store
             address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             limit = timedelta(seconds=LOST_SECONDS)
             store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=limit)
             self._store = PrefixStore(f"angle_llm/{run}", store)
-            self._ranks = [str(rank) for rank in range(self._processes.count)]
+            self._ranks = [str(rank) for rank in range(self._processes.world_size)]
             self._store.set(self._ranks[self._processes.rank], "0")
             self._places = self._processes.gather((_machine(), socket.gethostname(), os.getpid()))
             self._counters = self._store.multi_get(self._ranks)  # every rank has set its counter before the gather
@@ -63,7 +63,7 @@ class ProcessWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._processes.count == 1:
+        if self._processes.world_size == 1:
             return
         if isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "Connection")):
             self._threads[1].join(LOST_SECONDS + 5)  # `_watch` names the rank and ends this process
@@ -82,7 +82,7 @@ class ProcessWatch:
                 self._counters = self._store.multi_get(self._ranks)
 
     def _watch(self) -> None:
-        last, unanswered, silent = self._counters, 0, [0] * self._processes.count
+        last, unanswered, silent = self._counters, 0, [0] * self._processes.world_size
         while not self._stopped.wait(INTERVAL):
             counters = self._counters
             unanswered = unanswered + 1 if counters is last else 0

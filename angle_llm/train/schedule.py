@@ -1,7 +1,6 @@
-"""The plan of a run: which examples each optimizer step sees, and with which learning rate.
+"""Optimizer steps of a run: the examples of each step and its learning rate.
 
-Steps count from 1, and no step is taken at rate 0 (the usual schedulers start there, which is one step in thirty of a
-short run).
+Steps are numbered from 1, and no step has learning rate 0 (common schedulers start at 0, one step in thirty of a short run).
 """
 
 from __future__ import annotations
@@ -15,35 +14,37 @@ from angle_llm.data.order import Draws
 
 
 class BatchPlan:
-    """The optimizer steps of a run: the epoch of each, and the batches of example indices whose gradients are averaged.
+    """The optimizer steps of a run: epoch, and the batches of example indices whose gradients are averaged.
 
-    A batch is a function of (seed, epoch, position) alone.
+    A batch depends on (seed, epoch, position) only.
     """
 
     def __init__(self, draws: Draws, settings: TrainSettings) -> None:
         self._draws = draws
         self._settings = settings
-        self._steps_of_epoch = math.ceil(draws.batches(settings.batch_size) / settings.accumulation)
-        steps = self._steps_of_epoch * settings.epochs
+        self._steps_per_epoch = math.ceil(draws.batches(settings.batch_size) / settings.accumulation)
+        steps = self._steps_per_epoch * settings.epochs
         self.steps = min(steps, settings.max_steps or steps)
         self.warmup = settings.optimizer.warmup_steps(self.steps)
 
-    def remarks(self) -> list[str]:
-        """What of the settings will not come to pass, in words."""
-        settings, told = self._settings, []
+    def warnings(self) -> list[str]:
+        """Settings that have no effect, as messages."""
+        settings, found = self._settings, []
         if settings.max_steps is not None and settings.max_steps > self.steps:
-            told.append(
-                f"max_steps is {settings.max_steps}, but the data last for {self.steps} steps ({settings.epochs} "
-                f"epoch(s) of {self._steps_of_epoch}): the run ends there. For more, raise epochs."
+            found.append(
+                f"max_steps is {settings.max_steps}, but the data end after {self.steps} steps ({settings.epochs} epoch(s) of "
+                f"{self._steps_per_epoch}). For more steps, raise --epochs."
             )
         if self.warmup >= self.steps:
-            told.append(f"warm-up takes {self.warmup} steps and the run only {self.steps}: the rate never falls")
-        return told
+            found.append(
+                f"warm-up has {self.warmup} steps and the run only {self.steps}: the learning rate never falls"
+            )
+        return found
 
     def after(self, done: int) -> Iterator[tuple[int, list[list[int]]]]:
-        """The steps that are left once so many are done; nothing of those is computed again."""
+        """Yield the steps after the first `done`, without computing those again."""
         settings = self._settings
-        epoch, skipped = divmod(done, self._steps_of_epoch)
+        epoch, skipped = divmod(done, self._steps_per_epoch)
         first = skipped * settings.accumulation
         while done < self.steps:
             batches = self._draws.epoch(epoch, settings.batch_size, seed=settings.seed, first=first)
@@ -53,42 +54,31 @@ class BatchPlan:
             epoch, first = epoch + 1, 0
 
     def learning_rate(self, step: int) -> float:
-        """That step `step` is taken with."""
-        shape = SCHEDULES[self._settings.optimizer.schedule]
-        return self._settings.optimizer.learning_rate * rate_share(shape, step, self.warmup, self.steps)
+        """Learning rate of step `step`."""
+        decay = SCHEDULES[self._settings.optimizer.schedule]
+        return self._settings.optimizer.learning_rate * rate_share(decay, step, self.warmup, self.steps)
 
     def evaluates_at(self, step: int) -> bool:
-        """Whether the encoder is measured after this step; 0 is before the first."""
+        """Whether the encoder is evaluated after this step; step 0 is before the first."""
         every = self._settings.evaluation.every_steps
         return step in (0, self.steps) or (every > 0 and step % every == 0)
 
     def saves_at(self, step: int) -> bool:
-        """Whether a checkpoint is written after this step; one at the end spares a run that is asked again its work."""
+        """Whether a checkpoint is written after this step; also after the last one, so that a rerun has nothing to do."""
         every = self._settings.checkpoint.every_steps
         return every > 0 and (step == self.steps or step % every == 0)
 
 
-def linear(left: float) -> float:
-    """Falls in a straight line."""
-    return left
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "linear": lambda left: left,
+    "cosine": lambda left: (1 - math.cos(math.pi * left)) / 2,
+    "constant": lambda left: 1.0,
+}
+"""Map the remaining share of the decay (1 after warm-up, towards 0 at the end) to the share of the peak learning rate."""
 
 
-def cosine(left: float) -> float:
-    """Falls along half a cosine."""
-    return (1 - math.cos(math.pi * left)) / 2
-
-
-def constant(left: float) -> float:
-    """Stays."""
-    return 1.0
-
-
-SCHEDULES: dict[str, Callable[[float], float]] = {"linear": linear, "cosine": cosine, "constant": constant}
-"""From the share of the decay that is left (1 after warm-up, towards 0 at the end) to the share of the peak rate."""
-
-
-def rate_share(shape: Callable[[float], float], step: int, warmup: int, steps: int) -> float:
-    """Share of the peak learning rate that step `step` of `steps` (from 1) is taken with."""
+def rate_share(decay: Callable[[float], float], step: int, warmup: int, steps: int) -> float:
+    """Share of the peak learning rate in step `step` of `steps` (from 1)."""
     if step <= warmup:
         return step / warmup
-    return shape((steps - step + 1) / (steps - warmup + 1))
+    return decay((steps - step + 1) / (steps - warmup + 1))

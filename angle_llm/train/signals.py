@@ -1,46 +1,45 @@
-"""SIGINT and SIGTERM while a run trains: they ask it to stop between two steps, once it has written a checkpoint."""
+"""SIGINT and SIGTERM during training: the run stops between two steps, after it has written a checkpoint."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-from types import FrameType, TracebackType
+from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 
 class Interrupted(SystemExit):
-    """A signal ended the run, and a checkpoint is written. The exit code is 128 and the signal's number: 130 for SIGINT,
-    143 for SIGTERM."""
+    """A signal ended the run after a checkpoint. The exit code is 128 + the signal's number: SIGINT 130, SIGTERM 143."""
 
 
 class StopSignals:
-    """While entered, the first signal is noted in `asked`, and SIGINT after it ends the run at once, by KeyboardInterrupt.
+    """Context manager that records the first signal in `received`; SIGINT after it raises KeyboardInterrupt at once.
 
-    The handlers of before are put back. A signal that is ignored (as `nohup` and `&` do) stays so, and outside the main
-    thread, which alone may install handlers, none is.
+    The previous handlers are restored at the end. A signal that is ignored (`nohup`, `&`) stays ignored. Only the main
+    thread can install handlers; elsewhere this does nothing.
     """
 
     def __init__(self) -> None:
-        self.asked: signal.Signals | None = None
+        self.received: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._ask)
+                    self._before[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked is not None and number == signal.SIGINT:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.asked = signal.Signals(number)
-        # Not print: a signal may come in the middle of one.
-        os.write(2, f"\n{self.asked.name}: a checkpoint follows this step; SIGINT (Ctrl-C) now ends at once\n".encode())
+        self.received = signal.Signals(number)
+        message = f"\n{self.received.name}: writing a checkpoint after this step; Ctrl-C again stops at once\n"
+        with suppress(OSError):  # the same Ctrl-C may have ended the program that reads stderr
+            os.write(2, message.encode())  # print is not safe in a signal handler

@@ -1,163 +1,142 @@
-"""How an update is spread over processes. Two ways compute the same one.
+"""How an optimizer step is distributed over processes. Every strategy computes the same update.
 
-`DataParallelStrategy` (one process, or data parallel): each process holds all weights and back-propagates its texts; one
-sum over processes follows. torch's DDP would sum inside the backward pass; a sum after it lets the processes first agree
-that none ran out of memory, and needs no matching number of backward passes.
+`DataParallelStrategy` (one or several processes): every rank holds all weights and back-propagates its texts; one sum over
+ranks follows. torch's DDP would sum inside the backward pass. A sum after it lets the ranks first agree that none ran out of
+memory, and needs no equal number of backward passes.
 
-`ZeroStrategy` (DeepSpeed ZeRO): optimizer state (stage 1), gradients (2) and weights (3) are divided among processes.
+`ZeroStrategy` (DeepSpeed ZeRO): optimizer state (stage 1), gradients (2) and weights (3) are partitioned over ranks.
 
-State goes in and out as whole tensors by name, so a checkpoint is the same whoever wrote it.
+State is read and loaded as full tensors by name, so a checkpoint does not depend on the strategy that wrote it.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
 from angle_llm.config import OptimizerSettings
-from angle_llm.train.distributed import Launch, Processes
-from angle_llm.train.memory import MemoryShortError, is_out_of_memory
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
+from angle_llm.train.distributed import Processes
+from angle_llm.train.memory import guard_oom, is_out_of_memory
 
 Value = TypeVar("Value")
 Named = Iterable[tuple[str, Tensor]]
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-SUMMED_AT_ONCE = 64 * 2**20
-"""Numbers of the buffer that gradients are summed in."""
+SUM_BUFFER = 64 * 2**20
+"""Numbers of the buffer in which gradients are summed."""
 
 
-class StepStrategy(ABC):
-    """What a step needs of the way its update is spread."""
+class SingleProcess:
+    """What a step needs; here for one process that only accumulates gradients, without an optimizer."""
 
-    processes: Processes
+    def __init__(self, processes: Processes) -> None:
+        self.processes = processes
 
-    @abstractmethod
     def backward(self, scalar: Tensor) -> None:
-        """Adds this process's part of the gradient."""
+        """Add the gradient of this rank's texts."""
+        scalar.backward()  # type: ignore[no-untyped-call]
 
-    @abstractmethod
     def guard_oom(self, work: Callable[[], Value]) -> Value:
-        """Does a part of a step.
+        """Call `work`, a part of a step.
 
         Raises:
-            MemoryShortError: if memory ran out; where it says so in all processes, the step may be tried again.
+            RankMemoryError: on every rank, if one ran out of memory; the step may be repeated.
         """
+        return work()
 
 
-class Strategy(StepStrategy):
+class Strategy(SingleProcess, ABC):
     """What a training run needs."""
 
-    name: str
     model: nn.Module
-    """Maps a micro-batch to rows. Every process must call it equally often."""
+    """Maps a micro-batch to rows. Every rank must call it equally often."""
+    weights: Mapping[str, nn.Parameter]
+    """The trainable weights by name, in the order of the optimizer."""
+    shapes: Mapping[str, torch.Size]
+    """Their shapes; a partitioned weight does not show its own."""
+
+    def __init__(self, model: nn.Module, processes: Processes) -> None:
+        super().__init__(processes)
+        self.model = model
+        self.weights = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self.shapes = {name: parameter.shape for name, parameter in self.weights.items()}
 
     @abstractmethod
-    def update(self, rate: float) -> float:
-        """Takes the step that the gradients of all processes ask for; returns their norm before clipping.
+    def update(self, learning_rate: float) -> float:
+        """Take an optimizer step with the gradients of all ranks; return their norm before clipping.
 
-        A norm that is not finite is returned too, and then no weight has changed (partitioned: may have).
+        If the norm is not finite, no weight has changed (partitioned: weights may have).
         """
 
     @abstractmethod
     def zero_grad(self) -> None:
-        """Drops what `backward` has added."""
+        """Discard the gradients."""
 
     @abstractmethod
     def gather_params(self) -> Any:
-        """A context in which the trainable weights are there in full, to be read."""
+        """A context in which the trainable weights are complete, for reading."""
 
     @abstractmethod
-    def optimizer_tensors(self) -> dict[str, Tensor]:
-        """The optimizer's state on the main process's CPU: NAME/exp_avg, NAME/exp_avg_sq, NAME/step. Empty before the first
-        step, and in the other processes."""
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """Optimizer state on the CPU of rank 0: NAME/exp_avg, NAME/exp_avg_sq, NAME/step. Empty before the first step, and on
+        the other ranks."""
 
     @abstractmethod
     def load_state(self, weights: Named, optimizer: Named) -> None:
-        """Puts back weights and what `optimizer_tensors` gave, one after the other."""
+        """Load weights and the state that `optimizer_state` returned."""
 
-    @abstractmethod
     def check_replicas(self) -> None:
-        """Refuses to go on if what every process holds a copy of differs.
+        """Check that all ranks have the same weights.
 
         Raises:
-            RemoteRankError: naming the process.
+            RemoteRankError: names the rank that differs.
         """
-
-
-class SingleProcess(StepStrategy):
-    """One process that only adds gradients up; somebody else takes the step."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.processes = Processes.alone(next(model.parameters()).device)
-
-    def backward(self, scalar: Tensor) -> None:
-        scalar.backward()  # type: ignore[no-untyped-call]
-
-    def guard_oom(self, work: Callable[[], Value]) -> Value:
-        return work()
+        total = 0.0
+        for number, parameter in enumerate(self.weights.values(), 1):
+            values = parameter.detach()
+            values = (values.cpu() if values.device.type == "mps" else values).double()  # MPS has no float64
+            total += number * float(values.sum() + values.pow(2).sum())
+        self.processes.check_equal("checksum of the trainable weights", f"{total:.17g}")
 
 
 class DataParallelStrategy(Strategy):
-    """One process, or each with all weights."""
+    """Every rank holds all weights; also for one process."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        weights: Mapping[str, nn.Parameter],
-        settings: OptimizerSettings,
-        processes: Processes,
-    ) -> None:
-        self.name = "one process" if processes.count == 1 else "data parallel"
-        self.model = model
-        self.processes = processes
-        self._weights = weights
-        self._most = settings.max_gradient_norm
-        self.optimizer = adamw(weights, settings, fused=processes.device.type == "cuda")
-
-    def backward(self, scalar: Tensor) -> None:
-        scalar.backward()  # type: ignore[no-untyped-call]
+    def __init__(self, model: nn.Module, settings: OptimizerSettings, processes: Processes) -> None:
+        super().__init__(model.to(processes.device), processes)
+        self._max_norm = settings.max_gradient_norm
+        self.optimizer = adamw(self.weights, settings, fused=processes.device.type == "cuda")
 
     def guard_oom(self, work: Callable[[], Value]) -> Value:
-        short = ""
-        try:
-            value = work()
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            short = str(error) or "out of memory"  # the error itself keeps every tensor of its frames alive
-        if self.processes.highest(bool(short)):
-            raise MemoryShortError(short or "another process ran out of memory")
-        return value
+        return guard_oom(work, self.processes.max)
 
-    def update(self, rate: float) -> float:
+    def update(self, learning_rate: float) -> float:
         self._sum_gradients()
-        norm = float(nn.utils.clip_grad_norm_(self._weights.values(), self._most))
-        if norm == norm and norm != float("inf"):
+        norm = float(nn.utils.clip_grad_norm_(self.weights.values(), self._max_norm))
+        if math.isfinite(norm):
             for group in self.optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = learning_rate
             self.optimizer.step()
             self.optimizer.zero_grad()
         return norm
 
     def _sum_gradients(self) -> None:
-        """A few buffers, not hundreds of small messages."""
-        if self.processes.count == 1:
+        """Sum over ranks in a few large buffers instead of hundreds of small messages."""
+        if self.processes.world_size == 1:
             return
         waiting: list[Tensor] = []
-        for parameter in self._weights.values():
-            if parameter.grad is None:  # it has no part in the loss here; elsewhere it may
+        for parameter in self.weights.values():
+            if parameter.grad is None:  # not part of the loss on this rank; on another it may be
                 parameter.grad = torch.zeros_like(parameter)
             waiting.append(parameter.grad)
-            if sum(gradient.numel() for gradient in waiting) >= SUMMED_AT_ONCE:
+            if sum(gradient.numel() for gradient in waiting) >= SUM_BUFFER:
                 self._sum_together(waiting)
                 waiting = []
         self._sum_together(waiting)
@@ -176,10 +155,10 @@ class DataParallelStrategy(Strategy):
     def gather_params(self) -> Iterator[None]:
         yield
 
-    def optimizer_tensors(self) -> dict[str, Tensor]:
+    def optimizer_state(self) -> dict[str, Tensor]:
         if not self.processes.is_main:
             return {}
-        names = list(self._weights)  # the optimizer numbers its parameters in the order they were given
+        names = list(self.weights)  # the optimizer numbers its parameters in this order
         numbered: dict[int, dict[str, Tensor]] = self.optimizer.state_dict()["state"]
         return {
             f"{names[number]}/{key}": tensor.cpu().contiguous()
@@ -190,53 +169,41 @@ class DataParallelStrategy(Strategy):
     def load_state(self, weights: Named, optimizer: Named) -> None:
         with torch.no_grad():
             for name, tensor in weights:
-                self._weights[name].copy_(tensor)
-        number = {name: number for number, name in enumerate(self._weights)}
+                self.weights[name].copy_(tensor)
+        number = {name: number for number, name in enumerate(self.weights)}
         numbered: dict[int, dict[str, Tensor]] = {}
         for full_name, tensor in optimizer:
             name, _, key = full_name.rpartition("/")
-            numbered.setdefault(number[name], {})[key] = tensor.clone()  # not a view of a file that will be removed
-        groups = self.optimizer.state_dict()["param_groups"]  # they come from the settings
+            numbered.setdefault(number[name], {})[key] = tensor.clone()  # not a view of a file that may be removed
+        groups = self.optimizer.state_dict()["param_groups"]  # their values come from the settings
         self.optimizer.load_state_dict({"state": numbered, "param_groups": groups})
-
-    def check_replicas(self) -> None:
-        self.processes.check_same("trainable weights", checksum(self._weights))
 
 
 class ZeroStrategy(Strategy):
     """DeepSpeed ZeRO, through Accelerate."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        weights: Mapping[str, nn.Parameter],
-        settings: OptimizerSettings,
-        processes: Processes,
-        accelerator: Accelerator,
-    ) -> None:
-        config = accelerator.state.deepspeed_plugin.deepspeed_config
+    def __init__(self, model: nn.Module, settings: OptimizerSettings, processes: Processes) -> None:
+        super().__init__(model, processes)
+        config = processes.deepspeed_config
         config["gradient_clipping"] = settings.max_gradient_norm
-        config["train_batch_size"] = processes.count  # times 1 and 1, as it insists
+        config["train_batch_size"] = processes.world_size  # DeepSpeed requires it: 1 text, 1 accumulation step
         for dtype in ("bf16", "fp16"):
-            config.pop(dtype, None)  # they would round the adapter; the settings choose the base's dtype
-        self.stage = int(accelerator.state.deepspeed_plugin.zero_stage)
-        self.name = f"ZeRO-{self.stage}"
-        self.processes = processes
-        self._weights = weights
+            config.pop(dtype, None)  # they would round the adapter; the settings choose the dtype of the base
+        self.stage = processes.zero_stage
         if self.stage == 3:
-            # Divided where it was loaded: the engine would first put the whole model on the device.
+            # Partition where it was loaded: the engine would first move the whole model to the device.
             from deepspeed.runtime.zero import Init
 
             Init(module=model, config_dict_or_path=config)
-            for module in model.modules():  # it moves weights alone
+            for module in model.modules():  # Init moves weights only
                 for name, buffer in module.named_buffers(recurse=False):
                     module._buffers[name] = buffer.to(processes.device)
-        engine, _ = accelerator.prepare(model, adamw(weights, settings))
+        engine, _ = processes.accelerator.prepare(model, adamw(self.weights, settings))
         self.model = self._engine = engine
         self._zero: Any = engine.optimizer
 
     def backward(self, scalar: Tensor) -> None:
-        self._engine.backward(scalar * self.processes.count)  # it takes the mean over processes
+        self._engine.backward(scalar * self.processes.world_size)  # DeepSpeed takes the mean over ranks
 
     def guard_oom(self, work: Callable[[], Value]) -> Value:
         try:
@@ -244,15 +211,15 @@ class ZeroStrategy(Strategy):
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            # Others wait inside their forward or backward for this process: nobody can start over.
+            # The other ranks wait for this one inside their forward or backward pass: the step cannot be repeated.
             raise RuntimeError(
-                f"process {self.processes.rank} ran out of memory: {error}. Under ZeRO a step cannot be tried again: go on "
-                "with --resume auto and smaller --micro-batch-tokens and --graph-tokens."
+                f"rank {self.processes.rank} ran out of memory: {error}. ZeRO cannot repeat a step: resume with --resume auto "
+                "and smaller --micro-batch-tokens and --graph-tokens."
             ) from error
 
-    def update(self, rate: float) -> float:
+    def update(self, learning_rate: float) -> float:
         for group in self._zero.param_groups:
-            group["lr"] = rate
+            group["lr"] = learning_rate
         self._engine.step()
         return float(self._engine.get_global_grad_norm())
 
@@ -262,18 +229,18 @@ class ZeroStrategy(Strategy):
     def gather_params(self) -> Any:
         from deepspeed.runtime.zero import GatheredParameters
 
-        return GatheredParameters(list(self._weights.values()), enabled=self.stage == 3)
+        return GatheredParameters(list(self.weights.values()), enabled=self.stage == 3)
 
-    def optimizer_tensors(self) -> dict[str, Tensor]:
+    def optimizer_state(self) -> dict[str, Tensor]:
         from deepspeed.utils import safe_get_full_optimizer_state
 
         states = [self._state[part] for part in self._parts if part in self._state]
         tensors: dict[str, Tensor] = {}
-        for name, parameter in self._weights.items() if states else ():
+        for name, parameter in self.weights.items() if states else ():
             for key in MOMENTS:
-                whole = safe_get_full_optimizer_state(parameter, key)  # one at a time: it lies on every device
+                full = safe_get_full_optimizer_state(parameter, key)  # one at a time: every device holds it
                 if self.processes.is_main:
-                    tensors[f"{name}/{key}"] = whole.view(self._shape(parameter)).cpu().contiguous()
+                    tensors[f"{name}/{key}"] = full.view(self.shapes[name]).cpu().contiguous()
             if self.processes.is_main:
                 tensors[f"{name}/step"] = states[0]["step"].cpu().clone()
         return tensors
@@ -282,50 +249,50 @@ class ZeroStrategy(Strategy):
         from deepspeed.runtime.zero import GatheredParameters
 
         for name, tensor in weights:
-            parameter = self._weights[name]
+            parameter = self.weights[name]
             with torch.no_grad(), GatheredParameters([parameter], modifier_rank=0, enabled=self.stage == 3):
                 parameter.copy_(tensor)
             self._set(parameter, tensor)
         for full_name, tensor in optimizer:
             name, _, key = full_name.rpartition("/")
             if not self._state:
-                self._make_moments()
+                self._create_moments()
             if key in MOMENTS:
-                self._set(self._weights[name], tensor, key)
+                self._set(self.weights[name], tensor, key)
             else:
                 for state in self._state.values():
                     state[key] = tensor.clone()
 
-    def _make_moments(self) -> None:
-        """They come into being at the first step only."""
+    def _create_moments(self) -> None:
+        """Create the optimizer state, which otherwise appears with the first step."""
         for part in self._parts:
             self._state[part] = {key: torch.zeros_like(part) for key in MOMENTS}
         if self.stage < 3:
             self._zero._lazy_init_hp_params_optimizer_state()
 
-    def _set(self, parameter: nn.Parameter, whole: Tensor, key: str | None = None) -> None:
-        """This process's share of a weight, or of one of its moments."""
+    def _set(self, parameter: nn.Parameter, full: Tensor, key: str | None = None) -> None:
+        """Set this rank's part of a weight, or of one of its moments."""
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
         if self.stage == 3:
-            # DeepSpeed's own setter fails for a size that the number of processes does not divide.
-            share, _ = self._zero._get_fp32_opt_state_partition(
+            # DeepSpeed's own setter fails for a size that is not divisible by the number of ranks.
+            part, _ = self._zero._get_fp32_opt_state_partition(
                 parameter, release_swap_buffers=False, optim_state_key=key
             )
-            padded = nn.functional.pad(whole.flatten(), (0, share.numel() * self.processes.count - whole.numel()))
-            share.data.copy_(padded[share.numel() * self.processes.rank :][: share.numel()])
+            padded = nn.functional.pad(full.flatten(), (0, part.numel() * self.processes.world_size - full.numel()))
+            part.data.copy_(padded[part.numel() * self.processes.rank :][: part.numel()])
         elif key is None:
-            safe_set_full_fp32_param(parameter, whole)
+            safe_set_full_fp32_param(parameter, full)
         else:
-            safe_set_full_optimizer_state(parameter, whole, key)
+            safe_set_full_optimizer_state(parameter, full, key)
 
     def check_replicas(self) -> None:
         if self.stage < 3:
-            self.processes.check_same("trainable weights", checksum(self._weights))
+            super().check_replicas()
 
     @property
     def _parts(self) -> list[Tensor]:
-        """This process's flat shares of the weights, which the optimizer knows."""
+        """This rank's flat partitions of the weights, which key the optimizer state."""
         parts: list[Tensor] = (
             self._zero.fp32_partitioned_groups_flat if self.stage == 3 else self._zero.single_partition_of_fp32_groups
         )
@@ -336,10 +303,6 @@ class ZeroStrategy(Strategy):
         state: dict[Tensor, dict[str, Tensor]] = self._zero.optimizer.state
         return state
 
-    def _shape(self, parameter: nn.Parameter) -> torch.Size:
-        shape: torch.Size = parameter.ds_shape if self.stage == 3 else parameter.shape  # type: ignore[attr-defined]
-        return shape
-
 
 def adamw(weights: Mapping[str, nn.Parameter], settings: OptimizerSettings, *, fused: bool = False) -> AdamW:
     """The optimizer of every strategy."""
@@ -348,19 +311,6 @@ def adamw(weights: Mapping[str, nn.Parameter], settings: OptimizerSettings, *, f
     )
 
 
-def checksum(weights: Mapping[str, nn.Parameter]) -> str:
-    """Tells weights apart that have drifted: sums of their values and squares, by tensor."""
-    total = 0.0
-    for number, parameter in enumerate(weights.values(), 1):
-        values = parameter.detach()
-        values = (values.cpu() if values.device.type == "mps" else values).double()  # MPS has no float64
-        total += number * float(values.sum() + values.pow(2).sum())
-    return f"{total:.17g}"
-
-
-def make_strategy(model: nn.Module, optimizer: OptimizerSettings, launch: Launch) -> Strategy:
-    """Puts the model on its device and returns the strategy that the launcher selected."""
-    weights = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if not launch.zero_stage:
-        return DataParallelStrategy(model.to(launch.processes.device), weights, optimizer, launch.processes)
-    return ZeroStrategy(model, weights, optimizer, launch.processes, launch.accelerator)
+def make_strategy(model: nn.Module, optimizer: OptimizerSettings, processes: Processes) -> Strategy:
+    """Move the model to its device and return the strategy that the launcher selected."""
+    return (ZeroStrategy if processes.zero_stage else DataParallelStrategy)(model, optimizer, processes)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-from tqdm import tqdm
 
 from angle_llm.config import TrainSettings
 from angle_llm.data.formats import Example
@@ -17,242 +15,218 @@ from angle_llm.data.mixture import Mixture
 from angle_llm.io import paused, progress_bar
 from angle_llm.losses import Objective
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.train.batches import BatchPlanner, PlannedBatch, Wordings, ahead, tokens_of
-from angle_llm.train.checkpoint import (
-    Checkpoints,
-    Progress,
-    TrainingState,
-    random_state,
-    run_identity,
-    seed_process,
-    set_random_state,
-    step_of,
-)
-from angle_llm.train.distributed import Launch
-from angle_llm.train.memory import MemoryShortError, TokenBudget
-from angle_llm.train.metrics import BestKeeper, Evaluate, Metrics, StepMeter, mean_loss
+from angle_llm.train.batches import BatchPlanner, PlannedBatch, ahead
+from angle_llm.train.best_model import BestModel, Evaluate
+from angle_llm.train.checkpoint import Checkpoints, Progress, run_identity
+from angle_llm.train.memory import RankMemoryError, TokenBudget
+from angle_llm.train.metrics import Metrics, StepMeter, mean_loss, progress_note
 from angle_llm.train.process_loss import exit_lock
+from angle_llm.train.rng import seed_rank, set_torch_state, torch_state
+from angle_llm.train.run_folder import Run, TrainResult
 from angle_llm.train.schedule import BatchPlan
 from angle_llm.train.signals import Interrupted, StopSignals
 from angle_llm.train.step import LossNotFiniteError, StepResult, boundary_step
-from angle_llm.train.strategies import Strategy, make_strategy
+from angle_llm.train.strategies import make_strategy
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 
 class TrainingError(RuntimeError):
-    """A run that cannot start or had to stop, with the step, the reason and what is kept."""
+    """A run that cannot start or had to stop; the message gives the step, the reason and what is kept."""
 
 
-@dataclass(frozen=True)
-class TrainResult:
-    """Where a run ended."""
+class Trainer:
+    """Trains the trainable weights of an encoder and writes the run directory.
 
-    model_dir: Path
-    """The encoder to use: the best one seen if the run evaluates, else the last one."""
-    steps: int
-    best_score: float | None
-    """The best evaluation, None without one."""
-    start_score: float | None
-    """The evaluation before the first step, None without one."""
+    Each optimizer step averages `accumulation` batches. With `evaluate`, the encoder is evaluated before the first step, every
+    `evaluation.every_steps` steps and at the end, and the best one is kept in `model/`. A run that fails leaves its weights in
+    `interrupted/`.
 
+    Checkpoints are written every `checkpoint.every_steps` steps and on SIGINT or SIGTERM; `resume` continues from one. The
+    weights and metrics at the end are those of a run that was never interrupted, bit for bit.
 
-def train(
-    encoder: SentenceEncoder,
-    examples: Sequence[Example],
-    objective: Objective | Sequence[Objective],
-    settings: TrainSettings,
-    evaluate: Evaluate | None = None,
-    launch: Launch | None = None,
-) -> TrainResult:
-    """Trains the encoder's trainable weights and writes the run to `settings.run_dir`.
-
-    `examples` may be a `Mixture` of several sets; `objective` is one for all of them, or one for each.
-
-    Each optimizer step averages `accumulation` batches. With `evaluate`, the encoder is measured before the first step,
-    every `evaluation.every_steps` steps and at the end, and the best is kept in `model/`. What would make the run fail
-    late (a target that cannot be written, an unreadable text of data in memory) is looked for before the first step; a run
-    that breaks all the same leaves its weights in `interrupted/`.
-
-    `settings.checkpoint` and SIGINT or SIGTERM write checkpoints, and `settings.resume` goes on from one: the weights and
-    metrics at the end are those of a run that was never interrupted, bit for bit.
-
-    Every process of a `launch` calls this with an equal encoder and the same examples and settings. They share the texts of
-    each batch out among them; batches, losses and update are those of one process, up to the order of additions.
-
-    Raises:
-        TrainingError: for a loss or gradient that is not finite (before the optimizer steps), or a run that cannot start.
-        CheckpointError: for a checkpoint that cannot be written, or is asked for and not whole.
-        RemoteRankError: if another process has failed, or other data or weights than the main one.
-        Interrupted: a `SystemExit`, after a signal and its checkpoint.
+    Every rank creates a trainer with an equal encoder and the same examples and settings. The ranks share the texts of each
+    batch; batches, losses and update are those of one process, up to the order of additions.
     """
-    run_dir, model_dir = settings.run_path, settings.run_path / "model"
-    launch = launch or Launch.join(run_dir)
-    accelerator, processes = launch.accelerator, launch.processes
-    encoder.check_savable(model_dir)
-    if not examples:
-        raise TrainingError("there is no example to train on. Look at the data report: rows may all be dropped.")
-    checkpoints = Checkpoints.of(settings)
-    origin = processes.from_main(lambda: checkpoints.find(settings.resume))
-    # TensorBoard hides what an interrupted run has logged from here on.
-    purge = {"tensorboard": {"purge_step": step_of(origin) + 1 if origin else None}}
-    accelerator.init_trackers("tensorboard", init_kwargs=purge)
-    if not any(parameter.requires_grad for parameter in encoder.model.parameters()):
-        raise TrainingError("no weight is trainable: the model has an adapter already. Start from its base.")
 
-    data = Mixture.of(examples)
-    objectives = [objective] * len(data.sets) if callable(objective) else objective
-    if len(objectives) != len(data.sets):
-        raise TrainingError(
-            f"{len(data.sets)} sets need as many objectives, or one for all; there are {len(objectives)}."
-        )
-    plan = BatchPlan(data.draws, settings)
-    if processes.is_main:
-        for remark in plan.remarks():
-            tqdm.write(remark)
-    run = run_identity(settings, data.digest, encoder.base_fingerprint, processes.device)
-    together = {"run directory": str(run_dir), "checkpoints": settings.checkpoint, "resume": settings.resume}
-    for what, mine in {**run, **together}.items():
-        processes.check_same(what, mine)
-    meter = StepMeter.of(encoder, processes)
-    state = TrainingState.of(
-        encoder.model, lambda: make_strategy(encoder.model, settings.optimizer, launch), run, settings.seed
-    )
-    state.strategy.check_replicas()
-    seed_process(settings.seed, processes.rank)
-    keeper = BestKeeper(encoder, evaluate, model_dir, state.strategy)
-    wordings = Wordings(encoder, data)
-    with tokens_of(wordings, data, run_dir, processes) as tokens:
-        # Processes that planned a batch otherwise would take one another's texts.
-        processes.check_same("way of computing", (encoder.sharing, encoder.pooling, encoder.pad_id, tokens.digest()))
-        came = checkpoints.begin(origin, state)
-        keeper.resume(came)
-        step = came.step
-        budget = came.budget or TokenBudget(settings.micro_batch_tokens, settings.graph_tokens)
-        planner = BatchPlanner(encoder, tokens, wordings, data, objectives, processes.count, budget)
+    def __init__(
+        self,
+        run: Run,
+        encoder: SentenceEncoder,
+        data: Sequence[Example],
+        losses: Sequence[Objective],
+        evaluate: Evaluate | None,
+        settings: TrainSettings,
+    ) -> None:
+        """`losses` has one entry per dataset of `data`, a `Mixture` or one dataset.
+
+        Raises:
+            TrainingError, ArtifactError: for a run that cannot start.
+            RemoteRankError: if another rank failed, or has other data, weights or settings.
+        """
+        encoder.check_savable(run.folder / "model")
+        if not data:
+            raise TrainingError("no examples to train on. See the data report above: rows may all be filtered.")
+        if not any(parameter.requires_grad for parameter in encoder.model.parameters()):
+            raise TrainingError("no weight is trainable: the model already has an adapter. Start from its base.")
+        self._run, self._processes, self._settings = run, run.processes, settings
+        mixture = Mixture.of(data)
+        if len(mixture.sets) != len(losses):
+            raise TrainingError(f"expected one loss per dataset: {len(mixture.sets)}, got {len(losses)}.")
+        self._schedule = BatchPlan(mixture.draws, settings)
+        for warning in self._schedule.warnings():
+            run.log(f"warning: {warning}")
+        identity = run_identity(settings, mixture.digest, encoder.base_fingerprint, self._processes.device)
+        budget = TokenBudget(settings.micro_batch_tokens, settings.graph_tokens)
+        self._planner = BatchPlanner(encoder, mixture, losses, self._processes.world_size, budget)
+        same = {"run directory": str(run.folder), "checkpoints": settings.checkpoint, "resume": settings.resume}
+        for what, value in {**identity, **same, "tokens and layout": self._planner.digest()}.items():
+            self._processes.check_equal(what, value)
+        self._meter = StepMeter.of(encoder, self._processes)
+        self._strategy = make_strategy(encoder.model, settings.optimizer, self._processes)
+        self._strategy.check_replicas()
+        self._checkpoints = Checkpoints(settings, identity, self._strategy)
+        self._model = BestModel(encoder, evaluate, run.folder / "model", self._strategy)
+
+    def fit(self) -> TrainResult:
+        """Train from the first step, or from a checkpoint, to the end.
+
+        Raises:
+            TrainingError: for a loss or gradient that is not finite; the optimizer has not taken that step.
+            CheckpointError: for a checkpoint that cannot be written or read, or is of another run.
+            RemoteRankError: if another rank failed.
+            Interrupted: a `SystemExit`, after a signal and its checkpoint.
+        """
+        main = self._processes.is_main
+        seed_rank(self._settings.seed, self._processes.rank)
+        progress = self._checkpoints.resume()
+        self._model.resume(progress)
+        self._planner.budget = progress.budget or self._planner.budget
+        self._step = self._resumed = progress.step
         with (
-            Metrics(run_dir / "metrics.jsonl", accelerator, came.metrics_bytes, writes=processes.is_main) as metrics,
-            progress_bar("train", plan.steps, "step", done=step, enabled=processes.is_main) as progress,
-            StopSignals() as stop,
+            Metrics(self._run.folder, progress.metrics_bytes, progress.step, enabled=main) as self._metrics,
+            progress_bar("train", self._schedule.steps, "step", done=self._step, enabled=main) as bar,
+            StopSignals() as self._signals,
         ):
-            pause = _Pause(plan, planner, keeper, metrics, checkpoints, state, stop, came.step)
             try:
-                with paused(progress):
-                    pause(step)
-                started = time.perf_counter()
-                for epoch, batches in ahead(planner.all(plan.after(step))):
-                    rate = plan.learning_rate(step + 1)
-                    results = _accumulate(state.strategy, planner, batches)
-                    norm = state.strategy.update(rate)
-                    if not math.isfinite(norm):
-                        raise LossNotFiniteError(
-                            f"the gradient norm is {norm}; nothing of this step is kept. Lower the learning rate, or use "
-                            "bfloat16 or float32 in place of float16."
-                        )
-                    step += 1
-                    counts = meter.counts(results, time.perf_counter() - started) | _of_sets(batches)
-                    metrics.log_step(step, epoch, results, rate=rate, norm=norm, counts=counts)
-                    progress.set_postfix_str(f"loss {mean_loss(results):.4f}, {meter.shown(counts)}", refresh=False)
-                    progress.update()
-                    with paused(progress):
-                        pause(step)
-                    started = time.perf_counter()
-                keeper.finish()
+                self._train(bar)
+                self._model.finish()
             except Interrupted:
-                accelerator.end_training()  # TensorBoard's lines are written
                 raise
             except Exception as error:
-                if step:
-                    with exit_lock:  # to the end, even if another process is lost
-                        keeper.rescue()
+                if self._step:
+                    with exit_lock:  # even if another rank is lost
+                        self._model.rescue()
                 if isinstance(error, LossNotFiniteError):
-                    raise TrainingError(f"step {step + 1}: {error} {keeper.what_is_kept}") from error
+                    raise TrainingError(self._not_finite(error)) from error
                 raise
-    accelerator.end_training()
-    return TrainResult(keeper.folder, step, keeper.best, keeper.start)
+        result = TrainResult(self._model.folder, self._step, self._model.best, self._model.start)
+        self._run.finish(result)
+        return result
 
+    def _train(self, bar: tqdm[Any]) -> None:
+        """All optimizer steps that are left."""
+        total = 0.0
+        with paused(bar):
+            self._evaluate_and_save()
+        started = time.perf_counter()
+        for epoch, batches in ahead(self._planner.steps(self._schedule.after(self._step))):
+            rate = self._schedule.learning_rate(self._step + 1)
+            results = self._accumulate(batches)
+            norm = self._strategy.update(rate)
+            if not math.isfinite(norm):
+                raise LossNotFiniteError(f"the loss is {mean_loss(results)} and the gradient norm is {norm}")
+            self._step += 1
+            seconds = time.perf_counter() - started
+            counts = self._meter.counts(results, seconds) | _examples_per_dataset(batches)
+            self._metrics.log_step(self._step, epoch, results, rate=rate, norm=norm, counts=counts)
+            total += seconds
+            left = total / (self._step - self._resumed) * (self._schedule.steps - self._step)
+            bar.set_postfix_str(progress_note(mean_loss(results), counts, left), refresh=False)
+            bar.update()
+            with paused(bar):
+                self._evaluate_and_save()
+            started = time.perf_counter()
 
-@dataclass(frozen=True)
-class _Pause:
-    """Between two optimizer steps: measure, write a checkpoint, leave if a signal asks.
+    def _accumulate(self, batches: Sequence[PlannedBatch]) -> list[StepResult]:
+        """Add up the gradients of the batches of a step, each with an equal share.
 
-    A signal does not wait for a measurement that is due: the run that goes on makes it.
-    """
-
-    plan: BatchPlan
-    planner: BatchPlanner
-    keeper: BestKeeper
-    metrics: Metrics
-    checkpoints: Checkpoints
-    state: TrainingState
-    stop: StopSignals
-    came: int
-
-    def __call__(self, step: int) -> None:
-        keeper, processes = self.keeper, self.state.processes
-        asked = self._asked()
-        if self.plan.evaluates_at(step) and not asked:
-            keeper.measure(step, self.metrics)
-            asked = self._asked()
-        if asked or (self.plan.saves_at(step) and step > self.came):
-            here = Progress(
-                step, self.metrics.bytes_on_disk(), keeper.measured, keeper.start, keeper.best, self.planner.budget
-            )
-            self.state.strategy.check_replicas()
-            path = self.checkpoints.write(self.state, here)
-            if asked:
-                if processes.is_main:
-                    tqdm.write(f"checkpoint of step {step} in {path}; go on with the same settings and --resume auto")
-                raise Interrupted(128 + asked)
-
-    def _asked(self) -> int:
-        """The signal, 0 without one; it may have reached one process first."""
-        return self.state.processes.highest(int(self.stop.asked or 0))
-
-
-def _of_sets(batches: Sequence[PlannedBatch]) -> dict[str, float]:
-    """How many examples of a step were of which set."""
-    names = {name: 0 for planned in batches for name in planned.sets}
-    return {f"examples/{name}": sum(planned.sets.get(name, 0) for planned in batches) for name in names}
-
-
-def _accumulate(strategy: Strategy, planner: BatchPlanner, batches: Sequence[PlannedBatch]) -> list[StepResult]:
-    """Adds up the gradients of an optimizer step's batches, each with an equal share.
-
-    When memory runs out, all is forgotten and done again with half the tokens at once: the update is the same.
-    """
-    strategy.model.train()
-    generators = random_state(strategy.processes.device)
-    while True:
-        if any(planned.plan.token_budget > planner.budget.micro_batch_tokens for planned in batches):
-            batches = [planner.again(planned) for planned in batches]
-        try:
-            return [
-                boundary_step(
-                    strategy.model,
-                    planned.plan,
-                    planned.batch,
-                    planned.objective,
-                    graph_tokens=planner.budget.graph_tokens,
-                    share=1 / len(batches),
-                    strategy=strategy,
-                )
-                for planned in batches
-            ]
-        except MemoryShortError as error:
+        If a rank runs out of memory, the step is repeated with half the tokens at once: the update is the same.
+        """
+        strategy, planner, device = self._strategy, self._planner, self._processes.device
+        strategy.model.train()
+        generators = torch_state(device)
+        while True:
+            if any(planned.plan.token_budget > planner.budget.micro_batch_tokens for planned in batches):
+                batches = [planned._replace(plan=planner.plan(planned.batch)) for planned in batches]
+            try:
+                return [
+                    boundary_step(
+                        strategy.model,
+                        planned.plan,
+                        planned.batch,
+                        planned.loss,
+                        graph_tokens=planner.budget.graph_tokens,
+                        share=1 / len(batches),
+                        strategy=strategy,
+                    )
+                    for planned in batches
+                ]
+            except RankMemoryError as error:
+                reason = str(error)
             budget = planner.budget.halved([planned.plan for planned in batches])
-            told = str(error)
-        if budget is None:
-            raise TrainingError(
-                f"memory ran out ({told}), with each text alone in the model. Lower model.max_length, or take a smaller model "
-                "or more memory."
+            if budget is None:
+                raise TrainingError(
+                    f"out of memory ({reason}) with a single text per micro-batch. Lower --model.max-length, or use a smaller "
+                    "model or more memory."
+                )
+            self._run.log(
+                f"out of memory: repeating the step with {budget.micro_batch_tokens} tokens per forward pass and activations "
+                f"kept for up to {budget.graph_tokens} (the same update, except for dropout masks)"
             )
-        if strategy.processes.is_main:
-            tqdm.write(
-                f"memory ran out: the step is done again, and from here on at most {budget.micro_batch_tokens} tokens go "
-                f"through the model at once, and up to {budget.graph_tokens} keep their activations (the same update, but for "
-                "the masks of dropout)"
+            planner.budget = budget
+            strategy.zero_grad()
+            set_torch_state(generators, device)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def _evaluate_and_save(self) -> None:
+        """Between two steps: evaluate, write a checkpoint, stop on a signal. A signal skips an evaluation that is due; the
+        resumed run performs it."""
+        step, schedule = self._step, self._schedule
+        signal = self._signal()
+        if schedule.evaluates_at(step) and not signal:
+            self._model.evaluate(step, self._metrics)
+            signal = self._signal()
+        if signal or (schedule.saves_at(step) and step > self._resumed):
+            model = self._model
+            self._strategy.check_replicas()
+            path = self._checkpoints.write(
+                Progress(
+                    step, self._metrics.bytes_on_disk(), model.evaluated, model.start, model.best, self._planner.budget
+                )
             )
-        planner.budget = budget
-        strategy.zero_grad()
-        set_random_state(generators, strategy.processes.device)
-        if strategy.processes.device.type == "cuda":
-            torch.cuda.empty_cache()
+            if signal:
+                self._run.log(
+                    f"checkpoint of step {step} in {path}; to resume, run the same command with --resume auto"
+                )
+                raise Interrupted(128 + signal)
+
+    def _signal(self) -> int:
+        """The signal that any rank received, 0 without one."""
+        return self._processes.max(int(self._signals.received or 0))
+
+    def _not_finite(self, error: LossNotFiniteError) -> str:
+        rate = self._schedule.learning_rate(self._step + 1)
+        kept = "No model was saved" if self._model.best is None else f"The best model so far is in {self._model.folder}"
+        return (
+            f"step {self._step + 1}: {error}. The optimizer did not take this step. Lower the learning rate "
+            f"(--optimizer.learning-rate; {rate:.3g} in this step), do not train in float16, or check the texts of the batch. "
+            f"{kept}."
+        )
+
+
+def _examples_per_dataset(batches: Sequence[PlannedBatch]) -> dict[str, float]:
+    names = {name: 0 for planned in batches for name in planned.counts}
+    return {f"examples/{name}": sum(planned.counts.get(name, 0) for planned in batches) for name in names}

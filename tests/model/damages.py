@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from folder_kinds import canary, code
 
-from angle_llm.train.checkpoint import MANIFEST
+from angle_llm.resumable import IDENTITY, MANIFEST
 
 Draw = random.Random
 
@@ -352,18 +352,19 @@ def _parts(path: Path) -> tuple[dict[str, Any], bytes] | None:
 def _signed_again(manifest: Path) -> str:
     """Sizes and hashes as a hand that knows how would write them: a manifest is no seal."""
     body = _json(manifest) if manifest.is_file() and not manifest.is_symlink() else None
+    identity = _json(manifest.parent.parent / IDENTITY)
     if not isinstance(body, dict):
         return "not signed"
     files = body.get("files")
-    for name, entry in files.items() if isinstance(files, dict) else ():
-        path = manifest.parent / str(name)
-        with_content = isinstance(entry, dict) and "\x00" not in str(name) and path.is_file() and not path.is_symlink()
+    for entry in files if isinstance(files, list) else ():
+        path = manifest.parent / str(entry.get("name") if isinstance(entry, dict) else "")
+        with_content = isinstance(entry, dict) and "\x00" not in str(path) and path.is_file() and not path.is_symlink()
         if with_content and path.parent == manifest.parent:
             content = path.read_bytes()
             entry |= {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    body.pop("sha256", None)
     try:
-        digest = hashlib.sha256(json.dumps(body).encode()).hexdigest()
+        signed = {key: body.get(key) for key in ("name", "values", "files")}
+        digest = hashlib.sha256(json.dumps([identity, signed], sort_keys=True).encode()).hexdigest()
         manifest.write_bytes(json.dumps({**body, "sha256": digest}, indent=1).encode())
     except (ValueError, RecursionError):
         return "not signed"

@@ -14,14 +14,14 @@ from peft import LoraConfig, TaskType, get_peft_model
 from tiny import save_tiny_base, tiny_encoder, train_a_little
 from torch import nn
 
-from angle_llm.config import LoraSettings, OptimizerSettings
+from angle_llm.config import CheckpointSettings, LoraSettings, OptimizerSettings, TrainSettings
 from angle_llm.data.corpus import Corpus
 from angle_llm.embed import embed_corpus
 from angle_llm.export.merge import merge
 from angle_llm.model.backbone import load_backbone, locate
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.search import search_folder, source_texts
-from angle_llm.train.checkpoint import Checkpoints, Progress, TrainingState
+from angle_llm.train.checkpoint import Checkpoints, Progress
 from angle_llm.train.distributed import Processes
 from angle_llm.train.strategies import DataParallelStrategy
 from angle_llm.vectors import ShardOptions, VectorForm, read_index
@@ -94,18 +94,20 @@ def _corpus_npy(folder: Path, base: Path) -> None:
 
 
 def _checkpoint(folder: Path, base: Path) -> None:
-    checkpoints, state = Checkpoints(folder, 10), _state()
-    for weight in state.weights.values():
+    checkpoints, strategy = _checkpoints(folder)
+    for weight in strategy.weights.values():
         weight.grad = torch.ones_like(weight)
-    state.strategy.update(1e-3)
-    checkpoints.write(state, Progress(3, 100))
+    strategy.update(1e-3)
+    checkpoints.write(Progress(3, 100))
 
 
-def _state() -> TrainingState:
+def _checkpoints(folder: Path) -> tuple[Checkpoints, DataParallelStrategy]:
     layers = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
-    weights = dict(layers.named_parameters())
-    spread = DataParallelStrategy(layers, weights, OptimizerSettings(), Processes.alone())
-    return TrainingState.of(layers, lambda: spread, {"settings": "same", "base weights": None}, 0)
+    strategy = DataParallelStrategy(layers, OptimizerSettings(), Processes())
+    settings = TrainSettings(run_dir=str(folder.parent), resume="auto", checkpoint=CheckpointSettings(keep=10))
+    checkpoints = Checkpoints(settings, {"settings": "same", "base weights": None}, strategy)
+    checkpoints.folder = folder
+    return checkpoints, strategy
 
 
 def _open_saved(folder: Path, base: Path) -> np.ndarray:
@@ -124,10 +126,7 @@ def _open_corpus(folder: Path, base: Path) -> np.ndarray:
 
 
 def _open_checkpoint(folder: Path, base: Path) -> None:
-    checkpoints, state = Checkpoints(folder, 10), _state()
-    path = checkpoints.find("auto")
-    if path is not None:
-        checkpoints.read(path, state)
+    _checkpoints(folder)[0].resume()
 
 
 KINDS: dict[str, Kind] = {

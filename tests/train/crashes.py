@@ -8,7 +8,6 @@ before any work.
 """
 
 import itertools
-import json
 import os
 import random
 import shutil
@@ -26,56 +25,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import forked
 import torch
 import torch.utils.tensorboard  # imported here, once
-from tiny import save_tiny_base
+from runs import outcome, run_settings
 
 import angle_llm.train.checkpoint
-from angle_llm.config import (
-    CheckpointSettings,
-    DataSettings,
-    EvaluationSettings,
-    LoraSettings,
-    ModelSettings,
-    OptimizerSettings,
-    TrainSettings,
-)
+from angle_llm.config import TrainSettings
 from angle_llm.run import fine_tune
 from angle_llm.train import process_loss
 
-TIMES = ("seconds", "pairs_per_second", "computed_tokens_per_second", "utilisation")
 Arm = Callable[[], object]
-
-
-def run_settings(folder: Path) -> TrainSettings:
-    """Twelve steps of two batches, four epochs, dropout; measured every third step, the best kept."""
-    pairs = folder / "pairs.tsv"
-    rows = [f"Dog {n} runs.\tAnimal {m} moves.\t{abs(n - m)}" for n in range(3) for m in range(4)]
-    pairs.write_text("\n".join(["sentence1\tsentence2\tscore", *rows]) + "\n")
-    return TrainSettings(
-        run_dir=str(folder / "undisturbed"),
-        resume="auto",
-        model=ModelSettings(path=str(save_tiny_base("llama", folder / "base")), dtype="float32", max_length=100),
-        lora=LoraSettings(rank=4, alpha=8, dropout=0.2),
-        data=DataSettings(path="starter:nli_triples.jsonl.gz", limit=20),
-        optimizer=OptimizerSettings(learning_rate=1e-2),
-        evaluation=EvaluationSettings(pairs=str(pairs), every_steps=3),
-        checkpoint=CheckpointSettings(every_steps=1),
-        batch_size=4,
-        accumulation=2,
-        epochs=4,
-    )
-
-
-def outcome(run_dir: Path) -> dict[str, Any]:
-    """Everything a run leaves that must not depend on interruptions."""
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    metrics = [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
-    return {
-        "metrics": metrics,
-        "settings": (run_dir / "settings.yaml").read_text().replace(str(run_dir), "RUN"),
-        "left": sorted(path.name for path in run_dir.iterdir()),
-        "checkpoints": sorted(path.name for path in (run_dir / "checkpoints").iterdir()),
-        "model": {path.name: path.read_bytes() for path in (run_dir / "model").iterdir()},
-    }
 
 
 def in_processes(count: int, work: Arm, log: Path, seconds: float | None = None, arm: Arm | None = None) -> int:
@@ -104,6 +61,7 @@ def watch_saves(at_call: Callable[[str, Callable[[], Any]], Any]) -> None:
         (os, "fsync"),
         (os, "replace"),
         (os, "rename"),
+        (os, "unlink"),
         (shutil, "rmtree"),
         (tempfile, "mkdtemp"),
         (Path, "write_bytes"),

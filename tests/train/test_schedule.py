@@ -1,4 +1,4 @@
-"""The learning rate over a run: every step counts, the peak is reached, the end is near zero."""
+"""The learning rate and the events of each step; batches after a resume."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ from angle_llm.data.order import Draws
 from angle_llm.train.schedule import SCHEDULES, BatchPlan, rate_share
 
 
-def test_linear_by_hand() -> None:
+def test_linear_schedule_by_hand() -> None:
     shares = [rate_share(SCHEDULES["linear"], step, warmup=2, steps=6) for step in range(1, 7)]
     assert shares == pytest.approx([1 / 2, 1, 4 / 5, 3 / 5, 2 / 5, 1 / 5])
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize(("warmup", "steps"), [(0, 1), (0, 10), (1, 1), (3, 10), (10, 10), (100, 10)])
-def test_every_step_moves_and_none_exceeds_the_peak(name: str, warmup: int, steps: int) -> None:
+def test_every_step_has_a_rate_above_0_and_none_exceeds_the_peak(name: str, warmup: int, steps: int) -> None:
     shares = [rate_share(SCHEDULES[name], step, warmup, steps) for step in range(1, steps + 1)]
     assert all(0 < share <= 1 for share in shares)
     rising, falling = shares[:warmup], shares[max(warmup - 1, 0) :]
@@ -26,7 +26,7 @@ def test_every_step_moves_and_none_exceeds_the_peak(name: str, warmup: int, step
         assert max(shares) == (1 if warmup else pytest.approx(SCHEDULES[name](steps / (steps + 1))))
 
 
-def test_when_a_run_measures_and_writes_checkpoints() -> None:
+def test_steps_with_evaluations_and_checkpoints() -> None:
     settings = TrainSettings(
         evaluation=EvaluationSettings("pairs.tsv", every_steps=4),
         checkpoint=CheckpointSettings(every_steps=3),
@@ -39,30 +39,27 @@ def test_when_a_run_measures_and_writes_checkpoints() -> None:
     assert [plan.learning_rate(step) for step in (1, 2, 10)] == pytest.approx([0.25, 0.5, 0.5 / 9])
     plan = BatchPlan(Draws.of_one(10), TrainSettings(batch_size=1))
     assert [step for step in range(11) if plan.evaluates_at(step)] == [0, 10]
-    assert not any(plan.saves_at(step) for step in range(1, 11)), "on signals alone"
+    assert not any(plan.saves_at(step) for step in range(1, 11)), "on signals only"
 
 
-def test_settings_that_will_not_come_to_pass_are_told() -> None:
-    def remarks(**changed: Any) -> list[str]:
+def test_settings_without_effect_give_warnings() -> None:
+    def warnings(**changed: Any) -> list[str]:
         optimizer = OptimizerSettings(warmup=changed.pop("warmup", 0))
-        return BatchPlan(
-            Draws.of_one(10), TrainSettings(batch_size=3, epochs=2, optimizer=optimizer, **changed)
-        ).remarks()
+        settings = TrainSettings(batch_size=3, epochs=2, optimizer=optimizer, **changed)
+        return BatchPlan(Draws.of_one(10), settings).warnings()
 
-    assert remarks() == remarks(max_steps=8) == remarks(max_steps=3) == []
-    (told,) = remarks(max_steps=9)
-    assert "max_steps is 9" in told
-    assert "last for 8 steps (2 epoch(s) of 4)" in told
-    (told,) = remarks(warmup=8)
-    assert "warm-up takes 8 steps and the run only 8" in told
+    assert warnings() == warnings(max_steps=8) == warnings(max_steps=3) == []
+    (message,) = warnings(max_steps=9)
+    assert all(text in message for text in ("max_steps is 9", "8 steps", "2 epoch(s) of 4", "--epochs"))
+    (message,) = warnings(warmup=8)
+    assert "warm-up has 8 steps and the run only 8" in message
 
 
 @pytest.mark.parametrize("done", range(12))
 @pytest.mark.parametrize("by_set", [True, False])
-def test_a_run_goes_on_with_the_batches_it_would_have_had(done: int, by_set: bool) -> None:
-    plan = BatchPlan(
-        Draws((10, 7), (10, 14), by_set=by_set), TrainSettings(batch_size=3, accumulation=3, epochs=4, max_steps=11)
-    )
+def test_a_resumed_run_gets_the_batches_that_were_left(done: int, by_set: bool) -> None:
+    draws = Draws((10, 7), (10, 14), by_set=by_set)
+    plan = BatchPlan(draws, TrainSettings(batch_size=3, accumulation=3, epochs=4, max_steps=11))
     whole = list(plan.after(0))
     assert len(whole) == plan.steps == 11
     assert [epoch for epoch, _ in whole] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 2

@@ -1,0 +1,123 @@
+"""The model of a run: evaluated between steps, the best one kept in `model/`."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from angle_llm.io import log
+from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.lora import is_adapted
+from angle_llm.train.checkpoint import Progress, SavedWeightsError, check_saved
+from angle_llm.train.metrics import Metrics
+from angle_llm.train.strategies import Strategy
+
+Evaluate = Callable[[SentenceEncoder], float]
+"""From an encoder to one number; a larger number is better."""
+
+
+class BestModel:
+    """Evaluates the encoder and keeps the best one in `folder`; without an evaluation, the last one.
+
+    All ranks evaluate; the score of rank 0 counts, and it alone writes.
+    """
+
+    def __init__(self, encoder: SentenceEncoder, evaluate: Evaluate | None, folder: Path, strategy: Strategy) -> None:
+        self._encoder, self._evaluate, self._strategy = encoder, evaluate, strategy
+        self.folder = folder
+        self.evaluated: int | None = None
+        """The step of the last evaluation."""
+        self.start: float | None = None
+        """The score before the first step."""
+        self.best: float | None = None
+        """The best score after it, that of `folder`."""
+
+    def resume(self, progress: Progress) -> None:
+        """Continue with the scores of a checkpoint, and restore `folder` after a kill in the middle of a save."""
+        self.evaluated, self.start = progress.evaluated, progress.start
+        self.best = self._strategy.processes.from_main(lambda: self._restore(progress.best))
+
+    def _restore(self, best: float | None) -> float | None:
+        """`artifact.write_directory` fills a hidden folder beside the target, and keeps the old one there while it renames."""
+        target = self.folder.resolve()
+        for retired in target.parent.glob(f".{target.name}.*.old"):
+            if not target.exists():
+                retired.replace(target)
+        for left in target.parent.glob(f".{target.name}.*"):
+            shutil.rmtree(left, ignore_errors=True)
+        if best is not None and not target.exists():
+            log(f"warning: {target}, the best model so far, is missing; the best one from here on is kept")
+            return None
+        return best
+
+    def evaluate(self, step: int, metrics: Metrics) -> None:
+        """Evaluate once after a step. Step 0 is the untrained model: evaluated for comparison, not kept."""
+        if self._evaluate is None or self.evaluated == step:
+            return
+        own = self._evaluate(self._encoder)
+        score = self._strategy.processes.from_main(lambda: own)
+        metrics.log({"step": step, "evaluation": score})
+        if self._strategy.processes.is_main:
+            log(f"step {step}: evaluation {score:.2f}")
+        if step == 0:
+            self.start = score
+        elif self.best is None or score > self.best or (math.isnan(self.best) and not math.isnan(score)):
+            self._save()
+            self.best = score
+        self.evaluated = step
+
+    def finish(self) -> None:
+        """Keep the last model if there is no evaluation."""
+        if self._evaluate is None:
+            self._save()
+
+    def _save(self) -> None:
+        self._strategy.check_replicas()
+        with self._strategy.gather_params():
+            self._strategy.processes.from_main(lambda: self._encoder.save_pretrained(self.folder, self._check_written))
+
+    def _check_written(self, folder: Path) -> None:
+        """Read a saved adapter again. One that is empty or all zero does not replace the last one.
+
+        Raises:
+            SavedWeightsError: names the file and the weight.
+        """
+        if not is_adapted(self._encoder.model.backbone):
+            return
+        path = folder / "adapter_model.safetensors"
+        weights = {_saved_name(name): p for name, p in self._encoder.model.named_parameters() if p.requires_grad}
+        check_saved(path, weights)
+        ups = [tensor for name, tensor in weights.items() if "lora_B" in name]
+        if ups and not any(tensor.detach().any() for tensor in ups):
+            raise SavedWeightsError(
+                f"{path}: every lora_B is zero, as before the first step: no gradient reached the adapter. Check the data and "
+                "the weights of the objective."
+            )
+
+    def rescue(self) -> None:
+        """Save the current weights in `interrupted/` when a run fails, if they are complete and finite."""
+        trained = [parameter for parameter in self._encoder.model.parameters() if parameter.requires_grad]
+        complete = all(parameter.numel() for parameter in trained)  # ZeRO-3 needs all ranks to gather them
+        if not (self._strategy.processes.is_main and complete):
+            return
+        if not all(math.isfinite(float(parameter.detach().sum())) for parameter in trained):
+            return
+        folder = self.folder.with_name(RESCUE_FOLDER)
+        try:
+            self._encoder.save_pretrained(folder)
+        except Exception as error:  # the first error matters more, and a full disk may have caused it
+            log(f"the run failed; its last weights could not be saved in {folder}: {error}")
+        else:
+            log(f"the run failed; its last weights are in {folder}")
+
+
+RESCUE_FOLDER = "interrupted"
+"""Folder of the run directory with the weights of a run that failed; removed when the run is finished."""
+
+
+def _saved_name(name: str) -> str:
+    """Name in peft's file of a parameter of `EmbeddingModel`."""
+    name = name.removeprefix("backbone.").replace(".default", "")
+    return name.removesuffix(".weight") if name.endswith("lora_magnitude_vector.weight") else name

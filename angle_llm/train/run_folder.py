@@ -1,0 +1,137 @@
+"""The start of a run: its processes, and the checks of its run directory before anything is loaded.
+
+settings.yaml     starts the same run again
+metrics.jsonl     one line per optimizer step and evaluation, also in tensorboard/
+model/            the encoder to use
+checkpoints/      states to resume from
+rejected.jsonl    bad rows that were skipped
+interrupted/      weights of a run that failed, until it is finished
+result.json       written last: number of steps and scores
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+from angle_llm.config import (
+    SettingsError,
+    TrainSettings,
+    changed_settings,
+    load_settings,
+    save_settings,
+    settings_to_dict,
+)
+from angle_llm.data.mixture import Mixture
+from angle_llm.io import log, plain, write_json
+from angle_llm.model.checks import is_saved_encoder
+from angle_llm.train.best_model import RESCUE_FOLDER
+from angle_llm.train.checkpoint import checkpoint_folder, checkpoint_names, named_checkpoint
+from angle_llm.train.distributed import Processes
+from angle_llm.train.process_loss import ProcessWatch
+
+RESULT = "result.json"
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """Where a run ended."""
+
+    model_dir: Path
+    """The encoder to use: the best one if the run evaluates, else the last one."""
+    steps: int
+    best_score: float | None
+    """The best evaluation, None without one."""
+    start_score: float | None
+    """The evaluation before the first step, None without one."""
+
+
+class Run:
+    """The processes and the directory of a training run.
+
+    As a context manager it watches the other processes: if one is lost, this one ends with a message.
+    """
+
+    def __init__(self, settings: TrainSettings, processes: Processes) -> None:
+        self.settings, self.processes = settings, processes
+        self.folder = settings.run_path
+        self._watch = ProcessWatch(processes)
+        self._starts_over = processes.from_main(self._check)
+
+    @classmethod
+    def start(cls, settings: TrainSettings) -> Run:
+        """Connect the processes and check the run directory.
+
+        Raises:
+            SettingsError: if the launch is not supported; if the directory belongs to another run or to a finished one, or does
+                not have the checkpoint that `resume` names.
+        """
+        run = cls(settings, Processes.start())
+        run.log(str(run.processes))
+        return run
+
+    def __enter__(self) -> Run:
+        self._watch.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._watch.__exit__(kind, error, trace)
+
+    def log(self, line: str) -> None:
+        """Print a line on the main process."""
+        if self.processes.is_main:
+            log(line)
+
+    def _check(self) -> bool:
+        """Check the run directory; return whether the run starts at step 1."""
+        settings, path = self.settings, self.folder / "settings.yaml"
+        before = load_settings(TrainSettings, path).identity if path.exists() else settings.identity
+        if before != settings.identity:
+            other = changed_settings(settings_to_dict(before), settings_to_dict(settings.identity))
+            raise SettingsError(
+                f"{self.folder} contains a run with other settings ({', '.join(other)}). Choose another --run-dir, or remove "
+                "that directory."
+            )
+        checkpoints = checkpoint_folder(settings)
+        if settings.resume not in ("auto", "never"):
+            named_checkpoint(checkpoints, settings.resume)
+        starts_over = settings.resume == "never" or not checkpoint_names(checkpoints)
+        if starts_over and (self.folder / RESULT).exists() and not settings.overwrite:
+            raise SettingsError(
+                f"{self.folder} contains a finished run. Choose another --run-dir, or --overwrite to remove its model and train "
+                "again."
+            )
+        return starts_over
+
+    def prepare(self, data: Mixture) -> None:
+        """Write settings.yaml and rejected.jsonl, on the main process. With `overwrite`, remove the model of a finished run."""
+        self.processes.from_main(lambda: self._prepare(data))
+
+    def _prepare(self, data: Mixture) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / RESULT).unlink(missing_ok=True)
+        if self.settings.overwrite and self._starts_over:
+            self._remove_encoder("model")
+        defaults = TrainSettings()
+        saved = replace(self.settings, resume=defaults.resume, overwrite=defaults.overwrite)
+        save_settings(saved, self.folder / "settings.yaml")
+        rejected = [bad for each in data.sets if each.report is not None for bad in each.report.rejected]
+        if rejected:
+            lines = [json.dumps(bad._asdict(), ensure_ascii=False) for bad in rejected]
+            (self.folder / "rejected.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    def finish(self, result: TrainResult) -> None:
+        """Mark the run as finished, on the main process."""
+        if self.processes.is_main:
+            self._remove_encoder(RESCUE_FOLDER)
+            values = {"steps": result.steps, "start": result.start_score, "best": result.best_score}
+            write_json(self.folder / RESULT, plain(values))
+
+    def _remove_encoder(self, name: str) -> None:
+        if is_saved_encoder(self.folder / name):
+            shutil.rmtree(self.folder / name)

@@ -1,0 +1,284 @@
+"""Trains one run in several ways, each in its own processes, and compares losses and adapters at the end.
+
+    python tests/train/distributed_runs.py FOLDER COMMAND [ARGUMENTS]
+
+float64 STEPS WORLDS      a tiny LLaMA on ragged data in float64, in each of WORLDS processes, such as 123
+deepspeed [NAME …]        10 steps in float32: data parallel and ZeRO-1, -2, -3, each also with offload (or those named),
+                          against one process; kept and cached graphs
+bits NAME …               the same with a base in 4 and in 8 bits
+elastic [ZeRO]            interrupted by a signal to one process and resumed with other numbers of processes and strategies
+mixture CONFIG            a mixture of datasets stored on disk, in 1, 2 and 3 processes
+shortage PROCESSES MB     one process has MB of memory left from the first step on: every rank repeats the step
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import forked
+import torch
+import torch.utils.tensorboard  # once, before the forks
+from runs import ending, fit, largest_difference, loss_difference, use_float64_norm
+from tiny import save_tiny_base, tiny_encoder
+from tiny_tokenizers import TOKENIZERS, VOCABULARY
+from transformers import AutoModel, LlamaConfig
+
+from angle_llm.config import (
+    CheckpointSettings,
+    DataSettings,
+    DataSource,
+    LoraSettings,
+    ModelSettings,
+    OptimizerSettings,
+    TrainSettings,
+    load_settings,
+)
+from angle_llm.data import store
+from angle_llm.data.examples import load_examples
+from angle_llm.data.formats import Example, ScoredPair
+from angle_llm.losses import AngleObjective
+from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.run import fine_tune
+from angle_llm.train import trainer
+from angle_llm.train.signals import Interrupted
+from angle_llm.train.strategies import DataParallelStrategy, ZeroStrategy, make_strategy
+
+warnings.filterwarnings("error", category=UserWarning, module="angle_llm")
+LOSS = AngleObjective(cosine_weight=1.0, in_batch_weight=1.0, angle_weight=0.5)
+CPU = {"device": "cpu"}
+DIVIDED = {"stage": 3, "stage3_param_persistence_threshold": 0}  # small weights are partitioned too
+ZERO: dict[str, dict[str, Any]] = {
+    "ZeRO-1": {"stage": 1},
+    "ZeRO-2": {"stage": 2},
+    "ZeRO-3": DIVIDED,
+    "ZeRO-1, offload": {"stage": 1, "offload_optimizer": CPU},
+    "ZeRO-2, offload": {"stage": 2, "offload_optimizer": CPU},
+    "ZeRO-3, offload": {**DIVIDED, "offload_optimizer": CPU, "offload_param": CPU},
+}
+
+
+def settings(folder: Path, name: str, **changed: Any) -> TrainSettings:
+    plain = TrainSettings(
+        run_dir=str(folder / name),
+        resume="auto",
+        model=ModelSettings(path=str(folder / "base"), dtype="float32", max_length=60),
+        lora=LoraSettings(rank=4, alpha=8),
+        data=DataSettings(limit=60),
+        optimizer=OptimizerSettings(learning_rate=3e-3),
+        batch_size=7,  # the last batch of an epoch has four examples
+        micro_batch_tokens=90,
+    )
+    return replace(plain, **changed)
+
+
+def ragged(limit: int) -> list[Example]:
+    """Triples, scored pairs, repeats, and texts of one word to sixty tokens."""
+    examples: list[Example] = list(load_examples(DataSource(limit=limit)).examples)
+    long = "A very long sentence about nothing at all " * 3
+    return [*examples, ScoredPair("Hi", "Hi", 0.9), ScoredPair(long, "Hi", 0.1), ScoredPair("Hi", "Bye", 0.4)]
+
+
+def train(
+    mine: TrainSettings, world: int, examples: list[Example], stage: int = 0, dtype: torch.dtype = torch.float32
+) -> None:
+    """The run of one process; checks that it is distributed as requested, because every strategy gives the same result."""
+
+    def checked(model: Any, optimizer: OptimizerSettings, processes: Any) -> Any:
+        kind = "DEEPSPEED" if stage else "NO" if world == 1 else "MULTI_CPU"
+        assert (processes.world_size, processes.accelerator.num_processes) == (world, world)
+        assert (processes.accelerator.distributed_type.value, processes.zero_stage) == (kind, stage)
+        strategy = make_strategy(model, optimizer, processes)
+        assert type(strategy) is (ZeroStrategy if stage else DataParallelStrategy)
+        return strategy
+
+    trainer.make_strategy = checked
+    torch.manual_seed(0)
+    if dtype == torch.float64:
+        encoder = tiny_encoder("llama", max_length=60, base=mine.model.path)
+    else:
+        encoder = SentenceEncoder.from_pretrained(mine.model.path, max_length=60, device="cpu", bits=mine.model.bits)
+    encoder.add_lora(mine.lora)
+    encoder.model.to(dtype)
+    fit(encoder, examples, LOSS, mine)
+
+
+def check_close(name: str, one: Path, other: Path, *, losses: float = 1e-5, weights: float = 1e-3) -> None:
+    """Adapters may differ more than losses: Adam divides each gradient by its own size, so those near 0 are rounding."""
+    (adapter, metrics), (adapter_2, metrics_2) = ending(one), ending(other)
+    difference, loss = largest_difference(adapter, adapter_2), loss_difference(metrics, metrics_2)
+    print(f"{name}: losses differ by {loss:.1e}, adapters by {difference:.1e}", flush=True)
+    assert loss < losses, name
+    assert difference < weights, name
+
+
+def float64(folder: Path, steps: str, worlds: str) -> None:
+    use_float64_norm()
+    save_tiny_base("llama", folder / "base")
+    examples = ragged(60)
+    for world in map(int, worlds):
+        mine = settings(folder, f"world{world}", epochs=6, max_steps=int(steps))
+        forked.run(world, lambda _, m=mine, w=world: train(m, w, examples, dtype=torch.float64), folder / f"log{world}")
+        adapter, metrics = ending(mine.run_path)
+        assert max(float(tensor.abs().max()) for name, tensor in adapter.items() if "lora_B" in name) > 0.01
+        assert len(metrics) == int(steps)
+        check_close(f"{world} processes", folder / "world1", mine.run_path, losses=1e-9, weights=1e-9)
+
+
+def environment(folder: Path, name: str) -> dict[str, str]:
+    """What `accelerate launch` sets for a DeepSpeed config."""
+    path = folder / f"{name.replace(' ', '')}.json"
+    path.write_text(json.dumps({"zero_optimization": ZERO[name]}))
+    return {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(path), "DS_ACCELERATOR": "cpu"}
+
+
+def import_deepspeed() -> None:
+    """Once, before the forks."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed
+
+    assert deepspeed
+
+
+def deepspeed(folder: Path, *names: str) -> None:
+    save_tiny_base("llama", folder / "base")
+    compare(folder, list(names or ZERO))
+
+
+def bits(folder: Path, *names: str) -> None:
+    wide = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,  # blocks of 64 weights share a scale
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+    )
+    torch.manual_seed(0)
+    AutoModel.from_config(wide).save_pretrained(folder / "base")
+    TOKENIZERS["llama2"]().save_pretrained(folder / "base")
+    for held in (4, 8):
+        (folder / str(held)).mkdir()
+        compare(folder / str(held), list(names), model=ModelSettings(str(folder / "base"), dtype="float32", bits=held))
+
+
+def compare(folder: Path, names: list[str], **changed: Any) -> None:
+    """One process against two, with every strategy, with kept and with cached graphs."""
+    import_deepspeed()
+    examples = ragged(60)
+    launches: dict[str, tuple[int, int, dict[str, str]]] = {
+        "one process": (1, 0, {}),
+        "data parallel": (2, 0, {}),
+        **{name: (2, ZERO[name]["stage"], environment(folder, name)) for name in names},
+    }
+    for graph_tokens, kind in ((10**6, "kept"), (0, "cached")):
+        for name, (world, stage, variables) in launches.items():
+            run = {"max_steps": 10, "epochs": 2, "accumulation": 2, "graph_tokens": graph_tokens, **changed}
+            mine = settings(folder, f"{kind} {name}", **run)
+            forked.run(
+                world,
+                lambda _, m=mine, w=world, s=stage: train(m, w, examples, s),
+                folder / f"log {kind} {name}",
+                variables,
+            )
+            check_close(f"{name}, {kind}", folder / f"{kind} one process", mine.run_path)
+
+
+def elastic(folder: Path, *names: str) -> None:
+    save_tiny_base("llama", folder / "base")
+    examples = ragged(60)
+    undisturbed = settings(folder, "undisturbed", max_steps=12, epochs=2)
+    forked.run(1, lambda _: train(undisturbed, 1, examples), folder / "log")
+    mine = replace(undisturbed, run_dir=str(folder / "moved"), checkpoint=CheckpointSettings(every_steps=4))
+
+    def part(rank: int, world: int, stage: int, last: int) -> None:
+        """Interrupted after a step by a signal to the last rank alone."""
+        real = trainer.Trainer._evaluate_and_save
+
+        def with_signal(self: Any) -> None:
+            if self._step == last < 12 and rank == world - 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            real(self)
+
+        trainer.Trainer._evaluate_and_save = with_signal  # type: ignore[method-assign]
+        try:
+            train(mine, world, examples, stage)
+        except Interrupted as stopped:
+            if stopped.code != 143 or last == 12:
+                raise AssertionError(f"exit code {stopped.code} after step {last}") from stopped
+        else:
+            assert last == 12
+
+    parts: list[tuple[int, int, int]] = [(2, 0, 3), (1, 0, 5), (3, 0, 7)]
+    if names:
+        import_deepspeed()
+        parts += [(2, 1, 8), (2, 2, 9), (3, 3, 10), (3, 3, 11)]  # three processes divide no weight here evenly
+    for world, stage, last in [*parts, (4, 0, 12)]:
+        variables = environment(folder, f"ZeRO-{stage}") if stage else {}
+        forked.run(world, lambda rank, w=world, s=stage, n=last: part(rank, w, s, n), folder / f"log {last}", variables)
+    assert [line["step"] for line in ending(mine.run_path)[1]] == list(range(1, 13))
+    check_close("moved", undisturbed.run_path, mine.run_path, weights=1e-4)
+
+
+def mixture(folder: Path, config: str) -> None:
+    store.MEMORY_LIMIT = 0  # every dataset is stored on disk
+    plain = load_settings(TrainSettings, config)
+    for world in (1, 2, 3):
+        mine = replace(plain, run_dir=str(folder / f"world{world}"))
+        variables = {"ANGLE_LLM_CACHE": str(folder / f"cache{world}"), "ACCELERATE_USE_CPU": "true"}
+        forked.run(world, lambda _, m=mine: fine_tune(m), folder / f"world{world}.log", variables)
+        printed = (folder / f"world{world}.log.0").read_text()
+        assert f"process 0 of {world} on cpu" in printed, printed
+        assert len(list((folder / f"cache{world}" / "examples").iterdir())) == 2, "one store per dataset"
+        check_close(f"{world} processes", folder / "world1", mine.run_path)
+        one, other = (
+            [{name: line[name] for name in line if name.startswith("examples/")} for line in ending(path)[1]]
+            for path in (folder / "world1", mine.run_path)
+        )
+        assert one == other
+
+
+def limit_memory(room: int) -> None:
+    """From the first step on, this process can allocate only so many more bytes."""
+    real = trainer.Trainer._accumulate
+
+    def accumulate(*given: Any) -> Any:
+        if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+            resource.setrlimit(resource.RLIMIT_AS, (used + room, resource.RLIM_INFINITY))
+        return real(*given)
+
+    trainer.Trainer._accumulate = accumulate  # type: ignore[method-assign]
+
+
+def shortage(folder: Path, processes: str, megabytes: str) -> None:
+    save_tiny_base("llama", folder / "base")
+    examples, world = ragged(300), int(processes)
+    large = {"batch_size": 100, "accumulation": 2, "micro_batch_tokens": 10**6, "graph_tokens": 10**6}
+    free = settings(folder, "free", **large, max_steps=3, epochs=2)
+    short = replace(free, run_dir=str(folder / "short"))
+    forked.run(world, lambda _: train(free, world, examples), folder / "free.log")
+
+    def limited(rank: int) -> None:
+        if rank == world - 1:
+            limit_memory(int(megabytes) * 2**20)
+        train(short, world, examples)
+
+    forked.run(world, limited, folder / "short.log")
+    assert "out of memory" not in (folder / "free.log.0").read_text()
+    print((folder / "short.log.0").read_text().count("out of memory: repeating the step"), "repeated steps")
+    check_close("limited", free.run_path, short.run_path)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    commands = {one.__name__: one for one in (float64, deepspeed, bits, elastic, mixture, shortage)}
+    commands[sys.argv[2]](Path(sys.argv[1]), *sys.argv[3:])  # type: ignore[operator]

@@ -1,0 +1,112 @@
+"""Several processes compute what one does, with every strategy; launches that would not are refused."""
+
+import importlib.util
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs import run
+
+from angle_llm.config import ModelSettings, SettingsError, TrainSettings
+from angle_llm.run import check_names
+from angle_llm.train.distributed import check_launch
+
+
+def program(name: str, *arguments: str) -> str:
+    """What a program of this folder prints, if it succeeds."""
+    done = run("python", Path(__file__).with_name(name), *arguments, seconds=1800)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    return done.stdout
+
+
+@pytest.fixture
+def _deepspeed() -> None:
+    pytest.importorskip("deepspeed", reason="the extra `distributed` is not installed")
+
+
+@pytest.mark.parametrize(
+    ("steps", "worlds"), [("12", "123"), pytest.param("50", "1234", marks=pytest.mark.slow)], ids=["short", "long"]
+)
+def test_any_number_of_processes_gives_the_same_adapter_in_float64(tmp_path: Path, steps: str, worlds: str) -> None:
+    printed = program("distributed_runs.py", str(tmp_path), "float64", steps, worlds)
+    assert printed.count("adapters by") == len(worlds)
+
+
+@pytest.mark.usefixtures("_deepspeed")
+@pytest.mark.parametrize(
+    "names", [["ZeRO-3, offload"], pytest.param([], marks=pytest.mark.slow)], ids=["stage 3", "all"]
+)
+def test_every_strategy_gives_the_result_of_one_process(tmp_path: Path, names: list[str]) -> None:
+    printed = program("distributed_runs.py", str(tmp_path), "deepspeed", *names)
+    assert printed.count("losses differ by") == 2 * (2 + (len(names) or 6))
+
+
+def test_a_run_resumes_with_another_number_of_processes(tmp_path: Path) -> None:
+    assert "moved: losses differ by" in program("distributed_runs.py", str(tmp_path), "elastic")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_deepspeed")
+def test_a_run_resumes_with_another_strategy(tmp_path: Path) -> None:
+    assert "moved: losses differ by" in program("distributed_runs.py", str(tmp_path), "elastic", "ZeRO")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_deepspeed")
+def test_quantised_bases_train_with_every_strategy(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes", reason="the extra `quantization` is not installed")
+    printed = program("distributed_runs.py", str(tmp_path), "bits", "ZeRO-2", "ZeRO-3")
+    assert printed.count("losses differ by") == 2 * 2 * 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the program limits its address space")
+@pytest.mark.parametrize("processes", [1, 2])
+def test_one_process_out_of_memory_repeats_the_step_on_all(processes: int, tmp_path: Path) -> None:
+    printed = program("distributed_runs.py", str(tmp_path), "shortage", str(processes), str(50 // processes))
+    assert 1 <= int(printed.split(" repeated steps")[0].split()[-1]) <= 6
+    assert "limited: losses differ by" in printed
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, str], str]] = {
+    "FSDP": ("NO", {}, {"ACCELERATE_USE_FSDP": "true"}, r"FSDP.*zero3\.yaml"),
+    "Megatron": ("MEGATRON_LM", {}, {}, r"MEGATRON_LM.*zero3\.yaml"),
+    "compile": ("NO", {}, {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "--dynamo_backend no"),
+    "fp16": ("DEEPSPEED", {"fp16": {"enabled": True}}, {}, "bf16 or fp16.*model.dtype"),
+    "tensor": ("DEEPSPEED", {"tensor_parallel": {"autotp_size": 2}}, {}, "tensor.*ZeRO-3"),
+    "pipeline": ("DEEPSPEED", {"pipeline": {}}, {}, "pipeline.*ZeRO-3"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_unsupported_launch_is_refused_with_an_alternative(case: str) -> None:
+    kind, config, environment, message = REFUSED[case]
+    with pytest.raises(SettingsError, match=message):
+        check_launch(kind, config, environment)
+
+
+@pytest.mark.parametrize("kind", ["NO", "MULTI_CPU", "MULTI_GPU", "DEEPSPEED"])
+def test_other_launches_are_accepted(kind: str) -> None:
+    check_launch(kind, {"bf16": {"enabled": "auto"}, "tensor_parallel": {}}, {"ACCELERATE_DYNAMO_BACKEND": "NO"})
+
+
+def test_quantisation_without_its_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    settings = TrainSettings(model=ModelSettings("org/model", bits=4))
+    with pytest.raises(SettingsError, match=r"pip install 'angle_llm\[quantization\]'"):
+        check_names(settings)
+    check_names(replace(settings, model=ModelSettings("org/model")))
+
+
+def test_a_launcher_variable_reaches_the_check(tmp_path: Path) -> None:
+    """Refused before weights load or anything is written."""
+    code = (
+        "import os, sys; os.environ['ACCELERATE_USE_FSDP'] = 'true'\n"
+        "from angle_llm.config import TrainSettings; from angle_llm.run import fine_tune\n"
+        f"fine_tune(TrainSettings(run_dir={str(tmp_path / 'run')!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "SettingsError: the launcher selects FSDP" in done.stderr
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,346 @@
+"""Runs on a tiny LLaMA: they learn, write the documented files, repeat bit for bit, and stop with a useful message."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from runs import fit, read_metrics
+from safetensors.torch import load_file, save_file
+from test_distributed import program
+from tiny import KINDS, save_tiny_base
+
+from angle_llm.config import (
+    DataSettings,
+    EvaluationSettings,
+    LoraSettings,
+    ModelSettings,
+    NestedSettings,
+    ObjectiveSettings,
+    OptimizerSettings,
+    SettingsError,
+    TrainSettings,
+    load_settings,
+    settings_from_dict,
+)
+from angle_llm.data.formats import PositivePair, ScoredPair, Triple
+from angle_llm.losses import AngleObjective
+from angle_llm.model.artifact import ArtifactError
+from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.run import fine_tune
+from angle_llm.train.checkpoint import SavedWeightsError
+from angle_llm.train.trainer import TrainingError
+
+SENTENCES = ["A dog runs.", "Somebody reads."]
+TRIPLES = [Triple(f"Dog {n} runs.", f"Animal {n} moves.", f"Dog {n} sleeps.") for n in range(12)]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_base("llama", tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture
+def settings(base: Path, tmp_path: Path) -> TrainSettings:
+    return TrainSettings(
+        run_dir=str(tmp_path / "run"),
+        model=ModelSettings(path=str(base), dtype="float32", max_length=100),
+        lora=LoraSettings(rank=4, alpha=8, dropout=0.1),
+        data=DataSettings(path="starter:nli_triples.jsonl.gz", limit=20),
+        objective=ObjectiveSettings(cosine_weight=0.5, in_batch_weight=1, angle_weight=0.5),
+        optimizer=OptimizerSettings(learning_rate=1e-2),
+        batch_size=8,
+        epochs=2,
+        graph_tokens=500,
+        micro_batch_tokens=300,
+    )
+
+
+@pytest.fixture
+def encoder(settings: TrainSettings) -> SentenceEncoder:
+    encoder = SentenceEncoder.from_pretrained(settings.model.path, max_length=100)
+    encoder.add_lora(settings.lora)
+    return encoder
+
+
+def weights(model_dir: Path) -> bytes:
+    return (model_dir / "adapter_model.safetensors").read_bytes()
+
+
+def test_a_run_learns_and_writes_the_documented_files(
+    settings: TrainSettings, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model_dir = fine_tune(replace(settings, epochs=8))
+    steps = read_metrics(settings.run_path)
+    assert [row["step"] for row in steps] == list(range(1, 25)), "three batches an epoch, the last one short"
+    assert [row["epoch"] for row in steps[::3]] == list(range(8))
+    assert {"loss", "loss/cosine", "loss/in_batch", "loss/angle", "learning_rate", "gradient_norm"} <= set(steps[0])
+    for row in steps:
+        assert 0 < row["computed_tokens"] < 2 * row["logical_tokens"]
+        assert row["pairs"] == 2 * len(range(20)[(row["step"] - 1) % 3 * 8 :][:8]), "two for each triple of the batch"
+        assert row["pairs_per_second"] * row["seconds"] == pytest.approx(row["pairs"])
+        assert 0 < row["utilisation"] < 1
+        assert row["way"] in ("trie", "padded")
+        assert "as a trie" in row["reason"], "both counts are logged"
+    first, last = steps[:3], steps[-3:]
+    assert sum(row["loss"] for row in last) < 0.7 * sum(row["loss"] for row in first)
+    files = {"settings.yaml", "metrics.jsonl", "tensorboard", "model", "result.json"}
+    assert {path.name for path in settings.run_path.iterdir()} == files
+    assert list((settings.run_path / "tensorboard").rglob("events*"))
+    assert json.loads((settings.run_path / "result.json").read_text())["steps"] == 24
+    trained = SentenceEncoder.from_pretrained(model_dir)
+    untrained = SentenceEncoder.from_pretrained(settings.model.path, max_length=100)
+    assert np.abs(trained.encode(SENTENCES) - untrained.encode(SENTENCES)).max() > 1e-2
+    bar = capfd.readouterr().err.splitlines()[-1]
+    assert f"loss {steps[-1]['loss']:.4f}" in bar
+    assert all(unit in bar for unit in ("pairs/s", "tokens/s", " left"))
+    assert "utilised" not in bar
+
+
+def test_the_saved_settings_give_the_same_weights_bit_for_bit(settings: TrainSettings, tmp_path: Path) -> None:
+    first = fine_tune(settings)
+    saved = load_settings(TrainSettings, settings.run_path / "settings.yaml")
+    assert saved == settings
+    torch.manual_seed(999)  # the state before a run has no effect
+    second = fine_tune(replace(saved, run_dir=str(tmp_path / "again")))
+    assert weights(first) == weights(second)
+    other = fine_tune(replace(saved, run_dir=str(tmp_path / "other"), seed=43))
+    assert weights(first) != weights(other)
+
+
+def test_kept_and_cached_graphs_end_alike(settings: TrainSettings, tmp_path: Path) -> None:
+    settings = replace(settings, epochs=1)
+    kept = fine_tune(replace(settings, graph_tokens=10**6))
+    cached = fine_tune(replace(settings, graph_tokens=0, run_dir=str(tmp_path / "cached")))
+    one, other = (SentenceEncoder.from_pretrained(folder).encode(SENTENCES) for folder in (kept, cached))
+    # Three AdamW steps from gradients that differ by float32 rounding; an adapter moves by 1e-2 a step.
+    np.testing.assert_allclose(one, other, atol=5e-3 * np.abs(one).max())
+
+
+def test_the_best_model_is_kept_not_the_last(settings: TrainSettings, encoder: SentenceEncoder) -> None:
+    """The scores are scripted: the second evaluation is the best."""
+    scores = iter([1.0, 2.0, 9.0, 3.0])
+    seen = []
+
+    def evaluate(encoder: SentenceEncoder) -> float:
+        seen.append(encoder.encode(SENTENCES))
+        return next(scores)
+
+    evaluation = EvaluationSettings(pairs="scripted", every_steps=1)
+    every_step = replace(settings, batch_size=4, epochs=1, evaluation=evaluation)
+    result = fit(encoder, TRIPLES, AngleObjective(), every_step, evaluate)
+    assert (result.steps, result.start_score, result.best_score) == (3, 1.0, 9.0)
+    np.testing.assert_array_equal(SentenceEncoder.from_pretrained(result.model_dir).encode(SENTENCES), seen[2])
+    logged = [row["evaluation"] for row in read_metrics(settings.run_path) if "evaluation" in row]
+    assert logged == [1.0, 2.0, 9.0, 3.0]
+
+
+def test_accumulated_batches_are_averaged_and_max_steps_holds(settings: TrainSettings) -> None:
+    fine_tune(replace(settings, batch_size=4, accumulation=2, epochs=3, max_steps=5))
+    rows = read_metrics(settings.run_path)
+    assert [(row["step"], row["epoch"]) for row in rows] == [(1, 0), (2, 0), (3, 0), (4, 1), (5, 1)]
+    assert rows[0]["texts"] > rows[2]["texts"], "twenty examples are five batches: two, two and one"
+
+
+def test_all_weights_train_without_an_adapter(settings: TrainSettings) -> None:
+    model_dir = fine_tune(replace(settings, lora=LoraSettings(rank=0), max_steps=2))
+    assert (model_dir / "model.safetensors").is_file()
+    assert SentenceEncoder.from_pretrained(model_dir).encode(SENTENCES).shape == (2, 32)
+
+
+def test_a_nested_run_logs_every_cut_and_saves_a_plain_encoder(settings: TrainSettings) -> None:
+    nested = replace(settings, nested=NestedSettings(dimensions=[8], layers=[2]), objective=ObjectiveSettings())
+    encoder = SentenceEncoder.from_pretrained(fine_tune(replace(nested, max_steps=2)))
+    assert encoder.encode(SENTENCES).shape == (2, KINDS["llama"].dimensions)
+    for line in read_metrics(settings.run_path):
+        cuts = [line[f"loss/{name}"] for name in ("in_batch", "dim8", "layer2", "layer2_dim8")]
+        assert line["loss"] == pytest.approx(sum(cuts) / 4, rel=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------------ failures
+
+
+def _poison_weights(encoder: SentenceEncoder) -> None:
+    next(p for p in encoder.model.parameters() if p.requires_grad).data.fill_(math.nan)
+
+
+def _poison_gradients(encoder: SentenceEncoder) -> None:
+    next(p for p in encoder.model.parameters() if p.requires_grad).register_hook(lambda g: g * math.inf)
+
+
+@pytest.mark.parametrize("poison", [_poison_weights, _poison_gradients])
+def test_a_run_stops_before_the_optimizer_takes_a_bad_step(
+    settings: TrainSettings, encoder: SentenceEncoder, poison: Callable[[SentenceEncoder], None]
+) -> None:
+    poison(encoder)
+    before = {name: tensor.clone() for name, tensor in encoder.model.state_dict().items()}
+    with pytest.raises(TrainingError, match=r"step 1: the loss is .*--optimizer\.learning-rate.*No model was saved"):
+        fit(encoder, TRIPLES, AngleObjective(), settings)
+    after = encoder.model.state_dict()
+    assert all(torch.equal(tensor, after[name]) or tensor.isnan().any() for name, tensor in before.items())
+    assert not (settings.run_path / "model").exists()
+
+
+def test_what_would_fail_late_fails_before_the_first_step(
+    settings: TrainSettings, encoder: SentenceEncoder, tmp_path: Path
+) -> None:
+    occupied = settings.run_path / "model"
+    occupied.mkdir(parents=True)
+    (occupied / "thesis.txt").write_text("mine")
+    with pytest.raises(ArtifactError, match=str(occupied)):
+        fine_tune(replace(settings, overwrite=True))
+    assert (occupied / "thesis.txt").read_text() == "mine"
+    elsewhere = replace(settings, run_dir=str(tmp_path / "other"))
+    with pytest.raises(ValueError, match="lone surrogate"):
+        fit(encoder, [Triple("A dog.", "An animal.", "Broken \udc80.")], AngleObjective(), elsewhere)
+    with pytest.raises(TrainingError, match="no examples"):
+        fit(encoder, [], AngleObjective(), elsewhere)
+    assert not (settings.run_path / "metrics.jsonl").exists()
+    assert not (elsewhere.run_path / "metrics.jsonl").exists()
+
+
+def test_a_failed_run_leaves_its_weights_until_it_is_finished(
+    settings: TrainSettings, encoder: SentenceEncoder
+) -> None:
+    calls: list[int] = []
+
+    def evaluate(encoder: SentenceEncoder) -> float:
+        calls.append(1)
+        if len(calls) == 2:
+            raise ValueError("broken evaluation")
+        return 1.0
+
+    with pytest.raises(ValueError, match="broken evaluation"):
+        fit(encoder, TRIPLES, AngleObjective(), settings, evaluate)
+    rescued = SentenceEncoder.from_pretrained(settings.run_path / "interrupted")
+    np.testing.assert_array_equal(rescued.encode(SENTENCES), encoder.encode(SENTENCES))
+    fit(encoder, TRIPLES, AngleObjective(), settings, evaluate)
+    assert not (settings.run_path / "interrupted").exists()
+
+
+@pytest.mark.parametrize(
+    "lora", [LoraSettings(rank=4), LoraSettings(rank=4, dora=True), LoraSettings(rank=4, rslora=True)]
+)
+def test_a_saved_adapter_is_read_again_and_a_bad_one_replaces_nothing(
+    lora: LoraSettings, settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = replace(settings, lora=lora, max_steps=2, overwrite=True)
+    path = fine_tune(short) / "adapter_model.safetensors"
+    assert any(name.endswith("lora_B.weight") for name in load_file(path))
+    real = SentenceEncoder.save_pretrained
+    before = {path.name: path.read_bytes() for path in path.parent.iterdir()}
+
+    def spoilt(self: SentenceEncoder, folder: Path, check: Callable[[Path], None]) -> None:
+        def spoil_first(written: Path) -> None:
+            save_file({}, written / "adapter_model.safetensors")
+            check(written)
+
+        real(self, folder, spoil_first)
+
+    monkeypatch.setattr(SentenceEncoder, "save_pretrained", spoilt)
+    monkeypatch.setattr("angle_llm.train.run_folder.Run._remove_encoder", lambda *_: None)
+    with pytest.raises(SavedWeightsError, match=r"adapter_model\.safetensors.*missing"):
+        fine_tune(short)
+    assert {path.name: path.read_bytes() for path in path.parent.iterdir()} == before
+
+
+def test_an_adapter_that_got_no_gradient_is_an_error(settings: TrainSettings, encoder: SentenceEncoder) -> None:
+    alike = [ScoredPair(f"Dog {n} runs.", f"Animal {n} moves.", 0.5) for n in range(8)]
+    loss = AngleObjective(cosine_weight=1, in_batch_weight=0, angle_weight=0)
+    with pytest.raises(SavedWeightsError, match="every lora_B is zero"):
+        fit(encoder, alike, loss, replace(settings, epochs=1))
+    assert np.isfinite(encoder.encode(["A dog."])).all()
+
+
+def test_a_directory_belongs_to_one_run(
+    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = replace(settings, run_dir="~/mine", max_steps=1)
+    first = weights(fine_tune(settings))
+    before = {path: path.read_bytes() for path in (tmp_path / "mine").rglob("*") if path.is_file()}
+    with pytest.raises(SettingsError, match=r"other settings \(seed\).*--run-dir"):
+        fine_tune(replace(settings, seed=1))
+    for resume in ("never", "auto"):  # finished, and without a checkpoint to resume from
+        with pytest.raises(SettingsError, match=r"finished run.*--run-dir.*--overwrite"):
+            fine_tune(replace(settings, resume=resume))
+    assert {path: path.read_bytes() for path in (tmp_path / "mine").rglob("*") if path.is_file()} == before
+    assert weights(fine_tune(replace(settings, overwrite=True))) == first
+    assert load_settings(TrainSettings, tmp_path / "mine/settings.yaml") == settings
+
+
+# ------------------------------------------------------------------------------------------------------------ mixtures
+
+
+@pytest.fixture
+def config(tmp_path: Path, base: Path) -> Path:
+    """A run on two datasets, one with its own prompt and loss, one with a bad row."""
+    scored = [ScoredPair(f"A man number {n} eats.", f"Someone eats {n} things.", n / 10) for n in range(10)]
+    positive = [PositivePair(f"How do I open door {n}?", f"Turn the key {n} times.") for n in range(10)]
+    rows = [{"text1": one.left, "text2": one.right, "score": one.score * 5} for one in scored]
+    (tmp_path / "scored.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    pairs = [{"query": one.left, "answer": one.right} for one in positive]
+    (tmp_path / "pairs.jsonl").write_text("\n".join([*map(json.dumps, pairs), '{"query": 5}']))
+    own = {"prompt": "plain", "objective": {"cosine_weight": 1, "in_batch_weight": 0}}
+    first = {"path": str(tmp_path / "scored.jsonl"), "score_range": [0, 5], "weight": 2, **own}
+    values = {
+        "run_dir": str(tmp_path / "run"),
+        "model": {"path": str(base), "dtype": "float32"},
+        "lora": {"rank": 2, "alpha": 2},
+        "data": {"batches": "by_set", "sets": [first, {"path": str(tmp_path / "pairs.jsonl"), "on_bad_row": "skip"}]},
+        "batch_size": 4,
+        "accumulation": 2,
+        "epochs": 2,
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    return tmp_path / "config.yaml"
+
+
+@pytest.mark.parametrize("batches", ["by_set", "mixed"])
+def test_a_mixture_logs_the_examples_of_each_dataset(
+    batches: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = yaml.safe_load(config.read_text())
+    values["data"]["batches"] = batches
+    fine_tune(settings_from_dict(TrainSettings, values, where="test"))
+    printed = capsys.readouterr().out
+    assert "scored: 20 of an epoch's 30 examples (66.7%), prompt plain, cosine_weight 1, in_batch_weight 0" in printed
+    assert "10 examples from 10 of 11 rows as positive_pair" in printed
+    assert json.loads((tmp_path / "run" / "rejected.jsonl").read_text())["line"] == 11
+    steps = read_metrics(tmp_path / "run")
+    assert len(steps) == 8
+    for epoch in (0, 1):
+        drawn = {
+            name: sum(step[f"examples/{name}"] for step in steps if step["epoch"] == epoch)
+            for name in ("scored", "pairs")
+        }
+        assert drawn == {"scored": 20, "pairs": 10}
+    assert all(math.isfinite(step["loss"]) for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"objective": {"cosine_wieght": 1}}, "cosine_wieght"),
+        ({"objective": {"in_batch_weight": 0}}, "weight"),
+        ({"prompt": "palin"}, "palin"),
+    ],
+)
+def test_wrong_settings_of_a_dataset_are_refused_before_data_are_read(
+    own: dict[str, object], message: str, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("angle_llm.data.mixture.load_mixture", lambda *_: pytest.fail("data were read"))
+    values = yaml.safe_load(config.read_text())
+    values["data"]["sets"][0] |= own
+    with pytest.raises(ValueError, match=message):
+        fine_tune(settings_from_dict(TrainSettings, values, where="test"))
+
+
+def test_several_processes_train_on_a_mixture_on_disk(config: Path, tmp_path: Path) -> None:
+    printed = program("distributed_runs.py", str(tmp_path), "mixture", str(config))
+    assert printed.count("losses differ by") == 3

@@ -16,11 +16,10 @@ os.environ["ANGLE_LLM_CACHE"] = tempfile.mkdtemp(prefix="angle-llm-cache-")  # n
 
 
 LONGEST = (
-    "test_spread.py",
-    "test_crashes.py",
+    "test_distributed.py",
+    "test_resume.py",
     "test_readme.py",
     "test_process_loss.py",
-    "test_shortage.py",
     "test_cli.py",
 )
 """Files that take a minute and more."""

@@ -9,7 +9,8 @@ from angle_llm import SentenceEncoder, TextBatch, TrainSettings
 from angle_llm.cli import main as command_line
 from angle_llm.config import load_settings
 from angle_llm.data.mixture import load_mixture
-from angle_llm.train.batches import Wordings
+from angle_llm.train.batches import BatchPlanner, make_losses
+from angle_llm.train.memory import TokenBudget
 from angle_llm.train.schedule import BatchPlan
 
 __all__ = ["command_line"]
@@ -44,9 +45,9 @@ def batches(config: Path, encoder: SentenceEncoder) -> Iterator[tuple[int, list[
     """For each optimizer step: the epoch, the examples of its batches, and the batches."""
     settings = load_settings(TrainSettings, config)
     data = load_mixture(settings.data, Path("cache"))
-    wordings = Wordings(encoder, data)
+    planner = BatchPlanner(encoder, data, make_losses(settings), 1, TokenBudget(settings.micro_batch_tokens, 0))
     for epoch, together in BatchPlan(data.draws, settings).after(0):
-        yield epoch, together, [wordings.batch(data, indices) for indices in together]
+        yield epoch, together, [planner.batch(indices) for indices in together]
 
 
 def sts_scores(path: Path) -> list[float]:

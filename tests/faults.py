@@ -101,11 +101,11 @@ FAULTS = [
     # data
     Fault("lost-bad-row", "_save_rejected", "for bad in each.report.rejected]", "for bad in each.report.rejected[1:]]",
           contract("data", "bad_rows")),
-    Fault("quarantined-rows-kept", "_write_fixed", "removed.get(number)", "None", contract("data", "fix_keeps")),
+    Fault("quarantined-rows-kept", "_write_fixed", "removed.get(", "{}.get(", contract("data", "fix_keeps")),
     Fault("swapped-pair-missed", "pair_key", "key(*sorted((left, right)))", "key(left, right)",
           contract("data", "ends_in_1")),
-    Fault("cluster-not-refused", "_is_of_cluster", "return found", "return found & False",
-          contract("data", "nearest_texts")),
+    Fault("cluster-not-refused", "make_guards", "cluster_T[window.text_W] == cluster_T[window.anchor]",
+          "cluster_T[window.text_W] < 0", contract("data", "nearest_texts")),
     # files and vectors
     Fault("skipped-fsync", "write_file", "sync(temporary)", "pass", "tests/test_io.py"),
     Fault("damaged-shard-kept", "ResumableFolder.is_whole", "self.check(name)", "self.manifest(name)",

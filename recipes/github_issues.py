@@ -172,7 +172,7 @@ class GitHub:
     def listing(self, path: str, read: Callable[[Row], Read], since: str, most: int | None = None) -> list[Read]:
         """Issues or comments that were updated after a date, at most `most`; only new versions are requested.
 
-        A request asks for what was updated since the last row that is kept. Page numbers would miss rows, because a row that is
+        A request is for what was updated since the last row that is kept. Page numbers would miss rows, because a row that is
         updated meanwhile moves the others.
         """
         with Journal(self._folder / f"{path.strip('/').replace('/', '-')}-{since}.jsonl") as journal:

@@ -274,7 +274,7 @@ class ChatServer:
         sampling |= {"max_tokens": self._settings.max_new_tokens, "seed": request.seed, **self._fields}
         body: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}
         try:
-            came = self._client.chat.completions.create(
+            completion = self._client.chat.completions.create(
                 model=self._model, messages=[{"role": "user", "content": request.message}], extra_body=body
             )
         except (self._error, ValueError) as error:
@@ -282,10 +282,10 @@ class ChatServer:
             hint = f". Check address, model, and the key in {self._settings.api_key_variable}" if fatal else ""
             problem = "not a chat completion: " if isinstance(error, ValueError) else ""
             return Answer(failure=f"{problem}{self._safe(str(error))[:300]}{hint}", fatal=fatal)
-        usage = getattr(came, "usage", None)
+        usage = getattr(completion, "usage", None)
         read, new = (getattr(usage, name, None) or 0 for name in ("prompt_tokens", "completion_tokens"))
         try:
-            choice = came.choices[0]
+            choice = completion.choices[0]
             text = self._safe(str(choice.message.content or "").encode(errors="replace").decode())
         except (AttributeError, IndexError, TypeError):
             text = ""

@@ -23,8 +23,11 @@ Job = SimpleNamespace
 Answer = dict[str, Any]
 
 
-def serve(train: Callable[[Job], Answer], encode: Callable[[Job], Answer]) -> None:
-    """Main function of a worker: `python -m WORKER FOLDER` reads job.json and writes result.json and rows.npy."""
+def serve(*kinds: Callable[[Job], Answer]) -> None:
+    """Main function of a worker: `python -m WORKER FOLDER` reads job.json and writes result.json and rows.npy.
+
+    `kinds`: a function for each kind of job, with its name.
+    """
     folder = Path(sys.argv[1])
     job = Job(**json.loads((folder / "job.json").read_text(encoding="utf-8")))
     import numpy as np
@@ -32,7 +35,7 @@ def serve(train: Callable[[Job], Answer], encode: Callable[[Job], Answer]) -> No
 
     torch.set_num_threads(job.threads)
     torch.manual_seed(0)
-    answer = {"train": train, "encode": encode}[job.kind](job)
+    answer = next(kind for kind in kinds if kind.__name__ == job.kind)(job)
     if "rows" in answer:
         np.save(folder / "rows.npy", np.asarray(answer.pop("rows"), dtype=np.float32), allow_pickle=False)
     installed = {each.metadata["Name"].replace("-", "_"): each.version for each in metadata.distributions()}

@@ -14,6 +14,19 @@ angle: Any = importlib.import_module("angle_emb.angle")  # not installed where t
 
 
 def train(job: Job) -> Answer:
+    return fit(job)[1].answer()
+
+
+def adapter(job: Job) -> Answer:
+    """Train, save the adapter, and encode texts with the trained model."""
+    model, _ = fit(job)
+    model.save_pretrained(job.save)
+    # One by one: it pads a batch, and a padded row differs in the last bits.
+    return {"rows": [model.encode([text], prompt=job.template)[0] for text in job.texts]}
+
+
+def fit(job: Job) -> tuple[Any, Clock]:
+    """The trained model, and its clock."""
     from datasets import Dataset
 
     model = angle.AnglE(
@@ -63,8 +76,7 @@ def train(job: Job) -> Answer:
                 "disable_tqdm": True,
             },
         )
-    (clock,) = clocks
-    return clock.answer()
+    return model, clocks[0]
 
 
 def encode(job: Job) -> Answer:
@@ -80,4 +92,4 @@ def encode(job: Job) -> Answer:
 
 
 if __name__ == "__main__":
-    serve(train, encode)
+    serve(train, encode, adapter)

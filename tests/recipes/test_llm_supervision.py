@@ -137,8 +137,10 @@ def test_pairs_that_training_reads_and_an_account_of_every_line(server: ChatServ
         "model": "tiny", "max_tokens": 128, "temperature": 0.7, "thinking": True, "top_p": None,
     }  # fmt: skip
     assert len({json.loads(request.body)["seed"] for request in server.requests}) == 10
-    asked = "Your job is to generate 2 synonymous sentences of a given input sentence. Input sentence: A man is eating"
-    assert any(asked in text for text in server.messages)
+    expected = (
+        "Your job is to generate 2 synonymous sentences of a given input sentence. Input sentence: A man is eating"
+    )
+    assert any(expected in text for text in server.messages)
 
 
 def test_no_request_is_repeated(server: ChatServer, folder: Path) -> None:

@@ -12,7 +12,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -38,13 +38,10 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 _TOGETHER = 8192
 _IDENTITY = (
-    "positive_above", "ranks", "margin", "relative_margin", "max_score", "min_score", "same_cluster", "negatives", "sampling",
-    "seed", "short", "index", "shard_rows",
+    *(rule.name for rule in fields(NegativeRules) if not rule.name.startswith("block_")), "positive_above", "index", "shard_rows",
 )  # fmt: skip
-"""Settings that the triples depend on. Paths and blocks do not matter, but for `shard_rows`: texts that are embedded together
-affect the last digits of a vector."""
-
-
+"""Settings that the triples depend on. Of the sizes of blocks, `shard_rows` does: texts that are embedded together affect the
+last digits of a vector."""
 _NAMED = (
     "pairs", "format", "columns", "delimiter", "encoding", "score_range", "where", "limit", "shuffle_seed", "corpus", "column",
     "model", "judge",
@@ -151,12 +148,7 @@ def mine_main(settings: MineSettings) -> None:
     corpus = None if settings.corpus is None else corpus_texts(settings.corpus, settings.column)
     material = gather(loaded.examples, corpus, settings.positive_above)
     settings.check_candidates(len(material.candidates_C))
-    print(
-        f"{len(material.pairs):,} positive pairs (skipped {material.repeated:,} repeated and {material.scored_lower:,} scored "
-        f"lower), {len(material.candidates_C):,} candidates, {len(material.texts):,} texts; the largest cluster has "
-        f"{material.largest_cluster():,}",
-        flush=True,
-    )
+    print(material.summary(), flush=True)
     print(format_report(mine(settings, material, output)))
     print(f"\n{settings.out}")
 
@@ -279,24 +271,15 @@ def _identity(
     settings: MineSettings, material: Material, encoder: SentenceEncoder, judge: SentenceEncoder | None
 ) -> dict[str, Any]:
     """What the triples depend on, as plain JSON values."""
-    values = asdict(settings)
-    identity: dict[str, Any] = plain(
+    return plain(  # type: ignore[no-any-return]
         {
             "format_version": FORMAT_VERSION,
-            "material": {
-                "sha256": material.digest(),
-                "pairs": len(material.pairs),
-                "repeated": material.repeated,
-                "scored_lower": material.scored_lower,
-                "candidates": len(material.candidates_C),
-                "texts": len(material.texts),
-            },
+            "material": {"sha256": material.digest(), **material.counts()},
             "model": encoder_identity(encoder),
             "judge": None if judge is None else encoder_identity(judge),
-            "settings": {name: values[name] for name in _IDENTITY},
+            "settings": {name: getattr(settings, name) for name in _IDENTITY},
         }
     )
-    return identity
 
 
 # --- vectors ----------------------------------------------------------------------------------------------------------------

@@ -72,9 +72,23 @@ class Material:
         content = [self.texts, self.pairs, self.candidates_C.tolist(), known]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
-    def largest_cluster(self) -> int:
-        """Return its number of texts."""
-        return int(np.bincount(self.cluster_T).max())
+    def counts(self) -> dict[str, int]:
+        """Return how many there are of each kind."""
+        return {
+            "pairs": len(self.pairs),
+            "repeated": self.repeated,
+            "scored_lower": self.scored_lower,
+            "candidates": len(self.candidates_C),
+            "texts": len(self.texts),
+        }
+
+    def summary(self) -> str:
+        """Return the counts as a line to print."""
+        return (
+            f"{len(self.pairs):,} positive pairs (skipped {self.repeated:,} repeated and {self.scored_lower:,} scored lower), "
+            f"{len(self.candidates_C):,} candidates, {len(self.texts):,} texts; the largest cluster has "
+            f"{np.bincount(self.cluster_T).max():,}"
+        )
 
 
 def gather(examples: Sequence[Example], corpus: Iterable[str] | None, positive_above: float) -> Material:

@@ -130,6 +130,15 @@ def write_folder(target: Path, fill: Callable[[Path], object], writer: str | Non
         swap(temporary, target)
 
 
+def restore_folder(folder: Path) -> None:
+    """Undo what a killed `write_folder` left of a folder: put the old one back if none is there, remove hidden remains."""
+    retired = folder.with_name(f".{folder.name}.old")
+    if retired.exists() and not folder.exists():
+        retired.replace(folder)
+    for remains in (retired, *folder.parent.glob(f".{folder.name}.*tmp")):
+        shutil.rmtree(remains, ignore_errors=True)
+
+
 def remove_folder(folder: Path) -> None:
     """Remove a folder in one step: it gets a hidden name first, so that a kill never leaves half of it under its own name. What
     an earlier kill left under the hidden name is removed too."""

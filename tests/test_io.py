@@ -26,6 +26,7 @@ from angle_llm.io import (
     progress_bar,
     read_object,
     remove_folder,
+    restore_folder,
     write_file,
     write_folder,
     write_json,
@@ -132,6 +133,10 @@ def test_a_folder_replaces_another_only_when_it_is_complete(tmp_path: Path) -> N
     (tmp_path / "plain").touch()
     modes = {path: path.stat().st_mode for path in (tmp_path / "a/sub/new", tmp_path / "plain")}
     assert len(set(modes.values())) == 1, "files have the mode of any new file"
+    (tmp_path / "a").rename(tmp_path / ".a.old")  # killed between two renames
+    (tmp_path / ".a.7.tmp").mkdir()
+    restore_folder(tmp_path / "a")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "plain"]
     remove_folder(tmp_path / "a")
     assert list(contents(tmp_path)) == ["plain"]
 

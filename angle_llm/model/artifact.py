@@ -9,8 +9,6 @@ it was trained.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,7 +18,7 @@ import torch
 from torch import nn
 
 from angle_llm.config import unknown_name
-from angle_llm.io import json_text, sync
+from angle_llm.io import json_text, write_folder
 from angle_llm.model import hub
 from angle_llm.model.backbone import BackboneLocation, load_backbone, load_tokenizer, locate, weights_fingerprint
 from angle_llm.model.checks import (
@@ -149,28 +147,7 @@ def write_directory(target: Path, fill: Callable[[Path], None]) -> None:
     """
     target = target.expanduser().resolve()  # a link goes on pointing there
     check_writable(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        fill(temporary)
-        temporary.chmod(0o755)
-        for path in temporary.rglob("*"):
-            if path.is_file():
-                sync(path)
-        if target.exists():
-            retired = temporary.with_name(temporary.name + ".old")
-            target.replace(retired)
-            try:
-                temporary.replace(target)
-            except BaseException:
-                retired.replace(target)
-                raise
-            shutil.rmtree(retired)
-        else:
-            temporary.replace(target)
-        sync(target.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    write_folder(target, fill)
 
 
 class Parts(NamedTuple):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from angle_llm.io import log
+from angle_llm.io import log, restore_folder
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.lora import is_adapted
 from angle_llm.train.checkpoint import Progress, SavedWeightsError, check_saved
@@ -40,13 +39,8 @@ class BestModel:
         self.best = self._strategy.processes.from_main(lambda: self._restore(progress.best))
 
     def _restore(self, best: float | None) -> float | None:
-        """`artifact.write_directory` fills a hidden folder beside the target, and keeps the old one there while it renames."""
         target = self.folder.resolve()
-        for retired in target.parent.glob(f".{target.name}.*.old"):
-            if not target.exists():
-                retired.replace(target)
-        for left in target.parent.glob(f".{target.name}.*"):
-            shutil.rmtree(left, ignore_errors=True)
+        restore_folder(target)
         if best is not None and not target.exists():
             log(f"warning: {target}, the best model so far, is missing; the best one from here on is kept")
             return None

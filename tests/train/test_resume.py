@@ -217,8 +217,8 @@ def test_files_that_a_kill_or_a_user_removed(
     mine = replace(mine, checkpoint=CheckpointSettings(every_steps=12))
     fine_tune(mine)
     run_dir = mine.run_path
-    (run_dir / "model").rename(run_dir / ".model.abcd.old")  # killed between two renames
-    (run_dir / ".model.abcd").mkdir()
+    (run_dir / "model").rename(run_dir / ".model.old")  # killed between two renames
+    (run_dir / ".model.7.tmp").mkdir()
     got = outcome_of(mine)
     assert got["model"] == undisturbed["model"]
     assert [name for name in got["files"] if name != "checkpoints"] == undisturbed["files"]

@@ -206,8 +206,7 @@ def read_triples(settings: SpeedSettings) -> list[list[str]]:
 
 def read_texts(settings: SpeedSettings) -> list[str]:
     """Texts in file order, repeats included."""
-    from angle_llm.evaluate.command import select_tasks
-    from angle_llm.evaluate.pairs import read_pairs
+    from angle_llm.evaluate import read_pairs, select_tasks
 
     if settings.texts is not None:
         texts = [line for line in settings.texts.read_text(encoding="utf-8-sig").splitlines() if line.strip()]

@@ -1,25 +1,36 @@
-"""How good is it: functions from an `encode` callable to numbers. This room knows no model."""
+"""Evaluation of an encoder: STS, transfer, retrieval, fewer layers and dimensions, MTEB. Imports no model."""
 
-from angle_llm.evaluate.command import StsEvalSettings, select_tasks, sts_main
-from angle_llm.evaluate.comparison import Comparison, Difference, compare
-from angle_llm.evaluate.correlation import UndefinedCorrelationError, pair_cosines, pearson, spearman
-from angle_llm.evaluate.encoding import Encode, Encoder
-from angle_llm.evaluate.pairs import StsPair, StsTask, edited, read_pairs
-from angle_llm.evaluate.published import PUBLISHED, PublishedRow
-from angle_llm.evaluate.report import markdown_report
-from angle_llm.evaluate.resampling import (
+from angle_llm.evaluate.bootstrap import (
+    Comparison,
+    Difference,
     Interval,
+    compare,
     mean_interval,
     percentile_interval,
     resampled_means,
     resampled_spearman,
     two_sided_p,
 )
+from angle_llm.evaluate.correlation import PairScores, UndefinedCorrelationError, pair_cosines, pearson, spearman
+from angle_llm.evaluate.encoding import Encode, Encoder
 from angle_llm.evaluate.retrieval import RetrievalResults, evaluate_retrieval
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask, groups_task, read_flickr30k, read_groups, read_judged
-from angle_llm.evaluate.sts import Figures, Means, PairScores, StsResults, TaskResult, evaluate, sts_score
-from angle_llm.evaluate.sts_files import read_scores, results_dict
-from angle_llm.evaluate.tasks import PUBLISHED_TASKS, TASKS, TextVariant, available_tasks, read_task, variant_of
+from angle_llm.evaluate.sts import StsEvalSettings, evaluate, sts_main, sts_score
+from angle_llm.evaluate.sts_report import PUBLISHED, PublishedRow, markdown_report, read_scores, results_dict
+from angle_llm.evaluate.sts_results import Correlations, Means, StsResults, TaskResult
+from angle_llm.evaluate.sts_tasks import (
+    PUBLISHED_TASKS,
+    TASKS,
+    StsPair,
+    StsTask,
+    TextVariant,
+    available_tasks,
+    edited,
+    read_pairs,
+    read_task,
+    select_tasks,
+    variant_of,
+)
 from angle_llm.evaluate.transfer import TransferResults, evaluate_transfer
 from angle_llm.evaluate.transfer_tasks import (
     TRANSFER_TASKS,
@@ -34,10 +45,10 @@ __all__ = [
     "TASKS",
     "TRANSFER_TASKS",
     "Comparison",
+    "Correlations",
     "Difference",
     "Encode",
     "Encoder",
-    "Figures",
     "Interval",
     "Means",
     "PairScores",

@@ -1,9 +1,8 @@
-"""Cosines of pairs of rows, and the correlations of two lists of numbers; a correlation that does not exist is an
-error."""
+"""Cosines of pairs of rows, and Spearman and Pearson correlation."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,55 +12,64 @@ _CONSTANT = 1e-13
 
 
 class UndefinedCorrelationError(ValueError):
-    """The correlation of these numbers does not exist; the message is the reason."""
+    """A correlation is undefined; the message is the reason."""
+
+
+class PairScores(NamedTuple):
+    """Cosine (P,) and gold score (P,) of each pair of a task, in order."""
+
+    cosine: NDArray[np.float64]
+    gold: NDArray[np.float64]
 
 
 def pair_cosines(
     embeddings_ND: NDArray[np.floating[Any]], left_P: NDArray[np.intp], right_P: NDArray[np.intp]
 ) -> NDArray[np.float64]:
-    """Cosine (P,) of rows `left_P` with rows `right_P`, in float64. A zero vector has cosine 0 with everything."""
+    """Cosine (P,) of rows `left_P` with rows `right_P`, in float64. The cosine with a zero vector is 0."""
     cosines_P = np.empty(len(left_P), dtype=np.float64)
     for start in range(0, len(left_P), _PAIRS_AT_ONCE):  # a float64 copy of a 7B model's matrix would be gigabytes
         chunk = slice(start, start + _PAIRS_AT_ONCE)
-        left_CD, right_CD = _unit_rows(embeddings_ND[left_P[chunk]]), _unit_rows(embeddings_ND[right_P[chunk]])
+        left_CD, right_CD = unit_rows(embeddings_ND[left_P[chunk]]), unit_rows(embeddings_ND[right_P[chunk]])
         cosines_P[chunk] = np.einsum("cd,cd->c", left_CD, right_CD)
     return cosines_P
 
 
-def spearman(x_P: ArrayLike, y_P: ArrayLike) -> float:
-    """Spearman's rank correlation in [-1, 1], ties sharing their average rank: `scipy.stats.spearmanr`.
-
-    Raises `UndefinedCorrelationError` for fewer than two pairs, numbers that are not finite, or a side that is constant
-    (up to 1e-13 of its size: ranks of rounding noise would be a number about nothing).
-    """
-    from scipy.stats import spearmanr
-
-    return float(spearmanr(*_correlatable(x_P, y_P)).statistic)
-
-
-def pearson(x_P: ArrayLike, y_P: ArrayLike) -> float:
-    """Pearson's correlation in [-1, 1]: `scipy.stats.pearsonr`. Raises as `spearman` does."""
-    from scipy.stats import pearsonr
-
-    return float(pearsonr(*_correlatable(x_P, y_P)).statistic)
-
-
-def _unit_rows(rows_CD: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-    rows = rows_CD.astype(np.float64)
+def unit_rows(rows_ND: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+    """Rows of length 1, in float64; zero rows stay zero."""
+    rows = rows_ND.astype(np.float64)
     length = np.linalg.norm(rows, axis=1, keepdims=True)
     unit: NDArray[np.float64] = np.divide(rows, length, out=np.zeros_like(rows), where=length > 0)
     return unit
 
 
-def _correlatable(x_P: ArrayLike, y_P: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def spearman(x_P: ArrayLike, y_P: ArrayLike) -> float:
+    """Spearman's rank correlation in [-1, 1] with average ranks for ties: `scipy.stats.spearmanr`.
+
+    Raises `UndefinedCorrelationError` for fewer than two pairs, values that are not finite, or a constant side
+    (relative range up to 1e-13: such ranks would be those of rounding errors).
+    """
+    from scipy.stats import spearmanr
+
+    return float(spearmanr(*_checked(x_P, y_P)).statistic)
+
+
+def pearson(x_P: ArrayLike, y_P: ArrayLike) -> float:
+    """Pearson's correlation in [-1, 1]: `scipy.stats.pearsonr`. Raises like `spearman`."""
+    from scipy.stats import pearsonr
+
+    return float(pearsonr(*_checked(x_P, y_P)).statistic)
+
+
+def _checked(x_P: ArrayLike, y_P: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     x, y = np.asarray(x_P, dtype=np.float64), np.asarray(y_P, dtype=np.float64)
     if x.ndim != 1 or x.shape != y.shape:
-        raise ValueError(f"two lists of equal length are needed, found shapes {x.shape} and {y.shape}.")
+        raise ValueError(f"expected two lists of equal length, got shapes {x.shape} and {y.shape}.")
     if len(x) < 2:
-        raise UndefinedCorrelationError(f"at least two pairs are needed, found {len(x)}")
+        raise UndefinedCorrelationError(f"expected at least two pairs, got {len(x)}")
     for side, values in (("first", x), ("second", y)):
         if not np.isfinite(values).all():
-            raise UndefinedCorrelationError(f"the {side} hold {int((~np.isfinite(values)).sum())} non-finite numbers")
+            count = int((~np.isfinite(values)).sum())
+            raise UndefinedCorrelationError(f"{count} values of the {side} list are not finite")
         if np.ptp(values) <= _CONSTANT * np.abs(values).max():
-            raise UndefinedCorrelationError(f"the {side} are all equal ({values[0]:g}), so there is nothing to rank")
+            raise UndefinedCorrelationError(f"all values of the {side} list are equal ({values[0]:g})")
     return x, y

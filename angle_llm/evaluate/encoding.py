@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from angle_llm.evaluate.results import results_json
+from angle_llm.io import write_json
 
 Encode: TypeAlias = Callable[[list[str]], NDArray[np.floating[Any]]]
 """Texts (N,) → rows (N, D), in the order given."""
@@ -168,11 +171,11 @@ def open_from(settings: EncoderSettings, open_encoder: OpenEncoder) -> OpenedEnc
     )
 
 
-def encode_with(encoder: OpenedEncoder, micro_batch_tokens: int | None) -> Encode:
-    """A function from texts to rows with a progress bar."""
+def encode_with(encoder: Encoder, micro_batch_tokens: int | None, show_progress: bool = True) -> Encode:
+    """A function from texts to rows."""
 
     def encode(texts: list[str]) -> NDArray[np.floating[Any]]:
-        return encoder.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=True)
+        return encoder.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
 
     return encode
 
@@ -185,6 +188,45 @@ def used_by(encoder: OpenedEncoder) -> dict[str, Any]:
 def remark_on(encoder: OpenedEncoder) -> str:
     """The same as text."""
     return f"Prompt {encoder.prompt.name}, pooling {encoder.pooling}, at most {encoder.max_length} tokens."
+
+
+def make_folders(*files: Path | None) -> None:
+    """Create the folders of output files, so that a wrong path fails before the model is opened."""
+    for file in files:
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+
+
+Results = TypeVar("Results")
+
+
+def evaluation_main(
+    settings: EncoderSettings,
+    open_encoder: OpenEncoder,
+    evaluate: Callable[[Any], Results],
+    report: Callable[[Results, str, Sequence[str]], str],
+    metric: str,
+    content: Callable[[Results], Mapping[str, Any]],
+) -> Results:
+    """Open the encoder, evaluate, print the report, write the JSON file.
+
+    Args:
+        settings: Encoder and JSON file; written to the file.
+        open_encoder: Opens the encoder.
+        evaluate: The encoder → results.
+        report: Results, model name and remarks → Markdown.
+        metric: What the numbers are, for the file.
+        content: Results → JSON values.
+    """
+    make_folders(settings.json)
+    encoder = open_from(settings, open_encoder)
+    results = evaluate(encoder)
+    print(report(results, settings.model, [remark_on(encoder)]), end="")
+    if settings.json is not None:
+        used = used_by(encoder)
+        values = results_json(settings.model, metric, content(results), settings=asdict(settings), encoder=used)
+        write_json(settings.json, values)
+    return results
 
 
 def check_library(package: str, what: str, extra: str) -> None:

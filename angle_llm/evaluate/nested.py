@@ -17,7 +17,6 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from angle_llm.evaluate.command import select_tasks
 from angle_llm.evaluate.encoding import (
     Encode,
     EncoderSettings,
@@ -27,9 +26,8 @@ from angle_llm.evaluate.encoding import (
     remark_on,
     used_by,
 )
-from angle_llm.evaluate.pairs import StsTask
 from angle_llm.evaluate.sts import evaluate
-from angle_llm.evaluate.tasks import variant_of
+from angle_llm.evaluate.sts_tasks import StsTask, select_tasks, variant_of
 from angle_llm.io import plain, write_json
 
 

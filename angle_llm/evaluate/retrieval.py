@@ -28,6 +28,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from angle_llm.evaluate.bootstrap import RESAMPLES, Interval, mean_interval
+from angle_llm.evaluate.correlation import unit_rows
 from angle_llm.evaluate.encoding import (
     Encode,
     EncodedTexts,
@@ -39,7 +41,6 @@ from angle_llm.evaluate.encoding import (
     remark_on,
     used_by,
 )  # fmt: skip
-from angle_llm.evaluate.resampling import RESAMPLES, Interval, mean_interval
 from angle_llm.evaluate.results import markdown_table, notes_list, number, results_json, span
 from angle_llm.evaluate.retrieval_tasks import FLICKR30K, RetrievalTask, read_flickr30k, read_groups, read_judged
 from angle_llm.io import write_json
@@ -147,7 +148,7 @@ def answer_ranks(
     found: list[dict[int, int]] = []
     for start in range(0, len(queries_QD), _QUERIES):
         block = slice(start, start + _QUERIES)
-        found += _ranks_of_block(_unit(queries_QD[block]), candidates_CD, relevant[block], itself[block])
+        found += _ranks_of_block(unit_rows(queries_QD[block]), candidates_CD, relevant[block], itself[block])
     return found
 
 
@@ -167,11 +168,11 @@ def _ranks_of_block(
     reached_QR = np.full((len(relevant), widest), np.inf)
     for row in range(len(relevant)):
         places = answers_QR[row][is_answer_QR[row]]
-        reached_QR[row, : len(places)] = _unit(candidates_CD[places]) @ queries_QD[row]
+        reached_QR[row, : len(places)] = unit_rows(candidates_CD[places]) @ queries_QD[row]
     ahead_QR = np.zeros((len(relevant), widest), dtype=np.int64)
     step = max(1, _SIMILARITIES // len(queries_QD))
     for start in range(0, len(candidates_CD), step):
-        similar_QC = queries_QD @ _unit(candidates_CD[start : start + step]).T
+        similar_QC = queries_QD @ unit_rows(candidates_CD[start : start + step]).T
         width = similar_QC.shape[1]
         for row, own in enumerate(itself):
             skipped = answers_QR[row][is_answer_QR[row]] - start
@@ -236,13 +237,6 @@ def _figure(values: list[float], resamples: int, seed: int, stream: str) -> Figu
 
 def _discounted(gains: Mapping[int, float]) -> float:
     return float(sum(gain / np.log2(rank + 1) for rank, gain in gains.items() if rank <= 10))
-
-
-def _unit(rows_CD: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-    rows = rows_CD.astype(np.float64)
-    length = np.linalg.norm(rows, axis=1, keepdims=True)
-    unit: NDArray[np.float64] = np.divide(rows, length, out=np.zeros_like(rows), where=length > 0)
-    return unit
 
 
 def retrieval_report(results: RetrievalResults, model: str, remarks: Sequence[str] = ()) -> str:

@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from angle_llm.evaluate.rows import read_rows, text_in
+from angle_llm.data.formats import DataError
+from angle_llm.data.readers import open_rows
+from angle_llm.evaluate.sts_tasks import score_of, text_of
 
 FLICKR30K = "flickr30k"
 _FLICKR30K_FILE = "flickr30k/test_2016.jsonl.gz"
@@ -76,16 +78,15 @@ def read_groups(path: str | Path, column: str | None = None) -> RetrievalTask:
     """
     path = Path(path).expanduser()
     groups: list[list[str]] = []
-    for place, row in read_rows(path, () if column is None else (column,)):
-        column = column or next((name for name in GROUP_COLUMNS if name in row), None)
+    for row in open_rows(path, tables=True).good_rows(() if column is None else (column,)):
+        column = column or next((name for name in GROUP_COLUMNS if name in row.values), None)
         if column is None:
-            raise ValueError(
-                f"{place}: no column called {', '.join(GROUP_COLUMNS)}; name the one that holds the texts with --column. "
-                f"Found {', '.join(row)}."
+            raise DataError(
+                f"{row.place}: expected a column {', '.join(GROUP_COLUMNS)}, found {', '.join(row.values)}. Set --column."
             )
-        texts = row.get(column)
+        texts = row.values.get(column)
         if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
-            raise ValueError(f"{place}: a list of texts is needed in column {column}, found {texts!r}.")
+            raise DataError(f"{row.place}: column {column}: expected a list of texts, got {texts!r}.")
         groups.append(texts)
     return groups_task(groups, path.name.split(".")[0], source=str(path))
 
@@ -111,11 +112,11 @@ def read_judged(folder: str | Path, split: str = "test") -> RetrievalTask:
     asked = _by_id(_there(root, "queries"), titled=False)
     place_of = {key: place for place, key in enumerate(corpus)}
     answers: dict[str, dict[int, float]] = {}
-    for place, row in read_rows(root / "qrels" / f"{split}.tsv", ("query-id", "corpus-id", "score")):
-        query, candidate = str(row["query-id"]), str(row["corpus-id"])
+    for row in open_rows(root / "qrels" / f"{split}.tsv", tables=True).good_rows(("query-id", "corpus-id", "score")):
+        query, candidate = str(row.values["query-id"]), str(row.values["corpus-id"])
         if query not in asked or candidate not in place_of:
-            raise ValueError(f"{place}: no query {query} or no candidate {candidate} in the other files.")
-        score = float(str(row["score"]))
+            raise DataError(f"{row.place}: no query {query} or no candidate {candidate} in the other files.")
+        score = score_of(row, "score")
         if score > 0 and candidate != query:
             answers.setdefault(query, {})[place_of[candidate]] = score
     if not answers:
@@ -137,10 +138,10 @@ def _there(root: Path, stem: str) -> Path:
 
 def _by_id(path: Path, titled: bool) -> dict[str, str]:
     texts: dict[str, str] = {}
-    for place, row in read_rows(path, ("_id", "text")):
-        title = row.get("title") if titled else None
-        key = str(row["_id"])
+    for row in open_rows(path, tables=True).good_rows(("_id", "text")):
+        title = row.values.get("title") if titled else None
+        key = str(row.values["_id"])
         if key in texts:
-            raise ValueError(f"{place}: the id {key} is there twice.")
-        texts[key] = f"{title} {row['text'] or ''}".strip() if title else text_in(row, "text", place)
+            raise DataError(f"{row.place}: the id {key} occurs twice.")
+        texts[key] = f"{title} {row.values.get('text') or ''}".strip() if title else text_of(row, "text")
     return texts

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from angle_llm.evaluate.bootstrap import CONFIDENCE, Interval
 from angle_llm.evaluate.encoding import (
     Encode,
     EncodedTexts,
@@ -29,7 +30,6 @@ from angle_llm.evaluate.encoding import (
     remark_on,
     used_by,
 )  # fmt: skip
-from angle_llm.evaluate.resampling import CONFIDENCE, Interval
 from angle_llm.evaluate.results import markdown_table, mean_over, notes_list, number, results_json, span
 from angle_llm.evaluate.transfer_classifiers import FOLD_SEED, FOLDS, PROTOCOLS, Part, f1
 from angle_llm.evaluate.transfer_tasks import (

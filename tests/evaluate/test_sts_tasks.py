@@ -1,18 +1,37 @@
-"""From files to scored pairs: layout, variants, and what is said when something is not there."""
+"""STS tasks: both file layouts, text variants, the hub, and errors with file and line."""
 
 from __future__ import annotations
 
-import sys
-import types
+import random
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from evaluate_samples import hashed_words
 
-from angle_llm.evaluate import TASKS, StsPair, available_tasks, read_pairs, read_task
+from angle_llm.evaluate import (
+    TASKS,
+    StsPair,
+    StsTask,
+    available_tasks,
+    evaluate,
+    read_pairs,
+    read_task,
+    select_tasks,
+    variant_of,
+)
 
-YEAR = "subtask\tline\tsentence1\tsentence2\tscore\n"
-STSB = "genre\tfile\tyear\tid\tsentence1\tsentence2\tscore\n"
-SICK = "pair_id\tsentence1\tsentence2\tscore\tentailment\n"
+HEADER = "sentence1\tsentence2\tscore\n"
+SICK_HEADER = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n"
+YEARS = {
+    "sts12": ["MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"],
+    "sts13": ["FNWN", "headlines", "OnWN"],
+    "sts14": ["deft-forum", "deft-news", "headlines", "OnWN", "images", "tweet-news"],
+    "sts15": ["answers-forums", "answers-students", "belief", "headlines", "images"],
+    "sts16": ["answer-answer", "headlines", "plagiarism", "postediting", "question-question"],
+}
 
 
 def write(path: Path, text: str) -> Path:
@@ -21,15 +40,20 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
+# ------------------------------------------------------------------------------------------------ this project's layout
+
+
 @pytest.fixture
 def layout(tmp_path: Path) -> Path:
-    """A small directory in the layout of the real one."""
-    write(tmp_path / "sts/sts12.test.tsv", YEAR + "MSRpar\t0\tA cat.\tA dog.\t2.500\nMSRvid\t0\tOne.\tTwo.\t1\n")
-    write(tmp_path / "sts_senteval_tok/sts12.test.tsv", YEAR + "MSRpar\t0\ta cat .\ta dog .\t2.500\n")
-    write(tmp_path / "stsb/test.tsv", STSB + "main-news\tf\ty\t1\tA.\tB.\t5.000\n")
-    write(tmp_path / "stsb/dev.tsv", STSB + "main-news\tf\ty\t1\tC.\tD.\t0.000\n")
+    year = "subtask\tline\tsentence1\tsentence2\tscore\n"
+    stsb = "genre\tfile\tyear\tid\tsentence1\tsentence2\tscore\n"
+    write(tmp_path / "sts/sts12.test.tsv", year + "MSRpar\t0\tA cat.\tA dog.\t2.500\nMSRvid\t0\tOne.\tTwo.\t1\n")
+    write(tmp_path / "sts_senteval_tok/sts12.test.tsv", year + "MSRpar\t0\ta cat .\ta dog .\t2.500\n")
+    write(tmp_path / "stsb/test.tsv", stsb + "main-news\tf\ty\t1\tA.\tB.\t5.000\n")
+    write(tmp_path / "stsb/dev.tsv", stsb + "main-news\tf\ty\t1\tC.\tD.\t0.000\n")
     for split, score in (("train", 1), ("trial", 2), ("test", 3)):
-        write(tmp_path / f"sick/{split}.tsv", SICK + f"1\t{split} a\t{split} b\t{score}\tNEUTRAL\n")
+        header = "pair_id\tsentence1\tsentence2\tscore\tentailment\n"
+        write(tmp_path / f"sick/{split}.tsv", header + f"1\t{split} a\t{split} b\t{score}\tNEUTRAL\n")
     return tmp_path
 
 
@@ -37,147 +61,257 @@ def test_each_task_reads_its_files(layout: Path) -> None:
     year = read_task(layout, "sts12")
     assert year.pairs == (StsPair("A cat.", "A dog.", 2.5, "MSRpar"), StsPair("One.", "Two.", 1.0, "MSRvid"))
     assert (year.label, year.variant, year.official_pairs) == ("STS12", "raw", 3108)
+    tokenised = read_task(str(layout), "sts12", "senteval")
+    assert (tokenised.variant, tokenised.pairs[0].sentence1) == ("senteval", "a cat .")
     assert read_task(layout, "stsb").pairs == (StsPair("A.", "B.", 5.0, "main-news"),)
     assert read_task(layout, "stsb-dev").pairs == (StsPair("C.", "D.", 0.0, "main-news"),)
     assert [pair.score for pair in read_task(layout, "sickr").pairs] == [3.0]
     assert [pair.score for pair in read_task(layout, "sickr-all").pairs] == [1.0, 2.0, 3.0]
 
 
-def test_the_senteval_variant_has_its_own_text_and_label(layout: Path) -> None:
-    task = read_task(str(layout), "sts12", "senteval")
-    assert task.variant == "senteval"
-    assert task.pairs[0].sentence1 == "a cat ."
-
-
-def test_available_tasks_are_those_whose_files_are_all_there(layout: Path) -> None:
+def test_available_and_selected_tasks(layout: Path) -> None:
     assert available_tasks(layout) == ["sts12", "stsb", "stsb-dev", "sickr", "sickr-all"]
     assert available_tasks(layout, "senteval") == ["sts12"]
+    assert [task.name for task in select_tasks((), layout, "raw")] == ["sts12", "stsb", "sickr"]
+    assert [task.name for task in select_tasks(("stsb-dev",), layout, "raw")] == ["stsb-dev"]
     (layout / "sick/trial.tsv").unlink()
     assert "sickr-all" not in available_tasks(layout)
+    (layout / "sts_senteval_tok/sts12.test.tsv").unlink()
+    with pytest.raises(FileNotFoundError, match="senteval"):
+        select_tasks((), layout, "senteval")
 
 
-def test_a_missing_file_is_named_with_what_is_there_instead(layout: Path) -> None:
+def test_missing_files_and_unknown_tasks(layout: Path) -> None:
     (layout / "sick/trial.tsv").unlink()
     with pytest.raises(FileNotFoundError) as error:
         read_task(layout, "sickr-all")
-    message = str(error.value)
-    assert "sick/train.tsv" in message
-    assert f"(not there: {layout / 'sick' / 'trial.tsv'})" in message
-    assert "sts12, stsb, stsb-dev, sickr." in message
+    assert f"(missing: {layout / 'sick' / 'trial.tsv'})" in str(error.value)
+    assert "sts12, stsb, stsb-dev, sickr." in str(error.value)
     with pytest.raises(FileNotFoundError, match="stsb_senteval_tok"):
         read_task(layout, "stsb", "senteval")
-
-
-def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
-    for reading in (lambda: read_task(tmp_path / "no", "stsb"), lambda: available_tasks(tmp_path / "no")):
-        with pytest.raises(FileNotFoundError, match=r"no data directory at .*no\."):
+    with pytest.raises(ValueError, match=r"'sts-b'.*'stsb'"):
+        read_task(layout, "sts-b")
+    for reading in (lambda: read_task(layout / "no", "stsb"), lambda: available_tasks(layout / "no")):
+        with pytest.raises(FileNotFoundError, match=r"--data-dir.*no\."):
             reading()
 
 
-def test_an_unknown_task_names_the_nearest(layout: Path) -> None:
-    with pytest.raises(ValueError, match=r"unknown STS task 'sts-b'\. Did you mean 'stsb'\?"):
-        read_task(layout, "sts-b")
+# ------------------------------------------------------------------------------------------------ pair files
 
 
-def test_read_pairs_takes_columns_by_name_and_quotes_as_characters(tmp_path: Path) -> None:
+def test_pair_file_has_columns_by_name_and_no_quoting(tmp_path: Path) -> None:
     text = '\ufeffscore\textra\tsentence2\tsentence1\r\n4.5\tx\tHe said "no\tA\u2028B\x85C\rD\r\n\r\n0\ty\t"\t.\r\n'
     task = read_pairs(write(tmp_path / "pairs.tsv", text))
     assert task.pairs == (StsPair("A\u2028B\x85C\rD", 'He said "no', 4.5), StsPair(".", '"', 0.0))
     assert (task.name, task.label, task.variant, task.official_pairs) == ("pairs", "pairs", "file", None)
-
-
-@pytest.mark.parametrize(("row", "told"), [(b"a\t \t1", "empty"), (b"a\tcaf\xe9\t1", "not UTF-8")])
-def test_read_pairs_names_the_line_of_a_sentence_that_is_none(tmp_path: Path, row: bytes, told: str) -> None:
-    (tmp_path / "p.tsv").write_bytes(b"sentence1\tsentence2\tscore\na\tb\t2\n" + row + b"\n")
-    with pytest.raises(ValueError, match=rf"p\.tsv, line 3: .*{told}"):
-        read_pairs(tmp_path / "p.tsv")
-
-
-def test_read_pairs_groups_by_genre(tmp_path: Path) -> None:
-    text = "genre\tsentence1\tsentence2\tscore\nnews\ta\tb\t1\nforum\tc\td\t2\n"
-    assert [pair.subtask for pair in read_pairs(write(tmp_path / "p.tsv", text)).pairs] == ["news", "forum"]
+    grouped = write(tmp_path / "p.jsonl", '{"sentence1": "a", "sentence2": "b", "score": 1, "genre": "news"}\n')
+    assert read_pairs(grouped).pairs == (StsPair("a", "b", 1.0, "news"),)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("content", "named"),
     [
-        ("", "missing sentence1, sentence2, score"),
-        ("sentence1\tsentence2\tlabel\na\tb\t1\n", "missing score, found sentence1, sentence2, label"),
-        ("sentence1\tsentence2\tscore\n", "no pairs"),
-        ("sentence1\tsentence2\tscore\na\tb\t1\na\tb\n", "line 3: 3 columns needed, as in the header; 2 found"),
-        ("sentence1\tsentence2\tscore\na\tb\thigh\n", "line 2: the score must be a finite number, found 'high'"),
-        ("sentence1\tsentence2\tscore\na\tb\tnan\n", "line 2: the score must be a finite number, found 'nan'"),
-        ("sentence1\tsentence2\tscore\na\tb\t\n", "line 2: the score must be a finite number, found ''"),
+        (b"", "pairs.tsv"),
+        (b"sentence1\tsentence2\tlabel\na\tb\t1\n", "missing score"),
+        (HEADER.encode(), "pairs.tsv"),
+        (HEADER.encode() + b"a\tb\t1\na\tb\n", r"pairs\.tsv:3"),
+        (HEADER.encode() + b"a\tb\thigh\n", r"pairs\.tsv:2.*'high'"),
+        (HEADER.encode() + b"a\tb\tnan\n", r"pairs\.tsv:2.*'nan'"),
+        (HEADER.encode() + b"a\tb\t\n", r"pairs\.tsv:2.*''"),
+        (HEADER.encode() + b"a\tb\t2\na\t \t1\n", r"pairs\.tsv:3.*sentence2"),
+        (HEADER.encode() + b"a\tb\t2\na\tcaf\xe9\t1\n", r"pairs\.tsv:3.*UTF-8"),
     ],
 )
-def test_a_malformed_file_is_an_error_with_its_line(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        read_pairs(write(tmp_path / "pairs.tsv", text))
-
-
-def test_a_missing_pair_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no pair file at .*pairs\.tsv"):
+def test_malformed_pair_file(tmp_path: Path, content: bytes, named: str) -> None:
+    (tmp_path / "pairs.tsv").write_bytes(content)
+    with pytest.raises(ValueError, match=named):
         read_pairs(tmp_path / "pairs.tsv")
-    with pytest.raises(FileNotFoundError, match=r"no pair file at starter:nothing\.tsv"):
+
+
+def test_missing_pair_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"pairs\.tsv"):
+        read_pairs(tmp_path / "pairs.tsv")
+    with pytest.raises(ValueError, match=r"starter:nothing\.tsv"):
         read_pairs("starter:nothing.tsv")
 
 
-def test_the_starter_pairs_come_with_the_package() -> None:
+def test_starter_pairs() -> None:
     starter = read_pairs("starter:graded_pairs.tsv")
-    assert starter.source == "starter:graded_pairs.tsv"
+    assert (starter.name, starter.source) == ("graded_pairs", "starter:graded_pairs.tsv")
     assert len(starter.pairs) >= 100
     assert len({pair.score for pair in starter.pairs}) >= 5
     assert len({pair.subtask for pair in starter.pairs}) >= 2
 
 
-def stand_in_for_the_hub(monkeypatch: pytest.MonkeyPatch, load_dataset: object) -> None:
-    """The network is not part of a test: only the call that would use it is replaced."""
-    module = types.ModuleType("datasets")
-    module.load_dataset = load_dataset  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "datasets", module)
+# ------------------------------------------------------------------------------------------------ hub
 
 
-def test_without_a_directory_the_hub_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+def test_tasks_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the call that needs the network is replaced."""
+    datasets = pytest.importorskip("datasets")
+    loaded = []
 
-    def load_dataset(name: str, *, split: str) -> list[dict[str, object]]:
-        asked.append((name, split))
-        return [{"sentence1": "a", "sentence2": "b", "score": 2}]
+    def load_dataset(name: str, *_: Any, split: str, **__: Any) -> Any:
+        if split == "validation":
+            raise OSError("no route to host")
+        loaded.append((name, split))
+        return datasets.Dataset.from_list([{"sentence1": "a", "sentence2": "b", "score": 2}])
 
-    stand_in_for_the_hub(monkeypatch, load_dataset)
-    for name in available_tasks(None):
-        task = read_task(None, name)
-        assert task.pairs == (StsPair("a", "b", 2.0),)
-        assert task.variant == "raw"
-
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     assert available_tasks(None) == [name for name in TASKS if name != "sickr"]
-    assert ("mteb/sts12-sts", "test") in asked
-    assert ("mteb/stsbenchmark-sts", "validation") in asked
-    assert ("mteb/sickr-sts", "test") in asked
-
-
-def test_what_the_hub_cannot_give(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load_dataset(name: str, *, split: str) -> None:
-        raise OSError("no route to host")
-
-    stand_in_for_the_hub(monkeypatch, load_dataset)
-    with pytest.raises(ConnectionError, match=r"mteb/sts12-sts .*no route to host.*data directory"):
-        read_task(None, "sts12")
+    for name in available_tasks(None):
+        if name != "stsb-dev":
+            task = read_task(None, name)
+            assert (task.pairs, task.variant) == ((StsPair("a", "b", 2.0),), "raw")
+    assert loaded == [*((f"mteb/{year}-sts", "test") for year in YEARS), ("mteb/stsbenchmark-sts", "test"),
+                      ("mteb/sickr-sts", "test")]  # fmt: skip
+    with pytest.raises(ConnectionError, match=r"mteb/stsbenchmark-sts.*no route to host.*--data-dir"):
+        read_task(None, "stsb-dev")
     with pytest.raises(ValueError, match="sickr-all"):
         read_task(None, "sickr")
-    with pytest.raises(ValueError, match="raw text only"):
+    with pytest.raises(ValueError, match="--variant"):
         read_task(None, "sts12", "senteval")
     assert available_tasks(None, "senteval") == []
 
 
-def test_the_real_files_have_the_published_sizes_in_both_variants(data_dir: Path) -> None:
+# ------------------------------------------------------------------------------------------------ SentEval's layout
+
+
+def write_year(root: Path, task: str, pairs: Iterable[StsPair]) -> None:
+    """As the script writes it, with a pair without score before every third one."""
+    pairs = list(pairs)
+    for subtask in YEARS[task]:
+        texts, gold = "", ""
+        for place, pair in enumerate(pair for pair in pairs if pair.subtask == subtask):
+            if place % 3 == 0:
+                texts += "not scored .\tnot scored either .\n"
+                gold += "\n"
+            texts += f"{pair.sentence1}\t{pair.sentence2}\n"
+            gold += f"{pair.score}\n"
+        write(root / f"STS/{task.upper()}-en-test/STS.input.{subtask}.txt", texts)
+        write(root / f"STS/{task.upper()}-en-test/STS.gs.{subtask}.txt", gold)
+
+
+def write_stsb(root: Path, split: str, pairs: Iterable[StsPair]) -> None:
+    lines = (
+        f"{p.subtask}\tfile\t2012test\t{i}\t{p.score}\t{p.sentence1}\t{p.sentence2}\n" for i, p in enumerate(pairs)
+    )
+    write(root / f"STS/STSBenchmark/sts-{split}.csv", "".join(lines))
+
+
+def generated(seed: str, subtasks: Iterable[str] = ("",), capitals: bool = False) -> list[StsPair]:
+    """Five pairs per sub-task, some with quotes, other line separators and non-ASCII letters."""
+    rng = random.Random(seed)
+    words = ["a", "man", "plays", "the", "guitar", '"', "it", "'s", "late", "café", "中文", "x\u2028y", "."]
+    pairs = []
+    for subtask in subtasks:
+        for _ in range(5):
+            one, two = (" ".join(" ".join(rng.choices(words, k=6)).split()) for _ in range(2))
+            pairs.append(StsPair(one.title() if capitals else one, two, rng.randint(0, 25) / 5, subtask))
+    return pairs
+
+
+GENRES = ["main-news", "main-captions"]
+
+
+@pytest.fixture
+def senteval(tmp_path: Path) -> Path:
+    for task, subtasks in YEARS.items():
+        write_year(tmp_path, task, generated(task, subtasks))
+    for split in ("dev", "test", "train"):
+        write_stsb(tmp_path, split, generated(split, GENRES))
+    for split in ("train", "trial", "test_annotated"):
+        pairs = enumerate(generated(split, capitals=True))
+        lines = (f"{i}\t{p.sentence1}\t{p.sentence2}\t{p.score}\tNEUTRAL\n" for i, p in pairs)
+        write(tmp_path / f"SICK/SICK_{split}.txt", SICK_HEADER + "".join(lines))
+    return tmp_path
+
+
+def test_each_senteval_task_is_read(senteval: Path) -> None:
+    assert available_tasks(senteval, "senteval") == [*YEARS, "stsb", "stsb-dev", "sickr", "sickr-all"]
+    for task, subtasks in YEARS.items():
+        read = read_task(senteval, task, "senteval")
+        assert list(read.pairs) == generated(task, subtasks)  # without the pairs that have no score
+        assert (read.variant, read.source) == ("senteval", str(senteval / f"STS/{task.upper()}-en-test"))
+    assert list(read_task(senteval, "stsb", "senteval").pairs) == generated("test", GENRES)
+    assert list(read_task(senteval, "stsb-dev", "senteval").pairs) == generated("dev", GENRES)
+    assert list(read_task(senteval, "sickr", "senteval").pairs) == generated("test_annotated", capitals=True)
+    assert len(read_task(senteval, "sickr-all", "senteval").pairs) == 15
+
+
+def test_senteval_in_downstream_and_order_of_layouts(senteval: Path, tmp_path: Path) -> None:
+    assert (variant_of(senteval), variant_of(None), available_tasks(senteval)) == ("senteval", "raw", [])
+    with pytest.raises(FileNotFoundError, match=r"missing: [^ ]*sts12\.test\.tsv"):
+        read_task(senteval, "sts12", "raw")
+    write(senteval / "stsb/test.tsv", HEADER + "A.\tB.\t1\n")
+    assert variant_of(senteval) == "raw"
+    write(senteval / "stsb_senteval_tok/test.tsv", HEADER + "a .\tb .\t1\n")
+    assert read_task(senteval, "stsb", "senteval").pairs == (StsPair("a .", "b .", 1.0),)  # this project's layout first
+    (senteval / "STS/STS12-en-test/STS.gs.MSRvid.txt").unlink()
+    with pytest.raises(FileNotFoundError, match=r"sts12\.test\.tsv.*missing: [^ ]*STS\.gs\.MSRvid\.txt\)"):
+        read_task(senteval, "sts12", "senteval")
+    (tmp_path / "data/downstream").mkdir(parents=True)
+    for folder in ("STS", "SICK"):
+        (senteval / folder).rename(tmp_path / "data/downstream" / folder)
+    assert len(available_tasks(tmp_path / "data", "senteval")) == 8
+    assert len(read_task(tmp_path / "data", "sts13", "senteval").pairs) == 15
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "named"),
+    [
+        ("STS/STS13-en-test/STS.gs.FNWN.txt", "1\n2\n", r"7 lines and .*FNWN\.txt 2"),
+        ("STS/STS13-en-test/STS.gs.FNWN.txt", "1\n" * 6 + "high\n", r"FNWN\.txt:7.*'high'"),
+        ("STS/STS13-en-test/STS.input.FNWN.txt", "a\tb\n" * 6 + "a b\n", r"FNWN\.txt:7"),
+        ("STS/STS13-en-test/STS.input.FNWN.txt", "a\tb\n" * 6 + "a\t \n", r"FNWN\.txt:7.*sentence2"),
+        ("STS/STS13-en-test/STS.input.FNWN.txt", "A\tb\n" * 7, r"FNWN\.txt.*'A'"),
+        ("STS/STSBenchmark/sts-test.csv", "g\tf\ty\t0\t1.0\ta\n", r"sts-test\.csv"),
+        ("STS/STSBenchmark/sts-test.csv", "g\tf\ty\t0\t1.0\ta\tb\ng\tf\ty\t0\t1.0\ta\n", r"sts-test\.csv:2"),
+        ("STS/STSBenchmark/sts-test.csv", "", r"sts-test\.csv"),
+        ("SICK/SICK_test_annotated.txt", f"{SICK_HEADER}1\ta\tb\n", r"SICK_test_annotated\.txt:2"),
+    ],
+)
+def test_malformed_senteval_file(senteval: Path, file: str, text: str, named: str) -> None:
+    (senteval / file).write_text(text)
+    task = {"STS13-en-test": "sts13", "STSBenchmark": "stsb", "SICK": "sickr"}[Path(file).parent.name]
+    with pytest.raises(ValueError, match=named):
+        read_task(senteval, task, "senteval")
+
+
+# ------------------------------------------------------------------------------------------------ real files
+
+
+def scores(task: StsTask) -> list[float]:
+    result = evaluate(hashed_words, [task]).tasks[task.name]
+    means = (result.mean_over_subtasks or (), result.weighted_mean_over_subtasks or ())
+    subtasks = sorted((name, one.spearman) for name, one in result.subtasks.items())
+    return [result.spearman, result.pearson, *(number for mean in means for number in mean), *dict(subtasks).values()]
+
+
+def test_real_files_have_equal_scores_in_both_layouts(data_dir: Path, tmp_path: Path) -> None:
+    names = [name for name in available_tasks(data_dir, "senteval") if not name.startswith("sick")]
+    assert {"sts12", "stsb", "stsb-dev"} <= set(names)
+    for name in names:
+        task = read_task(data_dir, name, "senteval")
+        if name in YEARS:
+            write_year(tmp_path, name, task.pairs)
+        else:
+            write_stsb(tmp_path, {"stsb": "test", "stsb-dev": "dev"}[name], task.pairs)
+    assert available_tasks(tmp_path, "senteval") == names
+    both = (select_tasks(names, folder, "senteval") for folder in (data_dir, tmp_path))
+    for ours, theirs in zip(*both, strict=True):
+        assert len(theirs.pairs) == theirs.official_pairs
+        assert sorted(theirs.pairs) == sorted(ours.pairs)
+        np.testing.assert_allclose(scores(theirs), scores(ours), atol=1e-10)  # pairs may be in another order
+
+
+def test_real_files_have_the_published_sizes_in_both_variants(data_dir: Path) -> None:
     for variant in ("raw", "senteval"):
         names = available_tasks(data_dir, variant)
         assert {"sts12", "stsb", "stsb-dev"} <= set(names)
         for name in names:
             task = read_task(data_dir, name, variant)
-            assert len(task.pairs) == task.official_pairs
-            assert task.variant == variant
+            assert (len(task.pairs), task.variant) == (task.official_pairs, variant)
     raw, tokenised = (read_task(data_dir, "sts12", variant) for variant in ("raw", "senteval"))
     assert [pair.score for pair in raw.pairs] == [pair.score for pair in tokenised.pairs]
     assert all(pair.sentence1 == pair.sentence1.lower() for pair in tokenised.pairs)

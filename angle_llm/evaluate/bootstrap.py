@@ -1,0 +1,255 @@
+"""Percentile bootstrap over test items (pairs, queries, examples): intervals, and differences of two models.
+
+Items are drawn with replacement, as many as there are, and the metric is computed again (Efron & Tibshirani 1993,
+chapter 13). An interval covers the choice of test items, taken as independent draws. It does not cover another training
+seed, prompt, training dataset or kind of task.
+
+Two models make errors on the same items, so their intervals can overlap although the difference is clear. `compare`
+computes both on the same resamples and returns the interval and p-value of the difference.
+
+A resample is a vector of counts: how often each item was drawn. All metrics are computed from counts, for a block of
+resamples at once. Counts depend only on size, number of resamples, seed and `stream` (a name, such as that of the task),
+so that models share resamples, and the interval of a task does not depend on other tasks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from angle_llm.evaluate.correlation import PairScores, UndefinedCorrelationError, spearman
+from angle_llm.evaluate.sts_tasks import PUBLISHED_TASKS
+
+CONFIDENCE = 0.95
+"""Share of the resamples inside an interval."""
+
+RESAMPLES = 1000
+"""Default number of resamples: the ends of an interval vary between seeds by about 2 % of its length."""
+
+_BLOCK = 128  # resamples computed at once: 128 × 4,000 numbers stay in the cache
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The middle `CONFIDENCE` of the resampled values; NaN if a resampled value is undefined."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Spearman × 100 of two models and their difference, with 95 % interval and two-sided p-value.
+
+    All are NaN if one correlation is undefined.
+    """
+
+    pairs: int
+    spearman: float
+    other: float
+    difference: float
+    interval: Interval
+    p_value: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Differences by task, and of the average over the tasks `averaged` (None if there are none).
+
+    `left_out` are tasks that only one of the models was evaluated on. p-values are not corrected for the number of
+    tasks.
+    """
+
+    tasks: dict[str, Difference]
+    averaged: tuple[str, ...]
+    average: Difference | None
+    left_out: tuple[str, ...]
+    resamples: int
+    seed: int
+
+
+def compare(
+    ours: Mapping[str, PairScores], theirs: Mapping[str, PairScores], *, resamples: int = RESAMPLES, seed: int = 0
+) -> Comparison:
+    """`ours` minus `theirs` on every common task, and on the average over the published ones.
+
+    Tasks are resampled independently, both models with the same resamples. Exchanging the models changes the signs and
+    no p-value; two equal models differ by 0 with p-value 1.
+
+    Raises `ValueError` if there is no common task, or the gold scores of a task differ (other pairs or another order).
+    """
+    common = [name for name in ours if name in theirs]
+    if not common:
+        raise ValueError(
+            f"--against: the models have no task in common: {', '.join(ours) or 'none'} and "
+            f"{', '.join(theirs) or 'none'}. Evaluate both on the same tasks."
+        )
+    scores_2 = {name: _both(name, ours[name], theirs[name]) for name in common}
+    resampled_2B = {
+        name: _resampled(name, ours[name], theirs[name], scores_2[name], resamples, seed) for name in common
+    }
+    averaged = tuple(name for name in PUBLISHED_TASKS if name in common)
+    average = None
+    if averaged:
+        average = _difference(
+            sum(len(ours[name].gold) for name in averaged),
+            np.mean([scores_2[name] for name in averaged], axis=0),
+            np.mean([resampled_2B[name] for name in averaged], axis=0),
+        )
+    return Comparison(
+        tasks={name: _difference(len(ours[name].gold), scores_2[name], resampled_2B[name]) for name in common},
+        averaged=averaged,
+        average=average,
+        left_out=tuple(name for name in (*ours, *theirs) if name not in common),
+        resamples=resamples,
+        seed=seed,
+    )
+
+
+def _both(name: str, ours: PairScores, theirs: PairScores) -> NDArray[np.float64]:
+    if not np.array_equal(ours.gold, theirs.gold):
+        raise ValueError(
+            f"--against: task {name!r} has different pairs ({len(ours.gold)} and {len(theirs.gold)} gold scores). "
+            "Evaluate both models on the same files."
+        )
+    return np.array([_spearman_or_nan(ours), _spearman_or_nan(theirs)])
+
+
+def _spearman_or_nan(scores: PairScores) -> float:
+    try:
+        return 100 * spearman(scores.cosine, scores.gold)
+    except UndefinedCorrelationError:
+        return math.nan
+
+
+def _resampled(
+    name: str, ours: PairScores, theirs: PairScores, scores_2: NDArray[np.float64], resamples: int, seed: int
+) -> NDArray[np.float64]:
+    if np.isnan(scores_2).any():
+        return np.full((2, resamples), math.nan)
+    cosines_2P = [ours.cosine, theirs.cosine]
+    return 100 * resampled_spearman(cosines_2P, ours.gold, resamples=resamples, seed=seed, stream=name)
+
+
+def _difference(pairs: int, scores_2: NDArray[np.float64], resampled_2B: NDArray[np.float64]) -> Difference:
+    differences_B = resampled_2B[0] - resampled_2B[1]
+    one, other = map(float, scores_2)
+    return Difference(pairs, one, other, one - other, percentile_interval(differences_B), two_sided_p(differences_B))
+
+
+def resampled_spearman(
+    scores_MP: ArrayLike, gold_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, stream: str = ""
+) -> NDArray[np.float64]:
+    """Spearman's correlation (M, resamples) in [-1, 1] of each of M score lists with the gold scores.
+
+    All lists share the resamples. Ties, also those of items drawn twice, have their average rank; ranks follow from
+    counts, without sorting. NaN if all drawn scores, or all drawn gold scores, are equal.
+
+    Raises `ValueError` for lists of different length, no pairs, or values that are not finite.
+    """
+    scores, gold = np.asarray(scores_MP, dtype=np.float64), np.asarray(gold_P, dtype=np.float64)
+    if scores.ndim != 2 or gold.ndim != 1 or scores.shape[1] != len(gold):
+        raise ValueError(f"expected scores (M, P) and gold scores (P,), got shapes {scores.shape} and {gold.shape}.")
+    if not (np.isfinite(scores).all() and np.isfinite(gold).all()):
+        raise ValueError("expected finite scores and gold scores; some are NaN or infinite.")
+    ties_of_gold, ties_of_scores = _ties(gold), [_ties(values) for values in scores]
+    blocks = []
+    for counts_PB in _counts(len(gold), resamples, seed, stream):
+        gold_PB = _centred_ranks(counts_PB, ties_of_gold)
+        weighted_PB = counts_PB * gold_PB
+        gold_square = np.einsum("pb,pb->b", weighted_PB, gold_PB)
+        block = np.empty((len(scores), counts_PB.shape[1]))
+        for row, ties in zip(block, ties_of_scores, strict=True):
+            ranks_PB = _centred_ranks(counts_PB, ties)
+            covariance = np.einsum("pb,pb->b", weighted_PB, ranks_PB)
+            square = np.einsum("pb,pb,pb->b", counts_PB, ranks_PB, ranks_PB)
+            norm = np.sqrt(gold_square) * np.sqrt(square)
+            row[:] = np.divide(covariance, norm, out=np.full_like(norm, np.nan), where=norm > 0)
+        blocks.append(block)
+    return np.concatenate(blocks, axis=1)
+
+
+def resampled_means(
+    values_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, stream: str = ""
+) -> NDArray[np.float64]:
+    """Mean (resamples,) of the values in each resample; 1 and 0 for right and wrong give accuracies.
+
+    To compare two models on the same items, resample the differences and call `two_sided_p`.
+    """
+    values = np.asarray(values_P, dtype=np.float64)
+    if values.ndim != 1:
+        raise ValueError(f"expected a list of values (P,), got shape {values.shape}.")
+    blocks = [values @ counts_PB / len(values) for counts_PB in _counts(len(values), resamples, seed, stream)]
+    return np.concatenate(blocks)
+
+
+def mean_interval(values_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, stream: str = "") -> Interval:
+    """Interval of the mean of one value per item: an accuracy, a recall, a reciprocal rank."""
+    return percentile_interval(resampled_means(values_P, resamples=resamples, seed=seed, stream=stream))
+
+
+def percentile_interval(values_B: ArrayLike) -> Interval:
+    """Interval with the middle `CONFIDENCE` of the resampled values."""
+    outside = 50 * (1 - CONFIDENCE)
+    low, high = np.percentile(np.asarray(values_B, dtype=np.float64), [outside, 100 - outside])
+    return Interval(float(low), float(high))
+
+
+def two_sided_p(differences_B: ArrayLike) -> float:
+    """p-value: twice the share of resampled differences on the other side of zero.
+
+    This is the level at which the percentile interval of the difference touches zero (Efron & Tibshirani 1993, ch. 15;
+    for dependent rank correlations Wilcox 2016, "Comparing dependent robust correlations"). One resample is added on
+    each side, so that it is never 0 (Davison & Hinkley 1997, ch. 4). 1 if all differences are 0, NaN if one is NaN.
+    """
+    differences = np.asarray(differences_B, dtype=np.float64)
+    if np.isnan(differences).any():
+        return float("nan")
+    beyond = min((differences <= 0).sum(), (differences >= 0).sum())
+    return min(1.0, 2 * (int(beyond) + 1) / (len(differences) + 1))
+
+
+def _counts(size: int, resamples: int, seed: int, stream: str) -> Iterator[NDArray[np.float64]]:
+    """Blocks of counts: how often each item (row) is drawn in each resample (column)."""
+    if size < 1 or resamples < 1 or seed < 0:
+        raise ValueError(
+            "expected at least one item, one resample and a seed of at least 0, got "
+            f"{size} items, {resamples} resamples, seed {seed}."
+        )
+    generator = np.random.default_rng([seed, *stream.encode()])
+    for start in range(0, resamples, _BLOCK):
+        width = min(_BLOCK, resamples - start)
+        drawn_BP = generator.integers(size, size=(width, size))
+        places = drawn_BP * width + np.arange(width)[:, None]
+        yield np.bincount(places.ravel(), minlength=size * width).reshape(size, width).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class _Ties:
+    """Ties of a list: `order` sorts it, item i has the distinct value number `kind[i]`, and the items of a distinct value
+    begin at `starts` in the sorted list."""
+
+    order: NDArray[np.intp]
+    starts: NDArray[np.intp]
+    kind: NDArray[np.intp]
+
+
+def _ties(values_P: NDArray[np.float64]) -> _Ties:
+    order = np.argsort(values_P, kind="stable")
+    _, kind, sizes = np.unique(values_P, return_inverse=True, return_counts=True)
+    return _Ties(order, np.cumsum(sizes) - sizes, kind)
+
+
+def _centred_ranks(counts_PB: NDArray[np.float64], ties: _Ties) -> NDArray[np.float64]:
+    """Average rank of each item in each resample, minus the mean rank: multiples of 1/2, so that sums are exact.
+
+    c equal values with the last one at rank C have ranks C - c + 1 to C: on average C - (c - 1) / 2. The mean of all
+    ranks is (P + 1) / 2.
+    """
+    of_kind_KB = np.add.reduceat(counts_PB[ties.order], ties.starts, axis=0)
+    ranks_KB: NDArray[np.float64] = np.cumsum(of_kind_KB, axis=0) - of_kind_KB / 2 - len(counts_PB) / 2
+    return ranks_KB[ties.kind]

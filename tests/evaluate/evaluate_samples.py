@@ -1,0 +1,54 @@
+"""Encoders without a neural network, and a parser of Markdown tables."""
+
+import zlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from angle_llm.prompts import PromptTemplate
+
+
+def hashed_words(texts: Sequence[str]) -> np.ndarray:
+    """Counts of words hashed into 512 columns."""
+    rows = np.zeros((len(texts), 512), dtype=np.float32)
+    for row, text in zip(rows, texts, strict=True):
+        for word in text.lower().split():
+            row[zlib.crc32(word.encode()) % 512] += 1
+    return rows
+
+
+class Words:
+    """An encoder as the commands need it; records how it was opened and called."""
+
+    prompt = PromptTemplate("plain", "{text}")
+    pooling = "sum"
+    max_length = 77
+    scale = 1.0
+    """0 gives zero vectors."""
+
+    def __init__(self, path: str = "", **options: object) -> None:
+        self.opened = (path, options)
+        self.calls: list[dict[str, object]] = []
+
+    def encode(
+        self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
+    ) -> np.ndarray:
+        self.calls.append({"texts": len(texts), "micro_batch_tokens": micro_batch_tokens})
+        return self.scale * hashed_words(texts)
+
+
+def recorded(encode: Callable[[list[str]], np.ndarray], calls: list[list[str]]) -> Callable[[list[str]], np.ndarray]:
+    """`encode` that appends the texts of each call."""
+
+    def recording(texts: list[str]) -> np.ndarray:
+        calls.append(list(texts))
+        return encode(texts)
+
+    return recording
+
+
+def rows_of(report: str) -> dict[str, list[str]]:
+    """Cells of the first table by the first cell of their row."""
+    lines = report.split("\n\n")[0].split("\n")
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return {row[0]: row[1:] for row in cells}

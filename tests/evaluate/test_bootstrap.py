@@ -1,0 +1,242 @@
+"""Bootstrap: resamples equal scipy on the drawn items, coverage of intervals, false positive rate of comparisons."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from angle_llm.evaluate import (
+    Interval,
+    PairScores,
+    compare,
+    mean_interval,
+    percentile_interval,
+    resampled_means,
+    resampled_spearman,
+    spearman,
+    two_sided_p,
+)
+from angle_llm.evaluate.bootstrap import _counts
+
+
+def counts(size: int, resamples: int, seed: int, stream: str) -> np.ndarray:
+    return np.concatenate(list(_counts(size, resamples, seed, stream)), axis=1).astype(int)
+
+
+@pytest.mark.parametrize("kinds", [3, 12, 1000])
+def test_each_resample_equals_scipy_on_the_drawn_items(kinds: int) -> None:
+    """Few kinds: ties everywhere. 300 resamples: more than two blocks."""
+    rng = np.random.default_rng(kinds)
+    gold, one, two = rng.integers(0, 6, 50), rng.integers(0, kinds, 50), rng.standard_normal(50)
+    drawn_PB = counts(50, 300, 7, "sts12")
+    assert (drawn_PB.sum(axis=0) == 50).all()
+
+    spearman_2B = resampled_spearman([one, two], gold, resamples=300, seed=7, stream="sts12")
+
+    assert spearman_2B.shape == (2, 300)
+    for resample, drawn in enumerate(drawn_PB.T):
+        for scores, value in zip((one, two), spearman_2B[:, resample], strict=True):
+            slow = stats.spearmanr(np.repeat(scores, drawn), np.repeat(gold, drawn)).statistic
+            assert value == pytest.approx(slow, abs=1e-12)  # rounding of a sum of 50 products
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.tuples(st.integers(-5, 5), st.integers(0, 5)), min_size=2, max_size=30))
+def test_spearman_depends_on_the_order_of_scores_only(pairs: list[tuple[int, int]]) -> None:
+    scores, gold = np.array(pairs, dtype=float).T
+    one, cubed, opposite = resampled_spearman([scores, scores**3, -scores], gold, resamples=20)
+    np.testing.assert_array_equal(one, cubed)
+    np.testing.assert_array_equal(one, -opposite)
+
+
+def test_resampled_means_equal_means_of_drawn_items() -> None:
+    values = np.random.default_rng(0).standard_normal(40)
+    means = [np.repeat(values, drawn).mean() for drawn in counts(40, 200, 1, "accuracy").T]
+    np.testing.assert_allclose(resampled_means(values, resamples=200, seed=1, stream="accuracy"), means, atol=1e-14)
+
+
+def test_resamples_depend_only_on_seed_and_stream() -> None:
+    rng = np.random.default_rng(0)
+    gold, scores, other = rng.standard_normal((3, 60))
+    alone = resampled_spearman([scores], gold, resamples=50, seed=3, stream="a")[0]
+
+    np.testing.assert_array_equal(alone, resampled_spearman([other, scores], gold, resamples=50, seed=3, stream="a")[1])
+    for seed, stream in ((4, "a"), (3, "b")):
+        assert (alone != resampled_spearman([scores], gold, resamples=50, seed=seed, stream=stream)[0]).any()
+
+
+def test_the_interval_is_the_middle_95_percent() -> None:
+    assert percentile_interval(np.arange(1001)) == Interval(pytest.approx(25), pytest.approx(975))
+
+
+def test_coverage_of_spearman_intervals_is_95_percent() -> None:
+    """Normal pairs of correlation ρ have a rank correlation of 6/π · asin(ρ/2)."""
+    rng = np.random.default_rng(0)
+    truth = 6 / math.pi * math.asin(0.7 / 2)
+    held = 0
+    for seed in range(300):
+        x, noise = rng.standard_normal((2, 200))
+        y = 0.7 * x + math.sqrt(1 - 0.7**2) * noise
+        interval = percentile_interval(resampled_spearman([x], y, resamples=200, seed=seed)[0])
+        held += interval.low <= truth <= interval.high
+    # 0.95 ± 3.5 standard errors of 300 tries; at 200 pairs a percentile interval may be 1 % too short.
+    assert 0.895 < held / 300 < 0.995
+
+
+def test_coverage_of_accuracy_intervals_is_95_percent() -> None:
+    rng = np.random.default_rng(1)
+    intervals = [mean_interval(rng.random(300) < 0.8, resamples=200, seed=seed) for seed in range(400)]
+    held = np.mean([interval.low <= 0.8 <= interval.high for interval in intervals])
+    assert 0.90 < held < 0.99  # as above, of 400 tries
+
+
+def test_interval_is_nan_if_a_resample_is_undefined() -> None:
+    """With three pairs some resamples draw one pair three times."""
+    values = resampled_spearman([[1.0, 2.0, 3.0]], [1.0, 2.0, 3.0], resamples=100)[0]
+    assert np.isnan(values).any()
+    assert math.isnan(percentile_interval(values).low)
+    assert math.isnan(percentile_interval(values).high)
+    assert math.isnan(two_sided_p(values))
+    assert np.isnan(resampled_spearman([[2.0, 2.0]], [0.0, 1.0], resamples=10)).all()
+    assert math.isnan(mean_interval([1.0, math.nan], resamples=50).low)
+
+
+def test_p_value_is_twice_the_share_beyond_zero_and_never_zero() -> None:
+    assert two_sided_p(np.full(999, 0.3)) == two_sided_p(np.full(999, -0.3)) == pytest.approx(2 / 1000)
+    assert two_sided_p([*[0.3] * 980, *[-0.1] * 19]) == pytest.approx(40 / 1000)
+    assert two_sided_p(np.zeros(999)) == 1
+    assert two_sided_p([-1.0, 1.0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "values", "named"),
+    [
+        (resampled_spearman, ([[1.0, 2.0]], [1.0, 2.0, 3.0]), r"\(1, 2\) and \(3,\)"),
+        (resampled_spearman, ([1.0, 2.0], [1.0, 2.0]), r"\(2,\) and \(2,\)"),
+        (resampled_spearman, ([[1.0, math.nan]], [1.0, 2.0]), "NaN"),
+        (resampled_spearman, (np.zeros((1, 0)), []), "0 items"),
+        (resampled_means, ([[1.0, 2.0]],), r"\(1, 2\)"),
+        (partial(resampled_means, resamples=0), ([1.0],), "0 resamples"),
+        (partial(resampled_means, seed=-1), ([1.0],), "seed -1"),
+    ],
+)
+def test_invalid_values_are_refused(function: Any, values: Any, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        function(*values)
+
+
+# ------------------------------------------------------------------------------------------------ two models
+
+
+def models(seed: int, pairs: int, noise: tuple[float, float], shared: float = 0.0) -> tuple[PairScores, PairScores]:
+    """Scores of two models: gold plus independent noise and `shared` noise."""
+    rng = np.random.default_rng(seed)
+    gold = rng.integers(0, 26, pairs) / 5
+    common = gold + shared * rng.standard_normal(pairs)
+    one, two = (common + size * rng.standard_normal(pairs) for size in noise)
+    return PairScores(one, gold), PairScores(two, gold)
+
+
+@pytest.mark.parametrize("shared", [0.0, 2.0], ids=["independent errors", "shared errors"])
+def test_p_values_of_equally_good_models_are_uniform(shared: float) -> None:
+    p_values = []
+    for seed in range(300):
+        one, two = models(seed, 150, noise=(1.0, 1.0), shared=shared)
+        comparison = compare({"stsb": one}, {"stsb": two}, resamples=250, seed=seed)
+        p_values.append(comparison.tasks["stsb"].p_value)
+    # 300 tries of probability p: p ± 3.5 standard errors.
+    for level, tolerance in ((0.05, 0.044), (0.2, 0.081), (0.5, 0.101)):
+        assert np.mean(np.array(p_values) <= level) == pytest.approx(level, abs=tolerance)
+
+
+def test_p_values_of_the_average_are_correct() -> None:
+    p_values = []
+    for seed in range(150):
+        tasks = {name: models(seed + 1000 * i, 80, (1.0, 1.0)) for i, name in enumerate(("sts12", "stsb", "sickr"))}
+        ours, theirs = ({name: pair[side] for name, pair in tasks.items()} for side in (0, 1))
+        average = compare(ours, theirs, resamples=150, seed=seed).average
+        assert average is not None
+        p_values.append(average.p_value)
+    assert np.mean(np.array(p_values) <= 0.05) == pytest.approx(0.05, abs=0.062)  # 3.5 standard errors of 150 tries
+
+
+def test_paired_interval_is_shorter_than_that_of_one_model() -> None:
+    better, worse = models(0, 1000, noise=(0.5, 1.1), shared=2.0)
+    one = compare({"stsb": better}, {"stsb": worse}).tasks["stsb"]
+
+    assert one.spearman == pytest.approx(100 * spearman(better.cosine, better.gold))
+    assert one.other == pytest.approx(100 * spearman(worse.cosine, worse.gold))
+    assert one.difference == one.spearman - one.other > 0
+    assert 0 < one.interval.low < one.difference < one.interval.high
+    assert one.p_value < 0.01
+    # Without pairing, even the interval of one model is longer.
+    alone = percentile_interval(100 * resampled_spearman([better.cosine], better.gold)[0])
+    assert one.interval.high - one.interval.low < 0.7 * (alone.high - alone.low)
+
+
+def test_exchanging_the_models_changes_only_the_sign() -> None:
+    one, two = models(1, 200, (1.0, 1.2))
+    there, back = compare({"sts12": one}, {"sts12": two}), compare({"sts12": two}, {"sts12": one})
+    for forth, reverse in ((there.tasks["sts12"], back.tasks["sts12"]), (there.average, back.average)):
+        assert forth is not None
+        assert reverse is not None
+        assert forth.difference == -reverse.difference
+        assert forth.p_value == reverse.p_value
+        assert forth.interval.low == pytest.approx(-reverse.interval.high, abs=1e-12)  # percentiles interpolate
+        assert forth.interval.high == pytest.approx(-reverse.interval.low, abs=1e-12)
+
+
+def test_equal_models_differ_by_0_with_p_1() -> None:
+    one, _ = models(2, 100, (1.0, 1.0))
+    doubled = PairScores(2 * one.cosine, one.gold)  # the same ranks
+    comparison = compare({"stsb": one}, {"stsb": doubled})
+    for difference in (comparison.tasks["stsb"], comparison.average):
+        assert difference is not None
+        assert (difference.difference, difference.interval, difference.p_value) == (0, Interval(0, 0), 1)
+
+
+def test_average_is_over_common_published_tasks() -> None:
+    ours, theirs = {}, {}
+    for seed, name in enumerate(("sts12", "stsb", "mine")):
+        ours[name], theirs[name] = models(seed, 300, (1.0, 1.4))
+    ours["sickr"] = theirs["sts16"] = ours["mine"]
+
+    comparison = compare(ours, theirs)
+
+    assert list(comparison.tasks) == ["sts12", "stsb", "mine"]
+    assert comparison.averaged == ("sts12", "stsb")
+    assert comparison.left_out == ("sickr", "sts16")
+    average, tasks = comparison.average, comparison.tasks
+    assert average is not None
+    assert average.pairs == 600
+    assert average.difference == pytest.approx((tasks["sts12"].difference + tasks["stsb"].difference) / 2)
+    lengths = [one.interval.high - one.interval.low for one in (average, tasks["sts12"], tasks["stsb"])]
+    assert lengths[0] < min(lengths[1:])  # the mean of two independent tasks varies less
+    assert compare({"mine": ours["mine"]}, {"mine": theirs["mine"]}).average is None
+
+
+def test_undefined_correlation_gives_nan_differences() -> None:
+    one, two = models(3, 50, (1.0, 1.0))
+    collapsed = PairScores(np.full(50, 0.5) + 1e-16 * np.arange(50), two.gold)  # constant but for rounding
+    comparison = compare({"stsb": one, "sickr": one}, {"stsb": collapsed, "sickr": two})
+    for difference in (comparison.tasks["stsb"], comparison.average):
+        assert difference is not None
+        for number in (difference.other, difference.difference, difference.interval.low, difference.p_value):
+            assert math.isnan(number)
+    assert not math.isnan(comparison.tasks["sickr"].p_value)
+
+
+def test_different_pairs_cannot_be_compared() -> None:
+    one, two = models(4, 50, (1.0, 1.0))
+    for other in (PairScores(two.cosine, two.gold[::-1]), PairScores(two.cosine[1:], two.gold[1:])):
+        with pytest.raises(ValueError, match=rf"stsb.*50 and {len(other.gold)}"):
+            compare({"stsb": one}, {"stsb": other})
+    with pytest.raises(ValueError, match=r"stsb.*sickr"):
+        compare({"stsb": one}, {"sickr": two})

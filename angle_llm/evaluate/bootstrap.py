@@ -8,8 +8,8 @@ Two models make errors on the same items, so their intervals can overlap althoug
 computes both on the same resamples and returns the interval and p-value of the difference.
 
 A resample is a vector of counts: how often each item was drawn. All metrics are computed from counts, for a block of
-resamples at once. Counts depend only on size, number of resamples, seed and `stream` (a name, such as that of the task),
-so that models share resamples, and the interval of a task does not depend on other tasks.
+resamples at once. Counts depend only on size, number of resamples, seed and `stream` (a name, such as that of the
+task), so that models share resamples, and the interval of a task does not depend on other tasks.
 """
 
 from __future__ import annotations
@@ -230,8 +230,8 @@ def _counts(size: int, resamples: int, seed: int, stream: str) -> Iterator[NDArr
 
 @dataclass(frozen=True)
 class _Ties:
-    """Ties of a list: `order` sorts it, item i has the distinct value number `kind[i]`, and the items of a distinct value
-    begin at `starts` in the sorted list."""
+    """Ties of a list: `order` sorts it, item i has the distinct value number `kind[i]`, and the items of a distinct
+    value begin at `starts` in the sorted list."""
 
     order: NDArray[np.intp]
     starts: NDArray[np.intp]

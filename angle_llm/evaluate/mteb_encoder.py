@@ -1,11 +1,11 @@
-"""An encoder as `mteb` asks for it (its `EncoderProtocol`, mteb ≥ 2): the only module that imports mteb.
+"""`SentenceEncoder` as a model of `mteb` (its `EncoderProtocol`, mteb ≥ 2).
 
     import mteb
     model = MtebEncoder(SentenceEncoder.from_pretrained("runs/nli/model"), name="me/my-model")
     mteb.evaluate(model, mteb.get_tasks(tasks=["STSBenchmark"]), cache=None)
 
-mteb hands over texts batch by batch and says what they are for; here a prompt may depend on that. How much is computed
-at once is told in tokens, so mteb's `batch_size` does not matter.
+The prompt can depend on the task and side that mteb passes with the texts. Batches are limited in tokens, so mteb's
+`batch_size` has no effect.
 """
 
 from __future__ import annotations
@@ -24,27 +24,26 @@ from angle_llm.evaluate.encoding import OpenedEncoder
 
 
 class PromptedEncoder(OpenedEncoder, Protocol):
-    """An encoder that can be had under another prompt, such as `SentenceEncoder`."""
+    """An encoder whose prompt can be replaced, such as `SentenceEncoder`."""
 
     @property
     def dimensions(self) -> int:
-        """D, the length of a vector."""
+        """D."""
 
     def with_prompt(self, prompt: str, /) -> PromptedEncoder:
-        """The same weights under the prompt of that name or YAML file."""
+        """The same weights with another prompt (a name or YAML file)."""
         ...
 
 
 class MtebEncoder:
-    """What `mteb.evaluate` takes as a model.
+    """A model for `mteb.evaluate`.
 
-    `prompts` maps what texts are for to a prompt (a name or YAML file). A key is, the first that fits, as in mteb
-    itself: task and side (`NFCorpus-query`), task (`STSBenchmark`), task type and side (`Retrieval-query`,
-    `Retrieval-document`), task type (`STS`, `Classification`, `Clustering`, `PairClassification`, `Reranking`,
-    `Summarization`, …), side (`query`, `document`). Where none fits, the prompt is the encoder's own.
+    `prompts` maps a use of texts to a prompt (a name or YAML file). The first matching key is used, as in mteb: task
+    and side (`NFCorpus-query`), task (`STSBenchmark`), task type and side (`Retrieval-query`, `Retrieval-document`),
+    task type (`STS`, `Classification`, `Clustering`, `PairClassification`, `Reranking`, `Summarization`, …), side
+    (`query`, `document`). Without a match, the prompt of the encoder is used.
 
-    A text without any visible character gets the zero vector, which has similarity 0 with everything: mteb's corpora
-    hold such texts, and there is nothing to embed in them.
+    Texts of white space only, which occur in mteb's corpora, have a zero vector: similarity 0 with all texts.
     """
 
     def __init__(
@@ -57,15 +56,12 @@ class MtebEncoder:
         micro_batch_tokens: int | None = None,
         meta: Mapping[str, Any] | None = None,
     ) -> None:
-        """`name` is ORGANISATION/MODEL, under which mteb files results; `meta` adds to or replaces what is told of the
-        model.
+        """`name` is ORGANISATION/MODEL in mteb's results; `meta` overrides fields of mteb's description of the model.
 
         Raises `ValueError` for a name without a slash, or a prompt that cannot be read.
         """
         if "/" not in name:
-            raise ValueError(
-                f"mteb files results under ORGANISATION/MODEL; found {name!r}. Put an organisation before it."
-            )
+            raise ValueError(f"--name: expected ORGANISATION/MODEL, got {name!r}.")
         self._prompts = dict(prompts or {})
         self._encoder_of = {key: encoder.with_prompt(prompt) for key, prompt in self._prompts.items()}
         self._encoder = encoder
@@ -80,14 +76,14 @@ class MtebEncoder:
             "modalities": ["text"],
             "use_instructions": any(each.prompt.template != "{text}" for each in self._all()),
         }
-        # What is not known (training data, languages, licence, …) stays None, which mteb reads as "not said".
+        # Unknown fields (training data, languages, licence, …) stay None.
         self._meta = ModelMeta.create_empty(
             {key: value for key, value in {**known, **(meta or {})}.items() if value is not None}
         )
 
     @property
     def mteb_model_meta(self) -> Any:
-        """What mteb writes beside the results."""
+        """Description of the model in mteb's results."""
         return self._meta
 
     def encode(
@@ -100,7 +96,7 @@ class MtebEncoder:
         prompt_type: Any = None,
         **kwargs: Any,
     ) -> NDArray[np.float32]:
-        """Vectors (N, D) of all texts of all batches, under the prompt for this task and side."""
+        """Embeddings (N, D) of the texts of all batches, with the prompt for this task and side."""
         texts = [text for batch in inputs for text in batch["text"]]
         rows_ND = np.zeros((len(texts), self._encoder.dimensions), dtype=np.float32)
         full = [place for place, text in enumerate(texts) if text.strip()]
@@ -113,16 +109,16 @@ class MtebEncoder:
         return rows_ND
 
     def encoder_for(self, task_metadata: Any, prompt_type: Any = None) -> PromptedEncoder:
-        """The encoder under the prompt that is used for such texts."""
+        """The encoder with the prompt for a task and side."""
         key = get_prompt_name(self._prompts, task_metadata, prompt_type) if self._prompts else None
         return self._encoder if key is None else self._encoder_of[key]
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Cosine similarity (N, M) of each with each."""
+        """Cosine similarity (N, M) of all pairs of rows."""
         return cos_sim(embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Cosine similarity (N,) of one with one."""
+        """Cosine similarity (N,) of rows with the same index."""
         return pairwise_cos_sim(embeddings1, embeddings2)
 
     def _all(self) -> list[PromptedEncoder]:

@@ -1,4 +1,4 @@
-"""The MTEB command: settings, and what happens between them and the printed table."""
+"""Evaluation on tasks of MTEB, run by mteb."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from angle_llm.evaluate.encoding import EncoderSettings, OpenEncoder, check_library, open_from, remark_on, used_by
-from angle_llm.evaluate.results import markdown_table, number
-from angle_llm.io import plain, write_json
+from angle_llm.evaluate.encoding import EncoderSettings, OpenEncoder, check_library, evaluation_main
+from angle_llm.evaluate.results import markdown_table, notes_list, number
+
+METRIC = "main score of mteb × 100"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MtebSettings(EncoderSettings):
-    """Any task of MTEB, measured by mteb itself. mteb fetches a task's data from the Hugging Face hub when it runs."""
+    """Tasks of MTEB, run by mteb, which downloads their data from the Hugging Face hub."""
 
     tasks: tuple[str, ...]
     """Names of MTEB's tasks, such as STSBenchmark, Banking77Classification, NFCorpus."""
 
     prompts: dict[str, str] = field(default_factory=dict)
-    """What texts are for → prompt name or YAML file: Retrieval-query, Retrieval-document, STS, Classification, a task's
-    name, … Where none fits: --prompt, or the one saved with the model."""
+    """Use → prompt name or YAML file. A use is Retrieval-query, Retrieval-document, STS, Classification, the name of a
+    task, … Without a match: --prompt, or the prompt saved with the model."""
 
     name: str | None = None
-    """ORGANISATION/MODEL under which results are filed. None: the hub id, or local/ and the name of the folder."""
+    """ORGANISATION/MODEL in result files. None: the hub id, or local/ and the name of the folder."""
 
     output: Path | None = None
-    """Folder for MTEB's own result files, as its leaderboard takes them. None: none are kept."""
+    """Folder for mteb's result files, in the format of its leaderboard. None: none are written."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.tasks:
-            raise ValueError("--tasks needs at least one task of MTEB, such as STSBenchmark.")
+            raise ValueError("--tasks: expected at least one task of MTEB, such as STSBenchmark, got none.")
 
 
 @dataclass(frozen=True)
@@ -49,39 +50,33 @@ class MtebScore:
 
 
 def mteb_main(settings: MtebSettings, open_encoder: OpenEncoder) -> list[MtebScore]:
-    """Look the tasks up, open the encoder, let mteb measure, print the table and write the files that are asked for.
+    """Look up the tasks, open the encoder, run mteb, print the table, write the files.
 
-    Raises `MissingLibraryError` without mteb, `ValueError` for a task it does not know.
+    Raises `MissingLibraryError` without mteb, `ValueError` for an unknown task.
     """
     get_task = _mteb()
     tasks = [get_task(name) for name in settings.tasks]
-    if settings.json is not None:
-        settings.json.parent.mkdir(parents=True, exist_ok=True)
-    encoder: Any = open_from(settings, open_encoder)
     name = settings.name or named_after(settings.model)
-    scores = evaluate_mteb(
-        encoder,
-        tasks,
-        name=name,
-        revision=settings.revision,
-        prompts=settings.prompts,
-        micro_batch_tokens=settings.micro_batch_tokens,
-        output=settings.output,
-    )
-    print(
-        mteb_report(
-            scores, name, [remark_on(encoder), *(f"`{use}`: prompt {p}." for use, p in settings.prompts.items())]
+
+    def evaluate(encoder: Any) -> list[MtebScore]:
+        return evaluate_mteb(
+            encoder,
+            tasks,
+            name=name,
+            revision=settings.revision,
+            prompts=settings.prompts,
+            micro_batch_tokens=settings.micro_batch_tokens,
+            output=settings.output,
         )
-    )
-    if settings.json is not None:
-        content = {
-            "model": settings.model,
-            "scores": [asdict(score) for score in scores],
-            "encoder": used_by(encoder),
-            "settings": asdict(settings),
-        }
-        write_json(settings.json, {key: plain(value) for key, value in content.items()})
-    return scores
+
+    def report(scores: list[MtebScore], model: str, remarks: Sequence[str]) -> str:
+        used = [f"`{use}`: prompt {prompt}." for use, prompt in settings.prompts.items()]
+        return mteb_report(scores, name, [*remarks, *used])
+
+    def content(scores: list[MtebScore]) -> dict[str, Any]:
+        return {"scores": [asdict(score) for score in scores]}
+
+    return evaluation_main(settings, open_encoder, evaluate, report, METRIC, content)
 
 
 def evaluate_mteb(
@@ -94,10 +89,9 @@ def evaluate_mteb(
     micro_batch_tokens: int | None = None,
     output: Path | None = None,
 ) -> list[MtebScore]:
-    """Main scores of mteb's task objects for an encoder that has `dimensions` and `with_prompt`, such as
-    `SentenceEncoder`.
+    """Main scores of mteb's task objects for an encoder with `dimensions` and `with_prompt`, such as `SentenceEncoder`.
 
-    Everything is measured anew: mteb would else take up results of another model that once had this name.
+    Stored results are not used: mteb would use those of another model with the same name.
     """
     import mteb
 
@@ -129,15 +123,14 @@ def evaluate_mteb(
 
 
 def mteb_report(scores: Sequence[MtebScore], model: str, remarks: Sequence[str] = ()) -> str:
-    """A Markdown table of main scores × 100, and notes."""
+    """Markdown: main scores × 100, and notes."""
     header = ["task", "type", "split", "subset", "main score", model]
     rows = [[s.task, s.type, s.split, s.subset, s.metric, number(s.score)] for s in scores]
-    notes = "\n".join(f"- {note}" for note in (*remarks, "Measured by mteb; main scores × 100."))
-    return f"{markdown_table(header, rows, words=5)}\n\n{notes}"
+    return f"{markdown_table(header, rows, words=5)}\n\n{notes_list([*remarks, f'{METRIC}.'])}\n"
 
 
 def named_after(model: str) -> str:
-    """ORGANISATION/MODEL for a model: a hub id as it is, anything else as local/ and its last part."""
+    """ORGANISATION/MODEL of a model: a hub id unchanged, else local/ and the last part of the path."""
     is_hub_id = model.count("/") == 1 and not model.startswith((".", "/", "~", "package:")) and not Path(model).exists()
     return model if is_hub_id else f"local/{Path(model).expanduser().resolve().name}"
 
@@ -151,6 +144,6 @@ def _mteb() -> Callable[[str], Any]:
         try:
             return mteb.get_task(name)
         except KeyError as error:
-            raise ValueError(f"mteb does not know the task {name!r}: {error.args[0]}") from error
+            raise ValueError(f"--tasks: mteb has no task {name!r}: {error.args[0]}") from error
 
     return get_task

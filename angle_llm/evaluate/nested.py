@@ -1,10 +1,8 @@
-"""How much is lost when an encoder is cut: Spearman after every number of layers, at every number of dimensions.
+"""STS scores of an encoder cut to fewer layers and dimensions.
 
     sentences ──► one pass through all layers ──► (N, M, D) ──► cut to m layers and k columns ──► Spearman per task
 
-`eval/nested.py` reads `NestedEvalSettings` from the command line, hands them to `nested_main` and draws the curve.
-
-Legend: N texts, M numbers of layers, D dimensions.
+Dimensions: N texts, M numbers of layers, D columns.
 """
 
 from __future__ import annotations
@@ -22,13 +20,13 @@ from angle_llm.evaluate.encoding import (
     EncoderSettings,
     OpenedEncoder,
     OpenEncoder,
-    open_from,
-    remark_on,
-    used_by,
+    evaluation_main,
 )
+from angle_llm.evaluate.results import markdown_table, notes_list, number
 from angle_llm.evaluate.sts import evaluate
 from angle_llm.evaluate.sts_tasks import StsTask, select_tasks, variant_of
-from angle_llm.io import plain, write_json
+
+METRIC = "Spearman × 100 on STS tasks"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,34 +34,34 @@ class NestedEvalSettings(EncoderSettings):
     """Spearman correlation on STS tasks of an encoder cut to its first layers and dimensions, from one encoding."""
 
     data_dir: Path | None = None
-    """Directory with sts/, stsb/, sick/, as eval/sts.py takes it. None: the Hugging Face hub."""
+    """Directory with sts/, stsb/, sick/, as for eval/sts.py. None: the Hugging Face hub."""
 
     tasks: tuple[str, ...] = ("stsb",)
-    """Task names or TSV files, as eval/sts.py takes them."""
+    """Task names or TSV files, as for eval/sts.py."""
 
     variant: Literal["auto", "raw", "senteval"] = "auto"
-    """Text of the sentences, as eval/sts.py takes it."""
+    """Text of the sentences, as for eval/sts.py."""
 
     layers: tuple[int, ...] = ()
-    """Numbers of layers to cut to. All layers are always measured."""
+    """Numbers of layers to cut to. All layers are always included."""
 
     dimensions: tuple[int, ...] = ()
-    """Numbers of dimensions to cut to. Empty: halves of halves, down to 8. All dimensions are always measured."""
+    """Numbers of dimensions to cut to. Empty: halves of halves, down to 8. All dimensions are always included."""
 
     plot: Path | None = None
     """Draw the curve to this file, .png or .svg (needs matplotlib)."""
 
 
 class LayeredEncoder(OpenedEncoder, Protocol):
-    """An encoder whose inner layers can be read, such as `SentenceEncoder`."""
+    """An encoder that returns the output of inner layers, such as `SentenceEncoder`."""
 
     @property
     def layers(self) -> int:
-        """How many there are."""
+        """Number of layers."""
 
     @property
     def dimensions(self) -> int:
-        """D, how many numbers a vector has."""
+        """D."""
 
     def encode_layers(
         self,
@@ -73,13 +71,13 @@ class LayeredEncoder(OpenedEncoder, Protocol):
         micro_batch_tokens: int | None = None,
         show_progress: bool = False,
     ) -> NDArray[np.floating[Any]]:
-        """Vectors (N, M, D) after so many layers each."""
+        """Embeddings (N, M, D) after each of the M numbers of layers."""
         ...
 
 
 @dataclass(frozen=True)
 class Point:
-    """What an encoder cut to `layers` and `dimensions` reaches: Spearman × 100 by task, and the mean over tasks."""
+    """Spearman × 100 by task of an encoder cut to `layers` and `dimensions`."""
 
     layers: int
     dimensions: int
@@ -87,29 +85,31 @@ class Point:
 
     @property
     def mean(self) -> float:
-        """NaN if that of a task is."""
+        """Mean over tasks; NaN if one is NaN."""
         return sum(self.spearman.values()) / len(self.spearman)
 
 
 def nested_main(settings: NestedEvalSettings, open_encoder: OpenEncoder) -> list[Point]:
-    """Read the tasks, open the encoder, measure every cut, print the table and write the JSON file where one is asked
-    for."""
+    """Read the tasks, open the encoder, evaluate every cut, print the table, write the JSON file."""
     variant = variant_of(settings.data_dir) if settings.variant == "auto" else settings.variant
     tasks = select_tasks(settings.tasks, settings.data_dir, variant)
-    encoder: Any = open_from(settings, open_encoder)
-    points = quality_curve(
-        encoder,
-        tasks,
-        layers=settings.layers,
-        dimensions=settings.dimensions or halves(encoder.dimensions),
-        micro_batch_tokens=settings.micro_batch_tokens,
-    )
-    print(table(points, settings.model, [task.label for task in tasks], remark_on(encoder)), end="")
-    if settings.json is not None:
-        found = [asdict(point) | {"mean": point.mean} for point in points]
-        content = {"model": settings.model, "encoder": used_by(encoder), "settings": plain(settings)}
-        write_json(settings.json, content | {"points": plain(found)})
-    return points
+
+    def evaluate(encoder: LayeredEncoder) -> list[Point]:
+        return quality_curve(
+            encoder,
+            tasks,
+            layers=settings.layers,
+            dimensions=settings.dimensions or halves(encoder.dimensions),
+            micro_batch_tokens=settings.micro_batch_tokens,
+        )
+
+    def report(points: list[Point], model: str, remarks: Sequence[str]) -> str:
+        return nested_report(points, model, remarks, [task.label for task in tasks])
+
+    def content(points: list[Point]) -> dict[str, Any]:
+        return {"points": [asdict(point) | {"mean": point.mean} for point in points]}
+
+    return evaluation_main(settings, open_encoder, evaluate, report, METRIC, content)
 
 
 def quality_curve(
@@ -120,25 +120,25 @@ def quality_curve(
     dimensions: Sequence[int],
     micro_batch_tokens: int | None = None,
 ) -> list[Point]:
-    """A point for every number of layers at every number of dimensions, all of either included, in ascending order.
+    """A point for each number of layers and of dimensions, all of them included, in ascending order.
 
-    The texts go through the encoder once. It takes memory for the vectors of all layers asked for: N × M × D numbers.
+    Texts are encoded once; the embeddings of all layers, N × M × D numbers, are in memory.
 
-    Raises `ValueError` for layers or dimensions that are not there, and as `evaluate` does.
+    Raises `ValueError` for layers or dimensions that the encoder does not have, and like `evaluate`.
     """
     depths = sorted({*layers, encoder.layers})
     widths = sorted({*dimensions, encoder.dimensions})
-    there = widths[0] >= 1 and widths[-1] == encoder.dimensions and depths[0] >= 1 and depths[-1] == encoder.layers
-    if not there:
+    valid = widths[0] >= 1 and widths[-1] == encoder.dimensions and depths[0] >= 1 and depths[-1] == encoder.layers
+    if not valid:
         raise ValueError(
-            f"the encoder has {encoder.layers} layers and {encoder.dimensions} dimensions to be cut to; asked for were layers "
-            f"{list(layers)} and dimensions {list(dimensions)}."
+            f"--layers, --dimensions: expected 1 to {encoder.layers} layers and 1 to {encoder.dimensions} dimensions, got "
+            f"{list(layers)} and {list(dimensions)}."
         )
     read: list[NDArray[np.floating[Any]]] = []
 
     def cut(place: int, width: int) -> Encode:
         def encode(texts: list[str]) -> NDArray[np.floating[Any]]:
-            if not read:  # every other cut is asked for the same texts in the same order
+            if not read:  # all cuts get the same texts in the same order
                 read.append(
                     encoder.encode_layers(texts, depths, micro_batch_tokens=micro_batch_tokens, show_progress=True)
                 )
@@ -156,23 +156,19 @@ def quality_curve(
 
 
 def halves(dimensions: int) -> list[int]:
-    """Half of them, half of that, and so on, down to 8."""
+    """Half of the dimensions, a quarter, and so on down to 8, ascending."""
     found = [dimensions // 2]
     while found[-1] // 2 >= 8:
         found.append(found[-1] // 2)
     return found[::-1]
 
 
-def table(points: Sequence[Point], model: str, labels: Sequence[str], remark: str) -> str:
-    """The means for a reader, a line for each number of layers."""
+def nested_report(points: Sequence[Point], model: str, remarks: Sequence[str], labels: Sequence[str]) -> str:
+    """Markdown: mean Spearman × 100 by number of layers and dimensions."""
     widths = sorted({point.dimensions for point in points})
     means = {(point.layers, point.dimensions): point.mean for point in points}
-    lines = [
-        f"{model}: Spearman × 100, mean over {', '.join(labels)}. {remark}",
-        "",
-        "| layers \\ dimensions | " + " | ".join(map(str, widths)) + " |",
-        "|---:|" + "---:|" * len(widths),
-    ]
-    for depth in sorted({point.layers for point in points}):
-        lines.append(f"| {depth} | " + " | ".join(f"{means[depth, width]:.2f}" for width in widths) + " |")
-    return "\n".join(lines) + "\n"
+    depths = sorted({point.layers for point in points})
+    rows = [[str(depth), *(number(means[depth, width]) for width in widths)] for depth in depths]
+    header = ["layers \\ dimensions", *map(str, widths)]
+    title = f"{model}: {METRIC}, mean over {', '.join(labels)}."
+    return "\n\n".join([title, markdown_table(header, rows, words=0), notes_list(remarks)]) + "\n"

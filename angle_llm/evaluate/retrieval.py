@@ -33,17 +33,15 @@ from angle_llm.evaluate.correlation import unit_rows
 from angle_llm.evaluate.encoding import (
     Encode,
     EncodedTexts,
+    Encoder,
     EncoderSettings,
     OpenEncoder,
     encode_distinct,
     encode_with,
-    open_from,
-    remark_on,
-    used_by,
+    evaluation_main,
 )  # fmt: skip
-from angle_llm.evaluate.results import markdown_table, notes_list, number, results_json, span
+from angle_llm.evaluate.results import markdown_table, notes_list, number, span
 from angle_llm.evaluate.retrieval_tasks import FLICKR30K, RetrievalTask, read_flickr30k, read_groups, read_judged
-from angle_llm.io import write_json
 
 METRIC = "exact retrieval by cosine similarity, × 100; ties go to the candidate that is not an answer"
 PUBLISHED_STRICT = {"AnglE": 12.9, "SimCSE": 10.4, "SBERT": 5.2}
@@ -82,7 +80,7 @@ class RetrievalSettings(EncoderSettings):
 
 
 @dataclass(frozen=True)
-class Figure:
+class Metric:
     """Mean over queries × 100 and its bootstrap interval over queries."""
 
     value: float
@@ -99,7 +97,7 @@ class RetrievalResult:
     queries: int
     candidates: int
     answers: int
-    figures: dict[str, Figure]
+    figures: dict[str, Metric]
     ranks: tuple[tuple[int, ...], ...]
     search_seconds: float
 
@@ -191,23 +189,23 @@ def _ranks_of_block(
     return ranks
 
 
-def query_figures(
+def query_metrics(
     ranks: Sequence[Mapping[int, int]], relevant: Sequence[Mapping[int, float]]
 ) -> dict[str, list[float]]:
     """Metrics of each query in [0, 1] by name."""
-    figures: dict[str, list[float]] = {"strict": [], "in top 5": []}
-    figures |= {f"R@{k}": [] for k in RECALLS} | {"MRR": [], "nDCG@10": []}
+    metrics: dict[str, list[float]] = {"strict": [], "in top 5": []}
+    metrics |= {f"R@{k}": [] for k in RECALLS} | {"MRR": [], "nDCG@10": []}
     for rank_of, grades in zip(ranks, relevant, strict=True):
         places = np.array(list(rank_of.values()))
-        figures["strict"].append(float(places.max() == len(places)))
-        figures["in top 5"].append(float(places.max() <= 5))
+        metrics["strict"].append(float(places.max() == len(places)))
+        metrics["in top 5"].append(float(places.max() <= 5))
         for k in RECALLS:
-            figures[f"R@{k}"].append(float((places <= k).mean()))
-        figures["MRR"].append(float(1 / places.min()))
+            metrics[f"R@{k}"].append(float((places <= k).mean()))
+        metrics["MRR"].append(float(1 / places.min()))
         best = dict(enumerate(sorted(grades.values(), reverse=True), start=1))
         gained = {rank: grades[answer] for answer, rank in rank_of.items()}
-        figures["nDCG@10"].append(_discounted(gained) / _discounted(best))
-    return figures
+        metrics["nDCG@10"].append(_discounted(gained) / _discounted(best))
+    return metrics
 
 
 def _evaluate(encoded: EncodedTexts, task: RetrievalTask, resamples: int, seed: int) -> RetrievalResult:
@@ -222,17 +220,17 @@ def _evaluate(encoded: EncodedTexts, task: RetrievalTask, resamples: int, seed: 
         candidates=len(task.candidates),
         answers=sum(map(len, task.relevant)),
         figures={
-            name: _figure(values, resamples, seed, task.name)
-            for name, values in query_figures(ranks, task.relevant).items()
+            name: _metric(values, resamples, seed, task.name)
+            for name, values in query_metrics(ranks, task.relevant).items()
         },
         ranks=tuple(tuple(rank_of.values()) for rank_of in ranks),
         search_seconds=seconds,
     )
 
 
-def _figure(values: list[float], resamples: int, seed: int, stream: str) -> Figure:
+def _metric(values: list[float], resamples: int, seed: int, stream: str) -> Metric:
     interval = mean_interval(values, resamples=resamples, seed=seed, stream=stream)
-    return Figure(100 * float(np.mean(values)), Interval(100 * interval.low, 100 * interval.high))
+    return Metric(100 * float(np.mean(values)), Interval(100 * interval.low, 100 * interval.high))
 
 
 def _discounted(gains: Mapping[int, float]) -> float:
@@ -256,22 +254,15 @@ def retrieval_report(results: RetrievalResults, model: str, remarks: Sequence[st
     return "\n\n".join((*parts, notes)) + "\n"
 
 
-def retrieval_dict(
-    results: RetrievalResults,
-    model: str,
-    *,
-    settings: Mapping[str, Any] | None = None,
-    encoder: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """All results as JSON values, the ranks of the answers of each query included."""
-    content = {
+def retrieval_content(results: RetrievalResults) -> dict[str, Any]:
+    """All results, for the JSON file; `ranks` has those of the answers of each query."""
+    return {
         "tasks": {name: asdict(task) for name, task in results.tasks.items()},
         "texts": results.texts,
         "dimensions": results.dimensions,
         "zero_vectors": results.zero_vectors,
         "encode_seconds": results.encode_seconds,
     }
-    return results_json(model, METRIC, content, settings=settings, encoder=encoder)
 
 
 def _notes(results: RetrievalResults) -> list[str]:
@@ -299,21 +290,14 @@ def _notes(results: RetrievalResults) -> list[str]:
 
 
 def retrieval_main(settings: RetrievalSettings, open_encoder: OpenEncoder) -> RetrievalResults:
-    """Read the tasks, open the encoder, evaluate, print the report, write the JSON file.
-
-    Data and output are checked before the model is opened.
-    """
+    """Read the tasks, open the encoder, evaluate, print the report, write the JSON file."""
     tasks = select_retrieval_tasks(settings)
-    if settings.json is not None:
-        settings.json.parent.mkdir(parents=True, exist_ok=True)
-    encoder = open_from(settings, open_encoder)
-    encode = encode_with(encoder, settings.micro_batch_tokens)
-    results = evaluate_retrieval(encode, tasks, resamples=settings.resamples, seed=settings.seed)
-    print(retrieval_report(results, settings.model, [remark_on(encoder)]), end="")
-    if settings.json is not None:
-        content = retrieval_dict(results, settings.model, settings=asdict(settings), encoder=used_by(encoder))
-        write_json(settings.json, content)
-    return results
+
+    def evaluate(encoder: Encoder) -> RetrievalResults:
+        encode = encode_with(encoder, settings.micro_batch_tokens)
+        return evaluate_retrieval(encode, tasks, resamples=settings.resamples, seed=settings.seed)
+
+    return evaluation_main(settings, open_encoder, evaluate, retrieval_report, METRIC, retrieval_content)
 
 
 def select_retrieval_tasks(settings: RetrievalSettings) -> list[RetrievalTask]:

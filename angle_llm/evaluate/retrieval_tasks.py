@@ -1,11 +1,9 @@
-"""Retrieval tasks: queries, candidates, and which candidates answer which query.
+"""Retrieval tasks: queries, candidates, and the relevant candidates of each query.
 
-Two kinds of files make one:
-
-* groups of texts that belong together (JSONL and the like with a column that holds lists, such as the five captions of
-  an image): the first text of each group asks for the others, among all texts of all groups but itself;
-* queries, candidates and judgements in three files, as BEIR lays them out: `queries.jsonl` and `corpus.jsonl` (`_id`,
-  `text`, and in the corpus perhaps `title`), `qrels/test.tsv` (`query-id`, `corpus-id`, `score`).
+* groups of texts (a file with a column of lists, such as the five captions of an image): the first text of a group is a
+  query, the others are its answers, among all other texts of the file;
+* BEIR folders: `queries.jsonl` and `corpus.jsonl` (`_id`, `text`, in the corpus optionally `title`), `qrels/test.tsv`
+  (`query-id`, `corpus-id`, `score`).
 """
 
 from __future__ import annotations
@@ -27,9 +25,8 @@ GROUP_COLUMNS = ("captions", "texts", "set")
 class RetrievalTask:
     """Queries and candidates.
 
-    `relevant[q]` holds the candidates (by index) that answer query q and how well, above 0. `itself[q]` is the
-    candidate that is the query and no answer to it, left out for this query alone; None where the query is no
-    candidate.
+    `relevant[q]`: index of each candidate that answers query q → its grade, above 0. `itself[q]`: index of the query
+    among the candidates, which is skipped for this query; None if it is not a candidate.
     """
 
     name: str
@@ -42,20 +39,19 @@ class RetrievalTask:
 
     def __post_init__(self) -> None:
         if not len(self.queries) == len(self.relevant) == len(self.itself):
-            raise ValueError(f"task {self.name}: queries, relevant and itself must be of one length.")
+            raise ValueError(f"task {self.name}: expected queries, relevant and itself of equal length.")
         for query, (answers, own) in enumerate(zip(self.relevant, self.itself, strict=True)):
             if not answers or own in answers or min(answers.values()) <= 0:
                 raise ValueError(
-                    f"task {self.name}: query {query} needs at least one answer with a score above 0, and may not be its "
-                    f"own; found {dict(answers)}."
+                    f"task {self.name}: query {query}: expected at least one answer other than itself, with scores above 0, "
+                    f"got {dict(answers)}."
                 )
 
 
 def groups_task(groups: Sequence[Sequence[str]], name: str, *, label: str = "", source: str = "") -> RetrievalTask:
-    """The first text of each group asks for its others, among all texts but itself; groups of one text only answer
-    nothing.
+    """A task with the first text of each group as query and the others as its answers, among all other texts.
 
-    Raises `ValueError` when no group has two texts.
+    Groups of one text add a candidate and no query. Raises `ValueError` if no group has two texts.
     """
     candidates: list[str] = []
     queries, relevant, itself = [], [], []
@@ -67,14 +63,14 @@ def groups_task(groups: Sequence[Sequence[str]], name: str, *, label: str = "", 
             relevant.append({first + place: 1.0 for place in range(1, len(group))})
             itself.append(first)
     if not queries:
-        raise ValueError(f"{source or name}: no group of at least two texts, so nothing can be asked for.")
+        raise ValueError(f"{source or name}: expected a group of at least two texts, got none.")
     return RetrievalTask(name, label or name, tuple(queries), tuple(candidates), tuple(relevant), tuple(itself), source)
 
 
 def read_groups(path: str | Path, column: str | None = None) -> RetrievalTask:
-    """A file with a list of texts in each row. `column` is found by itself where it is called captions, texts or set.
+    """A task from a file with a list of texts in each row, in `column`; None: captions, texts or set.
 
-    Raises `FileNotFoundError`, or `ValueError` naming file and line of what is malformed.
+    Raises `DataError` with file and line of a malformed row.
     """
     path = Path(path).expanduser()
     groups: list[list[str]] = []
@@ -92,7 +88,7 @@ def read_groups(path: str | Path, column: str | None = None) -> RetrievalTask:
 
 
 def read_flickr30k(data_dir: str | Path) -> RetrievalTask:
-    """The test captions of Flickr30k, five for each of 1,000 images, as AnglE's paper retrieves them."""
+    """The test captions of Flickr30k, five for each of 1,000 images, as in AnglE's paper."""
     path = Path(data_dir).expanduser() / _FLICKR30K_FILE
     task = read_groups(path, "captions")
     return RetrievalTask(
@@ -101,15 +97,15 @@ def read_flickr30k(data_dir: str | Path) -> RetrievalTask:
 
 
 def read_judged(folder: str | Path, split: str = "test") -> RetrievalTask:
-    """A folder in BEIR's layout. Queries without an answer above 0 are left out, as trec_eval does.
+    """A task from a BEIR folder. Queries without an answer above 0 are skipped, as in trec_eval.
 
-    A candidate with the id of the query is the query itself (as in ArguAna and Quora) and left out for it.
+    A candidate with the id of the query (as in ArguAna and Quora) is skipped for this query.
 
-    Raises `FileNotFoundError`, or `ValueError` for malformed rows and judgements of unknown ids.
+    Raises `DataError` for missing files, malformed rows and unknown ids in judgements.
     """
     root = Path(folder).expanduser()
-    corpus = _by_id(_there(root, "corpus"), titled=True)
-    asked = _by_id(_there(root, "queries"), titled=False)
+    corpus = _by_id(_existing(root, "corpus"), titled=True)
+    asked = _by_id(_existing(root, "queries"), titled=False)
     place_of = {key: place for place, key in enumerate(corpus)}
     answers: dict[str, dict[int, float]] = {}
     for row in open_rows(root / "qrels" / f"{split}.tsv", tables=True).good_rows(("query-id", "corpus-id", "score")):
@@ -132,7 +128,7 @@ def read_judged(folder: str | Path, split: str = "test") -> RetrievalTask:
     )
 
 
-def _there(root: Path, stem: str) -> Path:
+def _existing(root: Path, stem: str) -> Path:
     return next((p for p in (root / f"{stem}.jsonl", root / f"{stem}.jsonl.gz") if p.is_file()), root / f"{stem}.jsonl")
 
 

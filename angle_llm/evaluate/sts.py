@@ -61,12 +61,12 @@ class StsEvalSettings(EncoderSettings):
     """
 
     data_dir: Path | None = None
-    """Directory with sts/, stsb/ and sick/ (SentEval's text: sts_senteval_tok/, …), or with STS/ and SICK/ as SentEval's
-    download script writes them. None: the Hugging Face hub."""
+    """Directory with sts/, stsb/ and sick/ (SentEval's text: sts_senteval_tok/, …), or with STS/ and SICK/ as
+    SentEval's download script writes them. None: the Hugging Face hub."""
 
     tasks: tuple[str, ...] = ()
-    """sts12 … sts16, stsb, stsb-dev, sickr (test split), sickr-all, starter:graded_pairs.tsv, or files (TSV, CSV, JSONL,
-    Parquet) with columns sentence1, sentence2, score. Empty: all published tasks that are found."""
+    """sts12 … sts16, stsb, stsb-dev, sickr (test split), sickr-all, starter:graded_pairs.tsv, or files (TSV, CSV,
+    JSONL, Parquet) with columns sentence1, sentence2, score. Empty: all published tasks that are found."""
 
     variant: Literal["auto", "raw", "senteval"] = "auto"
     """raw: sentences as released (MTEB). senteval: tokenised and lower-cased (published tables). auto: raw, or senteval
@@ -83,8 +83,8 @@ class StsEvalSettings(EncoderSettings):
     """Seed of the resamples. Changes intervals slightly, scores not at all."""
 
     against: str | None = None
-    """Compare with another model pair by pair: differences with 95 % interval and p-value. A model, opened with the same
-    flags (prompt, pooling, …), or a .json file written by --json."""
+    """Compare with another model pair by pair: differences with 95 % interval and p-value. A model, opened with the
+    same flags (prompt, pooling, …), or a .json file written by --json."""
 
     markdown: Path | None = None
     """Also write the printed report to this file."""

@@ -52,8 +52,9 @@ PUBLISHED = (
 )
 """Published Spearman × 100 over all pairs, on SentEval's text; SICK-R is the test split.
 
-Sources: Li & Li, AnglE (arXiv 2309.12871) and the cards of its LLaMA adapters; Jiang et al. (2023), PromptEOL; Gao et al.
-(2021), SimCSE. The evaluation code of AnglE and PromptEOL edits sentences only with a prompt (`--edits published`)."""
+Sources: Li & Li, AnglE (arXiv 2309.12871) and the cards of its LLaMA adapters; Jiang et al. (2023), PromptEOL; Gao et
+al. (2021), SimCSE. The evaluation code of AnglE and PromptEOL edits sentences only with a prompt (`--edits
+published`)."""
 
 VARIANT_MEANING = {
     "raw": "the sentences as released",

@@ -3,7 +3,7 @@
     distinct texts of all tasks ──► encode ──► vectors ──► features ──► logistic regression ──► accuracy per task
 
 The features of one text are its vector; those of a pair (u, v) are |u - v| and u * v, side by side (Conneau et al.
-2017). Figures are × 100. This module does not import a model.
+2017). Accuracies are × 100. This module does not import a model.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from angle_llm.evaluate.bootstrap import CONFIDENCE, Interval
 from angle_llm.evaluate.encoding import (
     Encode,
     EncodedTexts,
+    Encoder,
     EncoderSettings,
     OpenEncoder,
     check_library,
     encode_distinct,
     encode_with,
-    open_from,
-    remark_on,
-    used_by,
+    evaluation_main,
 )  # fmt: skip
-from angle_llm.evaluate.results import markdown_table, mean_over, notes_list, number, results_json, span
+from angle_llm.evaluate.results import markdown_table, mean_over, notes_list, number, span
 from angle_llm.evaluate.transfer_classifiers import FOLD_SEED, FOLDS, PROTOCOLS, Part, f1
 from angle_llm.evaluate.transfer_tasks import (
     TRANSFER_TASKS,
@@ -39,9 +38,10 @@ from angle_llm.evaluate.transfer_tasks import (
     TransferTask,
     available_transfer_tasks,
     read_transfer_task,
+    repeated_examples,
     texts_of,
+    without_repeated,
 )  # fmt: skip
-from angle_llm.io import write_json
 
 METRIC = "accuracy × 100 of logistic regression on frozen vectors, SentEval's protocols"
 _PUBLISHED: dict[str, tuple[float, ...]] = {
@@ -169,35 +169,6 @@ def evaluate_transfer(
     )
 
 
-def repeated_examples(task: TransferTask) -> int:
-    """Number of test examples with the text (the pair of texts, in any order) of a training or dev example.
-
-    In cross-validation every example is tested, so all examples that share a text count.
-    """
-    if task.protocol == "cross_validation":
-        counts = Counter(map(_key, task.splits["all"]))
-        return sum(count for count in counts.values() if count > 1)
-    seen = {_key(row) for split, rows in task.splits.items() if split != "test" for row in rows}
-    return sum(_key(row) in seen for row in task.splits["test"])
-
-
-def without_repeated(task: TransferTask) -> TransferTask:
-    """The task without test texts in training: in cross-validation the first example of each text, else train without
-    the texts of dev and test, and dev without those of test."""
-    if task.protocol == "cross_validation":
-        first: dict[tuple[str, ...], LabelledText] = {}
-        for row in task.splits["all"]:
-            first.setdefault(_key(row), row)
-        return replace(task, splits={"all": tuple(first.values())})
-    seen: set[tuple[str, ...]] = set()
-    splits = dict(task.splits)
-    for split in ("test", "dev", "train"):
-        if split in splits:
-            splits[split] = tuple(row for row in task.splits[split] if split == "test" or _key(row) not in seen)
-            seen |= {_key(row) for row in task.splits[split]}
-    return replace(task, splits=splits)
-
-
 @dataclass(frozen=True)
 class _Prepared:
     """A task as it is evaluated, and the counts of what was removed."""
@@ -268,10 +239,6 @@ def _wilson(right: int, tested: int) -> Interval:
     return Interval(100 * float(ends.low), 100 * float(ends.high))
 
 
-def _key(row: LabelledText) -> tuple[str, ...]:
-    return tuple(sorted((row.text, row.second)))
-
-
 def _check(tasks: Sequence[TransferTask], limit_train: int | None, folds: int) -> None:
     if not tasks:
         raise ValueError("expected at least one task, got none.")
@@ -289,15 +256,9 @@ def transfer_report(results: TransferResults, model: str, remarks: Sequence[str]
     return "\n\n".join((_comparison(results, model), _details(results), notes)) + "\n"
 
 
-def transfer_dict(
-    results: TransferResults,
-    model: str,
-    *,
-    settings: dict[str, Any] | None = None,
-    encoder: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """All results as JSON values."""
-    content = {
+def transfer_content(results: TransferResults) -> dict[str, Any]:
+    """All results, for the JSON file."""
+    return {
         "average": {"tasks": list(results.averaged), "accuracy": results.average},
         "tasks": {name: asdict(task) for name, task in results.tasks.items()},
         "texts": results.texts,
@@ -305,7 +266,6 @@ def transfer_dict(
         "zero_vectors": results.zero_vectors,
         "encode_seconds": results.encode_seconds,
     }
-    return results_json(model, METRIC, content, settings=settings, encoder=encoder)
 
 
 def _comparison(results: TransferResults, model: str) -> str:
@@ -380,27 +340,20 @@ def _notes(results: TransferResults) -> list[str]:
 
 
 def transfer_main(settings: TransferSettings, open_encoder: OpenEncoder) -> TransferResults:
-    """Read the tasks, open the encoder, evaluate, print the report, write the JSON file.
-
-    Data and output are checked before the model is opened.
-    """
+    """Read the tasks, open the encoder, evaluate, print the report, write the JSON file."""
     tasks = select_transfer_tasks(settings.tasks, settings.data_dir)
-    if settings.json is not None:
-        settings.json.parent.mkdir(parents=True, exist_ok=True)
-    encoder = open_from(settings, open_encoder)
-    results = evaluate_transfer(
-        encode_with(encoder, settings.micro_batch_tokens),
-        tasks,
-        limit_train=settings.limit_train,
-        drop_repeated=settings.drop_repeated,
-        folds=settings.folds,
-        seed=settings.seed,
-    )
-    print(transfer_report(results, settings.model, [remark_on(encoder)]), end="")
-    if settings.json is not None:
-        content = transfer_dict(results, settings.model, settings=asdict(settings), encoder=used_by(encoder))
-        write_json(settings.json, content)
-    return results
+
+    def evaluate(encoder: Encoder) -> TransferResults:
+        return evaluate_transfer(
+            encode_with(encoder, settings.micro_batch_tokens),
+            tasks,
+            limit_train=settings.limit_train,
+            drop_repeated=settings.drop_repeated,
+            folds=settings.folds,
+            seed=settings.seed,
+        )
+
+    return evaluation_main(settings, open_encoder, evaluate, transfer_report, METRIC, transfer_content)
 
 
 def select_transfer_tasks(names: tuple[str, ...], data_dir: Path) -> list[TransferTask]:

@@ -1,21 +1,21 @@
-"""SentEval's protocols: logistic regression on frozen vectors, its strength of regularisation chosen by search.
+"""SentEval's protocols: logistic regression on frozen vectors, with a search for the regularisation C.
 
-From `senteval/tools/validation.py` of facebookresearch/SentEval, scikit-learn's branch:
+From `senteval/tools/validation.py` of facebookresearch/SentEval, with scikit-learn:
 
-| protocol | chooses C from | by accuracy on | then fits on | told |
+| protocol | values of C | search by accuracy on | final fit on | result |
 |---|---|---|---|---|
 | cross_validation | 2^-2 … 2^3 | folds within the training folds | the training folds | mean accuracy of the folds |
 | train_test | 2^-1 … 2^5 | folds of train | train | accuracy on test |
 | train_dev_test | 2^-2 … 2^3 | dev | train | accuracy on test |
 
-Folds are stratified and shuffled with seed 1111; the examples are first sorted by number of words, then class, and
-accuracies are compared at two decimals of a percent, the smallest C winning a tie: all as there. Features are neither
-centred nor scaled.
+As in SentEval, folds are stratified and shuffled with seed 1111, examples are first sorted by number of words, then
+class, accuracies are compared at two decimals of a percent, and the smallest C wins a tie. Features are neither centred
+nor scaled.
 
-What differs: the optimum is really reached (SentEval's liblinear also regularises the intercept), so the solver does
-not show in the figures: Newton's method for two classes, lbfgs to a tolerance of 1e-6 where its Hessian would be large
-(many columns, or a softmax over several classes). Along a path of C each fit starts where the last ended. The published
-tables come from SentEval's other branch, a PyTorch layer trained by Adam with early stopping.
+Differences: the intercept is not regularised (SentEval's liblinear does), and fits converge, so that the solver does
+not change accuracies: Newton's method for two classes, lbfgs with tolerance 1e-6 if its Hessian is large (many columns,
+or several classes). Along a path of C each fit starts from the previous one. Published tables used SentEval's PyTorch
+classifier, trained by Adam with early stopping.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ Part: TypeAlias = "tuple[Features, Labels]"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a protocol found: a prediction for every test example, the strengths chosen, accuracies in [0, 1].
+    """Result of a protocol: a prediction for every test example, the chosen C, accuracies in [0, 1].
 
-    `accuracy` is the mean over the test folds; with one test split, of that. `dev_accuracy` is the best accuracy of the
-    search. `unconverged` of the `fits` stopped at 1,000 iterations before they reached their tolerance.
+    `accuracy` is the mean over the test folds; or that on the test split. `dev_accuracy` is the best accuracy of the
+    search. `unconverged` of the `fits` stopped at 1,000 iterations before convergence.
     """
 
     gold_N: Labels
@@ -68,7 +68,7 @@ class _Fitter:
         self.fits = self.unconverged = 0
 
     def path(self, train: Part, grid: Sequence[float], score: Callable[[Any], float]) -> list[float]:
-        """The score of the classifier fitted with each C, each fit starting from the one before."""
+        """Score of the classifier for each C; each fit starts from the previous one."""
         classifier = self._new(train)
         return [score(self._fit(classifier, train, strength)) for strength in grid]
 
@@ -88,7 +88,7 @@ class _Fitter:
         from scipy.linalg import LinAlgWarning
         from sklearn.exceptions import ConvergenceWarning
 
-        with warnings.catch_warnings():  # counted and told instead
+        with warnings.catch_warnings():  # counted instead
             warnings.simplefilter("ignore", ConvergenceWarning)
             warnings.simplefilter("ignore", LinAlgWarning)  # Newton's method falls back on lbfgs by itself
             classifier.set_params(C=strength).fit(*train)
@@ -98,7 +98,7 @@ class _Fitter:
 
 
 def cross_validated(parts: dict[Split, Part], folds: int, seed: int) -> Outcome:
-    """Every example is tested once, by a classifier that saw neither it nor its fold, in the search or after."""
+    """Every example is tested once, by a classifier whose search and fit exclude its fold."""
     features_ND, labels_N = parts["all"]
     fitter = _Fitter()
     predicted_N = labels_N.copy()
@@ -117,14 +117,14 @@ def cross_validated(parts: dict[Split, Part], folds: int, seed: int) -> Outcome:
 
 
 def tested_after_folds(parts: dict[Split, Part], folds: int, seed: int) -> Outcome:
-    """C by cross-validation on train, one fit on all of it, one look at test."""
+    """C by cross-validation on train, one fit on train, accuracy on test."""
     fitter = _Fitter()
     strength, dev_accuracy = _searched(fitter, parts["train"], _powers_of_two(-1, 5), folds, seed)
     return _tested(fitter, parts, strength, dev_accuracy)
 
 
 def tested_after_dev(parts: dict[Split, Part], folds: int, seed: int) -> Outcome:
-    """C by accuracy on dev, one fit on train, one look at test. Folds and seed do not matter."""
+    """C by accuracy on dev, one fit on train, accuracy on test. `folds` and `seed` are not used."""
     fitter, grid = _Fitter(), _powers_of_two(-2, 3)
     features_ND, labels_N = parts["dev"]
     scores = fitter.path(parts["train"], grid, lambda classifier: _accuracy(classifier.predict(features_ND), labels_N))
@@ -140,7 +140,7 @@ PROTOCOLS: dict[Protocol, Callable[[dict[Split, Part], int, int], Outcome]] = {
 
 
 def f1(gold_N: Labels, predicted_N: Labels, positive: str) -> float:
-    """F1 of one class, in [0, 1]; 0 where it is never predicted nor there."""
+    """F1 of one class, in [0, 1]; 0 if it neither occurs nor is predicted."""
     both = int(((gold_N == positive) & (predicted_N == positive)).sum())
     either = int((gold_N == positive).sum() + (predicted_N == positive).sum())
     return 2 * both / either if either else 0.0
@@ -175,9 +175,8 @@ def _folds(labels_N: Labels, folds: int, seed: int) -> list[tuple[NDArray[np.int
     classes, counts = np.unique(labels_N, return_counts=True)
     if len(classes) < 2 or counts.min() < folds:
         raise ValueError(
-            f"{folds} folds need at least two classes of {folds} examples each; found "
-            f"{', '.join(f'{count} of {name}' for name, count in zip(classes, counts, strict=True))}. Take fewer folds or "
-            "more examples."
+            f"--folds {folds}: expected at least two classes of {folds} examples each, got "
+            f"{', '.join(f'{count} of {name}' for name, count in zip(classes, counts, strict=True))}."
         )
     return list(StratifiedKFold(folds, shuffle=True, random_state=seed).split(labels_N, labels_N))
 

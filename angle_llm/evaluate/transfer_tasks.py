@@ -1,19 +1,20 @@
-"""Transfer tasks: where their files lie, and how they become labelled examples in splits.
+"""Transfer tasks: labelled examples in splits, from files.
 
-SentEval's seven classification tasks (Conneau & Kiela 2018). Their text is tokenised, some of it lower-cased, as
-SentEval gives it to an encoder; the published figures are on that text. Two layouts are read below a data directory:
+SentEval's seven classification tasks (Conneau & Kiela 2018). Their text is tokenised and in part lower-cased, as in
+SentEval and published tables. Two layouts are read below a data directory:
 
 * this project's: `transfer/mr.tsv` and so on, with a header line (also `.jsonl`, each also `.gz`);
 * SentEval's own download (its `data` or `data/downstream`): `MR/rt-polarity.pos`, `SST/binary/sentiment-train`, …
 
-Words are parted by single spaces, as SentEval's splitting and joining leaves them. An empty line is no example and is
-left out; SentEval counts four in CR and three in MPQA.
+Words are separated by single spaces, as in SentEval. Empty lines are skipped; SentEval counts four in CR and three in
+MPQA as examples.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -36,10 +37,10 @@ class LabelledText(NamedTuple):
 
 @dataclass(frozen=True)
 class TransferTask:
-    """Labelled examples in splits, and the protocol by which they are measured.
+    """Labelled examples in splits, and the protocol of the evaluation.
 
     The splits are "all" for cross-validation, "train" and "test" (and "dev") for the others. `positive` is the class
-    that F1 is about, None where only accuracy is told. `official` is the number of examples in all splits as published.
+    of F1, None for accuracy only. `official` is the published number of examples in all splits.
     """
 
     name: str
@@ -56,8 +57,7 @@ _Reader = Callable[[Path], Iterator[LabelledText]]
 
 @dataclass(frozen=True)
 class _Spec:
-    """Where a task lies: per split, file stem and columns (text, label, second text), or SentEval's files and
-    reader."""
+    """Files of a task by split: stem and columns (text, label, second text) here, files and reader of SentEval."""
 
     label: str
     protocol: Protocol
@@ -75,7 +75,7 @@ def _one_class(label: str) -> _Reader:
 
 
 def _by_ending(path: Path) -> Iterator[LabelledText]:
-    """The file's ending tells the class: `.pos` and `subj.objective` hold class 1, as in SentEval."""
+    """Class from the file name: `.pos` and `subj.objective` have class 1, as in SentEval."""
     return _one_class("1" if path.suffix in {".pos", ".objective"} else "0")(path)
 
 
@@ -83,7 +83,7 @@ def _sst(path: Path) -> Iterator[LabelledText]:
     for number, line in _lines(path, "utf-8"):
         text, tab, label = line.rpartition("\t")
         if not tab or label not in {"0", "1"} or not text.strip():
-            raise ValueError(f"{path}:{number}: a text, a tab and 0 or 1 are needed, found {line!r}.")
+            raise ValueError(f"{path}:{number}: expected a text, a tab and 0 or 1, got {line!r}.")
         yield LabelledText(text.strip(), label)
 
 
@@ -92,7 +92,7 @@ def _trec(path: Path) -> Iterator[LabelledText]:
         label, colon, rest = line.partition(":")
         text = rest.partition(" ")[2].strip()
         if not colon or not text:
-            raise ValueError(f"{path}:{number}: COARSE:fine and a question are needed, found {line!r}.")
+            raise ValueError(f"{path}:{number}: expected COARSE:fine and a question, got {line!r}.")
         yield LabelledText(text, label)
 
 
@@ -100,11 +100,11 @@ def _mrpc(path: Path) -> Iterator[LabelledText]:
     for number, line in _lines(path, "utf-8"):
         cells = line.split("\t")
         if len(cells) != 5:
-            raise ValueError(f"{path}:{number}: five columns are needed, found {len(cells)}.")
+            raise ValueError(f"{path}:{number}: expected five columns, got {len(cells)}.")
         if cells[0] in {"0", "1"}:
             yield LabelledText(cells[3].strip(), cells[0], cells[4].strip())
         elif number > 1:
-            raise ValueError(f"{path}:{number}: the first column must be 0 or 1, found {cells[0]!r}.")
+            raise ValueError(f"{path}:{number}: expected 0 or 1 in the first column, got {cells[0]!r}.")
 
 
 _TEXT = ("text", "label")
@@ -153,15 +153,15 @@ _EXTENSIONS = (".tsv", ".jsonl", ".tsv.gz", ".jsonl.gz")
 
 
 def available_transfer_tasks(data_dir: str | Path) -> list[str]:
-    """Names of the tasks all of whose files are below `data_dir`, in either layout."""
+    """Names of the tasks with all files below `data_dir`, in either layout."""
     root = _existing(data_dir)
     return [name for name, spec in _SPECS.items() if _own_files(root, spec) or _senteval_files(root, spec)]
 
 
 def read_transfer_task(data_dir: str | Path, name: str) -> TransferTask:
-    """One task from the files below `data_dir`; this project's layout comes first where both are there.
+    """A task from files below `data_dir`, this project's layout first.
 
-    Raises `ValueError` for an unknown name or a malformed file, `FileNotFoundError` naming what was looked for.
+    Raises `ValueError` for an unknown name or a malformed file, `FileNotFoundError` with the expected files.
     """
     if name not in _SPECS:
         raise ValueError(unknown_name("transfer task", name, TRANSFER_TASKS))
@@ -175,8 +175,8 @@ def read_transfer_task(data_dir: str | Path, name: str) -> TransferTask:
         theirs = ", ".join(file for paths in spec.senteval.values() for file in paths)
         present = ", ".join(available_transfer_tasks(root)) or "none"
         raise FileNotFoundError(
-            f"task {name!r} needs, below {root}, {own} (or .jsonl, or with .gz), or SentEval's {theirs}. Transfer tasks "
-            f"found there: {present}. Add the files or choose among those."
+            f"task {name!r}: expected below {root}: {own} (or .jsonl, or with .gz), or SentEval's {theirs}. Tasks in this "
+            f"directory: {present}."
         )
     source = ", ".join(str(path) for paths in files.values() for path in paths)
     empty = [split for split, rows in splits.items() if not rows]
@@ -187,30 +187,63 @@ def read_transfer_task(data_dir: str | Path, name: str) -> TransferTask:
 
 
 def texts_of(rows: Iterable[LabelledText]) -> Iterator[str]:
-    """Every text of the examples, repeats included."""
+    """All texts of the examples, repeats included."""
     for row in rows:
         yield row.text
         if row.second:
             yield row.second
 
 
+def repeated_examples(task: TransferTask) -> int:
+    """Number of test examples with the text (the pair of texts, in any order) of a training or dev example.
+
+    In cross-validation every example is tested, so all examples that share a text count.
+    """
+    if task.protocol == "cross_validation":
+        counts = Counter(map(_key, task.splits["all"]))
+        return sum(count for count in counts.values() if count > 1)
+    seen = {_key(row) for split, rows in task.splits.items() if split != "test" for row in rows}
+    return sum(_key(row) in seen for row in task.splits["test"])
+
+
+def without_repeated(task: TransferTask) -> TransferTask:
+    """The task without test texts in training: in cross-validation the first example of each text, else train without
+    the texts of dev and test, and dev without those of test."""
+    if task.protocol == "cross_validation":
+        first: dict[tuple[str, ...], LabelledText] = {}
+        for row in task.splits["all"]:
+            first.setdefault(_key(row), row)
+        return replace(task, splits={"all": tuple(first.values())})
+    seen: set[tuple[str, ...]] = set()
+    splits = dict(task.splits)
+    for split in ("test", "dev", "train"):
+        if split in splits:
+            splits[split] = tuple(row for row in task.splits[split] if split == "test" or _key(row) not in seen)
+            seen |= {_key(row) for row in task.splits[split]}
+    return replace(task, splits=splits)
+
+
+def _key(row: LabelledText) -> tuple[str, ...]:
+    return tuple(sorted((row.text, row.second)))
+
+
 def _existing(data_dir: str | Path) -> Path:
     root = Path(data_dir).expanduser()
     if not root.is_dir():
         raise FileNotFoundError(
-            f"no data directory at {root}. Give the one that holds transfer/, or SentEval's MR/, CR/ …"
+            f"--data-dir: no directory at {root}. Expected a directory with transfer/, or SentEval's MR/, CR/ …"
         )
     return root
 
 
 def _own_files(root: Path, spec: _Spec) -> dict[Split, list[Path]]:
-    """The file of each split, or nothing if one is missing."""
+    """The file of each split, or an empty dict if one is missing."""
     found = {
         split: next((path for ending in _EXTENSIONS if (path := root / (stem + ending)).is_file()), None)
         for split, stem in spec.own.items()
     }
-    there = {split: [path] for split, path in found.items() if path is not None}
-    return there if len(there) == len(found) else {}
+    existing = {split: [path] for split, path in found.items() if path is not None}
+    return existing if len(existing) == len(found) else {}
 
 
 def _senteval_files(root: Path, spec: _Spec) -> dict[Split, list[Path]]:

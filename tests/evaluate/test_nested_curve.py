@@ -41,7 +41,7 @@ def test_every_point_is_what_the_cut_encoder_reaches_from_one_encoding() -> None
 
 @pytest.mark.parametrize("asked", [{"layers": [4]}, {"layers": [0]}, {"dimensions": [64]}, {"dimensions": [0]}])
 def test_what_is_not_there_is_an_error(asked: dict[str, list[int]]) -> None:
-    with pytest.raises(ValueError, match="has 3 layers and 32 dimensions to be cut to; asked for were"):
+    with pytest.raises(ValueError, match=r"--layers, --dimensions.*3 layers.*32 dimensions"):
         quality_curve(
             tiny_encoder("llama"),
             [read_pairs(PAIRS)],
@@ -61,8 +61,9 @@ def test_the_command_prints_a_table_and_writes_every_point(tmp_path: Path, capsy
     )
     points = nested_main(settings, SentenceEncoder.from_pretrained)
     printed = capsys.readouterr().out
-    assert "| layers \\ dimensions | 16 | 32 |" in printed
-    assert f"| 1 | {points[0].mean:.2f} | {points[1].mean:.2f} |" in printed
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines() if "|" in line]
+    assert cells[0] == ["layers \\ dimensions", "16", "32"]
+    assert cells[2] == ["1", f"{points[0].mean:.2f}", f"{points[1].mean:.2f}"]
     written = json.loads((tmp_path / "curve.json").read_text())
     assert [point["mean"] for point in written["points"]] == [point.mean for point in points]
     assert written["settings"]["layers"] == [1]

@@ -169,7 +169,7 @@ def test_tasks_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         read_task(None, "stsb-dev")
     with pytest.raises(ValueError, match="sickr-all"):
         read_task(None, "sickr")
-    with pytest.raises(ValueError, match="--variant"):
+    with pytest.raises(ValueError, match=r"--variant"):
         read_task(None, "sts12", "senteval")
     assert available_tasks(None, "senteval") == []
 

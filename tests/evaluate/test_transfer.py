@@ -17,7 +17,7 @@ from angle_llm.evaluate.transfer import (
     TransferSettings,
     evaluate_transfer,
     repeated_examples,
-    transfer_dict,
+    transfer_content,
     transfer_main,
     transfer_report,
     without_repeated,
@@ -203,21 +203,19 @@ def test_a_sample_is_seeded_and_told() -> None:
     assert "CR: a random sample" in report
 
 
-def test_what_cannot_be_measured_says_why() -> None:
-    with pytest.raises(ValueError, match=r"expected at least one task"):
+def test_invalid_tasks_are_refused() -> None:
+    with pytest.raises(ValueError, match="got none"):
         evaluate_transfer(hashed_words, [])
-    with pytest.raises(ValueError, match=r"given more than once: mr"):
+    with pytest.raises(ValueError, match="mr"):
         evaluate_transfer(hashed_words, [noisy_task(), noisy_task()])
-    with pytest.raises(
-        ValueError, match=r"10 folds need at least two classes of 10 examples each; found 6 of 0, 6 of 1"
-    ):
+    with pytest.raises(ValueError, match=r"--folds 10.*6 of 0, 6 of 1"):
         evaluate_transfer(
             hashed_words,
             [split_task([LabelledText(f"x{i}", str(i % 2)) for i in range(12)], noisy_task().splits["all"])],
         )
-    with pytest.raises(ValueError, match=r"at least 2 folds and 1 training example"):
+    with pytest.raises(ValueError, match="got 1 and None"):
         evaluate_transfer(hashed_words, [noisy_task()], folds=1)
-    with pytest.raises(ValueError, match=r"hold NaN or infinity"):
+    with pytest.raises(ValueError, match="NaN"):
         evaluate_transfer(lambda texts: np.full((len(texts), 2), np.nan), [noisy_task()])
 
 
@@ -234,10 +232,9 @@ def test_the_table_compares_over_the_tasks_that_are_here() -> None:
     assert "SBERT-base" in report
     assert "83.64" in report
     assert "- Prompt plain." in report
-    content = json.loads(json.dumps(transfer_dict(results, "m", settings={"data_dir": Path("x")}), allow_nan=False))
+    content = json.loads(json.dumps(transfer_content(results), allow_nan=False))
     assert content["tasks"]["mr"]["interval"]["low"] < content["tasks"]["mr"]["accuracy"]
     assert content["average"] == {"tasks": ["mr"], "accuracy": results.average}
-    assert content["settings"] == {"data_dir": "x"}
 
 
 @dataclass
@@ -280,5 +277,5 @@ def test_the_command_reads_measures_prints_and_writes(tmp_path: Path, capsys: py
     content = json.loads((tmp_path / "o.json").read_text())
     assert content["encoder"]["pooling"] == "sum"
     assert content["settings"]["folds"] == 3
-    with pytest.raises(FileNotFoundError, match=r"no transfer task below"):
+    with pytest.raises(FileNotFoundError, match="transfer"):
         transfer_main(TransferSettings(model="m", data_dir=tmp_path / "transfer"), lambda path, /, **options: Words())

@@ -84,21 +84,21 @@ def test_a_task_with_one_file_missing_is_not_there(tmp_path: Path) -> None:
     write(tmp_path / "transfer" / "trec.train.tsv", "text\tcoarse", "Who ?\tHUM")
     write(tmp_path / "transfer" / "cr.tsv", "text\tlabel", "fine\t1")
     assert available_transfer_tasks(tmp_path) == ["cr"]
-    with pytest.raises(FileNotFoundError, match=r"trec\.test\.tsv.*TREC_10\.label.*found there: cr"):
+    with pytest.raises(FileNotFoundError, match=r"trec\.test\.tsv.*TREC_10\.label.*: cr\."):
         read_transfer_task(tmp_path, "trec")
-    with pytest.raises(ValueError, match=r"unknown transfer task 'sst'\. Did you mean 'sst2'"):
+    with pytest.raises(ValueError, match=r"'sst'.*'sst2'"):
         read_transfer_task(tmp_path, "sst")
-    with pytest.raises(FileNotFoundError, match=r"no data directory at .*nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"--data-dir.*nowhere"):
         available_transfer_tasks(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(
     ("file", "line", "message"),
     [
-        ("SST/binary/sentiment-dev", "no class here", r"sentiment-dev:1: a text, a tab and 0 or 1"),
-        ("SST/binary/sentiment-dev", "three\t2", r"sentiment-dev:1: a text, a tab and 0 or 1"),
-        ("TREC/TREC_10.label", "NUM", r"TREC_10\.label:1: COARSE:fine and a question"),
-        ("MRPC/msr_paraphrase_test.txt", "1\t7\tonly", r"msr_paraphrase_test\.txt:1: five columns are needed, found 3"),
+        ("SST/binary/sentiment-dev", "no class here", r"sentiment-dev:1"),
+        ("SST/binary/sentiment-dev", "three\t2", r"sentiment-dev:1"),
+        ("TREC/TREC_10.label", "NUM", r"TREC_10\.label:1"),
+        ("MRPC/msr_paraphrase_test.txt", "1\t7\tonly", r"msr_paraphrase_test\.txt:1.*3"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, file: str, line: str, message: str) -> None:
@@ -113,10 +113,10 @@ def test_a_bad_line_is_named(tmp_path: Path, file: str, line: str, message: str)
 
 def test_an_empty_text_or_class_is_named(tmp_path: Path) -> None:
     write(tmp_path / "transfer" / "cr.tsv", "text\tlabel", "fine\t1", " \t0")
-    with pytest.raises(ValueError, match=r"cr\.tsv:3: a text is needed in column text"):
+    with pytest.raises(ValueError, match=r"cr\.tsv:3.*text"):
         read_transfer_task(tmp_path, "cr")
     write(tmp_path / "transfer" / "cr.tsv", "text\tlabel", "fine\t")
-    with pytest.raises(ValueError, match=r"cr\.tsv:2: a class is needed in column label"):
+    with pytest.raises(ValueError, match=r"cr\.tsv:2.*label"):
         read_transfer_task(tmp_path, "cr")
 
 

@@ -168,7 +168,9 @@ def read_task(data_dir: str | Path | None, task: str, variant: TextVariant = "ra
     `ConnectionError` if the hub dataset cannot be loaded.
     """
     if task not in _SPECS:
-        raise ValueError(f"{unknown_name('STS task', task, TASKS)} Or give the path of a file with {', '.join(COLUMNS)}.")
+        raise ValueError(
+            f"{unknown_name('STS task', task, TASKS)} Or give the path of a file with {', '.join(COLUMNS)}."
+        )
     spec = _SPECS[task]
     if data_dir is None:
         return _read_hub(task, spec, variant)

@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 from angle_llm.config import STRICT, Positive, PositiveFloat, SettingsError, TrainSettings, settings_to_dict
 
 if TYPE_CHECKING:
-    from angle_llm.train.forecast import Forecast
+    from angle_llm.forecast import Forecast
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -61,7 +61,7 @@ class PlanSettings(TrainSettings):
 
 def plan_main(settings: PlanSettings) -> None:
     """Print the forecast; write it as JSON with `--json`."""
-    from angle_llm.train.forecast import forecast
+    from angle_llm.forecast import forecast
 
     found = forecast(settings)
     print(render(settings, found))

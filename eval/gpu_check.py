@@ -26,12 +26,12 @@ from angle_llm.cli import guarded
 from angle_llm.config import DataSource, LoraSettings
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import Example
+from angle_llm.forecast import loss_memory
 from angle_llm.model import outline, quantization
 from angle_llm.model.backbone import load_tokenizer, locate
 from angle_llm.model.micro_batches import Plan, PrefixSharing, plan_micro_batches
 from angle_llm.model.step_memory import model_step
 from angle_llm.train.device_memory import GIB, Device, Memory, Sharding
-from angle_llm.train.forecast import loss_memory
 from angle_llm.train.step import boundary_step
 
 SMALL = "python eval/gpu_check.py --layers 2 --hidden 64 --heads 4 --intermediate 96 --batch 4 --steps 3"

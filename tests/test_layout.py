@@ -25,7 +25,7 @@ ALLOWED = {
 ALLOWED["embed"] = ALLOWED["search"] = CORE | {"vectors"}
 ALLOWED["hard_negatives"] = CORE | {"vectors", "search"}
 ALLOWED["mine"] = ALLOWED["check"] = CORE | {"vectors", "embed", "search", "hard_negatives"}
-ALLOWED["plan"] = CORE | {"train"}
+ALLOWED["plan"] = ALLOWED["forecast"] = CORE | {"train", "plan", "forecast"}
 LIBRARIES = {
     "accelerate": ("train/", "run.py"),
     "bitsandbytes": ("model/",),
@@ -84,3 +84,24 @@ def test_every_public_name_is_defined() -> None:
     assert dir(angle_llm) == angle_llm.__all__
     with pytest.raises(AttributeError, match="SentenceEncodr"):
         _ = angle_llm.SentenceEncodr
+
+
+def test_no_import_cycle() -> None:
+    """Imports at the top of modules, those for type checkers aside, have no cycle."""
+    names = {".".join(module.relative_to(PACKAGE.parent).with_suffix("").parts): module for module in MODULES}
+    graph: dict[str, set[str]] = {}
+    for name, module in names.items():
+        found: set[str] = set()
+        for node in ast.parse(module.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        graph[name] = (found & set(names)) - {name}
+    while leaves := [name for name, found in graph.items() if not found]:
+        graph = {name: found - set(leaves) for name, found in graph.items() if name not in leaves}
+    assert not graph, f"modules in or behind an import cycle: {sorted(graph)}"
+
+
+def test_help_needs_no_heavy_library() -> None:
+    code = "import sys; from angle_llm import cli; cli._commands(); print(*{m.split('.')[0] for m in sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "transformers", "scipy", "sklearn", "datasets", "pandas"}.intersection(loaded)

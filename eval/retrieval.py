@@ -1,4 +1,4 @@
-"""Does a text find the texts that belong to it? Exact retrieval, beside AnglE's figures on Flickr30k's captions.
+"""Exact retrieval by cosine similarity, with AnglE's published scores on Flickr30k captions.
 
 python eval/retrieval.py --model DIR --data-dir DATA
 python eval/retrieval.py --model DIR --groups my_groups.jsonl --column texts --json retrieval.json

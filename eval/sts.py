@@ -1,4 +1,4 @@
-"""How good is it? STS correlations of an encoder, with intervals, beside the published figures.
+"""STS correlations of an encoder, with intervals and published scores.
 
 python eval/sts.py --model DIR --data-dir DATA
 python eval/sts.py --model DIR --data-dir DATA --variant senteval --edits published --json sts.json

@@ -1,4 +1,4 @@
-"""How much does a linear classifier find in frozen vectors? SentEval's transfer tasks, beside the published figures.
+"""Accuracy of linear classifiers on frozen embeddings: SentEval's transfer tasks, with published scores.
 
 python eval/transfer.py --model DIR --data-dir DATA
 python eval/transfer.py --model DIR --data-dir SentEval/data/downstream --json transfer.json

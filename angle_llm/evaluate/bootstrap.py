@@ -192,6 +192,14 @@ def mean_interval(values_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int 
     return percentile_interval(resampled_means(values_P, resamples=resamples, seed=seed, stream=stream))
 
 
+def accuracy_interval(right: int, tested: int) -> Interval:
+    """Wilson's interval of an accuracy × 100 of `right` of `tested` items."""
+    from scipy.stats import binomtest
+
+    ends = binomtest(right, tested).proportion_ci(CONFIDENCE, method="wilson")
+    return Interval(100 * float(ends.low), 100 * float(ends.high))
+
+
 def percentile_interval(values_B: ArrayLike) -> Interval:
     """Interval with the middle `CONFIDENCE` of the resampled values."""
     outside = 50 * (1 - CONFIDENCE)

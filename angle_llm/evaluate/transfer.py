@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from angle_llm.evaluate.bootstrap import CONFIDENCE, Interval
+from angle_llm.evaluate.bootstrap import Interval, accuracy_interval
 from angle_llm.evaluate.encoding import (
     Encode,
     EncodedTexts,
@@ -32,6 +32,7 @@ from angle_llm.evaluate.encoding import (
 from angle_llm.evaluate.results import markdown_table, mean_over, notes_list, number, span
 from angle_llm.evaluate.transfer_classifiers import FOLD_SEED, FOLDS, PROTOCOLS, Part, f1
 from angle_llm.evaluate.transfer_tasks import (
+    PUBLISHED_TRANSFER,
     TRANSFER_TASKS,
     LabelledText,
     Split,
@@ -44,21 +45,6 @@ from angle_llm.evaluate.transfer_tasks import (
 )  # fmt: skip
 
 METRIC = "accuracy × 100 of logistic regression on frozen vectors, SentEval's protocols"
-_PUBLISHED: dict[str, tuple[float, ...]] = {
-    "sup-SimCSE-RoBERTa-large, w/ MLM": (88.45, 92.53, 95.19, 90.58, 93.30, 93.80, 77.74, 90.23),
-    "sup-SimCSE-RoBERTa-base": (84.92, 92.00, 94.11, 89.82, 91.27, 88.80, 75.65, 88.08),
-    "SBERT-base": (83.64, 89.43, 94.39, 89.86, 88.96, 89.60, 76.00, 87.41),
-    "sup-SimCSE-BERT-base, w/ MLM": (82.68, 88.88, 94.52, 89.82, 88.41, 87.60, 76.12, 86.86),
-    "sup-SimCSE-BERT-base": (82.69, 89.25, 94.81, 89.59, 87.31, 88.40, 73.51, 86.51),
-    "unsup-SimCSE-BERT-base": (81.18, 86.46, 94.45, 88.88, 85.50, 89.80, 74.43, 85.81),
-    "InferSent-GloVe": (81.57, 86.54, 92.50, 90.38, 84.18, 88.20, 75.77, 85.59),
-    "Universal Sentence Encoder": (80.09, 85.19, 93.98, 86.70, 86.38, 93.20, 70.14, 85.10),
-}
-PUBLISHED_TRANSFER = {
-    model: (dict(zip(TRANSFER_TASKS, row, strict=False)), row[-1]) for model, row in _PUBLISHED.items()
-}
-"""Model → accuracies × 100 by task and average as published: Gao et al. (2021), SimCSE (arXiv 2104.08821), table
-E.1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +192,7 @@ def _evaluate(encoded: EncodedTexts, item: _Prepared, folds: int, seed: int) -> 
         protocol=task.protocol,
         source=task.source,
         accuracy=100 * outcome.accuracy,
-        interval=_wilson(int((gold_N == predicted_N).sum()), len(gold_N)),
+        interval=accuracy_interval(int((gold_N == predicted_N).sum()), len(gold_N)),
         f1=None if task.positive is None else 100 * f1(gold_N, predicted_N, task.positive),
         dev_accuracy=100 * outcome.dev_accuracy,
         majority=100 * float(np.unique(gold_N, return_counts=True)[1].max()) / len(gold_N),
@@ -230,13 +216,6 @@ def _features(encoded: EncodedTexts, rows: Sequence[LabelledText]) -> Part:
         second_ND = encoded.rows(row.second for row in ordered).astype(np.float64)
         features_ND = np.hstack([np.abs(features_ND - second_ND), features_ND * second_ND])
     return features_ND, np.array([row.label for row in ordered])
-
-
-def _wilson(right: int, tested: int) -> Interval:
-    from scipy.stats import binomtest
-
-    ends = binomtest(right, tested).proportion_ci(CONFIDENCE, method="wilson")
-    return Interval(100 * float(ends.low), 100 * float(ends.high))
 
 
 def _check(tasks: Sequence[TransferTask], limit_train: int | None, folds: int) -> None:

@@ -37,7 +37,7 @@ FOLD_SEED = 1111
 """SentEval's seed."""
 
 _ITERATIONS = 1000
-_NEWTON_COLUMNS = 1024  # measured: up to about here a few Newton steps cost less than many of lbfgs
+_NEWTON_COLUMNS = 1024  # up to about here, a few Newton steps take less time than many of lbfgs
 
 Features: TypeAlias = NDArray[np.floating[Any]]
 Labels: TypeAlias = NDArray[np.str_]

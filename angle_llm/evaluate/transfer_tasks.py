@@ -149,6 +149,23 @@ _SPECS: dict[str, _Spec] = {
 TRANSFER_TASKS = tuple(_SPECS)
 """The seven tasks of the published tables, in their column order."""
 
+_PUBLISHED: dict[str, tuple[float, ...]] = {
+    "sup-SimCSE-RoBERTa-large, w/ MLM": (88.45, 92.53, 95.19, 90.58, 93.30, 93.80, 77.74, 90.23),
+    "sup-SimCSE-RoBERTa-base": (84.92, 92.00, 94.11, 89.82, 91.27, 88.80, 75.65, 88.08),
+    "SBERT-base": (83.64, 89.43, 94.39, 89.86, 88.96, 89.60, 76.00, 87.41),
+    "sup-SimCSE-BERT-base, w/ MLM": (82.68, 88.88, 94.52, 89.82, 88.41, 87.60, 76.12, 86.86),
+    "sup-SimCSE-BERT-base": (82.69, 89.25, 94.81, 89.59, 87.31, 88.40, 73.51, 86.51),
+    "unsup-SimCSE-BERT-base": (81.18, 86.46, 94.45, 88.88, 85.50, 89.80, 74.43, 85.81),
+    "InferSent-GloVe": (81.57, 86.54, 92.50, 90.38, 84.18, 88.20, 75.77, 85.59),
+    "Universal Sentence Encoder": (80.09, 85.19, 93.98, 86.70, 86.38, 93.20, 70.14, 85.10),
+}
+PUBLISHED_TRANSFER = {
+    model: (dict(zip(TRANSFER_TASKS, row, strict=False)), row[-1]) for model, row in _PUBLISHED.items()
+}
+"""Model → accuracies × 100 by task and average as published: Gao et al. (2021), SimCSE (arXiv 2104.08821), table
+E.1."""
+
+
 _EXTENSIONS = (".tsv", ".jsonl", ".tsv.gz", ".jsonl.gz")
 
 

@@ -108,13 +108,13 @@ def test_a_model_has_a_name_to_file_results_under(model: str, name: str) -> None
 
 
 @pytest.mark.skipif(HAS_MTEB, reason="mteb is installed")
-def test_without_mteb_the_command_says_what_to_install() -> None:
+def test_without_mteb_the_error_names_the_extra() -> None:
     with pytest.raises(MissingLibraryError, match=r"pip install 'angle_llm\[mteb\]'"):
         mteb_main(MtebSettings(model="m", tasks=("STSBenchmark",)), lambda path, /, **options: tiny_encoder("llama"))
 
 
 @needs_mteb
-def test_mteb_takes_our_encoder_for_one_of_its_own() -> None:
+def test_encoder_implements_the_protocol_of_mteb() -> None:
     from mteb.models import EncoderProtocol
 
     from angle_llm.evaluate.mteb_encoder import MtebEncoder
@@ -132,7 +132,7 @@ def test_mteb_takes_our_encoder_for_one_of_its_own() -> None:
 
 
 @needs_mteb
-def test_mteb_and_our_own_evaluation_give_one_figure() -> None:
+def test_mteb_and_our_own_evaluation_give_the_same_score() -> None:
     encoder = tiny_encoder("llama")
     [score] = evaluate_mteb(encoder, [sts_task()], name="us/tiny")
     own = evaluate(lambda texts: encoder.encode(texts), [StsTask("p", "p", "file", "here", PAIRS)])
@@ -141,7 +141,7 @@ def test_mteb_and_our_own_evaluation_give_one_figure() -> None:
 
 
 @needs_mteb
-def test_mteb_and_our_own_retrieval_give_one_figure() -> None:
+def test_mteb_and_our_own_retrieval_give_the_same_score() -> None:
     encoder = tiny_encoder("llama")
     [score] = evaluate_mteb(encoder, [retrieval_task()], name="us/tiny")
     places = list(CORPUS)
@@ -153,7 +153,7 @@ def test_mteb_and_our_own_retrieval_give_one_figure() -> None:
 
 
 @needs_mteb
-def test_queries_and_documents_can_be_worded_differently() -> None:
+def test_queries_and_documents_have_their_own_prompts() -> None:
     from mteb.types import PromptType
 
     from angle_llm.evaluate.mteb_encoder import MtebEncoder
@@ -181,7 +181,7 @@ def test_queries_and_documents_can_be_worded_differently() -> None:
 
 
 @needs_mteb
-def test_a_text_without_content_is_like_nothing() -> None:
+def test_text_of_white_space_has_a_zero_vector() -> None:
     from angle_llm.evaluate.mteb_encoder import MtebEncoder
 
     encoder = tiny_encoder("llama")

@@ -40,7 +40,7 @@ def test_every_point_is_what_the_cut_encoder_reaches_from_one_encoding() -> None
 
 
 @pytest.mark.parametrize("asked", [{"layers": [4]}, {"layers": [0]}, {"dimensions": [64]}, {"dimensions": [0]}])
-def test_what_is_not_there_is_an_error(asked: dict[str, list[int]]) -> None:
+def test_invalid_layers_and_dimensions_are_refused(asked: dict[str, list[int]]) -> None:
     with pytest.raises(ValueError, match=r"--layers, --dimensions.*3 layers.*32 dimensions"):
         quality_curve(
             tiny_encoder("llama"),

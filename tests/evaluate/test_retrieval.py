@@ -1,16 +1,15 @@
-"""Retrieval figures: equal to a plain sort, whatever the blocks; ties never flatter; files are read as they say."""
+"""Retrieval: ranks equal a plain sort, pessimistic ties, metrics, files, command."""
 
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tyro
+from evaluate_samples import Words, hashed_words
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,14 +23,6 @@ from angle_llm.evaluate.retrieval import (
     retrieval_report,
 )
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask, groups_task, read_flickr30k, read_groups, read_judged
-
-
-def hashed_words(texts: Sequence[str]) -> np.ndarray:
-    rows = np.zeros((len(texts), 997), dtype=np.float32)
-    for row, text in zip(rows, texts, strict=True):
-        for word in text.split():
-            row[zlib.crc32(word.encode()) % 997] += 1
-    return rows
 
 
 def ranks_by_sorting(
@@ -85,10 +76,10 @@ def test_a_tie_goes_to_the_candidate_that_is_no_answer() -> None:
     same = np.ones((4, 2))
     assert answer_ranks(same[:1], same, [{0: 1.0, 2: 1.0}], [None]) == [{0: 3, 2: 4}]
     zero = np.zeros((4, 2))
-    assert answer_ranks(zero[:1], zero, [{3: 1.0}], [0]) == [{3: 3}]  # an encoder that says nothing finds nothing
+    assert answer_ranks(zero[:1], zero, [{3: 1.0}], [0]) == [{3: 3}]  # a zero encoder has the worst ranks
 
 
-def test_the_figures_follow_from_the_ranks_by_hand() -> None:
+def test_metrics_equal_values_by_hand() -> None:
     figures = query_metrics(
         [{7: 1, 8: 2}, {3: 2, 4: 5}, {5: 12}, {1: 2, 2: 1}],
         [{7: 1.0, 8: 1.0}, {3: 1.0, 4: 1.0}, {5: 1.0}, {1: 3.0, 2: 1.0}],
@@ -105,7 +96,7 @@ def test_the_figures_follow_from_the_ranks_by_hand() -> None:
     assert figures["nDCG@10"] == pytest.approx([1, second_and_fifth / best_of_two, 0, graded])
 
 
-def test_strict_accuracy_asks_for_exactly_the_other_texts_of_the_group() -> None:
+def test_strict_accuracy_needs_exactly_the_texts_of_the_group() -> None:
     """The second group's query finds one of its texts only behind a text of the first."""
     groups = [["a b c", "a b", "a c"], ["x y", "x y z", "b d"]]
     results = evaluate_retrieval(hashed_words, [groups_task(groups, "mine")])
@@ -171,7 +162,7 @@ def test_groups_are_read_from_a_column_of_lists(tmp_path: Path) -> None:
         ({"texts": ["a"]}, r"g\.jsonl"),
     ],
 )
-def test_what_is_no_group_is_named(tmp_path: Path, row: object, message: str) -> None:
+def test_malformed_groups_are_refused(tmp_path: Path, row: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_groups(write_jsonl(tmp_path / "g.jsonl", row))
 
@@ -199,32 +190,13 @@ def test_beirs_layout_is_read(tmp_path: Path) -> None:
         read_judged(tmp_path)
 
 
-def test_a_task_that_contradicts_itself_is_refused() -> None:
+def test_inconsistent_task_is_refused() -> None:
     with pytest.raises(ValueError, match="query 0"):
         RetrievalTask("t", "t", ("a",), ("a", "b"), ({0: 1.0},), (0,), "")
     with pytest.raises(ValueError, match="task t"):
         RetrievalTask("t", "t", ("a",), ("a", "b"), (), (0,), "")
     with pytest.raises(ValueError, match="got none"):
         evaluate_retrieval(hashed_words, [])
-
-
-@dataclass
-class Prompt:
-    name: str = "plain"
-    template: str = "{text}"
-
-
-class Words:
-    """An encoder by the shape the command needs."""
-
-    prompt = Prompt()
-    pooling = "sum"
-    max_length = 77
-
-    def encode(
-        self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
-    ) -> np.ndarray:
-        return hashed_words(texts)
 
 
 def test_the_command_reads_measures_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,7 +207,7 @@ def test_the_command_reads_measures_prints_and_writes(tmp_path: Path, capsys: py
     retrieval_main(tyro.cli(RetrievalSettings, args=arguments), lambda path, /, **options: Words())
     printed = capsys.readouterr().out
     assert "| mine " in printed
-    assert "12.9" not in printed  # a file alone stands alone
+    assert "12.9" not in printed
     content = json.loads((tmp_path / "out.json").read_text())
     assert content["tasks"]["mine"]["figures"]["strict"]["value"] == 100
     assert content["tasks"]["mine"]["ranks"] == [[1], [1]]
@@ -244,7 +216,7 @@ def test_the_command_reads_measures_prints_and_writes(tmp_path: Path, capsys: py
         retrieval_main(RetrievalSettings(model="m"), lambda path, /, **options: Words())
 
 
-def test_flickr30k_stands_beside_the_published_figures(data_dir: Path) -> None:
+def test_flickr30k_report_has_published_scores(data_dir: Path) -> None:
     task = read_flickr30k(data_dir)
     assert (len(task.queries), len(task.candidates)) == (1000, 5000)
     assert all(len(answers) == 4 for answers in task.relevant)

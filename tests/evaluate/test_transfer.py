@@ -1,16 +1,16 @@
-"""Transfer accuracies: the protocols are SentEval's, nothing tested is trained on, and what was measured is told."""
+"""Transfer tasks: SentEval's protocols, repeated texts, samples, report and command."""
 
 from __future__ import annotations
 
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tyro
+from evaluate_samples import Words
 
 from angle_llm.evaluate.transfer import (
     PUBLISHED_TRANSFER,
@@ -39,7 +39,7 @@ def hashed_words(texts: Sequence[str]) -> np.ndarray:
 
 
 def noisy_task(name: str = "mr", size: int = 80) -> TransferTask:
-    """Two classes told by a word, one label in eight wrong."""
+    """Two classes that depend on one word; one label in eight is wrong."""
     rng = np.random.default_rng(3)
     rows = []
     for index in range(size):
@@ -96,7 +96,7 @@ def test_many_columns_and_many_classes_take_another_solver_to_the_same_optimum()
     np.testing.assert_allclose(classifier.decision_function(X), reference.decision_function(X), atol=2e-3)
 
 
-def test_test_examples_decide_nothing_but_the_figure() -> None:
+def test_test_labels_change_only_the_accuracy() -> None:
     """Other test labels: the same choice of C and the same predictions."""
     rng = np.random.default_rng(2)
     parts: dict[Split, Part] = {
@@ -111,7 +111,7 @@ def test_test_examples_decide_nothing_but_the_figure() -> None:
         assert one.accuracy == pytest.approx(1 - other.accuracy)
 
 
-def test_words_are_learned_where_they_decide() -> None:
+def test_classes_that_depend_on_words_are_learned() -> None:
     results = evaluate_transfer(hashed_words, [noisy_task()], folds=4)
     task = results.tasks["mr"]
     assert task.majority < 60
@@ -138,7 +138,7 @@ def test_each_distinct_text_is_encoded_once() -> None:
     assert results.tasks["mrpc"].repeated == 8
 
 
-def test_the_features_of_a_pair_do_not_know_its_order() -> None:
+def test_features_of_a_pair_are_symmetric() -> None:
     rows = [LabelledText(f"a{i} b", str(i % 2), f"c d{i % 3}") for i in range(24)]
     turned = [LabelledText(row.second, row.label, row.text) for row in rows]
     one, other = (evaluate_transfer(hashed_words, [split_task(rows, test)], folds=3) for test in (rows, turned))
@@ -154,7 +154,7 @@ def test_f1_is_scikit_learns() -> None:
     assert f1(np.array(["0"]), np.array(["0"]), "1") == 0
 
 
-def test_repeated_texts_are_counted_and_can_be_left_out() -> None:
+def test_repeated_texts_are_counted_and_can_be_dropped() -> None:
     train = [LabelledText(f"t{i}", str(i % 2)) for i in range(20)]
     test = [train[0], train[3], LabelledText("new", "0"), LabelledText("new", "1")]
     task = split_task(train, test)
@@ -189,7 +189,7 @@ def test_a_pair_is_repeated_in_any_order_and_dev_is_cleaned_too() -> None:
     assert clean.splits == {"train": (other,), "dev": (third,), "test": (pair,)}
 
 
-def test_a_sample_is_seeded_and_told() -> None:
+def test_sample_is_seeded_and_reported() -> None:
     task = noisy_task("cr")
     one, same, other = (
         evaluate_transfer(hashed_words, [task], folds=3, limit_train=60, seed=seed).tasks["cr"] for seed in (7, 7, 8)
@@ -235,25 +235,6 @@ def test_the_table_compares_over_the_tasks_that_are_here() -> None:
     content = json.loads(json.dumps(transfer_content(results), allow_nan=False))
     assert content["tasks"]["mr"]["interval"]["low"] < content["tasks"]["mr"]["accuracy"]
     assert content["average"] == {"tasks": ["mr"], "accuracy": results.average}
-
-
-@dataclass
-class Prompt:
-    name: str = "plain"
-    template: str = "{text}"
-
-
-class Words:
-    """An encoder by the shape the command needs."""
-
-    prompt = Prompt()
-    pooling = "sum"
-    max_length = 77
-
-    def encode(
-        self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
-    ) -> np.ndarray:
-        return hashed_words(texts)
 
 
 def test_the_command_reads_measures_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,7 +125,7 @@ class Recorder:
         for checkpoint in sorted((run_dir / "checkpoints").glob("step-*")):
             title, killed = f"run {name}, {checkpoint.name}", self.out / f"{name} {checkpoint.name}"
             self.add_tensors(f"{title}: weights and optimizer", tensors_in(checkpoint))
-            shutil.copytree(run_dir, killed)
+            shutil.copytree(run_dir, killed, ignore=shutil.ignore_patterns("result.json"))  # of a finished run
             for later in (killed / "checkpoints").glob("step-*"):
                 if later.name > checkpoint.name:
                     shutil.rmtree(later)

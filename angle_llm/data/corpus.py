@@ -6,7 +6,7 @@ which rows are skipped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -93,19 +93,13 @@ class Corpus:
                     )
         return cls(rows, column if tables else None, id_column)
 
-    @classmethod
-    def of_files(cls, paths: Iterable[str | Path], column: str | None, id_column: str | None) -> Corpus:
-        """A corpus of files whose columns are known."""
-        files = [file for path in paths for file in open_rows(path).files]
-        return cls(RowSource("corpus", files), column, id_column)
-
     def __iter__(self) -> Iterator[CorpusText | BadRow]:
         return map(self._text, self.source.rows(columns=self._columns))
 
     def blocks(self, size: int, wanted: Callable[[int], bool]) -> Iterator[TextBlock]:
         """Blocks of `size` rows with a wanted number; the last block may be shorter. Other rows are not parsed."""
-        for number, first, rows in self.source.blocks(size, wanted, self._columns):
-            yield TextBlock(number, first, [self._text(row) for row in rows])
+        for number, rows in self.source.blocks(size, wanted, self._columns):
+            yield TextBlock(number, number * size, [self._text(row) for row in rows])
 
     def texts(self, indices: set[int]) -> dict[int, str]:
         """The texts of rows, by index; those of bad rows are missing."""

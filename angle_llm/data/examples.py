@@ -12,7 +12,6 @@ import hashlib
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
@@ -23,8 +22,8 @@ import numpy as np
 
 from angle_llm.config import DataSource
 from angle_llm.data import store
+from angle_llm.data.arrow_types import DatasetReader
 from angle_llm.data.columns import resolve_format
-from angle_llm.data.file_types import DatasetReader
 from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, RowError, Values, nearest
 from angle_llm.data.order import random_order
 from angle_llm.data.readers import BadRow, Row, RowSource, open_rows
@@ -68,6 +67,36 @@ class ExampleReader:
                 yield Outcome(row, self._read(row.values, labels))
             except RowError as error:
                 yield Outcome(row, BadRow(row.file, row.line, error.reason, row.unit))
+
+    def examples(self, report: DataReport) -> Iterator[Example]:
+        """The examples; all other rows are counted in the report.
+
+        Raises `DataError` for the first bad row, unless bad rows are skipped.
+        """
+        combine = FORMATS[self.format].combine
+        if combine is None:
+            yield from self._each(report)
+            return
+        rows = list(self._each(report))
+        examples = combine(rows)
+        report.drop("unpaired", len(rows) - len(examples) * FORMATS[self.format].rows_per_example)
+        yield from examples
+
+    def _each(self, report: DataReport) -> Iterator[Example]:
+        for row, result in self.outcomes():
+            report.rows_in += 1
+            if isinstance(result, BadRow):
+                if self.source.on_bad_row == "raise":
+                    used = ", ".join(f"{name} is column {column!r}" for name, column in self.columns.items())
+                    raise DataError(
+                        f"{result.place}: {result.reason}. {f'({used}.) ' if isinstance(row, Row) else ''}Fix the row, or set "
+                        "on_bad_row to skip: bad rows are then counted and skipped"
+                    )
+                report.rejected.append(result)
+            elif isinstance(result, Dropped):
+                report.drop(result.reason)
+            else:
+                yield result
 
     def _read(self, row: Values, labels: list[str]) -> Example | Dropped:
         if not all(_equal(row.get(column), wanted) for column, wanted in self.source.where.items()):
@@ -137,14 +166,14 @@ def _equal(cell: Any, wanted: str | int | float) -> bool:
 
 
 def label_word(value: Any, names: list[str]) -> Any:
-    """The name of an integer label: data sets number their labels in an order of their own."""
+    """The name of an integer label: datasets number their labels in an order of their own."""
     return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
 
 
 # ------------------------------------------------------------------------------------------------ reports
 
 
-@dataclass(frozen=True)
+@dataclass
 class DataReport:
     """What was done with every row of a source: `rows_in = rows_used + sum(dropped) + len(rejected)`."""
 
@@ -153,25 +182,32 @@ class DataReport:
     columns: dict[str, str]
     """Field → the column it was read from."""
     unused_columns: list[str]
-    rows_in: int
-    rows_used: int
+    rows_in: int = 0
+    rows_used: int = 0
     """Rows of examples; two for each triple of `nli_triples`."""
-    examples: int
-    dropped: dict[str, int]
+    examples: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
     """Documented reason → rows: "neutral", "no gold label", "filtered by where", "unpaired", "beyond limit"."""
-    rejected: list[BadRow]
-
-    def __post_init__(self) -> None:
-        accounted = self.rows_used + sum(self.dropped.values()) + len(self.rejected)
-        if self.rows_in != accounted:
-            raise RuntimeError(
-                f"a bug in angle_llm: {accounted} of {self.rows_in} rows accounted for. {self.summary()}"
-            )
+    rejected: list[BadRow] = field(default_factory=list)
 
     @property
     def guessed(self) -> bool:
         """Whether the format was detected from the columns."""
         return self.source.format == "auto"
+
+    def drop(self, reason: str, rows: int = 1) -> None:
+        """Counts dropped rows."""
+        if rows:
+            self.dropped[reason] = self.dropped.get(reason, 0) + rows
+
+    def use(self, examples: int) -> None:
+        """Sets the number of examples; raises `RuntimeError` if a row is not accounted for."""
+        self.examples, self.rows_used = examples, examples * FORMATS[self.format].rows_per_example
+        accounted = self.rows_used + sum(self.dropped.values()) + len(self.rejected)
+        if self.rows_in != accounted:
+            raise RuntimeError(
+                f"a bug in angle_llm: {accounted} of {self.rows_in} rows accounted for. {self.summary()}"
+            )
 
     def summary(self) -> str:
         """One line: `a.tsv: 90 examples from 90 of 98 rows as scored_pair (text1 = q1, text2, score); columns not used:
@@ -200,66 +236,15 @@ def _printable(name: str) -> str:
     return name.encode(errors="backslashreplace").decode() or "''"
 
 
+# ------------------------------------------------------------------------------------------------ loading
+
+
 @dataclass(frozen=True)
 class LoadedData:
     """The examples of a source and the report of its rows."""
 
     examples: Sequence[Example]
     report: DataReport
-
-
-@dataclass
-class _Account:
-    """Counts of the rows that were read so far."""
-
-    reader: ExampleReader
-    rows_in: int = 0
-    examples: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    rejected: list[BadRow] = field(default_factory=list)
-
-    def read(self) -> Iterator[Example]:
-        """The examples of the source. Raises `DataError` for the first bad row, unless bad rows are skipped."""
-        format = FORMATS[self.reader.format]
-        if format.combine is None:
-            yield from self._each_row()
-            return
-        rows = list(self._each_row())
-        examples = format.combine(rows)
-        self.examples = len(examples)
-        if unpaired := len(rows) - len(examples) * format.rows_per_example:
-            self.dropped["unpaired"] = unpaired
-        yield from examples
-
-    def _each_row(self) -> Iterator[Example]:
-        for row, result in self.reader.outcomes():
-            self.rows_in += 1
-            if isinstance(result, BadRow):
-                if self.reader.source.on_bad_row == "raise":
-                    raise _first_bad_row(self.reader, row, result)
-                self.rejected.append(result)
-            elif isinstance(result, Dropped):
-                self.dropped[result.reason] += 1
-            else:
-                self.examples += 1
-                yield result
-
-    def report(self) -> DataReport:
-        """The report of all rows."""
-        return DataReport(
-            source=self.reader.source,
-            format=self.reader.format,
-            columns=self.reader.columns,
-            unused_columns=self.reader.unused_columns,
-            rows_in=self.rows_in,
-            rows_used=self.examples * FORMATS[self.reader.format].rows_per_example,
-            examples=self.examples,
-            dropped=dict(self.dropped),
-            rejected=self.rejected,
-        )
-
-
-# ------------------------------------------------------------------------------------------------ loading
 
 
 def load_examples(source: DataSource, cache: Path | None = None) -> LoadedData:
@@ -279,16 +264,16 @@ def load_examples(source: DataSource, cache: Path | None = None) -> LoadedData:
         raise DataError(f"max_bad_ratio is a share of the rows, 0 to 1, got {source.max_bad_ratio}")
     folder = None if cache is None else cache / "examples" / _key(source)
     everything, report = _stored(source, folder) or _read(source, folder)
-    _check_bad_ratio(report)
-    examples = _selected(everything, source)
-    if beyond := report.examples - len(examples):
-        per_example = FORMATS[report.format].rows_per_example
-        report = replace(
-            report,
-            rows_used=len(examples) * per_example,
-            examples=len(examples),
-            dropped=report.dropped | {"beyond limit": beyond * per_example},
+    if len(report.rejected) > source.max_bad_ratio * report.rows_in:  # wrong settings, or another file than intended
+        first = "; ".join(f"{bad.place}: {bad.reason}" for bad in report.rejected[:3])
+        raise DataError(
+            f"{source.path}: {len(report.rejected):,} of {report.rows_in:,} rows are bad, more than max_bad_ratio "
+            f"{source.max_bad_ratio} allows. The first: {first}. Fix the file or the settings it is read with, or raise "
+            "max_bad_ratio"
         )
+    examples = _selected(everything, source)
+    report.drop("beyond limit", (len(everything) - len(examples)) * FORMATS[report.format].rows_per_example)
+    report.use(len(examples))
     if not examples:
         raise DataError(f"this source has no usable example. {report.summary()}")
     return LoadedData(examples, report)
@@ -309,8 +294,9 @@ def _stored(source: DataSource, folder: Path | None) -> tuple[Sequence[Example],
 
 def _read(source: DataSource, folder: Path | None) -> tuple[Sequence[Example], DataReport]:
     """All examples of a source; in a store if they do not fit memory and there is a folder for it."""
-    account = _Account(open_examples(source))
-    examples = account.read()
+    reader = open_examples(source)
+    report = DataReport(source, reader.format, reader.columns, reader.unused_columns)
+    examples = reader.examples(report)
     held: list[Example] = []
     size = 0
     for example in examples:
@@ -318,12 +304,14 @@ def _read(source: DataSource, folder: Path | None) -> tuple[Sequence[Example], D
         size += store.bytes_of(example)
         if folder is not None and size > store.MEMORY_LIMIT:
             log(f"{source.path} is large: its examples are stored in {folder}")
-            stored = store.write_store(folder, chain(held, examples), lambda: _plain(account.report()))
-            return stored, account.report()
-    return held, account.report()
+            counts = {name: value for name, value in vars(report).items() if name != "source"}
+            return store.write_store(
+                folder, chain(held, examples), lambda: counts | {"rows_in": report.rows_in}
+            ), report
+    return held, report
 
 
-def _plain(report: DataReport) -> dict[str, Any]:
+def _counts(report: DataReport) -> dict[str, Any]:
     return {name: value for name, value in vars(report).items() if name != "source"}
 
 
@@ -347,22 +335,3 @@ def _selected(examples: Sequence[Example], source: DataSource) -> Sequence[Examp
     order = np.arange(n) if source.shuffle_seed is None else random_order(n, source.shuffle_seed)
     order = order[: source.limit]
     return examples.select(order) if isinstance(examples, store.StoredExamples) else [examples[int(i)] for i in order]
-
-
-def _first_bad_row(reader: ExampleReader, row: Row | BadRow, bad: BadRow) -> DataError:
-    used = ", ".join(f"{name} is column {column!r}" for name, column in reader.columns.items())
-    columns = f"({used}.) " if isinstance(row, Row) else ""
-    return DataError(
-        f"{bad.place}: {bad.reason}. {columns}Fix the row, or set on_bad_row to skip: bad rows are then counted and skipped"
-    )
-
-
-def _check_bad_ratio(report: DataReport) -> None:
-    """Many bad rows mean wrong settings, or another file than intended."""
-    allowed = report.source.max_bad_ratio
-    if len(report.rejected) > allowed * report.rows_in:
-        first = "; ".join(f"{bad.place}: {bad.reason}" for bad in report.rejected[:3])
-        raise DataError(
-            f"{report.source.path}: {len(report.rejected):,} of {report.rows_in:,} rows are bad, more than max_bad_ratio "
-            f"{allowed} allows. The first: {first}. Fix the file or the settings it is read with, or raise max_bad_ratio"
-        )

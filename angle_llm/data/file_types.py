@@ -1,4 +1,5 @@
-"""Rows of one file, by file type. `readers.open_rows` is the entry point; a new type is a subclass and an entry in `FILE_TYPES`.
+"""Rows of one text file, by file type. `readers.open_rows` is the entry point; a new type is a subclass and an entry in
+`readers.FILE_TYPES`.
 
 A row that cannot be read (broken JSON, invalid bytes, too many fields) raises `RowError` in `parse`. Damage that hides an
 unknown number of rows raises `DataError` in `raw`.
@@ -14,7 +15,6 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Literal
@@ -23,27 +23,24 @@ from angle_llm.data.formats import DataError, RowError
 
 Unit = Literal["line", "row"]
 
-_PARQUET_ROWS = 1024
-"""Rows of a Parquet file that are in memory together."""
-
 
 class FileReader:
-    """Rows of one file, from the start, as often as needed; only the row at hand is in memory.
+    """Rows of one file, from the start, as often as needed; only the current row is in memory.
 
     Args:
         name: File name in messages.
         open: Opens the unpacked bytes of the file.
         delimiter: Between fields of CSV and TSV files; None: detected.
-        encoding: Of text files; a Python codec name.
+        encoding: Of text files, as Python names it.
     """
 
     unit: ClassVar[Unit] = "line"
     """What row numbers count."""
     has_columns: ClassVar[bool] = True
     label_names: Mapping[str, list[str]] = {}
-    """Column → names of its integer labels; only `datasets` data sets have them."""
+    """Column → names of its integer labels; only `datasets` datasets have them."""
     path: Path | None = None
-    """The file; None for standard input and data sets."""
+    """The file; None for standard input and datasets."""
     beside: tuple[Path, ...] = ()
     """Further files that are read with this one."""
 
@@ -52,8 +49,9 @@ class FileReader:
     ) -> None:
         self.name = name
         self.open = open
-        self.encoding = encoding
         self.delimiter = delimiter
+        self.encoding = encoding
+        self._codec = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
 
     @cached_property
     def columns(self) -> list[str]:
@@ -71,21 +69,18 @@ class FileReader:
 
     def parse(self, raw: Any) -> dict[str, Any]:
         """Values of a raw row by column. Raises `RowError` if it cannot be read."""
-        if isinstance(raw, RowError):
-            raise raw
         row: dict[str, Any] = raw
         return row
 
     def lines(self, newline: str | None = "\n", path: Path | None = None) -> Iterator[tuple[int, str]]:
         """Line numbers from 1, and lines with their ends. Invalid bytes become lone surrogates, see `refuse_bad_bytes`."""
         number, name = 0, str(path or self.name)
-        codec = "utf-8-sig" if self._is_utf8 else self.encoding
         try:
             with path.open("rb") if path is not None else self.open() as stream:
-                if self._is_utf8:
-                    _refuse_utf_16(name, stream.read1(64))  # type: ignore[attr-defined]  # files and GzipFile have it
+                if self._codec == "utf-8-sig":
+                    _refuse_utf_16(name, stream.read1(64))  # type: ignore[attr-defined]
                     stream.seek(0)
-                with io.TextIOWrapper(stream, codec, "surrogateescape", newline) as text:
+                with io.TextIOWrapper(stream, self._codec, "surrogateescape", newline) as text:
                     for number, line in enumerate(text, 1):
                         yield number, line
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -96,24 +91,19 @@ class FileReader:
         except UnicodeDecodeError as error:
             raise DataError(f"{name}:{number + 1}: cannot be decoded as {self.encoding}: {error}") from None
 
-    @property
-    def _is_utf8(self) -> bool:
-        return self.encoding.lower().replace("_", "-") in ("utf-8", "utf8", "utf-8-sig")
-
     def refuse_bad_bytes(self, text: str) -> None:
         """Raises `RowError` if the text holds bytes that the encoding does not have."""
-        if text.isascii():
-            return
         try:
-            text.encode()
+            if not text.isascii():
+                text.encode()
         except UnicodeEncodeError as error:
-            byte = ord(text[error.start]) - 0xDC00
-            hint = (
-                "; if the file is Windows-1252, set encoding to cp1252, or convert it with `iconv -f cp1252 -t utf-8`"
-                if self._is_utf8
-                else "; set encoding to that of the file"
-            )
-            raise RowError(f"byte 0x{byte:02x} is not {'UTF-8' if self._is_utf8 else self.encoding}{hint}") from None
+            byte = f"byte 0x{ord(text[error.start]) - 0xDC00:02x}"
+            if self._codec != "utf-8-sig":
+                raise RowError(f"{byte} is not {self.encoding}; set encoding to that of the file") from None
+            raise RowError(
+                f"{byte} is not UTF-8; if the file is Windows-1252, set encoding to cp1252, or convert it with "
+                "`iconv -f cp1252 -t utf-8`"
+            ) from None
 
 
 def _refuse_utf_16(name: str, start: bytes) -> None:
@@ -133,14 +123,11 @@ class TextFile(FileReader):
     first_columns = ["text"]  # noqa: RUF012
 
     def raw(self, columns: list[str] | None = None) -> Iterator[tuple[int, Any]]:
-        return ((number, line.removesuffix("\n")) for number, line in self.lines(newline=None))
+        return self.lines(newline=None)
 
     def parse(self, raw: Any) -> dict[str, Any]:
         self.refuse_bad_bytes(raw)
-        return {"text": raw}
-
-
-# ------------------------------------------------------------------------------------------------ JSON
+        return {"text": raw.removesuffix("\n")}
 
 
 class JsonLinesFile(FileReader):
@@ -152,35 +139,38 @@ class JsonLinesFile(FileReader):
     def parse(self, raw: Any) -> dict[str, Any]:
         self.refuse_bad_bytes(raw)
         try:
-            found = json.loads(raw.rstrip(" \t\r\n"), object_pairs_hook=_object)
+            return self.checked(json.loads(raw.rstrip(" \t\r\n"), object_pairs_hook=_object))
+        except RowError:
+            raise
         except (ValueError, RecursionError) as error:
-            if isinstance(error, RowError):
-                raise
             hint = "; a list of objects is a .json file" if raw.lstrip().startswith("[") else ""
-            raise RowError(f"not a JSON object: {json_problem(error, 'expected one object per line')}{hint}") from None
-        return _checked_object(found)
+            raise RowError(f"not a JSON object: {_json_problem(error)}{hint}") from None
+
+    def checked(self, found: Any) -> dict[str, Any]:
+        """A parsed JSON value. Raises `RowError` if it is not an object, or has a key twice."""
+        if not isinstance(found, dict):
+            raise found if isinstance(found, RowError) else RowError(f"expected an object, got {type(found).__name__}")
+        return found
 
     @cached_property
     def columns(self) -> list[str]:
-        return self._columns(self.raw())
+        return list(dict.fromkeys(itertools.chain.from_iterable(self._objects())))
 
     @cached_property
     def first_columns(self) -> list[str]:
-        return self._columns(self.raw(), first=True)
+        return list(next(self._objects()))
 
-    def _columns(self, rows: Iterator[tuple[int, Any]], first: bool = False) -> list[str]:
-        columns: dict[str, None] = {}
-        problem = ""
-        for number, raw in rows:
+    def _objects(self) -> Iterator[dict[str, Any]]:
+        """The readable objects. Raises `DataError` if there are none."""
+        problem, found = "", False
+        for number, raw in self.raw():
             try:
-                columns.update(dict.fromkeys(self.parse(raw)))
+                yield self.parse(raw)
+                found = True
             except RowError as error:
                 problem = problem or f": {place(self.name, number, self.unit)}: {error}"
-            if first and columns:
-                break
-        if not columns:
+        if not found:
             raise DataError(f"{self.name}: no usable row{problem}")
-        return list(columns)
 
 
 class JsonFile(JsonLinesFile):
@@ -195,14 +185,15 @@ class JsonFile(JsonLinesFile):
             objects = json.loads(text, object_pairs_hook=_object)
         except (ValueError, RecursionError) as error:
             at = f"{self.name}:{error.lineno}" if isinstance(error, json.JSONDecodeError) else self.name
-            reason = error if isinstance(error, RowError) else json_problem(error, "expected one list of objects")
-            raise DataError(f"{at}: not JSON: {reason}. Fix the file; one object per line is a .jsonl file") from None
+            raise DataError(
+                f"{at}: not JSON: {_json_problem(error)}. A file with one object per line is .jsonl"
+            ) from None
         if not isinstance(objects, list):
             raise DataError(f"{self.name}: expected a list of objects, got {type(objects).__name__}")
         return iter(enumerate(objects, 1))
 
     def parse(self, raw: Any) -> dict[str, Any]:
-        return _checked_object(raw)
+        return self.checked(raw)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | RowError:
@@ -214,42 +205,30 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | RowError:
     return RowError(f"the object has keys twice: {sorted({key for key in keys if keys.count(key) > 1})}")
 
 
-def _checked_object(found: Any) -> dict[str, Any]:
-    if isinstance(found, RowError):
-        raise found
-    if not isinstance(found, dict):
-        raise RowError(f"expected a JSON object, got {type(found).__name__}")
-    return found
-
-
-def json_problem(error: ValueError | RecursionError, shape: str) -> str:
-    """Why a text is not JSON, and the start of the line; `shape` names the expected content."""
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply"
+def _json_problem(error: ValueError | RecursionError) -> str:
+    """Why a text is not JSON, with the start of the line."""
     if not isinstance(error, json.JSONDecodeError):
-        return str(error)
-    if error.pos >= len(error.doc.rstrip()):
-        reason = f"it ends before it is complete; {shape}"
-    else:
-        more = f"; {shape}" if error.msg == "Extra data" else ""
-        quote = "; write keys and texts in double quotes" if error.doc[error.pos] == "'" else ""
-        reason = f"{error.msg[0].lower()}{error.msg[1:]} at column {error.colno}{quote}{more}"
+        return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+    cut = error.pos >= len(error.doc.rstrip())
+    reason = "it ends before it is complete" if cut else f"{error.msg.lower()} at column {error.colno}"
     line = error.doc.split("\n")[error.lineno - 1].strip()
     start = "".join(character if character.isprintable() else "�" for character in line[:60])
-    return f"{reason}; the line begins `{start}{'…' if len(line) > 60 else ''}`" if start else reason
-
-
-# ------------------------------------------------------------------------------------------------ tables
+    return f"{reason}; the line begins `{start}{'…' if len(line) > 60 else ''}`"
 
 
 class TsvFile(FileReader):
     """A header line and tab-separated fields without quoting: a quote is a character. Blank lines are skipped."""
 
+    header: ClassVar[tuple[str, ...]] = ()
+    """Columns of a type without a header line."""
+
     @cached_property
     def first_columns(self) -> list[str]:
-        number, header = next(self._records(), (1, RowError("the file is empty, expected a header line")))
+        if self.header:
+            return list(self.header)
+        number, record = next(self.records(), (1, RowError("the file is empty, expected a header line")))
         try:
-            columns = self._fields(header)
+            columns = self.fields(record)
             if repeated := sorted({name for name in columns if columns.count(name) > 1}):
                 raise RowError(f"the header has column names twice: {repeated}")
         except RowError as error:
@@ -257,23 +236,27 @@ class TsvFile(FileReader):
         return columns
 
     def raw(self, columns: list[str] | None = None) -> Iterator[tuple[int, Any]]:
-        header = bool(self.first_columns)  # an unusable header raises here
-        return itertools.islice(self._records(), int(header), None)
+        header_lines = len(self.first_columns[:1]) - len(self.header[:1])  # an unusable header raises here
+        return itertools.islice(self.records(), header_lines, None)
 
     def parse(self, raw: Any) -> dict[str, Any]:
-        fields = self._fields(raw)
+        fields = self.fields(raw)
         if len(fields) != len(self.first_columns):
-            raise RowError(f"{len(fields)} fields, but the header has {len(self.first_columns)}")
+            raise RowError(f"{len(fields)} fields, expected {len(self.first_columns)}: {', '.join(self.first_columns)}")
         return dict(zip(self.first_columns, fields, strict=True))
 
-    def _records(self) -> Iterator[tuple[int, Any]]:
+    def records(self) -> Iterator[tuple[int, Any]]:
+        """Lines, or lists of fields, or a `RowError`, with line numbers; the header is the first."""
         return ((number, line) for number, line in self.lines() if line.strip("\r\n"))
 
-    def _fields(self, record: Any) -> list[str]:
+    def fields(self, record: Any) -> list[str]:
+        """The fields of a record. Raises `RowError` if it cannot be read."""
         if isinstance(record, RowError):
             raise record
-        self.refuse_bad_bytes(record)
-        return str(record).removesuffix("\n").removesuffix("\r").split(self.delimiter or "\t")
+        self.refuse_bad_bytes(record if isinstance(record, str) else "".join(record))
+        if isinstance(record, str):
+            return record.removesuffix("\n").removesuffix("\r").split(self.delimiter or "\t")
+        return list(record)
 
 
 class CsvFile(TsvFile):
@@ -282,13 +265,14 @@ class CsvFile(TsvFile):
     The delimiter is a comma. Without a comma in the header it is the first of ; tab | that the header has.
     """
 
-    def _records(self) -> Iterator[tuple[int, Any]]:
+    def records(self) -> Iterator[tuple[int, Any]]:
         csv.field_size_limit(2**31 - 1)  # the default of 128 KiB refuses long texts
-        reader = csv.reader((line for _, line in self.lines()), strict=True, delimiter=self._delimiter)
+        reader = csv.reader((line for _, line in self.lines()), strict=True, delimiter=self._separator)
         while True:
             first = reader.line_num + 1
             try:
-                record = next(reader)
+                if record := next(reader):
+                    yield first, record
             except StopIteration:
                 return
             except csv.Error as error:
@@ -297,161 +281,50 @@ class CsvFile(TsvFile):
                         f"{self.name}:{first}: a quoted field starts here and is not closed correctly on line {reader.line_num} "
                         f'({error}); close the quote, and write a quote inside a field twice ("")'
                     ) from None
-                yield (
-                    first,
-                    RowError(
-                        f"broken quoting with delimiter {self._delimiter!r}: {error}; write a quote inside a field twice "
-                        '(""), or set delimiter'
-                    ),
-                )
-            else:
-                if record:
-                    yield first, record
+                advice = 'write a quote inside a field twice (""), or set delimiter'
+                yield first, RowError(f"broken quoting with delimiter {self._separator!r}: {error}; {advice}")
 
     @cached_property
-    def _delimiter(self) -> str:
-        if self.delimiter is not None:
-            return self.delimiter
+    def _separator(self) -> str:
         header = next((line for _, line in self.lines() if line.strip()), "")
         unquoted = re.sub(r'"[^"]*"', "", header)
-        return next((sign for sign in ",;\t|" if sign in unquoted), ",")
-
-    def _fields(self, record: Any) -> list[str]:
-        if isinstance(record, RowError):
-            raise record
-        fields: list[str] = record
-        self.refuse_bad_bytes("".join(fields))
-        return fields
+        return self.delimiter or next((sign for sign in ",;\t|" if sign in unquoted), ",")
 
 
-class ParquetFile(FileReader):
-    """A Parquet file; some rows are decoded at a time."""
+class StsBenchmarkFile(TsvFile):
+    """`sts-train.csv` of the STS benchmark: tab-separated without a header; fields after the sentences are not read."""
 
-    unit = "row"
+    header = ("genre", "file", "year", "id", "score", "sentence1", "sentence2")
 
-    @cached_property
-    def first_columns(self) -> list[str]:
-        from pyarrow import parquet
+    @classmethod
+    def matches(cls, reader: FileReader) -> bool:
+        """Whether the first line of a file has a score as its fifth tab-separated field."""
+        fields = next((line for _, line in reader.lines()), "").split("\t")
+        return len(fields) >= len(cls.header) and re.fullmatch(r"\d(\.\d+)?", fields[4].strip()) is not None
 
-        with self._checked():
-            columns = list(parquet.read_schema(self.name).names)
-        if repeated := sorted({name for name in columns if columns.count(name) > 1}):
-            raise DataError(f"{self.name}: the file has column names twice: {repeated}")
-        return columns
-
-    def raw(self, columns: list[str] | None = None) -> Iterator[tuple[int, Any]]:
-        from pyarrow import parquet
-
-        numbers = itertools.count(1)
-        # A column is read page by page: without these options a whole row group, often the whole file, is in memory.
-        with self._checked(), parquet.ParquetFile(self.name, pre_buffer=False, buffer_size=1 << 20) as file:
-            for batch in file.iter_batches(_PARQUET_ROWS, columns=columns, use_threads=False):
-                for row in batch.to_pylist():
-                    yield next(numbers), row
-
-    @contextmanager
-    def _checked(self) -> Iterator[None]:
-        import pyarrow
-
-        try:
-            yield
-        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{self.name}: cannot be read as Parquet: {error}") from error
+    def fields(self, record: Any) -> list[str]:
+        return super().fields(record)[: len(self.header)]
 
 
-# ------------------------------------------------------------------------------------------------ SentEval's downloads
-
-
-class StsPartFile(FileReader):
+class StsPartFile(TsvFile):
     """`STS.input.NAME.txt`: two sentences per line; `STS.gs.NAME.txt` beside it: their scores. A pair without score is no row."""
 
-    first_columns = ["sentence1", "sentence2", "score"]  # noqa: RUF012
+    header = ("sentence1", "sentence2", "score")
 
-    def raw(self, columns: list[str] | None = None) -> Iterator[tuple[int, Any]]:
+    def records(self) -> Iterator[tuple[int, Any]]:
         (gold,) = self.beside
         if not gold.is_file():
             raise DataError(f"{self.name}: no {gold.name} with its scores in the same folder")
         counts = sum(1 for _ in self.lines()), sum(1 for _ in self.lines(path=gold))
         if counts[0] != counts[1]:
             raise DataError(
-                f"{self.name} has {counts[0]} lines and {gold.name} {counts[1]}; expected a score or a blank line for each line"
+                f"{self.name} has {counts[0]} lines, but {gold.name} has {counts[1]}; expected the same number"
             )
         for (number, line), (_, score) in zip(self.lines(), self.lines(path=gold), strict=True):
             if score.strip():
-                yield number, (line, score.strip())
-
-    def parse(self, raw: Any) -> dict[str, Any]:
-        line, score = raw
-        return self.row_of([*line.rstrip("\r\n").split("\t")[:2], score])
-
-    def row_of(self, fields: list[str]) -> dict[str, Any]:
-        """A row of fields. Raises `RowError` for another number of fields than columns."""
-        self.refuse_bad_bytes("".join(fields))
-        if len(fields) != len(self.columns):
-            raise RowError(f"expected {len(self.columns)} tab-separated fields, got {len(fields)}")
-        return dict(zip(self.columns, fields, strict=True))
-
-
-class StsBenchmarkFile(StsPartFile):
-    """`sts-train.csv` of the STS benchmark: tab-separated without a header; fields after the sentences are not read."""
-
-    first_columns = ["genre", "file", "year", "id", "score", "sentence1", "sentence2"]  # noqa: RUF012
-
-    @classmethod
-    def matches(cls, reader: FileReader) -> bool:
-        """Whether the first line of a file has a score as its fifth tab-separated field."""
-        fields = next((line for _, line in reader.lines()), "").split("\t")
-        return len(fields) >= 7 and re.fullmatch(r"\d(\.\d+)?", fields[4].strip()) is not None
-
-    def raw(self, columns: list[str] | None = None) -> Iterator[tuple[int, Any]]:
-        return ((number, line) for number, line in self.lines() if line.strip())
-
-    def parse(self, raw: Any) -> dict[str, Any]:
-        return self.row_of(raw.rstrip("\r\n").split("\t")[:7])
-
-
-# ------------------------------------------------------------------------------------------------ data sets
-
-
-class DatasetReader(FileReader):
-    """A split of a `datasets` data set: a local folder, or a hub id, the only source that reaches the network."""
-
-    unit = "row"
-
-    def __init__(self, name: str, configuration: str | None, split: str, revision: str | None, hint: str) -> None:
-        super().__init__(name, Path(name).open)  # type: ignore[arg-type]  # a data set has no bytes: never called
-        import datasets
-
-        try:
-            self._dataset = datasets.load_dataset(name, configuration, split=split, revision=revision)
-        except Exception as error:  # of many types: no network, no such data set, configuration or split, broken files
-            of = f" of configuration {configuration!r}" if configuration else ""
-            raise DataError(
-                f"{name}: `datasets` could not load split {split!r}{of}: {error}. Check path, split and name. {hint}"
-            ) from error
-        self.label_names = {
-            column: list(feature.names)
-            for column, feature in self._dataset.features.items()
-            if isinstance(feature, datasets.ClassLabel)
-        }
-        self.first_columns = list(self._dataset.column_names)
-        self.fingerprint: str = self._dataset._fingerprint
-
-    def raw(self, columns: list[str] | None = None) -> Iterator[tuple[int, Any]]:
-        return iter(enumerate(self._dataset, 1))
+                yield number, [*line.rstrip("\r\n").split("\t")[:2], score.strip()]
 
 
 def place(name: str, number: int, unit: Unit) -> str:
     """Where a row is, for messages: `x.tsv:3`, or `x.parquet row 3`."""
     return f"{name}:{number}" if unit == "line" else f"{name} row {number}"
-
-
-FILE_TYPES: dict[str, type[FileReader]] = {
-    ".jsonl": JsonLinesFile,
-    ".json": JsonFile,
-    ".csv": CsvFile,
-    ".tsv": TsvFile,
-    ".parquet": ParquetFile,
-    ".txt": TextFile,
-}
-"""File name extension → reader; all but Parquet also with .gz."""

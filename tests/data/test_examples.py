@@ -53,7 +53,7 @@ def load(path: Path | str, on_bad_row: Any = "raise", **settings: Any) -> Loaded
         ({**GOOD, "text2": ""}, "text2 is empty"),
         ({**GOOD, "text2": None}, "text2 is null"),
         (PAIR, "score is missing"),
-        ([GOOD], "JSON object"),
+        ([GOOD], "expected an object"),
     ],
 )
 def test_bad_row_is_an_error_with_file_and_line_or_is_listed(tmp_path: Path, row: object, reason: str) -> None:
@@ -271,18 +271,9 @@ def test_every_row_is_accounted_for(
 
 
 def test_report_that_does_not_add_up_is_a_bug() -> None:
+    report = DataReport(DataSource(path="x"), "triple", {}, [], rows_in=3, dropped={"neutral": 1})
     with pytest.raises(RuntimeError, match="bug in angle_llm: 2 of 3 rows"):
-        DataReport(
-            DataSource(path="x"),
-            "triple",
-            {},
-            [],
-            rows_in=3,
-            rows_used=1,
-            examples=1,
-            dropped={"neutral": 1},
-            rejected=[],
-        )
+        report.use(1)
 
 
 # ------------------------------------------------------------------------------------------------ the report

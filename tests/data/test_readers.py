@@ -86,7 +86,6 @@ def test_all_types_of_files_give_the_same_rows(tmp_path: Path, name: str, packed
     assert rows.columns == ["text1", "text2", "score"]
     assert [row.values for row in rows.good_rows()] == (TEXT_ROWS if name[2:] in ("csv", "tsv") else ROWS)
     assert list(rows) == list(rows)
-    assert list(rows.rows(start=1)) == list(rows)[1:]
     assert [row.line for row in rows] == {"x.csv": [2, 3], "x.tsv": [2, 3]}.get(name, [1, 2])
     unit = "line" if name[2:] in ("jsonl", "csv", "tsv") else "row"
     assert {row.place for row in rows} >= {f"{path}:2" if unit == "line" else f"{path} row 2"}
@@ -178,17 +177,17 @@ HEADER = b"text1\ttext2\tscore\n"
 BAD_ROWS: dict[str, tuple[str, bytes, int, str]] = {
     "cut JSON": ("x.jsonl", b'{"text1": "a",\n', 1, "ends before it is complete; .* begins `{"),
     "list in JSONL": ("x.jsonl", b'[{"text1": "a"},\n', 1, r"a list of objects is a \.json file"),
-    "two objects": ("x.jsonl", b'{"text1": "a"} {"text1": "b"}\n', 1, "column 16; expected one object per line"),
-    "single quotes": ("x.jsonl", b"{'text1': 'a'}\n", 1, "column 2.*double quotes"),
+    "two objects": ("x.jsonl", b'{"text1": "a"} {"text1": "b"}\n', 1, "extra data at column 16"),
+    "single quotes": ("x.jsonl", b"{'text1': 'a'}\n", 1, "double quotes at column 2"),
     "missing comma": ("x.jsonl", b'{"text1": "a" "text2": "b"}\n', 1, "column 15"),
     "long line": ("x.jsonl", b'{"text1": "' + b"y" * 500 + b"\n", 1, r'begins `\{"text1": "y{49}…`'),
-    "not an object": ("x.jsonl", b'["a", "b", 1]\n', 1, "JSON object, got list"),
+    "not an object": ("x.jsonl", b'["a", "b", 1]\n', 1, "object, got list"),
     "many digits": ("x.jsonl", b'{"score": ' + b"9" * 5000 + b"}\n", 1, "not a JSON object"),
     "nested": ("x.jsonl", b'{"text1": ' + b"[" * 200_000 + b"\n", 1, "nested too deeply"),
     "key twice": ("x.jsonl", b'{"text1": "a", "text1": "b"}\n', 1, r"keys twice: \['text1'\]"),
     "key twice in a list": ("x.json", b'[{"text1": "a", "text1": "b"}]', 1, "keys twice"),
-    "too few fields": ("x.tsv", HEADER + b"a\tb\n", 2, "2 fields, but the header has 3"),
-    "too many fields": ("x.csv", b'text1,text2\n"a\n\nb",b,1\n', 2, "3 fields, but the header has 2"),
+    "too few fields": ("x.tsv", HEADER + b"a\tb\n", 2, "2 fields, expected 3"),
+    "too many fields": ("x.csv", b'text1,text2\n"a\n\nb",b,1\n', 2, "3 fields, expected 2"),
     "quoting": ("x.csv", b'text1,text2\n"a"b,b\n', 2, "quoting.*delimiter"),
     "bytes in JSONL": ("x.jsonl", b'{"text1": "\xe9"}\n', 1, "byte 0xe9 is not UTF-8"),
     "bytes in TSV": ("x.tsv", HEADER + b"\xe9\tb\t1\n", 2, "byte 0xe9 is not UTF-8"),
@@ -344,7 +343,7 @@ def test_damaged_files_of_senteval_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "STS.gs.a.txt", b"1\n1\n")
     assert [type(row) for row in open_rows(part, tables=True)] == [BadRow, Row]
     write(tmp_path / "STS.gs.a.txt", b"1\n1\n1\n")
-    with pytest.raises(DataError, match=r"2 lines and .* 3"):
+    with pytest.raises(DataError, match=r"2 lines, .* 3"):
         values(part)
 
 

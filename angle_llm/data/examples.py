@@ -304,10 +304,7 @@ def _read(source: DataSource, folder: Path | None) -> tuple[Sequence[Example], D
         size += store.bytes_of(example)
         if folder is not None and size > store.MEMORY_LIMIT:
             log(f"{source.path} is large: its examples are stored in {folder}")
-            counts = {name: value for name, value in vars(report).items() if name != "source"}
-            return store.write_store(
-                folder, chain(held, examples), lambda: counts | {"rows_in": report.rows_in}
-            ), report
+            return store.write_store(folder, chain(held, examples), lambda: _counts(report)), report
     return held, report
 
 

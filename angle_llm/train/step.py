@@ -46,8 +46,8 @@ class StepResult:
     """Why this layout."""
 
 
-class LossNotFiniteError(RuntimeError):
-    """The loss is NaN or infinite; nothing was back-propagated and no weight has changed."""
+class DivergedError(RuntimeError):
+    """The loss is NaN or infinite, or embeddings are zero; nothing was back-propagated and no weight has changed."""
 
 
 def boundary_step(
@@ -71,7 +71,7 @@ def boundary_step(
     rows it encoded. The gradient of the step is the sum over ranks.
 
     Raises:
-        LossNotFiniteError: on every rank, before anything is back-propagated.
+        DivergedError: on every rank, before anything is back-propagated.
         RankMemoryError: see `SingleProcess.guard_oom`; the gradients must be discarded then.
     """
     strategy = strategy or SingleProcess(Processes(device=next(model.parameters()).device))
@@ -111,10 +111,12 @@ class _Boundary:
         leaf_UD = rows_UD.detach().requires_grad_()
         relation = Relation(row_of_N[self.batch.left], row_of_N[self.batch.right], self.batch.score)
         value = self.objective(leaf_UD, relation)
-        if not torch.isfinite(value.loss):
+        zero = (leaf_UD == 0).all(dim=1)  # weights that overflow can give zeros instead of NaN
+        if zero.any() or not torch.isfinite(value.loss):
             parts = ", ".join(f"{name} {float(part)}" for name, part in value.parts.items())
             state = "finite" if torch.isfinite(leaf_UD).all() else "not finite either"
-            raise LossNotFiniteError(f"the loss is {float(value.loss.detach())} ({parts}); the embeddings are {state}")
+            state = f"zero for {int(zero.sum())} of {len(zero)} texts" if zero.any() else state
+            raise DivergedError(f"the loss is {float(value.loss.detach())} ({parts}); the embeddings are {state}")
         (gradient_UD,) = torch.autograd.grad(value.loss * self.share, leaf_UD)
         # Without its graph, which holds the rows of the whole batch.
         return replace(value, loss=value.loss.detach()), gradient_UD

@@ -25,7 +25,7 @@ from angle_llm.train.rng import seed_rank, set_torch_state, torch_state
 from angle_llm.train.run_folder import Run, TrainResult
 from angle_llm.train.schedule import BatchPlan
 from angle_llm.train.signals import Interrupted, StopSignals
-from angle_llm.train.step import LossNotFiniteError, StepResult, boundary_step
+from angle_llm.train.step import DivergedError, StepResult, boundary_step
 from angle_llm.train.strategies import make_strategy
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Trainer:
         """Train from the first step, or from a checkpoint, to the end.
 
         Raises:
-            TrainingError: for a loss or gradient that is not finite; the optimizer has not taken that step.
+            TrainingError: for a loss or gradient that is not finite, or zero embeddings; the optimizer has not taken that step.
             CheckpointError: for a checkpoint that cannot be written or read, or is of another run.
             RemoteRankError: if another rank failed.
             Interrupted: a `SystemExit`, after a signal and its checkpoint.
@@ -118,8 +118,8 @@ class Trainer:
                 if self._step:
                     with exit_lock:  # even if another rank is lost
                         self._model.rescue()
-                if isinstance(error, LossNotFiniteError):
-                    raise TrainingError(self._not_finite(error)) from error
+                if isinstance(error, DivergedError):
+                    raise TrainingError(self._diverged(error)) from error
                 raise
         result = TrainResult(self._model.folder, self._step, self._model.best, self._model.start)
         self._run.finish(result)
@@ -136,7 +136,7 @@ class Trainer:
             results = self._accumulate(batches)
             norm = self._strategy.update(rate)
             if not math.isfinite(norm):
-                raise LossNotFiniteError(f"the loss is {mean_loss(results)} and the gradient norm is {norm}")
+                raise DivergedError(f"the loss is {mean_loss(results)} and the gradient norm is {norm}")
             self._step += 1
             seconds = time.perf_counter() - started
             counts = self._meter.counts(results, seconds) | _examples_per_dataset(batches)
@@ -217,7 +217,7 @@ class Trainer:
         """The signal that any rank received, 0 without one."""
         return self._processes.max(int(self._signals.received or 0))
 
-    def _not_finite(self, error: LossNotFiniteError) -> str:
+    def _diverged(self, error: DivergedError) -> str:
         rate = self._schedule.learning_rate(self._step + 1)
         kept = "No model was saved" if self._model.best is None else f"The best model so far is in {self._model.folder}"
         return (

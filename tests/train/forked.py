@@ -1,7 +1,6 @@
-"""Several processes of one run, forked from a program that has imported everything: seconds sooner than a launcher.
+"""Forked processes of one run: seconds faster than a launcher, because everything is imported before the fork.
 
-Nobody restarts or ends them: what one does when another is lost is its own doing. Only for programs of their own, not for
-the test process, whose threads a fork would leave behind.
+No launcher restarts or ends them. For programs only: a test process has threads, which a fork would not copy.
 """
 
 import os
@@ -22,7 +21,7 @@ def free_port() -> int:
 def start(
     count: int, work: Callable[[int], object], log: Path, environment: Mapping[str, str] | None = None
 ) -> list[int]:
-    """Their process ids, by rank. `work` gets its rank; what it prints goes to LOG.RANK."""
+    """Process ids by rank. `work` gets its rank; its output goes to LOG.RANK."""
     port = free_port()
     return [_fork(rank, count, port, work, Path(f"{log}.{rank}"), environment or {}) for rank in range(count)]
 
@@ -62,11 +61,11 @@ def _fork(
 
 
 def wait(processes: list[int]) -> list[int]:
-    """Their exit codes, negative for a signal."""
+    """Exit codes, negative for a signal."""
     return [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in processes]
 
 
 def run(count: int, work: Callable[[int], object], log: Path, environment: Mapping[str, str] | None = None) -> None:
-    """All of them, to an end without error."""
+    """Run `work` in all processes and check that each succeeds."""
     codes = wait(start(count, work, log, environment))
     assert codes == [0] * count, "\n".join(Path(f"{log}.{rank}").read_text()[-3000:] for rank in range(count))

@@ -18,7 +18,7 @@ from angle_llm.data.formats import PositivePair, ScoredPair, Triple
 from angle_llm.losses import AngleObjective, MixedObjective, NestedObjective, ObjectiveValue, Part
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.micro_batches import PrefixSharing
-from angle_llm.train.step import LossNotFiniteError, StepResult, boundary_step
+from angle_llm.train.step import DivergedError, StepResult, boundary_step
 
 EXAMPLES = [
     Triple("A man is eating a large meal.", "Someone eats.", "Nobody is eating."),
@@ -292,6 +292,6 @@ def test_repeated_texts_are_encoded_once() -> None:
 def test_a_loss_that_is_not_finite_stops_before_any_gradient(graph_tokens: int) -> None:
     encoder = trainable_encoder("llama", torch.float32)
     next(p for p in encoder.model.parameters() if p.requires_grad).data.fill_(float("nan"))
-    with pytest.raises(LossNotFiniteError, match=r"the loss is nan .*embeddings are not finite"):
+    with pytest.raises(DivergedError, match=r"the loss is nan .*embeddings are not finite"):
         step(encoder, 60, graph_tokens)
     assert all(parameter.grad is None for parameter in encoder.model.parameters())

@@ -173,6 +173,13 @@ def _poison_gradients(encoder: SentenceEncoder) -> None:
     next(p for p in encoder.model.parameters() if p.requires_grad).register_hook(lambda g: g * math.inf)
 
 
+def test_a_learning_rate_that_is_too_large_is_named(settings: TrainSettings) -> None:
+    """Weights overflow, and the embeddings of this model become zero; their loss is finite."""
+    huge = replace(settings, optimizer=OptimizerSettings(learning_rate=1000))
+    with pytest.raises(TrainingError, match=r"step \d: .*--optimizer\.learning-rate"):
+        fine_tune(huge)
+
+
 @pytest.mark.parametrize("poison", [_poison_weights, _poison_gradients])
 def test_a_run_stops_before_the_optimizer_takes_a_bad_step(
     settings: TrainSettings, encoder: SentenceEncoder, poison: Callable[[SentenceEncoder], None]

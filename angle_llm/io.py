@@ -252,7 +252,8 @@ def discard_closed_pipes() -> None:
         try:
             stream.flush()
         except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            with suppress(OSError, AttributeError):  # a stream of a notebook has no descriptor
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         except (ValueError, AttributeError):  # closed, or None
             continue
 

@@ -2,12 +2,6 @@
 
 import copy
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -337,52 +331,3 @@ def test_input_model_and_output_are_checked(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(SettingsError, match="--input -"):
         run(input=Path("-"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "in.txt"]
-
-
-BIN = Path(sys.executable).parent
-TORCHRUN = [str(BIN / "torchrun"), "--nproc-per-node", "2", "--master-port", "0", "--no-python"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("launcher", "kills"), [([], 6), (TORCHRUN, 4)], ids=["one process", "torchrun"])
-def test_the_command_killed_at_random_moments_resumes(launcher: list[str], kills: int, tmp_path: Path) -> None:
-    base, draw = save_tiny_base("bert", tmp_path / "base"), random.Random(kills)
-    words = [*" ".join(TEXTS).split(), "in", "on", "the", "park", "house", "small", "old", "two", "street"]
-    texts = [" ".join(draw.choices(words, k=draw.randint(2, 8))) for _ in range(20_000)]
-    input = write_lines(tmp_path / "texts.txt", texts)
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}  # the last bits of a product depend on the number of threads
-
-    def command(out: str, launcher: list[str] = launcher) -> list[str]:
-        paths = ["--model", str(base), "--input", str(input), "--output", str(tmp_path / out)]
-        return [*launcher, str(BIN / "angle-llm"), "embed", *paths, "--shard-rows", "1000"]
-
-    started = time.monotonic()
-    shown = subprocess.run(command("once"), check=True, capture_output=True, text=True, env=env)
-    seconds = time.monotonic() - started
-    assert shown.stdout.count("20000 rows of 32 dimensions") == 1, "rank 0 prints"
-    subprocess.run(command("alone", []), check=True, capture_output=True, env=env)
-    due = contents(tmp_path / "alone")
-    assert contents(tmp_path / "once") == due
-    killed = unfinished = 0
-    while killed < kills:
-        out = f"out-{killed}"
-        for _ in range(2):
-            process = subprocess.Popen(command(out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
-            try:
-                process.wait(draw.uniform(0.4, 1.1) * seconds)
-            except subprocess.TimeoutExpired:
-                killed += 1
-                _kill(process, one_worker=killed % 2 == 1)
-                unfinished += (tmp_path / out / "identity.json").exists()
-        subprocess.run(command(out), check=True, capture_output=True, env=env)
-        assert contents(tmp_path / out) == due
-    assert unfinished, "no process was killed during the work"
-
-
-def _kill(process: subprocess.Popen[bytes], *, one_worker: bool) -> None:
-    """SIGKILL a launcher and its workers, which have sessions of their own; or one worker, and the launcher ends the others."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    workers = [int(child) for child in children if b"angle-llm" in Path(f"/proc/{child}/cmdline").read_bytes()]
-    for pid in workers[-1:] if one_worker and workers else [process.pid, *workers]:
-        os.kill(pid, signal.SIGKILL)
-    process.wait()

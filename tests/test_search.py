@@ -186,11 +186,8 @@ def test_the_commands_embed_and_search(bases: list[str], tmp_path: Path, capsys:
     assert "1.0000  no. 12  (the text is not stored, and its file was removed or changed)" in capsys.readouterr().out
     with pytest.raises(FolderError, match="--model"):
         cli.run(["search", str(out), "End", "--model", bases[1]])
-
-
-def test_stored_texts_need_no_source(bases: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    input, out = write_lines(tmp_path / "texts.txt"), tmp_path / "out"
-    cli.run(["embed", "--model", bases[0], "--input", str(input), "--output", str(out), "--store-text"])
+    embed_again = ["--model", bases[0], "--input", str(input), "--column", "text", "--output", str(tmp_path / "stored")]
+    cli.run(["embed", *embed_again, "--delimiter", ";", "--store-text"])
     input.unlink()
-    cli.run(["search", str(out), "A cat runs.", "--top", "1"])
-    assert "1.0000  6  A cat runs." in capsys.readouterr().out
+    cli.run(["search", str(tmp_path / "stored"), "A cat runs.", "--top", "1"])
+    assert "1.0000  6  A cat runs." in capsys.readouterr().out, "stored texts need no source"

@@ -1,4 +1,4 @@
-"""Texts as 8-byte keys, so that millions of them can be compared."""
+"""Texts as 8-byte keys, to compare millions of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _KEPT = ("L", "M", "N", "So")  # letters, marks, numbers, and symbols such as em
 
 
 class _Separators(dict[int, int]):
-    """Character → itself if it is kept, else a space; filled as characters come."""
+    """Character → itself if it is kept, else a space; filled on demand."""
 
     def __missing__(self, code: int) -> int:
         kept = unicodedata.category(chr(code)).startswith(_KEPT)
@@ -23,15 +23,14 @@ _SEPARATORS = _Separators()
 def near(text: str) -> str:
     """The text without case, spacing, punctuation and compatibility forms: equal for near duplicates.
 
-    "Isn't it 1.5?" and SentEval's "isn 't it 1.5 ?" are alike, 1.5 and 15 are not. A text of punctuation alone is kept.
+    "Isn't it 1.5?" equals SentEval's "isn 't it 1.5 ?"; 1.5 and 15 differ. Punctuation is kept if the text has nothing else.
     """
     folded = unicodedata.normalize("NFKC", text).casefold()
     return " ".join(folded.translate(_SEPARATORS).split()) or "".join(folded.split())
 
 
 def is_telling(near_text: str) -> bool:
-    """Whether a text is long enough that meeting it twice is no accident: 4 words, or 8 letters of a script without
-    spaces."""
+    """Whether a repeated text is unlikely to be a coincidence: 4 words, or 8 letters of a script without spaces."""
     return near_text.count(" ") >= 3 or (not near_text.isascii() and len(near_text) >= 8)
 
 
@@ -46,5 +45,5 @@ def pair_key(left: str, right: str) -> int:
 
 
 def sound(text: str) -> str:
-    """The text with half characters written out, for texts that nobody has checked."""
+    """The text with lone surrogates escaped, so that it can be printed and encoded."""
     return text.encode(errors="backslashreplace").decode()

@@ -423,3 +423,23 @@ def test_a_label_in_the_middle_contradicts_neither_end(tmp_path: Path) -> None:
     assert data(path, "--model", "none", "--fix", str(tmp_path / "out")) == 1
     (kept,) = (tmp_path / "out" / "x.jsonl").read_text("utf-8").splitlines()
     assert json.loads(kept)["score"] == 0.5
+
+
+def test_test_files_of_a_senteval_download_are_evaluation_sets_and_training_files_are_not(tmp_path: Path) -> None:
+    files = {
+        "STS/STS12-en-test/STS.input.MSRpar.txt": "a man eats .\tsomeone eats .\ntwo\tthree\nred\tblue\textra\n",
+        "STS/STS12-en-test/STS.gs.MSRpar.txt": "4.5\n\n0\n",
+        "STS/STSBenchmark/sts-train.csv": "main-news\tx\t2013\t0002\t1.2\tOne.\tTwo.\n",
+        "STS/STSBenchmark/sts-test.csv": "main-news\tx\t2013\t0002\t1.2\tOne test.\tTwo tests.\n",
+        "SICK/SICK_train.txt": "pair_ID\tsentence_A\tsentence_B\trelatedness_score\n1\tA dog.\tA cat.\t3\n",
+        "LICENSE.txt": "words\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    sets, skipped = read_evaluation_sets([tmp_path])
+    assert [(each.name, len(each.pairs)) for each in sets] == [
+        ("STS/STS12-en-test/STS.input.MSRpar.txt", 2),
+        ("STS/STSBenchmark/sts-test.csv", 1),
+    ]
+    assert {"STS/STSBenchmark/sts-train.csv", "SICK/SICK_train.txt", "LICENSE.txt"} <= set(skipped)

@@ -14,12 +14,12 @@ from angle_llm.data.mixture import Mixture, load_mixture
 from angle_llm.data.store import cache_folder
 from angle_llm.losses import NestedObjective, Objective, Relation
 from angle_llm.model import outline
-from angle_llm.model.backbone import FlopsPerToken
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.lora import count_parameters
 from angle_llm.model.micro_batches import MicroBatch, Plan
 from angle_llm.model.pooling import EmbeddingModel
 from angle_llm.model.step_memory import MemoryLedger, StepMemory, model_step
+from angle_llm.model.weights import FlopsPerToken
 from angle_llm.train.batches import BatchPlanner, make_losses
 from angle_llm.train.device_memory import GIB, Device, Memory, Sharding
 from angle_llm.train.memory import TokenBudget

@@ -24,7 +24,8 @@ from angle_llm.cli import guarded
 from angle_llm.config import DataSource, LoraSettings
 from angle_llm.data.examples import load_examples
 from angle_llm.data.order import batch_indices
-from angle_llm.model.backbone import FlopsPerToken, load_tokenizer, locate
+from angle_llm.model.backbone import load_tokenizer, locate
+from angle_llm.model.weights import FlopsPerToken
 from angle_llm.train.metrics import StepMeter, peak_flops
 from angle_llm.train.step import boundary_step
 
@@ -117,13 +118,14 @@ def encoding(encoder: SentenceEncoder, batches: list[TextBatch], tokens: int, pe
     """Median of encoding the texts of a batch."""
     results = [encoder.encode(batch.texts, micro_batch_tokens=tokens, return_stats=True)[1] for batch in batches][1:]
     middle = sorted(results, key=lambda stats: stats.seconds)[len(results) // 2]
+    forward = FlopsPerToken.of(encoder.model.backbone).forward
     return {
         "what": "encode",
         "micro_batch_tokens": tokens,
         "texts_per_second": middle.texts_per_second,
         "computed_tokens_per_second": middle.computed_tokens / middle.seconds,
         "computed_share": middle.computed_share,
-        "utilisation": middle.flops / middle.seconds / peak,
+        "utilisation": forward * middle.computed_tokens / middle.seconds / peak,
         "layout": middle.layout,
         **memory(encoder.device),
     }

@@ -16,8 +16,9 @@ from angle_llm.data.examples import load_examples
 from angle_llm.data.order import Draws
 from angle_llm.forecast import ROUND_TOKENS, forecast, loss_memory
 from angle_llm.model import outline, quantization
-from angle_llm.model.backbone import FlopsPerToken
-from angle_llm.model.step_memory import META, GpuKernels, MemoryLedger, StepMemory, model_step
+from angle_llm.model.outline import META
+from angle_llm.model.step_memory import GpuKernels, MemoryLedger, StepMemory, model_step
+from angle_llm.model.weights import FlopsPerToken
 from angle_llm.plan import PlanSettings, render
 from angle_llm.train.device_memory import GIB, Device, Memory, Sharding
 from angle_llm.train.schedule import BatchPlan

@@ -26,13 +26,14 @@ from angle_llm.model.artifact import EncoderCard
 from angle_llm.model.checks import (
     CARD_NAME,
     EXPORT_NAME,
+    TOKENIZER_FILES,
     ArtifactError,
-    check_files,
+    check_links,
     check_model_files,
     is_saved_encoder,
     read_json,
 )
-from angle_llm.model.hub import ADAPTER_FILES, TOKENIZER_FILES, WHOLE_FILES
+from angle_llm.model.hub import ADAPTER_FILES, WHOLE_FILES
 
 _PUSHED = {".json", ".safetensors", ".txt", ".model"}
 _LARGE_JSON = {"tokenizer.json", "vocab.json", "model.safetensors.index.json"}
@@ -90,7 +91,7 @@ def pack(settings: PushSettings) -> Parcel:
     if settings.repo.count("/") != 1 or not all(settings.repo.split("/")):
         raise ValueError(f"push: expected a repository USER/NAME, got {settings.repo!r}.")
     facts = _facts(folder, settings)
-    check_files(folder)
+    check_links(folder)
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     sent, skipped = {}, []
     for path in paths:

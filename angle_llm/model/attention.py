@@ -1,4 +1,4 @@
-"""Attention of a prefix trie, and whether a backbone computes with it what it computes without.
+"""Attention of a prefix trie, and whether a backbone gives the same states with it as without.
 
 Legend: T nodes (tokens) of a trie; in a group of texts of like length: U texts, Q nodes they add to the trie, L nodes of a
 whole text; H heads, K key-value heads, G = H / K, S dimensions of a head.
@@ -19,19 +19,19 @@ from angle_llm.model.prefix_trie import Trie, build_trie, shared_prefixes
 
 ATTENTION_NAME = "angle_llm_trie"
 
-_HARMLESS = {"sliding_window", "is_causal", "position_ids", "use_cache"}
-"""Arguments of attention that say nothing to a trie: windows are wider than its texts, its positions are in the states."""
+_UNUSED = {"sliding_window", "is_causal", "position_ids", "use_cache"}
+"""Arguments of attention without effect on a trie: windows are wider than its texts, and states contain positions."""
 
 
-class _TrieInForce:
-    """A trie while it goes through the layers, with the masks they all use."""
+class _TrieContext:
+    """A trie on its way through the layers, with the masks that all layers share."""
 
     def __init__(self, trie: Trie) -> None:
         self.trie = trie
         self._masks: dict[tuple[int, int], Tensor] = {}
 
     def mask(self, number: int, repeats: int, dtype: torch.dtype) -> Tensor:
-        """What attention adds to the scores of a group, (U, 1, repeats × Q, L): 0 where a query sees a key, else -inf."""
+        """Return the mask that is added to the scores of a group, (U, 1, repeats × Q, L): 0 for visible keys, else -inf."""
         if (number, repeats) not in self._masks:
             group = self.trie.groups[number]
             device = group.key_UL.device
@@ -51,33 +51,33 @@ def path_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    trie_in_force: _TrieInForce,
+    trie_context: _TrieContext,
     scaling: float | None = None,
     dropout: float = 0.0,
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of a trie: the nodes a text adds look at the nodes of that text.
+    """Attention of a trie, in the interface of `transformers`: the nodes that a text adds attend to the nodes of that text.
 
-    Takes query (1, H, T, S), key and value (1, K, T, S) and gives (1, T, H, S), as `transformers` wants it. A group's keys
-    and values are gathered for each of its texts; the scores of one text are all that is computed.
+    Query (1, H, T, S), key and value (1, K, T, S); returns (1, T, H, S). Keys and values are gathered for each text of a
+    group; scores are computed within texts only.
 
     Raises:
-        ValueError: for a kind of attention that needs more than this.
+        ValueError: for arguments of a kind of attention that is not supported.
     """
-    unknown = sorted(name for name, value in others.items() if name not in _HARMLESS and value is not None)
+    unknown = sorted(name for name, value in others.items() if name not in _UNUSED and value is not None)
     if unknown:
         raise ValueError(f"attention with {', '.join(unknown)} cannot be computed on a trie")
     heads, kv_heads = query.shape[1], key.shape[1]
     repeats = heads // kv_heads
     query_TD, key_TD, value_TD = (states[0].transpose(0, 1).flatten(1) for states in (query, key, value))
-    answers = []
-    for number, group in enumerate(trie_in_force.trie.groups):
-        (texts, asked), length = group.query_UQ.shape, group.key_UL.shape[1]
-        # Heads that share keys stand below one another, as more queries: keys need no copies.
+    outputs = []
+    for number, group in enumerate(trie_context.trie.groups):
+        (texts, added), length = group.query_UQ.shape, group.key_UL.shape[1]
+        # Heads that share keys become more queries, so keys need no copies.
         query_UKQS = (
             query_TD.index_select(0, group.query_UQ.flatten())
-            .view(texts, asked, kv_heads, repeats, -1)
+            .view(texts, added, kv_heads, repeats, -1)
             .permute(0, 2, 3, 1, 4)
             .flatten(2, 3)
         )
@@ -85,22 +85,22 @@ def path_attention(
             _gathered(states, group.key_UL.flatten()).view(texts, length, kv_heads, -1).transpose(1, 2)
             for states in (key_TD, value_TD)
         )
-        mask = trie_in_force.mask(number, repeats, query.dtype)
+        mask = trie_context.mask(number, repeats, query.dtype)
         if softcap is None:
-            answer_UKQS = nn.functional.scaled_dot_product_attention(
+            output_UKQS = nn.functional.scaled_dot_product_attention(
                 query_UKQS, key_UKLS, value_UKLS, attn_mask=mask, dropout_p=dropout, scale=scaling
             )
         else:
-            answer_UKQS = _softcapped(query_UKQS, key_UKLS, value_UKLS, mask, dropout, scaling, softcap)
-        answer_UQKGS = answer_UKQS.view(texts, kv_heads, repeats, asked, -1).permute(0, 3, 1, 2, 4)
-        answers.append(answer_UQKGS.reshape(texts * asked, -1))
-    answer_TD = torch.cat(answers).index_select(0, trie_in_force.trie.place_T)
-    return answer_TD.view(1, len(answer_TD), heads, -1), None
+            output_UKQS = _softcapped(query_UKQS, key_UKLS, value_UKLS, mask, dropout, scaling, softcap)
+        output_UQKGS = output_UKQS.view(texts, kv_heads, repeats, added, -1).permute(0, 3, 1, 2, 4)
+        outputs.append(output_UQKGS.reshape(texts * added, -1))
+    output_TD = torch.cat(outputs).index_select(0, trie_context.trie.place_T)
+    return output_TD.view(1, len(output_TD), heads, -1), None
 
 
 class _Gather(torch.autograd.Function):
-    """states_TD[index_I]. A node that many texts share gets a gradient of each. They are added up in float32 and rounded once,
-    in the same order on every run: as torch was seen to do on a CPU by itself. Elsewhere it promises neither."""
+    """states_TD[index_I]. The gradients of a node that several texts share are summed in float32 and rounded once, in the same
+    order on every run; torch's own indexing does so on a CPU only."""
 
     @staticmethod
     def forward(ctx: Any, states_TD: Tensor, index_I: Tensor) -> Tensor:
@@ -116,17 +116,17 @@ class _Gather(torch.autograd.Function):
         sum_TD = gradient_ID.new_zeros(
             ctx.nodes, gradient_ID.shape[1], dtype=torch.float32 if half else gradient_ID.dtype
         )
-        for some in range(0, len(index_I), _GATHERED_AT_ONCE):
-            index, terms = index_I[some : some + _GATHERED_AT_ONCE], gradient_ID[some : some + _GATHERED_AT_ONCE]
+        for some in range(0, len(index_I), _BLOCK_ROWS):
+            index, terms = index_I[some : some + _BLOCK_ROWS], gradient_ID[some : some + _BLOCK_ROWS]
             if sum_TD.device.type == "cpu":
                 sum_TD.index_add_(0, index, terms.to(sum_TD.dtype))
-            else:  # index_add_ would let threads race; this sorts
+            else:  # index_add_ is not deterministic there; this sorts
                 sum_TD.index_put_((index,), terms.to(sum_TD.dtype), accumulate=True)
         return sum_TD.to(gradient_ID.dtype), None
 
 
-_GATHERED_AT_ONCE = 8192
-"""Rows that are made float32 at a time."""
+_BLOCK_ROWS = 8192
+"""Rows converted to float32 at a time."""
 
 
 def _gathered(states_TD: Tensor, index_I: Tensor) -> Tensor:
@@ -137,38 +137,37 @@ def _gathered(states_TD: Tensor, index_I: Tensor) -> Tensor:
 def _softcapped(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float, scaling: float | None, softcap: float
 ) -> Tensor:
-    """Attention whose scores are bent to stay within ±softcap (Gemma 2); no fused kernel does that."""
+    """Attention with scores squashed to ±softcap (Gemma 2), which no fused kernel computes."""
     scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     weights = (torch.tanh(scores / softcap) * softcap + mask).softmax(dim=-1, dtype=torch.float32).to(query.dtype)
     return nn.functional.dropout(weights, dropout) @ value
 
 
 def trie_states(backbone: nn.Module, ids_1T: Tensor, trie: Trie) -> Tensor:
-    """Last hidden states (1, T, D) of the nodes.
+    """Return the last hidden states (1, T, D) of the nodes. Not thread-safe: `EmbeddingModel` holds a lock.
 
     Raises:
-        RuntimeError: under activation checkpointing, which would compute the layers again with another attention.
+        RuntimeError: under activation checkpointing, which would compute the layers again with the usual attention.
     """
     if backbone.training and any(getattr(module, "gradient_checkpointing", False) for module in backbone.modules()):
         raise RuntimeError(
-            "texts that share prefixes cannot be trained with activation checkpointing. Call "
+            "prefix sharing does not work with activation checkpointing. Call "
             "activation_checkpointing_disable() on the backbone; a smaller graph_tokens saves the same memory."
         )
-    with _attention_by_path(backbone):
+    with _trie_attention(backbone):
         states_1TD: Tensor = backbone(
             input_ids=ids_1T,
-            # Four dimensions mean "made already": no mask of T × T elements is made, and nobody looks at this one.
+            # With four dimensions a mask counts as prepared: no mask of T × T elements is made. This one is not used.
             attention_mask=torch.zeros(1, 1, 1, 1, device=ids_1T.device),
             position_ids=trie.depth_1T,
             use_cache=False,
-            trie_in_force=_TrieInForce(trie),
+            trie_context=_TrieContext(trie),
         ).last_hidden_state
     return states_1TD
 
 
 @contextmanager
-def _attention_by_path(backbone: Any) -> Iterator[None]:
-    """Not safe beside another call of the same backbone: `EmbeddingModel` holds a lock."""
+def _trie_attention(backbone: Any) -> Iterator[None]:
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION_NAME, path_attention)
@@ -181,26 +180,25 @@ def _attention_by_path(backbone: Any) -> Iterator[None]:
         config._attn_implementation = usual
 
 
-LONGEST = 1024
-"""Texts beyond this are padded: attention on a trie takes an explicit mask, queries × keys of a text, which a kernel for
-one long text does without."""
+MOST_TOKENS = 1024
+"""Longer texts are padded: attention of a trie needs a mask of queries × keys of a text, and that of one text needs none."""
 
-_NO_WINDOW = {"max_window_layers"}  # Qwen: from which layer on there is one, if there is one
+_NO_WINDOW = {"max_window_layers"}  # Qwen: the first layer with a window
 
-_BY_LONGEST_TEXT = {"longrope", "dynamic"}
-"""Rotary embeddings whose frequencies depend on the longest text beside, once it is beyond the original positions."""
+_DYNAMIC_ROPE = {"longrope", "dynamic"}
+"""Rotary embeddings with frequencies that depend on the longest text of the batch, beyond the original positions."""
 
 
 def find_sharing(backbone: nn.Module, pooling: str, *, causal: bool) -> PrefixSharing:
-    """What the backbone allows, with the reason where it does not."""
+    """Return whether texts of the backbone can share prefixes: by its config, and by comparing states."""
     if not causal:
-        return PrefixSharing("in a bidirectional model a token's state depends on what follows it")
+        return PrefixSharing("in a bidirectional model the state of a token depends on later tokens")
     if pooling != "last":
-        return PrefixSharing(f"pooling {pooling} reads more than a text's last token")
+        return PrefixSharing(f"pooling {pooling} reads more than the last token of a text")
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
     odd = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if odd:
-        return PrefixSharing(f"its layers of type {min(odd)} are not plain attention")
+        return PrefixSharing(f"layers of type {min(odd)} are not plain attention")
     windows = {
         name: value
         for name, value in config.to_dict().items()
@@ -211,23 +209,23 @@ def find_sharing(backbone: nn.Module, pooling: str, *, causal: bool) -> PrefixSh
         and type(value) is int
         and value > 0
     }
-    # The mask of a sliding window is made from positions, so it hides nothing from a trie that is no deeper; what other
-    # windows hide depends on where a node stands in the trie.
-    longest = min(LONGEST, windows.pop("sliding_window", LONGEST), _steady_positions(config))
+    # The mask of a sliding window depends on positions, so it hides nothing in a trie that is no deeper. Other windows depend
+    # on the order of nodes in the trie.
+    longest = min(MOST_TOKENS, windows.pop("sliding_window", MOST_TOKENS), _steady_positions(config))
     if windows:
-        return PrefixSharing(f"its config has a {next(iter(windows))}, which is not understood")
+        return PrefixSharing(f"its config has an unknown window, {next(iter(windows))}")
     if longest < max(map(len, _probe_texts(backbone))):
-        return PrefixSharing(f"its attention window is {longest} tokens")
+        return PrefixSharing(f"its attention window has {longest} tokens")
     return PrefixSharing(_probe(backbone), longest)
 
 
 def _steady_positions(config: Any) -> int:
-    """Longest text whose rotary embedding does not depend on the texts beside it."""
-    told = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
-    told = told if isinstance(told, dict) else {}
-    steady = LONGEST
-    for rotary in [told, *told.values()]:  # Gemma has them by type of layer
-        if isinstance(rotary, dict) and rotary.get("rope_type") in _BY_LONGEST_TEXT:
+    """Longest text whose rotary embedding does not depend on other texts."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    rope = rope if isinstance(rope, dict) else {}
+    steady = MOST_TOKENS
+    for rotary in [rope, *rope.values()]:  # Gemma has one per type of layer
+        if isinstance(rotary, dict) and rotary.get("rope_type") in _DYNAMIC_ROPE:
             own = rotary.get("original_max_position_embeddings")
             own = own or getattr(config, "original_max_position_embeddings", None) or config.max_position_embeddings
             steady = min(steady, int(own))
@@ -235,7 +233,7 @@ def _steady_positions(config: Any) -> int:
 
 
 def _probe_texts(backbone: nn.Module) -> list[list[int]]:
-    """Every beginning of eight texts that branch early, late and not at all, with ids from all over the vocabulary."""
+    """All prefixes of eight texts that branch early, late and not at all, with ids from the whole vocabulary."""
     vocabulary: int = backbone.config.get_text_config().vocab_size  # type: ignore[operator,union-attr]
 
     def token(number: int) -> int:
@@ -244,13 +242,13 @@ def _probe_texts(backbone: nn.Module) -> list[list[int]]:
     texts = [
         [token(1), token(2), token(branch + 3), token(5), token(6 + leaf)] for branch in (0, 1) for leaf in range(4)
     ]
-    beginnings = {tuple(text[:length]) for text in texts for length in range(1, 6)}
-    return sorted([list(text) for text in beginnings])
+    prefixes = {tuple(text[:length]) for text in texts for length in range(1, 6)}
+    return sorted([list(text) for text in prefixes])
 
 
 @torch.no_grad()
 def _probe(backbone: nn.Module) -> str | None:
-    """Encodes some texts as a trie and one by one, and compares every state; rounding is measured beside it."""
+    """Compare the states of some texts as a trie and one by one, relative to the effect of rounding; return why they differ."""
     device = next(backbone.parameters()).device
     texts = _probe_texts(backbone)
     ids_1T, trie = build_trie(texts, shared_prefixes(texts))
@@ -265,8 +263,8 @@ def _probe(backbone: nn.Module) -> str | None:
             for length, states_D in enumerate(_states(backbone, [text], device)[0])
         }
         together_BTD = _states(backbone, full, device)
-    except Exception as error:  # whatever an architecture does with arguments it does not know, it is refused
-        return f"the architecture does not take positions or attention from outside ({type(error).__name__})"
+    except Exception as error:  # an architecture can refuse unknown arguments in any way
+        return f"the architecture does not accept positions or attention as arguments ({type(error).__name__})"
     finally:
         backbone.train(was_training)
     plain_RD = torch.stack([alone[tuple(text)] for text in texts])
@@ -274,14 +272,14 @@ def _probe(backbone: nn.Module) -> str | None:
         _difference(together_TD, torch.stack([alone[tuple(text[: length + 1])] for length in range(len(text))]))
         for text, together_TD in zip(full, together_BTD, strict=True)
     )
-    # float32 sums in another order differ by some 1e-7 of a state; half precision, or TF32, shows in the rounding.
+    # float32 sums in another order differ by about 1e-7 of a state; half precision and TF32 show in `rounding`.
     if _difference(shared_RD, plain_RD) <= max(1e-4, min(4 * rounding, 0.05)):
         return None
-    return "as a trie the architecture gives other states"
+    return "the architecture gives other states as a trie"
 
 
 def _states(backbone: nn.Module, texts: list[list[int]], device: torch.device) -> torch.Tensor:
-    """Of texts of one length, (B, T, D)."""
+    """States (B, T, D) of texts of one length."""
     states_BTD: torch.Tensor = backbone(input_ids=torch.tensor(texts, device=device), use_cache=False).last_hidden_state
     return states_BTD.cpu().double()  # MPS has no float64
 

@@ -1,18 +1,19 @@
-"""The language model underneath: where its weights are, how they are loaded, which kind it is."""
+"""The language model: where its weights are, how they are loaded, and what kind it is."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from angle_llm.config import unknown_name
 from angle_llm.model.checks import (
@@ -33,14 +34,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class BackboneLocation:
-    """A backbone as `transformers` wants it named: a folder or hub id, and the GGUF file inside the folder if it is one."""
+    """A backbone by its name for `transformers`: a folder or hub id, and the GGUF file inside the folder if it is one."""
 
     name: str
     gguf_file: str | None = None
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on this machine's disk, not on the hub."""
+        """Whether it is on this machine, not on the hub."""
         return Path(self.name).is_dir()
 
     @property
@@ -48,14 +49,17 @@ class BackboneLocation:
         """Keyword arguments for `from_pretrained`."""
         return {} if self.gguf_file is None else {"gguf_file": self.gguf_file}
 
+    @property
+    def path(self) -> Path:
+        """The folder or GGUF file of a local one."""
+        return Path(self.name) / (self.gguf_file or "")
+
 
 def locate(path_or_id: str) -> BackboneLocation:
-    """Finds a backbone named by a folder, a `.gguf` file, a hub id, or `package:NAME/path/inside`.
-
-    The last form names a file or folder inside an installed Python package, so that settings hold on any machine.
+    """Find a backbone: a folder, a `.gguf` file, a hub id, or `package:NAME/path/inside` of an installed Python package.
 
     Raises:
-        FileNotFoundError: if nothing is there; says what was looked for.
+        FileNotFoundError: if there is none.
         ArtifactError: for a folder that was exported for another library.
     """
     path = _inside_package(path_or_id) if path_or_id.startswith(PACKAGE_SCHEME) else Path(path_or_id).expanduser()
@@ -66,58 +70,69 @@ def locate(path_or_id: str) -> BackboneLocation:
             inside = path / "model"  # of a run directory
             is_run = is_saved_encoder(inside) or (inside / "config.json").is_file()
             raise FileNotFoundError(
-                f"{path} holds no config.json, so it is not a model folder. Give a folder written by save_pretrained, "
-                "or the path of a .gguf file." + (f" Did you mean {inside}?" if is_run else "")
+                f"{path} has no config.json, so it is not a model folder. Give a folder written by save_pretrained, or the "
+                "path of a .gguf file." + (f" Did you mean {inside}?" if is_run else "")
             )
         if (path / EXPORT_NAME).is_file():
             raise ArtifactError(
-                f"{path} was exported for another library ({EXPORT_NAME} says which): its tokenizer words texts, and here they "
-                "would be worded twice. Open it with that library, or here the encoder it was made from."
+                f"{path} was exported for another library (see {EXPORT_NAME}): its tokenizer applies the prompt, which would "
+                "be applied twice here. Open it with that library, or open the encoder it was made from."
             )
         return BackboneLocation(str(path))
-    meant_locally = "/" in path_or_id and path.parent.is_dir()  # runs/typo, beside a folder runs
-    if _HUB_ID.fullmatch(path_or_id) and path.suffix not in _FILE_ENDINGS and not meant_locally:
+    looks_local = "/" in path_or_id and path.parent.is_dir()  # runs/typo, in a folder runs
+    if _HUB_ID.fullmatch(path_or_id) and path.suffix not in _FILE_ENDINGS and not looks_local:
         return BackboneLocation(path_or_id)
     raise FileNotFoundError(
-        f"no model at {path}. Give a folder with a config.json, a .gguf file, a hub id such as "
-        "NousResearch/Llama-2-7b-hf, or package:NAME/path/inside."
+        f"no model at {path}. Give a folder with a config.json, a .gguf file, a hub id such as NousResearch/Llama-2-7b-hf, or "
+        "package:NAME/path/inside."
     )
-
-
-def absolute_name(path_or_id: str) -> str:
-    """The name as it holds from any working directory: a local path absolute, `package:` and hub names as they are."""
-    path = Path(path_or_id).expanduser()
-    return str(path.absolute()) if path.exists() else path_or_id
-
-
-def count_positions(backbone: nn.Module) -> int | None:
-    """The longest sequence the backbone was made for, None if its config does not say."""
-    config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
-    positions: int | None = getattr(config, "max_position_embeddings", None)
-    for name, module in backbone.named_modules():
-        padding_id = getattr(module, "padding_idx", None)
-        if positions and name.endswith("position_embeddings") and padding_id is not None:
-            positions -= padding_id + 1  # RoBERTa and its kin count from padding_idx + 1
-    return positions
 
 
 def _inside_package(reference: str) -> Path:
     package, _, inside = reference.removeprefix(PACKAGE_SCHEME).partition("/")
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
-        raise FileNotFoundError(f"{reference}: no Python package {package!r} is installed here. Install it with pip.")
+        raise FileNotFoundError(f"{reference}: the Python package {package!r} is not installed. Install it with pip.")
     return Path(next(iter(spec.submodule_search_locations))) / inside
 
 
+def absolute_name(path_or_id: str) -> str:
+    """Return a name that is valid in any working directory: a local path absolute, `package:` and hub names unchanged."""
+    path = Path(path_or_id).expanduser()
+    return str(path.absolute()) if path.exists() else path_or_id
+
+
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a setting; an unknown name is a `ValueError` that tells the nearest."""
+    """Return the torch dtype of a setting; an unknown name is a `ValueError` with the nearest one."""
     if name not in DTYPES:
         raise ValueError(unknown_name("dtype", name, [*DTYPES, "auto"]))
     return DTYPES[name]
 
 
+def torch_device(name: str | torch.device | None) -> torch.device:
+    """Return a device; None: the GPU if there is one, else the CPU.
+
+    Raises:
+        ValueError: for an unknown device, or one that this machine does not have.
+    """
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device: expected cpu, cuda, cuda:1, mps, …; got {name!r}.") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        found = f"{torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "no CUDA device"
+        raise ValueError(
+            f"device {str(device)!r}: this machine has {found} that torch can use. Use cpu, or unset device."
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError(f"device {str(device)!r}: this machine has no MPS device. Use cpu, or unset device.")
+    return device
+
+
 def load_tokenizer(location: BackboneLocation, revision: str | None = None) -> Any:
-    """The tokenizer beside the weights."""
+    """Load the tokenizer beside the weights."""
     from transformers import AutoTokenizer
 
     with as_artifact_error(f"the tokenizer in {location.name}") if location.is_local else nullcontext():
@@ -127,10 +142,9 @@ def load_tokenizer(location: BackboneLocation, revision: str | None = None) -> A
 
 
 def open_pretrained(kind: str, location: BackboneLocation, *, dtype: str = "auto", revision: str | None = None) -> Any:
-    """A model of one of transformers' automatic classes, such as AutoModel, with every weight it has in its files.
+    """Load a model of one of transformers' automatic classes, such as AutoModel, with all its weights from the files.
 
-    `dtype` "auto" keeps the dtype the weights are stored in; a GGUF file is dequantized to float32. Code from a folder or the
-    hub is never run.
+    `dtype` "auto" keeps the stored dtype; a GGUF file is dequantized to float32. Code of a folder or the hub never runs.
 
     Raises:
         ArtifactError: for a folder that cannot be opened, or lacks weights; they would be random.
@@ -145,18 +159,68 @@ def open_pretrained(kind: str, location: BackboneLocation, *, dtype: str = "auto
     arguments["dtype"] = torch_dtype(dtype) if dtype != "auto" else ("float32" if location.gguf_file else "auto")
     if location.is_local and not location.gguf_file:
         check_model_files(Path(location.name))
-    with as_artifact_error(location.name) if location.is_local else _told_of_pickles(location.name):
+    with as_artifact_error(location.name) if location.is_local else _explained(location.name), _without_load_report():
         model, report = getattr(transformers, kind).from_pretrained(
             location.name, revision=revision, trust_remote_code=False, output_loading_info=True, **arguments
         )
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
     if missing:
         raise ArtifactError(
-            f"{location.name} lacks {len(missing)} of the backbone's tensors, {missing[0]} first. The files are "
-            "damaged or belong to another architecture; fetch or save them again."
+            f"{location.name} lacks {len(missing)} tensors of the model, {missing[0]} first. The files are damaged or belong "
+            "to another architecture; fetch or save them again."
         )
     if location.gguf_file:
-        _forget_quantisation(model)
+        for owner, name in ((model, "hf_quantizer"), (model.config, "quantization_config")):
+            if hasattr(owner, name):  # with this mark on dequantized weights, `save_pretrained` refuses
+                delattr(owner, name)
+        model.is_quantized = False
+    return model
+
+
+@contextmanager
+def _without_load_report() -> Iterator[None]:
+    """Without the report of transformers on weights that are unused (a head) or missing; it is shown if loading fails.
+
+    Missing weights are refused by `open_pretrained`; those of a pooler, which is dropped, are not needed.
+    """
+    logger = logging.getLogger("transformers.modeling_utils")
+    reports: list[logging.LogRecord] = []
+
+    def hold_back(record: logging.LogRecord) -> bool:
+        is_report = "LOAD REPORT" in record.getMessage()
+        if is_report:
+            reports.append(record)
+        return not is_report
+
+    logger.addFilter(hold_back)
+    try:
+        yield
+    except BaseException:
+        logger.removeFilter(hold_back)
+        for record in reports:
+            logger.handle(record)
+        raise
+    finally:
+        logger.removeFilter(hold_back)
+
+
+@contextmanager
+def _explained(repo: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if "cannot be loaded with `safetensors`" not in str(error):
+            raise
+        raise ArtifactError(
+            f"{repo} on the hub has no weights in safetensors. Pickles can run any code when they are loaded, so they are not "
+            "opened: convert them where you trust them (save_pretrained writes safetensors)."
+        ) from error
+
+
+def without_head(model: Any) -> Any:
+    """Drop the pooler of a BERT: it feeds a head that is not there, and its weights would have no gradient."""
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None
     return model
 
 
@@ -168,16 +232,14 @@ def load_backbone(
     bits: int | None = None,
     device: torch.device | str = "cpu",
 ) -> nn.Module:
-    """Loads the layers without a language-model head or pooler, in evaluation mode, on `device`.
+    """Load the layers without a language-model head or pooler, in evaluation mode, on `device`.
 
-    `dtype` "auto" keeps the dtype the weights are stored in; a GGUF file is dequantized to float32. With `bits` the linear
-    layers are then held in 4 or 8 bits (see `quantized`), one by one, and compute in that dtype. A folder that
-    bitsandbytes' weights are stored in stays as it is.
-    Code from a folder or the hub is never run (`trust_remote_code` is off).
+    `dtype` as in `open_pretrained`. With `bits`, the linear layers are then quantized one by one (see `quantization`) and
+    compute in that dtype; a folder that is stored in bits stays as it is.
 
     Raises:
-        ArtifactError: if weights of the backbone are missing from its files; they would be random.
-        QuantizationError: if it cannot be held in so many bits.
+        ArtifactError: if the folder lacks weights of the backbone.
+        QuantizationError: if it cannot be quantized.
         ValueError: for an encoder-decoder.
     """
     if bits is not None:
@@ -185,11 +247,10 @@ def load_backbone(
     model = open_pretrained("AutoModel", location, dtype=dtype, revision=revision)
     if model.config.is_encoder_decoder:
         raise ValueError(
-            f"{location.name} is an encoder-decoder ({model.config.model_type}). A sentence encoder is made from a "
-            "decoder-only model (LLaMA, Mistral, Qwen, …) or an encoder (BERT, RoBERTa, …)."
+            f"{location.name} is an encoder-decoder ({model.config.model_type}). Use a decoder (LLaMA, Mistral, Qwen, …) or an "
+            "encoder (BERT, RoBERTa, …)."
         )
-    if getattr(model, "pooler", None) is not None:
-        model.pooler = None  # BERT's pooler feeds a head that is not here; its weights would never see a gradient
+    without_head(model)
     if bits is not None and bits_of(model) != bits:
         setattr(model, ORIGINAL, weights_fingerprint(model))
         quantize(model, bits, device)
@@ -197,32 +258,9 @@ def load_backbone(
     return loaded
 
 
-@contextmanager
-def _told_of_pickles(repo: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if "cannot be loaded with `safetensors`" not in str(error):
-            raise
-        raise ArtifactError(
-            f"{repo} on the hub has no weights in safetensors. Pickles can run any code when they are loaded, and are not "
-            "opened: convert them where you trust them (save_pretrained writes safetensors), or ask its authors to."
-        ) from error
-
-
-def _forget_quantisation(model: nn.Module) -> None:
-    """The weights are plain now; with the mark left on them, `save_pretrained` refuses."""
-    for owner, name in ((model, "hf_quantizer"), (model.config, "quantization_config")):
-        if hasattr(owner, name):
-            delattr(owner, name)
-    model.is_quantized = False  # type: ignore[assignment]
-
-
 @torch.no_grad()
 def is_causal(backbone: nn.Module) -> bool:
-    """Whether a token's state depends on the tokens before it only: asked of the model itself.
-
-    Two sequences that differ in their last token are encoded; a causal model gives equal states before it.
+    """Return whether the state of a token depends on the tokens before it only, from the states of two sequences.
 
     Raises:
         ArtifactError: if its states are not finite.
@@ -232,45 +270,57 @@ def is_causal(backbone: nn.Module) -> bool:
     return bool((states[0, :-1] - states[1, :-1]).abs().max() <= 1e-3 * states.abs().max())
 
 
-def weights_fingerprint(backbone: nn.Module) -> str:
-    """A short hash that tells two sets of base weights apart: names, shapes, and a sample of each tensor's values.
+DEFAULT_MAX_LENGTH = 512
 
-    Values are rounded through bfloat16, so that one set of weights has one fingerprint in float32 and in bfloat16. And a
-    backbone that `load_backbone` quantized has that of the weights it was made from: what an adapter needs in its base's
-    place is the same model, and the card says in which bits to hold it.
+
+def checked_length(max_length: int | None, backbone: nn.Module) -> int:
+    """Return the most tokens of a text; None: 512, or fewer if the backbone has fewer positions.
+
+    Raises:
+        ValueError: for more than the positions of the backbone.
     """
-    made_from: str | None = getattr(backbone, ORIGINAL, None)
-    if made_from is not None:
-        return made_from
+    positions = count_positions(backbone)
+    if max_length is not None and positions is not None and max_length > positions:
+        raise ValueError(f"max_length: expected at most {positions}, the positions of the backbone; got {max_length}.")
+    return max_length or min(positions or DEFAULT_MAX_LENGTH, DEFAULT_MAX_LENGTH)
+
+
+def count_positions(backbone: nn.Module) -> int | None:
+    """Return the longest sequence of the backbone, None if its config has no limit."""
+    config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
+    positions: int | None = getattr(config, "max_position_embeddings", None)
+    for name, module in backbone.named_modules():
+        padding_id = getattr(module, "padding_idx", None)
+        if positions and name.endswith("position_embeddings") and padding_id is not None:
+            positions -= padding_id + 1  # RoBERTa counts from padding_idx + 1
+    return positions
+
+
+def state_sizes(backbone: nn.Module) -> tuple[int, int]:
+    """Return the dimensions of a state after the last layer and between layers; they differ in OPT-350m only."""
+    config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
+    between: int = config.hidden_size
+    return getattr(config, "word_embed_proj_dim", None) or between, between
+
+
+def weights_fingerprint(backbone: nn.Module) -> str:
+    """Return a short hash of the base weights: names, shapes, and a sample of the values of each tensor.
+
+    Values are rounded to bfloat16, so the fingerprint is the same in float32 and bfloat16. A backbone that `load_backbone`
+    quantized has the fingerprint of its original weights.
+    """
+    original: str | None = getattr(backbone, ORIGINAL, None)
+    state = backbone.state_dict()
+    return original or fingerprint_of(state, state.__getitem__)
+
+
+def fingerprint_of(names: Iterable[str], read: Callable[[str], Tensor]) -> str:
+    """Return the fingerprint of tensors that are read one by one."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(backbone.state_dict().items()):
-        flat = tensor.detach().reshape(-1)
+    for name in sorted(names):
+        tensor = read(name).detach()
+        flat = tensor.reshape(-1)
         sample = flat[:: max(1, flat.numel() // 64)][:64].to(device="cpu", dtype=torch.bfloat16)
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
         digest.update(sample.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-@dataclass(frozen=True)
-class FlopsPerToken:
-    """Operations of the linear layers for one token. Attention between tokens is not counted (2 % at 7B and 50 tokens); the
-    last layer is, whole, though half of it runs for pooled tokens alone (2 to 3 % at 30 layers)."""
-
-    forward: int
-    """Two for each weight."""
-    backward: int
-    """Two for each weight gradients pass through, and two for each weight that has a gradient."""
-
-    @classmethod
-    def of(cls, backbone: nn.Module) -> FlopsPerToken:
-        """Counted from the shapes of the layers."""
-        forward = backward = 0
-        for module in backbone.modules():
-            # GPT-2's Conv1D is a linear layer with its weight transposed.
-            if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
-                weight: torch.Tensor = module.weight  # type: ignore[assignment]
-                # Not the size of the tensor where it is a layer's: in 4 bits two weights are packed into one byte.
-                size = module.in_features * module.out_features if isinstance(module, nn.Linear) else weight.numel()
-                forward += 2 * size
-                backward += 2 * size * (2 if weight.requires_grad else 1)
-        return cls(forward, backward)

@@ -1,18 +1,17 @@
-"""LoRA: added to a backbone and loaded onto it through peft; a saved adapter as what it adds to the weights, in float32.
+"""LoRA: add it to a backbone, load it, and compute what it adds to the weights.
 
     LoRA    W' = W + s B A              s = alpha / rank, for rsLoRA alpha / sqrt(rank)
-    DoRA    W' = m (W + s B A) / |W + s B A|        the length of each output's row; m learned, one per output
+    DoRA    W' = m (W + s B A) / |W + s B A|        the norm of each output's row; m learned, one per output
 
-Arithmetic in a narrower type is the classic way to spoil a merge, so W' is float32 whatever W is; who stores it narrower
-rounds it once, at the end. Only what is understood is merged: an adapter with other parts (trained embeddings, biases,
-ranks that differ by layer) is refused, for leaving a part out would give another model without a word.
+W' is computed in float32 whatever the dtype of W, and rounded once, when it is stored: arithmetic in a narrower dtype
+spoils a merge. A saved adapter with other parts (trained embeddings, biases, ranks per layer) is refused, since a merge
+without them would be another model.
 
 Legend: O outputs, I inputs, R rank.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import warnings
 from collections.abc import Iterator
@@ -25,196 +24,123 @@ import torch
 from torch import Tensor, nn
 
 from angle_llm.config import LoraSettings, unknown_name
+from angle_llm.io import sha256_of
 from angle_llm.model.checks import ArtifactError, read_json
-from angle_llm.model.fast_paths import shorten
+from angle_llm.model.fast_paths import use_short_lora
 
 ALL_LINEAR = "all-linear"
+CONFIG_NAME = "adapter_config.json"
+WEIGHTS_NAME = "adapter_model.safetensors"
+
+_ROOT = "base_model.model."
+_A, _B, _MAGNITUDE = ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
+_SUPPORTED = {
+    "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out", "inference_mode",
+    "init_lora_weights", "layers_pattern", "layers_to_transform", "lora_alpha", "lora_dropout", "megatron_core",
+    "peft_type", "peft_version", "qalora_group_size", "r", "revision", "runtime_config", "target_modules", "task_type",
+    "use_dora", "use_rslora",
+}  # fmt: skip
+"""Keys of a peft configuration that are used here, or that do not change W'."""
+_LARGEST_ALPHA = 1e6
+"""Far above any real value, far below the range of float32."""
+
+
+def is_adapted(model: nn.Module) -> bool:
+    """Return whether peft has wrapped the model."""
+    return hasattr(model, "peft_config")
+
+
+def without_adapter(backbone: nn.Module) -> nn.Module:
+    """Return the backbone inside the wrapper of peft, with adapted layers; or the backbone itself."""
+    inner: nn.Module = backbone.get_base_model() if is_adapted(backbone) else backbone  # type: ignore[operator]
+    return inner
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Return whether a linear layer stores its weight as (I, O), as in GPT-2."""
+    return type(layer).__name__ == "Conv1D"
+
+
+def linear_shape(layer: nn.Module) -> tuple[int, int]:
+    """Return (O, I) of a linear layer, also of one whose weight is transposed or packed."""
+    held: Any = layer
+    outputs, inputs = tuple(held.weight.shape)[::-1] if is_transposed(layer) else (held.out_features, held.in_features)
+    return outputs, inputs
+
+
+def count_parameters(model: nn.Module) -> tuple[int, int]:
+    """Return (trainable, all) parameters; two that are packed into a byte of a 4-bit layer count as two."""
+    trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    packed: list[Any] = [getattr(parameter, "quant_state", None) or parameter for parameter in model.parameters()]
+    return trainable, sum(math.prod(each.shape) for each in packed)
 
 
 def add_lora(backbone: nn.Module, settings: LoraSettings) -> nn.Module:
-    """Wraps the backbone; only the adapter trains, in float32 whatever the base's dtype.
+    """Wrap the backbone with a new adapter; only the adapter trains, in float32 whatever the dtype of the base.
 
     Raises:
-        ValueError: if no layer of the backbone bears a target's name.
+        ValueError: if no layer of the backbone has the name of a target.
     """
-    from peft import LoraConfig, TaskType, get_peft_model
-
-    transposed = any(type(layer).__name__ == "Conv1D" for layer in backbone.modules())  # GPT-2's linear layers
-    config = LoraConfig(
-        task_type=TaskType.FEATURE_EXTRACTION,
+    targets = list(settings.targets)
+    adapted = _wrapped(
+        backbone,
         r=settings.rank,
-        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # peft divides it; fractions are fine
+        lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
-        target_modules=ALL_LINEAR
-        if list(settings.targets) == [ALL_LINEAR]
-        else _known_targets(backbone, settings.targets),
-        fan_in_fan_out=transposed,
+        target_modules=ALL_LINEAR if targets == [ALL_LINEAR] else _existing(backbone, targets),
         use_rslora=settings.rslora,
         use_dora=settings.dora,
-        bias="none",
     )
-    with _quiet_peft():
-        adapted: nn.Module = get_peft_model(backbone, config)
-    adapted.base_model.model.config.use_cache = False  # type: ignore[union-attr]
-    for parameter in adapted.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.to(torch.float32)
-    shorten(adapted)
+    without_adapter(adapted).config.use_cache = False  # type: ignore[union-attr]
+    use_short_lora(adapted)
     return adapted.train(backbone.training)
 
 
-def on_plain_layers(adapted: nn.Module) -> None:
-    """Makes LoRA layers whose quantized base layer was replaced by a plain one those of plain layers, which can merge."""
-    from peft.tuners.lora.layer import Linear, LoraLayer
-
-    for layer in adapted.modules():
-        if isinstance(layer, LoraLayer) and type(layer.get_base_layer()) is nn.Linear and not isinstance(layer, Linear):
-            layer.__class__ = Linear  # type: ignore[assignment]
-            layer.is_target_conv_1d_layer = False  # type: ignore[assignment]  # the one attribute peft's quantized layers lack
-    shorten(adapted)
-
-
-def _known_targets(backbone: nn.Module, targets: list[str]) -> list[str]:
-    """The targets, each the name of a layer or the end of one; peft passes over a misspelt one if another is found."""
-    paths = [path for path, _ in backbone.named_modules()]
+def _existing(backbone: nn.Module, targets: list[str]) -> list[str]:
+    """The targets, each of which is the name of a layer or the end of one; peft ignores a misspelt one among others."""
+    paths = dict(backbone.named_modules())
     for target in targets:
         if not any(path == target or path.endswith(f".{target}") for path in paths):
             linear = {
                 path.rpartition(".")[2]
-                for path, layer in backbone.named_modules()
-                if isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D"
+                for path, layer in paths.items()
+                if isinstance(layer, nn.Linear) or is_transposed(layer)
             }
             raise ValueError(f"{unknown_name('LoRA target', target, linear)} Or all of them: [{ALL_LINEAR!r}].")
-    return list(targets)
+    return targets
 
 
-def load_lora(backbone: nn.Module, folder: Path) -> nn.Module:
-    """Puts a saved adapter on the backbone it was trained on, to be used, not trained.
+def _wrapped(backbone: nn.Module, **options: Any) -> nn.Module:
+    from peft import LoraConfig, TaskType, get_peft_model
 
-    Its files are read here, not by peft, which would import modules and run patterns that a configuration names.
-
-    Raises:
-        FileNotFoundError: if the folder holds no adapter.
-        ArtifactError: if its tensors are not those of its configuration, or do not fit the backbone.
-    """
-    adapter = read_adapter(folder)
-    adapter.check_fits(backbone)
-    return apply_lora(backbone, adapter)
-
-
-def apply_lora(backbone: nn.Module, adapter: LoraAdapter) -> nn.Module:
-    """Puts an adapter that was read tensor by tensor on a backbone it fits, to be used, not trained.
-
-    Raises:
-        ArtifactError: if peft does not change just the layers the adapter is for.
-    """
-    from peft import LoraConfig, TaskType, get_peft_model, set_peft_model_state_dict
-
-    config = LoraConfig(
-        task_type=TaskType.FEATURE_EXTRACTION,
-        inference_mode=True,
-        r=adapter.config["r"],
-        lora_alpha=adapter.config["lora_alpha"],
-        lora_dropout=float(adapter.config.get("lora_dropout") or 0.0),
-        target_modules=_targets(backbone, adapter),
-        fan_in_fan_out=any(type(layer).__name__ == "Conv1D" for layer in backbone.modules()),
-        use_rslora=bool(adapter.config.get("use_rslora")),
-        use_dora=bool(adapter.config.get("use_dora")),
-        bias="none",
-    )
-    tensors: dict[str, torch.Tensor] = {}
-    for path, update in adapter.updates.items():
-        root = f"base_model.model.{path}"
-        tensors |= {f"{root}.lora_A.weight": update.a_RI, f"{root}.lora_B.weight": update.b_OR}
-        if update.magnitude_O is not None:
-            tensors[f"{root}.lora_magnitude_vector"] = update.magnitude_O
+    transposed = any(is_transposed(layer) for layer in backbone.modules())
+    config = LoraConfig(task_type=TaskType.FEATURE_EXTRACTION, fan_in_fan_out=transposed, bias="none", **options)
     with _quiet_peft():
         adapted: nn.Module = get_peft_model(backbone, config)
     for name, parameter in adapted.named_parameters():
         if "lora_" in name:
             parameter.data = parameter.data.to(torch.float32)
-    needed = _shapes(adapted)
-    if needed != {key: tuple(tensor.shape) for key, tensor in tensors.items()}:
-        odd = min(needed.keys() ^ tensors.keys(), default="the shape of one")
-        raise ArtifactError(f"peft would change other layers than the adapter's {len(adapter.updates)}: {odd}.")
-    with _quiet_peft():
-        set_peft_model_state_dict(adapted, tensors)
-    shorten(adapted)
-    return adapted.train(backbone.training)
-
-
-def _targets(backbone: nn.Module, adapter: LoraAdapter) -> list[str]:
-    """The layers the adapter is for, by the names its configuration has for them if those are just these layers."""
-    named = adapter.config.get("target_modules")
-    if isinstance(named, list) and named and all(isinstance(name, str) for name in named):
-        ends = tuple(f".{name}" for name in named)
-        if {path for path, _ in backbone.named_modules() if f".{path}".endswith(ends)} == set(adapter.updates):
-            return named
-    return sorted(adapter.updates)
-
-
-def _shapes(adapted: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The tensors of an adapter, as they are named in its file."""
-    from peft import get_peft_model_state_dict
-
-    state = get_peft_model_state_dict(adapted, save_embedding_layers=False)
-    return {key: tuple(tensor.shape) for key, tensor in state.items()}
+    return adapted
 
 
 @contextmanager
 def _quiet_peft() -> Iterator[None]:
-    """peft 0.21 asks transformers 5.23 for a name that is on its way out, and warns of what `load_lora` refuses."""
+    """Without two warnings: of a deprecated name of transformers 5.23, and of missing keys, which `apply_lora` refuses."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
         warnings.filterwarnings("ignore", message="Found missing adapter keys", category=UserWarning)
         yield
 
 
-def is_adapted(model: nn.Module) -> bool:
-    """Whether peft has wrapped the model."""
-    return hasattr(model, "peft_config")
-
-
-def count_parameters(model: nn.Module) -> tuple[int, int]:
-    """(trainable, all) parameters; two that are packed into a byte of a 4-bit layer count as two."""
-    trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    return trainable, sum(_size(parameter) for parameter in model.parameters())
-
-
-def _size(parameter: Any) -> int:
-    packed = getattr(parameter, "quant_state", None)
-    return int(parameter.numel() if packed is None else packed.shape.numel())
-
-
-CONFIG_NAME = "adapter_config.json"
-
-WEIGHTS_NAME = "adapter_model.safetensors"
-
-_ROOT = "base_model.model."
-
-_A, _B, _MAGNITUDE = ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
-
-_UNDERSTOOD = {
-    "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out", "inference_mode",
-    "init_lora_weights", "layers_pattern", "layers_to_transform", "lora_alpha", "lora_dropout", "megatron_core",
-    "peft_type", "peft_version", "qalora_group_size", "r", "revision", "runtime_config", "target_modules", "task_type",
-    "use_dora", "use_rslora",
-}  # fmt: skip
-"""Keys of peft's configuration that are computed with here, or that say nothing of W'."""
-
-_LARGEST_ALPHA = 1e6
-"""Far above any that is trained with, far below what makes numbers that are not finite."""
-
-
 @dataclass(frozen=True)
 class LoraUpdate:
-    """What an adapter does to one linear layer."""
+    """The update of one linear layer."""
 
     a_RI: Tensor
     b_OR: Tensor
     scaling: float
     magnitude_O: Tensor | None
-    """DoRA's; None for LoRA."""
+    """Of DoRA; None for LoRA."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -222,7 +148,7 @@ class LoraUpdate:
         return self.b_OR.shape[0], self.a_RI.shape[1]
 
     def merged(self, weight: Tensor, *, transposed: bool = False) -> Tensor:
-        """W' in float32, contiguous; `weight` is (O, I) of any floating type, (I, O) if `transposed`, and left as it is."""
+        """Return W' as a new float32 tensor; `weight` is (O, I) of any floating dtype, (I, O) if `transposed`."""
         own = weight.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         weight_OI = own.T if transposed else own
         weight_OI.addmm_(self.b_OR, self.a_RI, alpha=self.scaling)
@@ -232,10 +158,10 @@ class LoraUpdate:
         return own
 
     def exactly(self, weight: Tensor, *, transposed: bool = False) -> tuple[Tensor, Tensor]:
-        """W' in float64, shaped as `weight`, and how far from it float32 arithmetic may come, whatever its order.
+        """Return W' in float64, and how far float32 arithmetic in any order can be from it; both shaped as `weight`.
 
-        Each term goes through at most R + 2 roundings (its product, R - 1 sums, the scaling, the sum with W), and each moves
-        it by u = 2^-24 of its size. DoRA's length has I terms, whose errors do not add up but cancel: about sqrt(I) u."""
+        Each term has at most R + 2 roundings (its product, R - 1 sums, the scaling, the sum with W) of u = 2^-24 of its
+        size. The norm of DoRA has I terms, whose errors partly cancel: about sqrt(I) u."""
         weight_OI = (weight.T if transposed else weight).double()
         a_RI, b_OR = self.a_RI.double(), self.b_OR.double()
         exact_OI = weight_OI + self.scaling * b_OR @ a_RI
@@ -251,110 +177,133 @@ class LoraUpdate:
 
 @dataclass(frozen=True)
 class LoraAdapter:
-    """A saved adapter: its updates by the path of their layer, and its identity."""
+    """A saved adapter."""
 
     updates: dict[str, LoraUpdate]
+    """By the path of their layer."""
     sha256: str
     """Of the file with its tensors."""
     config: dict[str, Any]
-    """peft's, as it was read."""
+    """The configuration of peft."""
 
-    def check_fits(self, backbone: nn.Module) -> None:
-        """Raises `ArtifactError` unless every update has its layer in the backbone, of its kind and shape."""
+    def check_fits(self, backbone: nn.Module, name: str = "the adapter", base: str = "the base") -> None:
+        """Raise `ArtifactError` unless every update has its linear layer in the backbone, of its shape."""
         layers = dict(backbone.named_modules())
         for path, update in self.updates.items():
             layer = layers.get(path)
             if layer is None:
-                raise ArtifactError(f"the adapter changes {path}, and the base has no such layer: it is another model.")
+                raise ArtifactError(f"{name} changes {path}, but {base} has no such layer: it is another model.")
             if not (isinstance(layer, nn.Linear) or is_transposed(layer)):
+                raise ArtifactError(f"{name} changes {path}, which in {base} is a {type(layer).__name__}, not linear.")
+            if linear_shape(layer) != update.shape:
                 raise ArtifactError(
-                    f"the adapter changes {path}, which is of type {type(layer).__name__}. Only linear layers are merged."
-                )
-            shape = linear_shape(layer)
-            if shape != update.shape:
-                raise ArtifactError(
-                    f"the adapter's update of {path} is {update.shape}, outputs by inputs, and the base's layer {shape}: it is "
-                    "another model."
+                    f"{name} changes {path} by {update.shape}, outputs by inputs, but in {base} it is "
+                    f"{linear_shape(layer)}: it is another model."
                 )
 
 
-def is_transposed(layer: nn.Module) -> bool:
-    """Whether a linear layer keeps its weight as (I, O): GPT-2's do."""
-    return type(layer).__name__ == "Conv1D"
+def apply_lora(backbone: nn.Module, adapter: LoraAdapter) -> nn.Module:
+    """Wrap the backbone with a saved adapter that fits it, for use, not for training.
+
+    The adapter was read here and not by peft, which would import modules and run patterns that a configuration names.
+
+    Raises:
+        ArtifactError: if peft does not change exactly the layers of the adapter.
+    """
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+    config = adapter.config
+    tensors: dict[str, Tensor] = {}
+    for path, update in adapter.updates.items():
+        tensors |= {_ROOT + path + _A: update.a_RI, _ROOT + path + _B: update.b_OR}
+        if update.magnitude_O is not None:
+            tensors[_ROOT + path + _MAGNITUDE] = update.magnitude_O
+    adapted = _wrapped(
+        backbone,
+        inference_mode=True,
+        r=config["r"],
+        lora_alpha=config["lora_alpha"],
+        lora_dropout=float(config.get("lora_dropout") or 0.0),
+        target_modules=_targets(backbone, adapter),
+        use_rslora=bool(config.get("use_rslora")),
+        use_dora=bool(config.get("use_dora")),
+    )
+    needed = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    if {key: tensor.shape for key, tensor in needed.items()} != {key: tensor.shape for key, tensor in tensors.items()}:
+        odd = min(needed.keys() ^ tensors.keys(), default="the shape of one")
+        raise ArtifactError(f"peft would change other layers than the adapter's {len(adapter.updates)}: {odd}.")
+    with _quiet_peft():
+        set_peft_model_state_dict(adapted, tensors)
+    use_short_lora(adapted)
+    return adapted.train(backbone.training)
 
 
-def linear_shape(layer: nn.Module) -> tuple[int, int]:
-    """(O, I) of a linear layer, however it keeps its weight: of a quantized one the weight itself is packed."""
-    held: Any = layer
-    outputs, inputs = tuple(held.weight.shape)[::-1] if is_transposed(layer) else (held.out_features, held.in_features)
-    return outputs, inputs
+def _targets(backbone: nn.Module, adapter: LoraAdapter) -> list[str]:
+    """The layers of the adapter: by the names in its configuration if these select exactly them, else by their paths."""
+    names = adapter.config.get("target_modules")
+    if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
+        ends = tuple(f".{name}" for name in names)
+        if {path for path, _ in backbone.named_modules() if f".{path}".endswith(ends)} == set(adapter.updates):
+            return names
+    return sorted(adapter.updates)
 
 
 def read_adapter(folder: Path) -> LoraAdapter:
-    """Reads the adapter of a saved directory, all of it or not at all.
+    """Read all of the adapter in a saved folder.
 
     Raises:
-        FileNotFoundError: if the folder holds no adapter.
-        ArtifactError: for damaged files, tensors without their partners, or parts that cannot be merged.
+        FileNotFoundError: if the folder has no adapter.
+        ArtifactError: for damaged files, incomplete updates, or parts that are not supported.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     for name in (CONFIG_NAME, WEIGHTS_NAME):
         if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder} holds no {name}, so there is no adapter.")
+            raise FileNotFoundError(f"{folder} has no {name}, so it contains no adapter.")
+    file = folder / WEIGHTS_NAME
     try:
         config = read_json(folder / CONFIG_NAME)
-        tensors = {key: tensor.float() for key, tensor in load_file(folder / WEIGHTS_NAME).items()}
+        tensors = {key: tensor.float() for key, tensor in load_file(file).items()}
     except (SafetensorError, ValueError, RuntimeError) as error:
-        raise ArtifactError(
-            f"the adapter in {folder} cannot be read ({WEIGHTS_NAME}): {error} Save it again."
-        ) from error
+        raise ArtifactError(f"the adapter {file} cannot be read: {error} Save it again.") from error
     odd = next((key for key, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())), None)
     if odd is not None:
-        raise ArtifactError(
-            f"{folder / WEIGHTS_NAME}: {odd} holds numbers that are not finite. Save the adapter again."
-        )
+        raise ArtifactError(f"{file}: {odd} has values that are not finite. Save the adapter again.")
     scaling = _scaling(config, folder / CONFIG_NAME)
+    rank = config["r"]
     paths = [key.removeprefix(_ROOT).removesuffix(_A) for key in tensors if key.startswith(_ROOT) and key.endswith(_A)]
     updates: dict[str, LoraUpdate] = {}
     for path in paths:
         a_RI, b_OR = tensors.pop(_ROOT + path + _A), tensors.pop(_ROOT + path + _B, None)
         magnitude_O = tensors.pop(_ROOT + path + _MAGNITUDE, None)
         if b_OR is None or (magnitude_O is None) == bool(config.get("use_dora")):
-            raise ArtifactError(f"{folder / WEIGHTS_NAME} holds a part of the update of {path} only. Save it again.")
-        rank = config["r"]
+            raise ArtifactError(f"{file}: the update of {path} is incomplete. Save the adapter again.")
         fits = a_RI.ndim == 2 and b_OR.ndim == 2 and a_RI.shape[0] == b_OR.shape[1] == rank
         if not fits or (magnitude_O is not None and magnitude_O.shape != b_OR.shape[:1]):
             raise ArtifactError(
-                f"{folder / WEIGHTS_NAME}: the update of {path} needs A ({rank}, I) and B (O, {rank}), found "
-                f"{tuple(a_RI.shape)} and {tuple(b_OR.shape)}. Save the adapter again."
+                f"{file}: the update of {path}: expected A ({rank}, I) and B (O, {rank}), got {tuple(a_RI.shape)} and "
+                f"{tuple(b_OR.shape)}. Save the adapter again."
             )
         updates[path] = LoraUpdate(a_RI, b_OR, scaling, magnitude_O)
     if tensors or not updates:
         odd = min(tensors, default="nothing")
-        raise ArtifactError(
-            f"{folder / WEIGHTS_NAME} holds {odd}, which is no update of a linear layer. Save the adapter again."
-        )
-    return LoraAdapter(updates, hashlib.sha256((folder / WEIGHTS_NAME).read_bytes()).hexdigest(), config)
+        raise ArtifactError(f"{file} contains {odd}, which is no update of a linear layer. Save the adapter again.")
+    return LoraAdapter(updates, sha256_of(file), config)
 
 
 def _scaling(config: dict[str, Any], path: Path) -> float:
-    """s; refuses a configuration that asks for more than is computed here."""
+    """s; refuses a configuration that needs more than the formulas above."""
     if config.get("peft_type") != "LORA":
-        raise ArtifactError(f"{path}: only LoRA and DoRA adapters are merged, this one is {config.get('peft_type')!r}.")
+        raise ArtifactError(f"{path}: expected an adapter of type LORA, got {config.get('peft_type')!r}.")
     for key, value in config.items():
-        if key not in _UNDERSTOOD and value not in (None, False, {}, [], "none"):
-            raise ArtifactError(f"{path}: `{key}` is {value!r}, and an adapter with it cannot be merged here.")
+        if key not in _SUPPORTED and value not in (None, False, {}, [], "none"):
+            raise ArtifactError(f"{path}: `{key}` = {value!r} is not supported.")
     if not isinstance(config.get("init_lora_weights", True), bool) and config["init_lora_weights"] != "gaussian":
-        raise ArtifactError(
-            f"{path}: `init_lora_weights` {config['init_lora_weights']!r} changes the base's weights too."
-        )
-    rank, alpha = config.get("r"), config.get("lora_alpha")
+        raise ArtifactError(f"{path}: `init_lora_weights` = {config['init_lora_weights']!r} changes the base too.")
+    rank, alpha, dropout = config.get("r"), config.get("lora_alpha"), config.get("lora_dropout") or 0.0
     if not (type(rank) is int and rank > 0 and type(alpha) in (int, float) and abs(alpha) < _LARGEST_ALPHA):  # type: ignore[arg-type]
-        raise ArtifactError(f"{path}: needs a rank `r` and `lora_alpha`, found {rank!r} and {alpha!r}. Save it again.")
-    dropout = config.get("lora_dropout") or 0.0
+        raise ArtifactError(f"{path}: expected a rank `r` and `lora_alpha`, got {rank!r} and {alpha!r}. Save it again.")
     if not (type(dropout) in (int, float) and 0 <= dropout <= 1):
-        raise ArtifactError(f"{path}: `lora_dropout` must be in 0 .. 1, found {dropout!r}. Save it again.")
-    divisor = math.sqrt(rank) if config.get("use_rslora") else rank
-    return float(alpha) / divisor  # type: ignore[arg-type]
+        raise ArtifactError(f"{path}: `lora_dropout`: expected a number in 0 .. 1, got {dropout!r}. Save it again.")
+    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
 """The plan of a batch: which tokens go through the model together, so that as few as possible are computed.
 
-Two ways give the same rows. **trie**: prefixes that texts share are computed once (`trie`), for causal models. **padded**:
-unique texts of like length side by side, padded on the right, for every model. `plan_micro_batches` decides, by counting
-the tokens each would compute, and says why.
+Two layouts give the same rows. **trie**: shared prefixes are computed once (`prefix_trie`), for causal models. **padded**:
+unique texts of similar length, padded on the right, for every model. `plan_micro_batches` takes the one that computes fewer
+tokens.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from angle_llm.model.prefix_trie import Trie, build_trie, cut, shared_prefixes
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Texts that go through the model together: padded with a mask, or as a trie."""
+    """Texts that the model computes together: padded with a mask, or as a trie."""
 
     rows: list[int]
-    """Which of the plan's unique texts they are, in the order the model returns them."""
+    """Their rows among the plan's unique texts, in the order of the model's output."""
     ids_BT: Tensor
     mask_BT: Tensor | None = None
-    """1 at real tokens, which come first."""
+    """1 at real tokens, on the left."""
     trie: Trie | None = None
 
     @property
@@ -38,73 +38,72 @@ class MicroBatch:
         return self.ids_BT.numel()
 
     def inputs(self, device: torch.device) -> dict[str, Any]:
-        """What `EmbeddingModel.forward` takes, on a device."""
+        """Return the arguments of `EmbeddingModel.forward`, on a device."""
         given = {"ids_BT": self.ids_BT, "mask_BT": self.mask_BT, "trie": self.trie}
         return {name: value.to(device) for name, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class PrefixSharing:
-    """What a model allows."""
+    """Whether texts of a model can share prefixes."""
 
     disabled_because: str | None
-    """Why its texts cannot share prefixes; None if they can."""
+    """The reason why not; None if they can."""
     max_tokens: int | None = None
-    """Longest text that may share: no sliding window may end within it. None: any."""
+    """Longest text that can share, such as the sliding window; None: any."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Texts that go through the model together, before they are made into tensors."""
+    """A micro-batch before its tensors are made."""
 
     rows: list[int]
-    """Which of the plan's unique texts they are, in the order the model returns them."""
+    """As in `MicroBatch`."""
     computed_tokens: int
     """Tokens the model computes, padding included."""
     longest_side: int
-    """Tokens of its sequences: of the longest text if padded, of all nodes if a trie."""
+    """Tokens of the longest sequence; all nodes of a trie are one sequence."""
     make: Callable[[], MicroBatch]
-    """The tensors."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a batch of N texts is computed, by one process or by several that each take a share."""
+    """How a batch of N texts is computed, by one or several processes."""
 
     groups: list[Group]
     row_of: list[int]
-    """For each of the N texts, its row among the unique ones; texts with equal ids are one."""
+    """For each of the N texts, its row among the unique ones; texts with equal ids share a row."""
     layout: str
     """trie or padded."""
     reason: str
-    """Why this way."""
+    """Why this layout."""
     logical_tokens: int
-    """Tokens of all texts asked for, repeats counted."""
+    """Tokens of the N texts, repeats counted."""
     longest_text: int
-    """Tokens of the longest one."""
+    """Tokens of the longest text."""
     token_budget: int
-    """Of a micro-batch."""
+    """Most tokens of a micro-batch."""
     shares: list[list[int]]
-    """For each process the positions of its groups. They hold about the same number of tokens."""
+    """For each process, the positions of its groups; processes have about equally many tokens."""
 
     @property
     def micro_batches(self) -> Sequence[MicroBatch]:
-        """Of all groups, each made when it is asked for: a large batch's tensors are never there at once."""
-        return _Made(self.groups)
+        """The micro-batches of all groups, each made on access: a large batch never has all its tensors in memory."""
+        return _LazyMicroBatches(self.groups)
 
     @property
     def rounds(self) -> int:
-        """Micro-batches that every process computes; one with fewer groups makes up for them with stand-ins."""
+        """Micro-batches of every process; one with fewer groups gets dummies."""
         return max(map(len, self.shares))
 
     def share(self, process: int) -> Sequence[MicroBatch]:
-        """The micro-batches of a process: as many as those of any other, so that processes may meet in each of them."""
+        """The micro-batches of a process, equally many for all, as collective operations need."""
         mine = [self.groups[position] for position in self.shares[process]]
-        return _Made(mine + [_STAND_IN] * (self.rounds - len(mine)))
+        return _LazyMicroBatches(mine + [_DUMMY] * (self.rounds - len(mine)))
 
     @property
     def unique(self) -> int:
-        """Rows the model computes."""
+        """Number of rows, U."""
         return sum(len(group.rows) for group in self.groups)
 
     @property
@@ -114,12 +113,12 @@ class Plan:
 
     @property
     def largest_share(self) -> int:
-        """Tokens of the process that has most."""
+        """Most tokens of a process."""
         return max(sum(self.groups[position].computed_tokens for position in share) for share in self.shares)
 
 
-class _Made(Sequence[MicroBatch]):
-    """Micro-batches, each made anew when it is asked for."""
+class _LazyMicroBatches(Sequence[MicroBatch]):
+    """Micro-batches that are made on each access."""
 
     def __init__(self, groups: list[Group]) -> None:
         self._groups = groups
@@ -129,25 +128,67 @@ class _Made(Sequence[MicroBatch]):
 
     def __getitem__(self, position: Any) -> Any:
         some = self._groups[position]
-        return _Made(some) if isinstance(some, list) else some.make()
+        return _LazyMicroBatches(some) if isinstance(some, list) else some.make()
 
 
-def _stand_in() -> MicroBatch:
+def _dummy() -> MicroBatch:
     ids_BT = torch.ones(1, 1, dtype=torch.int64)
     return MicroBatch([], ids_BT, torch.ones_like(ids_BT))
 
 
-_STAND_IN = Group([], 0, 0, _stand_in)
-"""One token that nobody asked for, and whose row nobody reads."""
+_DUMMY = Group([], 0, 0, _dummy)
+"""One token whose row is not used."""
+
+
+@dataclass(frozen=True)
+class EncodeStats:
+    """Counts and time of one call of `encode`."""
+
+    texts: int
+    unique_texts: int
+    """Texts with different ids."""
+    logical_tokens: int
+    """Tokens of all texts, repeats counted, without padding."""
+    computed_tokens: int
+    """Tokens computed by the model, with padding; shared prefixes and repeats once."""
+    layout: str
+    """trie or padded; of several plans, that of the first."""
+    reason: str
+    """Why this layout."""
+    seconds: float
+    """With tokenization and planning."""
+
+    @classmethod
+    def of(cls, plans: Sequence[Plan], seconds: float) -> EncodeStats:
+        """Sum over plans."""
+        return cls(
+            sum(len(plan.row_of) for plan in plans),
+            sum(plan.unique for plan in plans),
+            sum(plan.logical_tokens for plan in plans),
+            sum(plan.computed_tokens for plan in plans),
+            plans[0].layout if plans else "",
+            plans[0].reason if plans else "",
+            seconds,
+        )
+
+    @property
+    def texts_per_second(self) -> float:
+        """Texts per second, repeats counted."""
+        return self.texts / self.seconds
+
+    @property
+    def computed_share(self) -> float:
+        """Computed tokens per logical one; below 1 where texts share more than padding adds."""
+        return self.computed_tokens / max(self.logical_tokens, 1)
 
 
 def plan_micro_batches(
     ids: Sequence[Sequence[int]], token_budget: int, pad_id: int, sharing: PrefixSharing, processes: int = 1
 ) -> Plan:
-    """Plans N texts, in micro-batches of at most `token_budget` tokens with padding (a longer text goes alone).
+    """Plan N texts, in micro-batches of at most `token_budget` tokens with padding (a longer text is alone).
 
-    Texts that are too long to share go padded beside the trie of the others. Several processes take shares of about as
-    many tokens, in the same number of micro-batches.
+    Texts that are too long to share are padded beside the trie of the others. Several processes get equally many
+    micro-batches, of about equally many tokens.
     """
     row_of_ids: dict[tuple[int, ...], int] = {}
     row_of = [row_of_ids.setdefault(tuple(text), len(row_of_ids)) for text in ids]
@@ -160,29 +201,29 @@ def plan_micro_batches(
     if sharing.disabled_because is not None:
         reason = sharing.disabled_because
     elif not fitting and texts:
-        reason = f"every text is longer than {sharing.max_tokens} tokens, more than may share prefixes"
+        reason = f"every text is longer than {sharing.max_tokens} tokens, the longest that can share prefixes"
     else:
-        branches = _Branches(texts, fitting)
+        tries = _Tries(texts, fitting)
         nodes, padded_tokens = (
             sum(group.computed_tokens for group in groups)
-            for groups in (branches(token_budget), padded(fitting, token_budget))
+            for groups in (tries(token_budget), padded(fitting, token_budget))
         )
         reason = f"{nodes} tokens as a trie, {padded_tokens} padded"
         if nodes < padded_tokens:
             layout = "trie"
-            grouped = lambda budget: branches(budget) + padded(rest, budget)  # noqa: E731  # shorter than a def
+            grouped = lambda budget: tries(budget) + padded(rest, budget)  # noqa: E731
         if rest:
             reason += f"; {len(rest)} texts longer than {sharing.max_tokens} tokens are padded"
-    groups, lengths = _even(grouped, token_budget, processes), [len(text) for text in ids]
-    # Largest first: if memory is short, it is short at once.
+    groups, lengths = _balanced(grouped, token_budget, processes), [len(text) for text in ids]
+    # Largest first: a lack of memory shows at once.
     groups.sort(key=lambda group: -group.longest_side)
     return Plan(
-        groups, row_of, layout, reason, sum(lengths), max(lengths, default=0), token_budget, _deal(groups, processes)
+        groups, row_of, layout, reason, sum(lengths), max(lengths, default=0), token_budget, _assign(groups, processes)
     )
 
 
-class _Branches:
-    """Texts that share prefixes, in groups of neighbours."""
+class _Tries:
+    """Groups of texts that share prefixes, neighbours in sorted order."""
 
     def __init__(self, texts: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
         self._order = sorted(rows, key=lambda row: tuple(texts[row]))
@@ -194,7 +235,7 @@ class _Branches:
         return [self._group(first, last) for first, last in pairwise([*starts, len(self._order)])]
 
     def _group(self, first: int, last: int) -> Group:
-        # The first text of a group is computed whole, of each later one what it does not share with the one before.
+        # The first text of a group is computed in full, each later one without what it shares with the one before.
         nodes = len(self._ordered[first]) + sum(
             len(self._ordered[position]) - self._shared[position] for position in range(first + 1, last)
         )
@@ -206,7 +247,7 @@ class _Branches:
 
 
 class _Padded:
-    """Texts of like length side by side, longest first, so that little is padded."""
+    """Groups of texts of similar length, longest first."""
 
     def __init__(self, texts: Sequence[Sequence[int]], pad_id: int) -> None:
         self._texts = texts
@@ -234,9 +275,9 @@ class _Padded:
         return MicroBatch(rows, torch.from_numpy(ids_BT), torch.from_numpy(mask_BT))
 
 
-def _even(grouped: Callable[[int], list[Group]], token_budget: int, processes: int) -> list[Group]:
-    """Groups within the budget; for several processes, of a budget so small that as many groups as they compute in the
-    same number of rounds hold about as many tokens each."""
+def _balanced(grouped: Callable[[int], list[Group]], token_budget: int, processes: int) -> list[Group]:
+    """Groups within the budget; for several processes, with the smallest budget that needs no further round, so that all
+    groups have about equally many tokens."""
     groups = grouped(token_budget)
     if processes == 1 or not groups:
         return groups
@@ -253,8 +294,8 @@ def _even(grouped: Callable[[int], list[Group]], token_budget: int, processes: i
     return groups
 
 
-def _deal(groups: Sequence[Group], processes: int) -> list[list[int]]:
-    """Each group, the largest first, to the process that has fewest tokens and is not full."""
+def _assign(groups: Sequence[Group], processes: int) -> list[list[int]]:
+    """Assign each group, largest first, to the process with the fewest tokens that has a round left."""
     rounds = math.ceil(len(groups) / processes)
     shares: list[list[int]] = [[] for _ in range(processes)]
     tokens = [0] * processes

@@ -1,9 +1,8 @@
-"""A model without its weights: what can be known of it, and what a step of it would compute, before anything is loaded.
+"""Models without weights, for the forecast: made from the configuration only.
 
-Two stand-ins are made from the configuration alone. The **twin** has the architecture in small, with random weights on
-the CPU: whatever is asked of a model (does it look ahead? may texts share prefixes?) is asked of the twin. The **outline**
-has the shapes, dtypes and adapters of the real one on torch's `meta` device, where tensors have no values and take no
-memory: a step of it makes every tensor the real step would make.
+The **twin** is the architecture in small, with random weights on the CPU: probes (causal? prefix sharing?) run on it. The
+**outline** has the shapes, dtypes and adapters of the model on torch's `meta` device, where tensors take no memory: a step
+of it makes every tensor of the real step.
 """
 
 from __future__ import annotations
@@ -17,25 +16,25 @@ import torch
 from torch import nn
 
 from angle_llm.config import LoraSettings, ModelSettings
-from angle_llm.model import quantization
 from angle_llm.model.artifact import EncoderCard
-from angle_llm.model.backbone import BackboneLocation, load_tokenizer, locate, torch_dtype
+from angle_llm.model.backbone import BackboneLocation, load_tokenizer, locate, torch_dtype, without_head
 from angle_llm.model.checks import ArtifactError, is_saved_encoder
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.fast_paths import PooledLastLayer, mend
-from angle_llm.model.lora import add_lora, is_adapted
+from angle_llm.model.fast_paths import PooledLastLayer
+from angle_llm.model.lora import add_lora, without_adapter
 from angle_llm.model.pooling import EmbeddingModel
-from angle_llm.prompts import PromptTemplate, load_prompt
+from angle_llm.model.quantization import check_bits, empty_layer, replace_linear
+from angle_llm.prompts import load_prompt
 
 META = torch.device("meta")
-BLOCK = 64
-"""NF4: weights that share a scale."""
-SCALES = 256
-"""NF4 with double quantisation: scales that share a scale of their own."""
+_BLOCK = 64
+"""NF4: weights per scale."""
+_SCALES = 256
+"""NF4 with double quantization: scales per scale of scales."""
 
-_SMALL = {
-    "vocab_size": 128,
-    "num_hidden_layers": 2,
+_SHALLOW = {"vocab_size": 128, "num_hidden_layers": 2}
+"""For an architecture whose sizes depend on each other in other ways than `_SMALL`."""
+_SMALL = _SHALLOW | {
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
     "head_dim": 16,
@@ -44,63 +43,52 @@ _SMALL = {
     "ffn_dim": 48,
     "word_embed_proj_dim": 32,
 }
-_SHALLOW = {"vocab_size": 128, "num_hidden_layers": 2}
-"""For an architecture whose parts must fit in a way `_SMALL` does not know."""
 
 
 def encoder_twin(settings: ModelSettings) -> tuple[SentenceEncoder, Any]:
-    """The encoder as `SentenceEncoder.from_pretrained` would open it, over the twin; and the real configuration.
+    """Return the encoder of `SentenceEncoder.from_pretrained` on the twin, and the real configuration.
 
-    Its prompt, pooling, lengths, tokenizer and plans are those of the real one, its vectors mean nothing.
+    Its prompt, pooling, lengths, tokenizer and plans are the real ones; its vectors are meaningless.
 
     Raises:
         ArtifactError: for a saved adapter, which is not trained further.
-        ValueError: for an encoder-decoder, or an architecture no twin can be made of.
-        FileNotFoundError, PromptError: as opening the model would.
+        ValueError: for an encoder-decoder, or an architecture without a twin.
+        FileNotFoundError, PromptError: as when opening the model.
     """
-    location, prompt, pooling, length = _as_named(settings)
+    prompt = None if settings.prompt is None else load_prompt(settings.prompt)
+    pooling, max_length = settings.pooling, settings.max_length
+    if is_saved_encoder(settings.path):
+        folder = Path(settings.path).expanduser()
+        card = EncoderCard.read(folder)
+        if card.base is not None:
+            raise ArtifactError(f"{settings.path} is an adapter, trained already. Start from its base, {card.base}.")
+        location = BackboneLocation(str(folder))
+        prompt, pooling = prompt or card.prompt, pooling or card.pooling
+        max_length = max_length or card.max_length
+    else:
+        location = locate(settings.path)
     config = load_config(location, settings.revision)
     if config.is_encoder_decoder:
-        raise ValueError(
-            f"{settings.path} is an encoder-decoder ({config.model_type}), and cannot be a sentence encoder."
-        )
+        raise ValueError(f"{settings.path} is an encoder-decoder ({config.model_type}), not a sentence encoder.")
     tokenizer = load_tokenizer(location, settings.revision)
-    return SentenceEncoder(twin(config), tokenizer, prompt=prompt, pooling=pooling, max_length=length), config
-
-
-def _as_named(settings: ModelSettings) -> tuple[BackboneLocation, PromptTemplate | None, str | None, int | None]:
-    """Where the weights are, and prompt, pooling and length as named or as saved with the model."""
-    prompt = None if settings.prompt is None else load_prompt(settings.prompt)
-    if not is_saved_encoder(settings.path):
-        return locate(settings.path), prompt, settings.pooling, settings.max_length
-    card = EncoderCard.read(Path(settings.path).expanduser())
-    if card.base is not None:
-        raise ArtifactError(
-            f"{settings.path} is an adapter that has been trained already. Start from its base, {card.base}."
-        )
-    return (
-        BackboneLocation(str(Path(settings.path).expanduser())),
-        prompt or card.prompt,
-        settings.pooling or card.pooling,
-        settings.max_length or card.max_length,
-    )
+    return SentenceEncoder(twin(config), tokenizer, prompt=prompt, pooling=pooling, max_length=max_length), config
 
 
 def load_config(location: BackboneLocation, revision: str | None = None) -> Any:
-    """The configuration alone; of a GGUF file, its header."""
+    """Return the configuration; of a GGUF file, from its header."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(location.name, revision=revision, trust_remote_code=False, **location.arguments)
     if location.gguf_file is not None:
-        config.dtype = "float32"  # what `load_backbone` makes of it unless told otherwise
+        config.dtype = "float32"  # as `load_backbone` dequantizes it by default
     return config
 
 
 def twin(config: Any) -> nn.Module:
-    """The architecture in small, with random weights on the CPU; wider where the narrow one does not work.
+    """Return the architecture in small, with random weights on the CPU; wider where the smallest one fails.
 
     Raises:
-        ValueError: if it works in no size.
+        ValueError: if it fails in all sizes.
     """
     errors = []
     for changes in (_SMALL, _SHALLOW):
@@ -108,19 +96,19 @@ def twin(config: Any) -> nn.Module:
         try:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
-                model = _without_head(small, torch.float32)
-                for parameter in model.parameters():  # biases and norms too, or states would hide differences
+                model = _without_weights(small, torch.float32)
+                for parameter in model.parameters():  # also biases and norms, or equal states would hide differences
                     parameter.data.add_(torch.randn_like(parameter) * 0.05)
                 with torch.no_grad():
                     model(input_ids=torch.tensor([[1, 2, 3]]))
-        except Exception as error:  # an architecture may refuse changed widths in any way
+        except Exception as error:  # an architecture can refuse other sizes in any way
             errors.append(f"{type(error).__name__}: {error}")
             continue
         made: nn.Module = model.eval()
         return made
     raise ValueError(
-        f"the architecture {config.model_type} cannot be made small to be asked what it is ({errors[-1]}). Plan with a "
-        "model of another architecture; training does not need this."
+        f"the architecture {config.model_type} cannot be made small ({errors[-1]}), which a forecast needs. Plan with a model "
+        "of another architecture; training works without a forecast."
     )
 
 
@@ -131,7 +119,7 @@ def _changed(config: Any, changes: dict[str, int]) -> Any:
         present = getattr(small, name, None)
         if isinstance(present, int):
             setattr(small, name, min(present, value))
-    if kinds:  # one layer of each kind, two at least
+    if kinds:  # one layer of each kind, at least two
         chosen = list(dict.fromkeys(kinds))
         small.layer_types = (chosen * 2)[: max(2, len(chosen))]
         small.num_hidden_layers = len(small.layer_types)
@@ -142,20 +130,17 @@ def _changed(config: Any, changes: dict[str, int]) -> Any:
     return small
 
 
-def _without_head(config: Any, dtype: torch.dtype) -> Any:
-    """The layers a backbone is loaded as, with new weights."""
+def _without_weights(config: Any, dtype: torch.dtype) -> Any:
+    """The layers of `load_backbone`, with new weights."""
     from transformers import AutoModel
 
     if getattr(config, "quantization_config", None) is not None:
         delattr(config, "quantization_config")
-    model = AutoModel.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
-    if getattr(model, "pooler", None) is not None:
-        model.pooler = None
-    return model
+    return without_head(AutoModel.from_config(config, dtype=dtype))  # type: ignore[no-untyped-call]
 
 
 def stored_dtype(config: Any, name: str) -> torch.dtype:
-    """What `load_backbone(dtype=name)` gives the weights: for auto what the configuration says, float32 if it does not."""
+    """Return the dtype of `load_backbone(dtype=name)`; for auto that of the configuration, float32 if it has none."""
     if name != "auto":
         return torch_dtype(name)
     stored = getattr(config, "dtype", None) or "float32"
@@ -165,18 +150,19 @@ def stored_dtype(config: Any, name: str) -> torch.dtype:
 def backbone_outline(
     config: Any, dtype: torch.dtype, lora: LoraSettings | None = None, *, bits: int | None = None, divided: bool = False
 ) -> Any:
-    """The backbone on the meta device, as training holds it: its base in `dtype` or in bits, its adapter in float32.
+    """Return the backbone of training on the meta device: its base in `dtype` or in bits, its adapter in float32.
 
-    `divided`: as under ZeRO-3, where layers compute by the way that gathers their weights.
+    `divided`: as under ZeRO-3, where layers gather their weights.
 
     Raises:
-        ValueError: if no layer bears the name of an adapter's target.
-        QuantizationError: as `modeling.quantized` raises it.
+        ValueError: if no layer has the name of a target of the adapter.
+        QuantizationError: as `quantize`.
     """
     with META:
-        backbone = _without_head(copy.deepcopy(config), dtype)
+        backbone = _without_weights(copy.deepcopy(config), dtype)
         if bits is not None:
-            _hold_in_bits(backbone, bits)
+            check_bits(bits)
+            replace_linear(backbone, bits, _nf4 if bits == 4 else _int8)
         if divided:
             for parameter in backbone.parameters():
                 parameter.ds_id = 0
@@ -186,52 +172,32 @@ def backbone_outline(
 
 
 def put_in(model: EmbeddingModel, backbone: Any) -> EmbeddingModel:
-    """Gives the twin's model the outline's layers, and the shorter last layer if the twin has it."""
-    shorter = model._last_layer is not None
+    """Put the layers of the outline into the model of the twin, with the short last layer if the twin has it."""
+    short = model._last_layer is not None
     model.backbone = backbone
-    inner = backbone.get_base_model() if is_adapted(backbone) else backbone
-    model._last_layer = PooledLastLayer(inner.layers[-1]) if shorter else None
+    inner: Any = without_adapter(backbone)
+    model._last_layer = PooledLastLayer(inner.layers[-1]) if short else None
     return model.train()
 
 
-def _hold_in_bits(backbone: nn.Module, bits: int) -> None:
-    """What `quantization.quantize` makes of the linear layers, without values."""
-    quantization.check_bits(bits)
-    names = [name for name, layer in backbone.named_modules() if type(layer) is nn.Linear]
-    if not names:
-        raise quantization.QuantizationError(
-            f"{type(backbone).__name__} has no torch.nn.Linear layers, so nothing can be held in {bits} bits. Leave bits away."
-        )
-    hold = _nf4 if bits == 4 else _int8
-    for name in names:
-        layer: Any = backbone.get_submodule(name)
-        held = hold(layer)
-        held.bias = None if layer.bias is None else layer.bias.requires_grad_(False)
-        mend(held)
-        backbone.set_submodule(name, held)
-    setattr(backbone, f"is_loaded_in_{bits}bit", True)
-
-
 def _nf4(layer: nn.Linear) -> Any:
-    """Half a byte a weight, a byte for every 64 of them, and four for every 256 of those."""
+    """Half a byte per weight, a byte per 64 of them, and four per 256 of those."""
     bnb: Any = importlib.import_module("bitsandbytes")
-    weights, dtype = layer.weight.numel(), layer.weight.dtype
-    held = bnb.nn.Linear4bit(layer.in_features, layer.out_features, layer.bias is not None, dtype, device=META)
-    blocks = -(-weights // BLOCK)
-    scales_of_scales = bnb.functional.QuantState(
-        torch.empty(-(-blocks // SCALES)), code=torch.empty(256), blocksize=SCALES, dtype=torch.float32
-    )
+    held = empty_layer(layer, 4)
+    blocks = -(-layer.weight.numel() // _BLOCK)
     held.quant_state = bnb.functional.QuantState(
         torch.empty(blocks, dtype=torch.uint8),
         shape=layer.weight.shape,
         code=torch.empty(16),
-        blocksize=BLOCK,
+        blocksize=_BLOCK,
         quant_type="nf4",
-        dtype=dtype,
+        dtype=layer.weight.dtype,
         offset=torch.empty(()),
-        state2=scales_of_scales,
+        state2=bnb.functional.QuantState(
+            torch.empty(-(-blocks // _SCALES)), code=torch.empty(256), blocksize=_SCALES, dtype=torch.float32
+        ),
     )
-    packed = torch.empty(-(-weights // 2), 1, dtype=torch.uint8)
+    packed = torch.empty(-(-layer.weight.numel() // 2), 1, dtype=torch.uint8)
     held.weight = bnb.nn.Params4bit(
         packed, quant_state=held.quant_state, quant_type="nf4", module=held, bnb_quantized=True
     )
@@ -239,10 +205,9 @@ def _nf4(layer: nn.Linear) -> Any:
 
 
 def _int8(layer: nn.Linear) -> Any:
-    """A byte a weight, and four for every row."""
+    """A byte per weight, and four per row."""
     bnb: Any = importlib.import_module("bitsandbytes")
-    options: dict[str, Any] = {"has_fp16_weights": False, "threshold": quantization.OUTLIER, "device": META}
-    held = bnb.nn.Linear8bitLt(layer.in_features, layer.out_features, layer.bias is not None, **options)
+    held = empty_layer(layer, 8)
     rounded = torch.empty(layer.weight.shape, dtype=torch.int8)
     held.weight = bnb.nn.Int8Params(rounded, requires_grad=False, has_fp16_weights=False)
     held.weight.CB, held.weight.SCB = held.weight.data, torch.empty(layer.out_features)
@@ -250,7 +215,7 @@ def _int8(layer: nn.Linear) -> Any:
 
 
 def held_bytes(backbone: nn.Module) -> int:
-    """Bytes of all that a model holds: parameters and buffers once each, and the scales of 4-bit weights."""
+    """Return the bytes of a model: parameters and buffers once each, and the scales of 4-bit weights."""
     tensors: list[torch.Tensor] = [*backbone.parameters(), *backbone.buffers()]
     for parameter in backbone.parameters():
         state: Any = getattr(parameter, "quant_state", None)

@@ -1,7 +1,7 @@
-"""From a micro-batch to one row of `E` for each of its texts: backbone and pooling.
+"""From a micro-batch to one row of `E` per text: backbone and pooling.
 
-Legend: B texts of a micro-batch, T tokens, R pooled positions, D dimensions. `mask_BT` is 1 at real tokens. Names of
-poolings are the paper's (arXiv 2309.12871, table 6) where it has one.
+Legend: B texts of a micro-batch, T tokens, R pooled positions, D dimensions. `mask_BT` is 1 at real tokens. Poolings have the
+names of the paper (arXiv 2309.12871, table 6) where it has one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from torch import Tensor, nn
 
 from angle_llm.config import unknown_name
 from angle_llm.model.attention import trie_states
-from angle_llm.model.depth import LayerStack, first_layers, without_adapter
+from angle_llm.model.backbone import state_sizes
+from angle_llm.model.depth import LayerStack, first_layers
 from angle_llm.model.fast_paths import PooledLastLayer
+from angle_llm.model.lora import without_adapter
 from angle_llm.model.prefix_trie import Trie
 
 
 def last_position(mask_BT: Tensor) -> Tensor:
-    """Where the last real token stands among the flattened B × T, whichever side the padding is on."""
+    """Position of the last real token of each text in the flattened B × T, with padding on either side."""
     texts, tokens = mask_BT.shape
     position_B = (mask_BT * torch.arange(1, tokens + 1, device=mask_BT.device)).argmax(dim=1)
     return position_B + tokens * torch.arange(texts, device=mask_BT.device)
@@ -35,7 +37,7 @@ def last_token(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def first_token(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """The state of the first real token ([CLS] of a BERT-like encoder)."""
+    """The state of the first real token ([CLS] of a BERT)."""
     position_B = mask_BT.long().argmax(dim=1)
     return states_BTD[torch.arange(len(states_BTD), device=states_BTD.device), position_B]
 
@@ -43,13 +45,13 @@ def first_token(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
 def mean_of_tokens(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
     """The mean over real tokens, prompt and special tokens included."""
     weight_BT1 = mask_BT.unsqueeze(-1).to(states_BTD.dtype)
-    # In half precision a long text's sum overflows (float16) and its length is rounded (bfloat16 counts to 256).
+    # In half precision the sum of a long text overflows (float16), and its length is rounded (bfloat16 counts to 256).
     wide = torch.promote_types(states_BTD.dtype, torch.float32)
     return (states_BTD * weight_BT1).sum(dim=1, dtype=wide) / weight_BT1.sum(dim=1, dtype=wide)
 
 
 def max_of_tokens(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """The maximum over real tokens, dimension by dimension."""
+    """The maximum over real tokens in each dimension."""
     return states_BTD.masked_fill(~mask_BT.bool().unsqueeze(-1), float("-inf")).amax(dim=1)
 
 
@@ -60,7 +62,7 @@ def cls_and_mean(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Pooling:
-    """A named pooling: a function of states and mask, over the last layer or the average of first and last layer."""
+    """A function of states and mask, over the last layer or the average of first and last layer."""
 
     function: Callable[[Tensor, Tensor], Tensor]
     averages_first_layer: bool = False
@@ -70,7 +72,7 @@ POOLINGS: dict[str, Pooling] = {
     "last": Pooling(last_token),
     "cls": Pooling(first_token),
     "mean": Pooling(mean_of_tokens),
-    "last-avg": Pooling(mean_of_tokens),  # the paper's word for `mean`
+    "last-avg": Pooling(mean_of_tokens),  # the paper's name for `mean`
     "last-max": Pooling(max_of_tokens),
     "cls-last-avg": Pooling(cls_and_mean),
     "first-last-avg": Pooling(mean_of_tokens, averages_first_layer=True),
@@ -78,31 +80,51 @@ POOLINGS: dict[str, Pooling] = {
 
 
 def pooling_named(name: str) -> Pooling:
-    """Looks a pooling up; an unknown name is a `ValueError` that tells the nearest."""
+    """Return a pooling; an unknown name is a `ValueError` with the nearest one."""
     if name not in POOLINGS:
         raise ValueError(unknown_name("pooling", name, POOLINGS))
     return POOLINGS[name]
 
 
+def checked_pooling(name: str | None, backbone: nn.Module, *, causal: bool) -> str:
+    """Return the name of a pooling; None: last for a causal backbone, mean for a bidirectional one.
+
+    Raises:
+        ValueError: for an unknown pooling, or one that is not possible for the backbone.
+    """
+    name = name or ("last" if causal else "mean")
+    last_size, inner_size = state_sizes(backbone)
+    if pooling_named(name).averages_first_layer and last_size != inner_size:
+        raise ValueError(
+            f"pooling {name!r} averages the first and the last layer, but their states have {inner_size} and {last_size} "
+            "dimensions. Choose another pooling."
+        )
+    if causal and name == "cls":
+        raise ValueError(
+            "pooling 'cls' reads the first token, whose state in a causal model does not depend on the text: all texts would "
+            "get the same vector. Use last or mean."
+        )
+    return name
+
+
 _LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+_LOCKS_LOCK = threading.Lock()
 
-_ONE_LOCK_A_BACKBONE = threading.Lock()
 
-
-def _one_at_a_time(backbone: nn.Module) -> threading.RLock:
-    """A forward puts its trie in force in the backbone; another thread's would meet it there. Other backbones need not wait."""
-    with _ONE_LOCK_A_BACKBONE:
+def _lock_of(backbone: nn.Module) -> threading.RLock:
+    """The lock of a backbone: a forward pass sets its attention and layer outputs, which another thread would use."""
+    with _LOCKS_LOCK:
         return _LOCKS.setdefault(without_adapter(backbone), threading.RLock())
 
 
 class EmbeddingModel(nn.Module):
-    """Backbone and pooling: a micro-batch in, float32 rows out. This is what training wraps and calls.
+    """Backbone and pooling: a micro-batch in, float32 rows out. Training wraps and calls this module.
 
-    The inputs of a micro-batch come in one of two forms (see `microbatches`). A causal backbone gets no mask for padding:
-    on the right it lies after every real token, which cannot see it, and without a mask attention may take its fast path.
+    A micro-batch has one of two layouts (see `micro_batches`). A causal backbone gets no mask for padding: on the right,
+    padding follows every real token and is invisible to it, and without a mask attention can use its fast kernel.
 
-    A row is the first `dimensions` of the pooled state (None: all). After `read_layers` it is that and the same of states
-    after fewer layers, side by side. `cut_to` tells how many layers were kept if some were dropped (None: none were).
+    A row is the first `dimensions` of the pooled state (None: all). After `read_layers` it is that, and the same after fewer
+    layers, side by side. `cut_to` is the number of layers if some were dropped, else None.
     """
 
     def __init__(self, backbone: nn.Module, pooling: str, causal: bool, dimensions: int | None = None) -> None:
@@ -113,63 +135,72 @@ class EmbeddingModel(nn.Module):
         self.dimensions = dimensions
         self.cut_to: int | None = None
         self.inner_layers: tuple[int, ...] = ()
-        self._depth: LayerStack | None = None
+        self._stack: LayerStack | None = None
         self._last_layer = PooledLastLayer.find(without_adapter(backbone)) if causal and pooling == "last" else None
         self.train(backbone.training)
 
+    @property
+    def width(self) -> int:
+        """D, the length of a vector."""
+        return self.dimensions or state_sizes(self.backbone)[0]
+
     def read_layers(self, layers: Sequence[int]) -> None:
-        """From here on a row is `1 + len(layers)` vectors side by side: the usual one, after all layers, and after it those
-        after so many layers.
+        """From now on, a row is `1 + len(layers)` vectors side by side: after all layers, then after each of these numbers.
 
         Raises:
-            ValueError: for numbers that are not of inner layers, or a backbone whose inner states are not understood.
+            ValueError: for numbers that are not of inner layers, or a backbone without known states between layers.
         """
-        depth = None
+        stack = None
         if layers:
             if pooling_named(self.pooling).averages_first_layer:
                 raise ValueError(
-                    f"pooling {self.pooling!r} has the first layer in every row. Choose another one to read inner layers."
+                    f"layers: pooling {self.pooling!r} uses the first layer in every row. Choose another pooling."
                 )
-            depth = LayerStack.of(self.backbone)
-            last = len(depth.layers)
+            stack = LayerStack.of(self.backbone)
+            last = len(stack.layers)
             if len(set(layers)) < len(layers) or not all(1 <= layer < last for layer in layers):
                 raise ValueError(
-                    f"layers must be different numbers in 1 .. {last - 1}, as the backbone has {last} layers and the last is "
-                    f"always read; got {list(layers)}."
+                    f"layers: expected different numbers in 1 .. {last - 1} (the last of {last} layers is always read), got "
+                    f"{list(layers)}."
                 )
             if next(self.backbone.parameters()).device.type != "meta":
-                depth.check(self.backbone)
-        self.inner_layers, self._depth = tuple(layers), depth
+                stack.check(self.backbone)
+        self.inner_layers, self._stack = tuple(layers), stack
 
     @contextmanager
     def reading(self, layers: Sequence[int]) -> Iterator[None]:
-        """Within this, rows are of these inner layers; other threads wait."""
-        with _one_at_a_time(self.backbone):
-            before = self.inner_layers, self._depth
+        """`read_layers` for the time of this context; other threads wait."""
+        with _lock_of(self.backbone):
+            before = self.inner_layers, self._stack
             self.read_layers(layers)
             try:
                 yield
             finally:
-                self.inner_layers, self._depth = before
+                self.inner_layers, self._stack = before
 
     def truncated(self, dimensions: int | None, layers: int | None) -> EmbeddingModel:
-        """The model of the first layers and dimensions, on the same weights; None keeps what there is.
+        """Return the model of the first dimensions and layers, on the same weights; None keeps all.
 
         Raises:
-            ValueError: if it has not so many layers, or is something else without the rest.
+            ValueError: if it has fewer, or gives other states without the last layers.
         """
+        if dimensions is not None and not 1 <= dimensions <= self.width:
+            raise ValueError(f"dimensions: expected 1 .. {self.width}, the length of a vector; got {dimensions}.")
+        if layers is not None and layers == len(LayerStack.of(self.backbone).layers):
+            layers = None
         backbone = self.backbone if layers is None else first_layers(self.backbone, layers)
-        short = EmbeddingModel(backbone, self.pooling, self.causal, dimensions or self.dimensions)
+        dimensions = self.dimensions if dimensions in (None, self.width) else dimensions
+        short = EmbeddingModel(backbone, self.pooling, self.causal, dimensions)
         short.cut_to = layers or self.cut_to
         return short
 
     def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None, trie: Trie | None = None) -> Tensor:
-        """Rows (B, D) of right-padded texts, given `mask_BT`; or rows (R, D) of the texts of a trie."""
-        with _one_at_a_time(self.backbone):
+        """Return rows (B, D) of right-padded texts, given `mask_BT`; or rows (R, D) of the texts of a trie."""
+        with _lock_of(self.backbone):
             if trie is not None:
                 rows = self._rows_at(trie.end_R, lambda: trie_states(self.backbone, ids_BT, trie))
             else:
-                assert mask_BT is not None, "a micro-batch is padded texts with a mask, or a trie"
+                assert mask_BT is not None, "a micro-batch has a mask or a trie"
                 if self.causal and self.pooling == "last":
                     rows = self._rows_at(last_position(mask_BT), lambda: self._causal_states(ids_BT))
                 else:
@@ -177,13 +208,13 @@ class EmbeddingModel(nn.Module):
         return rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
 
     def _rows_at(self, end_R: Tensor, states: Callable[[], Tensor]) -> Tensor:
-        """Rows from the states at some positions, by the shorter way if the last layer has it."""
+        """Rows from the states at some positions, with the short last layer if there is one."""
 
         def at_end(states_BTD: Tensor) -> Tensor:
             return states_BTD.flatten(0, 1)[end_R]
 
         # Positions are picked first: the final norm then runs on R rows, not B × T.
-        with self._inner(lambda depth, states_BTD: depth.finish(at_end(states_BTD))) as inner:
+        with self._inner(lambda stack, states_BTD: stack.finish(at_end(states_BTD))) as inner:
             if self._last_layer is None:
                 rows_RD = at_end(states())
             else:
@@ -197,7 +228,7 @@ class EmbeddingModel(nn.Module):
 
     def _padded_rows(self, ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
         pooling = pooling_named(self.pooling)
-        with self._inner(lambda depth, states_BTD: pooling.function(depth.finish(states_BTD), mask_BT)) as inner:
+        with self._inner(lambda stack, states_BTD: pooling.function(stack.finish(states_BTD), mask_BT)) as inner:
             output = self.backbone(
                 input_ids=ids_BT,
                 attention_mask=None if self.causal else mask_BT,
@@ -211,12 +242,12 @@ class EmbeddingModel(nn.Module):
 
     @contextmanager
     def _inner(self, row: Callable[[LayerStack, Tensor], Tensor]) -> Iterator[dict[int, Tensor]]:
-        """Within this, a forward pass fills the dictionary with the rows (R, D) of the inner layers that are read."""
-        depth = self._depth
-        if depth is None:
+        """Yield a dictionary that a forward pass fills with the rows (R, D) of `inner_layers`."""
+        stack = self._stack
+        if stack is None:
             yield {}
         else:
-            with depth.states_after(self.inner_layers, lambda states_BTD: row(depth, states_BTD)) as found:
+            with stack.states_after(self.inner_layers, lambda states_BTD: row(stack, states_BTD)) as found:
                 yield found
 
     def _side_by_side(self, rows_RD: Tensor, inner: dict[int, Tensor]) -> Tensor:

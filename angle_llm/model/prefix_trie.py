@@ -1,13 +1,13 @@
-"""Texts as a prefix trie: a token that several texts begin with is computed once, for all of them.
+"""Texts as a prefix trie: tokens of a common prefix are computed once.
 
-In a causal model the state at a token depends on the tokens before it alone. So texts that share a prefix share its
-states: repeated texts are the whole-text case, the constant head of a prompt the everyday one, common beginnings the
-general one. A trie goes through the model as one sequence without padding: every node once, depth first, its position its
-depth. Linear layers do not see the difference; attention lets the nodes a text adds look at the nodes of that text
-(`path_attention`). Values and gradients are those of the texts one by one; only the order of additions differs.
+In a causal model the state of a token depends on the tokens before it only. So texts share the states of a common prefix: of
+the whole text if it is repeated, of the head of a prompt, of any common beginning. A trie goes through the model as one
+sequence without padding: every node once, depth first, with its depth as its position. Linear layers need no change; in
+attention, the nodes that a text adds attend to the nodes of that text (`attention`). Values and gradients are those of the
+texts one by one, up to the order of additions.
 
-Legend: T nodes (tokens) of a trie, R texts of a micro-batch; in a group of texts of like length: U texts, Q nodes they
-add to the trie, L nodes of a whole text; H heads, K key-value heads, G = H / K, S dimensions of a head.
+Legend: T nodes (tokens) of a trie, R texts of a micro-batch; in a group of texts of similar length: U texts, Q nodes they add
+to the trie, L nodes of a whole text.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 KEYS_A_NODE = 8
-"""Most keys gathered for a node of the token budget. By their elements a key and its
-value take some 6 % of what a node keeps for the backward pass (LLaMA without grouped queries), so
-sharing a long prompt head among many short texts costs at most half as much memory again."""
+"""Most gathered keys per node of the token budget. A key and its value take about 6 % of the memory that a node keeps for the
+backward pass (LLaMA without grouped queries), so a long prompt head of many short texts adds at most half as much memory."""
 
 MOST_TEXTS = 2048
-"""Most texts of a trie: bounds the time to find where to cut."""
+"""Most texts of a trie; bounds the time of `cut`."""
 
 LENGTH_STEP = 8
-"""Lengths are rounded up to this in attention: memory-efficient kernels want rows of masks aligned."""
+"""Lengths are rounded up to a multiple of this: memory-efficient attention needs aligned masks."""
 
 
 class TrieGroup(NamedTuple):
-    """Texts of like length, for one call of attention. Padding entries point at node 0."""
+    """Texts of similar length, for one call of attention. Padding entries are node 0."""
 
     query_UQ: Tensor
     """The nodes each text adds."""
@@ -44,18 +43,18 @@ class TrieGroup(NamedTuple):
 
 
 class Trie(NamedTuple):
-    """What a model needs beside the ids of the nodes."""
+    """The structure of a trie, without the ids of its nodes."""
 
     depth_1T: Tensor
     """Position of each node in its texts."""
     end_R: Tensor
-    """The node each text ends at."""
+    """The last node of each text."""
     groups: tuple[TrieGroup, ...]
     place_T: Tensor
-    """Where each node stands among the queries of all groups, flattened."""
+    """Position of each node in the flattened queries of all groups."""
 
     def to(self, device: torch.device) -> Trie:
-        """The same on a device."""
+        """Return the trie on a device."""
         groups = tuple(TrieGroup(*(tensor.to(device, non_blocking=True) for tensor in group)) for group in self.groups)
         depth, end, place = (
             tensor.to(device, non_blocking=True) for tensor in (self.depth_1T, self.end_R, self.place_T)
@@ -64,7 +63,7 @@ class Trie(NamedTuple):
 
 
 def shared_prefixes(texts: Sequence[Sequence[int]]) -> list[int]:
-    """How many tokens each text shares with the one before it; 0 for the first."""
+    """Return how many tokens each text shares with the one before it; 0 for the first."""
     shared = [0] * len(texts)
     for number in range(1, len(texts)):
         before, text = texts[number - 1], texts[number]
@@ -75,14 +74,14 @@ def shared_prefixes(texts: Sequence[Sequence[int]]) -> list[int]:
 
 
 def cut(lengths: Sequence[int], shared: Sequence[int], most_nodes: int) -> tuple[list[int], int]:
-    """Where to cut the sorted texts into tries, so that the fewest nodes are computed: the first text of every trie, and the
-    nodes. A trie has at most `most_nodes` nodes and `KEYS_A_NODE` times as many gathered keys (a longer text goes alone).
+    """Cut the sorted texts into tries with the fewest nodes in total: return the first text of each trie, and the nodes.
 
-    A cut computes again what its neighbours shared. Found by dynamic programming over the first texts of tries.
+    A trie has at most `most_nodes` nodes and `KEYS_A_NODE` times as many gathered keys (a longer text is alone). The tokens
+    that two texts share are computed twice if a cut separates them. Dynamic programming over the first texts of tries.
     """
     count = len(lengths)
     lengths_N, shared_N = np.asarray(lengths, dtype=np.int64), np.asarray(shared, dtype=np.int64)
-    # A trie of the texts first..last has the nodes they add, and those that the first one shares with the trie before.
+    # The trie of texts first..last has the nodes they add, and those that the first one shares with the trie before.
     added_N1 = np.concatenate(([0], np.cumsum(lengths_N - shared_N)))
     keys_N1 = np.concatenate(([0], np.cumsum(lengths_N)))
     least_N1 = np.zeros(count + 1, dtype=np.int64)
@@ -111,7 +110,7 @@ def cut(lengths: Sequence[int], shared: Sequence[int], most_nodes: int) -> tuple
 
 
 def build_trie(texts: Sequence[Sequence[int]], shared: Sequence[int]) -> tuple[Tensor, Trie]:
-    """Ids (1, T) and trie of sorted texts, each of which shares so much with the one before; `shared[0]` is not looked at."""
+    """Return ids (1, T) and trie of sorted texts, given the tokens shared with the one before; `shared[0]` is ignored."""
     shared = [0, *shared[1:]]
     first_node = np.concatenate(
         ([0], np.cumsum([len(text) - common for text, common in zip(texts, shared, strict=True)]))
@@ -133,17 +132,17 @@ def build_trie(texts: Sequence[Sequence[int]], shared: Sequence[int]) -> tuple[T
 def _group(
     paths: Sequence[NDArray[np.int64]], shared: Sequence[int], first_node: NDArray[np.int64]
 ) -> tuple[tuple[TrieGroup, ...], NDArray[np.int64]]:
-    """Puts texts side by side whose lengths, and whose numbers of added nodes, lie between the same powers of two: so no more
-    than four times the scores are computed that are needed. Texts that add no node ask nothing."""
-    asking: dict[tuple[int, int], list[int]] = {}
+    """Group texts whose lengths, and whose numbers of added nodes, are between the same powers of two, so that at most four
+    times the necessary scores are computed. Texts that add no node are in no group."""
+    adding: dict[tuple[int, int], list[int]] = {}
     for number, path in enumerate(paths):
         added = len(path) - shared[number]
         if added:
-            asking.setdefault(((len(path) - 1).bit_length(), (added - 1).bit_length()), []).append(number)
+            adding.setdefault(((len(path) - 1).bit_length(), (added - 1).bit_length()), []).append(number)
     place_T = np.empty(first_node[-1], dtype=np.int64)
     groups = []
     queries_before = 0
-    for _, numbers in sorted(asking.items()):
+    for _, numbers in sorted(adding.items()):
         longest = -(-max(len(paths[number]) for number in numbers) // LENGTH_STEP) * LENGTH_STEP
         most_added = max(len(paths[number]) - shared[number] for number in numbers)
         query_UQ = np.zeros((len(numbers), most_added), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""From texts to token ids: wording, truncation of the text (never of the prompt), inert special tokens."""
+"""From texts to token ids: prompt, truncation of the text (never of the prompt), inert special tokens."""
 
 from __future__ import annotations
 
@@ -10,92 +10,98 @@ from typing import Any, NamedTuple
 from angle_llm.prompts import PromptTemplate
 
 Tokenizer = Any
-"""A `transformers` tokenizer; the library gives fast and slow ones no common type that says enough."""
+"""A `transformers` tokenizer; fast and slow ones have no useful common type."""
 
 TEXT_ENDS = [
     *string.printable, "...", "?!", '."', ".'", ").", '""', "  ", "\n\n", "é", "。", "」", "”", "’", "…", "й", "ر", "😀",
     "\u0301",
 ]  # fmt: skip
-"""What the last characters of a text may be: a representative of each sort, to see how far a tail reacts to them."""
+"""Representative last characters of a text, to find how much of a prompt's tail depends on them."""
 
 
 class SpecialTokens(NamedTuple):
-    """The special ids a tokenizer puts around every sequence, such as BOS or [CLS] … [SEP]."""
+    """The special ids around every sequence, such as BOS or [CLS] … [SEP]."""
 
     before: list[int]
     after: list[int]
 
 
 def load_tokenizer_file(folder: Path) -> Tokenizer:
-    """The tokenizer in a folder's `tokenizer.json` as it stands there, whatever a model's own class would make of it."""
+    """Load a folder's `tokenizer.json` unchanged; the tokenizer class of a model can modify it."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
 TEXTS_TOGETHER, CHARACTERS_TOGETHER = 1024, 2**20
-"""A tokenizer keeps offsets, masks and strings of every token of a call; the ids are what is wanted."""
+"""Limits of one tokenizer call, which keeps offsets, masks and strings of every token in memory."""
 
 
 def plain_ids(tokenizer: Tokenizer, texts: Sequence[str], most: int | None = None) -> list[list[int]]:
-    """Ids of the texts alone, the first `most` of each; `</s>` or `<|im_end|>` in them are encoded as the characters they are
-    made of."""
+    """Return the ids of the texts without special tokens, the first `most` of each; `</s>` in a text is plain characters."""
     ids: list[list[int]] = []
-    for some in _together(texts):
+    for part in _parts(texts):
         found = tokenizer(
-            some, add_special_tokens=False, split_special_tokens=True, return_attention_mask=False, verbose=False
+            part, add_special_tokens=False, split_special_tokens=True, return_attention_mask=False, verbose=False
         )["input_ids"]
-        ids += (one[:most] for one in found)  # the rest of a long text may be a hundred times what is kept
+        ids += (one[:most] for one in found)  # the rest of a long text can be much longer
     return ids
 
 
-def _together(texts: Sequence[str]) -> Iterator[list[str]]:
-    """The texts of one call of a tokenizer: not too many, nor too long together."""
-    some: list[str] = []
+def _parts(texts: Sequence[str]) -> Iterator[list[str]]:
+    part: list[str] = []
     characters = 0
     for text in texts:
-        if some and (len(some) == TEXTS_TOGETHER or characters + len(text) > CHARACTERS_TOGETHER):
-            yield some
-            some, characters = [], 0
-        some.append(text)
+        if part and (len(part) == TEXTS_TOGETHER or characters + len(text) > CHARACTERS_TOGETHER):
+            yield part
+            part, characters = [], 0
+        part.append(text)
         characters += len(text)
-    if some:
-        yield some
+    if part:
+        yield part
 
 
 def find_special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
-    """Finds the frame by encoding one text with and without special tokens."""
+    """Return the special tokens, from one text encoded with and without them.
+
+    Raises:
+        ValueError: for a tokenizer that changes the ids of the text.
+    """
     bare = plain_ids(tokenizer, ["a"])[0]
-    # As in `plain_ids`: the flag is kept in the tokenizer, and turning it would disturb another thread.
-    framed: list[int] = tokenizer("a", split_special_tokens=True, return_attention_mask=False)["input_ids"]
-    for start in range(len(framed) - len(bare) + 1):
-        if framed[start : start + len(bare)] == bare:
-            return SpecialTokens(framed[:start], framed[start + len(bare) :])
+    # Like `plain_ids`: the tokenizer stores this flag, and changing it would affect another thread.
+    with_special: list[int] = tokenizer("a", split_special_tokens=True, return_attention_mask=False)["input_ids"]
+    for start in range(len(with_special) - len(bare) + 1):
+        if with_special[start : start + len(bare)] == bare:
+            return SpecialTokens(with_special[:start], with_special[start + len(bare) :])
     raise ValueError(
-        f"{type(tokenizer).__name__} changes a text's ids when it adds special tokens ({bare} became {framed}), "
-        "so the text cannot be shortened safely. Set the tokenizer's post-processor to add tokens around the text only."
+        f"{type(tokenizer).__name__} changes the ids of a text when it adds special tokens ({bare} to {with_special}), so texts "
+        "cannot be truncated safely. Set the post-processor of the tokenizer to add tokens around the text only."
     )
 
 
 def check_texts(texts: Sequence[str], first: int = 0) -> None:
-    """Refuses what no tokenizer can read or what has no meaning to embed; the message gives the position, counted from
-    `first`."""
+    """Refuse texts that are not strings, empty or invalid Unicode; errors count positions from `first`."""
+    if isinstance(texts, str):
+        raise TypeError("texts: expected a sequence of strings, got one string. Put it in a list.")
     for position, text in enumerate(texts, first):
         if not isinstance(text, str):
             raise TypeError(f"text {position} must be a string, got {type(text).__name__}: {text!r:.80}")
         if not text.strip():
-            raise ValueError(f"text {position} is empty. Remove it, or put something to embed in its place.")
+            raise ValueError(f"text {position} is empty. Remove or replace it.")
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(
                 f"text {position} is not valid Unicode: a lone surrogate {text[error.start]!r} at character {error.start}. "
-                "Decode the text with its right encoding, or replace such characters: text.encode(errors='replace').decode()."
+                "Decode it with the right encoding, or replace such characters: text.encode(errors='replace').decode()."
             ) from None
 
 
 class TokenizedTemplate(NamedTuple):
-    """A prompt as a tokenizer applies it: `before + ids(head + text + merge_span) + after`, where only the middle is cut."""
+    """A prompt in ids: `before + ids(head + text + merge_span) + after`; only the middle is truncated.
+
+    The merge span is the part of the tail whose tokens can merge with the text, such as a closing quote.
+    """
 
     before: list[int]
     head: str
@@ -104,13 +110,12 @@ class TokenizedTemplate(NamedTuple):
 
 
 class SentenceTokenizer:
-    """Words texts with a prompt and turns them into ids of at most `max_length`, special tokens included.
+    """Applies a prompt to texts and returns at most `max_length` ids each, special tokens included.
 
-    A text that is too long loses its last tokens; the prompt and the special tokens stay whole, for the embedding of a
-    decoder is read off the last token. One thing goes with the text's end: under `joined`, the merge_span, the few characters
-    of the tail that may merge with a text (the quote that closes it, in the bundled prompts). Where a tail is nothing but
-    merge_span, as in `"{text}"`, it is lost whole; `segments` keeps it. Edits see the whole text, so a full stop they append
-    is cut off with the end. Ids depend on the text alone, not on other texts or on the padding side.
+    A text that is too long loses its last tokens; prompt and special tokens stay, since last-token pooling reads the last
+    token. With tokenization `joined`, the merge span is lost with the end of the text; a tail that is nothing but merge span,
+    as in `"{text}"`, is lost (`segments` keeps it). Edits apply to the whole text, so a full stop that they append is
+    truncated with the end. Ids depend on the text only, not on other texts or the padding side.
 
     Raises:
         ValueError: if `max_length` leaves no room for a text, or a text is empty or not valid Unicode.
@@ -122,65 +127,61 @@ class SentenceTokenizer:
         self.prompt = prompt
         self.max_length = max_length
         self.special_tokens = find_special_tokens(tokenizer)
-        """The special ids around every text."""
-        self.template = _WORDINGS[prompt.tokenization](tokenizer, prompt)
-        """The prompt around every text."""
+        self.template = _TEMPLATES[prompt.tokenization](tokenizer, prompt)
         before, head, merge_span, after = self.template
         special = len(self.special_tokens.before) + len(self.special_tokens.after)
         overhead = len(before) + sum(map(len, plain_ids(tokenizer, [head, merge_span]))) + len(after)
         if max_length - special <= overhead:
             raise ValueError(
-                f"max_length {max_length} leaves no room for a text: prompt {prompt.name!r} takes {overhead} tokens and "
-                f"special tokens {special}. Raise max_length or choose a shorter prompt."
+                f"max_length {max_length} leaves no room for a text: prompt {prompt.name!r} takes {overhead} tokens and special "
+                f"tokens {special}. Raise max_length, or choose a shorter prompt."
             )
         self._room = max_length - special - len(before) - len(after)
-        (self._textless_ids,) = self._word([""])
+        (self._textless_ids,) = self._apply([""])
 
     def __call__(self, texts: Sequence[str], first: int = 0) -> list[list[int]]:
-        """The ids of each text; a message counts positions from `first`."""
+        """Return the ids of each text; errors count positions from `first`."""
         check_texts(texts, first)
-        worded = self._word([self.prompt.edit(text) for text in texts])
-        for position, ids in enumerate(worded):
+        found = self._apply([self.prompt.edit(text) for text in texts])
+        for position, ids in enumerate(found):
             if ids == self._textless_ids:
-                told = f"text {first + position}: nothing of {texts[position]!r:.80} is left beside prompt {self.prompt.name!r}"
                 raise ValueError(
-                    f"{told}. Either the tokenizer drops all its characters, or max_length {self.max_length} has no room for its "
-                    "first one."
+                    f"text {first + position}: {texts[position]!r:.80} has no token beside prompt {self.prompt.name!r}. Either "
+                    f"the tokenizer drops all its characters, or max_length {self.max_length} has no room for its first one."
                 )
-        return [self.special_tokens.before + ids + self.special_tokens.after for ids in worded]
+        return [self.special_tokens.before + ids + self.special_tokens.after for ids in found]
 
-    def _word(self, texts: Sequence[str]) -> list[list[int]]:
+    def _apply(self, texts: Sequence[str]) -> list[list[int]]:
         before, head, merge_span, after = self.template
-        worded = plain_ids(self.tokenizer, [head + text + merge_span for text in texts], self._room)
-        return [before + ids + after for ids in worded]
+        found = plain_ids(self.tokenizer, [head + text + merge_span for text in texts], self._room)
+        return [before + ids + after for ids in found]
 
 
 def _joined(tokenizer: Tokenizer, prompt: PromptTemplate) -> TokenizedTemplate:
-    """The ids of the whole wording as one string, in two parts: what may depend on the text, and the rest of the tail.
+    """The ids of prompt and text as one string, in two parts: those that can depend on the text, and the rest of the tail.
 
-    The merge_span is the shortest beginning of the tail behind which the ids are the same after each of `TEXT_ENDS`: often one
-    character, the whole tail if nothing shorter will do. It never ends inside a word, for words merge in more ways than
-    can be tried."""
+    The merge span is the shortest start of the tail after which the ids are equal for all `TEXT_ENDS`: often one character, at
+    most the whole tail. It never ends inside a word, since words merge in more ways than the probes cover."""
     head, tail = prompt.head, prompt.tail
     probes = [*TEXT_ENDS, *(f"A man eats{end}" for end in TEXT_ENDS)]
     whole = plain_ids(tokenizer, [head + text + tail for text in probes])
     for length in range(len(tail) + 1):
         if tail[length : length + 1].isalnum() and (length == 0 or tail[length - 1].isalnum()):
             continue
-        begun = plain_ids(tokenizer, [head + text + tail[:length] for text in probes])
-        rest = whole[0][len(begun[0]) :]
-        if all(ids + rest == full for ids, full in zip(begun, whole, strict=True)):
+        starts = plain_ids(tokenizer, [head + text + tail[:length] for text in probes])
+        rest = whole[0][len(starts[0]) :]
+        if all(ids + rest == full for ids, full in zip(starts, whole, strict=True)):
             return TokenizedTemplate([], head, tail[:length], rest)
-    raise AssertionError("the whole tail is a merge_span without a rest")
+    raise AssertionError("the whole tail is always a merge span")
 
 
 def _segments(tokenizer: Tokenizer, prompt: PromptTemplate) -> TokenizedTemplate:
-    """Head and tail as ids of their own, whatever the text."""
+    """Head and tail as separate ids, whatever the text."""
     head_ids, tail_ids = plain_ids(tokenizer, [prompt.head, prompt.tail])
     return TokenizedTemplate(head_ids, "", "", tail_ids)
 
 
-_WORDINGS: dict[str, Callable[[Tokenizer, PromptTemplate], TokenizedTemplate]] = {
+_TEMPLATES: dict[str, Callable[[Tokenizer, PromptTemplate], TokenizedTemplate]] = {
     "joined": _joined,
     "segments": _segments,
 }

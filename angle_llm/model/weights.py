@@ -1,13 +1,12 @@
-"""The weights of a backbone one tensor at a time, so that work on all of them needs the memory of one.
+"""The weights of a backbone: one tensor at a time, so that work on all needs the memory of one, and operations per token.
 
-A folder or hub id in safetensors is read where it lies: the backbone is built without memory for its weights, and each of
-its tensors is looked up in the files. What cannot be read that way (a GGUF file, tensors that `transformers` renames or
-packs while loading, a class that keeps some layers in float32) is loaded whole, with the same result.
+A folder or hub id in safetensors is read in place: the backbone is built without memory for its weights, and each tensor is
+read from its file. Other sources (a GGUF file, tensors that `transformers` renames or packs while loading, a class that keeps
+some layers in float32) are loaded as a whole, with the same result.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from angle_llm.model.backbone import BackboneLocation, load_backbone, torch_dtype, weights_fingerprint
+from angle_llm.model.backbone import (
+    BackboneLocation,
+    fingerprint_of,
+    load_backbone,
+    torch_dtype,
+    weights_fingerprint,
+    without_head,
+)
+from angle_llm.model.lora import is_transposed
 from angle_llm.model.quantization import bits_of, check_bits, dequantize, quantize
 
 _PLAIN = {"F32", "BF16", "F16", "I64", "I32", "BOOL"}
-"""Stored types that are the numbers themselves; others (8 and 4 bits) need unpacking."""
+"""Stored types that need no unpacking."""
 
 
 @dataclass(frozen=True)
@@ -28,19 +35,21 @@ class BaseWeights:
     """The tensors of a backbone by their names in it."""
 
     skeleton: nn.Module
-    """The backbone: its config, the kinds and shapes of its layers. Its own tensors have no values if `streamed`."""
+    """The backbone: config, kinds and shapes of layers. If `streamed`, its tensors have no values."""
     read: Callable[[str], Tensor]
-    """A tensor of `skeleton.state_dict()` before it is quantized, on the CPU, not to be written into."""
+    """A tensor of `skeleton.state_dict()` before quantization, on the CPU; read-only."""
     dtype: torch.dtype
     bits: int | None
-    """Bits the linear layers are to be held in, None if they are not quantized or come out of their bits already."""
+    """Bits of the linear layers in use, None if they are not quantized, or if `read` returns dequantized values."""
     streamed: bool
-    """Whether each tensor is read from its file when it is asked for."""
+    """Whether each tensor is read from its file on demand."""
     known_fingerprint: str | None = None
 
     def values(self, name: str) -> Tensor:
-        """A tensor with the values the backbone computes with: a quantized layer's as they come out of its bits, in
-        float32; any other as `read` gives it. Not to be written into."""
+        """Return a tensor with the values that the backbone computes with; those of a quantized layer dequantized to float32.
+
+        Read-only.
+        """
         path, _, kind = name.rpartition(".")
         layer: Any = self.skeleton.get_submodule(path) if self.bits is not None and kind == "weight" else None
         if self.bits is None or type(layer) is not nn.Linear:
@@ -55,26 +64,17 @@ class BaseWeights:
         return weight
 
     def fingerprint(self) -> str:
-        """What `weights_fingerprint` says of the backbone with these weights, quantized or not."""
-        if self.known_fingerprint is not None:
-            return self.known_fingerprint
-        digest = hashlib.sha256()
-        for name in sorted(self.skeleton.state_dict()):
-            tensor = self.read(name)
-            flat = tensor.reshape(-1)
-            sample = flat[:: max(1, flat.numel() // 64)][:64].to(torch.bfloat16)
-            digest.update(f"{name}{tuple(tensor.shape)}".encode())
-            digest.update(sample.view(torch.int16).numpy().tobytes())
-        return digest.hexdigest()[:16]
+        """Return the `weights_fingerprint` of the backbone."""
+        return self.known_fingerprint or fingerprint_of(self.skeleton.state_dict(), self.read)
 
 
 def open_base(
     location: BackboneLocation, *, dtype: str, revision: str | None = None, bits: int | None = None
 ) -> BaseWeights:
-    """The weights of a backbone with the values `load_backbone`, given the same, would give them.
+    """Open the weights of a backbone; their values are those of `load_backbone` with the same arguments.
 
     Raises:
-        ArtifactError, QuantizationError, ValueError: as `load_backbone` does.
+        ArtifactError, QuantizationError, ValueError: as `load_backbone`.
     """
     if bits is not None:
         check_bits(bits)
@@ -83,7 +83,7 @@ def open_base(
         return streamed
     backbone = load_backbone(location, dtype=dtype, revision=revision)
     fingerprint = weights_fingerprint(backbone)
-    if bits_of(backbone) is not None:  # it is stored so
+    if bits_of(backbone) is not None:  # stored in bits
         dequantize(backbone, torch.float32)
         bits = None
     read = backbone.state_dict().__getitem__
@@ -93,7 +93,7 @@ def open_base(
 def _streamed(
     location: BackboneLocation, dtype: torch.dtype, revision: str | None, bits: int | None
 ) -> BaseWeights | None:
-    """None if some tensor of the backbone is not in the files as it is in the backbone."""
+    """None if a tensor of the backbone differs from that in the files."""
     from safetensors import safe_open
     from transformers import AutoConfig, AutoModel
 
@@ -103,25 +103,21 @@ def _streamed(
         return None
     build: Any = AutoModel.from_config
     with torch.device("meta"):
-        skeleton = build(config, trust_remote_code=False)
-    if getattr(skeleton, "pooler", None) is not None:
-        skeleton.pooler = None  # as load_backbone does
-    exceptions = getattr(skeleton, "_keep_in_fp32_modules", None) or getattr(
-        skeleton, "_keep_in_fp32_modules_strict", None
-    )
-    if exceptions and dtype != torch.float32:
+        skeleton = without_head(build(config, trust_remote_code=False))
+    in_float32 = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
+    if dtype != torch.float32 and any(getattr(skeleton, name, None) for name in in_float32):
         return None
 
     opened: list[Any] = [safe_open(path, framework="pt") for path in files]
     holder = {key: file for file in opened for key in file.keys()}  # noqa: SIM118  # no mapping
     key_of: dict[str, str] = {}
-    for name, wanted in skeleton.state_dict().items():
-        # A model with a head stores the backbone's tensors under its prefix, `model.` or `bert.`.
+    for name, needed in skeleton.state_dict().items():
+        # A model with a head stores the tensors of the backbone under its prefix, `model.` or `bert.`.
         keys = [key for key in (name, f"{skeleton.base_model_prefix}.{name}") if key in holder]
         if len(keys) != 1:
             return None
         stored = holder[keys[0]].get_slice(keys[0])
-        if tuple(stored.get_shape()) != tuple(wanted.shape) or stored.get_dtype() not in _PLAIN:
+        if tuple(stored.get_shape()) != tuple(needed.shape) or stored.get_dtype() not in _PLAIN:
             return None
         key_of[name] = keys[0]
 
@@ -133,7 +129,7 @@ def _streamed(
 
 
 def _safetensors_files(name: str, revision: str | None) -> list[Path]:
-    """The safetensors files of a folder or hub id, as `transformers` would find them; none if there are none."""
+    """The safetensors files of a folder or hub id, as `transformers` finds them."""
     from transformers.utils import hub
 
     def found(file: str) -> str | None:
@@ -149,3 +145,31 @@ def _safetensors_files(name: str, revision: str | None) -> list[Path]:
     listing: Any = hub.get_checkpoint_shard_files
     shards, _ = listing(name, index, revision=revision)
     return [Path(shard) for shard in shards]
+
+
+@dataclass(frozen=True)
+class FlopsPerToken:
+    """Operations of the linear layers per token.
+
+    Attention between tokens is not counted (2 % at 7B and 50 tokens); the last layer is counted in full, although half of it
+    runs for pooled tokens only (2 to 3 % at 30 layers).
+    """
+
+    forward: int
+    """Two per weight."""
+    backward: int
+    """Two per weight that gradients pass through, and two per weight with a gradient."""
+
+    @classmethod
+    def of(cls, backbone: nn.Module) -> FlopsPerToken:
+        """Count by the shapes of the layers."""
+        forward = backward = 0
+        for module in backbone.modules():
+            # Conv1D of GPT-2 is a linear layer with a transposed weight.
+            if isinstance(module, nn.Linear) or is_transposed(module):
+                weight: Tensor = module.weight  # type: ignore[assignment]
+                # Two weights of a 4-bit layer are packed into one byte.
+                size = module.in_features * module.out_features if isinstance(module, nn.Linear) else weight.numel()
+                forward += 2 * size
+                backward += 2 * size * (2 if weight.requires_grad else 1)
+        return cls(forward, backward)

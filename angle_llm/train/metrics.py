@@ -14,8 +14,8 @@ from typing import IO, Any
 import torch
 
 from angle_llm.io import log
-from angle_llm.model.backbone import FlopsPerToken
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.weights import FlopsPerToken
 from angle_llm.train.distributed import Processes
 from angle_llm.train.step import StepResult
 

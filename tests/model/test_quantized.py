@@ -20,10 +20,11 @@ from transformers import AutoModel, BitsAndBytesConfig, LlamaConfig, LlamaModel
 from angle_llm import SentenceEncoder
 from angle_llm.config import LoraSettings, ModelSettings, SettingsError, TrainSettings, settings_from_dict
 from angle_llm.model import backbone as backbone_module
-from angle_llm.model.backbone import FlopsPerToken, load_backbone, load_tokenizer, locate, weights_fingerprint
+from angle_llm.model.backbone import load_backbone, load_tokenizer, locate, weights_fingerprint
 from angle_llm.model.checks import CARD_NAME, ArtifactError
 from angle_llm.model.lora import add_lora, count_parameters
 from angle_llm.model.quantization import QuantizationError, bits_of, dequantize, quantize, without_outliers
+from angle_llm.model.weights import FlopsPerToken
 
 bnb: Any = pytest.importorskip("bitsandbytes", reason="needs the extra: pip install 'angle_llm[quantization]'")
 

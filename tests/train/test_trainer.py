@@ -30,7 +30,7 @@ from angle_llm.config import (
 )
 from angle_llm.data.formats import PositivePair, ScoredPair, Triple
 from angle_llm.losses import AngleObjective
-from angle_llm.model.artifact import ArtifactError
+from angle_llm.model.checks import ArtifactError
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.run import fine_tune
 from angle_llm.train.checkpoint import SavedWeightsError

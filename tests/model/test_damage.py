@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AddedToken, AutoTokenizer
 
 from angle_llm.config import LoraSettings
-from angle_llm.model.checks import ArtifactError, as_artifact_error
+from angle_llm.model.checks import TOKENIZER_FILES, ArtifactError, as_artifact_error
 from angle_llm.model.encoder import SentenceEncoder
 
 ADAPTER = "adapter_model.safetensors"
@@ -107,6 +107,20 @@ def test_a_token_beyond_the_embeddings_is_allowed_if_it_is_special(base: Path, t
     else:
         with pytest.raises(ArtifactError, match="1 tokens, '<pad>' first, beyond the model's 400 embeddings"):
             SentenceEncoder.from_pretrained(tmp_path / "model", device="cpu")
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2", "bert", "roberta"])
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_folder_without_its_tokenizer_files_is_refused(kind: str, saved: bool, tmp_path: Path) -> None:
+    """transformers then makes an empty tokenizer for most models, and every word becomes unknown."""
+    save_tiny_base(kind, tmp_path)
+    if saved:
+        shutil.rmtree(tmp_path)
+        tiny_encoder(kind).save_pretrained(tmp_path)
+    for name in TOKENIZER_FILES:
+        (tmp_path / name).unlink(missing_ok=True)
+    with pytest.raises(ArtifactError, match=rf"{tmp_path}.*(tokenizer\.json|tokenizer)"):
+        SentenceEncoder.from_pretrained(tmp_path, device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -239,9 +239,7 @@ def check_writable(target: Path, **read: str | Path) -> None:
         ArtifactError: if `target` has content and is not a saved encoder, or if replacing it would delete what is read.
     """
     if target.exists() and not (target.is_dir() and (is_saved_encoder(target) or not any(target.iterdir()))):
-        raise ArtifactError(
-            f"{target} exists and is not a saved encoder, so it is left alone. Choose another folder."
-        )
+        raise ArtifactError(f"{target} exists and is not a saved encoder, so it is left alone. Choose another folder.")
     for what, path in read.items():
         if Path(path).exists() and Path(path).resolve().is_relative_to(target.resolve()):
             raise ArtifactError(f"{target} would overwrite the {what}, {path}. Choose another folder.")

@@ -261,7 +261,6 @@ class SentenceEncoder:
         show_progress: bool = False,
     ) -> Rows:
         """Return the vectors after each of some numbers of layers, from one forward pass: (N, len(layers), D) float32.
-
         `encode_layers(texts, [m])[:, 0]` equals `truncated(layers=m).encode(texts)`. `layers` can contain the last one.
 
         Raises:

@@ -73,7 +73,7 @@ def test_a_settings_file_sets_flags_of_every_command(tmp_path: Path) -> None:
         (["train", "--model.prompt", "sumarize_one_word"], ["'summarize_one_word'"]),
         (["train", "--data.path", "nowhere.jsonl"], ["nowhere.jsonl"]),
         (["train", "--evaluation.pairs", "nowhere.tsv"], ["nowhere.tsv"]),
-        (["train", "--objective.angle-form", "fase"], ["'phase'"]),
+        (["train", "--objective.angle-form", "fase"], ["phase", "'fase'"]),
         (["train", "--resume", "atuo"], ["--resume", "auto", "never", "'atuo'"]),
         ([*EMBED, "--input", "README.md", "--output", "x.txt"], ["x.txt", ".npy"]),
         ([*EMBED, "--input", "README.md", "--output", "Makefile/a/x.npy"], ["Makefile/a/x.npy", "file"]),

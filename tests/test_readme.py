@@ -82,6 +82,8 @@ def test_a_command_of_the_readme_runs(line: str, place: Path) -> None:
         training = "--help" not in arguments and not trains.isdisjoint(arguments)
         arguments += shlex.split(TINY) if training else []
         arguments += shlex.split(STARTER) if training and "--data.path" not in arguments else []
+        if training and "--run-dir" not in arguments:  # a finished run is refused
+            arguments += ["--run-dir", f"runs/line{RUNNING.index(line)}"]
     if "sentence-transformers" in arguments and importlib.util.find_spec("sentence_transformers") is None:
         arguments.append("--no-verify")  # the library, an extra, would be asked whether the vectors are equal
     if program == "accelerate":  # a launcher, which starts processes of its own

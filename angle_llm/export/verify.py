@@ -242,7 +242,7 @@ def _base_rows(
         return None, "it is a model without training"
     origin_file = Path(path).expanduser() / MERGE_NAME
     if not origin_file.is_file():
-        return None, "all its weights were trained, or its origin is not recorded"
+        return None, f"it has no {MERGE_NAME}: all its weights were trained, or its origin is not recorded"
     try:
         origin = json.loads(origin_file.read_text(encoding="utf-8"))
         base = SentenceEncoder.from_pretrained(

@@ -260,7 +260,7 @@ def test_senteval_in_downstream_and_order_of_layouts(senteval: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("file", "text", "named"),
     [
-        ("STS/STS13-en-test/STS.gs.FNWN.txt", "1\n2\n", r"7 lines and .*FNWN\.txt 2"),
+        ("STS/STS13-en-test/STS.gs.FNWN.txt", "1\n2\n", r"7 lines, .*FNWN\.txt has 2"),
         ("STS/STS13-en-test/STS.gs.FNWN.txt", "1\n" * 6 + "high\n", r"FNWN\.txt:7.*'high'"),
         ("STS/STS13-en-test/STS.input.FNWN.txt", "a\tb\n" * 6 + "a b\n", r"FNWN\.txt:7"),
         ("STS/STS13-en-test/STS.input.FNWN.txt", "a\tb\n" * 6 + "a\t \n", r"FNWN\.txt:7.*sentence2"),

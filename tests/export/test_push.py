@@ -216,7 +216,7 @@ def test_what_nobody_else_could_use_does_not_leave(
     (tmp_path / "whole" / "vocab.txt").symlink_to("/etc/hostname")
     for folder, repo, message in (
         ("adapter", "user/mine", "angle-llm merge"),
-        ("whole", "user/mine", "is a link that leads out of its folder"),
+        ("whole", "user/mine", "is a link out of its folder"),
         ("base", "user/mine", "is neither a saved encoder"),
         ("base", "mine", "USER/NAME"),
     ):

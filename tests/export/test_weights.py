@@ -151,12 +151,12 @@ def used_otherwise(**card: Any) -> Callable[[Path, Path, pytest.MonkeyPatch], No
 
 
 BAD: dict[str, tuple[Callable[[Path, Path, pytest.MonkeyPatch], None], str]] = {
-    "bfloat16 arithmetic": (badly(all_in_bfloat16), "stored numbers are not the merge in float32, rounded once"),
-    "added in bfloat16": (badly(added_in_bfloat16), "stored numbers are not the merge in float32, rounded once"),
+    "bfloat16 arithmetic": (badly(all_in_bfloat16), "stored weights differ from a float32 merge, rounded once"),
+    "added in bfloat16": (badly(added_in_bfloat16), "stored weights differ from a float32 merge, rounded once"),
     "no update at all": (badly(nothing), "times smaller than the difference from the base"),
     "another base": (onto_another_base, "times smaller than the difference from the base"),
-    "another prompt": (used_otherwise(prompt=load_prompt("plain").to_dict()), "the first has 'Summarize sentence"),
-    "another pooling": (used_otherwise(pooling="mean"), "pooling mean, the first has last"),
+    "another prompt": (used_otherwise(prompt=load_prompt("plain").to_dict()), "expected 'Summarize sentence"),
+    "another pooling": (used_otherwise(pooling="mean"), "pooling mean, expected last"),
 }
 
 
@@ -186,7 +186,7 @@ def test_a_good_merge_passes_and_says_so(adapter: Path, tmp_path: Path) -> None:
     (other,) = found.comparisons
     assert other.weights is not None
     assert other.weights.wrong == 0
-    assert f"0 of {other.weights.numbers:,} stored numbers are not the merge" in found.text()
+    assert f"0 of {other.weights.numbers:,} stored weights differ from a float32 merge" in found.text()
     assert found.to_dict()["comparisons"][0]["weights"]["wrong"] == 0
 
 

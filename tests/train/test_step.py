@@ -12,10 +12,10 @@ from tiny_tokenizers import TOKENIZERS
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from angle_llm.config import LoraSettings, NestedSettings
+from angle_llm.config import LoraSettings
 from angle_llm.data.batch import TextBatch
 from angle_llm.data.formats import PositivePair, ScoredPair, Triple
-from angle_llm.losses import AngleObjective, MixedObjective, NestedObjective, ObjectiveValue, Part
+from angle_llm.losses import AngleObjective, MixedObjective, NestedObjective, ObjectiveValue, Part, Relation
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.micro_batches import PrefixSharing
 from angle_llm.train.step import DivergedError, StepResult, boundary_step
@@ -215,7 +215,9 @@ def test_a_nested_step_equals_the_sum_over_truncated_encoders(
     if layout == "padded":
         force(layout, encoder)
     last = encoder.layers
-    nested = NestedSettings(dimensions=[8, 20], layers=[1], dimension_weights=[1, 2, 3], layer_weights=[2, 3])
+    nested = NestedObjective(
+        OBJECTIVE, dimensions=[8, 20], layers=[1], dimension_weights=[1, 2, 3], layer_weights=[2, 3]
+    )
     expected = 0.0
     for layers in (1, None):
         for dimensions in (8, 20, None):
@@ -226,7 +228,7 @@ def test_a_nested_step_equals_the_sum_over_truncated_encoders(
     separately = take_gradients(encoder.model)
 
     encoder.model.read_layers(nested.layers)
-    result = step(encoder, 64, graph_tokens, objective=NestedObjective(OBJECTIVE, nested))
+    result = step(encoder, 64, graph_tokens, objective=nested)
     assert (result.layout, result.cached) == (layout, graph_tokens == CACHE)
     assert result.loss == pytest.approx(expected, rel=1e-12)
     torch.testing.assert_close(take_gradients(encoder.model), separately, rtol=1e-10, atol=1e-12)
@@ -236,7 +238,7 @@ def test_a_nested_step_equals_the_sum_over_truncated_encoders(
 def test_the_loss_of_a_shallow_vector_gives_deeper_layers_no_gradient() -> None:
     encoder = trainable_encoder("llama", torch.float64)
     encoder.model.read_layers([1])
-    step(encoder, 64, KEEP, objective=NestedObjective(OBJECTIVE, NestedSettings(layers=[1], layer_weights=[1, 0])))
+    step(encoder, 64, KEEP, objective=NestedObjective(OBJECTIVE, layers=[1], layer_weights=[1, 0]))
     moved = {name.split("layers.")[1][0] for name, one in take_gradients(encoder.model).items() if one.any()}
     assert moved == {"0"}
 
@@ -263,9 +265,9 @@ def test_the_losss_graph_is_gone_before_the_second_pass() -> None:
     given: list[weakref.ref[Tensor]] = []
     there: list[bool] = []
 
-    def objective(rows_ND: Tensor, left: Tensor, right: Tensor, score: Tensor) -> ObjectiveValue:
+    def objective(rows_ND: Tensor, relation: Relation) -> ObjectiveValue:
         given.append(weakref.ref(rows_ND))
-        return OBJECTIVE(rows_ND, left, right, score)
+        return OBJECTIVE(rows_ND, relation)
 
     encoder.model.register_forward_pre_hook(lambda *_: there.extend(rows() is not None for rows in given))
     assert step(encoder, 60, CACHE, objective=objective).cached

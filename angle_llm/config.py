@@ -31,7 +31,6 @@ _FREE_KEYS = ("columns", "where")
 Positive = Annotated[int, Ge(1)]
 NonNegative = Annotated[int, Ge(0)]
 PositiveFloat = Annotated[float, Gt(0), Lt(math.inf)]
-Angle = Literal["phase", "reference", "paper"]
 
 
 class SettingsError(ValueError):

@@ -208,12 +208,12 @@ class _Sizes:
 
     @classmethod
     def of(cls, outlined: _Outlined, encoder: SentenceEncoder, sample: _Sample) -> _Sizes:
-        worded: dict[tuple[int, str], None] = {}
+        formatted: dict[tuple[int, str], None] = {}
         ids: list[list[int]] = []
         # Only as many as fill the largest step: texts of many batches share more prefixes than those of one.
         for batch in sample.texts:
-            worded.update(dict.fromkeys(zip(batch.prompts, batch.texts, strict=True)))
-            ids = sample.planner.tokenize([text for _, text in worded], [prompt for prompt, _ in worded])
+            formatted.update(dict.fromkeys(zip(batch.prompts, batch.texts, strict=True)))
+            ids = sample.planner.tokenize([text for _, text in formatted], [prompt for prompt, _ in formatted])
             if sum(map(len, ids)) > 2 * LARGEST_STEP:
                 break
         most = min(LARGEST_STEP, encoder.plan_ids(ids, sum(map(len, ids))).computed_tokens)

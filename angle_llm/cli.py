@@ -11,7 +11,15 @@ from functools import partial
 from typing import Annotated, Any, Union
 
 from angle_llm import __version__
-from angle_llm.config import SettingsError, TrainSettings, config_defaults, parse_settings, unknown_flag, unknown_name
+from angle_llm.config import (
+    SettingsError,
+    TrainSettings,
+    config_defaults,
+    describe,
+    parse_flags,
+    parse_settings,
+    unknown_name,
+)
 from angle_llm.io import discard_closed_pipes
 
 DEBUG_VARIABLE = "ANGLE_LLM_DEBUG"
@@ -96,7 +104,7 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
 _GROUPS = {"eval": "Evaluate an encoder.", "data": "Check and prepare training data."}
 
 
-def _tree(commands: dict[str, tuple[type, Callable[[Any], None], str]], defaults: dict[str, Any]) -> Any:
+def _tree(commands: dict[str, tuple[type, Callable[[Any], None], str]], chosen: str, defaults: dict[str, Any]) -> Any:
     """The commands as a nested union of settings types, which tyro parses as sub-commands."""
     from tyro.conf import subcommand
 
@@ -105,6 +113,8 @@ def _tree(commands: dict[str, tuple[type, Callable[[Any], None], str]], defaults
     for name, (kind, _, summary) in commands.items():
         group, _, leaf = name.rpartition(" ")
         given = {"default": defaults[name]} if name in defaults else {}
+        if name == chosen:  # not in the list of commands
+            summary = describe(kind, summary)
         entry: Any = Annotated[kind, subcommand(leaf, description=summary, **given)]
         if group and group not in groups:
             groups[group] = []
@@ -124,8 +134,6 @@ def run(arguments: Sequence[str]) -> None:
 
     `--config FILE` gives settings in YAML; flags override them.
     """
-    import tyro
-
     commands = _commands()
     name = next((known for known in commands if list(arguments[: len(known.split())]) == known.split()), "")
     first = " ".join(arguments[:2]) if arguments[:1] and arguments[0] in _GROUPS else "".join(arguments[:1])
@@ -137,15 +145,8 @@ def run(arguments: Sequence[str]) -> None:
         default, rest = config_defaults(commands[name][0], rest)
         if default is not None:
             defaults[name] = default
-    settings, unknown = tyro.cli(
-        _tree(commands, defaults),
-        prog="angle-llm",
-        description="Turn large language models into text-embedding models.",
-        args=rest,
-        return_unknown_args=True,
-    )
-    if unknown:
-        raise SettingsError(unknown_flag(unknown[0], settings))
+    about = "Turn large language models into text-embedding models."
+    settings = parse_flags(_tree(commands, name, defaults), rest, prog="angle-llm", description=about)
     commands[name][1](settings)
 
 

@@ -11,16 +11,20 @@ import hashlib
 import json
 import math
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import asdict, field, fields, replace
 from difflib import get_close_matches
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import yaml
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
+from typing_extensions import dataclass_transform
 
 Settings = TypeVar("Settings")
 STRICT = ConfigDict(extra="forbid")
@@ -37,6 +41,33 @@ class SettingsError(ValueError):
     """Settings that cannot be used; the message names what to change."""
 
 
+class _CommandLineError(Exception):
+    """A SettingsError while tyro parses flags; tyro would print a ValueError in its own words."""
+
+
+_error_class: ContextVar[type[Exception]] = ContextVar("error_class", default=SettingsError)
+
+
+def parse_flags(kind: Any, arguments: Sequence[str], **options: Any) -> Any:
+    """Parse flags with tyro.
+
+    Raises:
+        SettingsError: for a value that is not valid and for an unknown flag, with the most similar one.
+    """
+    import tyro
+
+    token = _error_class.set(_CommandLineError)
+    try:
+        settings, unknown = tyro.cli(kind, args=arguments, return_unknown_args=True, **options)
+    except _CommandLineError as error:
+        raise SettingsError(str(error)) from None
+    finally:
+        _error_class.reset(token)
+    if unknown:
+        raise SettingsError(unknown_flag(unknown[0], settings))
+    return settings
+
+
 def unknown_name(what: str, given: str, known: Iterable[str]) -> str:
     """Return a message for an unknown name: the name, the nearest known one, and all known ones."""
     names = sorted(known)
@@ -45,7 +76,25 @@ def unknown_name(what: str, given: str, known: Iterable[str]) -> str:
     return f"unknown {what} {given!r}.{hint} Known: {', '.join(names)}."
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def settings_class(kind: type[Settings]) -> type[Settings]:
+    """Class decorator: a frozen pydantic dataclass without extra keys, whose errors are `SettingsError`."""
+    made: Any = dataclass(frozen=True, config=STRICT)(kind)
+    construct = made.__init__
+
+    @wraps(construct)
+    def checked(self: Any, *values: Any, **named: Any) -> None:
+        try:
+            construct(self, *values, **named)
+        except ValidationError as error:
+            message = "\n".join(f"{_explain(made, problem)} ({kind.__name__})" for problem in error.errors())
+            raise _error_class.get()(message) from None
+
+    made.__init__ = checked
+    return cast(type[Settings], made)
+
+
+@settings_class
 class DataSource:
     """One dataset and how its rows are read."""
 
@@ -83,7 +132,7 @@ class DataSource:
     """With skip: a larger share of bad rows stops the run."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings_class
 class MixedSet(DataSource):
     """One dataset of a mixture."""
 
@@ -96,7 +145,7 @@ class MixedSet(DataSource):
     datasets with another objective or prompt are not used as negatives."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings_class
 class DataSettings(DataSource):
     """The training data: one dataset, or a mixture of several."""
 
@@ -119,7 +168,7 @@ class DataSettings(DataSource):
                 )
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings_class
 class ModelSettings:
     """The base model and how texts are encoded."""
 
@@ -144,7 +193,7 @@ class ModelSettings:
     saved with the model, else 512 or the number of positions of the model."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings_class
 class LoraSettings:
     """The LoRA adapter."""
 
@@ -166,7 +215,7 @@ class LoraSettings:
             raise SettingsError("lora.targets is empty. Name layers, or use all-linear.")
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings_class
 class ObjectiveSettings:
     """The loss: a weighted sum of terms (formulas in `angle_llm.losses`, measurements in docs/results.md)."""
 
@@ -192,7 +241,7 @@ class ObjectiveSettings:
     """A pair with a score (0..1) above this is a positive of the in-batch term."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings_class
 class NestedSettings:
     """Layers and dimensions at which the loss is computed too, so that the encoder can be truncated (Matryoshka). The full
     vector after all layers is always included; every number of layers is combined with every number of dimensions."""
@@ -222,7 +271,7 @@ class NestedSettings:
                 raise SettingsError(f"{which}: expected finite numbers of 0 or more, not all 0; got {weights}.")
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings_class
 class OptimizerSettings:
     """AdamW and its learning rate schedule."""
 
@@ -246,7 +295,7 @@ class OptimizerSettings:
         return math.ceil(self.warmup * steps) if self.warmup < 1 else int(self.warmup)
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings_class
 class EvaluationSettings:
     """Evaluation during training; the model with the best Spearman correlation is kept."""
 
@@ -260,7 +309,7 @@ class EvaluationSettings:
             raise SettingsError(f"evaluation.every_steps is {self.every_steps}, but evaluation.pairs is not set.")
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings_class
 class CheckpointSettings:
     """Checkpoints to resume from. They do not change what a run computes."""
 
@@ -271,7 +320,7 @@ class CheckpointSettings:
     """Number of newest checkpoints to keep."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings_class
 class TrainSettings:
     """All settings of a training run."""
 
@@ -279,34 +328,34 @@ class TrainSettings:
     """Output folder: settings.yaml, metrics.jsonl, tensorboard/, model/, result.json (of a finished run), checkpoints/, and
     interrupted/ (weights of a run that failed, removed when it is finished). A folder of another run, or of a finished one, is
     refused."""
+    batch_size: Positive = 64
+    """Examples of one contrastive batch: all other texts of the batch are negatives. Not limited by memory."""
+    epochs: Positive = 1
+    """Passes over the data."""
+    max_steps: Positive | None = None
+    """Stop after this many optimizer steps."""
+    accumulation: Positive = 1
+    """Batches whose gradients are averaged into one optimizer step."""
+    seed: Annotated[int, Ge(0), Lt(2**32)] = 42
+    """Seed of adapter initialisation, data order and dropout."""
     resume: str = "never"
     """auto: resume from the newest complete checkpoint in run_dir; start if there is none. never: start again and remove
     checkpoints. Otherwise the name or path of a checkpoint in run_dir."""
     overwrite: bool = False
     """Remove model and checkpoints of a finished run in run_dir, and train again."""
-    seed: Annotated[int, Ge(0), Lt(2**32)] = 42
-    """Seed of adapter initialisation, data order and dropout."""
-    model: ModelSettings = field(default_factory=ModelSettings)
-    lora: LoraSettings = field(default_factory=LoraSettings)
-    data: DataSettings = field(default_factory=DataSettings)
-    objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
-    nested: NestedSettings = field(default_factory=NestedSettings)
-    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
-    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
-    batch_size: Positive = 64
-    """Examples of one contrastive batch: all other texts of the batch are negatives. Not limited by memory."""
-    accumulation: Positive = 1
-    """Batches whose gradients are averaged into one optimizer step."""
-    epochs: Positive = 1
-    """Passes over the data."""
-    max_steps: Positive | None = None
-    """Stop after this many optimizer steps."""
     micro_batch_tokens: Positive = 8192
     """Maximum tokens of one forward pass, padding included, in training and in encoding."""
     graph_tokens: NonNegative = 16384
     """Maximum computed tokens of a batch whose activations are kept for the backward pass. A larger batch is encoded twice
     (gradient caching): the same gradient with less memory and about 50 % more time."""
+    model: ModelSettings = field(default_factory=ModelSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
+    lora: LoraSettings = field(default_factory=LoraSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    nested: NestedSettings = field(default_factory=NestedSettings)
 
     def __post_init__(self) -> None:
         if self.lora.rank == 0 and self.model.bits is not None:
@@ -442,19 +491,21 @@ def parse_settings(defaults: Settings, arguments: Sequence[str] | None = None, *
     Raises:
         SettingsError: for a setting that is not valid and for an unknown flag, with the most similar one.
     """
-    import tyro
-
     kind = type(defaults)
     loaded, rest = config_defaults(kind, sys.argv[1:] if arguments is None else arguments, defaults)
-    description = (
-        f"{description}\n\n--config FILE reads a settings YAML file first; the flags below override it.".strip()
-    )
-    chosen, unknown = tyro.cli(
-        kind, default=loaded or defaults, args=rest, description=description, return_unknown_args=True
-    )
-    if unknown:
-        raise SettingsError(unknown_flag(unknown[0], chosen))
+    chosen = parse_flags(kind, rest, default=loaded or defaults, description=describe(kind, description))
     return settings_from_dict(kind, settings_to_dict(chosen), where="command line")
+
+
+def describe(kind: type, summary: str) -> str:
+    """The text above the flags in `--help`."""
+    text = "--config FILE reads settings from a YAML file; flags override it."
+    if kind is TrainSettings:
+        text += (
+            " Most runs set --model.path, --data.path, --data.format, --batch-size, --epochs, --optimizer.learning-rate, "
+            "--lora.rank, --evaluation.pairs and --run-dir; the defaults of the other flags work."
+        )
+    return f"{summary}\n\n{textwrap.fill(text, 80, break_on_hyphens=False)}"
 
 
 def config_defaults(

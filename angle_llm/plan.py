@@ -10,15 +10,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic.dataclasses import dataclass
-
-from angle_llm.config import STRICT, Positive, PositiveFloat, SettingsError, TrainSettings, settings_to_dict
+from angle_llm.config import Positive, PositiveFloat, SettingsError, TrainSettings, settings_class, settings_to_dict
 
 if TYPE_CHECKING:
     from angle_llm.forecast import Forecast
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings_class
 class PlanSettings(TrainSettings):
     """Settings of a training run, and the devices it is planned for."""
 

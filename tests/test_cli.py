@@ -69,6 +69,8 @@ def test_a_settings_file_sets_flags_of_every_command(tmp_path: Path) -> None:
         (["train", "--config", "none.yaml"], ["none.yaml"]),
         (["train", "--lr", "3"], ["--lr", "--optimizer.learning-rate"]),
         (["train", "--batch-size", "0"], ["batch_size", "0"]),
+        (["plan", "--processes", "0"], ["processes: Input should be greater than or equal to 1, got 0"]),
+        (["train", "--model.max-length", "0"], ["max_length", "ModelSettings"]),
         (["train", "--model.path", "./nowhere"], ["nowhere", "package:NAME"]),
         (["train", "--model.prompt", "sumarize_one_word"], ["'summarize_one_word'"]),
         (["train", "--data.path", "nowhere.jsonl"], ["nowhere.jsonl"]),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -14,10 +14,9 @@ from angle_llm.data.mixture import Mixture, load_mixture
 from angle_llm.data.store import cache_folder
 from angle_llm.losses import NestedObjective, Objective, Relation
 from angle_llm.model import outline
-from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.lora import count_parameters
+from angle_llm.model.backbone import state_sizes
+from angle_llm.model.lora import count_parameters, without_adapter
 from angle_llm.model.micro_batches import MicroBatch, Plan
-from angle_llm.model.pooling import EmbeddingModel
 from angle_llm.model.step_memory import MemoryLedger, StepMemory, model_step
 from angle_llm.model.weights import FlopsPerToken
 from angle_llm.train.batches import BatchPlanner, make_losses
@@ -91,7 +90,7 @@ def forecast(settings: PlanSettings) -> Forecast:
         SettingsError, DataError, ArtifactError, PromptError, ValueError, FileNotFoundError: as the run itself would.
     """
     losses = make_losses(settings)
-    examples = load_mixture(settings.data, cache_folder())
+    data = load_mixture(settings.data, cache_folder())
     encoder, config = outline.encoder_twin(settings.model)
     backbone = outline.backbone_outline(
         config,
@@ -100,210 +99,168 @@ def forecast(settings: PlanSettings) -> Forecast:
         bits=settings.model.bits,
         divided=settings.zero == 3,
     )
-    sample = _Sample.of(settings, encoder, examples, losses)
-    device = _device(settings, config, backbone, losses[0], sample)
+    budget = TokenBudget(settings.micro_batch_tokens, settings.graph_tokens)
+    planner = BatchPlanner(encoder, data, losses, settings.processes, budget)
+    sample = _sample(settings, data, planner)
     model = outline.put_in(encoder.model, backbone)
     model.read_layers(settings.nested.layers)
-    outlined = _Outlined(model, on_gpu=settings.device_kind == "cuda")
 
-    step, cached = sample.most_demanding(outlined, device)
-    expected = device.memory(step, cached=cached)
-    sizes = _Sizes.of(outlined, encoder, sample)
-    budget = settings.micro_batch_tokens if cached else settings.graph_tokens
-    at_budget = device.memory(sizes.at(budget), cached=cached)
-    tokens = (
-        None if settings.memory is None else _fitting(round(settings.memory * GIB), device, sizes, sample, settings)
+    def measure(micro_batches: Sequence[MicroBatch], *, gradients_before: bool) -> StepMemory:
+        on_gpu = settings.device_kind == "cuda"
+        return model_step(model, micro_batches, on_gpu=on_gpu, gradients_before=gradients_before)
+
+    dimensions, width = state_sizes(without_adapter(backbone))
+    if isinstance(losses[0], NestedObjective):
+        losses[0].check_width(dimensions)
+    columns = dimensions * (1 + len(settings.nested.layers))
+    most_texts = max(sample, key=lambda one: len(one.texts))
+    device = Device.of(
+        backbone,
+        width,
+        Sharding(settings.processes, settings.zero, settings.offload),
+        settings.device_kind,
+        embeddings=4 * columns * len(most_texts.texts),
+        loss=loss_memory(losses[0], most_texts.examples, columns),
+        accumulates=settings.accumulation > 1,
     )
+
+    step, cached = _largest_step(sample, device, measure)
+    expected = device.memory(step, cached=cached)
+    ids = _token_ids(sample, planner)
+    most = min(LARGEST_STEP, encoder.plan_ids(ids, sum(map(len, ids))).computed_tokens)
+    sizes = {}
+    for tokens in (most // 16, most // 4, most):
+        group = max(encoder.plan_ids(ids, max(tokens, 1)).groups, key=lambda group: group.computed_tokens)
+        sizes[group.computed_tokens] = measure([group.make()], gradients_before=True)
+    line = [sizes[tokens] for tokens in sorted(sizes)]
+    line.insert(0, StepMemory(0, 0, line[0].gradients, line[0].gradients))
+    full = budget.micro_batch_tokens if cached else budget.graph_tokens
+    at_budget = device.memory(_at(line, full), cached=cached)
+    proposed = None
+    if settings.memory is not None:
+        proposed = _fitting(round(settings.memory * GIB), device, line, sample, budget)
     trainable, parameters = count_parameters(backbone)
     return Forecast(
         architecture=config.model_type,
         parameters=parameters,
         trainable=trainable,
-        work=_work(settings, examples, sample, FlopsPerToken.of(backbone)),
+        work=_work(settings, data, sample, FlopsPerToken.of(backbone)),
         step=step,
         expected=expected,
         at_budget=max(at_budget, expected, key=lambda memory: memory.total),
         host_bytes=device.host_bytes,
-        proposed_tokens=tokens,
-        proposed=device.memory(sizes.at(tokens), cached=True) if tokens else None,
+        proposed_tokens=proposed,
+        proposed=device.memory(_at(line, proposed), cached=True) if proposed else None,
     )
 
 
-@dataclass(frozen=True)
-class _Outlined:
-    """A model on the meta device."""
+class _Planned(NamedTuple):
+    """A batch of the sample."""
 
-    model: EmbeddingModel
-    on_gpu: bool
-
-    def step(self, micro_batches: Sequence[MicroBatch], *, gradients_before: bool) -> StepMemory:
-        return model_step(self.model, micro_batches, on_gpu=self.on_gpu, gradients_before=gradients_before)
-
-
-@dataclass(frozen=True)
-class _Sample:
-    """The first batches of a run with their plans."""
-
-    batches: list[list[Example]]
-    texts: list[TextBatch]
-    plans: list[Plan]
-    planner: BatchPlanner
-    graph_tokens: int
-    accumulates: bool
-
-    @classmethod
-    def of(
-        cls, settings: PlanSettings, encoder: SentenceEncoder, examples: Mixture, losses: list[Objective]
-    ) -> _Sample:
-        budget = TokenBudget(settings.micro_batch_tokens, settings.graph_tokens)
-        planner = BatchPlanner(encoder, examples, losses, settings.processes, budget)
-        found = cls([], [], [], planner, settings.graph_tokens, settings.accumulation > 1)
-        for _, batches in BatchPlan(examples.draws, settings).after(0):
-            for indices in batches:
-                batch = planner.batch(indices)
-                found.batches.append([examples[index] for index in indices])
-                found.texts.append(batch)
-                found.plans.append(planner.plan(batch))
-                if len(found.plans) == MAX_BATCHES or found.examples >= settings.sample:
-                    return found
-        return found
-
-    @property
-    def examples(self) -> int:
-        return sum(map(len, self.batches))
-
-    @property
-    def largest(self) -> int:
-        """Maximum computed tokens of one process in a batch."""
-        return max(plan.largest_share for plan in self.plans)
-
-    @property
-    def most_texts(self) -> list[Example]:
-        """The batch with the most texts."""
-        return max(self.batches, key=lambda batch: len(TextBatch.from_examples(batch)))
-
-    def is_cached(self, plan: Plan) -> bool:
-        """Whether the batch is encoded twice; the rule of `train.step`."""
-        return plan.largest_share > self.graph_tokens
-
-    def most_demanding(self, outlined: _Outlined, device: Device) -> tuple[StepMemory, bool]:
-        """The step with the largest memory, and whether it is cached."""
-        steps = []
-        if kept := [plan for plan in self.plans if not self.is_cached(plan)]:
-            plan = max(kept, key=lambda plan: plan.largest_share)
-            shares = [list(plan.share(process)) for process in range(len(plan.shares))]
-            share = max(shares, key=lambda share: sum(micro.computed_tokens for micro in share))
-            steps.append((outlined.step(share, gradients_before=self.accumulates), False))
-        if groups := [group for plan in self.plans if self.is_cached(plan) for group in plan.groups]:
-            group = max(groups, key=lambda group: group.computed_tokens)
-            steps.append((outlined.step([group.make()], gradients_before=True), True))
-        return max(steps, key=lambda step: device.memory(step[0], cached=step[1]).total)
+    examples: list[Example]
+    texts: TextBatch
+    plan: Plan
+    cached: bool
+    """Whether it is encoded twice; the rule of `train.step`."""
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    """Memory of a step of one micro-batch by size, interpolated linearly between measured steps."""
-
-    steps: list[StepMemory]
-
-    @classmethod
-    def of(cls, outlined: _Outlined, encoder: SentenceEncoder, sample: _Sample) -> _Sizes:
-        formatted: dict[tuple[int, str], None] = {}
-        ids: list[list[int]] = []
-        # Only as many as fill the largest step: texts of many batches share more prefixes than those of one.
-        for batch in sample.texts:
-            formatted.update(dict.fromkeys(zip(batch.prompts, batch.texts, strict=True)))
-            ids = sample.planner.tokenize([text for _, text in formatted], [prompt for prompt, _ in formatted])
-            if sum(map(len, ids)) > 2 * LARGEST_STEP:
-                break
-        most = min(LARGEST_STEP, encoder.plan_ids(ids, sum(map(len, ids))).computed_tokens)
-        steps = {}
-        for budget in (most // 16, most // 4, most):
-            groups = encoder.plan_ids(ids, max(budget, 1)).groups
-            largest = max(groups, key=lambda group: group.computed_tokens)
-            steps[largest.computed_tokens] = outlined.step([largest.make()], gradients_before=True)
-        return cls([steps[tokens] for tokens in sorted(steps)])
-
-    def at(self, tokens: int) -> StepMemory:
-        """Memory at a number of tokens."""
-        above = next((place for place, step in enumerate(self.steps) if step.tokens >= tokens), len(self.steps) - 1)
-        after = self.steps[above]
-        before = self.steps[above - 1] if above else StepMemory(0, 0, after.gradients, after.gradients)
-        share = (tokens - before.tokens) / (after.tokens - before.tokens)
-        kept = before.kept + share * (after.kept - before.kept)
-        peak = before.peak + share * (after.peak - before.peak)
-        return StepMemory(tokens, round(kept), round(peak), after.gradients)
+def _sample(settings: PlanSettings, data: Mixture, planner: BatchPlanner) -> list[_Planned]:
+    """The first batches of the run."""
+    found: list[_Planned] = []
+    for _, batches in BatchPlan(data.draws, settings).after(0):
+        for indices in batches:
+            batch = planner.batch(indices)
+            plan = planner.plan(batch)
+            cached = plan.largest_share > settings.graph_tokens
+            found.append(_Planned([data[index] for index in indices], batch, plan, cached))
+            if len(found) == MAX_BATCHES or sum(len(one.examples) for one in found) >= settings.sample:
+                return found
+    return found
 
 
-def _device(settings: PlanSettings, config: Any, backbone: Any, objective: Objective, sample: _Sample) -> Device:
-    text_config = config.get_text_config()
-    width: int = text_config.hidden_size
-    dimensions: int = getattr(text_config, "word_embed_proj_dim", None) or width
-    if isinstance(objective, NestedObjective):
-        objective.check_width(dimensions)
-    columns = dimensions * (1 + len(settings.nested.layers))
-    batch = sample.most_texts
-    return Device.of(
-        backbone,
-        width,
-        Sharding(settings.processes, settings.zero, settings.offload),
-        settings.device_kind,
-        embeddings=4 * columns * len(TextBatch.from_examples(batch)),
-        loss=loss_memory(objective, batch, columns),
-        accumulates=sample.accumulates,
-    )
+def _largest_step(
+    sample: list[_Planned], device: Device, measure: Callable[..., StepMemory]
+) -> tuple[StepMemory, bool]:
+    """The step with the largest memory, and whether it is cached."""
+    steps = []
+    if kept := [one.plan for one in sample if not one.cached]:
+        plan = max(kept, key=lambda plan: plan.largest_share)
+        shares = [list(plan.share(process)) for process in range(len(plan.shares))]
+        share = max(shares, key=lambda share: sum(micro.computed_tokens for micro in share))
+        steps.append((measure(share, gradients_before=device.accumulates), False))
+    if groups := [group for one in sample if one.cached for group in one.plan.groups]:
+        group = max(groups, key=lambda group: group.computed_tokens)
+        steps.append((measure([group.make()], gradients_before=True), True))
+    return max(steps, key=lambda step: device.memory(step[0], cached=step[1]).total)
 
 
-def _fitting(there: int, device: Device, sizes: _Sizes, sample: _Sample, settings: PlanSettings) -> int:
+def _token_ids(sample: list[_Planned], planner: BatchPlanner) -> list[list[int]]:
+    """Token ids of distinct texts, only as many as fill the largest step: texts of many batches share more prefixes."""
+    texts: dict[tuple[int, str], None] = {}
+    ids: list[list[int]] = []
+    for one in sample:
+        texts.update(dict.fromkeys(zip(one.texts.prompts, one.texts.texts, strict=True)))
+        ids = planner.tokenize([text for _, text in texts], [prompt for prompt, _ in texts])
+        if sum(map(len, ids)) > 2 * LARGEST_STEP:
+            break
+    return ids
+
+
+def _at(line: list[StepMemory], tokens: int) -> StepMemory:
+    """Memory of a step of one micro-batch with so many tokens, interpolated between the two nearest measured steps."""
+    above = next((place for place, step in enumerate(line) if place and step.tokens >= tokens), len(line) - 1)
+    before, after = line[above - 1], line[above]
+    share = (tokens - before.tokens) / (after.tokens - before.tokens)
+    kept = before.kept + share * (after.kept - before.kept)
+    peak = before.peak + share * (after.peak - before.peak)
+    return StepMemory(tokens, round(kept), round(peak), after.gradients)
+
+
+def _fitting(memory: int, device: Device, line: list[StepMemory], sample: list[_Planned], budget: TokenBudget) -> int:
     """The largest token budget that fits, up to the largest batch; 0 if the longest text does not fit."""
-    useful = max(sample.largest, settings.micro_batch_tokens, settings.graph_tokens)
-    longest = max(group.computed_tokens // len(group.rows) for plan in sample.plans for group in plan.groups)
+    plans = [one.plan for one in sample]
+    useful = max(budget.micro_batch_tokens, budget.graph_tokens, *(plan.largest_share for plan in plans))
+    longest = max(group.computed_tokens // len(group.rows) for plan in plans for group in plan.groups)
     for tokens in range(min(MAX_TOKENS, -(-useful // ROUND_TOKENS) * ROUND_TOKENS), 0, -ROUND_TOKENS):
-        if device.memory(sizes.at(tokens), cached=True).total <= there:
+        if device.memory(_at(line, tokens), cached=True).total <= memory:
             return tokens if tokens >= longest else 0
     return 0
 
 
-def _work(settings: PlanSettings, examples: Mixture, sample: _Sample, flops: FlopsPerToken) -> Work:
-    steps = BatchPlan(examples.draws, settings).steps
-    seen = min(steps * settings.accumulation * settings.batch_size, sum(examples.draws.counts) * settings.epochs)
-    logical, computed, twice = (
-        count * seen / sample.examples
-        for count in (
-            sum(plan.logical_tokens for plan in sample.plans),
-            sum(plan.computed_tokens for plan in sample.plans),
-            sum(plan.computed_tokens for plan in sample.plans if sample.is_cached(plan)),
-        )
-    )
+def _work(settings: PlanSettings, data: Mixture, sample: list[_Planned], flops: FlopsPerToken) -> Work:
+    steps = BatchPlan(data.draws, settings).steps
+    drawn = min(steps * settings.accumulation * settings.batch_size, sum(data.draws.counts) * settings.epochs)
+    scale = drawn / sum(len(one.examples) for one in sample)
+    computed = scale * sum(one.plan.computed_tokens for one in sample)
+    twice = scale * sum(one.plan.computed_tokens for one in sample if one.cached)
     return Work(
-        examples=len(examples),
+        examples=len(data),
         steps=steps,
-        logical_tokens=round(logical),
+        logical_tokens=round(scale * sum(one.plan.logical_tokens for one in sample)),
         computed_tokens=round(computed),
         operations=computed * (flops.forward + flops.backward) + twice * flops.forward,
-        sampled_batches=len(sample.plans),
-        cached_batches=sum(map(sample.is_cached, sample.plans)),
-        largest_batch=sample.largest,
-        layout=sample.plans[0].layout,
-        reason=sample.plans[0].reason,
+        sampled_batches=len(sample),
+        cached_batches=sum(one.cached for one in sample),
+        largest_batch=max(one.plan.largest_share for one in sample),
+        layout=sample[0].plan.layout,
+        reason=sample[0].plan.reason,
     )
 
 
 def loss_memory(objective: Objective, examples: Sequence[Example], dimensions: int) -> int:
     """Peak bytes of the loss of a batch and its gradient, embeddings (N, `dimensions`) included; random embeddings are used."""
     whole, part = len(examples), min(len(examples), MAX_EXAMPLES)
+
+    def peak(count: int) -> int:
+        batch = TextBatch.from_examples(examples[:count])
+        with MemoryLedger() as ledger:
+            rows_UD = torch.randn(len(batch), dimensions)
+            leaf_UD = rows_UD.detach().requires_grad_()
+            loss = objective(leaf_UD, Relation(batch.left, batch.right, batch.score)).loss
+            torch.autograd.grad(loss, leaf_UD)
+        return int(ledger.peak)
+
     if part == whole:
-        return _loss_memory(objective, examples, dimensions)
-    least, most = (_loss_memory(objective, examples[:count], dimensions) for count in (part // 2, part))
+        return peak(whole)
+    least, most = peak(part // 2), peak(part)
     return most + (most - least) * (whole - part) // (part - part // 2)
-
-
-def _loss_memory(objective: Objective, examples: Sequence[Example], dimensions: int) -> int:
-    batch = TextBatch.from_examples(examples)
-    with MemoryLedger() as ledger:
-        rows_UD = torch.randn(len(batch), dimensions)
-        leaf_UD = rows_UD.detach().requires_grad_()
-        loss = objective(leaf_UD, Relation(batch.left, batch.right, batch.score)).loss
-        torch.autograd.grad(loss, leaf_UD)
-    peak: int = ledger.peak
-    return peak

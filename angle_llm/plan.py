@@ -64,19 +64,12 @@ def plan_main(settings: PlanSettings) -> None:
     found = forecast(settings)
     print(render(settings, found))
     if settings.json is not None:
-        write_forecast(settings, found, Path(settings.json).expanduser())
+        from angle_llm.io import plain, write_json
 
-
-_PARTS = {
-    "base_weights": "base weights",
-    "trained_weights": "trained weights",
-    "optimizer": "optimizer",
-    "gradients": "gradients",
-    "activations": "activations",
-    "embeddings": "embeddings and loss",
-    "exchange": "reduction and gathering",
-    "allowance": "allowance",
-}
+        content = {"settings": settings_to_dict(replace(settings, json=None)), **asdict(found)}
+        for name in ("expected", "at_budget"):
+            content[name]["total"] = getattr(found, name).total
+        write_json(Path(settings.json).expanduser(), plain(content))
 
 
 def render(settings: PlanSettings, found: Forecast) -> str:
@@ -102,9 +95,9 @@ def render(settings: PlanSettings, found: Forecast) -> str:
         f"{'GiB on one device':26}{'expected':>10}{'budget full':>14}",
     ]
     expected, full = asdict(found.expected), asdict(found.at_budget)
-    for part, name in _PARTS.items():
-        if expected[part] or full[part]:
-            lines.append(f"  {name:24}{_gib(expected[part]):>10}{_gib(full[part]):>14}")
+    for part, size in expected.items():
+        if size or full[part]:
+            lines.append(f"  {part.replace('_', ' '):24}{_gib(size):>10}{_gib(full[part]):>14}")
     lines.append(f"  {'total':24}{_gib(found.expected.total):>10}{_gib(found.at_budget.total):>14}")
     if found.host_bytes:
         lines.append(f"  {'host, per process':24}{_gib(found.host_bytes):>10}")
@@ -129,13 +122,3 @@ def render(settings: PlanSettings, found: Forecast) -> str:
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:.2f}"
-
-
-def write_forecast(settings: PlanSettings, found: Forecast, path: Path) -> None:
-    """Write settings and forecast as JSON, sizes in bytes."""
-    from angle_llm.io import plain, write_json
-
-    content = {"settings": settings_to_dict(replace(settings, json=None)), **asdict(found)}
-    for name in ("expected", "at_budget"):
-        content[name]["total"] = getattr(found, name).total
-    write_json(path, plain(content))

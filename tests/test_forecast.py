@@ -16,8 +16,7 @@ from angle_llm.data.examples import load_examples
 from angle_llm.data.order import Draws
 from angle_llm.forecast import ROUND_TOKENS, forecast, loss_memory
 from angle_llm.model import outline, quantization
-from angle_llm.model.outline import META
-from angle_llm.model.step_memory import GpuKernels, MemoryLedger, StepMemory, model_step
+from angle_llm.model.step_memory import META, FusedKernels, MemoryLedger, StepMemory, model_step
 from angle_llm.model.weights import FlopsPerToken
 from angle_llm.plan import PlanSettings, render
 from angle_llm.train.device_memory import GIB, Device, Memory, Sharding
@@ -198,7 +197,7 @@ def test_an_outline_has_the_parameters_of_the_model_and_no_memory(kind: str) -> 
 def test_a_gpu_keeps_no_scores_and_a_byte_of_a_mask() -> None:
     query, key, value = (torch.empty(1, 2, 512, 64, device=META, dtype=torch.bfloat16).requires_grad_() for _ in "qkv")
     kept = {}
-    for name, mode in (("apart", MemoryLedger()), ("fused", GpuKernels())):
+    for name, mode in (("apart", MemoryLedger()), ("fused", FusedKernels(on_gpu=True))):
         with MemoryLedger([query, key, value]) as ledger, mode:
             answer = torch.nn.functional.scaled_dot_product_attention(query, key, value)
             kept[name] = ledger.live
@@ -207,7 +206,7 @@ def test_a_gpu_keeps_no_scores_and_a_byte_of_a_mask() -> None:
         assert query.grad.shape == query.shape
     assert kept["fused"] == query.nbytes + 4 * 2 * 512  # the answer, and a number a query
     assert kept["apart"] > 2 * 512 * 512 * 2  # scores too
-    with MemoryLedger([query]) as ledger, GpuKernels():
+    with MemoryLedger([query]) as ledger, FusedKernels(on_gpu=True):
         dropped = torch.nn.functional.dropout(query, 0.1, training=True)
         assert ledger.live == query.nbytes + query.numel()
         assert dropped.shape == query.shape
@@ -219,7 +218,7 @@ def test_keys_shared_by_heads_are_copied_for_a_mask_alone() -> None:
     mask = torch.zeros(1, 1, 64, 64, device=META, dtype=torch.bool)
     kept = []
     for given in (None, mask):
-        with MemoryLedger([query, key, mask]) as ledger, GpuKernels():
+        with MemoryLedger([query, key, mask]) as ledger, FusedKernels(on_gpu=True):
             answer = torch.nn.functional.scaled_dot_product_attention(query, key, key, attn_mask=given, enable_gqa=True)
             kept.append(ledger.live)
             torch.autograd.backward(answer.sum())
@@ -251,7 +250,7 @@ def device(sharding: Sharding, kind: str = "cuda") -> Device:
         base_bytes=8 * GIB,
         trained_bytes=GIB,
         trained_numbers=GIB // 4,
-        exchange_numbers=1024**2,
+        bucket_numbers=1024**2,
         embedding_bytes=2**20,
         loss_bytes=2**24,
     )

@@ -224,6 +224,35 @@ def without_head(model: Any) -> Any:
     return model
 
 
+def load_config(location: BackboneLocation, revision: str | None = None) -> Any:
+    """Return the configuration; of a GGUF file, from its header."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(location.name, revision=revision, trust_remote_code=False, **location.arguments)
+    if location.gguf_file is not None:
+        config.dtype = "float32"  # as `open_pretrained` dequantizes it by default
+    return config
+
+
+def empty_backbone(config: Any, dtype: torch.dtype | None = None) -> Any:
+    """Return the layers of `load_backbone` with new weights; inside `torch.device("meta")`, without memory for them."""
+    from transformers import AutoModel
+
+    if getattr(config, "quantization_config", None) is not None:
+        delattr(config, "quantization_config")
+    build: Any = AutoModel.from_config
+    return without_head(build(config, dtype=dtype, trust_remote_code=False))
+
+
+def check_decoder_or_encoder(config: Any, name: str) -> None:
+    """Raise `ValueError` for an encoder-decoder."""
+    if config.is_encoder_decoder:
+        raise ValueError(
+            f"{name} is an encoder-decoder ({config.model_type}). Use a decoder (LLaMA, Mistral, Qwen, …) or an encoder "
+            "(BERT, RoBERTa, …)."
+        )
+
+
 def load_backbone(
     location: BackboneLocation,
     *,
@@ -245,11 +274,7 @@ def load_backbone(
     if bits is not None:
         check_bits(bits)  # before minutes of loading
     model = open_pretrained("AutoModel", location, dtype=dtype, revision=revision)
-    if model.config.is_encoder_decoder:
-        raise ValueError(
-            f"{location.name} is an encoder-decoder ({model.config.model_type}). Use a decoder (LLaMA, Mistral, Qwen, …) or an "
-            "encoder (BERT, RoBERTa, …)."
-        )
+    check_decoder_or_encoder(model.config, location.name)
     without_head(model)
     if bits is not None and bits_of(model) != bits:
         setattr(model, ORIGINAL, weights_fingerprint(model))

@@ -17,7 +17,15 @@ from torch import nn
 
 from angle_llm.config import LoraSettings, ModelSettings
 from angle_llm.model.artifact import EncoderCard
-from angle_llm.model.backbone import BackboneLocation, load_tokenizer, locate, torch_dtype, without_head
+from angle_llm.model.backbone import (
+    BackboneLocation,
+    check_decoder_or_encoder,
+    empty_backbone,
+    load_config,
+    load_tokenizer,
+    locate,
+    torch_dtype,
+)
 from angle_llm.model.checks import ArtifactError, is_saved_encoder
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.fast_paths import PooledLastLayer
@@ -26,7 +34,6 @@ from angle_llm.model.pooling import EmbeddingModel
 from angle_llm.model.quantization import check_bits, empty_layer, replace_linear
 from angle_llm.prompts import load_prompt
 
-META = torch.device("meta")
 _BLOCK = 64
 """NF4: weights per scale."""
 _SCALES = 256
@@ -35,14 +42,9 @@ _SCALES = 256
 _SHALLOW = {"vocab_size": 128, "num_hidden_layers": 2}
 """For an architecture whose sizes depend on each other in other ways than `_SMALL`."""
 _SMALL = _SHALLOW | {
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "ffn_dim": 48,
-    "word_embed_proj_dim": 32,
-}
+    "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "hidden_size": 32, "intermediate_size": 48,
+    "ffn_dim": 48, "word_embed_proj_dim": 32,
+}  # fmt: skip
 
 
 def encoder_twin(settings: ModelSettings) -> tuple[SentenceEncoder, Any]:
@@ -58,30 +60,17 @@ def encoder_twin(settings: ModelSettings) -> tuple[SentenceEncoder, Any]:
     prompt = None if settings.prompt is None else load_prompt(settings.prompt)
     pooling, max_length = settings.pooling, settings.max_length
     if is_saved_encoder(settings.path):
-        folder = Path(settings.path).expanduser()
-        card = EncoderCard.read(folder)
+        location = BackboneLocation(str(Path(settings.path).expanduser()))
+        card = EncoderCard.read(Path(location.name))
         if card.base is not None:
             raise ArtifactError(f"{settings.path} is an adapter, trained already. Start from its base, {card.base}.")
-        location = BackboneLocation(str(folder))
-        prompt, pooling = prompt or card.prompt, pooling or card.pooling
-        max_length = max_length or card.max_length
+        prompt, pooling, max_length = prompt or card.prompt, pooling or card.pooling, max_length or card.max_length
     else:
         location = locate(settings.path)
     config = load_config(location, settings.revision)
-    if config.is_encoder_decoder:
-        raise ValueError(f"{settings.path} is an encoder-decoder ({config.model_type}), not a sentence encoder.")
+    check_decoder_or_encoder(config, settings.path)
     tokenizer = load_tokenizer(location, settings.revision)
     return SentenceEncoder(twin(config), tokenizer, prompt=prompt, pooling=pooling, max_length=max_length), config
-
-
-def load_config(location: BackboneLocation, revision: str | None = None) -> Any:
-    """Return the configuration; of a GGUF file, from its header."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(location.name, revision=revision, trust_remote_code=False, **location.arguments)
-    if location.gguf_file is not None:
-        config.dtype = "float32"  # as `load_backbone` dequantizes it by default
-    return config
 
 
 def twin(config: Any) -> nn.Module:
@@ -90,61 +79,42 @@ def twin(config: Any) -> nn.Module:
     Raises:
         ValueError: if it fails in all sizes.
     """
-    errors = []
-    for changes in (_SMALL, _SHALLOW):
-        small = _changed(config, changes)
+    for sizes in (_SMALL, _SHALLOW):
         try:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
-                model = _without_weights(small, torch.float32)
+                model: nn.Module = empty_backbone(_resized(config, sizes), torch.float32)
                 for parameter in model.parameters():  # also biases and norms, or equal states would hide differences
                     parameter.data.add_(torch.randn_like(parameter) * 0.05)
                 with torch.no_grad():
                     model(input_ids=torch.tensor([[1, 2, 3]]))
+            return model.eval()
         except Exception as error:  # an architecture can refuse other sizes in any way
-            errors.append(f"{type(error).__name__}: {error}")
-            continue
-        made: nn.Module = model.eval()
-        return made
+            reason = f"{type(error).__name__}: {error}"
     raise ValueError(
-        f"the architecture {config.model_type} cannot be made small ({errors[-1]}), which a forecast needs. Plan with a model "
-        "of another architecture; training works without a forecast."
+        f"the architecture {config.model_type} cannot be made small ({reason}), which a forecast needs. Plan with a model of "
+        "another architecture; training works without a forecast."
     )
 
 
-def _changed(config: Any, changes: dict[str, int]) -> Any:
+def _resized(config: Any, sizes: dict[str, int]) -> Any:
     small = copy.deepcopy(config)
-    kinds = getattr(small, "layer_types", None)
-    for name, value in changes.items():
-        present = getattr(small, name, None)
-        if isinstance(present, int):
+    for name, value in sizes.items():
+        if isinstance(present := getattr(small, name, None), int):
             setattr(small, name, min(present, value))
-    if kinds:  # one layer of each kind, at least two
-        chosen = list(dict.fromkeys(kinds))
-        small.layer_types = (chosen * 2)[: max(2, len(chosen))]
+    if kinds := list(dict.fromkeys(getattr(small, "layer_types", None) or ())):  # one layer of each kind, at least two
+        small.layer_types = (kinds * 2)[: max(2, len(kinds))]
         small.num_hidden_layers = len(small.layer_types)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        token = getattr(small, name, None)
-        if isinstance(token, int) and token >= changes["vocab_size"]:
+        if isinstance(token := getattr(small, name, None), int) and token >= sizes["vocab_size"]:
             setattr(small, name, None)
     return small
 
 
-def _without_weights(config: Any, dtype: torch.dtype) -> Any:
-    """The layers of `load_backbone`, with new weights."""
-    from transformers import AutoModel
-
-    if getattr(config, "quantization_config", None) is not None:
-        delattr(config, "quantization_config")
-    return without_head(AutoModel.from_config(config, dtype=dtype))  # type: ignore[no-untyped-call]
-
-
 def stored_dtype(config: Any, name: str) -> torch.dtype:
     """Return the dtype of `load_backbone(dtype=name)`; for auto that of the configuration, float32 if it has none."""
-    if name != "auto":
-        return torch_dtype(name)
-    stored = getattr(config, "dtype", None) or "float32"
-    return stored if isinstance(stored, torch.dtype) else torch_dtype(str(stored).removeprefix("torch."))
+    stored = getattr(config, "dtype", None) or "float32" if name == "auto" else name
+    return stored if isinstance(stored, torch.dtype) else torch_dtype(stored.removeprefix("torch."))
 
 
 def backbone_outline(
@@ -158,8 +128,8 @@ def backbone_outline(
         ValueError: if no layer has the name of a target of the adapter.
         QuantizationError: as `quantize`.
     """
-    with META:
-        backbone = _without_weights(copy.deepcopy(config), dtype)
+    with torch.device("meta"):
+        backbone = empty_backbone(copy.deepcopy(config), dtype)
         if bits is not None:
             check_bits(bits)
             replace_linear(backbone, bits, _nf4 if bits == 4 else _int8)
@@ -173,10 +143,9 @@ def backbone_outline(
 
 def put_in(model: EmbeddingModel, backbone: Any) -> EmbeddingModel:
     """Put the layers of the outline into the model of the twin, with the short last layer if the twin has it."""
-    short = model._last_layer is not None
-    model.backbone = backbone
     inner: Any = without_adapter(backbone)
-    model._last_layer = PooledLastLayer(inner.layers[-1]) if short else None
+    model.backbone = backbone
+    model._last_layer = None if model._last_layer is None else PooledLastLayer(inner.layers[-1])
     return model.train()
 
 
@@ -185,6 +154,9 @@ def _nf4(layer: nn.Linear) -> Any:
     bnb: Any = importlib.import_module("bitsandbytes")
     held = empty_layer(layer, 4)
     blocks = -(-layer.weight.numel() // _BLOCK)
+    scales = bnb.functional.QuantState(
+        torch.empty(-(-blocks // _SCALES)), code=torch.empty(256), blocksize=_SCALES, dtype=torch.float32
+    )
     held.quant_state = bnb.functional.QuantState(
         torch.empty(blocks, dtype=torch.uint8),
         shape=layer.weight.shape,
@@ -193,9 +165,7 @@ def _nf4(layer: nn.Linear) -> Any:
         quant_type="nf4",
         dtype=layer.weight.dtype,
         offset=torch.empty(()),
-        state2=bnb.functional.QuantState(
-            torch.empty(-(-blocks // _SCALES)), code=torch.empty(256), blocksize=_SCALES, dtype=torch.float32
-        ),
+        state2=scales,
     )
     packed = torch.empty(-(-layer.weight.numel() // 2), 1, dtype=torch.uint8)
     held.weight = bnb.nn.Params4bit(
@@ -218,8 +188,7 @@ def held_bytes(backbone: nn.Module) -> int:
     """Return the bytes of a model: parameters and buffers once each, and the scales of 4-bit weights."""
     tensors: list[torch.Tensor] = [*backbone.parameters(), *backbone.buffers()]
     for parameter in backbone.parameters():
-        state: Any = getattr(parameter, "quant_state", None)
-        if state is not None:
+        if (state := getattr(parameter, "quant_state", None)) is not None:
             tensors += [state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code]
     storages = [tensor.untyped_storage() for tensor in tensors]
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from angle_llm.model.backbone import (
     BackboneLocation,
+    empty_backbone,
     fingerprint_of,
     load_backbone,
+    load_config,
     torch_dtype,
     weights_fingerprint,
-    without_head,
 )
 from angle_llm.model.lora import is_transposed
 from angle_llm.model.quantization import bits_of, check_bits, dequantize, quantize
@@ -95,15 +96,13 @@ def _streamed(
 ) -> BaseWeights | None:
     """None if a tensor of the backbone differs from that in the files."""
     from safetensors import safe_open
-    from transformers import AutoConfig, AutoModel
 
     files = _safetensors_files(location.name, revision)
-    config = AutoConfig.from_pretrained(location.name, revision=revision, trust_remote_code=False)
+    config = load_config(location, revision)
     if not files or config.is_encoder_decoder or getattr(config, "quantization_config", None) is not None:
         return None
-    build: Any = AutoModel.from_config
     with torch.device("meta"):
-        skeleton = without_head(build(config, trust_remote_code=False))
+        skeleton = empty_backbone(config)
     in_float32 = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
     if dtype != torch.float32 and any(getattr(skeleton, name, None) for name in in_float32):
         return None

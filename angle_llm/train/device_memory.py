@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 from torch import nn
 
-from angle_llm.model import outline
+from angle_llm.model.outline import held_bytes
 from angle_llm.model.step_memory import StepMemory
 
 GIB = 2**30
@@ -17,7 +17,7 @@ MASTER_BYTES = 4
 """Bytes of DeepSpeed's float32 copy of each trained weight in stages 1 and 2."""
 LIVE_NUMBERS = 10**9
 """Maximum number of gathered weights of ZeRO-3 (`stage3_max_live_parameters`)."""
-CONTEXT = {"cuda": round(0.6 * GIB), "cpu": round(0.6 * GIB)}
+CONTEXT = round(0.6 * GIB)
 """Bytes before the first tensor: CUDA context and workspaces; on a CPU the libraries."""
 EXCHANGE_CONTEXT = round(0.4 * GIB)
 """Buffers of NCCL with several GPUs."""
@@ -37,9 +37,8 @@ class Sharding:
 
     def __str__(self) -> str:
         if not self.zero:
-            return "one process" if self.processes == 1 else f"data parallel, {self.processes} processes"
-        away = {"none": "", "optimizer": ", optimizer offloaded", "parameters": ", optimizer and weights offloaded"}
-        return f"ZeRO-{self.zero}, processes: {self.processes}{away[self.offload]}"
+            return f"processes: {self.processes}"
+        return f"ZeRO-{self.zero}, processes: {self.processes}, offloaded: {self.offload}"
 
     def part(self, size: int, from_stage: int) -> int:
         """Share of one process, if the stage partitions it."""
@@ -88,7 +87,7 @@ class Device:
     """Frozen weights, before partitioning."""
     trained_bytes: int
     trained_numbers: int
-    exchange_numbers: int
+    bucket_numbers: int
     """Elements of a gradient bucket of DeepSpeed."""
     embedding_bytes: int
     """Embeddings of a batch."""
@@ -111,38 +110,27 @@ class Device:
     ) -> Device:
         """A device for a model outline of hidden size `width`."""
         trained = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
-        trained_bytes = sum(parameter.nbytes for parameter in trained)
-        return cls(
-            kind=kind,
-            sharding=sharding,
-            base_bytes=outline.held_bytes(backbone) - trained_bytes,
-            trained_bytes=trained_bytes,
-            trained_numbers=sum(parameter.numel() for parameter in trained),
-            exchange_numbers=width**2,
-            embedding_bytes=embeddings,
-            loss_bytes=loss,
-            accumulates=accumulates,
-        )
+        size, numbers = sum(one.nbytes for one in trained), sum(one.numel() for one in trained)
+        base = held_bytes(backbone) - size
+        return cls(kind, sharding, base, size, numbers, width**2, embeddings, loss, accumulates)
 
     def memory(self, step: StepMemory, *, cached: bool) -> Memory:
         """Memory in the backward pass, the loss or the update, whichever is largest."""
         before = self.trained_bytes if cached or self.accumulates else 0
         pending = 2 * self.embedding_bytes if cached else 0  # a kept step's are among its activations
         # AdamW updates all weights at once on a GPU, with one more of each; on a CPU one after another.
-        update = self.trained_bytes if self.kind == "cuda" and not self.host_bytes else 0
+        update = self.trained_bytes if self.kind == "cuda" and self.sharding.offload == "none" else 0
         moments = [
-            self._moment(step.gradients, step.peak - step.gradients, pending, 0),
-            self._moment(before, 0 if cached else step.kept, self.loss_bytes, 0),
-            self._moment(self.trained_bytes, 0, 0, update),
+            self._moment(gradients=step.gradients, activations=step.peak - step.gradients, embeddings=pending),
+            self._moment(gradients=before, activations=0 if cached else step.kept, embeddings=self.loss_bytes),
+            self._moment(gradients=self.trained_bytes, update=update),
         ]
         return max(moments, key=lambda memory: memory.total)
 
-    def _moment(self, gradients: int, activations: int, embeddings: int, update: int) -> Memory:
+    def _moment(self, *, gradients: int, activations: int = 0, embeddings: int = 0, update: int = 0) -> Memory:
         sharding = self.sharding
-        allowance = CONTEXT[self.kind] + round(LOST[self.kind] * activations)
-        if sharding.processes > 1 and self.kind == "cuda":
-            allowance += EXCHANGE_CONTEXT
         weights_here, states_here = sharding.offload != "parameters", sharding.offload == "none"
+        nccl = EXCHANGE_CONTEXT if sharding.processes > 1 and self.kind == "cuda" else 0
         return Memory(
             base_weights=sharding.part(self.base_bytes, 3) * weights_here,
             trained_weights=sharding.part(self.trained_bytes, 3) * weights_here,
@@ -151,7 +139,7 @@ class Device:
             activations=activations,
             embeddings=embeddings,
             exchange=self._exchange,
-            allowance=allowance,
+            allowance=CONTEXT + nccl + round(LOST[self.kind] * activations),
         )
 
     @property
@@ -167,7 +155,7 @@ class Device:
         if not self.sharding.zero:  # DistributedDataParallel copies gradients into buckets
             return self.trained_bytes if self.sharding.processes > 1 else 0
         gathered = min(self.base_bytes + self.trained_bytes, 2 * LIVE_NUMBERS) if self.sharding.zero == 3 else 0
-        return 4 * self.exchange_numbers + gathered
+        return 4 * self.bucket_numbers + gathered
 
     @property
     def host_bytes(self) -> int:

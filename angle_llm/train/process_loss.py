@@ -43,6 +43,8 @@ class ProcessWatch:
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self._stopped = threading.Event()
+        self._handles: dict[int, int] = {}
+        """Processes of this machine; unlike a process id, a handle never refers to a later process."""
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._talk, self._watch)]
 
     def __enter__(self) -> ProcessWatch:
@@ -55,6 +57,10 @@ class ProcessWatch:
             self._ranks = [str(rank) for rank in range(self._processes.world_size)]
             self._store.set(self._ranks[self._processes.rank], "0")
             self._places = self._processes.gather((_machine(), socket.gethostname(), os.getpid()))
+            for rank, (machine, _, pid) in enumerate(self._places):
+                if machine == _machine():
+                    with suppress(OSError, AttributeError):  # Linux only
+                        self._handles[rank] = os.pidfd_open(pid)
             self._counters = self._store.multi_get(self._ranks)  # every rank has set its counter before the gather
             for thread in self._threads:
                 thread.start()
@@ -72,6 +78,8 @@ class ProcessWatch:
         if error is None or isinstance(error, SystemExit):  # all ranks agree on it; after another error, silence
             with suppress(RuntimeError):
                 self._store.set(self._ranks[self._processes.rank], LEFT)
+        for handle in self._handles.values():
+            os.close(handle)
 
     def _talk(self) -> None:
         count = 0
@@ -96,10 +104,10 @@ class ProcessWatch:
                 last = counters
 
     def _exit(self, rank: int, launcher: str = "") -> None:
-        machine, host, pid = self._places[rank]
-        if machine == _machine():
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)  # if it is only stopped, its launcher would wait for it
+        _, host, pid = self._places[rank]
+        if rank in self._handles:
+            with suppress(OSError):  # if it is only stopped, its launcher would wait for it
+                signal.pidfd_send_signal(self._handles[rank], signal.SIGKILL)
         if self._processes.is_main:
             time.sleep(2 * INTERVAL)  # the store may end with this process: the others read it first
         me, who = self._processes.rank, f"rank {rank} (host {host}, process {pid})"

@@ -97,7 +97,7 @@ def test_a_state_before_the_first_step_and_scores_that_are_not_numbers(tmp_path:
 
 
 def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
+    path.write_bytes(path.read_bytes()[:-2])
 
 
 def flip(path: Path) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -113,19 +113,15 @@ class PushSettings:
 
 def merge_main(settings: MergeSettings) -> None:
     """Merge and print the verification; exit code 1 if the result differs from the adapter."""
-    from angle_llm.export.merge import REPORT_NAME, merge
+    from angle_llm.export.card import REPORT_NAME
+    from angle_llm.export.merge import merge
 
-    _report(
+    _print_verification(
         settings,
-        lambda: merge(
-            settings.run,
-            settings.out,
-            base=settings.base,
-            dtype=settings.dtype,
-            shard_bytes=int(settings.shard_gigabytes * 1e9),
-            check=settings.verify,
-            device=settings.device,
-        ),
+        merge,
+        base=settings.base,
+        dtype=settings.dtype,
+        shard_bytes=int(settings.shard_gigabytes * 1e9),
     )
     print(f"\nThe merged encoder is saved in {settings.out}, with this report in {REPORT_NAME}.")
 
@@ -134,12 +130,7 @@ def export_main(settings: ExportSettings) -> None:
     """Export and print the verification; exit code 1 if the result differs from the encoder."""
     from angle_llm.export.sentence_transformers import export_sentence_transformers
 
-    _report(
-        settings,
-        lambda: export_sentence_transformers(
-            settings.run, settings.out, dtype=settings.dtype, check=settings.verify, device=settings.device
-        ),
-    )
+    _print_verification(settings, export_sentence_transformers, dtype=settings.dtype)
     print(
         f"\nThe folder for {settings.to} is {settings.out}. To use it:\n\n"
         "    from sentence_transformers import SentenceTransformer\n"
@@ -147,11 +138,13 @@ def export_main(settings: ExportSettings) -> None:
     )
 
 
-def _report(settings: MergeSettings | ExportSettings, make: Callable[[], Verification | None]) -> None:
+def _print_verification(
+    settings: MergeSettings | ExportSettings, make: Callable[..., Verification | None], **options: Any
+) -> None:
     from angle_llm.export.verify import VerificationError
 
     try:
-        found = make()
+        found = make(settings.run, settings.out, check=settings.verify, device=settings.device, **options)
     except VerificationError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
@@ -174,10 +167,9 @@ def verify_main(settings: VerifySettings, score_on: Callable[[str], Score]) -> N
 
 def _read_texts(path: Path) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        texts = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"--texts: expected a UTF-8 file with one text per line, got {path} ({error}).") from None
-    texts = [line for line in lines if line.strip()]
     if not texts:
         raise SettingsError(f"--texts: {path} holds no text.")
     return texts

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from angle_llm.io import json_text
+from angle_llm import __version__
+from angle_llm.io import write_json
 from angle_llm.model.checks import EXPORT_NAME, ArtifactError, is_saved_encoder
 from angle_llm.prompts import PromptTemplate
 
@@ -36,18 +37,13 @@ class ExportFacts:
     prompt: PromptTemplate
     pooling: str
     max_length: int
+    plain_names: Sequence[str] = ()
+    """Added tokens that the exported tokenizer reads as plain characters."""
 
-    def write(self, folder: Path, **more: Any) -> None:
-        """Write the facts, and `more`, into a folder."""
-        values = {
-            "format_version": 1,
-            "form": LIBRARY,
-            "prompt": self.prompt.to_dict(),
-            "pooling": self.pooling,
-            "max_length": self.max_length,
-            **more,
-        }
-        (folder / EXPORT_NAME).write_text(json_text(values), encoding="utf-8")
+    def write(self, folder: Path) -> None:
+        """Write the facts into a folder."""
+        values = {**vars(self), "prompt": self.prompt.to_dict(), "angle_llm": __version__}
+        write_json(folder / EXPORT_NAME, {"format_version": 1, "form": LIBRARY, **values})
 
     @classmethod
     def read(cls, folder: Path) -> ExportFacts | None:
@@ -62,7 +58,8 @@ class ExportFacts:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             prompt = PromptTemplate.from_dict(values["prompt"], where=str(path))
-            return cls(prompt, str(values["pooling"]), int(values["max_length"]))
+            plain_names = [str(name) for name in values["plain_names"]]
+            return cls(prompt, str(values["pooling"]), int(values["max_length"]), plain_names)
         except (ValueError, KeyError, TypeError) as error:
             raise ArtifactError(f"{path} is damaged ({error}). Export the encoder again.") from error
 
@@ -82,10 +79,12 @@ def check_library() -> None:
 
 
 class LibraryModel:
-    """`SentenceTransformer(folder)` with its stored values, computing in float32."""
+    """`SentenceTransformer(folder)` with its stored values, computing in float32, with the interface of an encoder."""
 
-    def __init__(self, path: str | Path, device: str | None = None) -> None:
-        """Open the folder.
+    bits = None
+
+    def __init__(self, path: str | Path, *, device: str | None, prompt: PromptTemplate, pooling: str) -> None:
+        """Open the folder; `prompt` and `pooling` are assumed for a folder of other origin.
 
         Raises:
             MissingLibraryError: if sentence-transformers is not installed.
@@ -93,21 +92,18 @@ class LibraryModel:
         """
         check_library()
         folder = Path(path).expanduser()
-        self.facts = ExportFacts.read(folder)
+        facts = ExportFacts.read(folder)
         library: Any = importlib.import_module("sentence_transformers")
         self.model: Any = library.SentenceTransformer(
             str(folder), device=device, local_files_only=True, trust_remote_code=False
         )
-        self.dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
+        self.dtype = next(self.model.parameters()).dtype
         """Dtype of the stored weights."""
         self.model.float()
+        self.prompt, self.pooling = (facts.prompt, facts.pooling) if facts else (prompt, pooling)
+        self.max_length = int(self.model.max_seq_length)
 
-    @property
-    def max_length(self) -> int:
-        """Maximum number of tokens."""
-        return int(self.model.max_seq_length)
-
-    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text."""
         return [self.model.tokenizer(text, truncation=True)["input_ids"] for text in texts]
 

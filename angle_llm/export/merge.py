@@ -12,8 +12,6 @@ after verification.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,19 +19,17 @@ import torch
 from torch import Tensor
 
 from angle_llm import __version__
-from angle_llm.export.card import CardFacts, model_card
+from angle_llm.export.card import MERGE_NAME
 from angle_llm.export.comparison import Verification
-from angle_llm.export.verify import MERGE_NAME, VerificationError, verify
+from angle_llm.export.verify import finish_folder
 from angle_llm.export.weights import open_adapters_base
 from angle_llm.io import write_json
 from angle_llm.model.artifact import EncoderCard, check_writable, write_directory
 from angle_llm.model.backbone import BackboneLocation, load_tokenizer, locate, torch_dtype
 from angle_llm.model.checks import CARD_NAME, ArtifactError, is_saved_encoder
-from angle_llm.model.depth import cut_layers
 from angle_llm.model.lora import LoraAdapter, is_transposed, read_adapter
 from angle_llm.model.weights import BaseWeights
 
-REPORT_NAME = "verification.json"
 SHARD_BYTES = 4_000_000_000
 
 
@@ -51,8 +47,7 @@ def merge(
 
     Args:
         base: "dequantised" merges into the values the adapter was trained on, "original" into the stored weights, where
-        an
-            adapter trained on a quantised base differs slightly.
+            an adapter trained on a quantised base differs slightly.
         dtype: dtype of the stored weights, rounded once.
         shard_bytes: size of a weights file.
         check: False skips verification, for a machine that cannot hold the model; the folder records it.
@@ -64,17 +59,17 @@ def merge(
         VerificationError: if the merged model differs from the adapter; nothing is written.
     """
     source, target = Path(run).expanduser(), Path(out).expanduser()
-    card = _adapter_card(source)
-    location = locate(card.base or "")
-    check_target(source, location, target)
-    stored = torch_dtype(dtype)
+    if not is_saved_encoder(source):
+        inside = source / "model"
+        hint = f" {inside} is one." if is_saved_encoder(inside) else " Give the model folder of a run."
+        raise FileNotFoundError(f"{source} has no {CARD_NAME}: not a saved adapter.{hint}")
+    card = EncoderCard.read(source)
+    if card.base is None:
+        raise ArtifactError(f"{source} holds a whole model, not an adapter: nothing to merge.")
+    check_target(source, locate(card.base), target)
     adapter = read_adapter(source)
-
     original = base == "original"
-    weights = open_adapters_base(card, original=original)
-    _check_base(card, weights, source, rounded=not original)
-    if card.layers is not None:
-        cut_layers(weights.skeleton, card.layers)
+    weights = open_adapters_base(source, card, original=original)
     adapter.check_fits(weights.skeleton)
     provenance = {
         "base": card.base,
@@ -89,112 +84,59 @@ def merge(
         "dtype": dtype,
         "angle_llm": __version__,
     }
-    found: Verification | None = None
+    found: list[Verification | None] = []
 
     def fill(folder: Path) -> None:
-        nonlocal found
-        _write_weights(folder, weights, adapter, stored, shard_bytes)
-        _write_config(folder, weights, dtype)
+        _write_weights(folder, weights, adapter, torch_dtype(dtype), shard_bytes)
+        config: Any = weights.skeleton.config
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config  # the base was quantised, the merged model is not
+        config.dtype = torch_dtype(dtype)
+        config.architectures = [type(weights.skeleton).__name__]
+        config.save_pretrained(folder)
         load_tokenizer(BackboneLocation(str(source))).save_pretrained(folder)
-        merged = EncoderCard(card.prompt, card.pooling, card.max_length, dtype, base=None, dimensions=card.dimensions)
-        merged.write(folder)
+        EncoderCard(card.prompt, card.pooling, card.max_length, dtype, None, dimensions=card.dimensions).write(folder)
         write_json(folder / MERGE_NAME, provenance)
-        if check:
-            found = _check([source, folder], [str(run), str(out)], device, original=original)
-        write_json(folder / REPORT_NAME, {"holds": None} if found is None else found.to_dict())
-        facts = CardFacts(
-            "whole", target.name, card.prompt, card.pooling, card.max_length, card.base, card.base_revision,
-            dimensions=card.dimensions, verification=None if found is None else found.to_dict(), origin=provenance,
-        )  # fmt: skip
-        (folder / "README.md").write_text(model_card(facts), encoding="utf-8")
+        names = (str(run), str(out))
+        found.append(finish_folder(folder, source, names, check=check, device=device, original_base=original))
 
     write_directory(target, fill)
-    return found
+    return found[0]
 
 
-def _adapter_card(source: Path) -> EncoderCard:
-    if not is_saved_encoder(source):
-        inside = source / "model"
-        hint = f" {inside} is one." if is_saved_encoder(inside) else " Give the model folder of a run."
-        raise FileNotFoundError(f"{source} has no {CARD_NAME}: not a saved adapter.{hint}")
-    card = EncoderCard.read(source)
-    if card.base is None:
-        raise ArtifactError(f"{source} holds a whole model, not an adapter: nothing to merge.")
-    return card
+def check_target(source: Path, base: BackboneLocation, target: Path) -> None:
+    """Refuse a target that would overwrite an encoder or its base, or be written into their folders.
 
-
-def check_target(source: Path, location: BackboneLocation, target: Path) -> None:
-    """Refuse a target that would overwrite the adapter or its base, or be written into their folders."""
-    check_writable(target)
-    place = target.resolve()
+    Raises:
+        ArtifactError: as `check_writable`, which names what would be overwritten.
+    """
     # A folder below that of a GGUF file does not touch the file.
-    base = Path(location.name) / (location.gguf_file or "")
-    for what, read in (("adapter", source), ("base", base)):
-        if read.exists():
-            read = read.resolve()
-            if place == read or place in read.parents or read in place.parents:
-                raise ArtifactError(f"{target} would overwrite the {what}, {read}. Choose another folder.")
-
-
-def _check_base(card: EncoderCard, weights: BaseWeights, source: Path, *, rounded: bool) -> None:
-    # Rounding to float16 and then to the fingerprint's bfloat16 differs from rounding to bfloat16 at once.
-    comparable = rounded or card.dtype != "float16"
-    if comparable and card.base_fingerprint is not None and weights.fingerprint() != card.base_fingerprint:
-        raise ArtifactError(
-            f"{source} was trained on weights with fingerprint {card.base_fingerprint}, but {card.base} has "
-            f"{weights.fingerprint()}. Restore the original base, or name the right one in {source / CARD_NAME}."
-        )
-
-
-def _check(forms: list[Path], names: list[str], device: str | None, *, original: bool) -> Verification:
-    """Verify a merged folder; on the original base also report the difference from the trained values."""
-    found = verify(forms, names=names, device=device, original_base=original)
-    if not found.holds:
-        raise VerificationError(
-            f"{names[1]} was not written: it differs from the encoder in {names[0]}:\n{found.text()}"
-        )
-    if original:
-        (drift,) = verify(forms, names=names, device=device).comparisons
-        note = (
-            "compared with the adapter on the stored weights of the base. The difference from the adapter on the values it "
-            f"was trained on is 1-cos at most {drift.largest_difference:.1e}, mean {drift.mean_difference:.1e}."
-        )
-        found = replace(found, notes=(*found.notes, note))
-    return found
+    read = {"adapter": source, "base": Path(base.name) / (base.gguf_file or "")}
+    check_writable(target, **read)
+    for what, path in read.items():
+        if path.exists() and target.resolve().is_relative_to(path.resolve()):
+            raise ArtifactError(f"{target} is in the folder of the {what}, {path}. Choose another folder.")
 
 
 def _write_weights(
     folder: Path, weights: BaseWeights, adapter: LoraAdapter, dtype: torch.dtype, shard_bytes: int
 ) -> None:
     """Write the tensors with the names of `save_pretrained`: one file, or shards and their index."""
+    from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors.torch import save_file
 
-    shards = list(_shards(weights, dtype, shard_bytes))
-    files: dict[str, str] = {}
-    total = 0
-    for number, names in enumerate(shards, 1):
-        file = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+    shapes = {
+        name: tensor.to("meta", dtype if tensor.is_floating_point() else None)
+        for name, tensor in weights.skeleton.state_dict().items()
+    }
+    split = split_torch_state_dict_into_shards(shapes, max_shard_size=shard_bytes)
+    for file, names in split.filename_to_tensors.items():
         tensors = {name: _merged(name, weights, adapter, dtype) for name in names}
         save_file(tensors, folder / file, metadata={"format": "pt"})
-        files |= dict.fromkeys(names, file)
-        total += sum(tensor.nbytes for tensor in tensors.values())
         del tensors  # before the next shard is made
-    if len(shards) > 1:
-        write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": files})
-
-
-def _shards(weights: BaseWeights, dtype: torch.dtype, shard_bytes: int) -> Iterator[list[str]]:
-    """Tensor names in groups of at most `shard_bytes`, or one tensor."""
-    names: list[str] = []
-    size = 0
-    for name, tensor in weights.skeleton.state_dict().items():
-        item = dtype.itemsize if tensor.is_floating_point() else tensor.dtype.itemsize
-        if names and size + tensor.numel() * item > shard_bytes:
-            yield names
-            names, size = [], 0
-        names.append(name)
-        size += tensor.numel() * item
-    yield names
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        write_json(folder / "model.safetensors.index.json", index)
 
 
 def _merged(name: str, weights: BaseWeights, adapter: LoraAdapter, dtype: torch.dtype) -> Tensor:
@@ -213,12 +155,3 @@ def _merged(name: str, weights: BaseWeights, adapter: LoraAdapter, dtype: torch.
             "choose another --dtype; otherwise the adapter is damaged."
         )
     return stored
-
-
-def _write_config(folder: Path, weights: BaseWeights, dtype: str) -> None:
-    config: Any = weights.skeleton.config
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config  # the base was quantised, the merged model is not
-    config.dtype = torch_dtype(dtype)
-    config.architectures = [type(weights.skeleton).__name__]
-    config.save_pretrained(folder)

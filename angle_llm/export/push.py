@@ -3,26 +3,23 @@
     folder ──► complete, verified, no pickles, no local paths? ──► card ──► one commit
 
 One commit holds everything; the folder itself is not changed. In the repository, files of kinds that a push writes
-(weights, configurations, tokenizer, cards: `is_ours`) are replaced, and deleted if this push has none of that name;
-other files are kept. The token is that of `hf auth login` or HF_TOKEN; it is no argument and is never printed.
+(weights, configurations, tokenizer, cards: `_OURS`) are replaced, and deleted if this push has none of that name; other
+files are kept. The token is that of `hf auth login` or HF_TOKEN; it is no argument and is never printed.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
 
-from angle_llm.export.card import SETTINGS_PATH_KEYS, CardFacts, is_on_hub, model_card, read_scores, without_paths
+from angle_llm.export.card import MERGE_NAME, REPORT_NAME, CardFacts, file_name, is_on_hub, model_card
 from angle_llm.export.commands import PushSettings
-from angle_llm.export.library import MODULES_NAME, ExportFacts
-from angle_llm.export.merge import REPORT_NAME
-from angle_llm.export.verify import MERGE_NAME
-from angle_llm.model.artifact import EncoderCard
+from angle_llm.export.library import MODULES_NAME
+from angle_llm.io import json_text
 from angle_llm.model.checks import (
     CARD_NAME,
     EXPORT_NAME,
@@ -30,7 +27,6 @@ from angle_llm.model.checks import (
     ArtifactError,
     check_links,
     check_model_files,
-    is_saved_encoder,
     read_json,
 )
 from angle_llm.model.hub import ADAPTER_FILES, WHOLE_FILES
@@ -44,189 +40,176 @@ _OURS = (
     "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json",
 )  # fmt: skip
 """Files of all forms of an encoder: patterns of paths in a repository."""
+_PATH_KEYS = frozenset({
+    "_name_or_path", "name_or_path", "base_model_name_or_path", "base", "folder", "path", "name", "tokenizer_file",
+    "vocab_file", "merges_file", "special_tokens_map_file", "run_dir", "prompt", "pairs", "resume", "config",
+})  # fmt: skip
+"""Keys of JSON and YAML files that may hold a path of the machine that wrote them."""
+_HINTS = {
+    401: "The token is missing or not valid: log in (`hf auth login`), or set HF_TOKEN.",
+    403: "The token has no write access: create one that has, or name one of your repositories.",
+}
 
 
 class PushError(RuntimeError):
     """The upload failed; no file was changed on the hub. A new repository may exist, empty."""
 
 
-@dataclass(frozen=True)
-class Parcel:
-    """Files and card of an upload."""
-
-    files: dict[str, Path | bytes]
-    """Path in the repository → file or content."""
-    skipped: tuple[str, ...]
-    facts: CardFacts
-
-
 def push(settings: PushSettings) -> str:
     """Upload the encoder; return what to print: its address, or with `dry_run` its files and card.
 
     Raises:
-        ArtifactError, ValueError: see `pack`.
+        ArtifactError: for a folder that is not a complete encoder, an adapter on a local base, or one that was not
+            verified.
+        ValueError: for a name other than USER/NAME, or a run or results that cannot be read.
         PushError: if the repository holds something else, or the hub refuses or is not reachable.
     """
-    parcel = pack(settings)
-    skipped = f"skipped: {', '.join(parcel.skipped)}\n" if parcel.skipped else ""
-    if settings.dry_run:
-        files = "\n".join(sorted([*parcel.files, "README.md"]))
-        replaced = f"Files of an earlier push with these names are deleted if this push has none: {', '.join(_OURS)}"
-        return f"{skipped}{files}\n\n{replaced}\n\n{model_card(parcel.facts)}\nNothing was uploaded: --dry-run."
-    url = send(parcel, settings.repo, private=not settings.public)
-    library = (
-        "SentenceTransformer" if parcel.facts.form == "sentence-transformers" else "SentenceEncoder.from_pretrained"
-    )
-    return f"{skipped}Uploaded to {url}. To use it: {library}({settings.repo!r})"
-
-
-def pack(settings: PushSettings) -> Parcel:
-    """Collect the files of an upload; reads local files only.
-
-    Raises:
-        ArtifactError: for a folder that is not a complete encoder, an adapter on a local base, or one that was not
-        verified. ValueError: for a name other than USER/NAME, or results that cannot be read.
-    """
-    folder = settings.folder.expanduser()
-    if settings.repo.count("/") != 1 or not all(settings.repo.split("/")):
-        raise ValueError(f"push: expected a repository USER/NAME, got {settings.repo!r}.")
-    facts = _facts(folder, settings)
-    check_links(folder)
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    sent, skipped = {}, []
-    for path in paths:
-        name = path.relative_to(folder).as_posix()
-        hidden = any(part.startswith(".") for part in PurePath(name).parts)
+    folder, repo = settings.folder.expanduser(), settings.repo
+    if repo.count("/") != 1 or not all(repo.split("/")):
+        raise ValueError(f"push: expected a repository USER/NAME, got {repo!r}.")
+    facts = CardFacts.read(folder)
+    about = _training(settings, folder)
+    _check(facts, folder, unverified=settings.unverified)
+    files: dict[str, Path | bytes] = {}
+    skipped = []
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder)
+        hidden = any(part.startswith(".") for part in name.parts)
         if path.suffix in _PUSHED and not hidden and path.name != REPORT_NAME:
-            sent[name] = _content(path, facts)
+            files[name.as_posix()] = _content(path, facts)
         elif path.name not in (REPORT_NAME, "README.md"):
-            skipped.append(name)
-    return Parcel(sent, tuple(skipped), facts)
+            skipped.append(name.as_posix())
+    lines = [f"skipped: {', '.join(skipped)}"] if skipped else []
+    if settings.dry_run:
+        listed = "\n".join(sorted([*files, "README.md"]))
+        replaced = f"Files of an earlier push with these names are deleted if this push has none: {', '.join(_OURS)}"
+        card = model_card(facts, repo, **about)
+        return "\n".join([*lines, listed, "", replaced, "", card, "Nothing was uploaded: --dry-run."])
+    url = _send(files, facts, repo, about, private=not settings.public)
+    opened = "SentenceTransformer" if facts.form == "sentence-transformers" else "SentenceEncoder.from_pretrained"
+    return "\n".join([*lines, f"Uploaded to {url}. To use it: {opened}({repo!r})"])
+
+
+def _check(facts: CardFacts, folder: Path, *, unverified: bool) -> None:
+    """Raise an `ArtifactError` for an encoder that others cannot use, or that was not compared with its origin."""
+    check_links(folder)
+    if facts.form != "adapter":
+        check_model_files(folder)
+        made = bool(facts.origin) or facts.form == "sentence-transformers"
+        if made and not unverified and facts.report.get("holds") is not True:
+            raise ArtifactError(
+                f"{folder} was not verified against its origin. Make it again without --no-verify, or push it with "
+                "--unverified."
+            )
+        return
+    if PurePath(facts.base or "").is_absolute() or Path(facts.base or "").expanduser().exists():
+        raise ArtifactError(
+            f"the base of the adapter in {folder} is {facts.base}, a path on this machine. Merge it and push the whole "
+            f"model (angle-llm merge {folder} OUT), or train on a base from the hub."
+        )
+    for name in ADAPTER_FILES:
+        if not (folder / name).is_file():
+            raise ArtifactError(f"{folder} holds no {name}. Save the encoder again.")
 
 
 def _content(path: Path, facts: CardFacts) -> Path | bytes:
     """A file as it is uploaded: with the base name of the card and without local paths."""
     if path.suffix != ".json" or path.name in _LARGE_JSON:
         return path
-    try:
-        values: Any = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ArtifactError(f"{path} is not valid JSON ({error}). Save the encoder again.") from error
+    values = read_json(path)
     cleaned = without_paths(values)
-    if path.name == "adapter_config.json" and facts.base is not None:
-        cleaned |= {"base_model_name_or_path": facts.base, "revision": facts.base_revision}
-    if cleaned == values:
-        return path
-    return (json.dumps(cleaned, indent=2, ensure_ascii=False) + "\n").encode()
+    if path.name == "adapter_config.json":
+        cleaned |= {"base_model_name_or_path": facts.base, "revision": facts.revision}
+    return path if cleaned == values else json_text(cleaned).encode()
 
 
-def _facts(folder: Path, settings: PushSettings) -> CardFacts:
-    run = _run_of(folder) if settings.run is None else settings.run
-    given: dict[str, Any] = {"settings": None, "scores": ()}
+def without_paths(value: Any) -> Any:
+    """Return a JSON value without paths of this machine: under some keys, an absolute path becomes its last part.
+
+    Other texts can be a prompt or a token that looks like a path, and are kept; so is everything in an object `prompt`.
+    """
+    if isinstance(value, list | tuple):
+        return [without_paths(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    cleaned = {}
+    for key, item in value.items():
+        if isinstance(item, str):
+            cleaned[key] = file_name(item) if key in _PATH_KEYS else item
+        else:
+            cleaned[key] = item if key in ("prompt", "prompts") else without_paths(item)
+    return cleaned
+
+
+def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
+    """Settings and scores for the card, from the run directory and `--results`."""
+    run, parent = settings.run, folder.resolve().parent
+    if run is None and (parent / "settings.yaml").is_file():
+        run = parent
+    about: dict[str, Any] = {}
     if run is not None:
-        given = {"settings": _settings_of(run), "scores": _scores_of_run(run)}
+        try:
+            about["settings"] = without_paths(yaml.safe_load((run / "settings.yaml").read_text(encoding="utf-8")))
+            about["scores"] = _scores_of_run(run / "metrics.jsonl")
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise ValueError(f"--run: expected a run directory with settings.yaml, got {run} ({error}).") from error
     if settings.results is not None:
-        given["scores"] = read_scores(settings.results)
-    exported = ExportFacts.read(folder)
-    if exported is None and not is_saved_encoder(folder):
-        inside = folder / "model"
-        hint = f" {inside} is one." if is_saved_encoder(inside) else ""
-        raise ArtifactError(
-            f"{folder} is neither a saved encoder ({CARD_NAME}) nor an exported one ({EXPORT_NAME}).{hint}"
-        )
-    merged = read_json(folder / MERGE_NAME) if (folder / MERGE_NAME).is_file() else {}
-    report = read_json(folder / REPORT_NAME) if (folder / REPORT_NAME).is_file() else None
-    if (merged or exported) and not settings.unverified and (report is None or report.get("holds") is not True):
-        raise ArtifactError(
-            f"{folder} was not verified against its origin. Make it again without --no-verify, or push it with "
-            "--unverified."
-        )
-    base, revision = merged.get("base"), merged.get("base_revision")
-    given["origin"] = merged or None
-    if exported is not None:
-        check_model_files(folder)
-        return CardFacts("sentence-transformers", settings.repo, exported.prompt, exported.pooling, exported.max_length, base,
-            revision, verification=report, license=None, **given)  # fmt: skip
-    card = EncoderCard.read(folder)
-    usage: dict[str, Any] = {
-        "prompt": card.prompt, "pooling": card.pooling, "max_length": card.max_length, "dimensions": card.dimensions,
-        "layers": card.layers, "verification": report,
-    }  # fmt: skip
-    if card.base is None:
-        check_model_files(folder)
-        return CardFacts("whole", settings.repo, base=base, base_revision=revision, **usage, **given)
-    if PurePath(card.base).is_absolute() or Path(card.base).expanduser().exists():
-        raise ArtifactError(
-            f"the base of the adapter in {folder} is {card.base}, a path on this machine. Merge it and push the whole model "
-            f"(angle-llm merge {settings.folder} OUT), or train on a base from the hub."
-        )
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
-        if not (folder / name).is_file():
-            raise ArtifactError(f"{folder} holds no {name}. Save the encoder again.")
-    return CardFacts("adapter", settings.repo, base=card.base, base_revision=card.base_revision, **usage, **given)
+        about["scores"] = _read_scores(settings.results)
+    return about
 
 
-def _run_of(folder: Path) -> Path | None:
-    parent = folder.resolve().parent
-    return parent if (parent / "settings.yaml").is_file() else None
-
-
-def _settings_of(run: Path) -> dict[str, Any] | None:
-    try:
-        values = yaml.safe_load((run / "settings.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"--run: expected a run directory with settings.yaml, got {run} ({error}).") from error
-    return dict(without_paths(values, SETTINGS_PATH_KEYS)) if isinstance(values, dict) else None
-
-
-def _scores_of_run(run: Path) -> tuple[tuple[str, float], ...]:
+def _scores_of_run(path: Path) -> list[tuple[str, float]]:
     """The evaluation before the first step, and the best one after, which is that of the saved model."""
-    path = run / "metrics.jsonl"
-    if not path.is_file():
-        return ()
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    measured = [(line["step"], float(line["evaluation"])) for line in lines if "evaluation" in line]
-    before = [("evaluation during training, before the first step", score) for step, score in measured if step == 0]
-    after = [score for step, score in measured if step > 0]
-    return (*before[:1], *([("evaluation during training, of the saved model", max(after))] if after else []))
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    rows = [row for row in map(json.loads, lines) if "evaluation" in row]
+    before = [row["evaluation"] for row in rows if row["step"] == 0][:1]
+    after = [row["evaluation"] for row in rows if row["step"] > 0]
+    named = [("before the first step", score) for score in before] + [("of the saved model", max(after, default=None))]
+    return [(f"evaluation during training, {name}", float(score)) for name, score in named if score is not None]
 
 
-def is_ours(name: str) -> bool:
-    """Whether a push writes files with this path, so that a later push may delete it."""
+def _read_scores(path: Path) -> list[tuple[str, float]]:
+    """Scores of a JSON file of `angle-llm eval sts --json`: the tasks and their average."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        scores = [(f"{name} ({content['variant']})", task["spearman"]) for name, task in content["tasks"].items()]
+        average = content["average"]
+        if isinstance(average, dict):
+            scores.append((f"average of {len(average['tasks'])}", average["spearman"]))
+        return [(name, float(score)) for name, score in scores if score is not None]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"--results: expected a file of `angle-llm eval sts --json`, got {path} ({error}).") from error
+
+
+def _is_ours(name: str) -> bool:
     return any(name.count("/") == pattern.count("/") and fnmatch(name, pattern) for pattern in _OURS)
 
 
-def send(parcel: Parcel, repo: str, *, private: bool) -> str:
+def _send(files: dict[str, Path | bytes], facts: CardFacts, repo: str, about: dict[str, Any], *, private: bool) -> str:
     """Create the repository if needed, upload everything in one commit, and return its address.
 
-    Files of an earlier push that this one does not have are deleted (`is_ours`); other files are kept.
-
-    Raises:
-        PushError: if the repository holds something else, or the hub refuses or is not reachable.
+    Files of an earlier push that this one does not have are deleted (`_OURS`); other files are kept.
     """
-    from dataclasses import replace
-
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
     from huggingface_hub.errors import LocalTokenNotFoundError, OfflineModeIsEnabled
 
     api = HfApi(library_name="angle_llm")
-    made = ""
     try:
         api.whoami()
-        there = set(api.list_repo_files(repo)) if api.repo_exists(repo) else None
-        if there and not there <= _HUBS_OWN and not there & {CARD_NAME, EXPORT_NAME}:
+        exists = api.repo_exists(repo)
+        there = set(api.list_repo_files(repo)) if exists else set()
+        if there - _HUBS_OWN and not there & {CARD_NAME, EXPORT_NAME}:
             some = ", ".join(sorted(there - _HUBS_OWN)[:3])
             raise PushError(f"{repo} holds other files ({some} …). Choose another name.")
-        readme = model_card(replace(parcel.facts, license=_license(api, parcel.facts.base)))
-        if there is None:
+        readme = model_card(facts, repo, license=_license(api, facts.base), **about)
+        if not exists:
             api.create_repo(repo, private=private)
-            made = f" The repository {repo} was created and is empty."
-        add = [CommitOperationAdd(name, content) for name, content in sorted(parcel.files.items())]
-        gone = [CommitOperationDelete(name) for name in sorted((there or set()) - parcel.files.keys()) if is_ours(name)]
+        add = [CommitOperationAdd(name, content) for name, content in files.items()]
+        gone = sorted(name for name in there - files.keys() if _is_ours(name))
         done = api.create_commit(
             repo,
-            [*add, CommitOperationAdd("README.md", readme.encode()), *gone],
-            commit_message=f"Sentence encoder ({parcel.facts.form}) by angle_llm",
+            [*add, CommitOperationAdd("README.md", readme.encode()), *map(CommitOperationDelete, gone)],
+            commit_message=f"Sentence encoder ({facts.form}) by angle_llm",
         )
     except PushError:
         raise
@@ -238,14 +221,8 @@ def send(parcel: Parcel, repo: str, *, private: bool) -> str:
         status = getattr(getattr(error, "response", None), "status_code", 0)
         reason = " ".join(f"{error} {error.__cause__ or ''}".split())
         hint = _HINTS.get(status, "" if 0 < status < 500 else "Try again when the hub is reachable.")
-        raise PushError(f"{repo} was not uploaded: {reason} {hint} No local file was changed.{made}") from error
+        raise PushError(f"{repo} was not uploaded: {reason} {hint} No local file was changed.") from error
     return str(done.commit_url)
-
-
-_HINTS = {
-    401: "The token is missing or not valid: log in (`hf auth login`), or set HF_TOKEN.",
-    403: "The token has no write access: create one that has, or name one of your repositories.",
-}
 
 
 def _license(api: Any, base: str | None) -> str | None:

@@ -19,17 +19,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from angle_llm import __version__
-from angle_llm.export.card import CardFacts, model_card
+from angle_llm.export.card import MERGE_NAME
 from angle_llm.export.comparison import Verification
 from angle_llm.export.library import MODULES_NAME, ExportFacts, check_library
-from angle_llm.export.merge import REPORT_NAME, check_target, merge
+from angle_llm.export.merge import check_target, merge
 from angle_llm.export.tokenizer import check_same_ids, prompt_tokenizer
-from angle_llm.export.verify import MERGE_NAME, VerificationError, verify
+from angle_llm.export.verify import finish_folder
 from angle_llm.io import write_json
 from angle_llm.model.artifact import EncoderCard, write_directory
 from angle_llm.model.backbone import BackboneLocation, load_tokenizer, locate
-from angle_llm.model.checks import CARD_NAME, ArtifactError, is_saved_encoder, read_json
+from angle_llm.model.checks import CARD_NAME, ArtifactError, is_saved_encoder
 from angle_llm.model.tokenizer import SentenceTokenizer, load_tokenizer_file
 from angle_llm.model.weights import open_base
 
@@ -63,8 +62,7 @@ def export_sentence_transformers(
     Raises:
         FileNotFoundError: if there is no saved encoder at `run`, or its base is missing.
         ArtifactError: for a pooling that the library does not support, a tokenizer that cannot hold the prompt, a
-        damaged
-            encoder, or a target that would overwrite its inputs.
+            damaged encoder, or a target that would overwrite its inputs.
         MissingLibraryError: if sentence-transformers is not installed and `check` is True.
         VerificationError: if the folder is a different encoder; nothing is written.
     """
@@ -91,10 +89,9 @@ def export_sentence_transformers(
     check_target(source, locate(card.base or str(source)), target)
     sentences = SentenceTokenizer(load_tokenizer(BackboneLocation(str(source))), card.prompt, card.max_length)
     exported = prompt_tokenizer(sentences)
-    found: Verification | None = None
+    found: list[Verification | None] = []
 
     def fill(folder: Path) -> None:
-        nonlocal found
         if card.base is None:
             for path in _weights_files(source):
                 shutil.copyfile(path, folder / path.name)
@@ -105,25 +102,12 @@ def export_sentence_transformers(
                     path.replace(folder / path.name)
         write_json(folder / "tokenizer.json", exported.spec)
         write_json(folder / "tokenizer_config.json", exported.config)
-        rebuilt = _is_rebuilt(folder, sentences)
-        _write_library_files(folder, card, rebuilt=rebuilt)
-        facts = ExportFacts(card.prompt, card.pooling, card.max_length)
-        facts.write(folder, plain_names=exported.plain_names, angle_llm=__version__)
-        if check:
-            found = verify([source, folder], names=[str(run), str(out)], device=device)
-            if not found.holds:
-                raise VerificationError(f"{out} was not written: it differs from the encoder in {run}:\n{found.text()}")
-        write_json(folder / REPORT_NAME, {"holds": None} if found is None else found.to_dict())
-        origin = read_json(folder / MERGE_NAME) if (folder / MERGE_NAME).is_file() else None
-        about = CardFacts(
-            "sentence-transformers", target.name, card.prompt, card.pooling, card.max_length,
-            card.base or (origin or {}).get("base"), card.base_revision,
-            verification=None if found is None else found.to_dict(), origin=origin, plain_names=tuple(exported.plain_names),
-        )  # fmt: skip
-        (folder / "README.md").write_text(model_card(about), encoding="utf-8")
+        _write_library_files(folder, card, rebuilt=_is_rebuilt(folder, sentences))
+        ExportFacts(card.prompt, card.pooling, card.max_length, exported.plain_names).write(folder)
+        found.append(finish_folder(folder, source, (str(run), str(out)), check=check, device=device))
 
     write_directory(target, fill)
-    return found
+    return found[0]
 
 
 def _weights_files(folder: Path) -> list[Path]:

@@ -3,14 +3,13 @@
 Weights are compared, not arithmetic: every form is opened with the values it has and computes in float32.
 
     adapter                 base weights rounded to their dtype in training (or dequantised), widened, plus the float32
-    adapter:
-                            the trained function without the rounding of bfloat16 activations
+                            adapter: the trained function without the rounding of bfloat16 activations
     whole model             stored weights, widened
     backbone                the same, with prompt, pooling and maximum length of the first form
     sentence-transformers   the same, encoded by that library
 
-For an adapter and a model it was merged into, the weights are compared too (`merge.count_wrong`): vectors cannot show a
-merge in bfloat16 arithmetic. Agreement alone shows nothing without training: the first form must differ from its base
+For an adapter and a model it was merged into, the weights are compared too (`weights.count_wrong`): vectors cannot show
+a merge in bfloat16 arithmetic. Agreement alone shows nothing without training: the first form must differ from its base
 `TIMES_SMALLER` times more than from the other forms. One form is in memory at a time.
 """
 
@@ -25,10 +24,10 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from angle_llm.export.card import MERGE_NAME, REPORT_NAME, CardFacts, model_card
 from angle_llm.export.comparison import (
     NOISE,
     TIMES_SMALLER,
-    Comparison,
     Encoded,
     FormFacts,
     Rows,
@@ -38,16 +37,13 @@ from angle_llm.export.comparison import (
 )
 from angle_llm.export.library import LIBRARY, LibraryModel, is_library_folder
 from angle_llm.export.texts import SENTENCES
-from angle_llm.export.weights import compare_weights
+from angle_llm.export.weights import WeightsCount, count_wrong
+from angle_llm.io import write_json
 from angle_llm.model.artifact import EncoderCard
 from angle_llm.model.checks import is_saved_encoder
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.hub import find
 from angle_llm.model.quantization import dequantize
-from angle_llm.prompts import PromptTemplate
-
-MERGE_NAME = "merge.json"
-"""Provenance of a merged model."""
 
 Score = Callable[[SentenceEncoder], float]
 """Spearman × 100 of an encoder on some pairs."""
@@ -71,7 +67,7 @@ def verify(
 
     Args:
         forms: saved folders (adapter or whole), sentence-transformers folders, or models.
-        texts: texts to encode; None: the built-in ones.
+        texts: texts to encode; None: the built-in ones that the tokenizer of the first form has tokens for.
         score: computes a figure for each form, compared too.
         tolerance: largest 1 - cos. None: by the stored dtypes, and no wrong weight is allowed.
         device: where to compute; None: the best available.
@@ -89,15 +85,15 @@ def verify(
     forms = [form if is_library_folder(form) else find(str(form)).folder or form for form in forms]
     if is_library_folder(forms[0]):
         raise ValueError(
-            f"{names[0]} is a sentence-transformers folder, which does not store how it was trained. Name the original encoder "
-            "first, and the folder after it."
+            f"{names[0]} is a sentence-transformers folder, which does not store how it was trained. Name the original "
+            "encoder first, and the folder after it."
         )
-
-    encoder = _open(forms[0], device, original_base=original_base)
+    encoder = _open(forms[0], device, {}, original_base)
+    assert isinstance(encoder, SentenceEncoder)
     usage = {"prompt": encoder.prompt, "pooling": encoder.pooling, "max_length": encoder.max_length}
-    chosen = _encodable(encoder, SENTENCES) if texts is None else list(texts)
-    first = _encode(encoder, forms[0], names[0], chosen, score)
-    base_rows_ND, base_note = _base_rows(encoder, forms[0], first.facts.kind, chosen, device)
+    texts = [text for text in SENTENCES if _has_tokens(encoder, text)] if texts is None else list(texts)
+    first = _encode(encoder, _kind(forms[0]), names[0], texts, score)
+    base_rows_ND = _base_rows(encoder, forms[0], texts, device)
     del encoder  # before the next one is loaded
 
     base_difference, problems = None, []
@@ -105,40 +101,64 @@ def verify(
         base_difference = float(cosine_differences(base_rows_ND, first.rows_ND).mean())
         if not base_difference >= TIMES_SMALLER * NOISE:
             problems.append(f"{names[0]} equals its base: it was not trained.")
+    untrained = bool(problems)
     comparisons = []
     for path, name in zip(forms[1:], names[1:], strict=True):
-        if _kind(path) == LIBRARY:
-            other = _encode_by_library(first.facts, path, name, chosen, device, score)
-        else:
-            encoder = _open(path, device, usage, original_base=original_base)
-            other = _encode(encoder, path, name, chosen, score)
-            del encoder
-        compared = compare_forms(first, other, chosen, tolerance)
-        count = compare_weights({forms[0]: first.facts, path: other.facts}, original=original_base)
-        found = [f"{count}; most in {count.worst_tensor}"] if count and count.wrong and tolerance is None else []
-        if base_difference is not None and not problems:
-            found += _too_near_the_base(compared, base_difference)
-        comparisons.append(replace(compared, weights=count, problems=(*compared.problems, *found)))
-
-    skipped = len(SENTENCES) - len(chosen) if texts is None else 0
-    return Verification(
-        texts=len(chosen),
-        first=first.facts,
-        base_difference=base_difference,
-        base_note=base_note,
-        comparisons=tuple(comparisons),
-        notes=(f"{skipped} built-in texts skipped: the tokenizer gives no token for them.",) if skipped else (),
-        problems=tuple(problems),
-    )
+        other = _encode(_open(path, device, usage, original_base), _kind(path), name, texts, score)
+        compared = compare_forms(first, other, texts, tolerance)
+        count = _count([(forms[0], first.facts), (path, other.facts)], original_base)
+        found = list(compared.problems)
+        if count and count.wrong and tolerance is None:
+            found.append(f"{count}; most in {count.worst_tensor}")
+        if not (base_difference is None or untrained or base_difference >= TIMES_SMALLER * compared.largest_difference):
+            found.append(
+                f"1-cos {compared.largest_difference:.1e} is not {TIMES_SMALLER} times smaller than the difference from "
+                f"the base, {base_difference:.1e}"
+            )
+        comparisons.append(replace(compared, weights=count, problems=tuple(found)))
+        problems += [f"{name}: {problem}" for problem in found]
+    return Verification(len(texts), first.facts, base_difference, tuple(comparisons), tuple(problems))
 
 
-def _too_near_the_base(compared: Comparison, base_difference: float) -> list[str]:
-    if base_difference >= TIMES_SMALLER * compared.largest_difference:
-        return []
-    return [
-        f"1-cos {compared.largest_difference:.1e} is not {TIMES_SMALLER} times smaller than the difference from the base, "
-        f"{base_difference:.1e}"
-    ]
+def _count(forms: list[tuple[str | Path, FormFacts]], original_base: bool) -> WeightsCount | None:
+    """Wrong weights of two forms, if one is an adapter and the other a model with weights that are not quantised."""
+    (adapter, its), (model, facts) = sorted(forms, key=lambda form: form[1].kind != "adapter")
+    if its.kind != "adapter" or facts.kind == "adapter" or "bits" in facts.dtype:
+        return None
+    return count_wrong(Path(adapter).expanduser(), model, facts.dtype, original=original_base)
+
+
+def finish_folder(
+    folder: Path, source: Path, names: tuple[str, str], *, check: bool, device: str | None, original_base: bool = False
+) -> Verification | None:
+    """Compare a new folder with its origin `source`, and write report and README.md into it.
+
+    Args:
+        names: names of source and folder for the user, as in `verify`.
+        check: False skips the comparison, which the report records.
+        original_base: compare on the base weights as stored, and note the difference from the trained values.
+
+    Raises:
+        VerificationError: if the two differ.
+    """
+    found = None
+    if check:
+        found = verify([source, folder], names=names, device=device, original_base=original_base)
+        if not found.holds:
+            raise VerificationError(
+                f"{names[1]} was not written: it differs from the encoder in {names[0]}:\n{found.text()}"
+            )
+        if original_base:
+            (drift,) = verify([source, folder], names=names, device=device).comparisons
+            note = (
+                "compared with the adapter on the stored weights of the base. The difference from the adapter on the "
+                f"values it was trained on is 1-cos at most {drift.largest_difference:.1e}, mean "
+                f"{drift.mean_difference:.1e}."
+            )
+            found = replace(found, notes=(note,))
+    write_json(folder / REPORT_NAME, {"holds": None} if found is None else found.to_dict())
+    (folder / "README.md").write_text(model_card(CardFacts.read(folder), Path(names[1]).name), encoding="utf-8")
+    return found
 
 
 def _kind(path: str | Path) -> str:
@@ -150,15 +170,16 @@ def _kind(path: str | Path) -> str:
 
 
 def _open(
-    path: str | Path, device: str | None, usage: dict[str, Any] | None = None, *, original_base: bool = False
-) -> SentenceEncoder:
-    """Open a form with the values it has; `usage` is prompt, pooling and maximum length for a backbone."""
+    path: str | Path, device: str | None, usage: dict[str, Any], original_base: bool
+) -> SentenceEncoder | LibraryModel:
+    """Open a form with the values it has; `usage` is prompt, pooling and maximum length of the first form."""
     kind = _kind(path)
-    if kind == "backbone":
-        return SentenceEncoder.from_pretrained(path, device=device, **(usage or {}))
+    if kind == LIBRARY:
+        return LibraryModel(path, device=device, prompt=usage["prompt"], pooling=usage["pooling"])
+    options: dict[str, Any] = usage if kind == "backbone" else {}
     if kind == "adapter" and original_base:
-        return SentenceEncoder.from_pretrained(path, device=device, dtype="float32", bits=None)
-    return SentenceEncoder.from_pretrained(path, device=device)
+        options = {"dtype": "float32", "bits": None}
+    return SentenceEncoder.from_pretrained(path, device=device, **options)
 
 
 def _widen(encoder: SentenceEncoder) -> None:
@@ -171,80 +192,43 @@ def _widen(encoder: SentenceEncoder) -> None:
 
 
 def _encode(
-    encoder: SentenceEncoder, path: str | Path, name: str, texts: Sequence[str], score: Score | None
+    encoder: SentenceEncoder | LibraryModel, kind: str, name: str, texts: Sequence[str], score: Score | None
 ) -> Encoded:
-    bits = "" if encoder.bits is None else f" in {encoder.bits} bits"
-    dtype = str(encoder.dtype).removeprefix("torch.")
-    _widen(encoder)
+    dtype = str(encoder.dtype).removeprefix("torch.") + (f" in {encoder.bits} bits" if encoder.bits else "")
+    if isinstance(encoder, SentenceEncoder):
+        _widen(encoder)
+    prompt = encoder.prompt
+    more = [*prompt.edits, *(["segments"] if prompt.tokenization == "segments" else [])]
+    rows_ND = encoder.encode(texts).astype(np.float64)
     facts = FormFacts(
         name=name,
-        kind=_kind(path),
-        dtype=dtype + bits,
-        prompt=_describe(encoder.prompt),
-        prompt_fingerprint=encoder.prompt.fingerprint,
+        kind=kind,
+        dtype=dtype,
+        prompt=repr(prompt.template) + (f" ({', '.join(more)})" if more else ""),
         pooling=encoder.pooling,
         max_length=encoder.max_length,
-        dimensions=encoder.dimensions,
-        spearman=None if score is None else score(encoder),
-    )
-    return Encoded(facts, encoder.tokenize(texts), encoder.encode(texts).astype(np.float64))
-
-
-def _encode_by_library(
-    first: FormFacts, path: str | Path, name: str, texts: Sequence[str], device: str | None, score: Score | None
-) -> Encoded:
-    """Encode with sentence-transformers. A folder of unknown origin is assumed to have the prompt and pooling of the
-    first form; ids and vectors show whether it does."""
-    model = LibraryModel(path, device)
-    facts = model.facts
-    rows_ND = model.encode(texts).astype(np.float64)
-    form = FormFacts(
-        name=name,
-        kind=LIBRARY,
-        dtype=model.dtype,
-        prompt=first.prompt if facts is None else _describe(facts.prompt),
-        prompt_fingerprint=first.prompt_fingerprint if facts is None else facts.prompt.fingerprint,
-        pooling=first.pooling if facts is None else facts.pooling,
-        max_length=model.max_length,
         dimensions=rows_ND.shape[1],
-        spearman=None if score is None else score(cast("SentenceEncoder", model)),  # only `encode` is used
+        spearman=None if score is None else score(cast("SentenceEncoder", encoder)),  # only `encode` is used
     )
-    return Encoded(form, model.ids(texts), rows_ND)
+    return Encoded(facts, encoder.tokenize(texts), rows_ND)
 
 
-def _describe(prompt: PromptTemplate) -> str:
-    more = [*prompt.edits, *(["segments"] if prompt.tokenization == "segments" else [])]
-    return f"{prompt.template!r} ({', '.join(more)})" if more else repr(prompt.template)
+def _has_tokens(encoder: SentenceEncoder, text: str) -> bool:
+    try:
+        encoder.tokenize([text])
+    except ValueError:
+        return False
+    return True
 
 
-def _encodable(encoder: SentenceEncoder, texts: Sequence[str]) -> list[str]:
-    """The texts that have at least one token."""
-
-    def is_encodable(text: str) -> bool:
-        try:
-            encoder.tokenize([text])
-        except ValueError:
-            return False
-        return True
-
-    return [text for text in texts if is_encodable(text)]
-
-
-def _base_rows(
-    encoder: SentenceEncoder, path: str | Path, kind: str, texts: Sequence[str], device: str | None
-) -> tuple[Rows | None, str]:
-    """Rows of the base of the first form, with the same prompt and pooling; or None and the reason."""
-    if kind == "adapter":
+def _base_rows(encoder: SentenceEncoder, path: str | Path, texts: Sequence[str], device: str | None) -> Rows | None:
+    """Rows of the base of the first form, with the same prompt and pooling; None if it is unknown or cannot be opened."""
+    if _kind(path) == "adapter":
         backbone: Any = encoder.model.backbone
         with backbone.disable_adapter():
-            return encoder.encode(texts).astype(np.float64), ""
-    if kind == "backbone":
-        return None, "it is a model without training"
-    origin_file = Path(path).expanduser() / MERGE_NAME
-    if not origin_file.is_file():
-        return None, f"it has no {MERGE_NAME}: all its weights were trained, or its origin is not recorded"
+            return encoder.encode(texts).astype(np.float64)
     try:
-        origin = json.loads(origin_file.read_text(encoding="utf-8"))
+        origin = json.loads((Path(path).expanduser() / MERGE_NAME).read_text(encoding="utf-8"))
         base = SentenceEncoder.from_pretrained(
             origin["base"],
             prompt=encoder.prompt,
@@ -257,7 +241,7 @@ def _base_rows(
             layers=origin["layers"],
             dimensions=encoder.dimensions,
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:  # a damaged file, or a base that is not available
-        return None, f"its base cannot be opened ({error})"
+    except (OSError, ValueError, KeyError, TypeError):  # not merged, a damaged file, or a base that is not available
+        return None
     _widen(base)
-    return base.encode(texts).astype(np.float64), ""
+    return base.encode(texts).astype(np.float64)

@@ -8,70 +8,82 @@ two ends of that interval, each rounded to the stored dtype. One tensor is in me
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from angle_llm.export.comparison import FormFacts, WeightsCount
 from angle_llm.model.artifact import EncoderCard
 from angle_llm.model.backbone import BackboneLocation, locate
+from angle_llm.model.checks import CARD_NAME, ArtifactError
 from angle_llm.model.depth import cut_layers
 from angle_llm.model.lora import is_transposed, read_adapter
 from angle_llm.model.weights import BaseWeights, open_base
 
 
-def open_adapters_base(card: EncoderCard, *, original: bool) -> BaseWeights:
-    """Open the base of an adapter with the values it was trained on, or with the stored values (`original`)."""
-    return open_base(
-        locate(card.base or ""),
-        dtype="float32" if original else card.dtype,
-        revision=card.base_revision,
-        bits=None if original else card.bits,
-    )
+@dataclass(frozen=True)
+class WeightsCount:
+    """Stored weights of a model that are not those of its adapter's merge."""
+
+    numbers: int
+    wrong: int
+    worst_tensor: str
+    """Tensor with the largest share of wrong numbers; empty if none is wrong."""
+
+    def __str__(self) -> str:
+        return f"{self.wrong:,} of {self.numbers:,} stored weights differ from a float32 merge, rounded once"
 
 
-def compare_weights(two: dict[str | Path, FormFacts], *, original: bool) -> WeightsCount | None:
-    """Count wrong weights of two forms; None unless one is an adapter and the other a model with unquantised weights.
-
-    Also None for a GGUF file, which has other rounding, and for a folder that only another library can open.
-    """
-    adapters = [path for path, facts in two.items() if facts.kind == "adapter"]
-    models = [path for path, facts in two.items() if facts.kind != "adapter" and "bits" not in facts.dtype]
-    if not (adapters and models) or str(models[0]).endswith(".gguf"):
-        return None
-    name, facts = str(models[0]), two[models[0]]
-    model = locate(name) if facts.kind == "backbone" else BackboneLocation(str(Path(name).expanduser()))
-    try:
-        stored = open_base(model, dtype=facts.dtype)
-    except (OSError, ValueError):
-        return None
-    return count_wrong(Path(adapters[0]).expanduser(), stored, original=original)
-
-
-def count_wrong(adapter: Path, stored: BaseWeights, *, original: bool = False) -> WeightsCount | None:
-    """Compare a model's stored weights with the merge of a saved adapter; None if its tensors are not those of the
-    base.
+def open_adapters_base(source: Path, card: EncoderCard, *, original: bool) -> BaseWeights:
+    """Open the base of an adapter with the values it was trained on, or with the stored values (`original`).
 
     Raises:
-        FileNotFoundError, ArtifactError: for a model or base that cannot be opened, or an adapter that is not
-        supported.
+        FileNotFoundError, ArtifactError: if the base is missing, damaged, or not the one of training.
     """
-    update_of = read_adapter(adapter).updates
-    card = EncoderCard.read(adapter)
-    base = open_adapters_base(card, original=original)
+    dtype, bits = ("float32", None) if original else (card.dtype, card.bits)
+    base = open_base(locate(card.base or ""), dtype=dtype, revision=card.base_revision, bits=bits)
+    # Rounding to float16 and then to the fingerprint's bfloat16 differs from rounding to bfloat16 at once.
+    comparable = not original or card.dtype != "float16"
+    if comparable and card.base_fingerprint not in (None, found := base.fingerprint()):
+        raise ArtifactError(
+            f"{source} was trained on weights with fingerprint {card.base_fingerprint}, but {card.base} has {found}. "
+            f"Restore the original base, or name the right one in {source / CARD_NAME}."
+        )
     if card.layers is not None:
         cut_layers(base.skeleton, card.layers)
-    wanted, found = base.skeleton.state_dict(), stored.skeleton.state_dict()
-    if {name: tensor.shape for name, tensor in wanted.items()} != {
-        name: tensor.shape for name, tensor in found.items()
-    }:
+    return base
+
+
+def count_wrong(adapter: Path, model: str | Path, dtype: str, *, original: bool = False) -> WeightsCount | None:
+    """Compare the weights of a model, stored in `dtype`, with the merge of a saved adapter.
+
+    None if they cannot be compared: a GGUF file has other rounding, some folders open in another library only, and
+    another model has other tensors.
+
+    Raises:
+        FileNotFoundError, ArtifactError: for a base that cannot be opened, or an adapter that is not supported.
+    """
+    folder = Path(model).expanduser()
+    try:
+        location = BackboneLocation(str(folder)) if folder.is_dir() else locate(str(model))
+        stored = None if location.gguf_file else open_base(location, dtype=dtype)
+    except (OSError, ValueError):
+        stored = None
+    if stored is None:
+        return None
+    updates = read_adapter(adapter).updates
+    base = open_adapters_base(adapter, EncoderCard.read(adapter), original=original)
+    wanted, found = (
+        {name: tensor.shape for name, tensor in one.skeleton.state_dict().items()} for one in (base, stored)
+    )
+    if wanted != found:
         return None
     numbers = wrong = 0
     worst_part, worst_tensor = 0.0, ""
     for name in wanted:
         path, _, kind = name.rpartition(".")
         values, number = base.values(name), stored.read(name)
-        if kind == "weight" and path in update_of:
+        if kind == "weight" and path in updates:
             transposed = is_transposed(base.skeleton.get_submodule(path))
-            exact, reach = update_of[path].exactly(values, transposed=transposed)
+            exact, reach = updates[path].exactly(values, transposed=transposed)
             low, high = (exact - reach).to(number.dtype), (exact + reach).to(number.dtype)
             right = (low <= number) & (number <= high)
         else:

@@ -163,7 +163,7 @@ def test_what_is_refused(options: dict[str, Any], arguments: dict[str, Any], mes
 def test_a_target_in_the_way_of_what_is_read(tmp_path: Path) -> None:
     run = save_adapter("llama", tmp_path)
     for inside in ("adapter", "base"):
-        with pytest.raises(ArtifactError, match=f"overwrite the {inside}"):
+        with pytest.raises(ArtifactError, match=f"in the folder of the {inside}"):
             export_sentence_transformers(run, tmp_path / inside / "in", check=False)
 
 

@@ -45,7 +45,7 @@ def change(forms: Path, out: Path, **card: Any) -> Path:
 def problems(found: Verification) -> str:
     assert not found.holds
     assert "verdict: NOT the same encoder" in found.text()
-    return "\n".join([*found.problems, *(problem for other in found.comparisons for problem in other.problems)])
+    return "\n".join(found.problems)
 
 
 def test_all_forms_at_once(forms: Path) -> None:
@@ -55,7 +55,6 @@ def test_all_forms_at_once(forms: Path) -> None:
     merged, itself = found.comparisons
     assert 0 < merged.largest_difference < 1e-9
     assert itself.largest_difference == 0
-    assert merged.minimum_cosine == pytest.approx(1)
     assert found.base_difference is not None
     assert found.base_difference > 0.01
     assert "verdict: the same encoder" in found.text()
@@ -70,8 +69,7 @@ def test_the_figures_are_what_they_say(forms: Path) -> None:
     b = SentenceEncoder.from_pretrained(forms / "base", **options).encode(texts).astype(np.float64)
     cosines = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
     (other,) = found.comparisons
-    assert other.minimum_cosine == pytest.approx(cosines.min(), abs=1e-6)
-    assert other.mean_cosine == pytest.approx(cosines.mean(), abs=1e-6)
+    assert other.mean_difference == pytest.approx(1 - cosines.mean(), abs=1e-6)
     assert other.largest_difference == pytest.approx(1 - cosines.min(), abs=1e-6)
     assert other.worst_text == texts[int(cosines.argmin())]
     relative = np.linalg.norm(a - b, axis=1) / np.linalg.norm(a, axis=1)
@@ -114,7 +112,7 @@ def test_another_way_of_use(card: dict[str, Any], message: str, forms: Path, tmp
 def test_another_length_is_named_where_no_text_is_cut(forms: Path, tmp_path: Path) -> None:
     other = change(forms, tmp_path / "other", max_length=99)
     found = verify([forms / "adapter", other], texts=["A man is eating."], device="cpu")
-    assert problems(found) == "max_length 99, expected 100"
+    assert problems(found).endswith(": max_length 99, expected 100")
 
 
 def test_edits_and_segments_are_part_of_a_prompt(forms: Path, tmp_path: Path) -> None:
@@ -145,7 +143,7 @@ def test_weights_that_are_no_numbers(forms: Path, tmp_path: Path) -> None:
 def test_other_dimensions(forms: Path, tmp_path: Path) -> None:
     tiny_encoder("opt", max_length=100).save_pretrained(tmp_path / "other")
     found = verify([forms / "adapter", tmp_path / "other"], device="cpu")
-    assert "24 dimensions, expected 32" in problems(found)
+    assert "dimensions 24, expected 32" in problems(found)
     assert "1-cos nan exceeds" in problems(found)
     json.dumps(found.to_dict(), allow_nan=False)
 
@@ -168,7 +166,6 @@ def test_a_merged_directory_knows_its_base(forms: Path, tmp_path: Path) -> None:
     unknown = verify([change(forms, tmp_path / "bare"), forms / "merged"], device="cpu")
     assert unknown.holds
     assert unknown.base_difference is None
-    assert "merge.json" in unknown.base_note
     assert "to its base           unknown" in unknown.text()
 
 
@@ -180,7 +177,7 @@ def test_correlations_are_compared_too(forms: Path) -> None:
     )
     scores = iter([70.0, 70.2])
     odd = verify([forms / "adapter", forms / "merged"], score=lambda _: next(scores), device="cpu")
-    assert problems(odd) == "Spearman 70.20, expected 70.00"
+    assert problems(odd).endswith(": Spearman 70.20, expected 70.00")
 
 
 def test_two_forms_are_needed(forms: Path) -> None:

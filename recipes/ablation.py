@@ -30,18 +30,7 @@ from typing import Any
 import tyro
 import yaml
 from ablation_grid import RUNS, Experiment, Grid, changed, experiments, load_grid
-from ablation_measure import (
-    Line,
-    Results,
-    asked,
-    differences,
-    flow,
-    key_of,
-    line_of,
-    load_scores,
-    measure,
-    measurement,
-)
+from ablation_measure import Line, Results, asked, differences, flow, key_of, line_of, load_scores, measure, measurement
 from filelock import FileLock
 
 from angle_llm.cli import guarded

@@ -10,7 +10,7 @@ import json
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -69,8 +69,8 @@ def _read(answer: str, finished: bool) -> list[Line]:
     last = max((place for place, why in enumerate(dropped) if why != "blank"), default=None)
     if not finished and last is not None:
         dropped[last] = dropped[last] or "cut"
-    lines = (Line(piece if why else _without_marks(piece), why) for piece, why in zip(pieces, dropped, strict=True))
-    return [line if line.text.strip() else Line(line.text, "blank") for line in lines]
+    texts = (piece if why else _without_marks(piece) for piece, why in zip(pieces, dropped, strict=True))
+    return [Line(text, why if text.strip() else "blank") for text, why in zip(texts, dropped, strict=True)]
 
 
 def _why_dropped(piece: str, is_list: bool) -> str | None:
@@ -149,45 +149,36 @@ _TALK = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A generated sentence, its source, and the prompt without both."""
-
-    sentence: str
-    source: str
-    prompt: str
+def _no_words(sentence: str, source: str, prompt: str) -> bool:
+    return not (any(map(str.isalnum, sentence)) and any(map(str.isalnum, source)))
 
 
-def _no_words(one: Candidate) -> bool:
-    return not (any(map(str.isalnum, one.sentence)) and any(map(str.isalnum, one.source)))
+def _prompt_words(sentence: str, source: str, prompt: str) -> bool:
+    return bool(_runs(near(sentence)) & _runs(near(prompt)) - _runs(near(source)))
 
 
-def _prompt_words(one: Candidate) -> bool:
-    return bool(_runs(near(one.sentence)) & _runs(near(one.prompt)) - _runs(near(one.source)))
-
-
-def _other_script(one: Candidate) -> bool:
-    known = {_script(letter) for letter in one.source if letter.isalpha()}
-    letters = [_script(letter) for letter in one.sentence if letter.isalpha()]
+def _other_script(sentence: str, source: str, prompt: str) -> bool:
+    known = {_script(letter) for letter in source if letter.isalpha()}
+    letters = [_script(letter) for letter in sentence if letter.isalpha()]
     return bool(known) and sum(script in known for script in letters) < len(letters) / 2
 
 
-FILTERS: dict[str, Callable[[Candidate], bool]] = {
+FILTERS: dict[str, Callable[[str, str, str], bool]] = {
     "no words": _no_words,
-    "refusal": lambda one: bool(_REFUSAL.search(one.sentence)) and not _REFUSAL.search(one.source),
+    "refusal": lambda sentence, source, _: bool(_REFUSAL.search(sentence)) and not _REFUSAL.search(source),
     "prompt words": _prompt_words,
-    "talk": lambda one: bool(_TALK.search(one.sentence)) and not _TALK.search(one.source),
-    "copy": lambda one: near(one.sentence) == near(one.source),
-    "too short": lambda one: len(one.sentence) < max(MIN_CHARACTERS, MIN_RATIO * len(one.source)),
-    "too long": lambda one: len(one.sentence) > min(MAX_CHARACTERS, MAX_RATIO * len(one.source)),
+    "talk": lambda sentence, source, _: bool(_TALK.search(sentence)) and not _TALK.search(source),
+    "copy": lambda sentence, source, _: near(sentence) == near(source),
+    "too short": lambda sentence, source, _: len(sentence) < max(MIN_CHARACTERS, MIN_RATIO * len(source)),
+    "too long": lambda sentence, source, _: len(sentence) > min(MAX_CHARACTERS, MAX_RATIO * len(source)),
     "other script": _other_script,
 }
-"""Reason → whether a sentence is dropped; the first that applies counts. A word of the source is never a reason."""
+"""Reason → whether a generated sentence is dropped, by its source and the prompt. A word of the source is never a reason."""
 
 
-def why_dropped(one: Candidate) -> str | None:
-    """The reason to drop a sentence, or None."""
-    return next((reason for reason, applies in FILTERS.items() if applies(one)), None)
+def why_dropped(sentence: str, source: str, prompt: str) -> str | None:
+    """The first reason to drop a sentence, or None."""
+    return next((reason for reason, applies in FILTERS.items() if applies(sentence, source, prompt)), None)
 
 
 @lru_cache(maxsize=64)
@@ -215,6 +206,11 @@ class Pair:
     cosine: float | None = None
 
 
+def kept(pairs: Iterable[Pair]) -> list[Pair]:
+    """The pairs that are not dropped."""
+    return [pair for pair in pairs if pair.dropped is None]
+
+
 def read_pairs(requests: Sequence[Request], answers: Mapping[str, Answer], prompts: Mapping[str, str]) -> list[Pair]:
     """The lines of all answers, each filtered alone."""
     pairs = []
@@ -222,32 +218,33 @@ def read_pairs(requests: Sequence[Request], answers: Mapping[str, Answer], promp
         prompt = prompts[request.side].replace("{size}", " ").replace("{text}", " ")
         answer = answers.get(request.key)
         for text, dropped in () if answer is None else read_answer(answer.text, finished=answer.finished):
-            reason = dropped or why_dropped(Candidate(text, request.text, prompt))
+            reason = dropped or why_dropped(text, request.text, prompt)
             pairs.append(Pair(request, text, reason, [request.generator]))
     return pairs
 
 
-def choose(pairs: Sequence[Pair], *, size: int, agree: bool, judge: Callable[[Sequence[Pair]], None] | None) -> None:
-    """Drop pairs because of others: repeats, contradictions, disagreement, the judge, and more than `size` of an answer."""
-
-    def kept() -> list[tuple[Pair, int]]:
-        return [(each, pair_key(near(each.request.text), near(each.text))) for each in pairs if each.dropped is None]
-
-    first, sides, count = dict[tuple[int, str], Pair](), defaultdict[int, set[str]](set), Counter[str]()
-    for pair, key in kept():
-        sides[key].add(pair.request.side)
-        earlier = first.setdefault((key, pair.request.side), pair)
+def drop_repeats(pairs: Sequence[Pair], *, agree: bool) -> None:
+    """Drop repeated pairs, pairs of both sides, and, with `agree`, pairs of one generator only."""
+    first, sides = dict[tuple[int, str], Pair](), defaultdict[int, set[str]](set)
+    keys = {id(pair): pair_key(near(pair.request.text), near(pair.text)) for pair in kept(pairs)}
+    for pair in kept(pairs):
+        key, side = keys[id(pair)], pair.request.side
+        sides[key].add(side)
+        earlier = first.setdefault((key, side), pair)
         if earlier is not pair:
             pair.dropped = "repeat"
             earlier.generators = list(dict.fromkeys([*earlier.generators, *pair.generators]))
-    for pair, key in kept():
-        if len(sides[key]) > 1:
+    for pair in kept(pairs):
+        if len(sides[keys[id(pair)]]) > 1:
             pair.dropped = "contradiction"
         elif agree and len(pair.generators) == 1:
             pair.dropped = "one generator only"
-    if judge is not None:
-        judge([pair for pair, _ in kept()])
-    for pair, _ in kept():
+
+
+def drop_surplus(pairs: Sequence[Pair], size: int) -> None:
+    """Drop what an answer has beyond `size` pairs."""
+    count = Counter[str]()
+    for pair in kept(pairs):
         count[pair.request.key] += 1
         if count[pair.request.key] > size:
             pair.dropped = "surplus"

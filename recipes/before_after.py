@@ -65,3 +65,4 @@ def _train_and_test(test: DataSource, runs: Mapping[str, TrainSettings]) -> None
     for name, path, arguments in rows:  # one model in memory at a time
         figures = evaluate(SentenceEncoder.from_pretrained(path, **arguments).encode, [task]).tasks["test"]
         print(f"  {name:{width}} {figures.spearman:6.2f}" + (f" ({figures.undefined})" if figures.undefined else ""))
+    print(f'To load the model: SentenceEncoder.from_pretrained("{rows[-1][1]}")')

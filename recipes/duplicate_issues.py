@@ -20,16 +20,19 @@ import random
 import re
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
+import numpy as np
 import tyro
-from github_issues import Found, GitHub, Key, read_repositories, read_targets, read_token
-from issue_texts import Claim, find_claims, issue_text, mentioned_pairs
+from github_issues import Found, GitHub, Issue, Key, read_repositories, read_targets, read_token
+from issue_texts import Claim, find_claims, issue_text, mark, mentioned_pairs
 from journal import Row
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
 
 from angle_llm.cli import guarded
 from angle_llm.config import SettingsError
@@ -59,20 +62,26 @@ class IssueSettings:
     """Only issues and comments updated since this date, such as 2024-01-31."""
     max_issues: int | None = None
     """Stop reading a repository after this many issues and pull requests; those without updates for the longest time first."""
+    comments: Literal["all", "marked"] = "all"
+    """all: every comment, a hundred per request; finds duplicates that only a comment names. marked: the comments of issues that
+    are labelled or closed as duplicates, a request for each."""
     closing_days: float = 7.0
     """Days before and after the closing in which a comment can name the duplicate."""
     cluster_pairs: int = 0
     """Further positives from each cluster: at most this many pairs of issues that are duplicates of a common issue."""
-    random_negatives: float = 0.5
-    """Random negatives per positive."""
-    hard_negatives: float = 0.5
-    """Negatives with many common words per positive. Some can be duplicates that are not marked."""
+    negatives: dict[Literal["random", "overlap", "labels"], float] = field(
+        default_factory=lambda: {"random": 0.5, "overlap": 0.35, "labels": 0.15}
+    )
+    """Negatives for each positive, by kind. random: any two issues; overlap: two with many common words; labels: two with a
+    common label. Some of the last two can be duplicates that are not marked."""
     splits: tuple[float, float, float] = (0.8, 0.1, 0.1)
     """Shares of train, valid and test. All issues of a cluster are in one split, also when more is read later."""
     min_characters: int = 20
     """Skip issues with a shorter text."""
     max_characters: int = 65_536
     """Cut longer texts."""
+    bots: bool = False
+    """Keep issues that bots opened."""
     seed: int = 42
     """Seed of the negatives."""
 
@@ -85,7 +94,7 @@ class IssueSettings:
         if not re.fullmatch(r"\d{4}-\d\d-\d\d", self.since):
             raise SettingsError(f"--since: expected a date such as 2024-01-31, got {self.since}.")
         for name, value in asdict(self).items():
-            numbers = value if name == "splits" else (value,)
+            numbers = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else [value]
             if not all(0 <= number < float("inf") for number in numbers if isinstance(number, int | float)):
                 raise SettingsError(f"--{name.replace('_', '-')}: expected 0 or more, got {value}.")
         if not sum(self.splits):
@@ -98,7 +107,8 @@ def main(settings: IssueSettings) -> None:
     if not (out / "cache").is_dir() and (present := [path.name for path in out.glob("*")]):
         raise SettingsError(f"--out: {out} has files of another program ({present[0]}, …). Choose a new folder.")
     with GitHub(settings.api, out / "cache", read_token(settings.api), offline=settings.offline) as github:
-        found = read_repositories(github, settings.repos, settings.since, settings.max_issues)
+        marked = mark if settings.comments == "marked" else None
+        found = read_repositories(github, settings.repos, settings.since, settings.max_issues, marked)
         claims, unclear = find_claims(found, settings.closing_days, github.has_event)
         missing = read_targets(github, found, {claim.target for claim in claims})
     claims = [claim._replace(target=found.moved.get(claim.target, claim.target)) for claim in claims]
@@ -125,13 +135,15 @@ def main(settings: IssueSettings) -> None:
 
 def clean_texts(found: Found, settings: IssueSettings) -> tuple[dict[Key, str], dict[Key, str]]:
     """The texts of the issues, and why issues are skipped."""
-    people = {issue.author.lower() for issue in found.issues.values()}
-    people |= {comment.author.lower() for comments in found.comments.values() for comment in comments}
+    entries = [*found.issues.values(), *itertools.chain(*found.comments.values())]
+    people = {entry.author.login.lower() for entry in entries}
     texts, skipped = dict[Key, str](), dict[Key, str]()
     for key, issue in found.issues.items():
-        text = issue_text(issue.title, issue.body, people, settings.max_characters)
-        if issue.by_bot or len(text) < settings.min_characters:
-            skipped[key] = "opened by a bot" if issue.by_bot else "too short"
+        text = issue_text(issue.title or "", issue.body or "", people, settings.max_characters)
+        if issue.author.is_bot and not settings.bots:
+            skipped[key] = "opened by a bot"
+        elif len(text) < settings.min_characters:
+            skipped[key] = "too short"
         else:
             texts[key] = text
     return texts, skipped
@@ -140,26 +152,19 @@ def clean_texts(found: Found, settings: IssueSettings) -> tuple[dict[Key, str], 
 # ------------------------------------------------------------------------------------------------- pairs
 
 
-class Clusters:
-    """Connected components of issues, each named by its oldest member, so that later issues do not rename it."""
-
-    def __init__(self, links: Iterable[tuple[Key, Key]]) -> None:
-        self._parent = dict[Key, Key]()
-        for pair in links:
-            older, younger = sorted(map(self.__getitem__, pair), key=_age)
-            self._parent[younger] = older
-
-    def __getitem__(self, key: Key) -> Key:
-        root = key
-        while (parent := self._parent.get(root, root)) != root:
-            root = parent
-        while key != root:  # shorten the path
-            self._parent[key], key = root, self._parent[key]
-        return root
-
-
 def _age(key: Key) -> tuple[int, str]:
     return key[1], key[0]
+
+
+def find_clusters(links: Sequence[tuple[Key, Key]]) -> dict[Key, Key]:
+    """Linked issues → the oldest issue of their connected component, so that later issues do not rename it."""
+    keys = sorted({key for pair in links for key in pair}, key=_age)
+    place = {key: number for number, key in enumerate(keys)}
+    one, other = ([place[pair[side]] for pair in links] for side in (0, 1))
+    linked = csr_array((np.ones(len(links)), (one, other)), (len(keys), len(keys)))
+    labels: list[int] = connected_components(linked)[1].tolist() if keys else []
+    oldest = dict[int, Key]()
+    return {key: oldest.setdefault(label, key) for key, label in zip(keys, labels, strict=True)}
 
 
 def _hash(text: str) -> float:
@@ -183,11 +188,13 @@ def make_pairs(
     """
     words, first = {key: near(text) for key, text in texts.items()}, dict[str, Key]()
     same_text = [(key, first.setdefault(text, key)) for key, text in words.items()]
-    clusters = Clusters([*((claim.duplicate, claim.target) for claim in claims), *same_text])
-    mentioned = {frozenset(clusters[found.moved.get(key, key)] for key in pair) for pair in mentioned_pairs(found)}
+    clusters = find_clusters([*((claim.duplicate, claim.target) for claim in claims), *same_text])
+    moved = found.moved
+    mentioned = {
+        frozenset(clusters.get(key := moved.get(one, one), key) for one in pair) for pair in mentioned_pairs(found)
+    }
     place = {key: (split_of(clusters[key], settings.splits), found.issues[key].repo) for key in texts}
-    rows = defaultdict[str, list[Row]](list)
-    seen = set[frozenset[str]]()
+    rows, seen = defaultdict[str, list[Row]](list), set[frozenset[str]]()
 
     def add(one: Key, other: Key, label: int, kind: str, why: str) -> None:
         seen.add(frozenset((words[one], words[other])))
@@ -208,8 +215,9 @@ def make_pairs(
     wanted = found_negatives = 0
     for here in sorted({place[claim.duplicate] for claim in positives}):
         anchors = sorted((claim.duplicate for claim in positives if place[claim.duplicate] == here), key=str)
-        pool = NegativePool([key for key in sorted(texts) if place[key] == here], words, f"{settings.seed} {here}")
-        for kind, share in (("hard", settings.hard_negatives), ("random", settings.random_negatives)):
+        issues = [found.issues[key] for key in sorted(texts) if place[key] == here]
+        pool = NegativePool(issues, words, f"{settings.seed} {here}")
+        for kind, share in settings.negatives.items():
             for anchor in itertools.islice(itertools.cycle(anchors), round(share * len(anchors))):
                 wanted += 1
                 for other, cosine in pool.candidates(kind, anchor):
@@ -225,7 +233,7 @@ def make_pairs(
     return rows, {**account, "negatives not found": wanted - found_negatives}
 
 
-def cluster_claims(claims: Sequence[Claim], clusters: Clusters, most: int) -> Iterator[Claim]:
+def cluster_claims(claims: Sequence[Claim], clusters: Mapping[Key, Key], most: int) -> Iterator[Claim]:
     """Further pairs of each cluster, at most `most`, the younger issue first."""
     members = defaultdict[Key, set[Key]](set)
     for claim in claims:
@@ -240,20 +248,24 @@ def cluster_claims(claims: Sequence[Claim], clusters: Clusters, most: int) -> It
 class NegativePool:
     """Issues of one repository and split, with TF-IDF vectors of their words."""
 
-    def __init__(self, keys: Sequence[Key], words: Mapping[Key, str], seed: str) -> None:
+    def __init__(self, issues: Sequence[Issue], words: Mapping[Key, str], seed: str) -> None:
         from sklearn.feature_extraction.text import TfidfVectorizer
 
-        self._keys, self._chance, self._place = keys, random.Random(seed), {key: n for n, key in enumerate(keys)}
+        self._keys, self._chance = [issue.key for issue in issues], random.Random(seed)
+        self._labels = [{label.name for label in issue.labels} for issue in issues]
+        self._place = {key: n for n, key in enumerate(self._keys)}
         vectorizer = TfidfVectorizer(token_pattern=r"\S+", sublinear_tf=True)
-        self._rows_NV = vectorizer.fit_transform(words[key][:20_000] for key in keys)
+        self._rows_NV = vectorizer.fit_transform(words[key][:20_000] for key in self._keys)
 
     def candidates(self, kind: str, anchor: Key) -> list[tuple[Key, float]]:
-        """Issues and their similarity to the anchor: random ones, or the most similar ones."""
-        cosine_N = (self._rows_NV @ self._rows_NV[self._place[anchor]].T).toarray().ravel()
-        if kind == "random":
-            places = self._chance.choices(range(len(self._keys)), k=CANDIDATES)
-        else:
+        """Issues and their similarity to the anchor: random ones, of a common label, or the most similar ones."""
+        here = self._place[anchor]
+        cosine_N = (self._rows_NV @ self._rows_NV[here].T).toarray().ravel()
+        if kind == "overlap":
             places = (-cosine_N).argsort(kind="stable")[: CANDIDATES + 1].tolist()  # the anchor itself is first
+        else:
+            places = [n for n, labels in enumerate(self._labels) if kind == "random" or labels & self._labels[here]]
+            places = self._chance.choices(places, k=CANDIDATES) if places else []
         return [(self._keys[place], float(cosine_N[place])) for place in places]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode, urlsplit
 
-from journal import Journal, Row
+from journal import Journal
+from pydantic import BaseModel, ValidationError
 
 from angle_llm import __version__
 from angle_llm.config import SettingsError
@@ -21,35 +23,55 @@ from angle_llm.data import DataError
 PER_PAGE = 100
 LONGEST_WAIT = 2 * 3600  # seconds
 TOKEN = "GITHUB_TOKEN"
-MAINTAINERS = {"OWNER", "MEMBER", "COLLABORATOR"}
-KEPT = {
-    "id", "number", "title", "body", "state", "state_reason", "created_at", "closed_at", "updated_at", "labels", "name", "user",
-    "login", "type", "repository_url", "pull_request", "issue_url", "author_association", "event", "full_name",
-}  # fmt: skip
-"""Fields of the API that the cache keeps."""
-
-Read = TypeVar("Read")
 Key = tuple[str, int]
 """Repository in lower case, and issue number."""
 
 
-@dataclass(frozen=True)
-class Issue:
-    """An issue or pull request, which share their numbers."""
+class User(BaseModel):
+    """An account."""
+
+    login: str = ""
+    type: str = ""
+
+    @property
+    def is_bot(self) -> bool:
+        return self.type == "Bot" or self.login.endswith("[bot]")
+
+
+class Label(BaseModel):
+    """A label of an issue."""
+
+    name: str
+
+
+class Entry(BaseModel):
+    """What issues and comments have in common. Only the declared fields of the API are kept."""
 
     id: int
-    repo: str
+    body: str | None = ""
+    user: User | None = None
+    created_at: datetime
+    updated_at: datetime
+
+    @property
+    def author(self) -> User:
+        return self.user or User()  # none: deleted
+
+
+class Issue(Entry):
+    """An issue or pull request, which share their numbers."""
+
     number: int
-    title: str
-    body: str
-    closed_at: datetime | None
-    """None: open."""
-    state_reason: str
-    labels: tuple[str, ...]
-    updated_at: str
-    is_pull_request: bool
-    author: str
-    by_bot: bool
+    repository_url: str
+    title: str | None = ""
+    closed_at: datetime | None = None
+    state_reason: str | None = None
+    labels: list[Label] = []
+    pull_request: dict[str, Any] | None = None
+
+    @property
+    def repo(self) -> str:
+        return "/".join(self.repository_url.split("/")[-2:])
 
     @property
     def key(self) -> Key:
@@ -60,64 +82,39 @@ class Issue:
         return f"{self.repo}#{self.number}"
 
 
-@dataclass(frozen=True)
-class Comment:
+class Comment(Entry):
     """A comment under an issue."""
 
-    issue: Key
-    text: str
-    created_at: datetime
-    by_maintainer: bool
-    author: str
+    issue_url: str
+    author_association: str = ""
+
+    @property
+    def issue(self) -> Key:
+        owner, repo, _, number = self.issue_url.split("/")[-4:]
+        return f"{owner}/{repo}".lower(), int(number)
+
+    @property
+    def by_maintainer(self) -> bool:
+        return self.author_association in ("OWNER", "MEMBER", "COLLABORATOR") and not self.author.is_bot
 
 
-def read_issue(row: Any) -> Issue:
-    """The issue in a row of the API; a deleted user and missing texts are empty."""
+class Event(BaseModel):
+    """A change of an issue."""
+
+    event: str = ""
+
+
+Kind = TypeVar("Kind", bound=BaseModel)
+EntryKind = TypeVar("EntryKind", bound=Entry)
+
+
+def parsed(kind: type[Kind], row: Any) -> Kind:
+    """A row of the API; DataError if it is not one."""
     try:
-        return Issue(
-            id=int(row["id"]),
-            repo="/".join(row["repository_url"].split("/")[-2:]),
-            number=int(row["number"]),
-            title=row.get("title") or "",
-            body=row.get("body") or "",
-            closed_at=_time(row["closed_at"]) if row["state"] == "closed" else None,
-            state_reason=row.get("state_reason") or "",
-            labels=tuple(label["name"] for label in row.get("labels") or ()),
-            updated_at=_time(row["updated_at"]).isoformat(),
-            is_pull_request=row.get("pull_request") is not None,
-            author=_login(row),
-            by_bot=_is_bot(row),
-        )
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise DataError(f"--api: expected an issue of GitHub's REST API, got {str(row)[:100]!r}") from None
-
-
-def read_comment(row: Any) -> Comment:
-    """The comment in a row of the API."""
-    try:
-        owner, repo, _, number = row["issue_url"].split("/")[-4:]
-        by_maintainer = row.get("author_association") in MAINTAINERS and not _is_bot(row)
-        issue, created_at = (f"{owner}/{repo}".lower(), int(number)), _time(row["created_at"])
-        _ = int(row["id"]), _time(row["updated_at"])
-        return Comment(issue, row.get("body") or "", created_at, by_maintainer, _login(row))
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise DataError(f"--api: expected a comment of GitHub's REST API, got {str(row)[:100]!r}") from None
-
-
-def _login(row: Row) -> str:
-    return str((row.get("user") or {}).get("login") or "")
-
-
-def _is_bot(row: Row) -> bool:
-    return (row.get("user") or {}).get("type") == "Bot" or _login(row).endswith("[bot]")
-
-
-def _time(value: str) -> datetime:
-    return datetime.fromisoformat(value.replace("Z", "+00:00"))
-
-
-def _second_before(time: str) -> str:
-    return (_time(time) - timedelta(seconds=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return kind.model_validate(row)
+    except ValidationError:
+        problem = f"expected an {kind.__name__.lower()} of GitHub's REST API, got {str(row)[:100]!r}"
+        raise DataError(f"--api: {problem}") from None
 
 
 def read_token(api: str) -> str | None:
@@ -163,61 +160,62 @@ class GitHub:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._journal.close()
+        self._journal.__exit__()
 
     def name(self, repo: str) -> str:
         """The current name of a repository. With a former one PyGithub follows the redirect, but drops the parameters."""
-        return repo if self._offline else str(self._request(f"/repos/{repo}", required=True).get("full_name", repo))
+        return repo if self._offline else str(self._request(f"/repos/{repo}", required=True)[1].get("full_name", repo))
 
-    def listing(self, path: str, read: Callable[[Row], Read], since: str, most: int | None = None) -> list[Read]:
+    def listing(self, path: str, kind: type[EntryKind], since: str, most: int | None = None) -> list[EntryKind]:
         """Issues or comments that were updated after a date, at most `most`; only new versions are requested.
 
         A request is for what was updated since the last row that is kept. Page numbers would miss rows, because a row that is
         updated meanwhile moves the others.
         """
         with Journal(self._folder / f"{path.strip('/').replace('/', '-')}-{since}.jsonl") as journal:
-            rows, page = {row["id"]: row for row in journal.rows}, 1
-            since = max([f"{since}T00:00:00Z", *(_second_before(row["updated_at"]) for row in journal.rows)])
+            rows, page = {row["id"]: parsed(kind, row) for row in journal.rows}, 1
+            since = max([f"{since}T00:00:00Z", *(_second_before(row) for row in rows.values())])
             while not self._offline and (most is None or len(rows) < most):
-                query = {
-                    "state": "all",
-                    "sort": "updated",
-                    "direction": "asc",
-                    "since": since,
-                    "per_page": PER_PAGE,
-                    "page": page,
-                }
-                content = self._request(f"{path}?{urlencode(query)}", required=True)
+                query = {"state": "all", "sort": "updated", "direction": "asc", "since": since}
+                query |= {"per_page": str(PER_PAGE), "page": str(page)}
+                headers, content = self._request(f"{path}?{urlencode(query)}", required=True)
                 if not isinstance(content, list):
                     raise DataError(f"--api: {path}: expected a list of GitHub's REST API, got {str(content)[:100]}")
-                for row in content:
-                    read(row)  # before it is kept
-                journal.append([row for row in content if rows.get(row["id"]) != row])
-                rows |= {row["id"]: row for row in content}
-                print(f"{path}: {len(rows):,} rows after {self.sent:,} requests", flush=True)
-                if len(content) < PER_PAGE:
+                found = [parsed(kind, row) for row in content]
+                for row in found:
+                    if rows.get(row.id) != row:
+                        journal.append(row.model_dump(mode="json"))
+                    rows[row.id] = row
+                left = re.search(r'[?&]page=(\d+)[^>]*>; rel="last"', headers.get("link", ""))
+                estimate = f", about {int(left[1]) - page:,} more" if left else ""
+                print(f"{path}: {len(rows):,} rows after {self.sent:,} requests{estimate}", flush=True)
+                if len(found) < PER_PAGE:
                     break
                 # Rows of one second can be on two pages.
-                newest = _second_before(content[-1]["updated_at"])
+                newest = _second_before(found[-1])
                 since, page = (newest, 1) if newest > since else (since, page + 1)
-        return [read(row) for row in sorted(list(rows.values())[:most], key=lambda row: int(row["id"]))]
+        return sorted(list(rows.values())[:most], key=lambda row: row.id)
 
     def one(self, path: str, version: str = "") -> Any:
         """The object at a path, requested once for each version of it; None if it is deleted or not visible."""
         key = f"{path} {version}"
         if key not in self._objects and not self._offline:
-            self._objects[key] = self._request(path, required=False)
-            self._journal.append([{"key": key, "content": self._objects[key]}])
+            self._objects[key] = self._request(path, required=False)[1]
+            self._journal.append({"key": key, "content": self._objects[key]})
         return self._objects.get(key)
+
+    def under(self, issue: Issue, what: str, kind: type[Kind]) -> list[Kind]:
+        """The events or comments of an issue, the first hundred."""
+        path = f"/repos/{issue.repo}/issues/{issue.number}/{what}?per_page={PER_PAGE}"
+        return [parsed(kind, row) for row in self.one(path, issue.updated_at.isoformat()) or []]
 
     def has_event(self, issue: Issue) -> bool:
         """Whether a maintainer marked an issue as a duplicate and did not undo it."""
-        rows = self.one(f"/repos/{issue.repo}/issues/{issue.number}/events?per_page={PER_PAGE}", issue.updated_at) or []
-        marks = [row["event"] for row in rows if str(row.get("event")).endswith("marked_as_duplicate")]
-        return marks[-1:] == ["marked_as_duplicate"]
+        events = [each.event for each in self.under(issue, "events", Event)]
+        return [each for each in events if each.endswith("marked_as_duplicate")][-1:] == ["marked_as_duplicate"]
 
-    def _request(self, path: str, *, required: bool) -> Any:
-        """The fields in `KEPT` of the content at a path; None for what is not `required` and does not exist."""
+    def _request(self, path: str, *, required: bool) -> tuple[dict[str, Any], Any]:
+        """Headers and content at a path; the content is None for what is not `required` and does not exist."""
         import requests
 
         remaining, pause = self._requester.rate_limiting[0], self._requester.rate_limiting_resettime + 1 - time.time()
@@ -229,10 +227,10 @@ class GitHub:
         for attempt in range(3):
             self.sent += 1
             try:
-                return _reduced(self._requester.requestJsonAndCheck("GET", path)[1])
+                return self._requester.requestJsonAndCheck("GET", path)
             except self._refusal as error:
                 if error.status in (404, 410, 451) and not required:
-                    return None
+                    return {}, None
                 message = str(error.message or error.data)[:300].replace(self._token or "\0", "***")
                 hint = "Check the name of the repository, and the token in the environment"
                 raise DataError(f"{path}: GitHub answered with status {error.status}: {message}. {hint}") from None
@@ -243,10 +241,8 @@ class GitHub:
         raise AssertionError
 
 
-def _reduced(content: Any) -> Any:
-    if isinstance(content, list):
-        return [_reduced(item) for item in content]
-    return {k: _reduced(v) for k, v in content.items() if k in KEPT} if isinstance(content, dict) else content
+def _second_before(row: Entry) -> str:
+    return (row.updated_at - timedelta(seconds=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass
@@ -259,17 +255,23 @@ class Found:
     moved: dict[Key, Key] = field(default_factory=dict)
 
 
-def read_repositories(github: GitHub, repos: Sequence[str], since: str, max_issues: int | None) -> Found:
-    """All issues of the repositories and the comments under them."""
+def read_repositories(
+    github: GitHub, repos: Sequence[str], since: str, max_issues: int | None, marked: Callable[[Issue], object] | None
+) -> Found:
+    """Issues of the repositories and comments: all of them, or those under issues that are `marked`."""
     found = Found()
     for name in dict.fromkeys(map(github.name, repos)):
-        for issue in github.listing(f"/repos/{name}/issues", read_issue, since, max_issues):
-            if issue.is_pull_request:
-                found.pull_requests.add(issue.key)
-            else:
-                found.issues[issue.key] = issue
-        for comment in github.listing(f"/repos/{name}/issues/comments", read_comment, since):
-            if comment.issue in found.issues:
+        listed = github.listing(f"/repos/{name}/issues", Issue, since, max_issues)
+        issues = {issue.key: issue for issue in listed if issue.pull_request is None}
+        found.issues |= issues
+        found.pull_requests |= {issue.key for issue in listed} - set(issues)
+        if marked is None:
+            comments = github.listing(f"/repos/{name}/issues/comments", Comment, since)
+        else:
+            below = (github.under(issue, "comments", Comment) for issue in issues.values() if marked(issue))
+            comments = [comment for each in below for comment in each]
+        for comment in comments:
+            if comment.issue in issues:
                 found.comments[comment.issue].append(comment)
     return found
 
@@ -279,8 +281,8 @@ def read_targets(github: GitHub, found: Found, targets: set[Key]) -> dict[Key, s
     missing = dict[Key, str]()
     for target in sorted(targets - set(found.issues)):
         row = None if target in found.pull_requests else github.one(f"/repos/{target[0]}/issues/{target[1]}")
-        issue = None if row is None else read_issue(row)
-        if target in found.pull_requests or (issue and issue.is_pull_request):
+        issue = None if row is None else parsed(Issue, row)
+        if target in found.pull_requests or (issue and issue.pull_request is not None):
             missing[target] = "target is a pull request"
         elif issue is None:
             missing[target] = "target deleted or not visible"

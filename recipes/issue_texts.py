@@ -78,6 +78,13 @@ def is_duplicate_label(label: str) -> bool:
     return found is not None and not any(map(_DOUBT.search, (words, words[: found.start()]))) and "?" not in words
 
 
+def mark(issue: Issue) -> str:
+    """What marks an issue as a duplicate: state_reason, label, or nothing."""
+    if issue.state_reason == "duplicate":
+        return "state_reason"
+    return "label" if any(is_duplicate_label(label.name) for label in issue.labels) else ""
+
+
 def references(text: str, repo: str) -> list[Key]:
     """The issues that a text refers to outside code and quotes; `repo` is the repository of bare numbers."""
     return list(_keys(_without_quotes(text), repo))
@@ -95,7 +102,7 @@ def mentioned_pairs(found: Found) -> set[frozenset[Key]]:
     """Pairs of issues of which one mentions the other anywhere, in any words, at any time."""
     pairs = set[frozenset[Key]]()
     for key, issue in found.issues.items():
-        texts = (issue.title, issue.body, *(comment.text for comment in found.comments.get(key, ())))
+        texts = [issue.title or "", *(each.body or "" for each in (issue, *found.comments.get(key, ())))]
         pairs.update(frozenset((key, other)) for text in texts for other in _keys(text, issue.repo) if other != key)
     return pairs
 
@@ -115,8 +122,7 @@ def find_claims(
         near = [each for each in found.comments.get(key, ()) if abs(each.created_at - closed) <= window]
         by_maintainers = _targets(named_duplicates, [each for each in near if each.by_maintainer], issue)
         named, referred = _targets(named_duplicates, near, issue), _targets(references, near, issue)
-        labelled = any(map(is_duplicate_label, issue.labels))
-        marked = "state_reason" if issue.state_reason == "duplicate" else "label" if labelled else ""
+        marked = mark(issue)
         if by_maintainers:
             claims += [Claim(key, target, "comment") for target in by_maintainers]
         elif named and (marked or has_event(issue)):
@@ -131,7 +137,7 @@ def find_claims(
 
 
 def _targets(find: Callable[[str, str], list[Key]], comments: Iterable[Comment], issue: Issue) -> list[Key]:
-    keys = (key for comment in comments for key in find(comment.text, issue.repo))
+    keys = (key for comment in comments for key in find(comment.body or "", issue.repo))
     return list(dict.fromkeys(key for key in keys if key != issue.key))
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import threading
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -17,9 +15,7 @@ Row = dict[str, Any]
 
 
 class Journal:
-    """Rows of a JSON Lines file. Appended rows are on disk when `append` returns, so a kill loses none of them.
-
-    A last line that a kill cut off is removed. One process at a time can open a file; its threads can append together.
+    """Rows of a JSON Lines file, a context manager. An appended row is on disk when `append` returns, whole or not at all.
 
     Raises:
         DataError: if another process has the file open, or a line is not a JSON object.
@@ -27,41 +23,30 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = path
-        self._lock, self._thread_lock = FileLock(f"{path}.lock"), threading.Lock()
+        self.path, self._lock = path, FileLock(f"{path}.lock", blocking=False)
         try:
-            self._lock.acquire(blocking=False)
+            self._lock.acquire()
         except Timeout:
             raise DataError(f"{path}: another process is writing this file; wait for it, or end it") from None
-        try:
-            self._file: BinaryIO = path.open("ab")
-            content = path.read_bytes()
-            self._file.truncate(content.rfind(b"\n") + 1)
-            self.rows = [self._parsed(number, line) for number, line in enumerate(content.split(b"\n")[:-1], 1)]
-        except BaseException:
-            self.close()
-            raise
+        self._file = path.open("ab")
+        content = path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        self._file.truncate(whole)  # a kill cut off what follows
+        self.rows = [self._parsed(number, line) for number, line in enumerate(content[:whole].splitlines(), 1)]
 
     def __enter__(self) -> Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file and let other processes open it."""
-        if hasattr(self, "_file"):
-            self._file.close()
+        self._file.close()
         self._lock.release()
 
-    def append(self, rows: Iterable[Row]) -> None:
-        """Add rows to the file and to `rows`."""
-        with self._thread_lock:
-            added = list(rows)
-            self._file.writelines(json.dumps(row).encode() + b"\n" for row in added)  # ASCII: halves of characters, too
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self.rows += added
+    def append(self, row: Row) -> None:
+        """Add a row to the file and to `rows`."""
+        self._file.write(json.dumps(row).encode() + b"\n")  # ASCII, because a text can have half of a surrogate pair
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.rows.append(row)
 
     def _parsed(self, number: int, line: bytes) -> Row:
         try:

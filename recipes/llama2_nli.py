@@ -21,11 +21,7 @@ PUBLISHED = TrainSettings(
     run_dir="runs/llama2_nli",
     # 1. The backbone, and how a sentence is put to it.
     model=ModelSettings(
-        path="NousResearch/Llama-2-7b-hf",
-        dtype="bfloat16",
-        prompt="summarize_one_word",
-        pooling="last",
-        max_length=50,
+        path="NousResearch/Llama-2-7b-hf", dtype="bfloat16", prompt="summarize_one_word", pooling="last", max_length=50
     ),
     # 2. The adapter.
     lora=LoraSettings(rank=32, alpha=32, dropout=0.1, targets=["q_proj", "v_proj"]),

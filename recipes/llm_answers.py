@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Callable, Generator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing
 from dataclasses import field
+from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -22,9 +25,22 @@ from angle_llm.data import DataError
 
 LOCAL = "local:"
 HERE = ("localhost", "127.0.0.1", "::1")
-JOURNAL_FIELDS = ("key", "text", "finished", "read_tokens", "new_tokens")
 OVERHEAD_TOKENS = 64  # of a chat template around a message
 SHORTEST_SECRET = 8  # a shorter key is a word for a server that accepts any
+
+
+@dataclass(frozen=True, config=STRICT)
+class Prices:
+    """Prices of a server, in the currency of --max-cost."""
+
+    read: Annotated[float, Ge(0)] = 0.0
+    """Of a million tokens of messages."""
+    new: Annotated[float, Ge(0)] = 0.0
+    """Of a million tokens of answers."""
+
+    def cost(self, read_tokens: int, new_tokens: int) -> float:
+        """The price of a request."""
+        return (read_tokens * self.read + new_tokens * self.new) / 1e6
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -50,6 +66,8 @@ class GeneratorSettings:
     """Requests that a local model answers together."""
     concurrency: Positive = 4
     """Requests that a server answers at the same time."""
+    requests_per_minute: PositiveFloat | None = None
+    """Maximum rate of requests to a server."""
     retries: NonNegative = 5
     """Repetitions of a request that a server could not answer, after growing waits or as long as the server demands."""
     timeout: PositiveFloat = 120.0
@@ -60,10 +78,11 @@ class GeneratorSettings:
     """Further fields of requests to a server, values as YAML; null removes one, such as seed null."""
     max_requests: NonNegative | None = None
     """Send at most this many requests, those of earlier runs of the same settings included."""
-    max_tokens: NonNegative | None = None
-    """Spend at most this many tokens of messages and answers, those of earlier runs of the same settings included."""
+    max_cost: Annotated[float, Ge(0)] | None = None
+    """Spend at most this much by --prices.read and --prices.new, earlier runs of the same settings included."""
+    prices: Prices = field(default_factory=Prices)
     max_failures: Positive = 20
-    """Stop after this many failed requests in a row."""
+    """Stop after this many requests in a row that a server did not answer."""
 
 
 class Request(NamedTuple):
@@ -87,8 +106,9 @@ class Answer(NamedTuple):
     read_tokens: int = 0
     new_tokens: int = 0
     failure: str = ""
-    fatal: bool = False
-    """No other request can succeed."""
+
+
+Answered = list[tuple[Request, Answer]]
 
 
 def make_request(settings: GeneratorSettings, name: str, row: int, text: str, side: str, message: str) -> Request:
@@ -110,23 +130,13 @@ class Answers:
         self._journal, self._settings = journal, settings
         self.by_key, self.failures = dict[str, Answer](), dict[str, str]()
         for number, row in enumerate(journal.rows, 1):
-            if tuple(row) != JOURNAL_FIELDS:
-                raise DataError(f"{journal.path}:{number}: expected an answer, got {str(row)[:80]}; remove this line")
-            self.by_key.setdefault(row["key"], Answer(*list(row.values())[1:]))
+            try:
+                self.by_key |= {key: Answer(*values) for key, *values in row["answers"]}
+            except (KeyError, TypeError, ValueError):
+                raise DataError(f"{journal.path}:{number}: expected answers, got {str(row)[:80]}; remove it") from None
         known = [self.by_key[request.key] for request in requests if request.key in self.by_key]
-        self.requests, self.tokens = len(known), sum(answer.read_tokens + answer.new_tokens for answer in known)
-
-    def _affordable(self, requests: Sequence[Request]) -> list[Request]:
-        """The first requests within the budget, if each takes all tokens it can: one for each byte of its message."""
-        limits, chosen, tokens = self._settings, list[Request](), self.tokens
-        for request in requests:
-            tokens += len(request.message.encode()) + OVERHEAD_TOKENS + limits.max_new_tokens
-            if limits.max_requests is not None and self.requests + len(chosen) >= limits.max_requests:
-                break
-            if limits.max_tokens is not None and tokens > limits.max_tokens:
-                break
-            chosen.append(request)
-        return chosen
+        self.requests = len(known)
+        self.cost = sum(settings.prices.cost(answer.read_tokens, answer.new_tokens) for answer in known)
 
     def collect(
         self, requests: Sequence[Request], generator: LocalModel | ChatServer, progress: Callable[[int], object]
@@ -136,96 +146,95 @@ class Answers:
         Raises:
             DataError: if the server refuses all requests, or too many in a row fail.
         """
-        in_a_row = 0
         for start in range(0, len(requests), generator.batch_size):
             batch = requests[start : start + generator.batch_size]
             while missing := [each for each in batch if each.key not in self.by_key and each.key not in self.failures]:
                 affordable = self._affordable(missing)
-                if not affordable or (generator.whole_batches and len(affordable) < len(missing)):
+                if not affordable:
                     return
-                with closing(generator.answer(batch if generator.whole_batches else affordable)) as answered:
-                    for request, answer in answered:
-                        if request.key not in self.by_key:
-                            self._note(request, answer)
-                            progress(0 if answer.failure else 1)
-                            in_a_row = in_a_row + 1 if answer.failure and not generator.whole_batches else 0
-                        if answer.fatal or in_a_row >= self._settings.max_failures:
-                            raise DataError(f"{generator.name}: {answer.failure}. Run the same command again to resume")
+                for answered in generator.answer(affordable):
+                    self._record(answered)
+                    progress(sum(not answer.failure for _, answer in answered))
 
-    def _note(self, request: Request, answer: Answer) -> None:
-        self.requests += 1
-        self.tokens += answer.read_tokens + answer.new_tokens
-        if answer.failure:
-            self.failures[request.key] = answer.failure
-        else:
-            self._journal.append([dict(zip(JOURNAL_FIELDS, (request.key, *answer), strict=False))])
-            self.by_key[request.key] = answer
+    def _affordable(self, requests: Sequence[Request]) -> Sequence[Request]:
+        """The first requests within the budget, if each takes all tokens it can: one for each byte of its message."""
+        limits, cost = self._settings, self.cost
+        most = math.inf if limits.max_requests is None else limits.max_requests - self.requests
+        for count, request in enumerate(requests):
+            cost += limits.prices.cost(len(request.message.encode()) + OVERHEAD_TOKENS, limits.max_new_tokens)
+            if count >= most or (limits.max_cost is not None and cost > limits.max_cost):
+                return requests[:count]
+        return requests
+
+    def _record(self, answered: Answered) -> None:
+        rows = [[request.key, *answer[:-1]] for request, answer in answered if not answer.failure]
+        if rows:
+            self._journal.append({"answers": rows})
+        for request, answer in answered:
+            self.requests += 1
+            self.cost += self._settings.prices.cost(answer.read_tokens, answer.new_tokens)
+            if answer.failure:
+                self.failures[request.key] = answer.failure
+            else:
+                self.by_key[request.key] = answer
 
 
 class LocalModel:
     """A causal language model, run with transformers. The same batch always gets the same answers."""
 
-    whole_batches = True  # an answer depends on the others of its batch
-
     def __init__(self, name: str, settings: GeneratorSettings) -> None:
         self.name, self.batch_size, self._settings = name, settings.batch_size, settings
-        self._model: Any = None
 
-    def _open(self) -> None:
-        """On the first request: with all answers in the journal, no model is loaded."""
+    @cached_property
+    def _loaded(self) -> tuple[Any, Any, list[int]]:
+        """Model, tokenizer and ids that end an answer. With all answers in the journal, no model is loaded."""
         import torch
         from transformers import GenerationConfig
 
         from angle_llm.model.backbone import load_tokenizer, locate, open_pretrained
 
-        location = locate(self.name.removeprefix(LOCAL))
-        self._tokenizer = load_tokenizer(location)
-        model = open_pretrained("AutoModelForCausalLM", location, dtype=self._settings.dtype).eval()
-        self._model = model.to(self._settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        settings, location = self._settings, locate(self.name.removeprefix(LOCAL))
+        tokenizer = load_tokenizer(location)
+        model = open_pretrained("AutoModelForCausalLM", location, dtype=settings.dtype).eval()
         ends = model.generation_config.eos_token_id
-        ends = self._tokenizer.eos_token_id if ends is None else ends
-        self._ends: list[int] = ends if isinstance(ends, list) else [] if ends is None else [ends]
-        model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]  # without penalties and beams of the model's file
+        ends = tokenizer.eos_token_id if ends is None else ends
+        ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        how: dict[str, Any] = {"pad_token_id": (ends or [0])[0], "eos_token_id": ends or None}
+        if settings.temperature:
+            how |= {"do_sample": True, "temperature": settings.temperature, "top_p": settings.top_p, "top_k": 0}
+        # In place of that in the model's file, which can have penalties and beams.
+        model.generation_config = GenerationConfig(max_new_tokens=settings.max_new_tokens, **how)  # type: ignore[no-untyped-call]
+        return model.to(settings.device or ("cuda" if torch.cuda.is_available() else "cpu")), tokenizer, ends
 
-    def answer(self, batch: Sequence[Request]) -> Generator[tuple[Request, Answer], None, None]:
-        """Answers to a batch, sampled together."""
+    def answer(self, batch: Sequence[Request]) -> Iterator[Answered]:
+        """Answers to a batch, sampled together, in one list."""
         import torch
-        from transformers import GenerationConfig
 
-        if self._model is None:
-            self._open()
-        new, rows = self._settings.max_new_tokens, dict[Request, list[int]]()
-        positions = getattr(self._model.config.get_text_config(), "max_position_embeddings", None) or 10**9
-        for request in batch:
-            rows[request] = message_ids(self._tokenizer, request.message)
-            if len(rows[request]) + new > positions:
-                needed = len(rows.pop(request)) + new
-                yield request, Answer(failure=f"message and answer need {needed} positions, the model has {positions}")
-        if not rows:
-            return
-        longest, pad = max(map(len, rows.values())), (self._ends or [0])[0]
-        ids_BT = torch.tensor([[pad] * (longest - len(ids)) + ids for ids in rows.values()])
-        mask_BT = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in rows.values()])
-        how: dict[str, Any] = {"max_new_tokens": new, "pad_token_id": pad, "eos_token_id": self._ends or None}
-        if self._settings.temperature:
-            how |= {
-                "temperature": self._settings.temperature,
-                "top_p": self._settings.top_p,
-                "top_k": 0,
-                "do_sample": True,
-            }
-        config = GenerationConfig(**how)  # type: ignore[no-untyped-call]
-        torch.manual_seed(int.from_bytes(_digest([request.key for request in rows])[:4], "big"))
-        with torch.inference_mode():
-            out_BT = self._model.generate(
-                input_ids=ids_BT.to(self._model.device),
-                attention_mask=mask_BT.to(self._model.device),
-                generation_config=config,
-            )
-        for (request, ids), out in zip(rows.items(), out_BT[:, longest:].tolist(), strict=True):
-            end = next((place for place, token in enumerate(out) if token in self._ends), None)
-            text = self._tokenizer.decode(out[:end], skip_special_tokens=True)
-            yield request, Answer(text, end is not None, len(ids), len(out) if end is None else end + 1)
+        model, tokenizer, ends = self._loaded
+        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+        rows = {request: message_ids(tokenizer, request.message) for request in batch}
+        needed = {request: len(ids) + self._settings.max_new_tokens for request, ids in rows.items()}
+        problem = "message and answer need {} positions, the model has {}"
+        answered = [
+            (request, Answer(failure=problem.format(needed[request], positions)))
+            for request in batch
+            if needed[request] > positions
+        ]
+        rows = {request: ids for request, ids in rows.items() if needed[request] <= positions}
+        if rows:
+            longest, pad = max(map(len, rows.values())), model.generation_config.pad_token_id
+            ids_BT = torch.tensor([[pad] * (longest - len(ids)) + ids for ids in rows.values()], device=model.device)
+            lengths_B1 = torch.tensor([[len(ids)] for ids in rows.values()], device=model.device)
+            mask_BT = (torch.arange(longest, device=model.device) >= longest - lengths_B1).long()
+            torch.manual_seed(int.from_bytes(_digest([request.key for request in rows])[:4], "big"))
+            with torch.inference_mode():
+                out_BT = model.generate(input_ids=ids_BT, attention_mask=mask_BT)[:, longest:].tolist()
+            for (request, ids), out in zip(rows.items(), out_BT, strict=True):
+                end = next((place for place, token in enumerate(out) if token in ends), None)
+                text = tokenizer.decode(out[:end], skip_special_tokens=True)
+                new_tokens = len(out) if end is None else end + 1
+                answered.append((request, Answer(text, end is not None, len(ids), new_tokens)))
+        yield answered
 
 
 def message_ids(tokenizer: Any, message: str) -> list[int]:
@@ -241,47 +250,76 @@ def message_ids(tokenizer: Any, message: str) -> list[int]:
 
 
 class ChatServer:
-    """A model on a server, through the `openai` client, which waits for rate limits and repeats failed requests."""
+    """A model on a server, through the `openai` client, which waits for rate limits and repeats failed requests.
 
-    whole_batches = False
+    Raises:
+        SettingsError: for an address that is not one, or a key that would be sent unencrypted or to several hosts.
+    """
 
-    def __init__(self, name: str, settings: GeneratorSettings, key: str | None) -> None:
+    def __init__(self, name: str, settings: GeneratorSettings) -> None:
+        variable, parts = settings.api_key_variable, urlsplit(name)
+        key = os.environ.get(variable, "").strip()
+        if "@" in parts.netloc or parts.query:
+            raise SettingsError(f"--generator: an address cannot have a password or a query; set {variable} instead.")
+        if parts.scheme not in ("http", "https") or not parts.hostname or not parts.fragment:
+            raise SettingsError(f"--generator: expected local:MODEL or http://HOST:PORT/v1#MODEL, got {name}.")
+        hosts = {urlsplit(each).netloc for each in settings.generator if urlsplit(each).scheme == "https"}
+        if key and parts.hostname not in HERE and (parts.scheme != "https" or len(hosts) > 1):
+            raise SettingsError(
+                f"--generator: {variable} would be sent unencrypted or to several hosts "
+                f"({', '.join(sorted({parts.netloc, *hosts}))}). Use https, and one command for each host with the same --out "
+                "and its own --api-key-variable; then all generators with --api-key-variable NONE."
+            )
         try:
             import openai
         except ImportError:
             raise SettingsError("openai is not installed: pip install 'angle_llm[supervision]'.") from None
-        url, _, self._model = name.partition("#")
         self.name, self.batch_size, self._settings = name, 8 * settings.concurrency, settings
-        self._fields = {name: yaml.safe_load(value) for name, value in settings.body.items()}
-        self._secret = key if key is not None and len(key) >= SHORTEST_SECRET else "\0"
-        transport = openai.DefaultHttpxClient(follow_redirects=False, trust_env=urlsplit(url).hostname not in HERE)
-        # Without an explicit key, the client takes one from the environment.
-        limits: dict[str, Any] = {"max_retries": settings.retries, "timeout": settings.timeout}
-        self._client = openai.OpenAI(base_url=url, api_key=key or "none", http_client=transport, **limits)
-        self._error = openai.OpenAIError
+        self._secret = key if len(key) >= SHORTEST_SECRET else "\0"
+        self._client = openai.OpenAI(
+            base_url=name.partition("#")[0],
+            api_key=key or "none",  # without one, the client takes it from the environment
+            max_retries=settings.retries,
+            timeout=settings.timeout,
+            http_client=openai.DefaultHttpxClient(follow_redirects=False, trust_env=parts.hostname not in HERE),
+        )
+        self._error, self._model, self._failed = openai.OpenAIError, parts.fragment, 0
+        self._pace, self._next_request = threading.Lock(), 0.0
 
-    def answer(self, batch: Sequence[Request]) -> Generator[tuple[Request, Answer], None, None]:
-        """Answers in the order in which the server completes them."""
+    def answer(self, batch: Sequence[Request]) -> Iterator[Answered]:
+        """Answers one by one, in the order in which the server completes them."""
         pool = ThreadPoolExecutor(self._settings.concurrency)
         try:
             futures = {pool.submit(self._answer, request): request for request in batch}
-            yield from ((futures[future], future.result()) for future in as_completed(futures))
+            for future in as_completed(futures):
+                answer = future.result()
+                yield [(futures[future], answer)]
+                self._failed = self._failed + 1 if answer.failure else 0
+                if self._failed >= self._settings.max_failures:
+                    raise DataError(f"{self.name}: {answer.failure}. Run the same command again to resume")
         finally:
             pool.shutdown(cancel_futures=True)
 
     def _answer(self, request: Request) -> Answer:
-        sampling = {name: getattr(self._settings, name) for name in ("temperature", "top_p")}
-        sampling |= {"max_tokens": self._settings.max_new_tokens, "seed": request.seed, **self._fields}
-        body: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}
+        settings = self._settings
+        with self._pace:
+            time.sleep(max(0.0, self._next_request - time.monotonic()))
+            self._next_request = time.monotonic() + 60 / (settings.requests_per_minute or math.inf)
+        body: dict[str, Any] = {"temperature": settings.temperature, "top_p": settings.top_p, "seed": request.seed}
+        body |= {"max_tokens": settings.max_new_tokens}
+        body |= {name: yaml.safe_load(value) for name, value in settings.body.items()}
         try:
-            completion = self._client.chat.completions.create(
-                model=self._model, messages=[{"role": "user", "content": request.message}], extra_body=body
+            completion: Any = self._client.chat.completions.create(
+                model=self._model,
+                messages=[{"role": "user", "content": request.message}],
+                extra_body={name: value for name, value in body.items() if value is not None},
             )
         except (self._error, ValueError) as error:
-            fatal = getattr(error, "status_code", 0) in (401, 403, 404)
-            hint = f". Check address, model, and the key in {self._settings.api_key_variable}" if fatal else ""
-            problem = "not a chat completion: " if isinstance(error, ValueError) else ""
-            return Answer(failure=f"{problem}{self._safe(str(error))[:300]}{hint}", fatal=fatal)
+            problem = self._safe(str(error))[:300]
+            if getattr(error, "status_code", 0) in (401, 403, 404):
+                hint = f"Check address, model, and the key in {settings.api_key_variable}"
+                raise DataError(f"{self.name}: {problem}. {hint}. Run the same command again to resume") from None
+            return Answer(failure=f"not a chat completion: {problem}" if isinstance(error, ValueError) else problem)
         usage = getattr(completion, "usage", None)
         read, new = (getattr(usage, name, None) or 0 for name in ("prompt_tokens", "completion_tokens"))
         try:
@@ -290,7 +328,7 @@ class ChatServer:
         except (AttributeError, IndexError, TypeError):
             text = ""
         if not text:  # paid for, even so
-            return Answer(failure="the answer is not a chat completion with a text", read_tokens=read, new_tokens=new)
+            return Answer("", True, read, new, "the answer is not a chat completion with a text")
         finished = choice.finish_reason not in ("length", "content_filter")
         # Estimates for a server that does not count: four characters for a token.
         return Answer(text, finished, read or len(request.message) // 4 + 1, new or len(text) // 4 + 1)
@@ -300,24 +338,5 @@ class ChatServer:
 
 
 def open_generator(name: str, settings: GeneratorSettings) -> LocalModel | ChatServer:
-    """The generator that the user named.
-
-    Raises:
-        SettingsError: for an address that is not one, or a key that would be sent unencrypted or to several hosts.
-    """
-    if name.startswith(LOCAL):
-        return LocalModel(name, settings)
-    variable, parts = settings.api_key_variable, urlsplit(name)
-    key = os.environ.get(variable, "").strip() or None
-    if "@" in parts.netloc or parts.query:
-        raise SettingsError(f"--generator: an address cannot have a password or a query; set {variable} instead.")
-    if parts.scheme not in ("http", "https") or not parts.hostname or not parts.fragment:
-        raise SettingsError(f"--generator: expected local:MODEL or http://HOST:PORT/v1#MODEL, got {name}.")
-    hosts = {urlsplit(each).netloc for each in settings.generator if urlsplit(each).scheme == "https"}
-    if key and parts.hostname not in HERE and (parts.scheme != "https" or len(hosts) > 1):
-        named = ", ".join(sorted({parts.netloc, *hosts}))
-        raise SettingsError(
-            f"--generator: {variable} would be sent unencrypted or to several hosts ({named}). Use https, and one command for "
-            "each host with the same --out and its own --api-key-variable; then all generators with --api-key-variable NONE."
-        )
-    return ChatServer(name, settings, key)
+    """The generator that the user named."""
+    return LocalModel(name, settings) if name.startswith(LOCAL) else ChatServer(name, settings)

@@ -17,17 +17,20 @@ import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import yaml
-from answer_pairs import Pair, choose, read_pairs
+from answer_pairs import Pair, drop_repeats, drop_surplus, kept, read_pairs
+from before_after import train_on_each_and_test
 from journal import Journal
 from llm_answers import Answers, GeneratorSettings, Request, make_request, open_generator
 from pydantic.dataclasses import dataclass
 
+from angle_llm import SentenceEncoder
 from angle_llm.cli import guarded
 from angle_llm.config import (
     STRICT,
@@ -87,20 +90,20 @@ class GenerateSettings(GeneratorSettings):
 
     def check(self) -> None:
         """Raises SettingsError for settings that do not fit together."""
-        for holds, problem in (
-            (self.sentences, "--sentences: expected a file"),
-            (self.generator, "--generator: expected local:MODEL or URL#MODEL"),
-            (len(set(self.generator)) == len(self.generator), "--generator: expected each generator once"),
-            (self.ensemble == "all" or len(self.generator) > 1, "--ensemble agree: expected several generators"),
-            (len(set(self.sides)) == len(self.sides) > 0, "--sides: expected synonym, antonym, or both"),
-            (self.out.suffix == ".jsonl", f"--out: expected a name that ends in .jsonl, got {self.out}"),
-            (
-                Path(self.sentences).resolve() not in self.out.resolve().parents,
-                "--out: expected a file outside of --sentences",
-            ),
-            (not self.out.exists() or self.journal.exists(), f"--out: {self.out} is not a file of this program"),
-        ):
-            if not holds:
+        problems = {
+            "--sentences: expected a file": not self.sentences,
+            "--generator: expected local:MODEL or URL#MODEL": not self.generator,
+            "--ensemble agree: expected several generators": self.ensemble == "agree" and len(self.generator) < 2,
+            "--sides: expected synonym, antonym, or both": not 0 < len(set(self.sides)) == len(self.sides),
+            "--max-cost: expected --prices.read and --prices.new, too": self.max_cost
+            and not any(asdict(self.prices).values()),
+            f"--out: expected a name that ends in .jsonl, got {self.out}": self.out.suffix != ".jsonl",
+            "--out: expected a file outside of --sentences": Path(self.sentences).resolve()
+            in self.out.resolve().parents,
+            f"--out: {self.out} is not a file of this program": self.out.exists() and not self.journal.exists(),
+        }
+        for problem, present in problems.items():
+            if present:
                 raise SettingsError(f"{problem}.")
 
     @property
@@ -157,8 +160,6 @@ def main() -> None:
 
 def train() -> None:
     """Train on generated and on human-scored pairs, and compare both."""
-    from before_after import train_on_each_and_test
-
     train_on_each_and_test(STARTER, description=__doc__ or "", others=["human"])
 
 
@@ -168,7 +169,7 @@ def generate(arguments: Sequence[str] | None = None) -> None:
     settings.check()
     prompts = load_prompts(settings.prompt)
     generators = [open_generator(name, settings) for name in settings.generator]
-    judge = open_judge(settings)
+    judge = settings.judge and SentenceEncoder.from_pretrained(settings.judge, device=settings.device)
     sentences, rows = read_sentences(settings)
     requests = [
         make_request(settings, generator.name, row, text, side, message(prompts[side], text, settings.size))
@@ -183,7 +184,10 @@ def generate(arguments: Sequence[str] | None = None) -> None:
                 own = [request for request in requests if request.generator == generator.name]
                 answers.collect(own, generator, bar.update)
     pairs = read_pairs(requests, answers.by_key, prompts)
-    choose(pairs, size=settings.size, agree=settings.ensemble == "agree", judge=judge)
+    drop_repeats(pairs, agree=settings.ensemble == "agree")
+    if isinstance(judge, SentenceEncoder):
+        drop_by_cosine(pairs, judge, settings)
+    drop_surplus(pairs, settings.size)
     write_pairs(pairs, settings)
     write_report({"rows": rows, **account(requests, answers, pairs), "prompts": prompts}, settings)
     sys.exit(any(request.key not in answers.by_key for request in requests))
@@ -242,38 +246,31 @@ def read_sentences(settings: GenerateSettings) -> tuple[list[tuple[int, str]], d
 # ------------------------------------------------------------------------------------------------- pairs and report
 
 
-def open_judge(settings: GenerateSettings) -> Callable[[Sequence[Pair]], None] | None:
-    """A function that drops pairs by the cosine of the encoder --judge."""
-    if settings.judge is None:
-        return None
-    import numpy as np
-
-    from angle_llm.model.encoder import SentenceEncoder
-
-    encoder = SentenceEncoder.from_pretrained(settings.judge, device=settings.device)
-
-    def judge(pairs: Sequence[Pair]) -> None:
-        sides = ([pair.request.text for pair in pairs], [pair.text for pair in pairs])
-        left_PD, right_PD = (encoder.encode(texts) for texts in sides) if pairs else (np.ones((0, 1)), np.ones((0, 1)))
-        lengths_P = np.linalg.norm(left_PD, axis=1) * np.linalg.norm(right_PD, axis=1)
-        for pair, cosine in zip(pairs, ((left_PD * right_PD).sum(axis=1) / lengths_P).tolist(), strict=True):
-            pair.cosine = round(cosine, 4)
-            too_low = pair.request.side == "synonym" and cosine < settings.min_synonym_cosine
-            too_high = pair.request.side == "antonym" and cosine > settings.max_antonym_cosine
-            pair.dropped = "judge" if too_low or too_high else None
-
-    return judge
+def drop_by_cosine(pairs: Sequence[Pair], encoder: SentenceEncoder, settings: GenerateSettings) -> None:
+    """Drop synonyms with a low and antonyms with a high cosine."""
+    judged = kept(pairs)
+    if not judged:
+        return
+    left_PD, right_PD = (
+        encoder.encode([each.request.text for each in judged]),
+        encoder.encode([each.text for each in judged]),
+    )
+    lengths_P = np.linalg.norm(left_PD, axis=1) * np.linalg.norm(right_PD, axis=1)
+    for pair, cosine in zip(judged, ((left_PD * right_PD).sum(axis=1) / lengths_P).tolist(), strict=True):
+        pair.cosine = round(cosine, 4)
+        too_low = pair.request.side == "synonym" and cosine < settings.min_synonym_cosine
+        too_high = pair.request.side == "antonym" and cosine > settings.max_antonym_cosine
+        pair.dropped = "judge" if too_low or too_high else None
 
 
 def write_pairs(pairs: Sequence[Pair], settings: GenerateSettings) -> None:
     """Write the pairs that were not dropped, with their scores and origin."""
     rows = []
-    for pair in pairs:
-        if pair.dropped is None:
-            request = pair.request
-            row = {"text1": request.text, "text2": pair.text, "score": SCORES[request.side], "side": request.side}
-            row |= {"generator": " + ".join(pair.generators), "prompt": settings.prompt, "row": request.row}
-            rows.append(row | ({} if pair.cosine is None else {"cosine": pair.cosine}))
+    for pair in kept(pairs):
+        request = pair.request
+        row = {"text1": request.text, "text2": pair.text, "score": SCORES[request.side], "side": request.side}
+        row |= {"generator": " + ".join(pair.generators), "prompt": settings.prompt, "row": request.row}
+        rows.append(row | ({} if pair.cosine is None else {"cosine": pair.cosine}))
     write_text(settings.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), writer="")
 
 
@@ -289,8 +286,9 @@ def account(requests: Sequence[Request], answers: Answers, pairs: Sequence[Pair]
         "failures": dict(Counter(answers.failures.values()).most_common(10)),
         "tokens read": sum(answer.read_tokens for answer in answered),
         "tokens written": sum(answer.new_tokens for answer in answered),
+        "cost": round(answers.cost, 6),
         "lines": lines,
-        "pairs": sum(pair.dropped is None for pair in pairs),
+        "pairs": len(kept(pairs)),
     }
 
 
@@ -298,7 +296,7 @@ def write_report(report: dict[str, Any], settings: GenerateSettings) -> None:
     """Print and write the report."""
     used = {name: value for name, value in asdict(settings).items() if name not in ("sentences", "out")}
     write_json(settings.report, plain({**report, "settings": used}), writer="")
-    for name in ("rows", "requests", "failures", "tokens read", "tokens written", "pairs"):
+    for name in ("rows", "requests", "failures", "tokens read", "tokens written", "cost", "pairs"):
         print(f"{name}: {report[name] or 'none'}")
     for name, counts in report["lines"].items():
         print(f"  {name}: {', '.join(f'{count} {reason}' for reason, count in counts.most_common()) or 'no lines'}")

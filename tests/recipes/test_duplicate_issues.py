@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,8 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "recipes"))
 pytest.importorskip("github", reason="pip install 'angle_llm[issues]'")
 
-from duplicate_issues import Clusters, IssueSettings, main, split_of  # noqa: E402
-from github_issues import Comment, Found, Issue  # noqa: E402
+from duplicate_issues import IssueSettings, find_clusters, main, split_of  # noqa: E402
+from github_issues import Comment, Found, Issue, Label  # noqa: E402
 from issue_texts import (  # noqa: E402
     DUPLICATE_PHRASE,
     find_claims,
@@ -68,10 +67,11 @@ class FakeGitHub(FakeServer):
         texts = {
             "id": 1000 * len(self.names) + number,
             "number": number,
-            "title": title or f"Issue {number} of it",
+            "title": title or f"Issue {number}",
             "body": body,
         }
         state = {"state": "open" if closed is None else "closed", "closed_at": closed and stamp(closed), "labels": []}
+        state |= {"created_at": stamp(number)}
         user = {"user": {"login": "real-name", "type": "User"}, "repository_url": f"{self.url}/repos/{repo}"}
         self.issues[repo.lower(), number] = texts | state | user | {"updated_at": stamp(closed or number)} | named
 
@@ -110,6 +110,8 @@ class FakeGitHub(FakeServer):
                 return page([each for each in self.comments if f"/{repo}/" in each["issue_url"].lower()], request.query)
             case ["issues", number]:
                 return self.issues.get((repo, int(number)))
+            case ["issues", number, "comments"]:
+                return [each for each in self.comments if each["issue_url"].endswith(f"/{name}/issues/{number}")]
             case ["issues", number, "events"]:
                 return [{"event": event} for event in self.events.get(int(number), [])]
         return None
@@ -181,7 +183,7 @@ def test_pairs_train_and_pass_the_data_check(github: FakeGitHub, tmp_path: Path)
     fill(github, "Some/Thing")
     rows, out, report = build(github, tmp_path / "out", "Some/Thing"), tmp_path / "out", report_of(tmp_path / "out")
     assert (report["issues"], report["pull requests"], len(positives(rows))) == (225, 25, 50)
-    assert {row["kind"] for row in rows} == {"duplicate", "hard", "random"}
+    assert {row["kind"] for row in rows} == {"duplicate", "overlap", "random"}
     assert 0.4 < len(positives(rows)) / len(rows) < 0.6
     assert {len(splits) for splits in splits_of(rows).values()} == {1}
     text = json.dumps(rows)
@@ -275,7 +277,7 @@ def test_the_report_accounts_for_every_duplicate(github: FakeGitHub, tmp_path: P
     github.issue("a/b", 66, "🙂 and a NUL\0", "half a character: \ud800 " + "x" * 1_000_000)
     for number, target in ((62, 61), (63, "#5 and #6"), (61, 5), (64, 63), (65, 63), (66, 4)):
         github.duplicate("a/b", number, target)
-    rows = build(github, tmp_path / "out", random_negatives=50, cluster_pairs=2)
+    rows = build(github, tmp_path / "out", negatives={"overlap": 0.5, "random": 50}, cluster_pairs=2)
     report = report_of(tmp_path / "out")
     assert report["issues skipped"] == {"opened by a bot": 1, "too short": 1}
     assert report["duplicates skipped"] == {"same text": 1, "repeated": 1, "opened by a bot": 1, "too short": 1}
@@ -284,9 +286,7 @@ def test_the_report_accounts_for_every_duplicate(github: FakeGitHub, tmp_path: P
         report["duplicates skipped"].values()
     )
     assert sum(row["label"] for row in rows) == sum(report["positives"].values()) + further
-    assert report["negatives not found"] + len(rows) == sum(round(50.5 * n) + n for n in per_split(rows)), (
-        "0.5 hard, 50 random"
-    )
+    assert report["negatives not found"] + len(rows) == sum(round(n / 2) + 51 * n for n in per_split(rows))
     (long,) = [row["text1"] for row in rows if row["id1"] == "a/b#66" and row["label"]]
     assert (long[:32], len(long)) == ("🙂 and a NUL\n\nhalf a character: ?", 65_536)
 
@@ -303,8 +303,28 @@ def test_issues_that_mention_each_other_are_no_negatives(github: FakeGitHub, tmp
     github.issues["a/b", 4]["body"] += " (is it #2?)"
     for number in (5, 6, 7):
         github.comment("a/b", 1, f"See #{number}", 4000, who="NONE")
-    rows = build(github, tmp_path / "out", random_negatives=9, splits=(0, 0, 1))
+    rows = build(github, tmp_path / "out", negatives={"random": 9}, splits=(0, 0, 1))
     assert {row["id2"] for row in rows if row["label"] == 0} == {"a/b#8"}
+
+
+def test_negatives_with_a_common_label(github: FakeGitHub, tmp_path: Path) -> None:
+    fill(github, count=60)
+    for number in range(1, 61):
+        github.issues["a/b", number]["labels"] = [{"name": f"area {number % 3}"}]
+    rows = build(github, tmp_path / "out", negatives={"labels": 1}, splits=(0, 0, 1))
+    pairs = [[int(row[name].split("#")[1]) for name in ("id1", "id2")] for row in rows if row["kind"] == "labels"]
+    assert len(pairs) == 12
+    assert all(one % 3 == other % 3 for one, other in pairs)
+
+
+def test_comments_of_marked_issues_and_issues_of_bots(github: FakeGitHub, tmp_path: Path) -> None:
+    fill(github, count=120)
+    for number in (13, 23):
+        github.issues["a/b", number] |= {"state_reason": "duplicate", "user": {"login": "tool", "type": "Bot"}}
+    rows = build(github, tmp_path / "out", comments="marked", bots=True)
+    assert {pair[0] for pair in positives(rows)} == {"a/b#13", "a/b#23"}
+    listed = [each.path for each in github.requests if each.path.endswith("comments")]
+    assert sorted(listed) == ["/repos/a/b/issues/13/comments", "/repos/a/b/issues/23/comments"]
 
 
 # ------------------------------------------------------------------------------------------------- faults and refusals
@@ -395,7 +415,7 @@ def test_files_of_others_stay_and_so_do_files_of_an_earlier_run(
         ({"repos": ("https://github.com/a/b",)}, "OWNER/REPO"),
         ({"repos": ("a/..",)}, "OWNER/REPO"),
         ({"splits": (0, 0, 0)}, "--splits"),
-        ({"random_negatives": float("nan")}, "--random-negatives"),
+        ({"negatives": {"random": float("nan")}}, "--negatives"),
         ({"since": "yesterday"}, "--since"),
         ({"api": "https://me:secret@host"}, "--api"),
         ({"api": "https://host/x?key=1"}, "--api"),
@@ -456,8 +476,10 @@ def test_labels_that_mark_a_duplicate() -> None:
 
 
 CLOSED = datetime(2024, 5, 1, tzinfo=timezone.utc)
-ISSUE = Issue(1, "me/it", 10, "A title", "A body", CLOSED, "", (), "", False, "a", False)
-LABELLED = replace(ISSUE, labels=("duplicate",))
+ISSUE = Issue(
+    id=1, number=10, repository_url="x/repos/me/it", closed_at=CLOSED, created_at=CLOSED, updated_at=CLOSED
+)  # fmt: skip
+LABELLED = ISSUE.model_copy(update={"labels": [Label(name="duplicate")]})
 
 
 @pytest.mark.parametrize(
@@ -465,19 +487,22 @@ LABELLED = replace(ISSUE, labels=("duplicate",))
     [
         (ISSUE, "Duplicate of #3", True, 0, (3, "comment")),
         (ISSUE, "Duplicate of #3", False, 0, "named by others only"),
-        (replace(ISSUE, state_reason="duplicate"), "Duplicate of #3", False, 0, (3, "state_reason")),
+        (ISSUE.model_copy(update={"state_reason": "duplicate"}), "Duplicate of #3", False, 0, (3, "state_reason")),
         (LABELLED, "Duplicate of #3", False, 0, (3, "label")),
         (LABELLED, "Please follow #3.", True, 0, (3, "label")),
         (LABELLED, "See #3 and #4.", True, 0, "several references (label)"),
         (LABELLED, "Thanks!", True, 0, "no reference (label)"),
-        (replace(ISSUE, closed_at=None), "Duplicate of #3", True, 0, None),
+        (ISSUE.model_copy(update={"closed_at": None}), "Duplicate of #3", True, 0, None),
         (ISSUE, "Duplicate of #3", True, 6, (3, "comment")),
         (ISSUE, "Duplicate of #3", True, -8, None),
         (ISSUE, "Duplicate of #10", True, 0, None),
     ],
 )
 def test_which_comments_count(issue: Issue, text: str, maintainer: bool, days: float, expected: object) -> None:
-    comment = Comment(issue.key, text, CLOSED + timedelta(days=days), maintainer, "b")
+    when, who = CLOSED + timedelta(days=days), "MEMBER" if maintainer else "NONE"
+    comment = Comment(
+        id=1, body=text, issue_url="x/repos/me/it/issues/10", author_association=who, created_at=when, updated_at=when
+    )
     found = Found({issue.key: issue}, comments={issue.key: [comment]})
     claims, unclear = find_claims(found, 7, lambda issue: False)
     assert [(claim.target[1], claim.reason) for claim in claims] == ([expected] if isinstance(expected, tuple) else [])
@@ -570,7 +595,7 @@ KEYS = st.tuples(st.sampled_from(["a/b", "c/d"]), st.integers(1, 25))
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(KEYS, KEYS)), st.lists(st.tuples(KEYS, KEYS)))
 def test_clusters_are_components_and_later_issues_do_not_move_them(links: Any, later: Any) -> None:
-    clusters = Clusters(links)
+    clusters = find_clusters(links)
     component = {key: {key} for link in links for key in link}
     for one, other in links:
         for key in (joined := component[one] | component[other]):
@@ -579,7 +604,7 @@ def test_clusters_are_components_and_later_issues_do_not_move_them(links: Any, l
         (clusters[one] == clusters[other]) == (other in component[one]) for one in component for other in component
     )
     new = [((one[0], 100 + place), other) for place, (one, other) in enumerate(later)]
-    after = Clusters([*new, *links])
+    after = find_clusters([*new, *links])
     assert all(split_of(after[key], (8, 1, 1)) == split_of(clusters[key], (8, 1, 1)) for key in component)
 
 

@@ -196,3 +196,22 @@ def test_redirected_output_is_readable(base: str, tmp_path: Path) -> None:
     arguments = ["--model", base, "--input", str(tmp_path / "a.txt"), "--output", str(tmp_path / "x.npy")]
     result = subprocess.run([str(script), "embed", *arguments], env=free, capture_output=True, text=True, check=True)
     assert "Loading weights" not in result.stderr
+
+
+def test_the_advice_after_training_names_the_pairs_of_the_run(
+    base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = tmp_path / "my pairs.tsv"
+    pairs.write_text("sentence1\tsentence2\tscore\na\tb\t1\nc\td\t2\na\td\t0\n")
+    small = ["--model.dtype", "float32", "--lora.rank", "2", "--data.limit", "4", "--max-steps", "1"]
+    places = ["--model.path", base, "--run-dir", str(tmp_path / "run"), "--evaluation.pairs", str(pairs)]
+    cli.run(["train", *small, *places])
+    shown = capsys.readouterr().out
+    assert f"angle-llm eval sts --model {tmp_path / 'run/model'} --tasks '{pairs}'" in shown
+
+
+def test_data_check_names_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text1": "a", "text2": "b"}\n' * 2)
+    with pytest.raises(SystemExit, match="0"):
+        cli.run(["data", "check", str(tmp_path / "rows.jsonl")])
+    assert "lines 2 and 1" in capsys.readouterr().out

@@ -34,8 +34,9 @@ def blocks(language: str) -> list[str]:
 
 
 def commands() -> list[str]:
-    lines = [line.partition("  #")[0].strip() for block in blocks("bash") for line in block.splitlines()]
-    return [line for line in lines if line]
+    text = "\n".join(blocks("bash")).replace(" \\\n", " ")
+    lines = [re.sub(r"(^|  )#.*", "", line) for line in text.splitlines()]
+    return [" ".join(line.split()) for line in lines if line]
 
 
 INSTALLING = [line for line in commands() if line.startswith(("python3 -m venv", ".venv/bin/"))]

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from angle_llm.data.file_types import FileReader, JsonLinesFile
+from angle_llm.data.file_types import JsonLinesFile
 from angle_llm.data.formats import DataError, RowError, nearest, read_text
 from angle_llm.data.readers import BadRow, Row, RowSource, open_rows
 
@@ -84,22 +83,37 @@ class Corpus:
                 f"--column and --id-column are for files with columns; {flat} has one text per line. Unset them"
             )
         for file in tables:
-            column = column or _usual_column(file)
-            for option, name in (("--column", column), ("--id-column", id_column)):
-                if name is not None and not isinstance(file, JsonLinesFile) and name not in file.first_columns:
+            first = next((row for row in file.rows() if isinstance(row, Row)), None)
+            names = file.columns if first is None else list(first.values)  # all columns of a JSON file take long
+            if column is None:
+                usual = [name for name in _USUAL_COLUMNS if name in names]
+                if not usual and len(names) != 1:
                     raise DataError(
-                        f"{option}: {file.name} has no column {name!r}{nearest(name, file.first_columns)}. Columns: "
-                        f"{', '.join(file.first_columns)}"
+                        f"{file.name} has columns {', '.join(names)}. Choose the one with the texts: --column NAME"
+                    )
+                column = (usual or names)[0]
+            for option, name in (("--column", column), ("--id-column", id_column)):
+                if name is not None and not isinstance(file, JsonLinesFile) and name not in names:
+                    raise DataError(
+                        f"{option}: {file.name} has no column {name!r}{nearest(name, names)}. Columns: {', '.join(names)}"
                     )
         return cls(rows, column if tables else None, id_column)
 
     def __iter__(self) -> Iterator[CorpusText | BadRow]:
-        return map(self._text, self.source.rows(columns=self._columns))
+        names = [name for name in dict.fromkeys([self.column, self.id_column]) if name is not None]
+        for file in self.source.files:
+            column = self.column if file.has_columns and self.column is not None else "text"
+            for row in file.rows(names or None):
+                yield self._text(row, column)
 
     def blocks(self, size: int, wanted: Callable[[int], bool]) -> Iterator[TextBlock]:
-        """Blocks of `size` rows with a wanted number; the last block may be shorter. Other rows are not parsed."""
-        for number, rows in self.source.blocks(size, wanted, self._columns):
-            yield TextBlock(number, number * size, [self._text(row) for row in rows])
+        """Blocks of `size` rows with a wanted number; the last block may be shorter."""
+        rows = iter(self)
+        for number in count():
+            if not (block := list(islice(rows, size))):
+                return
+            if wanted(number):
+                yield TextBlock(number, number * size, block)
 
     def texts(self, indices: set[int]) -> dict[int, str]:
         """The texts of rows, by index; those of bad rows are missing."""
@@ -122,8 +136,7 @@ class Corpus:
                     raise bad_row(row.place, row.reason)
                 bad += 1
         if rows == bad:
-            name = self.source.name
-            raise DataError(f"{name} is empty: it has no text" if not rows else f"all rows of {name} are bad")
+            raise DataError(f"{self.source.name} {f'has {bad:,} bad rows and' if bad else 'is empty: it has'} no text")
         survey = Survey(rows, bad, self.source.fingerprint(), stamps)
         self.check_unchanged(survey)
         return survey
@@ -133,20 +146,10 @@ class Corpus:
         if self.source.stamps() != survey.stamps:
             raise DataError(f"{self.source.name} was changed while it was read. Start again when it is complete")
 
-    @cached_property
-    def _text_files(self) -> set[str]:
-        return {file.name for file in self.source.files if not file.has_columns}
-
-    @property
-    def _columns(self) -> list[str] | None:
-        names = [name for name in dict.fromkeys([self.column, self.id_column]) if name is not None]
-        return names or None
-
-    def _text(self, row: Row | BadRow) -> CorpusText | BadRow:
+    def _text(self, row: Row | BadRow, column: str) -> CorpusText | BadRow:
         if isinstance(row, BadRow):
             return row
         try:
-            column = "text" if self.column is None or row.file in self._text_files else self.column
             text = read_text(row.values, column)
             if self.id_column is None:
                 return CorpusText(text, None, row.place)
@@ -155,17 +158,9 @@ class Corpus:
                 raise RowError(f"{self.id_column} is {found!r:.60}; expected a text or an integer as id")
             return CorpusText(text, read_text({self.id_column: str(found)}, self.id_column), row.place)
         except RowError as error:
-            return BadRow(row.file, row.line, error.reason, row.unit)
+            return BadRow(row.file, row.line, str(error), row.unit)
 
 
 def bad_row(place: str, reason: str) -> DataError:
     """The error for a row that cannot be embedded."""
     return DataError(f"{place}: {reason}. Fix the row, or skip bad rows with --on-bad-row skip")
-
-
-def _usual_column(file: FileReader) -> str:
-    columns = file.first_columns
-    usual = [name for name in _USUAL_COLUMNS if name in columns]
-    if not usual and len(columns) != 1:
-        raise DataError(f"{file.name} has columns {', '.join(columns)}. Choose the one with the texts: --column NAME")
-    return (usual or columns)[0]

@@ -16,15 +16,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from angle_llm.config import DataSource
 from angle_llm.data import store
-from angle_llm.data.arrow_types import DatasetReader
 from angle_llm.data.columns import resolve_format
-from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, RowError, Values, nearest
+from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Format, RowError, Values, nearest
 from angle_llm.data.order import random_order
 from angle_llm.data.readers import BadRow, Row, RowSource, open_rows
 from angle_llm.io import log
@@ -32,11 +31,61 @@ from angle_llm.io import log
 _COLUMNS_SHOWN = 12
 
 
-class Outcome(NamedTuple):
-    """A row and what it is read as."""
+@dataclass
+class DataReport:
+    """What was done with every row of a source: `rows_in = rows_used + sum(dropped) + len(rejected)`."""
 
-    row: Row | BadRow
-    result: Example | Dropped | BadRow
+    source: DataSource
+    format: str
+    columns: dict[str, str]
+    """Field → the column it was read from."""
+    unused_columns: list[str]
+    rows_in: int = 0
+    rows_used: int = 0
+    """Rows of examples; two for each triple of `nli_triples`."""
+    examples: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Documented reason → rows: "neutral", "no gold label", "filtered by where", "unpaired", "beyond limit"."""
+    rejected: list[BadRow] = field(default_factory=list)
+
+    def drop(self, reason: str, rows: int = 1) -> None:
+        """Counts dropped rows."""
+        if rows:
+            self.dropped[reason] = self.dropped.get(reason, 0) + rows
+
+    def use(self, examples: int) -> None:
+        """Sets the number of examples; raises `RuntimeError` if a row is not accounted for."""
+        self.examples, self.rows_used = examples, examples * FORMATS[self.format].rows_per_example
+        accounted = self.rows_used + sum(self.dropped.values()) + len(self.rejected)
+        if self.rows_in != accounted:
+            raise RuntimeError(
+                f"a bug in angle_llm: {accounted} of {self.rows_in} rows accounted for. {self.summary()}"
+            )
+
+    def summary(self) -> str:
+        """One line: `a.tsv: 90 examples from 90 of 98 rows as scored_pair (text1 = q1, text2, score); columns not used:
+        id; dropped: …`."""
+        columns = (name if name == used else f"{name} = {_printable(used)}" for name, used in self.columns.items())
+        detected = ", guessed from the columns" if self.source.format == "auto" else ""
+        parts = [
+            f"{self.source.path}: {self.examples:,} examples from {self.rows_used:,} of {self.rows_in:,} rows as "
+            f"{self.format}{detected} ({', '.join(columns)})"
+        ]
+        if self.unused_columns:
+            more = len(self.unused_columns) - _COLUMNS_SHOWN
+            shown = ", ".join(map(_printable, self.unused_columns[:_COLUMNS_SHOWN]))
+            parts.append(f"columns not used: {shown}{f' and {more:,} more' if more > 0 else ''}")
+        if self.dropped:
+            parts.append("dropped: " + ", ".join(f"{count:,} {reason}" for reason, count in self.dropped.items()))
+        if self.rejected:
+            first = self.rejected[0]
+            parts.append(f"rejected: {len(self.rejected):,}, first in {first.unit} {first.line}: {first.reason}")
+        return "; ".join(parts)
+
+
+def _printable(name: str) -> str:
+    """A column name without lone surrogates, which JSON may hold."""
+    return name.encode(errors="backslashreplace").decode() or "''"
 
 
 @dataclass(frozen=True)
@@ -50,53 +99,24 @@ class ExampleReader:
     columns: dict[str, str]
     """Field → column."""
 
-    @property
-    def unused_columns(self) -> list[str]:
-        """Columns of no field, and not in `where`."""
+    def report(self) -> DataReport:
+        """An empty report; reads the columns."""
         used = {*self.columns.values(), *self.source.where}
-        return [name for name in self.rows.columns if name not in used]
+        return DataReport(
+            self.source, self.format, self.columns, [name for name in self.rows.columns if name not in used]
+        )
 
-    def outcomes(self) -> Iterator[Outcome]:
-        """Every row in file order, before rows are combined, shuffled and limited."""
-        labels = self.rows.label_names.get(self.columns["label"], []) if "label" in self.columns else []
+    def outcomes(self) -> Iterator[tuple[Row | BadRow, Example | Dropped | BadRow]]:
+        """Every row in file order and what it is read as, before rows are combined, shuffled and limited."""
+        labels = self.rows.label_names.get(self.columns.get("label", ""), [])
         for row in self.rows:
             if isinstance(row, BadRow):
-                yield Outcome(row, row)
+                yield row, row
                 continue
             try:
-                yield Outcome(row, self._read(row.values, labels))
+                yield row, self._read(row.values, labels)
             except RowError as error:
-                yield Outcome(row, BadRow(row.file, row.line, error.reason, row.unit))
-
-    def examples(self, report: DataReport) -> Iterator[Example]:
-        """The examples; all other rows are counted in the report.
-
-        Raises `DataError` for the first bad row, unless bad rows are skipped.
-        """
-        combine = FORMATS[self.format].combine
-        if combine is None:
-            yield from self._each(report)
-            return
-        rows = list(self._each(report))
-        examples = combine(rows)
-        report.drop("unpaired", len(rows) - len(examples) * FORMATS[self.format].rows_per_example)
-        yield from examples
-
-    def _each(self, report: DataReport) -> Iterator[Example]:
-        for row, result in self.outcomes():
-            report.rows_in += 1
-            if isinstance(result, BadRow):
-                if self.source.on_bad_row == "raise":
-                    used = ", ".join(f"{name} is column {column!r}" for name, column in self.columns.items())
-                    raise DataError(
-                        f"{result.place}: {result.reason}. {f'({used}.) ' if isinstance(row, Row) else ''}Fix the row, or set "
-                        "on_bad_row to skip: bad rows are then counted and skipped"
-                    )
-                report.rejected.append(result)
-            elif isinstance(result, Dropped):
-                report.drop(result.reason)
-            else:
-                yield result
+                yield row, BadRow(row.file, row.line, str(error), row.unit)
 
     def _read(self, row: Values, labels: list[str]) -> Example | Dropped:
         if not all(_equal(row.get(column), wanted) for column, wanted in self.source.where.items()):
@@ -106,6 +126,36 @@ class ExampleReader:
             fields["label"] = label_word(fields.get("label"), labels)
         return FORMATS[self.format].read(fields, self.source.score_range)
 
+    def examples(self, report: DataReport) -> Iterator[Example]:
+        """The examples; all other rows are counted in the report.
+
+        Raises `DataError` for the first bad row, unless bad rows are skipped.
+        """
+        format = FORMATS[self.format]
+        if format.combine is None:
+            yield from self._each(report)
+            return
+        rows = list(self._each(report))
+        examples = format.combine(rows)
+        report.drop("unpaired", len(rows) - len(examples) * format.rows_per_example)
+        yield from examples
+
+    def _each(self, report: DataReport) -> Iterator[Example]:
+        for row, result in self.outcomes():
+            report.rows_in += 1
+            if isinstance(result, Dropped):
+                report.drop(result.reason)
+            elif not isinstance(result, BadRow):
+                yield result
+            elif self.source.on_bad_row == "skip":
+                report.rejected.append(result)
+            else:
+                used = ", ".join(f"{name} is column {column!r}" for name, column in self.columns.items())
+                raise DataError(
+                    f"{result.place}: {result.reason}. {f'({used}.) ' if isinstance(row, Row) else ''}Fix the row, or set "
+                    "on_bad_row to skip: bad rows are then counted and skipped"
+                )
+
 
 def open_examples(source: DataSource) -> ExampleReader:
     """Opens a source and resolves its columns. Only a hub id that is not a local path uses the network.
@@ -114,13 +164,13 @@ def open_examples(source: DataSource) -> ExampleReader:
         DataError: If the source cannot be opened, columns are missing or fit several formats, or settings do not fit them.
     """
     rows = _open_rows(source)
-    found = rows.columns
+    columns = rows.columns
     try:
-        name, columns = resolve_format(source.format, source.columns, found)
-        _check_settings(source, name, columns, rows)
+        name, fields = resolve_format(source.format, source.columns, columns)
+        _check_settings(source, FORMATS[name], fields, rows)
     except DataError as error:
         raise DataError(f"{rows.name}: {error}") from None
-    return ExampleReader(source, rows, name, columns)
+    return ExampleReader(source, rows, name, fields)
 
 
 def _open_rows(source: DataSource) -> RowSource:
@@ -135,17 +185,17 @@ def _open_rows(source: DataSource) -> RowSource:
     )
 
 
-def _check_settings(source: DataSource, format: str, columns: dict[str, str], rows: RowSource) -> None:
+def _check_settings(source: DataSource, format: Format, columns: dict[str, str], rows: RowSource) -> None:
     low, high = source.score_range or (0.0, 1.0)
     if low == high or not math.isfinite(high - low):
         raise DataError(f"score_range needs two different numbers, such as [0, 5], got [{low}, {high}]")
+    if source.score_range is not None and "score" not in format.fields:
+        raise DataError(f"score_range is set, but format {source.format} has no score; unset one of them")
     if columns.get("score") in rows.label_names and "score" not in source.columns:
         raise DataError(
             f"column {columns['score']!r} would be read as a score, but its numbers are the labels "
             f"{rows.label_names[columns['score']]}; map a score with columns, or use one of the NLI formats"
         )
-    if source.score_range is not None and "score" not in FORMATS[format].fields:
-        raise DataError(f"score_range is set, but format {format} has no score; unset one of them")
     for column in source.where:
         if column not in rows.columns:
             raise DataError(
@@ -168,72 +218,6 @@ def _equal(cell: Any, wanted: str | int | float) -> bool:
 def label_word(value: Any, names: list[str]) -> Any:
     """The name of an integer label: datasets number their labels in an order of their own."""
     return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
-
-
-# ------------------------------------------------------------------------------------------------ reports
-
-
-@dataclass
-class DataReport:
-    """What was done with every row of a source: `rows_in = rows_used + sum(dropped) + len(rejected)`."""
-
-    source: DataSource
-    format: str
-    columns: dict[str, str]
-    """Field → the column it was read from."""
-    unused_columns: list[str]
-    rows_in: int = 0
-    rows_used: int = 0
-    """Rows of examples; two for each triple of `nli_triples`."""
-    examples: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
-    """Documented reason → rows: "neutral", "no gold label", "filtered by where", "unpaired", "beyond limit"."""
-    rejected: list[BadRow] = field(default_factory=list)
-
-    @property
-    def guessed(self) -> bool:
-        """Whether the format was detected from the columns."""
-        return self.source.format == "auto"
-
-    def drop(self, reason: str, rows: int = 1) -> None:
-        """Counts dropped rows."""
-        if rows:
-            self.dropped[reason] = self.dropped.get(reason, 0) + rows
-
-    def use(self, examples: int) -> None:
-        """Sets the number of examples; raises `RuntimeError` if a row is not accounted for."""
-        self.examples, self.rows_used = examples, examples * FORMATS[self.format].rows_per_example
-        accounted = self.rows_used + sum(self.dropped.values()) + len(self.rejected)
-        if self.rows_in != accounted:
-            raise RuntimeError(
-                f"a bug in angle_llm: {accounted} of {self.rows_in} rows accounted for. {self.summary()}"
-            )
-
-    def summary(self) -> str:
-        """One line: `a.tsv: 90 examples from 90 of 98 rows as scored_pair (text1 = q1, text2, score); columns not used:
-        id; dropped: …`."""
-        columns = ", ".join(
-            name if name == column else f"{name} = {_printable(column)}" for name, column in self.columns.items()
-        )
-        parts = [
-            f"{self.source.path}: {self.examples:,} examples from {self.rows_used:,} of {self.rows_in:,} rows as "
-            f"{self.format}{', guessed from the columns' if self.guessed else ''} ({columns})"
-        ]
-        if self.unused_columns:
-            more = len(self.unused_columns) - _COLUMNS_SHOWN
-            shown = ", ".join(map(_printable, self.unused_columns[:_COLUMNS_SHOWN]))
-            parts.append(f"columns not used: {shown}{f' and {more:,} more' if more > 0 else ''}")
-        if self.dropped:
-            parts.append("dropped: " + ", ".join(f"{count:,} {reason}" for reason, count in self.dropped.items()))
-        if self.rejected:
-            first = self.rejected[0]
-            parts.append(f"rejected: {len(self.rejected):,}, first in {first.unit} {first.line}: {first.reason}")
-        return "; ".join(parts)
-
-
-def _printable(name: str) -> str:
-    """A column name without lone surrogates, which JSON may hold."""
-    return name.encode(errors="backslashreplace").decode() or "''"
 
 
 # ------------------------------------------------------------------------------------------------ loading
@@ -262,7 +246,7 @@ def load_examples(source: DataSource, cache: Path | None = None) -> LoadedData:
         raise DataError(f"limit must be at least 1, got {source.limit}")
     if not 0 <= source.max_bad_ratio <= 1:
         raise DataError(f"max_bad_ratio is a share of the rows, 0 to 1, got {source.max_bad_ratio}")
-    folder = None if cache is None else cache / "examples" / _key(source)
+    folder = None if cache is None else cache / "examples" / _store_name(source)
     everything, report = _stored(source, folder) or _read(source, folder)
     if len(report.rejected) > source.max_bad_ratio * report.rows_in:  # wrong settings, or another file than intended
         first = "; ".join(f"{bad.place}: {bad.reason}" for bad in report.rejected[:3])
@@ -284,18 +268,14 @@ def _stored(source: DataSource, folder: Path | None) -> tuple[Sequence[Example],
     found = None if folder is None else store.open_store(folder)
     if found is None:
         return None
-    try:
-        values = found.account | {"rejected": [BadRow(*each) for each in found.account["rejected"]]}
-        return found, DataReport(source=source, **values)
-    except (TypeError, LookupError) as error:
-        store.remove_store(found.folder, str(error))
-        return None
+    rejected = [BadRow(*each) for each in found.account["rejected"]]
+    return found, DataReport(source, **found.account | {"rejected": rejected})
 
 
 def _read(source: DataSource, folder: Path | None) -> tuple[Sequence[Example], DataReport]:
     """All examples of a source; in a store if they do not fit memory and there is a folder for it."""
     reader = open_examples(source)
-    report = DataReport(source, reader.format, reader.columns, reader.unused_columns)
+    report = reader.report()
     examples = reader.examples(report)
     held: list[Example] = []
     size = 0
@@ -304,22 +284,19 @@ def _read(source: DataSource, folder: Path | None) -> tuple[Sequence[Example], D
         size += store.bytes_of(example)
         if folder is not None and size > store.MEMORY_LIMIT:
             log(f"{source.path} is large: its examples are stored in {folder}")
-            return store.write_store(folder, chain(held, examples), lambda: _counts(report)), report
+
+            def account() -> dict[str, Any]:
+                return {name: value for name, value in vars(report).items() if name != "source"}
+
+            return store.write_store(folder, chain(held, examples), account), report
     return held, report
 
 
-def _counts(report: DataReport) -> dict[str, Any]:
-    return {name: value for name, value in vars(report).items() if name != "source"}
-
-
-def _key(source: DataSource) -> str:
-    """Name of the store: different for other files, changed files, and files that are read with other settings."""
+def _store_name(source: DataSource) -> str:
+    """Different for other files, changed files, and files that are read with other settings."""
     rows = _open_rows(source)
-    identity: list[Any] = [
-        file.fingerprint if isinstance(file, DatasetReader) else str(Path(file.name).resolve()) for file in rows.files
-    ]
     settings = asdict(replace(source, limit=None, shuffle_seed=None, max_bad_ratio=0))
-    content = json.dumps([1, identity, rows.stamps(), settings], sort_keys=True, default=str)
+    content = json.dumps([1, [file.identity for file in rows.files], rows.stamps(), settings], sort_keys=True)
     name = re.sub(r"[^\w.-]", "-", source.path)[-40:]
     return f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 

@@ -67,11 +67,7 @@ class DataError(ValueError):
 
 
 class RowError(ValueError):
-    """A row that cannot be used; the reader adds file and line."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    """A row that cannot be used, and why; the reader adds file and line."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

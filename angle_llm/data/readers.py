@@ -32,31 +32,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from angle_llm.data.arrow_types import DatasetReader, ParquetFile
 from angle_llm.data.file_types import (
     CsvFile,
-    FileReader,
+    DatasetReader,
     JsonFile,
     JsonLinesFile,
+    ParquetFile,
     StsBenchmarkFile,
     StsPartFile,
     TextFile,
     TsvFile,
 )
 from angle_llm.data.formats import DataError, nearest
-from angle_llm.data.rows import BadRow, Row, RowSource
+from angle_llm.data.rows import BadRow, FileReader, Row, RowSource
 
-__all__ = [
-    "EXTENSIONS",
-    "FILE_TYPES",
-    "STANDARD_INPUT",
-    "BadRow",
-    "Row",
-    "RowSource",
-    "find_path",
-    "is_hub_id",
-    "open_rows",
-]
+__all__ = ["EXTENSIONS", "FILE_TYPES", "STANDARD_INPUT", "BadRow", "Row", "RowSource", "find_path", "open_rows"]
 
 DATA_VARIABLE = "ANGLE_LLM_DATA"
 """Environment variable with a folder of datasets."""
@@ -141,7 +131,7 @@ class _Opener(NamedTuple):
             return self._folder(path) if self.split is None else self._dataset(str(path), self.split)
         if path.exists():
             return self._file(path)
-        if self.split is not None and is_hub_id(self.source):
+        if self.split is not None and _is_hub_id(self.source):
             return self._dataset(self.source, self.split)
         weight = " A weight is a plain number after a colon, such as :0.5." if ":" in self.source else ""
         hub = ", and not a hub id (org/name)" if self.split is not None else ""
@@ -149,9 +139,7 @@ class _Opener(NamedTuple):
 
     def _file(self, path: Path) -> RowSource:
         if self.name is not None or self.split not in (None, "train") or self.revision is not None:
-            raise DataError(
-                f"{self.source}: `split`, `name` and `revision` select within a folder or a hub dataset; this is one file"
-            )
+            raise DataError(f"{self.source} is one file; `split`, `name` and `revision` are for datasets; unset them")
         reader = self._reader(path)
         if self.delimiter is not None and not isinstance(reader, TsvFile):
             raise DataError(f"{self.source}: delimiter is set, but this is not a CSV or TSV file; unset it")
@@ -169,25 +157,24 @@ class _Opener(NamedTuple):
             return gzip.open(path) if packed else path.open("rb")  # type: ignore[return-value]
 
         def made(file_type: type[FileReader]) -> FileReader:
-            return file_type(str(path), open, delimiter=self.delimiter, encoding=self.encoding)
+            reader = file_type(str(path), open, delimiter=self.delimiter, encoding=self.encoding)
+            reader.path = path
+            return reader
 
         reader = made(FILE_TYPES.get(extension, TextFile))
         if isinstance(reader, CsvFile) and self.delimiter is None and StsBenchmarkFile.matches(reader):
-            reader = made(StsBenchmarkFile)
-        elif self.tables and isinstance(reader, TextFile):  # SICK, MRPC, and parts of STS tasks
-            first = next((line for _, line in reader.lines() if line.strip()), "")
+            return made(StsBenchmarkFile)
+        if self.tables and isinstance(reader, TextFile):  # SICK, MRPC, and parts of STS tasks
             if path.name.startswith("STS.input."):
                 reader = made(StsPartFile)
                 reader.beside = (path.with_name(path.name.replace("STS.input.", "STS.gs.", 1)),)
-            elif (self.delimiter or "\t") in first:
-                reader = made(TsvFile)
-            else:
+                return reader
+            if (self.delimiter or "\t") not in next((line for _, line in reader.lines() if line.strip()), ""):
                 raise DataError(
-                    f"{path}: a .txt file is read as a table with tabs and a header line, or as STS.input.NAME.txt with "
-                    "STS.gs.NAME.txt in the same folder; its first line has no tab. Single texts are not pairs; give a table "
-                    "another extension"
+                    f"{path}: a .txt file of pairs is a table with tabs and a header line, or STS.input.NAME.txt beside "
+                    "STS.gs.NAME.txt; its first line has no tab. Single texts are not pairs"
                 )
-        reader.path = path
+            return made(TsvFile)
         return reader
 
     def _folder(self, folder: Path) -> RowSource:
@@ -211,7 +198,7 @@ class _Opener(NamedTuple):
             raise DataError(f"{self.source} names the split {part}, and `split` is {self.split}; unset one of them")
         folder = find_path(name)
         if not folder.is_dir():
-            if self.split is not None and is_hub_id(name):
+            if self.split is not None and _is_hub_id(name):
                 return self._dataset(name, part)
             raise DataError(f"{self.source}: {name} is not a folder and not a hub id (org/name). {_beside(folder)}")
         found = [path for path in (folder / f"{part}{extension}" for extension in EXTENSIONS) if path.is_file()]
@@ -234,7 +221,7 @@ def find_path(path: str) -> Path:
     return here
 
 
-def is_hub_id(path: str) -> bool:
+def _is_hub_id(path: str) -> bool:
     """Whether a path that does not exist is the id of a hub dataset: ORG/NAME without the extension of a data file."""
     return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", path) is not None and not path.endswith(EXTENSIONS)
 

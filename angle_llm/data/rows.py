@@ -1,17 +1,28 @@
-"""Rows with their file and line, and a source of them."""
+"""Rows with their file and line, the base class of all types of files, and a source of one or several files.
+
+A row that cannot be read (broken JSON, invalid bytes, too many fields) is a `BadRow`. Damage that hides an unknown number of
+rows raises `DataError`.
+"""
 
 from __future__ import annotations
 
-import itertools
+import gzip
+import io
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, ClassVar, Literal, NamedTuple
 
-from angle_llm.data.arrow_types import DatasetReader
-from angle_llm.data.file_types import FileReader, Unit, place
 from angle_llm.data.formats import DataError, RowError
 from angle_llm.io import sha256_of
+
+Unit = Literal["line", "row"]
+
+
+def place(file: str, line: int, unit: Unit) -> str:
+    """Where a row is, for messages: `x.tsv:3`, or `x.parquet row 3`."""
+    return f"{file}:{line}" if unit == "line" else f"{file} row {line}"
 
 
 class Row(NamedTuple):
@@ -44,6 +55,106 @@ class BadRow(NamedTuple):
         return place(self.file, self.line, self.unit)
 
 
+class FileReader:
+    """Rows of one file, from the start, as often as needed; only the current row is in memory.
+
+    Args:
+        name: File name in messages.
+        open: Opens the unpacked bytes of the file.
+        delimiter: Between fields of CSV and TSV files; None: detected.
+        encoding: Of text files, as Python names it.
+    """
+
+    unit: ClassVar[Unit] = "line"
+    """What row numbers count."""
+    has_columns: ClassVar[bool] = True
+    label_names: Mapping[str, list[str]] = {}
+    """Column → names of its integer labels; only `datasets` datasets have them."""
+    path: Path | None = None
+    """The file; None for standard input and datasets."""
+    beside: tuple[Path, ...] = ()
+    """Further files that are read with this one."""
+
+    def __init__(
+        self, name: str, open: Callable[[], BinaryIO], *, delimiter: str | None = None, encoding: str = "utf-8"
+    ) -> None:
+        self.name = name
+        self.open = open
+        self.delimiter = delimiter
+        self.encoding = encoding
+        self._codec = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
+
+    @property
+    def identity(self) -> str:
+        """Name that does not depend on the working directory."""
+        return str(Path(self.name).resolve())
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """Names of all columns. JSON files are read whole for it: a key that only later rows have counts too."""
+        raise NotImplementedError
+
+    def rows(self, columns: list[str] | None = None) -> Iterator[Row | BadRow]:
+        """All rows. Parquet files read only `columns`."""
+        for number, record in self._records(columns):
+            try:
+                yield Row(self._parse(record), self.name, number, self.unit)
+            except RowError as error:
+                yield BadRow(self.name, number, str(error), self.unit)
+
+    def _records(self, columns: list[str] | None) -> Iterator[tuple[int, Any]]:
+        """Line or row numbers from 1, and rows before they are parsed."""
+        raise NotImplementedError
+
+    def _parse(self, record: Any) -> dict[str, Any]:
+        """Values of a record by column. Raises `RowError` if it cannot be read."""
+        row: dict[str, Any] = record
+        return row
+
+    def lines(self, newline: str | None = "\n", path: Path | None = None) -> Iterator[tuple[int, str]]:
+        """Line numbers from 1, and lines with their ends. Invalid bytes become lone surrogates, see `_refuse_bad_bytes`."""
+        number, name = 0, str(path or self.name)
+        try:
+            with path.open("rb") if path is not None else self.open() as stream:
+                if self._codec == "utf-8-sig":
+                    _refuse_utf_16(name, stream.read1(64))  # type: ignore[attr-defined]
+                    stream.seek(0)
+                with io.TextIOWrapper(stream, self._codec, "surrogateescape", newline) as text:
+                    for number, line in enumerate(text, 1):
+                        yield number, line
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(
+                f"{name}:{number + 1}: the gzip file is truncated or damaged ({error}); fetch it again, or unpack the part "
+                "that can be read"
+            ) from None
+        except UnicodeDecodeError as error:
+            raise DataError(f"{name}:{number + 1}: cannot be decoded as {self.encoding}: {error}") from None
+
+    def _refuse_bad_bytes(self, text: str) -> None:
+        """Raises `RowError` if the text holds bytes that the encoding does not have."""
+        try:
+            if not text.isascii():
+                text.encode()
+        except UnicodeEncodeError as error:
+            advice = "set encoding to that of the file"
+            if self._codec == "utf-8-sig":
+                advice = (
+                    "if the file is Windows-1252, set encoding to cp1252, or convert it with `iconv -f cp1252 -t utf-8`"
+                )
+            byte, encoding = ord(text[error.start]) - 0xDC00, "UTF-8" if self._codec == "utf-8-sig" else self.encoding
+            raise RowError(f"byte 0x{byte:02x} is not {encoding}; {advice}") from None
+
+
+def _refuse_utf_16(name: str, start: bytes) -> None:
+    """UTF-16 and UTF-32 files: without this check every row would be reported as broken, without the reason."""
+    marked = start.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff"))
+    if marked or start.count(0) * 3 > len(start) > 1:  # without a byte order mark: every second byte of English is 0
+        raise DataError(
+            f"{name}:1: the file is in UTF-16 or UTF-32, expected UTF-8 (it begins with {start[:4].hex(' ')}); set encoding to "
+            "utf-16, or convert the file with `iconv -f utf-16 -t utf-8`"
+        )
+
+
 class RowSource:
     """Rows of a source, read from its start as often as it is iterated."""
 
@@ -58,10 +169,10 @@ class RowSource:
         """Names of the columns of all files; JSON files are read whole for it."""
         return list(dict.fromkeys(column for file in self.files for column in file.columns))
 
-    @cached_property
+    @property
     def label_names(self) -> Mapping[str, list[str]]:
         """Column → names of its integer labels; only of datasets."""
-        return {column: names for file in self.files for column, names in file.label_names.items()}
+        return self.files[0].label_names
 
     @property
     def unit(self) -> Unit:
@@ -73,21 +184,7 @@ class RowSource:
 
     def rows(self, columns: list[str] | None = None) -> Iterator[Row | BadRow]:
         """All rows. Of Parquet files only `columns` are read."""
-        return (_parsed(*each) for each in self._raw(columns))
-
-    def blocks(
-        self, size: int, wanted: Callable[[int], bool], columns: list[str] | None = None
-    ) -> Iterator[tuple[int, list[Row | BadRow]]]:
-        """Number and rows of the blocks of `size` rows whose number is wanted; the last block may be shorter.
-
-        The rows of other blocks are not parsed, so that a resumed process reaches its first block quickly.
-        """
-        raw = self._raw(columns)
-        for number in itertools.count():
-            if not (part := list(itertools.islice(raw, size))):
-                return
-            if wanted(number):
-                yield number, [_parsed(*each) for each in part]
+        return (row for file in self.files for row in file.rows(columns))
 
     def good_rows(self, columns: Iterable[str] = ()) -> Iterator[Row]:
         """Rows of a source that must have no bad ones.
@@ -110,9 +207,6 @@ class RowSource:
                     f"{', '.join(file.columns)}"
                 )
 
-    def _raw(self, columns: list[str] | None = None) -> Iterator[tuple[FileReader, int, Any]]:
-        return ((file, number, raw) for file in self.files for number, raw in file.raw(columns))
-
     def stamps(self) -> list[tuple[int, int]]:
         """Size in bytes and modification time in ns of each file that is read; cheap. Standard input cannot change."""
         paths = [path for file in self.files if file.path is not None for path in (file.path, *file.beside)]
@@ -122,17 +216,7 @@ class RowSource:
         """Name, size in bytes and SHA-256 of each file (packed, as on disk): equal for the same rows."""
         found: list[dict[str, Any]] = []
         for file in self.files:
-            if isinstance(file, DatasetReader):
-                found.append({"name": file.name, "fingerprint": file.fingerprint})
-                continue
             with file.path.open("rb") if file.path is not None else file.open() as stream:
                 digest = sha256_of(stream)
                 found.append({"name": Path(file.name).name, "size": stream.tell(), "sha256": digest})
         return found
-
-
-def _parsed(file: FileReader, number: int, raw: Any) -> Row | BadRow:
-    try:
-        return Row(file.parse(raw), file.name, number, file.unit)
-    except RowError as error:
-        return BadRow(file.name, number, error.reason, file.unit)

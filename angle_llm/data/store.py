@@ -11,7 +11,6 @@ settings that affect how they are read. `datasets.Dataset.from_generator` would 
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -20,7 +19,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 from typing import Any, overload
@@ -42,10 +40,8 @@ _KINDS: dict[str, type[Example]] = {kind.__name__: kind for kind in (ScoredPair,
 
 def cache_folder() -> Path:
     """The cache: `ANGLE_LLM_CACHE`, or the cache folder of the user. It can be removed at any time."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    if chosen:
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "angle_llm"
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "angle_llm"
+    return Path(os.environ.get(CACHE_VARIABLE) or usual).expanduser()
 
 
 def bytes_of(example: Example) -> int:
@@ -127,7 +123,11 @@ def write_store(folder: Path, examples: Iterable[Example], account: Callable[[],
                 for example in batch:
                     digest.update(repr(example).encode())
                 if writer is None:
-                    schema = _schema(type(batch[0]))
+                    kind = type(batch[0])
+                    types = [
+                        pyarrow.float64() if name == "score" else pyarrow.large_string() for name in kind.__slots__
+                    ]
+                    schema = pyarrow.schema(zip(kind.__slots__, types, strict=True), {"kind": kind.__name__})
                     writer = stack.enter_context(pyarrow.ipc.new_file(str(place / "examples.arrow"), schema))
                 columns = zip(*map(_values, batch), strict=True)
                 arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
@@ -155,26 +155,10 @@ def open_store(folder: Path) -> StoredExamples | None:
     try:
         return StoredExamples(folder)
     except (OSError, ValueError, LookupError) as error:  # such are the errors of pyarrow and json
-        # The system may fail to map a valid file; the errors of pyarrow about the content have no number.
-        if getattr(error, "errno", None) not in (None, errno.ENOENT):
-            raise DataError(f"{folder} cannot be opened: {error}. Remove it to write it again") from error
-        remove_store(folder, str(error))
+        log(f"warning: {folder} is damaged ({error}); it is written again")
+        with suppress(OSError):  # another process was faster
+            remove_folder(folder)
         return None
-
-
-def remove_store(folder: Path, reason: str) -> None:
-    """Removes a damaged folder; processes that have it open keep what they mapped."""
-    log(f"warning: {folder} is damaged ({reason}); it is written again")
-    with suppress(OSError):  # another process was faster
-        remove_folder(folder)
-
-
-def _schema(kind: type[Example]) -> Any:
-    import pyarrow
-
-    types = {"score": pyarrow.float64()}
-    columns = [(field.name, types.get(field.name, pyarrow.large_string())) for field in fields(kind)]
-    return pyarrow.schema(columns, metadata={"kind": kind.__name__})
 
 
 def _values(example: Example) -> tuple[str | float, ...]:

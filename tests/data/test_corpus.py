@@ -129,7 +129,7 @@ def test_bad_id_or_text_of_parquet_is_reported_with_its_row(tmp_path: Path) -> N
         ("a.parquet.gz", "", {}, "unpack it"),
         ("folder/a.md", "", {}, r"ends in \.jsonl"),
         ("a.txt", "", {}, "is empty"),
-        ("a.txt", "\n\n", {}, "all rows of .* are bad"),
+        ("a.txt", "\n\n", {}, "2 bad rows and no text"),
     ],
 )
 def test_unusable_source_or_column_is_refused(

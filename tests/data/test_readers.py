@@ -175,7 +175,7 @@ def test_types_without_columns_are_texts_or_refused(tmp_path: Path) -> None:
 
 HEADER = b"text1\ttext2\tscore\n"
 BAD_ROWS: dict[str, tuple[str, bytes, int, str]] = {
-    "cut JSON": ("x.jsonl", b'{"text1": "a",\n', 1, "ends before it is complete; .* begins `{"),
+    "cut JSON": ("x.jsonl", b'{"text1": "a",\n', 1, "column 15; .* begins `{"),
     "list in JSONL": ("x.jsonl", b'[{"text1": "a"},\n', 1, r"a list of objects is a \.json file"),
     "two objects": ("x.jsonl", b'{"text1": "a"} {"text1": "b"}\n', 1, "extra data at column 16"),
     "single quotes": ("x.jsonl", b"{'text1': 'a'}\n", 1, "double quotes at column 2"),
@@ -248,7 +248,6 @@ def test_column_names_twice_in_parquet_are_refused(tmp_path: Path) -> None:
 def test_columns_of_json_files_are_those_of_all_rows(tmp_path: Path) -> None:
     rows = open_rows(write(tmp_path / "x.jsonl", jsonl({"a": 1}, {"a": 1, "b": 2})))
     assert rows.columns == ["a", "b"]
-    assert rows.files[0].first_columns == ["a"]
     with pytest.raises(DataError, match=r"x\.jsonl: .*missing c, found a, b"):
         rows.require(["a", "c"])
 
@@ -342,8 +341,8 @@ def test_damaged_files_of_senteval_are_refused(tmp_path: Path) -> None:
         values(part)
     write(tmp_path / "STS.gs.a.txt", b"1\n1\n")
     assert [type(row) for row in open_rows(part, tables=True)] == [BadRow, Row]
-    write(tmp_path / "STS.gs.a.txt", b"1\n1\n1\n")
-    with pytest.raises(DataError, match=r"2 lines, .* 3"):
+    write(part, b"v\tw\nx\ty\nz\tz\n")
+    with pytest.raises(DataError, match=r"STS\.gs\.a\.txt have different numbers of lines"):
         values(part)
 
 

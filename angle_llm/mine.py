@@ -12,7 +12,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -25,6 +25,7 @@ from angle_llm.data.corpus import Corpus, CorpusText, Survey, TextBlock
 from angle_llm.data.formats import DataError
 from angle_llm.data.positives import Material, gather
 from angle_llm.data.readers import BadRow, RowSource
+from angle_llm.data.row_settings import RowSettings
 from angle_llm.embed import embed_corpus, untokenizable
 from angle_llm.hard_negatives import Miner, NegativeRules, account, format_report
 from angle_llm.io import FolderError, plain, progress_bar, read_object, remove_folder, sha256_of, write_file, write_json
@@ -60,18 +61,6 @@ class MineFiles:
     out: Path
     """The .jsonl file of triples; the report is written beside it, NAME.report.json. The same command resumes after a kill."""
 
-    format: str = "auto"
-    """Meaning of a row: scored_pair, positive_pair, triple, nli_pairs, nli_triples. auto: detected from the columns."""
-    columns: dict[str, str] = field(default_factory=dict)
-    """Map of our field names to the column names of the file, where they differ and are not recognised."""
-    delimiter: str | None = None
-    """Column separator of CSV and TSV files. None: a tab in .tsv, detected in .csv."""
-    encoding: str = "utf-8"
-    """Character encoding of text files, such as utf-8 or cp1252."""
-    score_range: tuple[float, float] | None = None
-    """Scores of two unrelated texts and of two texts with the same meaning."""
-    where: dict[str, str] = field(default_factory=dict)
-    """Keep only rows whose columns equal these values."""
     limit: int | None = None
     """Mine for at most this many examples."""
     shuffle_seed: int | None = None
@@ -104,7 +93,7 @@ class MineFiles:
 
 
 @dataclass(frozen=True)
-class MineSettings(NegativeRules, MineFiles):
+class MineSettings(NegativeRules, RowSettings, MineFiles):
     """Files and rules of `angle-llm data mine`."""
 
     def __post_init__(self) -> None:
@@ -123,8 +112,7 @@ class MineSettings(NegativeRules, MineFiles):
     @property
     def source(self) -> DataSource:
         """The pairs as training reads them."""
-        shared = {item.name: getattr(self, item.name) for item in fields(DataSource) if hasattr(self, item.name)}
-        return DataSource(path=self.pairs, **shared)
+        return self.source_of(self.pairs, limit=self.limit, shuffle_seed=self.shuffle_seed)
 
 
 def mine_main(settings: MineSettings) -> None:

@@ -53,6 +53,14 @@ class DataReport:
         if rows:
             self.dropped[reason] = self.dropped.get(reason, 0) + rows
 
+    def count(self, result: Example | Dropped | BadRow) -> None:
+        """Counts a row."""
+        self.rows_in += 1
+        if isinstance(result, Dropped):
+            self.drop(result.reason)
+        elif isinstance(result, BadRow):
+            self.rejected.append(result)
+
     def use(self, examples: int) -> None:
         """Sets the number of examples; raises `RuntimeError` if a row is not accounted for."""
         self.examples, self.rows_used = examples, examples * FORMATS[self.format].rows_per_example
@@ -142,19 +150,15 @@ class ExampleReader:
 
     def _each(self, report: DataReport) -> Iterator[Example]:
         for row, result in self.outcomes():
-            report.rows_in += 1
-            if isinstance(result, Dropped):
-                report.drop(result.reason)
-            elif not isinstance(result, BadRow):
-                yield result
-            elif self.source.on_bad_row == "skip":
-                report.rejected.append(result)
-            else:
+            report.count(result)
+            if isinstance(result, BadRow) and self.source.on_bad_row == "raise":
                 used = ", ".join(f"{name} is column {column!r}" for name, column in self.columns.items())
                 raise DataError(
                     f"{result.place}: {result.reason}. {f'({used}.) ' if isinstance(row, Row) else ''}Fix the row, or set "
                     "on_bad_row to skip: bad rows are then counted and skipped"
                 )
+            if not isinstance(result, Dropped | BadRow):
+                yield result
 
 
 def open_examples(source: DataSource) -> ExampleReader:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from angle_llm.data.columns import resolve_format
-from angle_llm.data.examples import ExampleReader, Outcome
-from angle_llm.data.formats import DataError, Dropped, PositivePair, ScoredPair, Triple
+from angle_llm.data.formats import DataError, Example, ScoredPair, Triple, pairs_of
 from angle_llm.data.keys import is_telling, key, near, pair_key, sound
-from angle_llm.data.readers import EXTENSIONS, BadRow, Row, open_rows
+from angle_llm.data.readers import EXTENSIONS, BadRow, open_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,6 +29,9 @@ NEUTRAL_SCORE = 0.5
 """Score of a dropped neutral row when it is compared with other rows."""
 CONTRADICTION = 0.5
 """Labels of one pair that differ by more than this, on the scale 0..1, contradict each other."""
+_TROUBLE = ("contradiction", "unlike itself", "contamination")
+_REMOVED = (*_TROUBLE, "duplicate", "near duplicate", "across files")
+"""Findings whose rows `--fix` removes."""
 _EVALUATION_WORDS = {"test", "dev", "valid", "validation", "val", "trial", "eval"}
 _TRAINING_WORDS = {"train", "training"}
 
@@ -49,58 +50,40 @@ class Finding:
 
 @dataclass
 class FileKeys:
-    """Counts and keys of the rows of one file; the texts themselves are not kept."""
+    """Keys of the rows of one file; the texts themselves are not kept."""
 
-    rows_in: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    rejected: list[BadRow] = field(default_factory=list)
-    rows: tuple[array[int], ...] = field(default_factory=lambda: tuple(array("Q") for _ in range(3)))
-    """Line, exact key and near key of each used row."""
-    pairs: tuple[array[Any], ...] = field(default_factory=lambda: tuple(array(kind) for kind in "QQdbb"))
-    """Line, near key, score, used (0 for neutral), and equal texts, of each pair of texts; a triple has two."""
+    rows: array[int] = field(default_factory=lambda: array("Q"))
+    """Line, exact key and near key of each used row, one after the other."""
+    pairs: array[int] = field(default_factory=lambda: array("Q"))
+    """Line, near key, used (0 for neutral), and equal texts (0 or 1), of each pair of texts; a triple has two."""
+    scores: array[float] = field(default_factory=lambda: array("d"))
+    """Of each pair."""
     texts: set[int] = field(default_factory=set)
     """Exact keys of all texts."""
     sentences: set[int] = field(default_factory=set)
     """Near keys of texts that are long enough to be telling."""
 
-    def add(self, reading: ExampleReader, outcome: Outcome) -> Iterator[str]:
-        """Add one row; yield its texts that are new."""
-        self.rows_in += 1
-        row, result = outcome
-        if isinstance(result, BadRow):
-            self.rejected.append(result)
-        elif isinstance(result, Dropped):
-            self.dropped[result.reason] += 1
-            if result.reason == "neutral" and isinstance(row, Row):
-                both = [row.values.get(reading.columns[name]) for name in ("premise", "hypothesis")]
-                texts = [near(sound(text)) for text in both if isinstance(text, str)]
-                if len(texts) == 2:
-                    self._add_pairs(row.line, texts, [(0, 1, NEUTRAL_SCORE)], used=False)
-        else:
-            if isinstance(result, Triple):
-                texts, pairs = [result.anchor, result.positive, result.negative], [(0, 1, 1.0), (0, 2, 0.0)]
-            else:
-                score = 1.0 if isinstance(result, PositivePair) else result.score
-                texts, pairs = [result.left, result.right], [(0, 1, score)]
-            bare = [near(text) for text in texts]
-            in_order = list if isinstance(result, Triple) else sorted  # a pair is the same in both orders
-            label = repr(result.score) if isinstance(result, ScoredPair) else ""
-            values = row.line, key(*in_order(texts), label), key(*in_order(bare), label)
-            for column, value in zip(self.rows, values, strict=True):
-                column.append(value)
-            self._add_pairs(row.line, bare, pairs, used=True)
-            for text, bare_text in zip(texts, bare, strict=True):
-                if (exact := key(text)) not in self.texts:
-                    self.texts.add(exact)
-                    if is_telling(bare_text):
-                        self.sentences.add(key(bare_text))
-                    yield text
+    def add(self, line: int, example: Example) -> Iterator[str]:
+        """Add a row; yield its texts that are new."""
+        texts = [value for value in astuple(example) if isinstance(value, str)]
+        bare = [near(text) for text in texts]
+        in_order = list if isinstance(example, Triple) else sorted  # a pair is the same in both orders
+        label = repr(example.score) if isinstance(example, ScoredPair) else ""
+        self.rows.extend((line, key(*in_order(texts), label), key(*in_order(bare), label)))
+        bare_of = dict(zip(texts, bare, strict=True))
+        for left, right, score in pairs_of(example):
+            self.add_pair(line, bare_of[left], bare_of[right], score)
+        for text, bare_text in bare_of.items():
+            if (exact := key(text)) not in self.texts:
+                self.texts.add(exact)
+                if is_telling(bare_text):
+                    self.sentences.add(key(bare_text))
+                yield text
 
-    def _add_pairs(self, line: int, bare: list[str], pairs: list[tuple[int, int, float]], used: bool) -> None:
-        for left, right, score in pairs:
-            values = line, pair_key(bare[left], bare[right]), score, used, bare[left] == bare[right]
-            for column, value in zip(self.pairs, values, strict=True):
-                column.append(value)
+    def add_pair(self, line: int, left: str, right: str, score: float, *, used: bool = True) -> None:
+        """Add a pair of near texts."""
+        self.pairs.extend((line, pair_key(left, right), used, left == right))
+        self.scores.append(score)
 
 
 @dataclass(frozen=True)
@@ -121,80 +104,81 @@ def compare_rows(
     Returns:
         For each file its findings, and line → reason of the rows that `--fix` removes.
     """
-    import pandas as pd
-
-    def table(which: str, columns: list[str]) -> pd.DataFrame:
-        frames = [pd.DataFrame({"file": pd.Series(dtype="int64"), **{name: [] for name in columns}})]
-        for number, each in enumerate(files):
-            values = {name: np.asarray(column) for name, column in zip(columns, getattr(each, which), strict=True)}
-            if len(values["line"]):
-                frames.append(pd.DataFrame({"file": number, **values}))
-        return pd.concat(frames[1:] or frames, ignore_index=True)
-
-    rows = table("rows", ["line", "exact", "near"])
-    pairs = table("pairs", ["line", "key", "score", "used", "same"])
+    rows = _table([each.rows for each in files], ["line", "exact", "near"])
+    pairs = _table([each.pairs for each in files], ["line", "key", "used", "same"])
+    pairs["score"] = np.concatenate([np.zeros(0), *(np.asarray(each.scores) for each in files)])
     by_key = pairs.groupby("key").score
     # Of 1, 0.5 and 0.2, only 1 and 0.2 contradict each other.
     pairs["distance"] = np.maximum(by_key.transform("max") - pairs.score, pairs.score - by_key.transform("min"))
-    first_exact, first_near = (
-        rows.index.to_series().groupby(rows[name]).transform("min") for name in ("exact", "near")
-    )
+    for name in ("exact", "near"):
+        rows[f"first_{name}"] = rows.index.to_series().groupby(rows[name]).transform("min")
 
     def place(frame: pd.DataFrame, at: int, file: int) -> str:
         other = frame.loc[at]
         return f"{int(other.line)}" if other.file == file else f"{names[int(other.file)]}:{int(other.line)}"
 
-    def opposite(at: int) -> int:
+    def opposite(at: int) -> str:
         group = pairs[pairs.key == pairs.key[at]]
-        return int((group.score - pairs.score[at]).abs().idxmax())
+        return place(pairs, int((group.score - pairs.score[at]).abs().idxmax()), int(pairs.file[at]))
 
-    def one_file(number: int, own_sets: Sequence[EvaluationSet]) -> tuple[list[Finding], dict[int, str]]:
-        findings: list[Finding] = []
+    def first(name: str) -> Callable[[int], str]:
+        return lambda at: place(rows, int(rows[f"first_{name}"][at]), int(rows.file[at]))
+
+    def findings(number: int, own_sets: Sequence[EvaluationSet]) -> tuple[list[Finding], dict[int, str]]:
+        found: list[Finding] = []
         removed: dict[int, str] = {}
 
-        def add(kind: str, trouble: bool, frame: pd.DataFrame, text: str, reason: str = "", other: Any = None) -> None:
+        def add(kind: str, frame: pd.DataFrame, text: str, other: Any = None, reason: str = "") -> None:
             distinct = frame.drop_duplicates("line").sort_values("line")
-            if len(distinct):
-                source = rows if "near" in frame else pairs
-                shown = [
-                    f"{line}" + (f" and {place(source, other(at), number)}" if other else "")
-                    for at, line in distinct.line.head(SHOWN_PLACES).items()
-                ]
-                findings.append(Finding(kind, trouble, len(distinct), f"{len(distinct):,} {text}", shown))
-                for line in distinct.line if reason else ():
-                    removed.setdefault(int(line), reason)
+            if not len(distinct):
+                return
+            places = [
+                f"{line} and {other(at)}" if other else f"{line}"
+                for at, line in distinct.line.head(SHOWN_PLACES).items()
+            ]
+            found.append(Finding(kind, kind in _TROUBLE, len(distinct), f"{len(distinct):,} rows {text}", places))
+            for line in distinct.line if kind in _REMOVED else ():
+                removed.setdefault(int(line), reason or kind)
 
         mine = pairs[(pairs.file == number) & (pairs.used == 1)]
         opposed = mine.distance > CONTRADICTION + 1e-9
-        text = "rows hold a pair with the opposite label in another row"
-        add("contradiction", True, mine[opposed], text, "contradiction", opposite)
-        text = "rows hold a pair with a different label in another row"
-        add("other label", False, mine[(mine.distance > 0) & ~opposed], text)
+        add("contradiction", mine[opposed], "hold a pair with the opposite label in another row", opposite)
+        add("other label", mine[(mine.distance > 0) & ~opposed], "hold a pair with a different label in another row")
         same, unlike = mine.same == 1, mine.score < CONTRADICTION
-        text = "rows label two equal texts as dissimilar (case, spacing and punctuation ignored)"
-        add("unlike itself", True, mine[same & unlike], text, "unlike itself")
-        add("same texts", False, mine[same & ~unlike], "rows pair a text with itself")
-        counts = {}
-        sentences = np.fromiter(files[number].sentences, dtype=np.uint64, count=len(files[number].sentences))
+        text = "label two equal texts as dissimilar (case, spacing and punctuation ignored)"
+        add("unlike itself", mine[same & unlike], text)
+        add("same texts", mine[same & ~unlike], "pair a text with itself")
+        sentences = np.fromiter(files[number].sentences, dtype=np.uint64)
+        counts = {each.name: int(np.isin(sentences, each.sentences).sum()) for each in own_sets}
         for each in own_sets:
-            text, reason = f"rows hold a pair of {each.name}", f"its pair is in {each.name}"
-            add("contamination", True, mine[mine.key.isin(each.pairs)], text, reason)
-            counts[each.name] = int(np.isin(sentences, each.sentences).sum())
+            text = f"hold a pair of {each.name}"
+            add("contamination", mine[mine.key.isin(each.pairs)], text, reason=f"its pair is in {each.name}")
         if listed := ", ".join(f"{name} {count:,}" for name, count in counts.items() if count):
             text = f"texts of 4 words or more that occur in {listed}"
-            findings.append(Finding("sentences", False, sum(counts.values()), text))
+            found.append(Finding("sentences", False, sum(counts.values()), text))
         own = rows[rows.file == number]
-        within = rows.file[first_near[own.index]].to_numpy() == number
-        exact, nearly = first_exact[own.index] != own.index, first_near[own.index] != own.index
-        text = "rows repeat an earlier row exactly, pairs in any order"
-        add("duplicate", False, own[exact & within], text, "duplicate", first_exact.__getitem__)
-        text = "rows repeat an earlier row but for case, spacing, punctuation"
-        add("near duplicate", False, own[nearly & ~exact & within], text, "near duplicate", first_near.__getitem__)
-        text = "rows repeat a row of an earlier file (case, spacing, punctuation ignored)"
-        add("across files", False, own[~within], text, "across files", first_near.__getitem__)
-        return findings, removed
+        within = rows.file[own.first_near].to_numpy() == number
+        exact, nearly = own.first_exact != own.index, own.first_near != own.index
+        add("duplicate", own[exact & within], "repeat an earlier row exactly, pairs in any order", first("exact"))
+        text = "repeat an earlier row but for case, spacing, punctuation"
+        add("near duplicate", own[nearly & ~exact & within], text, first("near"))
+        text = "repeat a row of an earlier file (case, spacing, punctuation ignored)"
+        add("across files", own[~within], text, first("near"))
+        return found, removed
 
-    return [one_file(number, own_sets) for number, own_sets in enumerate(sets)]
+    return [findings(number, own_sets) for number, own_sets in enumerate(sets)]
+
+
+def _table(parts: Sequence[array[int]], columns: list[str]) -> pd.DataFrame:
+    """The values of all files as columns, and the number of the file."""
+    import pandas as pd
+
+    values = [np.asarray(part, dtype=np.uint64).reshape(-1, len(columns)) for part in parts]
+    frame = pd.DataFrame(np.concatenate([np.zeros((0, len(columns)), np.uint64), *values]), columns=columns)
+    return frame.assign(file=np.repeat(np.arange(len(values)), [len(each) for each in values]))
+
+
+# ------------------------------------------------------------------------------------------------ evaluation sets
 
 
 def read_evaluation_sets(paths: Iterable[str | Path]) -> tuple[list[EvaluationSet], list[str]]:
@@ -208,22 +192,23 @@ def read_evaluation_sets(paths: Iterable[str | Path]) -> tuple[list[EvaluationSe
     found: list[EvaluationSet] = []
     skipped: list[str] = []
     for path in (Path(path).expanduser() for path in paths):
-        if path.is_dir():
-            files = [file for file in sorted(path.rglob("*")) if file.is_file() and file.name.endswith(EXTENSIONS)]
-            files = [file for file in files if not file.name.startswith("STS.gs.")]  # scores of the files beside them
-            words = {file: set(re.split(r"[^a-z0-9]+", str(file.relative_to(path)).lower())) for file in files}
-            not_training = [file for file in files if not words[file] & _TRAINING_WORDS]
-            chosen = [file for file in not_training if words[file] & _EVALUATION_WORDS] or not_training
-            skipped += [str(file.relative_to(path)) for file in files if file not in chosen]
-            for file in chosen:
-                try:
-                    found.append(_read_set(file, str(file.relative_to(path)), skipped))
-                except DataError as error:
-                    skipped.append(f"{file.relative_to(path)} ({error})")
-        elif path.is_file():
+        if path.is_file():
             found.append(_read_set(path, path.name, skipped))
-        else:
+            continue
+        if not path.is_dir():
             raise DataError(f"--against: no file or folder {path}.")
+        files = [file for file in sorted(path.rglob("*")) if file.is_file() and file.name.endswith(EXTENSIONS)]
+        files = [file for file in files if not file.name.startswith("STS.gs.")]  # scores of the files beside them
+        names = {file: str(file.relative_to(path)) for file in files}
+        words = {file: set(re.split(r"[^a-z0-9]+", name.lower())) for file, name in names.items()}
+        not_training = [file for file in files if not words[file] & _TRAINING_WORDS]
+        chosen = [file for file in not_training if words[file] & _EVALUATION_WORDS] or not_training
+        skipped += [name for file, name in names.items() if file not in chosen]
+        for file in chosen:
+            try:
+                found.append(_read_set(file, names[file], skipped))
+            except DataError as error:
+                skipped.append(f"{names[file]} ({error})")
     if not found:
         raise DataError(
             f"--against: no evaluation set found; skipped: {', '.join(skipped) or 'nothing'}. Name the files."
@@ -252,7 +237,7 @@ def _read_set(path: Path, name: str, skipped: list[str]) -> EvaluationSet:
                 pairs.add(pair_key(*bare))
     if bad:
         skipped.append(f"{bad:,} unreadable rows of {name}")
-    arrays = [np.sort(np.fromiter(keys, dtype=np.uint64, count=len(keys))) for keys in (pairs, sentences)]
+    arrays = [np.fromiter(keys, dtype=np.uint64) for keys in (pairs, sentences)]
     return EvaluationSet(name, path.resolve(), arrays[0], arrays[1])
 
 

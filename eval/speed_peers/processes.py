@@ -1,10 +1,11 @@
-"""One worker at a time, in a process with a limit of memory."""
+"""Environments of the libraries, and one worker at a time in a process with a limit of memory."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,35 @@ WORKERS = {
 }
 GIB = 2**30
 SPARE = GIB // 2
+TORCH = "torch==2.13.0"
+REQUIREMENTS: dict[str, list[str]] = {
+    # angle-emb requires its transformers, peft and bitsandbytes.
+    "angle-emb": ["angle-emb==0.6.1", "transformers==5.3.0", "peft==0.18.1", "bitsandbytes==0.49.2", TORCH],
+    "sentence-transformers": ["sentence-transformers[train]==6.2.0", "transformers==5.23.0", "peft==0.21.2", TORCH],
+}
+
+
+def ensure_environment(name: str, workdir: Path) -> Path:
+    """The Python interpreter of a library's environment, which is created once for its requirements.
+
+    Raises:
+        RuntimeError: if pip fails, for example without a network.
+    """
+    folder, wanted = workdir / "environments" / name, REQUIREMENTS[name]
+    python, mark = folder / "bin/python", folder / "installed.json"
+    if mark.is_file() and json.loads(mark.read_text(encoding="utf-8")) == wanted:
+        return python
+    print(f"installing {', '.join(wanted)} into {folder} (once; minutes)", flush=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    install = [str(python), "-m", "pip", "install", "--quiet"]
+    # torch first: the exact version takes the build of the configured index, which can be the CPU build.
+    for command in ([sys.executable, "-m", "venv", str(folder)], [*install, TORCH], [*install, *wanted]):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            output, others = done.stderr.strip()[-1000:], " ".join(peer for peer in REQUIREMENTS if peer != name)
+            raise RuntimeError(f"{' '.join(command)} failed:\n{output}\nTo compare without {name}: --peers {others}")
+    mark.write_text(json.dumps(wanted), encoding="utf-8")
+    return python
 
 
 @dataclass
@@ -107,12 +137,7 @@ def smallest_cosine(rows_ND: np.ndarray, other_ND: np.ndarray) -> float:
 
 def worker_environment(threads: int) -> dict[str, str]:
     """Environment variables of a worker: no network, no GPU, no packages of another environment."""
-    threads_of = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
     offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return {
-        **os.environ,
-        **threads_of,
-        **offline,
-        "PYTHONPATH": str(Path(__file__).parents[1]),
-        "PYTHONUNBUFFERED": "1",
-    }
+    paths = {"PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, **limits, **offline, **paths}

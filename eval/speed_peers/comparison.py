@@ -1,0 +1,100 @@
+"""The same job for several libraries, and what their runs show."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from speed_peers.processes import GIB, OURS, Run
+
+LOSS_TOLERANCE = 0.05  # bfloat16 changes a loss of 2 by some hundredths, float32 by a millionth
+LOWEST_COSINE = 0.99
+QUIET_CORES = 0.1
+COLUMNS = {
+    "seconds": "{:.2f} s",
+    "per_second": "{:.2f} per s",
+    "peak_gib": "{:.2f} GiB",
+    "ratio": "{:.2f} times ours",
+    "ratio_min": "least {:.2f}",
+    "ratio_max": "most {:.2f}",
+    "cosine_min": "cosine {:.6f}",
+}
+"""Name of a value of a library → its form in the text report."""
+
+
+@dataclass
+class PeerComparison:
+    """A job and the runs of each library."""
+
+    title: str
+    unit: str
+    """triples or texts."""
+    units: int
+    """Number of units per time."""
+    job: dict[str, Any]
+    libraries: list[str]
+    """angle_llm first."""
+    runs: dict[str, list[Run]] = field(default_factory=dict)
+
+    def summary(self, library: str) -> dict[str, float]:
+        """`COLUMNS`: median time, units per second, peak memory, and time divided by ours, repetition by repetition."""
+        times = [run.seconds for run in self.runs[library] if run.seconds]
+        if not times:
+            return {}
+        peak = max(run.peak_bytes for run in self.runs[library]) / GIB
+        found = {"seconds": median(times), "per_second": self.units / median(times), "peak_gib": peak}
+        pairs = zip(self.runs[library], self.runs.get(OURS, ()), strict=False)
+        if ratios := [run.seconds / ours.seconds for run, ours in pairs if run.seconds and ours.seconds]:
+            found |= {"ratio": median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios)}
+        cosines = [run.cosine_min for run in self.runs[library] if run.cosine_min is not None]
+        return found | ({"cosine_min": min(cosines)} if cosines else {})
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, without texts and the folders of this machine."""
+        job = {k: without_folder(v) for k, v in self.job.items() if k not in ("triples", "texts")}
+        return {
+            **asdict(self),
+            "job": job,
+            "summary": {library: self.summary(library) or None for library in self.runs},
+        }
+
+    def report(self) -> str:
+        """Times, losses and notes as text."""
+        lines = [self.title]
+        for library in self.runs:
+            found = self.summary(library)
+            lines.append(f"  {library:22}" + ", ".join(COLUMNS[name].format(value) for name, value in found.items()))
+        losses = [(library, run.losses) for library, runs in self.runs.items() for run in runs[:1] if run.losses]
+        lines += [f"  {library:22}losses {', '.join(f'{loss:.6f}' for loss in values)}" for library, values in losses]
+        return "\n".join([*lines, *self.notes()])
+
+    def notes(self) -> list[str]:
+        """Problems, results that differ from ours, disturbances, and numbers of texts and tokens."""
+        lines = []
+        ours = next((run.losses for run in self.runs.get(OURS, ()) if run.losses), None)
+        for library, runs in self.runs.items():
+            lines += [f"{library}: {run.problem}" for run in runs if run.problem][:1]
+            losses = next((run.losses for run in runs if run.losses), None)
+            if ours and losses and abs(losses[0] - ours[0]) > LOSS_TOLERANCE:
+                lines.append(f"NOT THE SAME WORK: the first loss of {library} is {losses[0]:.4f}, ours {ours[0]:.4f}.")
+            if (cosine := self.summary(library).get("cosine_min", 1.0)) < LOWEST_COSINE:
+                lines.append(f"NOT THE SAME WORK: a vector of {library} has cosine {cosine:.4f} with ours.")
+            if (cores := max((run.other_cores for run in runs), default=0.0)) > QUIET_CORES:
+                lines.append(
+                    f"DISTURBED: other programs used up to {cores:.1f} cores while {library} ran. Measure again."
+                )
+        facts = next((run.facts for run in self.runs.get(OURS, ()) if run.facts), {})
+        if facts:
+            lines.append(f"{facts['texts']:,} texts, {facts['unique_texts']:,} of them unique.")
+        if too_long := facts.get("too_long"):
+            lines.append(f"{too_long:,} texts are too long: the others cut the end of the prompt, angle_llm the text.")
+        if "computed_tokens" in facts:
+            lines.append(f"angle_llm computed {facts['computed_tokens']:,} of {facts['logical_tokens']:,} tokens.")
+        return lines
+
+
+def without_folder(value: Any) -> Any:
+    """The last part of an absolute path; other values unchanged."""
+    return Path(value).name if isinstance(value, str | Path) and Path(value).is_absolute() else value

@@ -12,7 +12,7 @@ import time
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 
@@ -31,7 +31,6 @@ from angle_llm.vectors import (
     ShardOptions,
     VectorForm,
     encoder_identity,
-    write_joined,
     write_shard,
 )
 
@@ -99,12 +98,11 @@ class EmbedSettings:
             raise SettingsError(
                 "--complex: a .npy file has no complex float16. Use --precision float32, or --format parquet."
             )
-        needs_folder = {
-            "--id-column": self.id_column is not None,
-            "--store-text": self.store_text,
-            "--precision int8, with a scale per row,": self.precision == "int8",
-        }
-        for option, given in needs_folder.items():
+        for option, given in (
+            ("--id-column", self.id_column is not None),
+            ("--store-text", self.store_text),
+            ("--precision int8", self.precision == "int8"),
+        ):
             if given and self.one_file:
                 raise SettingsError(f"{option} needs more than one .npy file. Give a folder as --output.")
 
@@ -172,15 +170,13 @@ def _check_output(path: Path, input: Path) -> None:
         raise SettingsError(f"--output must end in .npy, or name a folder; got {path}.")
     if path.suffix == ".npy" and path.is_dir():
         raise SettingsError(f"--output must name the .npy file to write; {path} is a folder. Name a file in it.")
-    existing = next(folder for folder in path.absolute().parents if folder.exists())
-    if not existing.is_dir():
-        raise SettingsError(f"--output {path} must be in a folder; {existing} is a file. Choose another path.")
-    if not os.access(path if path.is_dir() else existing, os.W_OK | os.X_OK):
-        raise SettingsError(f"--output {path} must be in a writable folder; {existing} is not. Choose another path.")
-    if input.is_dir() and path.resolve().is_relative_to(input.resolve()):
+    existing = path if path.is_dir() else next(folder for folder in path.absolute().parents if folder.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
         raise SettingsError(
-            f"--output {path} is inside --input {input}, and would be read as input. Choose another path."
+            f"--output {path} must be in a writable folder; {existing} is not one. Choose another path."
         )
+    if input.is_dir() and path.resolve().is_relative_to(input.resolve()):
+        raise SettingsError(f"--output {path} is inside --input {input}, and would be read as input.")
 
 
 # --- the work ---------------------------------------------------------------------------------------------------------------
@@ -208,107 +204,125 @@ def embed_corpus(
         FolderError: if the folder contains other files, or was started with other input, model or settings.
         DataError: for a row that cannot be embedded, unless such rows are skipped; if the input changes meanwhile.
     """
-    blocks = -(-survey.rows // shards.rows)
-    if rank >= blocks:
+    names = [f"shard-{block:06d}" for block in range(-(-survey.rows // shards.rows))]
+    if rank >= len(names):
         return 0
-    identity = _identity(corpus, survey, encoder, form, shards)
+    columns = {"column": corpus.column, "id_column": corpus.id_column}
+    identity: dict[
+        str, Any
+    ] = {  # what the bytes of the shards depend on; paths and the number of processes do not matter
+        "format_version": FORMAT_VERSION,
+        "input": {
+            "files": survey.files,
+            "rows": survey.rows,
+            **columns,
+            "bad_rows": "skipped" if shards.skip_bad else "refused",
+        },
+        "model": encoder_identity(encoder),
+        "vectors": asdict(form),
+        "layout": {"format": shards.format, "rows": shards.rows, "store_text": shards.store_text},
+    }
     with ResumableFolder(folder, identity, option="--output", flat=True, index=INDEX, rank=rank) as parts:
-        mine = range(rank, blocks, world_size)
-        kept = {block for block in mine if parts.is_whole(_name(block))}
+        mine = range(rank, len(names), world_size)
+        kept = {block for block in mine if parts.is_whole(names[block])}
         total, done = (sum(min(shards.rows, survey.rows - shards.rows * block) for block in s) for s in (mine, kept))
         if done and rank == 0:
             print(f"resuming: {done} of {total} rows are embedded", file=sys.stderr)
         title = "embed" if world_size == 1 else f"embed (process {rank} of {world_size})"
         with progress_bar(title, total, "row", done=done, enabled=rank == 0) as progress:
             for block in corpus.blocks(shards.rows, lambda number: number in mine and number not in kept):
-                texts, vectors, skipped = _encoded(block, encoder, shards.skip_bad, rank == 0 and has_terminal())
+                texts, vectors, skipped = _encode_block(block, encoder, shards.skip_bad, rank == 0 and has_terminal())
                 sides: dict[str, Any] = {"row": np.array(list(texts), dtype=np.int64)}
                 if corpus.id_column is not None:
                     sides["id"] = [row.id for row in texts.values()]
                 if shards.store_text:
                     sides["text"] = [row.text for row in texts.values()]
-                name, columns = _name(block.number), form.stored(vectors)
-                fill = partial(write_shard, name=name, options=shards, columns=columns, sides=sides, skipped=skipped)
+                name = names[block.number]
+                stored = form.stored(vectors)
+                fill = partial(write_shard, name=name, options=shards, columns=stored, sides=sides, skipped=skipped)
                 parts.write(name, fill, {"first": block.first, "rows": len(texts), "skipped": len(skipped)})
                 progress.update(len(block.rows))
         corpus.check_unchanged(survey)
         if rank != 0:
             return 0
-        manifests = _wait_for(parts, [_name(block) for block in range(blocks)])
+        _wait_for(parts, set(names))
+        manifests = [parts.manifest(name) for name in names]
         rows: int = sum(manifest["values"]["rows"] for manifest in manifests)
         if target is not None:
-            _join(folder, [file["name"] for manifest in manifests for file in manifest["files"]], target, rows)
+            _join([folder / file["name"] for manifest in manifests for file in manifest["files"]], target, rows)
+            remove_folder(folder)
             return rows
         from angle_llm.model.backbone import absolute_name
 
+        file = corpus.source.files[0]
+        source = {  # arguments of `Corpus.open` for the same rows; no path if they cannot be read again
+            "path": None if file.path is None else str(Path(corpus.source.name).absolute()),
+            **columns,
+            "delimiter": file.delimiter,
+            "encoding": file.encoding,
+            "stamps": survey.stamps,
+        }
         used = {**identity["model"], "name": absolute_name(model)}
-        parts.finish({"rows": rows, "model": used, "source": _source(corpus, survey)})
+        parts.finish({"rows": rows, "model": used, "source": source})
         return rows
 
 
-def _name(block: int) -> str:
-    return f"shard-{block:06d}"
-
-
-def _wait_for(parts: ResumableFolder, names: list[str]) -> list[dict[str, Any]]:
-    """The manifests of all shards, when all processes have written theirs."""
+def _wait_for(parts: ResumableFolder, names: set[str]) -> None:
+    """Wait until all processes have written their shards."""
     logged = time.monotonic()
-    while missing := set(names).difference(parts.names()):
+    while missing := names.difference(parts.names()):
         if time.monotonic() - logged > _LOG_SECONDS:
             logged = time.monotonic()
             print(f"waiting for {len(missing)} shards of other processes", file=sys.stderr)
         time.sleep(_POLL_SECONDS)
-    return [parts.manifest(name) for name in names]
 
 
-def _join(folder: Path, names: list[str], target: Path, rows: int) -> None:
-    """Make one .npy file, and one list of skipped rows, of all shards; the folder is removed."""
-    lists = [folder / name for name in names if name.endswith(SKIPPED)]
+def _join(paths: list[Path], target: Path, rows: int) -> None:
+    """Make one .npy file of all shards, one of them in memory at a time, and one list of skipped rows."""
+    lists = [path for path in paths if path.name.endswith(SKIPPED)]
+    arrays = [path for path in paths if path.suffix == ".npy"]
     beside = target.with_name(target.stem + SKIPPED)
     if lists:
         write_file(beside, lambda file: file.writelines(path.read_bytes() for path in lists), writer="")
     else:
         beside.unlink(missing_ok=True)
-    arrays = [folder / name for name in names if name.endswith(".npy")]
-    write_file(target, lambda file: write_joined(file, arrays, rows), writer="")
-    remove_folder(folder)
+
+    def write(file: BinaryIO) -> None:
+        first = np.load(arrays[0], mmap_mode="r", allow_pickle=False)
+        header = {"descr": np.lib.format.dtype_to_descr(first.dtype), "fortran_order": False}
+        np.lib.format.write_array_header_1_0(file, {**header, "shape": (rows, *first.shape[1:])})
+        for path in arrays:
+            file.write(np.ascontiguousarray(np.load(path, mmap_mode="r", allow_pickle=False)).data)
+
+    write_file(target, write, writer="")
 
 
-def _encoded(
+def _encode_block(
     block: TextBlock, encoder: SentenceEncoder, skip_bad: bool, show_progress: bool
 ) -> tuple[dict[int, CorpusText], Array, list[dict[str, Any]]]:
     """Usable rows of a block by index in the corpus, their vectors (N, D), and an entry for each skipped row."""
     texts: dict[int, CorpusText] = {}
-    skipped: list[dict[str, Any]] = []
-
-    def skip(number: int, place: str, reason: str) -> None:
-        if not skip_bad:
-            raise bad_row(place, reason)
-        skipped.append({"row": number, "place": place, "reason": reason})
-
+    bad: dict[int, tuple[str, str]] = {}
     for number, row in enumerate(block.rows, block.first):
         if isinstance(row, BadRow):
-            skip(number, row.place, row.reason)
+            bad[number] = (row.place, row.reason)
         else:
             texts[number] = row
-
-    def encode() -> Array:
-        return encoder.encode([row.text for row in texts.values()], show_progress=show_progress)
-
     try:
-        vectors = encode()
+        vectors = encoder.encode([row.text for row in texts.values()], show_progress=show_progress)
     except ValueError:  # a text without tokens; rare, so texts are checked one by one only now
-        reasons = {number: untokenizable(encoder, row.text) for number, row in texts.items()}
-        if not any(reasons.values()):
+        reasons = {number: reason for number, row in texts.items() if (reason := untokenizable(encoder, row.text))}
+        if not reasons:
             raise
-        for number, reason in reasons.items():
-            if reason:
-                skip(number, texts.pop(number).place, reason)
-        skipped.sort(key=lambda row: int(row["row"]))
-        vectors = encode()
+        bad |= {number: (texts.pop(number).place, reason) for number, reason in reasons.items()}
+        if skip_bad:
+            vectors = encoder.encode([row.text for row in texts.values()], show_progress=show_progress)
+    if bad and not skip_bad:
+        raise bad_row(*bad[min(bad)])
     for row, vector in zip(texts.values(), vectors, strict=True):
         if not np.isfinite(vector).all():
             raise DataError(f"{row.place}: its vector is not finite. Load the model in bfloat16 or check its weights")
+    skipped = [{"row": number, "place": place, "reason": reason} for number, (place, reason) in sorted(bad.items())]
     return texts, vectors, skipped
 
 
@@ -319,31 +333,3 @@ def untokenizable(encoder: SentenceEncoder, text: str) -> str:
     except ValueError as error:
         return str(error).removeprefix("text 0: ").removeprefix("text 0 ").removesuffix(".")
     return ""
-
-
-def _identity(
-    corpus: Corpus, survey: Survey, encoder: SentenceEncoder, form: VectorForm, shards: ShardOptions
-) -> dict[str, Any]:
-    """What the bytes of the shards depend on; paths and the number of processes do not matter."""
-    return {
-        "format_version": FORMAT_VERSION,
-        "input": {
-            "files": survey.files,
-            "rows": survey.rows,
-            "column": corpus.column,
-            "id_column": corpus.id_column,
-            "bad_rows": "skipped" if shards.skip_bad else "refused",
-        },
-        "model": encoder_identity(encoder),
-        "vectors": asdict(form),
-        "layout": {"format": shards.format, "rows": shards.rows, "store_text": shards.store_text},
-    }
-
-
-def _source(corpus: Corpus, survey: Survey) -> dict[str, Any]:
-    """Arguments of `Corpus.open` for the same rows, and the stamps of its files; no path if they cannot be read again."""
-    file = corpus.source.files[0]
-    path = None if file.path is None else str(Path(corpus.source.name).absolute())
-    options = {"delimiter": file.delimiter, "encoding": file.encoding}
-    columns = {"column": corpus.column, "id_column": corpus.id_column}
-    return {"path": path, **columns, **options, "stamps": survey.stamps}

@@ -157,7 +157,7 @@ def make_guards(material: Material, rules: NegativeRules, judge: Judge | None = 
 # --- selection --------------------------------------------------------------------------------------------------------------
 
 
-class Part(NamedTuple):
+class MinedPart(NamedTuple):
     """What was mined for some pairs, as plain JSON values."""
 
     rows: list[dict[str, Any]]
@@ -185,12 +185,12 @@ class Miner:
         """Number of parts of `block_pairs` pairs."""
         return -(-len(self.material.pairs) // self.rules.block_pairs)
 
-    def part(self, number: int) -> Part:
+    def part(self, number: int) -> MinedPart:
         """Mine the pairs of a part."""
         rules, size = self.rules, self.rules.block_pairs
         pairs = self.material.pairs[number * size : (number + 1) * size]
         guards = make_guards(self.material, rules, None if self.judge_vectors is None else self._judge)
-        part = Part([], {"full": 0, "short": 0, "without": 0, "dropped": 0}, dict.fromkeys(REASONS, 0))
+        part = MinedPart([], {"full": 0, "short": 0, "without": 0, "dropped": 0}, dict.fromkeys(REASONS, 0))
         for pair, window in self._windows(pairs):
             for reason, guard in guards.items():
                 refused_W = guard(window)
@@ -207,23 +207,20 @@ class Miner:
         return part
 
     def _windows(self, pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Window]]:
-        candidates = len(self.material.candidates_C)
-        last = self.rules.ranks[1] or candidates
-        size = max(1, SCORES_AT_ONCE // (last + min(candidates, self.rules.block_candidates)))
+        candidates_C = self.material.candidates_C
+        first, last = self.rules.ranks[0], self.rules.ranks[1] or len(candidates_C)
+        size = max(1, SCORES_AT_ONCE // (last + min(len(candidates_C), self.rules.block_candidates)))
         for start in range(0, len(pairs), size):
-            yield from self._windows_together(pairs[start : start + size], last)
-
-    def _windows_together(self, pairs: Sequence[Pair], last: int) -> Iterator[tuple[Pair, Window]]:
-        first = self.rules.ranks[0]
-        anchors, row_P = np.unique([pair.anchor for pair in pairs], return_inverse=True)
-        anchor_AD = on_grid(self.vectors[anchors])
-        position_AR, cosine_AR = self.search(anchor_AD, last)
-        positive_PD = on_grid(self.vectors[[pair.positive for pair in pairs]])
-        positive_cosine_P = cosines(anchor_AD[row_P], positive_PD).tolist()
-        for pair, row, positive_cosine in zip(pairs, row_P, positive_cosine_P, strict=True):
-            text_W = self.material.candidates_C[position_AR[row, first - 1 :]]
-            ranks = np.arange(first, last + 1)
-            yield pair, Window(pair.anchor, pair.positive, positive_cosine, text_W, cosine_AR[row, first - 1 :], ranks)
+            some = pairs[start : start + size]
+            anchors, row_P = np.unique([pair.anchor for pair in some], return_inverse=True)
+            anchor_AD = on_grid(self.vectors[anchors])
+            position_AR, cosine_AR = self.search(anchor_AD, last)
+            positive_PD = on_grid(self.vectors[[pair.positive for pair in some]])
+            positive_cosine_P = cosines(anchor_AD[row_P], positive_PD).tolist()
+            for pair, row, positive_cosine in zip(some, row_P, positive_cosine_P, strict=True):
+                text_W, cosine_W = candidates_C[position_AR[row, first - 1 :]], cosine_AR[row, first - 1 :]
+                ranks = np.arange(first, last + 1)
+                yield pair, Window(pair.anchor, pair.positive, positive_cosine, text_W, cosine_W, ranks)
 
     def _rows(self, pair: Pair, taken: Window) -> Iterator[dict[str, Any]]:
         texts = self.material.texts
@@ -277,12 +274,14 @@ def account(parts: Sequence[dict[str, Any]], out: Path, pairs: int) -> dict[str,
         refused.update(part["refused"])
     if pairs != (accounted := counts["full"] + counts["short"] + counts["without"]):
         raise RuntimeError(f"a bug in angle_llm: {accounted} of {pairs} pairs accounted for.")
-    figures: dict[str, list[float]] = {name: [] for name in _FIGURES}
     with out.open(encoding="utf-8") as lines:
-        for line in lines:
-            row = json.loads(line)
-            for name, values in figures.items():
-                values.append(row[name])
+        figures = np.array([[row[name] for name in _FIGURES] for row in map(json.loads, lines)])
+    quantiles = {}
+    if len(figures):
+        found = np.percentile(figures, list(_QUANTILES), axis=0).round(6).T.tolist()
+        quantiles = {
+            name: dict(zip(map(str, _QUANTILES), one, strict=True)) for name, one in zip(_FIGURES, found, strict=True)
+        }
     return {
         "pairs": {
             "in": pairs,
@@ -292,36 +291,26 @@ def account(parts: Sequence[dict[str, Any]], out: Path, pairs: int) -> dict[str,
             "without": counts["without"],
         },
         "refused": dict(refused),
-        "triples": {"rows": len(figures["rank"]), "sha256": sha256_of(out)},
-        "quantiles": {
-            name: dict(
-                zip(map(str, _QUANTILES), np.percentile(values, list(_QUANTILES)).round(6).tolist(), strict=True)
-            )
-            for name, values in figures.items()
-            if values
-        },
+        "triples": {"rows": len(figures), "sha256": sha256_of(out)},
+        "quantiles": quantiles,
     }
 
 
 def format_report(report: dict[str, Any]) -> str:
     """Return the account as a table."""
     pairs, rules = report["pairs"], report["identity"]["settings"]
-    negatives = rules["negatives"]
-    fewer = (
-        f" + {pairs['short']:,} with fewer ({'kept' if rules['short'] == 'keep' else 'dropped'})"
-        if negatives > 1
-        else ""
-    )
+    kept = "kept" if rules["short"] == "keep" else "dropped"
+    fewer = f" + {pairs['short']:,} with fewer ({kept})" if rules["negatives"] > 1 else ""
     lines = [
-        f"{pairs['in']:,} pairs = {pairs['mined']:,} with {negatives} negative{'s' * (negatives > 1)}{fewer} + "
-        f"{pairs['without']:,} without; {report['triples']['rows']:,} triples",
+        f"{pairs['in']:,} pairs = {pairs['mined']:,} with {rules['negatives']} negative{'s' * (rules['negatives'] > 1)}"
+        f"{fewer} + {pairs['without']:,} without; {report['triples']['rows']:,} triples",
         "",
         "candidates refused, by the first reason",
         *(f"  {reason:28}{count:12,}" for reason, count in report["refused"].items() if count),
     ]
     if report["quantiles"]:
         lines += ["", f"  {'of the triples':18}" + "".join(name.rjust(9) for name in _QUANTILES.values())]
-        for name, values in report["quantiles"].items():
-            digits = 0 if name == "rank" else 3
-            lines.append(f"  {name:18}" + "".join(f"{value:9.{digits}f}" for value in values.values()))
+    for name, values in report["quantiles"].items():
+        digits = 0 if name == "rank" else 3
+        lines.append(f"  {name:18}" + "".join(f"{value:9.{digits}f}" for value in values.values()))
     return "\n".join(lines)

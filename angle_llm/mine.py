@@ -157,26 +157,25 @@ def mine(settings: MineSettings, material: Material, output: Output) -> dict[str
     """Write triples and report, and return the report; read it if both are there already."""
     from angle_llm.model.encoder import SentenceEncoder
 
-    encoder = SentenceEncoder.from_pretrained(
-        settings.model,
-        prompt=settings.prompt,
-        pooling=settings.pooling,
-        max_length=settings.max_length,
-        dtype=settings.dtype,
-    )
+    options = {name: getattr(settings, name) for name in ("prompt", "pooling", "max_length", "dtype")}
+    encoder = SentenceEncoder.from_pretrained(settings.model, **options)
     judge = None if settings.judge is None else SentenceEncoder.from_pretrained(settings.judge)
-    identity = _identity(settings, material, encoder, judge)
+    identity: dict[str, Any] = plain({  # what the triples depend on
+        "format_version": FORMAT_VERSION,
+        "material": {"sha256": material.digest(), **material.counts()},
+        "model": encoder_identity(encoder),
+        "judge": None if judge is None else encoder_identity(judge),
+        "settings": {name: getattr(settings, name) for name in _IDENTITY},
+    })  # fmt: skip
     if (finished := output.finished(identity)) is not None:
         print(f"{settings.out} exists already, from the same pairs, encoder and settings", file=sys.stderr)
         return finished
     with ResumableFolder(output.folder, identity, option="--out", flat=True) as work:
-
-        def vectors(of: SentenceEncoder, name: str) -> Array:
-            folder = output.folder if settings.vectors is None else settings.vectors.expanduser()
-            return vectors_of(material, of, name, folder, settings.shard_rows)
-
-        vectors_TD = vectors(encoder, settings.model)
-        judge_vectors = None if judge is None else vectors(judge, str(settings.judge))
+        kept = output.folder if settings.vectors is None else settings.vectors.expanduser()
+        vectors_TD = vectors_of(material, encoder, settings.model, kept, settings.shard_rows)
+        judge_vectors = None
+        if judge is not None:
+            judge_vectors = vectors_of(material, judge, str(settings.judge), kept, settings.shard_rows)
         search = searcher(
             vectors_TD, material.candidates_C, block=settings.block_candidates, faiss=settings.index == "faiss"
         )
@@ -186,8 +185,9 @@ def mine(settings: MineSettings, material: Material, output: Output) -> dict[str
             for number, name in enumerate(names):
                 if not work.is_whole(name):
                     part = miner.part(number)
-                    write = partial(_write_rows, name=f"{name}.jsonl", rows=part.rows)
-                    work.write(name, write, {"counts": part.counts, "refused": part.refused})
+                    content = b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in part.rows)
+                    fill = partial(_write_bytes, name=f"{name}.jsonl", content=content)
+                    work.write(name, fill, {"counts": part.counts, "refused": part.refused})
                 bar.update()
         files = [output.folder / f"{name}.jsonl" for name in names]
         write_file(output.out, lambda file: file.writelines(path.read_bytes() for path in files), writer="")
@@ -201,26 +201,17 @@ def mine(settings: MineSettings, material: Material, output: Output) -> dict[str
     return report
 
 
-def _write_rows(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
-    lines = (json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
-    (folder / name).write_bytes(b"".join(lines))
+def _write_bytes(folder: Path, name: str, content: bytes) -> None:
+    (folder / name).write_bytes(content)
 
 
-@dataclass(frozen=True)
 class Output:
-    """The file of triples, its report, and the folder of the work."""
+    """The file of triples `out`, its report NAME.report.json, and the folder of the work, NAME.jsonl.parts."""
 
-    out: Path
-
-    @property
-    def report(self) -> Path:
-        """NAME.report.json."""
-        return self.out.with_name(self.out.stem + ".report.json")
-
-    @property
-    def folder(self) -> Path:
-        """NAME.jsonl.parts."""
-        return self.out.with_name(self.out.name + ".parts")
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.report = out.with_name(out.stem + ".report.json")
+        self.folder = out.with_name(out.name + ".parts")
 
     def check_free(self) -> None:
         """Refuse to overwrite files of something else.
@@ -255,21 +246,6 @@ class Output:
         return report
 
 
-def _identity(
-    settings: MineSettings, material: Material, encoder: SentenceEncoder, judge: SentenceEncoder | None
-) -> dict[str, Any]:
-    """What the triples depend on, as plain JSON values."""
-    return plain(  # type: ignore[no-any-return]
-        {
-            "format_version": FORMAT_VERSION,
-            "material": {"sha256": material.digest(), **material.counts()},
-            "model": encoder_identity(encoder),
-            "judge": None if judge is None else encoder_identity(judge),
-            "settings": {name: getattr(settings, name) for name in _IDENTITY},
-        }
-    )
-
-
 # --- vectors ----------------------------------------------------------------------------------------------------------------
 
 
@@ -300,15 +276,16 @@ def vectors_of(material: Material, encoder: SentenceEncoder, name: str, folder: 
     made_from = json.dumps([encoder_identity(encoder), shard_rows, material.texts])
     digest = hashlib.sha256(made_from.encode()).hexdigest()
     target = folder / f"vectors-{digest[:16]}.npy"
+    blocks = range(0, len(material.texts), _TOGETHER)
     if not target.is_file():
-        _check_texts(material, encoder)
+        for first in blocks:  # takes a hundredth of the time of embedding
+            _check_tokens(material, encoder, range(first, min(first + _TOGETHER, len(material.texts))))
         corpus = _Texts(RowSource("texts", []), None, material=material)
         survey = Survey(len(material.texts), 0, [{"sha256": digest}], [])
-        form = VectorForm(encoder.dimensions, encoder.dimensions)
-        parts = target.with_suffix(".parts")
-        embed_corpus(corpus, survey, encoder, name, form, ShardOptions("bare npy", shard_rows), parts, target=target)
+        form, options = VectorForm(encoder.dimensions, encoder.dimensions), ShardOptions("bare npy", shard_rows)
+        embed_corpus(corpus, survey, encoder, name, form, options, target.with_suffix(".parts"), target=target)
     found: Array = np.load(target, mmap_mode="r", allow_pickle=False)
-    for first in range(0, len(found), _TOGETHER):
+    for first in blocks:
         some = found[first : first + _TOGETHER]
         bad = ~(np.isfinite(some).all(axis=1) & some.any(axis=1))
         if bad.any():
@@ -319,14 +296,11 @@ def vectors_of(material: Material, encoder: SentenceEncoder, name: str, folder: 
     return found
 
 
-def _check_texts(material: Material, encoder: SentenceEncoder) -> None:
-    """Tokenise all texts, which takes a hundredth of the time of embedding."""
-    for first in range(0, len(material.texts), _TOGETHER):
-        some = material.texts[first : first + _TOGETHER]
-        try:
-            encoder.tokenize(some)
-        except ValueError:
-            for index, text in enumerate(some, first):
-                if reason := untokenizable(encoder, text):
-                    raise DataError(f"{material.place(index)}: {reason}. Fix it, or remove its row") from None
-            raise
+def _check_tokens(material: Material, encoder: SentenceEncoder, some: range) -> None:
+    try:
+        encoder.tokenize(material.texts[some.start : some.stop])
+    except ValueError:
+        for index in some:
+            if reason := untokenizable(encoder, material.texts[index]):
+                raise DataError(f"{material.place(index)}: {reason}. Fix it, or remove its row") from None
+        raise

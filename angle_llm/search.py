@@ -13,9 +13,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import tyro
@@ -158,8 +157,7 @@ class SearchSettings:
             raise SettingsError(f"--top must be at least 1, got {self.top}.")
 
 
-@dataclass(frozen=True)
-class Hit:
+class Hit(NamedTuple):
     """A row that was found: its cosine with the query, index in the corpus from 0, id and text where they are stored."""
 
     cosine: float
@@ -213,22 +211,15 @@ def search_folder(folder: Path, index: VectorIndex, queries_QD: Array, top: int)
     """Return for each query the `top` rows of largest cosine in a finished folder, best first; of equals the earlier row.
 
     `queries_QD` are whole vectors of the encoder; they are cut as the rows were. Rows of int8 are compared as stored, of binary
-    by their signs. Memory is that of a few thousand rows.
+    by their signs. Memory is that of one shard.
 
     Raises:
-        FolderError: if the folder is damaged, or the queries have other dimensions or are not finite.
+        FolderError: if the folder is damaged, or the queries are not finite.
     """
-    form = index.vectors
-    if queries_QD.shape[1] != form.dimensions:
-        raise FolderError(
-            f"{folder} was made by a model of {form.dimensions} dimensions, and this one has {queries_QD.shape[1]}. Use the "
-            f"model it was made by, {index.model.name}."
-        )
-    queries_QK = on_grid(queries_QD[:, : form.kept])
+    queries_QK = on_grid(queries_QD[:, : index.vectors.kept])
     if not np.isfinite(queries_QK).all():
         raise FolderError(
-            "the vector of a query is not finite, so it has no cosine. Load the model in bfloat16 or float32, or check its "
-            "weights."
+            "the vector of a query is not finite. Load the model in bfloat16 or float32, or check its weights."
         )
     position_QR, cosine_QR = nearest(queries_QK, (piece.vectors for piece in read_vectors(folder, index)), top)
     rows = _rows_at(folder, index, set(position_QR.flatten().tolist()))
@@ -241,16 +232,14 @@ def search_folder(folder: Path, index: VectorIndex, queries_QD: Array, top: int)
 def _rows_at(folder: Path, index: VectorIndex, positions: set[int]) -> dict[int, tuple[int, str | None, str | None]]:
     """(index in the corpus, id, text) of some stored rows, by position; only their shards are read."""
     found = {}
-    firsts = accumulate((shard.values.rows for shard in index.parts), initial=0)
-    for shard, start in zip(index.parts, firsts, strict=False):
-        if positions.isdisjoint(range(start, start + shard.values.rows)):
-            continue
-        for piece in read_vectors(folder, index, [shard]):
-            for offset in range(len(piece.row)):
-                if start + offset in positions:
-                    id, text = (side[offset] if side is not None else None for side in (piece.id, piece.text))
-                    found[start + offset] = (int(piece.row[offset]), id, text)
-            start += len(piece.row)
+    start = 0
+    for shard in index.parts:
+        offsets = [position - start for position in positions if 0 <= position - start < shard.values.rows]
+        for piece in read_vectors(folder, index, [shard] if offsets else []):
+            for at in offsets:
+                id, text = (column[at] if column else None for column in (piece.id, piece.text))
+                found[start + at] = (int(piece.row[at]), id, text)
+        start += shard.values.rows
     return found
 
 

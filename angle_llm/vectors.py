@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -31,13 +31,10 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Precision = Literal["float32", "float16", "int8", "binary"]
-Format = Literal["parquet", "npy", "bare npy"]
-"""Files of a shard; `bare npy` has vectors only."""
 
 FORMAT_VERSION = 1
 INDEX, SKIPPED, SCALE = "embeddings.json", ".skipped.jsonl", "scale"
 _INT8 = 127
-_ROWS_AT_ONCE = 8192
 _REPAIR = "Run the same `angle-llm embed` again to repair it."
 _STRICT = ConfigDict(strict=True)
 
@@ -77,16 +74,22 @@ class VectorForm:
         rows = np.array(rows_ND[:, : self.kept], dtype=np.float32)
         if self.normalize:
             rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float32).tiny)
-        if self.complex:
-            real, imaginary = np.split(rows, 2, axis=1)
-            return {"real": self._rounded(real), "imaginary": self._rounded(imaginary)}
         if self.precision == "binary":
             return {"embedding": np.packbits(rows > 0, axis=1)}
         if self.precision == "int8":
             scale = np.abs(rows).max(axis=1, initial=0) / np.float32(_INT8)
             unit = np.where(scale > 0, scale, 1)[:, None]
             return {"embedding": np.rint(rows / unit).clip(-_INT8, _INT8).astype(np.int8), SCALE: scale}
-        return {"embedding": self._rounded(rows)}
+        if self.precision == "float16":
+            if (largest := float(np.abs(rows).max(initial=0))) > float(np.finfo(np.float16).max):
+                raise SettingsError(
+                    f"--precision float16 holds values up to 65504, and a vector has {largest:.4g}. Use --normalize, or "
+                    "--precision float32."
+                )
+            rows = rows.astype(np.float16)
+        if self.complex:
+            return dict(zip(("real", "imaginary"), np.split(rows, 2, axis=1), strict=True))
+        return {"embedding": rows}
 
     def restored(self, columns: Mapping[str, Array]) -> Array:
         """Return vectors (N, K) float32 from the columns of `stored`; for binary, +1 and -1."""
@@ -99,26 +102,13 @@ class VectorForm:
             return rows.astype(np.float32) * columns[SCALE][:, None]
         return rows.astype(np.float32)
 
-    def _rounded(self, rows: Array) -> Array:
-        if self.precision != "float16":
-            return rows
-        largest = float(np.abs(rows).max(initial=0))
-        if largest > float(np.finfo(np.float16).max):
-            raise SettingsError(
-                f"--precision float16 holds values up to 65504, and a vector has {largest:.4g}. Use --normalize, or --precision "
-                "float32."
-            )
-        return rows.astype(np.float16)
-
-
-# --- writing ----------------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class ShardOptions:
     """Content of the shards, beside the form of the vectors."""
 
-    format: Format
+    format: Literal["parquet", "npy", "bare npy"]
+    """Files of a shard; `bare npy` has vectors only."""
     rows: int
     """Rows of a block; a shard has fewer if some are skipped."""
     store_text: bool = False
@@ -134,43 +124,69 @@ def write_shard(
     skipped: Sequence[Mapping[str, Any]],
 ) -> None:
     """Write the files of a shard: vectors in the `columns` of `VectorForm.stored`, and `sides` (row, id, text) beside them."""
-    sides = {**sides, **{column: values for column, values in columns.items() if values.ndim == 1}}
-    matrices = {column: values for column, values in columns.items() if values.ndim == 2}
-    if options.format != "parquet":
-        one = matrices.get("embedding")
-        if one is None:
-            one = (matrices["real"] + 1j * matrices["imaginary"]).astype(np.complex64)
+    import pyarrow
+    from pyarrow import parquet
+
+    types = {"row": pyarrow.int64(), "id": pyarrow.string(), "text": pyarrow.string()}
+    table = {column: pyarrow.array(values, types[column]) for column, values in sides.items()}
+    if SCALE in columns:
+        table[SCALE] = pyarrow.array(columns[SCALE])
+    if options.format == "parquet":
+        for column, values in columns.items():
+            if values.ndim == 2:
+                flat = pyarrow.array(np.ascontiguousarray(values).reshape(-1))
+                table[column] = pyarrow.FixedSizeListArray.from_arrays(flat, values.shape[1])
+    else:
+        is_complex = "real" in columns
+        one = (columns["real"] + 1j * columns["imaginary"]).astype(np.complex64) if is_complex else columns["embedding"]
         np.save(folder / f"{name}.npy", one, allow_pickle=False)
-        matrices = {}
     if options.format != "bare npy":
-        _write_table(folder / f"{name}.parquet", sides, matrices)
+        # Values hardly repeat, so no dictionary. Bytes do not depend on the number of threads.
+        parquet.write_table(pyarrow.table(table), folder / f"{name}.parquet", use_dictionary=False, compression="zstd")
     if skipped:
         text = "".join(json.dumps(row) + "\n" for row in skipped)
         (folder / f"{name}{SKIPPED}").write_text(text, encoding="utf-8")
 
 
-def _write_table(path: Path, sides: Mapping[str, Any], matrices: Mapping[str, Array]) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
-    types = {"row": pyarrow.int64(), "id": pyarrow.string(), "text": pyarrow.string(), SCALE: pyarrow.float32()}
-    columns = {name: pyarrow.array(values, types[name]) for name, values in sides.items()}
-    for name, values in matrices.items():
-        flat = pyarrow.array(np.ascontiguousarray(values).reshape(-1))
-        columns[name] = pyarrow.FixedSizeListArray.from_arrays(flat, values.shape[1])
-    # Values hardly repeat, so no dictionary. Bytes do not depend on the number of threads.
-    parquet.write_table(pyarrow.table(columns), path, use_dictionary=False, compression="zstd")
+# --- the encoder ------------------------------------------------------------------------------------------------------------
 
 
-def write_joined(file: BinaryIO, paths: Sequence[Path], rows: int) -> None:
-    """Write one .npy file of several, with one of them in memory at a time."""
-    for path in paths:
-        part = np.load(path, mmap_mode="r", allow_pickle=False)
-        if path == paths[0]:
-            shape = (rows, *part.shape[1:])
-            header = {"descr": np.lib.format.dtype_to_descr(part.dtype), "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(file, header)
-        file.write(np.ascontiguousarray(part).data)
+def encoder_identity(encoder: SentenceEncoder) -> dict[str, Any]:
+    """Return what the vectors of an encoder depend on, except the texts and their batches, as JSON values."""
+    return {
+        "weights": fingerprint(encoder),
+        "dtype": str(encoder.dtype).removeprefix("torch."),
+        "bits": encoder.bits,
+        "prompt": encoder.prompt.to_dict(),
+        "pooling": encoder.pooling,
+        "max_length": encoder.max_length,
+        "dimensions": encoder.dimensions,
+    }
+
+
+def fingerprint(encoder: SentenceEncoder) -> str:
+    """Return a short hash of what was loaded: weights of the base, adapter and its scale, number of layers, tokenizer."""
+    import torch
+
+    from angle_llm.model.backbone import weights_fingerprint
+
+    backbone = encoder.model.backbone
+    digest = hashlib.sha256(weights_fingerprint(backbone).encode())
+    for name, parameter in sorted(backbone.named_parameters()):
+        if "lora_" in name:  # `weights_fingerprint` samples the base only
+            digest.update(f"{name}{tuple(parameter.shape)}".encode())
+            digest.update(parameter.detach().to("cpu", torch.float32).numpy().tobytes())
+    for name, module in backbone.named_modules():
+        if isinstance(scale := getattr(module, "scaling", None), dict):  # LoRA's alpha / rank is not a parameter
+            digest.update(f"{name}{sorted(scale.items())}".encode())
+    tokenizer: Any = encoder.tokenizer
+    state: dict[str, Any] = {"vocabulary": tokenizer.get_vocab(), "special": str(tokenizer.special_tokens_map)}
+    if (fast := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+        state = json.loads(fast.to_str()) | {"truncation": None, "padding": None}  # these depend on the last call
+    digest.update(json.dumps(state, sort_keys=True).encode())
+    if encoder.model.cut_to is not None:  # the fingerprint of the base covers all its layers
+        digest.update(f"layers {encoder.model.cut_to}".encode())
+    return digest.hexdigest()[:16]
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------------
@@ -231,51 +247,11 @@ class VectorIndex:
     parts: list[Shard]
 
 
-def encoder_identity(encoder: SentenceEncoder) -> dict[str, Any]:
-    """Return what the vectors of an encoder depend on, except the texts and their batches, as JSON values."""
-    return {
-        "weights": fingerprint(encoder),
-        "dtype": str(encoder.dtype).removeprefix("torch."),
-        "bits": encoder.bits,
-        "prompt": encoder.prompt.to_dict(),
-        "pooling": encoder.pooling,
-        "max_length": encoder.max_length,
-        "dimensions": encoder.dimensions,
-    }
-
-
-def fingerprint(encoder: SentenceEncoder) -> str:
-    """Return a short hash of what was loaded: weights of the base, adapter and its scale, number of layers, tokenizer."""
-    import torch
-
-    from angle_llm.model.backbone import weights_fingerprint
-
-    backbone = encoder.model.backbone
-    digest = hashlib.sha256(weights_fingerprint(backbone).encode())
-    for name, parameter in sorted(backbone.named_parameters()):
-        if "lora_" in name:  # `weights_fingerprint` samples the base only
-            digest.update(f"{name}{tuple(parameter.shape)}".encode())
-            digest.update(parameter.detach().to("cpu", torch.float32).numpy().tobytes())
-    for name, module in backbone.named_modules():
-        if isinstance(scale := getattr(module, "scaling", None), dict):  # LoRA's alpha / rank is not a parameter
-            digest.update(f"{name}{sorted(scale.items())}".encode())
-    tokenizer: Any = encoder.tokenizer
-    state: dict[str, Any] = {"vocabulary": tokenizer.get_vocab(), "special": str(tokenizer.special_tokens_map)}
-    if (fast := getattr(tokenizer, "backend_tokenizer", None)) is not None:
-        state = json.loads(fast.to_str()) | {"truncation": None, "padding": None}  # these depend on the last call
-    digest.update(json.dumps(state, sort_keys=True).encode())
-    if encoder.model.cut_to is not None:  # the fingerprint of the base covers all its layers
-        digest.update(f"layers {encoder.model.cut_to}".encode())
-    return digest.hexdigest()[:16]
-
-
 class Piece(NamedTuple):
-    """Some rows of a finished folder."""
+    """Some rows of a finished folder: their numbers (N,) in the source, vectors (N, K) float32, ids and texts."""
 
     row: Array
-    """(N,) numbers of the rows in the source."""
     vectors: Array
-    """(N, K) float32."""
     id: list[str] | None
     text: list[str] | None
 
@@ -288,11 +264,10 @@ def read_index(folder: Path) -> VectorIndex:
     """
     path = folder / INDEX
     if not path.is_file():  # opening a pipe would block
+        hint = "Name a folder that `angle-llm embed --output FOLDER` wrote."
         if (folder / IDENTITY).is_file():
-            raise FolderError(
-                f"{folder} has no {INDEX}: embedding was not finished. Run the same `angle-llm embed` again."
-            )
-        raise FolderError(f"{folder} has no {INDEX}. Name a folder that `angle-llm embed --output FOLDER` wrote.")
+            hint = "Embedding was not finished: run the same `angle-llm embed` again."
+        raise FolderError(f"{folder} has no {INDEX}. {hint}")
     try:
         return TypeAdapter(VectorIndex).validate_json(path.read_bytes())
     except ValidationError as error:
@@ -305,7 +280,7 @@ def read_index(folder: Path) -> VectorIndex:
 
 
 def read_vectors(folder: Path, index: VectorIndex, shards: Sequence[Shard] | None = None) -> Iterator[Piece]:
-    """Yield all rows of a finished folder in order, or those of some shards, a few thousand at a time.
+    """Yield the rows of a finished folder in order, or of some shards, a shard at a time.
 
     Raises:
         FolderError: if a file is missing or differs from what was written, or holds other than K finite numbers a row.
@@ -313,38 +288,31 @@ def read_vectors(folder: Path, index: VectorIndex, shards: Sequence[Shard] | Non
     for shard in index.parts if shards is None else shards:
         try:
             check_files(folder, shard.files)
-            yield from _read_shard(folder, shard, index.vectors)
+            piece = _read_shard(folder, shard, index.vectors)
+            if piece.vectors.shape != (shard.values.rows, index.vectors.kept) or not np.isfinite(piece.vectors).all():
+                raise ValueError(f"expected {shard.values.rows} rows of {index.vectors.kept} finite numbers")
         except FolderError as error:
             raise FolderError(f"{error}. {_REPAIR}") from None
         except (OSError, ValueError, LookupError, TypeError, NotImplementedError) as error:  # from pyarrow and numpy
             raise FolderError(f"{shard.name} of {folder} is damaged: {error}. {_REPAIR}") from error
+        yield piece
 
 
-def _read_shard(folder: Path, shard: Shard, form: VectorForm) -> Iterator[Piece]:
+def _read_shard(folder: Path, shard: Shard, form: VectorForm) -> Piece:
     import pyarrow
     from pyarrow import parquet
 
     paths = {Path(str(file["name"])).suffix: folder / str(file["name"]) for file in shard.files}
-    matrix = np.load(paths[".npy"], mmap_mode="r", allow_pickle=False) if ".npy" in paths else None
-    first = 0
-    with parquet.ParquetFile(paths[".parquet"]) as table:
-        for batch in table.iter_batches(_ROWS_AT_ONCE, use_threads=False):
-            columns = {name: batch.column(name) for name in batch.schema.names}
-            stored: dict[str, Array] = {
-                name: values.flatten().to_numpy().reshape(len(values), values.type.list_size)
-                if pyarrow.types.is_fixed_size_list(values.type)
-                else values.to_numpy()
-                for name, values in columns.items()
-                if name not in ("row", "id", "text")
-            }
-            if matrix is not None:
-                part = matrix[first : first + len(batch)]
-                stored |= {"real": part.real, "imaginary": part.imag} if np.iscomplexobj(part) else {"embedding": part}
-            first += len(batch)
-            vectors = form.restored(stored)
-            if vectors.shape != (len(batch), form.kept) or not np.isfinite(vectors).all():
-                raise FolderError(f"{folder} holds rows that are not {form.kept} finite numbers")
-            texts = {name: columns[name].to_pylist() if name in columns else None for name in ("id", "text")}
-            yield Piece(columns["row"].to_numpy(), vectors, texts["id"], texts["text"])
-    if first != shard.values.rows:
-        raise FolderError(f"{shard.name} of {folder} has {first} rows, expected {shard.values.rows}")
+    table = parquet.read_table(paths[".parquet"], use_threads=False)
+    columns = {name: table.column(name).combine_chunks() for name in table.column_names}
+    ids, texts = (columns.pop(name).to_pylist() if name in columns else None for name in ("id", "text"))
+    arrays: dict[str, Array] = {
+        name: values.flatten().to_numpy().reshape(len(values), values.type.list_size)
+        if pyarrow.types.is_fixed_size_list(values.type)
+        else values.to_numpy()
+        for name, values in columns.items()
+    }
+    if ".npy" in paths:
+        matrix = np.load(paths[".npy"], allow_pickle=False)
+        arrays |= {"real": matrix.real, "imaginary": matrix.imag} if np.iscomplexobj(matrix) else {"embedding": matrix}
+    return Piece(arrays["row"], form.restored(arrays), ids, texts)

@@ -19,7 +19,7 @@ from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import PositivePair, ScoredPair, Triple
 from angle_llm.data.keys import near
 from angle_llm.data.positives import Material, gather
-from angle_llm.hard_negatives import REASONS, Judge, Miner, Part, Window, account, make_guards
+from angle_llm.hard_negatives import REASONS, Judge, MinedPart, Miner, Window, account, make_guards
 from angle_llm.io import FolderError
 from angle_llm.mine import MineSettings, mine_main, vectors_of
 from angle_llm.search import searcher
@@ -168,7 +168,7 @@ def random_miner(count: int = 60, **changed: Any) -> Miner:
     return Miner(found, rules, vectors, searcher(vectors, found.candidates_C, block=rules.block_candidates))
 
 
-def parts_of(miner: Miner) -> list[Part]:
+def parts_of(miner: Miner) -> list[MinedPart]:
     return [miner.part(number) for number in range(miner.parts)]
 
 

@@ -144,8 +144,6 @@ def test_damaged_and_unfinished_folders_and_bad_queries_are_refused(encoder: Sen
         read_index(out)
     embed(encoder, write_lines(tmp_path / "texts.txt"), out)
     index, queries = read_index(out), encoder.encode(QUERIES)
-    with pytest.raises(FolderError, match=r"32 dimensions, .* 7"):
-        search_folder(out, index, queries[:, :7], 1)
     with pytest.raises(FolderError, match="query is not finite"):
         search_folder(out, index, queries * np.nan, 1)
     (out / "shard-000002.parquet").unlink()
@@ -156,7 +154,7 @@ def test_damaged_and_unfinished_folders_and_bad_queries_are_refused(encoder: Sen
     with pytest.raises(FolderError, match=r"embeddings\.json is damaged.*rows"):
         read_index(out)
     (out / "embeddings.json").rename(out / "identity.json")
-    with pytest.raises(FolderError, match="was not finished"):
+    with pytest.raises(FolderError, match="not finished"):
         read_index(out)
 
 

@@ -27,7 +27,7 @@ from angle_llm.model.checks import (
     CARD_NAME,
     ArtifactError,
     as_artifact_error,
-    check_tokenizer,
+    check_loaded,
     is_saved_encoder,
     read_json,
 )
@@ -144,7 +144,7 @@ def load_parts(
     )
     tokenizer = load_tokenizer(location, revision)
     with as_artifact_error(path):
-        check_tokenizer(backbone, tokenizer, path)
+        check_loaded(backbone, tokenizer, path)
     if foreign is None:
         return Parts(path, backbone, tokenizer, path, revision)
     with as_artifact_error(foreign.folder):
@@ -166,7 +166,7 @@ def _load_saved(
     backbone = load_backbone(location, dtype=dtype, revision=card.base_revision, bits=bits, device=device)
     tokenizer = load_tokenizer(BackboneLocation(str(folder)))
     with as_artifact_error(folder):
-        check_tokenizer(backbone, tokenizer, folder)
+        check_loaded(backbone, tokenizer, folder)
     if card.base is None:
         base = str(folder) if commit is None else path  # not its place in the cache
         return Parts(folder, backbone, tokenizer, base, commit, card=card)

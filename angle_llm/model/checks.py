@@ -231,13 +231,13 @@ def check_states(backbone: nn.Module) -> torch.Tensor:
     return states
 
 
-def check_tokenizer(backbone: nn.Module, tokenizer: Any, place: str | Path) -> None:
-    """Refuse a tokenizer that does not fit the model, and embeddings that are not finite.
+def check_loaded(backbone: nn.Module, tokenizer: Any, place: str | Path) -> None:
+    """Refuse a tokenizer that does not fit the model, and weights that are not finite.
 
     A special token without an embedding is allowed: in a text its name is plain characters.
 
     Raises:
-        ArtifactError: naming the folder, and the first token without an embedding or the missing files.
+        ArtifactError: naming the folder, and the first token without an embedding, the missing files, or the weight.
     """
     embeddings: Any = backbone.get_input_embeddings()  # type: ignore[operator]
     rows = int(embeddings.num_embeddings)
@@ -262,8 +262,6 @@ def check_tokenizer(backbone: nn.Module, tokenizer: Any, place: str | Path) -> N
             f"the tokenizer in {place} knows no token of any text: {_PROBE_TEXTS[0]!r} has the ids {ids[0]}.{hint} Copy the "
             "tokenizer files of this model into the folder (tokenizer.json is enough for most models)."
         )
-    weight = embeddings.weight
-    if weight.is_floating_point() and not bool(torch.isfinite(weight.sum(dtype=torch.float32))):
-        raise ArtifactError(
-            f"the embeddings of {place} are not finite. The weights are damaged; fetch or save them again."
-        )
+    for name, weight in backbone.named_parameters():  # a probe can miss them: fused attention skips some values
+        if weight.is_floating_point() and not bool(torch.isfinite(weight.sum(dtype=torch.float32))):
+            raise ArtifactError(f"{place}: {name} is not finite. The weights are damaged; fetch or save them again.")

@@ -1,10 +1,9 @@
-"""Opens damaged folders in a process of its own, under watch; prints a line of JSON for each.
+"""Opens damaged folders in a process that is watched; prints a line of JSON for each.
 
     python open_damaged.py KIND,KIND… FIRST COUNT WORK
 
-Watched: writes outside WORK, programs started, connections, code compiled or run from a file under WORK, pickles opened or
-loaded (audit events), files opened in WORK/outside (the kernel's inotify, which also sees libraries not written in
-Python), time, and memory.
+Audit events report writes outside WORK, programs, connections, code compiled or run from a file in WORK, and pickles. inotify
+reports files that any library opens in WORK/outside.
 """
 
 import ctypes
@@ -19,214 +18,209 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
+from damages import MARKER, canary, code, damage
+from peft import LoraConfig, TaskType, get_peft_model
+from tiny import save_tiny_base, tiny_encoder, train_a_little
 
+from angle_llm.config import LoraSettings
+from angle_llm.data.corpus import Corpus
+from angle_llm.embed import embed_corpus
+from angle_llm.model.backbone import load_backbone, locate
+from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.search import search_folder, source_texts
+from angle_llm.vectors import ShardOptions, VectorForm, read_index
+
+TEXTS = ["A man is eating.", 'Someone says "no" to the dogs.', "Where is it? 3, 5 & 7 Ü"]
 SECONDS = 20
-"""For one folder, of which a sound one takes a tenth of one."""
+"""For one folder; an undamaged one takes a tenth of a second."""
 EXTRA_BYTES = 1_500_000_000
-"""What the process may take above what it takes before the first damage."""
+"""Memory limit above the use before the first damage."""
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+PROGRAMS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "pty.spawn")
+CONNECTIONS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.bind", "urllib.Request")
+CHANGES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod",
+    "shutil.rmtree")  # fmt: skip
 
-BARE = ("base",)
-WITH_CARD = ("whole", "merged")
-"""A backbone's folder is whoever's who names it: links in it are followed, for weights often lie on another disk."""
-
+results = os.fdopen(os.dup(1), "w", buffering=1)
+os.dup2(2, 1)  # output of libraries goes to stderr
 kinds, first, count = sys.argv[1].split(","), int(sys.argv[2]), int(sys.argv[3])
 work = Path(sys.argv[4]).resolve()
 seen: list[str] = []
 watching = False
-PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
-PROGRAMS = (
-    "subprocess.Popen",
-    "os.system",
-    "os.exec",
-    "os.posix_spawn",
-    "os.spawn",
-    "os.startfile",
-    "os.fork",
-    "pty.spawn",
-)
-CONNECTIONS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.bind", "urllib.Request")
-CHANGES = (
-    "os.remove",
-    "os.rename",
-    "os.rmdir",
-    "os.mkdir",
-    "os.link",
-    "os.symlink",
-    "os.truncate",
-    "os.chmod",
-    "shutil.rmtree",
-)
+encoder = tiny_encoder("bert")
+queries = encoder.encode(TEXTS)
 
 
-def _below_work(place: object) -> bool:
-    if not isinstance(place, str | bytes | os.PathLike):
-        return False
+def make(kind: str, folder: Path) -> None:
+    """Write an undamaged folder of a kind."""
+    if kind == "whole":
+        tiny_encoder("llama").save_pretrained(folder)
+    elif kind == "base":
+        shutil.copytree(work / "base", folder)
+    elif kind == "adapter":
+        adapted = SentenceEncoder.from_pretrained(work / "base", device="cpu")
+        adapted.add_lora(LoraSettings(rank=2))
+        train_a_little(adapted.model)
+        adapted.save_pretrained(folder)
+    elif kind == "angle-emb":  # as its trainer leaves it: an adapter of peft, a tokenizer, settings, a pickle
+        config = LoraConfig(task_type=TaskType.FEATURE_EXTRACTION, r=2, lora_alpha=6, target_modules=["q_proj"])
+        peft_model = get_peft_model(load_backbone(locate(str(work / "base"))), config)
+        train_a_little(peft_model)
+        peft_model.save_pretrained(folder)
+        shutil.copy(work / "base" / "tokenizer.json", folder)
+        (folder / "angle_config.json").write_text(json.dumps({"max_length": 64, "pooling_strategy": "last"}))
+        (folder / "training_args.bin").write_bytes(canary(folder))
+    else:
+        texts = folder.with_suffix(".txt")
+        texts.write_text("".join(f"{text} {number}\n" for number in range(4) for text in TEXTS), encoding="utf-8")
+        corpus = Corpus.open(texts, id_column=None)
+        form = VectorForm(encoder.dimensions, encoder.dimensions, precision="int8" if kind == "parquet" else "float32")
+        options = ShardOptions(kind, 5, store_text=kind == "parquet")  # type: ignore[arg-type]
+        embed_corpus(corpus, corpus.survey(skip_bad=False), encoder, "tiny", form, options, folder)
+
+
+def open_folder(kind: str, folder: Path) -> Any:
+    """Open a folder as a user does, and return numbers that depend on it."""
+    if kind == "angle-emb":
+        opened = SentenceEncoder.from_pretrained(work / "base", adapter=folder, prompt="plain", device="cpu")
+        return opened.encode(TEXTS)
+    if kind not in ("parquet", "npy"):
+        return SentenceEncoder.from_pretrained(folder, device="cpu").encode(TEXTS)
+    index = read_index(folder)
+    hits = search_folder(folder, index, queries, 3)
+    source_texts(index, {hit.row for found in hits for hit in found})
+    return np.array([[hit.cosine for hit in found] for found in hits])
+
+
+def is_below_work(place: object) -> bool:
     try:
-        return Path(os.path.realpath(os.fsdecode(place))).is_relative_to(work)
-    except (OSError, ValueError):
+        return Path(os.path.realpath(os.fsdecode(place))).is_relative_to(work)  # type: ignore[arg-type]
+    except (OSError, ValueError, TypeError):
         return False
 
 
 def hook(event: str, arguments: tuple[Any, ...]) -> None:
     if not watching:
         return
-    if event == "open":
-        path, mode, flags = arguments
-        writes = (isinstance(mode, str) and bool(set(mode) & set("wax+"))) or (flags or 0) & (os.O_WRONLY | os.O_RDWR)
-        named = isinstance(path, str | bytes | os.PathLike)
-        if named and writes and os.fsdecode(path) != os.devnull and not _below_work(path):
-            seen.append(f"wrote to {path!r}")
-        if named and os.fsdecode(path).endswith(PICKLES) and _below_work(path):
-            seen.append(f"opened the pickle {path!r}")
-    elif event in PROGRAMS:
-        seen.append(f"started a program: {event} {arguments[:1]!r}")
+    if event == "open" and isinstance(arguments[0], str | bytes | os.PathLike):
+        path, mode, flags = os.fsdecode(arguments[0]), arguments[1], arguments[2] or 0
+        writes = (isinstance(mode, str) and bool(set(mode) & set("wax+"))) or flags & (os.O_WRONLY | os.O_RDWR)
+        if (writes and path != os.devnull and not is_below_work(path)) or (
+            path.endswith(PICKLES) and is_below_work(path)
+        ):
+            seen.append(f"opened {path!r} {mode!r} {flags}")
     elif event in CONNECTIONS:
-        seen.append(f"reached for the network: {event} {arguments!r}")
+        seen.append(f"{event} {arguments!r}")
         raise ConnectionError("no network in this test")
-    elif event in CHANGES and not _below_work(arguments[0]):
-        seen.append(f"{event} {arguments[0]!r}")
-    elif event == "compile" and _below_work(arguments[1]):
-        seen.append(f"compiled {arguments[1]!r}")
-    elif event == "exec" and _below_work(getattr(arguments[0], "co_filename", None)):
-        seen.append(f"ran {arguments[0].co_filename!r}")
-    elif event == "import" and (arguments[0] == "evil" or _below_work(arguments[1])):
-        seen.append(f"imported {arguments[0]!r}")
-    elif event == "pickle.find_class":
-        seen.append(f"loaded a pickle with {arguments!r}")
+    elif (
+        event in PROGRAMS
+        or event == "pickle.find_class"
+        or (event in CHANGES and not is_below_work(arguments[0]))
+        or (event == "compile" and is_below_work(arguments[1]))
+        or (event == "exec" and is_below_work(getattr(arguments[0], "co_filename", None)))
+        or (event == "import" and (arguments[0] == "evil" or is_below_work(arguments[1])))
+    ):
+        seen.append(f"{event} {arguments[:2]!r}")
 
 
-class Opened:
-    """Files opened in a folder, as the kernel tells."""
-
-    _IN_OPEN, _IN_NONBLOCK = 0x20, 0o4000
+class OpenedFiles:
+    """Names of files opened in a folder since the last call, by inotify."""
 
     def __init__(self, folder: Path) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
-        self.descriptor = libc.inotify_init1(self._IN_NONBLOCK)
-        if self.descriptor < 0 or libc.inotify_add_watch(self.descriptor, os.fsencode(folder), self._IN_OPEN) < 0:
+        self.descriptor = libc.inotify_init1(0o4000)  # non-blocking
+        if self.descriptor < 0 or libc.inotify_add_watch(self.descriptor, os.fsencode(folder), 0x20) < 0:
             raise OSError(ctypes.get_errno(), "inotify")
 
-    def names(self) -> set[str]:
+    def __call__(self) -> list[str]:
         found: set[str] = set()
         try:
             content = os.read(self.descriptor, 1 << 20)
         except BlockingIOError:
-            return found
+            content = b""
         while content:
             length = struct.unpack_from("iIII", content)[3]
             found.add(content[16 : 16 + length].rstrip(b"\0").decode())
             content = content[16 + length :]
-        return found
+        return sorted(found - {""})
 
 
 class HangError(BaseException):
-    pass
+    """The time for a folder is over."""
 
 
 def stop(*_: object) -> None:
     raise HangError
 
 
-def is_ours(error: BaseException) -> bool:
-    """One of the project's own errors, or one that the project itself raised with a message of its own."""
+def outcome_of(error: BaseException) -> str:
+    """refused: an error of this package, or one that it raised itself."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, MemoryError) or "can't allocate memory" in str(cause):
+            return "memory"
+        cause = cause.__cause__ or cause.__context__
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next
     raised_here = place is not None and str(place.tb_frame.f_globals.get("__name__")).startswith("angle_llm.")
-    own_kind = type(error).__module__.startswith("angle_llm.")
-    return own_kind or (raised_here and type(error) in (ValueError, FileNotFoundError, TypeError))
+    own = type(error).__module__.startswith("angle_llm.")
+    plain = raised_here and type(error) in (ValueError, FileNotFoundError, TypeError)
+    return "hangs" if isinstance(error, HangError) else "refused" if own or plain else "raw error"
 
 
-def is_memory(error: BaseException | None) -> bool:
-    while error is not None:
-        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def main() -> None:
-    results = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever else is printed goes with the errors
-    import folder_kinds
-
-    base = folder_kinds.make_base(work / "base")
-    folder_kinds.make_outside(work / "outside")
-    opened = Opened(work / "outside")
-    for kind in kinds:
-        folder_kinds.KINDS[kind].make(work / "sound" / kind, base)
-        rows = _open_a_copy(kind, lambda _: "nothing")  # imports what is imported late
-        assert rows is None or np.isfinite(rows).all()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    status = Path("/proc/self/status").read_text()
-    data = int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmData")))
-    resource.setrlimit(resource.RLIMIT_DATA, (data * 1024 + EXTRA_BYTES, resource.RLIM_INFINITY))
-    sys.addaudithook(hook)
-    signal.signal(signal.SIGALRM, stop)
-    for kind in kinds:
-        for number in range(first, first + count):
-            _watch(kind, number, opened, results)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(json.dumps({"grown_bytes": grown * 1024}), file=results)
-
-
-def _open_a_copy(kind: str, spoil: Callable[[Path], str]) -> np.ndarray | None:
-    """What comes of opening a spoilt copy of a sound folder."""
+def open_copy(kind: str, change: Callable[[Path], str]) -> dict[str, Any]:
+    """Damage a copy of a folder, open it, and report the outcome."""
     global watching
-    import folder_kinds
-
     shutil.rmtree(work / "case", ignore_errors=True)
-    place = work / "case" / kind
-    shutil.copytree(work / "sound" / kind, place)
-    spoil(place)
+    folder = work / "case" / kind
+    shutil.copytree(work / "sound" / kind, folder)
+    line = {"kind": kind, "damage": change(folder), "outcome": "loaded"}
+    opened_files()
+    seen.clear()
     signal.alarm(SECONDS)
     watching = True
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return folder_kinds.KINDS[kind].open(place, work / "base")
+            if not np.isfinite(open_folder(kind, folder)).all():
+                line["outcome"] = "not finite"
+    except BaseException as error:
+        line |= {"outcome": outcome_of(error), "message": f"{type(error).__name__}: {str(error)[:400]}"}
     finally:
         watching = False
         signal.alarm(0)
+    # Links in the folder of a backbone are followed: weights are often on another disk. So is that of an index, a JSON file.
+    followed = kind == "base" or (kind == "whole" and not (folder / "angle_llm.json").is_file())
+    if not ((followed and "replace_file" in line["damage"]) or "replace_file embeddings.json" in line["damage"]):
+        seen.extend(f"read outside/{name}" for name in opened_files())
+    if (work / MARKER).exists():
+        seen.append("ran code of the folder")
+        (work / MARKER).unlink()
+    return line | {"seen": list(seen)}
 
 
-def _watch(kind: str, number: int, opened: Opened, results: TextIO) -> None:
-    import damages
-    import folder_kinds
-
-    told = ""
-
-    def spoil(place: Path) -> str:
-        nonlocal told
-        told = damages.damage(place, random.Random(f"{kind} {number}"))
-        print(json.dumps({"kind": kind, "number": number, "damage": told}), file=results)
-        opened.names()
-        seen.clear()
-        return told
-
-    outcome, message = "loaded", ""
-    try:
-        rows = _open_a_copy(kind, spoil)
-        if rows is not None and not np.isfinite(rows).all():
-            outcome = "not finite"
-    except HangError:
-        outcome = "hangs"
-    except BaseException as error:
-        outcome = "memory" if is_memory(error) else "refused" if is_ours(error) else "raw error"
-        message = f"{type(error).__name__}: {str(error)[:400]}"
-    elsewhere = sorted(opened.names() - {""})
-    without_card = kind in BARE or (kind in WITH_CARD and not (work / "case" / kind / "angle_llm.json").is_file())
-    if not (without_card and "_link" in told):
-        seen.extend(f"read outside/{name}" for name in elsewhere)
-    if (work / folder_kinds.MARKER).exists():
-        seen.append("ran the canary")
-        (work / folder_kinds.MARKER).unlink()
-    line = {"kind": kind, "number": number, "outcome": outcome, "message": message, "seen": list(seen)}
-    print(json.dumps(line), file=results)
-
-
-if __name__ == "__main__":
-    main()
+save_tiny_base("llama", work / "base")
+outside = save_tiny_base("llama", work / "outside", seed=1)
+for name in ("adapter_model.safetensors", "secret.json"):
+    shutil.copy(outside / ("config.json" if name.endswith("json") else "model.safetensors"), outside / name)
+(outside / "evil.py").write_text(code(outside / "any"))
+opened_files = OpenedFiles(outside)
+signal.signal(signal.SIGALRM, stop)
+for kind in kinds:
+    (work / "sound").mkdir(exist_ok=True)
+    make(kind, work / "sound" / kind)
+    assert open_copy(kind, lambda _: "nothing")["outcome"] == "loaded"  # also imports what is imported late
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+status = Path("/proc/self/status").read_text()
+data = int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmData")))
+resource.setrlimit(resource.RLIMIT_DATA, (data * 1024 + EXTRA_BYTES, resource.RLIM_INFINITY))
+sys.addaudithook(hook)
+for kind in kinds:
+    for number in range(first, first + count):
+        draw = random.Random(f"{kind} {number}")
+        print(json.dumps(open_copy(kind, lambda folder: damage(folder, draw))), file=results)  # noqa: B023
+print(json.dumps({"grown_bytes": 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)}), file=results)

@@ -27,10 +27,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import torch
 import tyro
 import yaml
 from ablation_grid import RUNS, Experiment, Grid, changed, experiments, load_grid
-from ablation_measure import Line, Results, asked, differences, flow, key_of, line_of, load_scores, measure, measurement
+from ablation_measure import measure
+from ablation_results import Line, Measurement, Results, differences, key_of, line_of, load_scores, measurement
 from filelock import FileLock
 
 from angle_llm.cli import guarded
@@ -125,7 +128,7 @@ def run_experiment(
     before = [(line["metric"], line["value"]) for line in lines if line["kind"] == "training"]
     if before != [(line["metric"], line["value"]) for line in map(line_of, facts)]:
         known = None  # the model was trained again; all measurements of a run belong to one model
-    missing, done = missing_kinds(one, known), yaml.safe_load(known["measures"]) if known else {}
+    missing, done = missing_kinds(one, known), recorded_kinds(known)
     encoder = SentenceEncoder.from_pretrained(model, device=settings.device, **how)
     run = {
         "label": one.label,
@@ -134,13 +137,19 @@ def run_experiment(
         "machine": machine(),
         "versions": ", ".join(f"{name} {version(name)}" for name in PACKAGES),
         "command": COMMAND.format(grid.name, one.row) + ("" if one.seed is None else f" --seeds {one.seed}"),
-        "settings": flow(one.given),
+        "settings": one_line(one.given),
     }
     for kind in missing:
         print(f"  measuring {kind}", flush=True)
         found = measure(encoder, one.measures, kind, data_dir, folder(one, settings) / SCORES)
-        done |= {kind: asked(one.measures)[kind]}
-        results.record(one.key, run | {"measures": flow(done)}, [*facts, *found])
+        done |= {kind: one.asked[kind]}
+        results.record(one.key, run | {"measures": one_line(done)}, [*facts, *found])
+
+
+def one_line(values: dict[str, Any]) -> str:
+    """Plain values as YAML in one line."""
+    text: str = yaml.safe_dump(values, default_flow_style=True, width=1 << 20, sort_keys=False)
+    return text.strip()
 
 
 def compare(every: Sequence[Experiment], settings: Settings, results: Results) -> None:
@@ -158,10 +167,15 @@ def other_settings(one: Experiment, known: Line | None) -> list[str]:
     return changed(yaml.safe_load(known["settings"]), one.given) if known else []
 
 
+def recorded_kinds(known: Line | None) -> dict[str, Any]:
+    """Kind of measurement → what was measured, in a recorded run."""
+    return dict(yaml.safe_load(known["measures"])) if known else {}
+
+
 def missing_kinds(one: Experiment, known: Line | None) -> list[str]:
     """Kinds of measurement that a row asks for and its recorded run lacks, or has on other data."""
-    done = yaml.safe_load(known["measures"]) if known else {}
-    return [kind for kind, what in asked(one.measures).items() if done.get(kind) != what]
+    done = recorded_kinds(known)
+    return [kind for kind, what in one.asked.items() if done.get(kind) != what]
 
 
 def folder(one: Experiment, settings: Settings) -> Path:
@@ -215,17 +229,16 @@ def train(grid: Grid, one: Experiment, settings: Settings, data_dir: Path) -> Pa
     return here / "model"
 
 
-def training_facts(run: Path) -> list[dict[str, Any]]:
+def training_facts(run: Path) -> list[Measurement]:
     """Length, time and losses of a finished run: the mean loss of its first and of its last tenth."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    steps = [line for line in lines if "loss" in line]
+    steps = pd.read_json(run / "metrics.jsonl", lines=True).dropna(subset="loss")
     tenth = max(1, len(steps) // 10)
     facts = {
         "steps": len(steps),
-        "seconds": sum(line["seconds"] for line in steps),
-        "first loss": sum(line["loss"] for line in steps[:tenth]) / tenth,
-        "last loss": sum(line["loss"] for line in steps[-tenth:]) / tenth,
-        "computed tokens": sum(line["computed_tokens"] for line in steps),
+        "seconds": float(steps.seconds.sum()),
+        "first loss": float(steps.loss[:tenth].mean()),
+        "last loss": float(steps.loss[-tenth:].mean()),
+        "computed tokens": int(steps.computed_tokens.sum()),
     }
     return [measurement("training", "", metric, value) for metric, value in facts.items()]
 
@@ -236,30 +249,19 @@ def run_and_forward_signals(command: list[str]) -> int:
     The first SIGINT, SIGTERM or SIGHUP is forwarded as SIGTERM, so that training writes a checkpoint; the program then exits
     with 128 + its number when the command has ended. Later signals are forwarded unchanged.
     """
-    received: list[int] = []
-    process: subprocess.Popen[bytes] | None = None
-
-    def forward(number: int, _: Any) -> None:
-        received.append(number)
-        send(number if len(received) > 1 else signal.SIGTERM)
-
-    def send(number: int) -> bool:
-        """Signal the group; False if it has ended."""
-        with suppress(ProcessLookupError):
-            if process is not None:
-                os.killpg(process.pid, number)
-            return True
-        return False
-
+    received, sent = list[int](), 0
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, forward) for number in numbers}
+    before = {number: signal.signal(number, lambda got, _: received.append(got)) for number in numbers}
     try:
         process = subprocess.Popen(command, start_new_session=True)
-        if received:  # while it started
-            send(signal.SIGTERM)
+        with suppress(ProcessLookupError):  # the group has ended
+            while process.poll() is None or received:  # a launcher may end before its training process
+                for number in received[sent:]:
+                    os.killpg(process.pid, number if sent else signal.SIGTERM)
+                    sent += 1
+                os.killpg(process.pid, 0)
+                time.sleep(0.05)
         code = process.wait()
-        while received and send(0):  # a launcher may end before its training process
-            time.sleep(0.1)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -270,8 +272,6 @@ def run_and_forward_signals(command: list[str]) -> int:
 
 def machine() -> str:
     """Devices, or CPU threads and the processor's name."""
-    import torch
-
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     cpu = Path("/proc/cpuinfo")
@@ -281,14 +281,15 @@ def machine() -> str:
 
 def commit() -> str:
     """Commit of this checkout, with + if its code or grids have changed since; empty without git."""
-    git = ["git", "-C", str(Path(__file__).parents[1])]
-    try:
-        head = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True)
-        status = [*git, "status", "--porcelain", "--", "angle_llm", "recipes", "prompts"]
-        dirty = subprocess.run(status, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return head.stdout.strip() + ("+" if dirty else "")
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parents[1]), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    with suppress(OSError, subprocess.CalledProcessError):
+        changes = git("status", "--porcelain", "--", "angle_llm", "recipes", "prompts")
+        return git("rev-parse", "--short=10", "HEAD") + ("+" if changes else "")
+    return ""
 
 
 if __name__ == "__main__":

@@ -34,7 +34,14 @@ from angle_llm.config import (
 )
 
 DATA, RUNS = "DATA/", "RUNS/"
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+KINDS = {
+    "sts": ("sts", "pairs", "variant"),
+    "saturation": ("saturation",),
+    "transfer": ("transfer", "transfer_limit", "transfer_drop_repeated"),
+    "retrieval": ("retrieval",),
+    "nested": ("nested", "variant"),
+}
+"""Kind of measurement → fields of `Measures` that describe it."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -81,7 +88,7 @@ class Row:
     after: str | None = None
     """The row whose model (of the same seed) this row trains further: its first stage."""
     seeds: tuple[int, ...] | None = None
-    measures: Measures | None = None
+    measures: dict[str, Any] | None = None
     reference: str | None = None
 
 
@@ -94,7 +101,8 @@ class Grid:
     train: dict[str, Any] = field(default_factory=dict)
     seeds: tuple[int, ...] = (42,)
     rows: dict[str, Row] = field(default_factory=dict)
-    measures: Measures = field(default_factory=Measures)
+    measures: dict[str, Any] = field(default_factory=dict)
+    """Fields of `Measures`."""
     reference: str | None = None
     name: str = ""
     """Stem of the file name."""
@@ -115,6 +123,8 @@ class Experiment:
     """The same, complete and with real paths. Only `model` counts for a row without training."""
     after: str | None
     measures: Measures
+    asked: dict[str, dict[str, Any]]
+    """Kind → what the grid states about it; recorded with the result, to recognise measurements on other data."""
     reference: str | None
 
     @property
@@ -145,12 +155,11 @@ def load_grid(path: str | Path) -> Grid:
     if not grid.rows:
         raise SettingsError(f"{path} has no rows. Add at least one below `rows`.")
     for name in (grid.name, *grid.rows):
-        if not _NAME.fullmatch(name):
+        if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
             raise SettingsError(f"{path}: {name!r} cannot name a folder: expected only a-z, 0-9, '-', '_' and '.'.")
-    for name in filter(None, (grid.reference, *(row.reference for row in grid.rows.values()))):
-        if name not in grid.rows:
-            raise SettingsError(f"{path}: reference: {unknown_name('row', name, grid.rows)}")
-    for name in grid.rows:
+    for name, row in grid.rows.items():
+        if (reference := row.reference or grid.reference) and reference not in grid.rows:
+            raise SettingsError(f"{path}: reference: {unknown_name('row', reference, grid.rows)}")
         _check_stages(path, grid, name)
     return grid
 
@@ -182,43 +191,47 @@ def experiments(grid: Grid, data_dir: Path, rows: Sequence[str] = (), seeds: Seq
             raise SettingsError(f"--rows: {unknown_name('row', name, grid.rows)}")
     found = []
     for name in rows or grid.rows:
-        row = grid.rows[name]
+        row, where = grid.rows[name], f"grid {grid.name}, row {name}"
+        measures = {"variant": "raw"} | (grid.measures if row.measures is None else row.measures)
         for seed in (row.seeds or grid.seeds) if row.train is not None else (None,):
-            if seeds and seed is not None and seed not in seeds:
-                continue
-            given = _given(grid, name, row, seed)
-            found.append(
-                Experiment(
-                    grid=grid.name,
-                    row=name,
-                    label=row.label or name,
-                    seed=seed,
-                    given=given,
-                    settings=settings_from_dict(TrainSettings, below(given, data_dir), f"grid {grid.name}, row {name}"),
-                    after=row.after,
-                    measures=row.measures or grid.measures,
-                    reference=row.reference or grid.reference,
+            if seed is None or not seeds or seed in seeds:
+                given = _given(grid, row, seed, where)
+                found.append(
+                    Experiment(
+                        grid=grid.name,
+                        row=name,
+                        label=row.label or name,
+                        seed=seed,
+                        given=given,
+                        settings=settings_from_dict(TrainSettings, below(given, data_dir), where),
+                        after=row.after,
+                        measures=settings_from_dict(Measures, measures, f"{where}: measures"),
+                        asked=_asked(measures),
+                        reference=row.reference or grid.reference,
+                    )
                 )
-            )
-    if seeds and not found:
+    if not found:
         raise SettingsError(f"--seeds: no row of grid {grid.name} has the seed {', '.join(map(str, seeds))}.")
     return found
 
 
-def _given(grid: Grid, name: str, row: Row, seed: int | None) -> dict[str, Any]:
+def _asked(measures: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    stated = {kind: {name: measures[name] for name in names if measures.get(name)} for kind, names in KINDS.items()}
+    return {kind: values for kind, values in stated.items() if {*values} - {"variant"}}
+
+
+def _given(grid: Grid, row: Row, seed: int | None, where: str) -> dict[str, Any]:
     """Settings of a row as stated in the grid. The seed decides the sample, the adapter's start and the order."""
     values = merged_settings(merged_settings(grid.train, row.train or {}), {"model": row.model})
     data = values.get("data") or {}
-    for where in (values, data, *data.get("sets", [])):
+    for part in (values, data, *data.get("sets", [])):
         for key in ("run_dir", "resume", "seed", "shuffle_seed"):
-            if key in where:
-                raise SettingsError(f"grid {grid.name}, row {name}: remove {key!r}; the runner sets it from `seeds`.")
+            if key in part:
+                raise SettingsError(f"{where}: remove {key!r}; the runner sets it from `seeds`.")
     if seed is None:
         return {"model": values["model"]}
-    if data.get("sets"):
-        data = data | {"sets": [{**each, "shuffle_seed": seed} for each in data["sets"]]}
-    else:
-        data = data | {"shuffle_seed": seed}
+    drawn = {"shuffle_seed": seed}
+    data = data | ({"sets": [each | drawn for each in data["sets"]]} if data.get("sets") else drawn)
     return values | {"seed": seed, "data": data}
 
 
@@ -228,10 +241,7 @@ def below(value: Any, data_dir: Path) -> Any:
         return {key: below(item, data_dir) for key, item in value.items()}
     if isinstance(value, list):
         return [below(item, data_dir) for item in value]
-    if isinstance(value, str):
-        parts = value.split(",")
-        return ",".join(str(data_dir / one.removeprefix(DATA)) if one.startswith(DATA) else one for one in parts)
-    return value
+    return re.sub(f"(?<![^,]){DATA}", lambda _: f"{data_dir}/", value) if isinstance(value, str) else value
 
 
 def changed(then: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from ablation import Settings, main, run_and_forward_signals
 from ablation_grid import experiments, load_grid
-from ablation_measure import Line, Results, asked, load_scores
+from ablation_results import Line, Results, load_scores
 from tiny import save_tiny_base
 
 from angle_llm import AngleObjective, SentenceEncoder
@@ -214,7 +214,7 @@ def test_every_grid_of_the_project_can_be_run(path: Path) -> None:
         if one.seed is not None:
             AngleObjective(**settings_to_dict(one.settings.objective))
             assert one.settings.seed == one.seed
-        assert asked(one.measures)
+        assert one.asked
         assert one.row not in seen or not {"sts12", "sts13", "sts14", "sts15", "sts16"}.intersection(one.measures.sts)
 
 

@@ -1,0 +1,177 @@
+"""The results file, the scores of pairs, and paired differences between two rows of a grid.
+
+The scores of all pairs go to a local cache, runs/GRID/NAME/scores.npz. Two rows whose scores are both cached are compared
+pair by pair on common bootstrap resamples. Without the cache a difference has no interval, or keeps the known one.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from ablation_grid import Experiment
+from filelock import FileLock
+
+from angle_llm.evaluate import PUBLISHED_TASKS, Interval, PairScores, compare
+from angle_llm.io import write_file, write_text
+
+Measurement = dict[str, Any]
+Line = dict[str, str]
+Key = tuple[str, ...]
+KEY = ("grid", "row", "seed")
+MEASUREMENTS = (*KEY, "kind", "task", "text", "metric", "value", "low", "high", "n", "reference", "p", "note")
+RUNS = (*KEY, "label", "date", "commit", "machine", "versions", "command", "settings", "measures")
+SAME = 1e-2
+"""Two values (× 100) of one measurement differ by less, those of two trainings by more."""
+
+
+def measurement(
+    kind: str, task: str, metric: str, value: float | None, interval: Interval | None = None, **more: Any
+) -> Measurement:
+    """One row; a value that does not exist is None."""
+    ends = {} if interval is None else {"low": interval.low, "high": interval.high}
+    return {"kind": kind, "task": task, "metric": metric, "value": value, **ends, **more}
+
+
+class Results:
+    """The results file (one line per measurement) and runs.csv beside it (one line per run: grid, row, seed).
+
+    Every change rewrites both files atomically and under a lock, so several runners may share them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.paths = {path: MEASUREMENTS, path.with_name("runs.csv"): RUNS}
+        self.lock = FileLock(f"{path}.lock")
+
+    def read(self) -> tuple[list[Line], list[Line]]:
+        """All measurements, all runs."""
+        texts = [path.read_text(encoding="utf-8") if path.is_file() else "" for path in self.paths]
+        measurements, runs = (list(csv.DictReader(io.StringIO(text))) for text in texts)
+        return measurements, runs
+
+    def of(self, key: Key) -> tuple[list[Line], Line | None]:
+        """Measurements of one run, and the run itself."""
+        measurements, runs = self.read()
+        return [m for m in measurements if key_of(m) == key], next((run for run in runs if key_of(run) == key), None)
+
+    def record(self, key: Key, run: Line, found: Iterable[Measurement]) -> None:
+        """Add measurements of a run. Its earlier ones of the same kinds, or of kinds `run` does not list, are removed."""
+        named = dict(zip(KEY, key, strict=True))
+        new = [line_of(named | one) for one in found]
+        keep = {*yaml.safe_load(run["measures"]), "difference"} - {one["kind"] for one in new}
+        with self.lock:
+            measurements, runs = self.read()
+            measurements = [m for m in measurements if key_of(m) != key or m["kind"] in keep]
+            self._write([*measurements, *new], [*(r for r in runs if key_of(r) != key), named | run])
+
+    def replace_differences(self, grid: str, found: Iterable[Measurement]) -> None:
+        """Replace the differences of a grid."""
+        with self.lock:
+            measurements, runs = self.read()
+            rest = [m for m in measurements if m["grid"] != grid or m["kind"] != "difference"]
+            self._write([*rest, *(line_of({"grid": grid} | one) for one in found)], runs)
+
+    def _write(self, *tables: list[Line]) -> None:
+        for (path, columns), lines in zip(self.paths.items(), tables, strict=True):
+            text = io.StringIO()
+            writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(sorted(lines, key=lambda line: (*key_of(line), line.get("kind", ""))))
+            write_text(path, text.getvalue())
+
+
+def key_of(line: Mapping[str, str]) -> Key:
+    return tuple(line[name] for name in KEY)
+
+
+def line_of(values: Measurement) -> Line:
+    """A measurement as text; seven digits, and nothing for a value that does not exist."""
+    return {
+        name: "" if value is None or value != value else f"{value:.7g}" if isinstance(value, float) else str(value)
+        for name, value in values.items()
+    }
+
+
+# ------------------------------------------------------------------------------------------------- paired differences
+
+
+def save_scores(scores: Mapping[str, PairScores], path: Path) -> None:
+    """Write the cosines and gold scores of all pairs, by task."""
+    arrays = {f"{task}/{name}": array for task, of in scores.items() for name, array in of._asdict().items()}
+    write_file(path, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
+
+
+def load_scores(path: Path) -> dict[str, PairScores]:
+    """Cached scores by task; empty if there is no cache or it is damaged."""
+    if not path.is_file():
+        return {}
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            tasks = dict.fromkeys(key.split("/")[0] for key in arrays.files)
+            return {task: PairScores(arrays[f"{task}/cosine"], arrays[f"{task}/gold"]) for task in tasks}
+    except Exception as error:  # damaged bytes raise whatever zlib, zipfile or numpy meet first
+        print(f"no paired intervals: {path} cannot be read ({error!r}). Remove it, or measure its row with --again.")
+        return {}
+
+
+def differences(
+    rows: Iterable[Experiment], measured: Iterable[Line], scores: Mapping[Any, Mapping[str, PairScores]]
+) -> list[Measurement]:
+    """Spearman of each row minus that of its reference with the same seed, by task and on average over the published tasks.
+
+    A row without training is compared with each seed of its reference, and the other way round. `measured` are the lines of the
+    results file about the grid, with the known differences; `scores` the cached scores by key.
+    """
+    values: dict[Any, dict[str, Line]] = {}
+    known: dict[Any, Line] = {}
+    for line in measured:
+        if line["kind"] == "difference":
+            known[line["row"], line["seed"], line["reference"], line["task"]] = line
+        elif line["kind"] == "sts" and line["metric"] == "spearman" and line["value"] and line["task"] != "average":
+            values.setdefault((line["row"], line["seed"]), {})[line["task"]] = line
+    found = []
+    for ours, theirs in itertools.permutations(rows, 2):
+        (_, row, seed), (_, other, other_seed) = ours.key, theirs.key
+        if other != ours.reference or other == row or (seed and other_seed and seed != other_seed):
+            continue
+        one, two = values.get((row, seed), {}), values.get((other, other_seed), {})
+        by_task = {
+            task: float(one[task]["value"]) - float(two[task]["value"])
+            for task in one
+            if task in two and all(one[task][same] == two[task][same] for same in ("text", "n"))
+        }
+        averaged = [task for task in PUBLISHED_TASKS if task in by_task]
+        if len(averaged) > 1:
+            by_task["average"] = float(np.mean([by_task[task] for task in averaged]))
+        paired = _paired(scores[ours.key], scores[theirs.key])
+        key = {"row": row, "seed": seed or other_seed, "reference": other}
+        for task, value in by_task.items():
+            plain = measurement("difference", task, "spearman", value, n=len(averaged) if task == "average" else None)
+            # Cached scores and known lines may belong to another training; then their value differs.
+            candidates = (paired.get(task), known.get((row, key["seed"], other, task)), plain)
+            best = next(c for c in candidates if c and math.isclose(float(c["value"]), value, rel_tol=0, abs_tol=SAME))
+            found.append(key | best | {"n": plain["n"]})
+    return found
+
+
+def _paired(ours: Mapping[str, PairScores], theirs: Mapping[str, PairScores]) -> dict[str, Measurement]:
+    """Paired differences by task from cached scores; empty if they are of different pairs."""
+    try:
+        compared = compare(ours, theirs) if ours.keys() & theirs.keys() else None
+    except ValueError as error:
+        print(f"no paired intervals: {error}")
+        compared = None
+    if compared is None:
+        return {}
+    found = compared.tasks | ({"average": compared.average} if compared.average else {})
+    return {
+        task: measurement("difference", task, "spearman", of.difference, of.interval, p=of.p_value)
+        for task, of in found.items()
+    }

@@ -8,6 +8,7 @@ start the same run again.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import math
 import sys
@@ -66,6 +67,17 @@ def parse_flags(kind: Any, arguments: Sequence[str], **options: Any) -> Any:
     if unknown:
         raise SettingsError(unknown_flag(unknown[0], settings))
     return settings
+
+
+class MissingLibraryError(RuntimeError):
+    """An optional library that is needed is not installed."""
+
+
+def need_library(module: str, what: str, extra: str) -> None:
+    """Raise `MissingLibraryError` if the module that `what` needs is not installed; `extra` has it."""
+    if importlib.util.find_spec(module) is None:
+        name = module.replace("_", "-")
+        raise MissingLibraryError(f"{what}: {name} is not installed; pip install 'angle_llm[{extra}]'.")
 
 
 def unknown_name(what: str, given: str, known: Iterable[str]) -> str:

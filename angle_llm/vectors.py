@@ -39,6 +39,14 @@ _REPAIR = "Run the same `angle-llm embed` again to repair it."
 _STRICT = ConfigDict(strict=True)
 
 
+def unit_rows(rows_ND: Array) -> Array:
+    """Return rows (N, D) of length 1 in float64; zero rows stay zero, rows that are not finite become NaN."""
+    rows = rows_ND.astype(np.float64)
+    length_N1 = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit_ND: Array = rows / np.where(length_N1 == 0, 1, length_N1)
+    return unit_ND
+
+
 @dataclass(frozen=True)
 class VectorForm:
     """How vectors are stored.

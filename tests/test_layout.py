@@ -23,6 +23,7 @@ ALLOWED = {
     **dict.fromkeys(("evaluate", "export", "vectors", "embed", "search", "mine", "check", "plan"), CORE),
 }
 ALLOWED["embed"] = ALLOWED["search"] = CORE | {"vectors"}
+ALLOWED["evaluate"] = ALLOWED["export"] = CORE | {"vectors"}
 ALLOWED["hard_negatives"] = CORE | {"vectors", "search"}
 ALLOWED["mine"] = ALLOWED["check"] = CORE | {"vectors", "embed", "search", "hard_negatives"}
 ALLOWED["plan"] = ALLOWED["forecast"] = CORE | {"train", "plan", "forecast"}

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -57,7 +59,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairedDifferences:
     """Differences by task, and of the average over the tasks `averaged` (None if there are none).
 
     `left_out` are tasks that only one of the models was evaluated on. p-values are not corrected for the number of
@@ -74,7 +76,7 @@ class Comparison:
 
 def compare(
     ours: Mapping[str, PairScores], theirs: Mapping[str, PairScores], *, resamples: int = RESAMPLES, seed: int = 0
-) -> Comparison:
+) -> PairedDifferences:
     """`ours` minus `theirs` on every common task, and on the average over the published ones.
 
     Tasks are resampled independently, both models with the same resamples. Exchanging the models changes the signs and
@@ -88,20 +90,14 @@ def compare(
             f"--against: the models have no task in common: {', '.join(ours) or 'none'} and "
             f"{', '.join(theirs) or 'none'}. Evaluate both on the same tasks."
         )
-    scores_2 = {name: _both(name, ours[name], theirs[name]) for name in common}
-    resampled_2B = {
-        name: _resampled(name, ours[name], theirs[name], scores_2[name], resamples, seed) for name in common
-    }
+    both = {name: _both(name, ours[name], theirs[name], resamples, seed) for name in common}
     averaged = tuple(name for name in PUBLISHED_TASKS if name in common)
     average = None
     if averaged:
-        average = _difference(
-            sum(len(ours[name].gold) for name in averaged),
-            np.mean([scores_2[name] for name in averaged], axis=0),
-            np.mean([resampled_2B[name] for name in averaged], axis=0),
-        )
-    return Comparison(
-        tasks={name: _difference(len(ours[name].gold), scores_2[name], resampled_2B[name]) for name in common},
+        pairs, scores_2, resampled_2B = zip(*(both[name] for name in averaged), strict=True)
+        average = _difference(sum(pairs), np.mean(scores_2, axis=0), np.mean(resampled_2B, axis=0))
+    return PairedDifferences(
+        tasks={name: _difference(*both[name]) for name in common},
         averaged=averaged,
         average=average,
         left_out=tuple(name for name in (*ours, *theirs) if name not in common),
@@ -110,29 +106,23 @@ def compare(
     )
 
 
-def _both(name: str, ours: PairScores, theirs: PairScores) -> NDArray[np.float64]:
+def _both(
+    name: str, ours: PairScores, theirs: PairScores, resamples: int, seed: int
+) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
+    """Number of pairs; Spearman × 100 (2,) of both models, and in each resample (2, B)."""
     if not np.array_equal(ours.gold, theirs.gold):
         raise ValueError(
             f"--against: task {name!r} has different pairs ({len(ours.gold)} and {len(theirs.gold)} gold scores). "
             "Evaluate both models on the same files."
         )
-    return np.array([_spearman_or_nan(ours), _spearman_or_nan(theirs)])
-
-
-def _spearman_or_nan(scores: PairScores) -> float:
-    try:
-        return 100 * spearman(scores.cosine, scores.gold)
-    except UndefinedCorrelationError:
-        return math.nan
-
-
-def _resampled(
-    name: str, ours: PairScores, theirs: PairScores, scores_2: NDArray[np.float64], resamples: int, seed: int
-) -> NDArray[np.float64]:
-    if np.isnan(scores_2).any():
-        return np.full((2, resamples), math.nan)
-    cosines_2P = [ours.cosine, theirs.cosine]
-    return 100 * resampled_spearman(cosines_2P, ours.gold, resamples=resamples, seed=seed, stream=name)
+    scores_2, resampled_2B = np.full(2, math.nan), np.full((2, resamples), math.nan)
+    for model, scores in enumerate((ours, theirs)):
+        with suppress(UndefinedCorrelationError):
+            scores_2[model] = 100 * spearman(scores.cosine, scores.gold)
+    if not np.isnan(scores_2).any():
+        cosines_2P = [ours.cosine, theirs.cosine]
+        resampled_2B = 100 * resampled_spearman(cosines_2P, ours.gold, resamples=resamples, seed=seed, stream=name)
+    return len(ours.gold), scores_2, resampled_2B
 
 
 def _difference(pairs: int, scores_2: NDArray[np.float64], resampled_2B: NDArray[np.float64]) -> Difference:
@@ -236,10 +226,8 @@ def _counts(size: int, resamples: int, seed: int, stream: str) -> Iterator[NDArr
         yield np.bincount(places.ravel(), minlength=size * width).reshape(size, width).astype(np.float64)
 
 
-@dataclass(frozen=True)
-class _Ties:
-    """Ties of a list: `order` sorts it, item i has the distinct value number `kind[i]`, and the items of a distinct
-    value begin at `starts` in the sorted list."""
+class _Ties(NamedTuple):
+    """`order` sorts a list, item i has distinct value number `kind[i]`, whose items begin at `starts` in that order."""
 
     order: NDArray[np.intp]
     starts: NDArray[np.intp]
@@ -247,9 +235,8 @@ class _Ties:
 
 
 def _ties(values_P: NDArray[np.float64]) -> _Ties:
-    order = np.argsort(values_P, kind="stable")
     _, kind, sizes = np.unique(values_P, return_inverse=True, return_counts=True)
-    return _Ties(order, np.cumsum(sizes) - sizes, kind)
+    return _Ties(np.argsort(values_P, kind="stable"), np.cumsum(sizes) - sizes, kind)
 
 
 def _centred_ranks(counts_PB: NDArray[np.float64], ties: _Ties) -> NDArray[np.float64]:

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from angle_llm.vectors import unit_rows
+
 _PAIRS_AT_ONCE = 4096
 _CONSTANT = 1e-13
 
@@ -32,14 +34,6 @@ def pair_cosines(
         left_CD, right_CD = unit_rows(embeddings_ND[left_P[chunk]]), unit_rows(embeddings_ND[right_P[chunk]])
         cosines_P[chunk] = np.einsum("cd,cd->c", left_CD, right_CD)
     return cosines_P
-
-
-def unit_rows(rows_ND: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-    """Rows of length 1, in float64; zero rows stay zero."""
-    rows = rows_ND.astype(np.float64)
-    length = np.linalg.norm(rows, axis=1, keepdims=True)
-    unit: NDArray[np.float64] = np.divide(rows, length, out=np.zeros_like(rows), where=length > 0)
-    return unit
 
 
 def spearman(x_P: ArrayLike, y_P: ArrayLike) -> float:
@@ -68,8 +62,7 @@ def _checked(x_P: ArrayLike, y_P: ArrayLike) -> tuple[NDArray[np.float64], NDArr
         raise UndefinedCorrelationError(f"expected at least two pairs, got {len(x)}")
     for side, values in (("first", x), ("second", y)):
         if not np.isfinite(values).all():
-            count = int((~np.isfinite(values)).sum())
-            raise UndefinedCorrelationError(f"{count} values of the {side} list are not finite")
+            raise UndefinedCorrelationError(f"the {side} list has values that are not finite")
         if np.ptp(values) <= _CONSTANT * np.abs(values).max():
             raise UndefinedCorrelationError(f"all values of the {side} list are equal ({values[0]:g})")
     return x, y

@@ -1,8 +1,7 @@
-"""Open an encoder for an evaluation and encode every distinct text once."""
+"""Open an encoder for an evaluation, encode every distinct text once, print and write the results."""
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,10 +11,12 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from angle_llm.evaluate.results import results_json
-from angle_llm.io import write_json
+from angle_llm.io import plain, write_json
 
-Encode: TypeAlias = Callable[[list[str]], NDArray[np.floating[Any]]]
+Found = TypeVar("Found")
+
+Rows: TypeAlias = NDArray[np.floating[Any]]
+Encode: TypeAlias = Callable[[list[str]], Rows]
 """Texts (N,) → rows (N, D), in the order given."""
 
 
@@ -24,66 +25,9 @@ class Encoder(Protocol):
 
     def encode(
         self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
-    ) -> NDArray[np.floating[Any]]:
+    ) -> Rows:
         """One row per text, in the order given."""
         ...
-
-
-@dataclass(frozen=True)
-class EncodedTexts:
-    """Distinct texts in order of first appearance and their vectors: text t is row `row_of[t]` of `embeddings_ND`."""
-
-    row_of: dict[str, int]
-    embeddings_ND: NDArray[np.floating[Any]]
-    seconds: float
-
-    def rows(self, texts: Iterable[str]) -> NDArray[np.floating[Any]]:
-        """The vectors (M, D) of the texts, in their order, repeats included."""
-        return self.embeddings_ND[np.array([self.row_of[text] for text in texts], dtype=np.intp)]
-
-    @property
-    def dimensions(self) -> int:
-        """D."""
-        return int(self.embeddings_ND.shape[1])
-
-    @property
-    def zero_vectors(self) -> int:
-        """Number of texts with a zero vector."""
-        return int((~self.embeddings_ND.any(axis=1)).sum())
-
-
-def encode_distinct(encode: Encode, texts: Iterable[str]) -> EncodedTexts:
-    """Call `encode` once with the distinct texts in order of first appearance.
-
-    Raises `ValueError` for no texts, and if `encode` does not return one finite row per text.
-    """
-    distinct = list(dict.fromkeys(texts))
-    if not distinct:
-        raise ValueError("expected at least one text, got none.")
-    started = time.perf_counter()
-    embeddings_ND = np.asarray(encode(list(distinct)))
-    seconds = time.perf_counter() - started
-    _check(embeddings_ND, distinct)
-    return EncodedTexts({text: row for row, text in enumerate(distinct)}, embeddings_ND, seconds)
-
-
-def _check(embeddings_ND: NDArray[Any], texts: list[str]) -> None:
-    if embeddings_ND.ndim != 2 or embeddings_ND.shape[0] != len(texts) or embeddings_ND.shape[1] == 0:
-        raise ValueError(
-            f"encode: expected one row per text, shape ({len(texts)}, D), got shape {embeddings_ND.shape}."
-        )
-    if not np.issubdtype(embeddings_ND.dtype, np.floating):
-        raise ValueError(f"encode: expected floating-point rows, got {embeddings_ND.dtype}.")
-    bad = np.flatnonzero(~np.isfinite(embeddings_ND).all(axis=1))
-    if len(bad):
-        raise ValueError(
-            f"{len(bad)} of {len(texts)} vectors hold NaN or infinity, the first for {texts[bad[0]]!r}. Possible "
-            "causes: overflow in float16, a damaged adapter, a diverged run."
-        )
-
-
-class MissingLibraryError(RuntimeError):
-    """A library that is needed is not installed."""
 
 
 class OpenedEncoder(Encoder, Protocol):
@@ -102,23 +46,8 @@ class OpenedEncoder(Encoder, Protocol):
         """Maximum number of tokens."""
 
 
-class OpenEncoder(Protocol):
-    """Opens an encoder, such as `SentenceEncoder.from_pretrained`."""
-
-    def __call__(
-        self,
-        path_or_id: str,
-        /,
-        *,
-        prompt: str | None = None,
-        pooling: str | None = None,
-        max_length: int | None = None,
-        dtype: str = "auto",
-        device: str | None = None,
-        revision: str | None = None,
-    ) -> OpenedEncoder:
-        """The encoder at `path_or_id`; None: as saved."""
-        ...
+OpenEncoder: TypeAlias = Callable[..., Any]
+"""Opens an encoder, such as `SentenceEncoder.from_pretrained`: model, and the other fields of `EncoderSettings`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,78 +87,103 @@ class EncoderSettings:
                 raise ValueError(f"{flag}: expected 1 or more, got {value}.")
 
 
-def open_from(settings: EncoderSettings, open_encoder: OpenEncoder) -> OpenedEncoder:
-    """Open the encoder of the settings."""
-    return open_encoder(
-        settings.model,
-        prompt=settings.prompt,
-        pooling=settings.pooling,
-        max_length=settings.max_length,
-        dtype=settings.dtype,
-        device=settings.device,
-        revision=settings.revision,
-    )
+@dataclass(frozen=True)
+class EncodedTexts:
+    """Distinct texts and their vectors: text t is row `row_of[t]` of `embeddings_ND`."""
+
+    row_of: dict[str, int]
+    embeddings_ND: Rows
+    seconds: float
+
+    def index(self, texts: Iterable[str]) -> NDArray[np.intp]:
+        """The rows (M,) of the texts, in their order, repeats included."""
+        return np.array([self.row_of[text] for text in texts], dtype=np.intp)
+
+    def rows(self, texts: Iterable[str]) -> Rows:
+        """The vectors (M, D) of the texts."""
+        return self.embeddings_ND[self.index(texts)]
+
+    def facts(self) -> dict[str, Any]:
+        """Numbers of texts, dimensions and zero vectors, and the time, as fields of `Results`."""
+        return {
+            "texts": len(self.row_of),
+            "dimensions": self.embeddings_ND.shape[1],
+            "zero_vectors": int((~self.embeddings_ND.any(axis=1)).sum()),
+            "encode_seconds": self.seconds,
+        }
+
+
+def encode_distinct(encode: Encode, texts: Iterable[str]) -> EncodedTexts:
+    """Call `encode` once with the distinct texts in order of first appearance.
+
+    Raises `ValueError` for no texts, and if `encode` does not return one finite row per text.
+    """
+    distinct = list(dict.fromkeys(texts))
+    if not distinct:
+        raise ValueError("expected at least one text, got none.")
+    started = time.perf_counter()
+    embeddings_ND = np.asarray(encode(list(distinct)))
+    seconds = time.perf_counter() - started
+    if (
+        embeddings_ND.ndim != 2
+        or len(embeddings_ND) != len(distinct)
+        or embeddings_ND.shape[1] == 0
+        or not np.issubdtype(embeddings_ND.dtype, np.floating)
+    ):
+        raise ValueError(
+            f"encode: expected floating-point rows, one per text, shape ({len(distinct)}, D), got "
+            f"{embeddings_ND.dtype} of shape {embeddings_ND.shape}."
+        )
+    bad = np.flatnonzero(~np.isfinite(embeddings_ND).all(axis=1))
+    if len(bad):
+        raise ValueError(
+            f"{len(bad)} of {len(distinct)} vectors hold NaN or infinity, the first for {distinct[bad[0]]!r}. Possible "
+            "causes: overflow in float16, a damaged adapter, a diverged run."
+        )
+    return EncodedTexts({text: row for row, text in enumerate(distinct)}, embeddings_ND, seconds)
+
+
+@dataclass(frozen=True)
+class Used:
+    """Prompt, pooling and maximum length of an evaluated encoder."""
+
+    prompt: dict[str, Any]
+    pooling: str
+    max_length: int
+
+    def __str__(self) -> str:
+        return f"Prompt {self.prompt['name']}, pooling {self.pooling}, at most {self.max_length} tokens."
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise `ValueError` unless there are tasks and their names are unique."""
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"expected tasks with unique names, got {', '.join(names) or 'none'}.")
 
 
 def encode_with(encoder: Encoder, micro_batch_tokens: int | None, show_progress: bool = True) -> Encode:
     """A function from texts to rows."""
-
-    def encode(texts: list[str]) -> NDArray[np.floating[Any]]:
-        return encoder.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
-
-    return encode
+    return lambda texts: encoder.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
 
 
-def used_by(encoder: OpenedEncoder) -> dict[str, Any]:
-    """Prompt, pooling and maximum length that are used, for JSON."""
-    return {"prompt": asdict(encoder.prompt), "pooling": encoder.pooling, "max_length": encoder.max_length}
+def evaluated(
+    settings: EncoderSettings, open_encoder: OpenEncoder, evaluate: Callable[[Any, Encode], Found]
+) -> tuple[Found, Used]:
+    """Open the encoder of the settings and call `evaluate` with it and its `encode`; the encoder is released on return.
 
-
-def remark_on(encoder: OpenedEncoder) -> str:
-    """The same as text."""
-    return f"Prompt {encoder.prompt.name}, pooling {encoder.pooling}, at most {encoder.max_length} tokens."
-
-
-def make_folders(*files: Path | None) -> None:
-    """Create the folders of output files, so that a wrong path fails before the model is opened."""
-    for file in files:
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-
-
-Results = TypeVar("Results")
-
-
-def evaluation_main(
-    settings: EncoderSettings,
-    open_encoder: OpenEncoder,
-    evaluate: Callable[[Any], Results],
-    report: Callable[[Results, str, Sequence[str]], str],
-    metric: str,
-    content: Callable[[Results], Mapping[str, Any]],
-) -> Results:
-    """Open the encoder, evaluate, print the report, write the JSON file.
-
-    Args:
-        settings: Encoder and JSON file; written to the file.
-        open_encoder: Opens the encoder.
-        evaluate: The encoder → results.
-        report: Results, model name and remarks → Markdown.
-        metric: What the numbers are, for the file.
-        content: Results → JSON values.
+    The folder of the JSON file is created first, so that a wrong path fails before the model is opened.
     """
-    make_folders(settings.json)
-    encoder = open_from(settings, open_encoder)
-    results = evaluate(encoder)
-    print(report(results, settings.model, [remark_on(encoder)]), end="")
     if settings.json is not None:
-        used = used_by(encoder)
-        values = results_json(settings.model, metric, content(results), settings=asdict(settings), encoder=used)
-        write_json(settings.json, values)
-    return results
+        settings.json.parent.mkdir(parents=True, exist_ok=True)
+    names = ("prompt", "pooling", "max_length", "dtype", "device", "revision")
+    encoder: OpenedEncoder = open_encoder(settings.model, **{name: getattr(settings, name) for name in names})
+    used = Used(asdict(encoder.prompt), encoder.pooling, encoder.max_length)
+    return evaluate(encoder, encode_with(encoder, settings.micro_batch_tokens)), used
 
 
-def check_library(package: str, what: str, extra: str) -> None:
-    """Raise `MissingLibraryError` if `package` is not installed."""
-    if importlib.util.find_spec(package) is None:
-        raise MissingLibraryError(f"{what} need {package}: pip install 'angle_llm[{extra}]'.")
+def finish(settings: EncoderSettings, metric: str, report: str, content: Mapping[str, Any], used: Used) -> None:
+    """Print the report; write model, metric, content, encoder and settings as JSON, with null for NaN."""
+    print(report, end="")
+    if settings.json is not None:
+        head = {"model": settings.model, "metric": metric}
+        write_json(settings.json, plain({**head, **content, "encoder": asdict(used), "settings": asdict(settings)}))

@@ -54,9 +54,8 @@ class MtebEncoder:
         revision: str | None = None,
         prompts: Mapping[str, str] | None = None,
         micro_batch_tokens: int | None = None,
-        meta: Mapping[str, Any] | None = None,
     ) -> None:
-        """`name` is ORGANISATION/MODEL in mteb's results; `meta` overrides fields of mteb's description of the model.
+        """`name` is ORGANISATION/MODEL in mteb's results.
 
         Raises `ValueError` for a name without a slash, or a prompt that cannot be read.
         """
@@ -74,17 +73,13 @@ class MtebEncoder:
             "similarity_fn_name": ScoringFunction.COSINE,
             "framework": ["PyTorch", "Transformers"],
             "modalities": ["text"],
-            "use_instructions": any(each.prompt.template != "{text}" for each in self._all()),
+            "use_instructions": any(each.prompt.template != "{text}" for each in (encoder, *self._encoder_of.values())),
         }
         # Unknown fields (training data, languages, licence, …) stay None.
-        self._meta = ModelMeta.create_empty(
-            {key: value for key, value in {**known, **(meta or {})}.items() if value is not None}
+        self.mteb_model_meta: Any = ModelMeta.create_empty(
+            {key: value for key, value in known.items() if value is not None}
         )
-
-    @property
-    def mteb_model_meta(self) -> Any:
         """Description of the model in mteb's results."""
-        return self._meta
 
     def encode(
         self,
@@ -120,6 +115,3 @@ class MtebEncoder:
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
         """Cosine similarity (N,) of rows with the same index."""
         return pairwise_cos_sim(embeddings1, embeddings2)
-
-    def _all(self) -> list[PromptedEncoder]:
-        return [self._encoder, *self._encoder_of.values()]

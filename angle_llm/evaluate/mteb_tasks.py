@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from angle_llm.evaluate.encoding import EncoderSettings, OpenEncoder, check_library, evaluation_main
-from angle_llm.evaluate.results import markdown_table, notes_list, number
+from angle_llm.config import need_library
+from angle_llm.evaluate.encoding import EncoderSettings, OpenEncoder, evaluated, finish
+from angle_llm.evaluate.results import markdown_table, number, report
 
 METRIC = "main score of mteb × 100"
 
@@ -54,12 +55,13 @@ def mteb_main(settings: MtebSettings, open_encoder: OpenEncoder) -> list[MtebSco
 
     Raises `MissingLibraryError` without mteb, `ValueError` for an unknown task.
     """
-    get_task = _mteb()
-    tasks = [get_task(name) for name in settings.tasks]
+    need_library("mteb", "tasks of MTEB", "mteb")
+    tasks = [_task(name) for name in settings.tasks]
     name = settings.name or named_after(settings.model)
-
-    def evaluate(encoder: Any) -> list[MtebScore]:
-        return evaluate_mteb(
+    scores, used = evaluated(
+        settings,
+        open_encoder,
+        lambda encoder, _: evaluate_mteb(
             encoder,
             tasks,
             name=name,
@@ -67,16 +69,14 @@ def mteb_main(settings: MtebSettings, open_encoder: OpenEncoder) -> list[MtebSco
             prompts=settings.prompts,
             micro_batch_tokens=settings.micro_batch_tokens,
             output=settings.output,
-        )
-
-    def report(scores: list[MtebScore], model: str, remarks: Sequence[str]) -> str:
-        used = [f"`{use}`: prompt {prompt}." for use, prompt in settings.prompts.items()]
-        return mteb_report(scores, name, [*remarks, *used])
-
-    def content(scores: list[MtebScore]) -> dict[str, Any]:
-        return {"scores": [asdict(score) for score in scores]}
-
-    return evaluation_main(settings, open_encoder, evaluate, report, METRIC, content)
+        ),
+    )
+    header = ["task", "type", "split", "subset", "main score", name]
+    rows = [[s.task, s.type, s.split, s.subset, s.metric, number(s.score)] for s in scores]
+    prompts = [f"`{use}`: prompt {prompt}." for use, prompt in settings.prompts.items()]
+    shown = report(settings.model, [markdown_table(header, rows, words=5)], [str(used), *prompts, f"{METRIC}."])
+    finish(settings, METRIC, shown, {"scores": [asdict(score) for score in scores]}, used)
+    return scores
 
 
 def evaluate_mteb(
@@ -122,28 +122,17 @@ def evaluate_mteb(
     ]
 
 
-def mteb_report(scores: Sequence[MtebScore], model: str, remarks: Sequence[str] = ()) -> str:
-    """Markdown: main scores × 100, and notes."""
-    header = ["task", "type", "split", "subset", "main score", model]
-    rows = [[s.task, s.type, s.split, s.subset, s.metric, number(s.score)] for s in scores]
-    return f"{markdown_table(header, rows, words=5)}\n\n{notes_list([*remarks, f'{METRIC}.'])}\n"
-
-
 def named_after(model: str) -> str:
     """ORGANISATION/MODEL of a model: a hub id unchanged, else local/ and the last part of the path."""
     is_hub_id = model.count("/") == 1 and not model.startswith((".", "/", "~", "package:")) and not Path(model).exists()
     return model if is_hub_id else f"local/{Path(model).expanduser().resolve().name}"
 
 
-def _mteb() -> Callable[[str], Any]:
-    """A function from a task's name to mteb's object."""
-    check_library("mteb", "tasks of MTEB", "mteb")
+def _task(name: str) -> Any:
+    """mteb's object of a task."""
     import mteb
 
-    def get_task(name: str) -> Any:
-        try:
-            return mteb.get_task(name)
-        except KeyError as error:
-            raise ValueError(f"--tasks: mteb has no task {name!r}: {error.args[0]}") from error
-
-    return get_task
+    try:
+        return mteb.get_task(name)
+    except KeyError as error:
+        raise ValueError(f"--tasks: mteb has no task {name!r}: {error.args[0]}") from error

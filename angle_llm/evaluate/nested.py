@@ -7,24 +7,17 @@ Dimensions: N texts, M numbers of layers, D columns.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from angle_llm.evaluate.encoding import (
-    Encode,
-    EncoderSettings,
-    OpenedEncoder,
-    OpenEncoder,
-    evaluation_main,
-)
-from angle_llm.evaluate.results import markdown_table, notes_list, number
+from angle_llm.config import need_library
+from angle_llm.evaluate.encoding import Encode, EncoderSettings, OpenEncoder, Rows, evaluated, finish
+from angle_llm.evaluate.results import markdown_table, number, report
 from angle_llm.evaluate.sts import evaluate
-from angle_llm.evaluate.sts_tasks import StsTask, select_tasks, variant_of
+from angle_llm.evaluate.sts_tasks import StsTask, select_tasks
 
 METRIC = "Spearman × 100 on STS tasks"
 
@@ -34,13 +27,13 @@ class NestedEvalSettings(EncoderSettings):
     """Spearman correlation on STS tasks of an encoder cut to its first layers and dimensions, from one encoding."""
 
     data_dir: Path | None = None
-    """Directory with sts/, stsb/, sick/, as for eval/sts.py. None: the Hugging Face hub."""
+    """Directory with sts/, stsb/, sick/, as for `eval sts`. None: the Hugging Face hub."""
 
     tasks: tuple[str, ...] = ("stsb",)
-    """Task names or TSV files, as for eval/sts.py."""
+    """Task names or TSV files, as for `eval sts`."""
 
     variant: Literal["auto", "raw", "senteval"] = "auto"
-    """Text of the sentences, as for eval/sts.py."""
+    """Text of the sentences, as for `eval sts`."""
 
     layers: tuple[int, ...] = ()
     """Numbers of layers to cut to. All layers are always included."""
@@ -52,7 +45,7 @@ class NestedEvalSettings(EncoderSettings):
     """Draw the curve to this file, .png or .svg (needs matplotlib)."""
 
 
-class LayeredEncoder(OpenedEncoder, Protocol):
+class LayeredEncoder(Protocol):
     """An encoder that returns the output of inner layers, such as `SentenceEncoder`."""
 
     @property
@@ -70,7 +63,7 @@ class LayeredEncoder(OpenedEncoder, Protocol):
         *,
         micro_batch_tokens: int | None = None,
         show_progress: bool = False,
-    ) -> NDArray[np.floating[Any]]:
+    ) -> Rows:
         """Embeddings (N, M, D) after each of the M numbers of layers."""
         ...
 
@@ -90,11 +83,12 @@ class Point:
 
 
 def nested_main(settings: NestedEvalSettings, open_encoder: OpenEncoder) -> list[Point]:
-    """Read the tasks, open the encoder, evaluate every cut, print the table, write the JSON file."""
-    variant = variant_of(settings.data_dir) if settings.variant == "auto" else settings.variant
-    tasks = select_tasks(settings.tasks, settings.data_dir, variant)
+    """Read the tasks, open the encoder, evaluate every cut, print the table, write the JSON file, draw the curve."""
+    tasks = select_tasks(settings.tasks, settings.data_dir, settings.variant)
+    if settings.plot is not None:
+        need_library("matplotlib", "--plot", "bench")
 
-    def evaluate(encoder: LayeredEncoder) -> list[Point]:
+    def curve(encoder: LayeredEncoder, _: Encode) -> list[Point]:
         return quality_curve(
             encoder,
             tasks,
@@ -103,13 +97,17 @@ def nested_main(settings: NestedEvalSettings, open_encoder: OpenEncoder) -> list
             micro_batch_tokens=settings.micro_batch_tokens,
         )
 
-    def report(points: list[Point], model: str, remarks: Sequence[str]) -> str:
-        return nested_report(points, model, remarks, [task.label for task in tasks])
-
-    def content(points: list[Point]) -> dict[str, Any]:
-        return {"points": [asdict(point) | {"mean": point.mean} for point in points]}
-
-    return evaluation_main(settings, open_encoder, evaluate, report, METRIC, content)
+    points, used = evaluated(settings, open_encoder, curve)
+    depths, widths = ({getattr(point, name): None for point in points} for name in ("layers", "dimensions"))
+    means = {(point.layers, point.dimensions): point.mean for point in points}
+    rows = [[str(depth), *(number(means[depth, width]) for width in widths)] for depth in depths]
+    table = markdown_table(["layers \\ dimensions", *map(str, widths)], rows, words=0)
+    notes = [f"{METRIC}, mean over {', '.join(task.label for task in tasks)}.", str(used)]
+    content = {"points": [asdict(point) | {"mean": point.mean} for point in points]}
+    finish(settings, METRIC, report(settings.model, [table], notes), content, used)
+    if settings.plot is not None:
+        plot(points, settings.plot)
+    return points
 
 
 def quality_curve(
@@ -134,25 +132,27 @@ def quality_curve(
             f"--layers, --dimensions: expected 1 to {encoder.layers} layers and 1 to {encoder.dimensions} dimensions, got "
             f"{list(layers)} and {list(dimensions)}."
         )
-    read: list[NDArray[np.floating[Any]]] = []
+    encoded: list[Rows] = []
 
     def cut(place: int, width: int) -> Encode:
-        def encode(texts: list[str]) -> NDArray[np.floating[Any]]:
-            if not read:  # all cuts get the same texts in the same order
-                read.append(
+        def encode(texts: list[str]) -> Rows:
+            if not encoded:  # all cuts get the same texts in the same order
+                encoded.append(
                     encoder.encode_layers(texts, depths, micro_batch_tokens=micro_batch_tokens, show_progress=True)
                 )
-            return read[0][:, place, :width]
+            return encoded[0][:, place, :width]
 
         return encode
 
-    points = []
-    for place, depth in enumerate(depths):
-        for width in widths:
-            results = evaluate(cut(place, width), tasks)
-            spearman = {name: task.spearman for name, task in results.tasks.items()}
-            points.append(Point(depth, width, spearman))
-    return points
+    return [
+        Point(
+            depth,
+            width,
+            {name: task.spearman for name, task in evaluate(cut(place, width), tasks).tasks.items()},
+        )
+        for place, depth in enumerate(depths)
+        for width in widths
+    ]
 
 
 def halves(dimensions: int) -> list[int]:
@@ -163,12 +163,23 @@ def halves(dimensions: int) -> list[int]:
     return found[::-1]
 
 
-def nested_report(points: Sequence[Point], model: str, remarks: Sequence[str], labels: Sequence[str]) -> str:
-    """Markdown: mean Spearman × 100 by number of layers and dimensions."""
+def plot(points: Sequence[Point], path: Path) -> None:
+    """Draw the mean over the number of dimensions, a line for every number of layers."""
+    matplotlib: Any = importlib.import_module("matplotlib")
+    matplotlib.use("Agg")
+    pyplot: Any = importlib.import_module("matplotlib.pyplot")
+    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    for depth in sorted({point.layers for point in points}, reverse=True):
+        line = [(point.dimensions, point.mean) for point in points if point.layers == depth]
+        axes.plot(*zip(*line, strict=True), marker="o", label=f"{depth} layers")
     widths = sorted({point.dimensions for point in points})
-    means = {(point.layers, point.dimensions): point.mean for point in points}
-    depths = sorted({point.layers for point in points})
-    rows = [[str(depth), *(number(means[depth, width]) for width in widths)] for depth in depths]
-    header = ["layers \\ dimensions", *map(str, widths)]
-    title = f"{model}: {METRIC}, mean over {', '.join(labels)}."
-    return "\n\n".join([title, markdown_table(header, rows, words=0), notes_list(remarks)]) + "\n"
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(widths, [str(width) for width in widths])
+    axes.minorticks_off()
+    axes.set_xlabel("dimensions kept")
+    axes.set_ylabel("Spearman × 100, mean over " + ", ".join(points[0].spearman))
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)

@@ -21,27 +21,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from angle_llm.evaluate.bootstrap import RESAMPLES, Interval, mean_interval
-from angle_llm.evaluate.correlation import unit_rows
 from angle_llm.evaluate.encoding import (
     Encode,
     EncodedTexts,
-    Encoder,
     EncoderSettings,
     OpenEncoder,
+    Rows,
+    check_names,
     encode_distinct,
-    encode_with,
-    evaluation_main,
-)  # fmt: skip
-from angle_llm.evaluate.results import markdown_table, notes_list, number, span
+    evaluated,
+    finish,
+)
+from angle_llm.evaluate.results import Results, TaskResult, markdown_table, number, report, span
 from angle_llm.evaluate.retrieval_tasks import FLICKR30K, RetrievalTask, read_flickr30k, read_groups, read_judged
+from angle_llm.vectors import unit_rows
 
 METRIC = "exact retrieval by cosine similarity, × 100; ties go to the candidate that is not an answer"
 PUBLISHED_STRICT = {"AnglE": 12.9, "SimCSE": 10.4, "SBERT": 5.2}
@@ -51,7 +51,7 @@ RECALLS = (1, 5, 10, 100)
 """The k of recall at k."""
 
 _TIE = 1e-9  # float64 products of float32 vectors differ by 1e-15 between shapes of a block
-_SIMILARITIES = 2**22  # numbers in a block: 32 MiB, and as much again while they are compared
+_SIMILARITIES = 2**22  # numbers in a block: 32 MiB
 _QUERIES = 256
 
 
@@ -87,13 +87,10 @@ class Metric:
     interval: Interval
 
 
-@dataclass(frozen=True)
-class RetrievalResult:
+@dataclass(frozen=True, kw_only=True)
+class RetrievalResult(TaskResult):
     """Metrics of a task by name. `ranks` holds the ascending ranks of the answers of each query."""
 
-    name: str
-    label: str
-    source: str
     queries: int
     candidates: int
     answers: int
@@ -102,15 +99,7 @@ class RetrievalResult:
     search_seconds: float
 
 
-@dataclass(frozen=True)
-class RetrievalResults:
-    """Results of `evaluate_retrieval` by task name."""
-
-    tasks: dict[str, RetrievalResult]
-    texts: int
-    dimensions: int
-    zero_vectors: int
-    encode_seconds: float
+RetrievalResults: TypeAlias = Results[RetrievalResult]
 
 
 def evaluate_retrieval(
@@ -123,70 +112,38 @@ def evaluate_retrieval(
 
     Raises `ValueError` for no tasks, equal task names, or rows that are not finite.
     """
-    names = [task.name for task in tasks]
-    if not tasks or len(set(names)) < len(names):
-        raise ValueError(f"expected tasks with unique names, got {', '.join(names) or 'none'}.")
+    check_names([task.name for task in tasks])
     encoded = encode_distinct(encode, (text for task in tasks for text in (*task.queries, *task.candidates)))
-    return RetrievalResults(
-        {task.name: _evaluate(encoded, task, resamples, seed) for task in tasks},
-        texts=len(encoded.row_of),
-        dimensions=encoded.dimensions,
-        zero_vectors=encoded.zero_vectors,
-        encode_seconds=encoded.seconds,
-    )
+    return Results({task.name: _evaluate(encoded, task, resamples, seed) for task in tasks}, (), **encoded.facts())
 
 
 def answer_ranks(
-    queries_QD: NDArray[np.floating[Any]],
-    candidates_CD: NDArray[np.floating[Any]],
-    relevant: Sequence[Mapping[int, float]],
-    itself: Sequence[int | None],
+    queries_QD: Rows, candidates_CD: Rows, relevant: Sequence[Mapping[int, float]], itself: Sequence[int | None]
 ) -> list[dict[int, int]]:
-    """For each query, answer → rank (from 1) by cosine similarity, in order of rank. A zero vector has similarity 0."""
-    found: list[dict[int, int]] = []
-    for start in range(0, len(queries_QD), _QUERIES):
-        block = slice(start, start + _QUERIES)
-        found += _ranks_of_block(unit_rows(queries_QD[block]), candidates_CD, relevant[block], itself[block])
+    """For each query, answer → rank (from 1) by cosine similarity, in order of rank. A zero vector has similarity 0.
+
+    Two passes: the similarities of the answers, then the number of other candidates that reach them.
+    """
+    answers = [np.array(sorted(places), dtype=np.intp) for places in relevant]
+    skipped = [places if own is None else np.append(places, own) for places, own in zip(answers, itself, strict=True)]
+    step = max(1, _SIMILARITIES // min(_QUERIES, max(1, len(queries_QD))))
+    found = []
+    for first in range(0, len(queries_QD), _QUERIES):
+        block_QD = unit_rows(queries_QD[first : first + _QUERIES])
+        mine = range(first, first + len(block_QD))
+        reached = [unit_rows(candidates_CD[answers[query]]) @ row for query, row in zip(mine, block_QD, strict=True)]
+        ahead = [np.zeros(len(similar_R), dtype=np.int64) for similar_R in reached]
+        for start in range(0, len(candidates_CD), step):
+            similar_QC = block_QD @ unit_rows(candidates_CD[start : start + step]).T
+            for query, similar_C, similar_R, ahead_R in zip(mine, similar_QC, reached, ahead, strict=True):
+                inside = skipped[query] - start
+                similar_C[inside[(inside >= 0) & (inside < len(similar_C))]] = -np.inf
+                ahead_R += (similar_C >= similar_R[:, None] - _TIE).sum(axis=1)
+        for query, similar_R, ahead_R in zip(mine, reached, ahead, strict=True):
+            order = np.argsort(-np.round(similar_R / _TIE), kind="stable")
+            ranks = ahead_R[order] + np.arange(1, len(order) + 1)
+            found.append(dict(zip(answers[query][order].tolist(), ranks.tolist(), strict=True)))
     return found
-
-
-def _ranks_of_block(
-    queries_QD: NDArray[np.float64],
-    candidates_CD: NDArray[np.floating[Any]],
-    relevant: Sequence[Mapping[int, float]],
-    itself: Sequence[int | None],
-) -> list[dict[int, int]]:
-    """Two passes: the similarities of the answers, then the number of other candidates that reach them."""
-    widest = max(map(len, relevant))
-    answers_QR = np.zeros((len(relevant), widest), dtype=np.intp)
-    is_answer_QR = np.zeros((len(relevant), widest), dtype=bool)
-    for row, places in enumerate(relevant):
-        answers_QR[row, : len(places)] = sorted(places)
-        is_answer_QR[row, : len(places)] = True
-    reached_QR = np.full((len(relevant), widest), np.inf)
-    for row in range(len(relevant)):
-        places = answers_QR[row][is_answer_QR[row]]
-        reached_QR[row, : len(places)] = unit_rows(candidates_CD[places]) @ queries_QD[row]
-    ahead_QR = np.zeros((len(relevant), widest), dtype=np.int64)
-    step = max(1, _SIMILARITIES // len(queries_QD))
-    for start in range(0, len(candidates_CD), step):
-        similar_QC = queries_QD @ unit_rows(candidates_CD[start : start + step]).T
-        width = similar_QC.shape[1]
-        for row, own in enumerate(itself):
-            skipped = answers_QR[row][is_answer_QR[row]] - start
-            similar_QC[row, skipped[(skipped >= 0) & (skipped < width)]] = -np.inf
-            if own is not None and 0 <= own - start < width:
-                similar_QC[row, own - start] = -np.inf
-        for answer in range(widest):
-            ahead_QR[:, answer] += (similar_QC >= reached_QR[:, answer, None] - _TIE).sum(axis=1)
-    ranks = []
-    for row in range(len(relevant)):
-        count = int(is_answer_QR[row].sum())
-        order = np.argsort(-np.round(reached_QR[row, :count] / _TIE), kind="stable")
-        ranks.append(
-            {int(answers_QR[row, answer]): place + 1 + int(ahead_QR[row, answer]) for place, answer in enumerate(order)}
-        )
-    return ranks
 
 
 def query_metrics(
@@ -208,10 +165,18 @@ def query_metrics(
     return metrics
 
 
+def _discounted(gains: Mapping[int, float]) -> float:
+    return float(sum(gain / np.log2(rank + 1) for rank, gain in gains.items() if rank <= 10))
+
+
 def _evaluate(encoded: EncodedTexts, task: RetrievalTask, resamples: int, seed: int) -> RetrievalResult:
     started = time.perf_counter()
     ranks = answer_ranks(encoded.rows(task.queries), encoded.rows(task.candidates), task.relevant, task.itself)
     seconds = time.perf_counter() - started
+    figures = {}
+    for name, values in query_metrics(ranks, task.relevant).items():
+        ends = mean_interval(values, resamples=resamples, seed=seed, stream=task.name)
+        figures[name] = Metric(100 * float(np.mean(values)), Interval(100 * ends.low, 100 * ends.high))
     return RetrievalResult(
         name=task.name,
         label=task.label,
@@ -219,92 +184,52 @@ def _evaluate(encoded: EncodedTexts, task: RetrievalTask, resamples: int, seed: 
         queries=len(task.queries),
         candidates=len(task.candidates),
         answers=sum(map(len, task.relevant)),
-        figures={
-            name: _metric(values, resamples, seed, task.name)
-            for name, values in query_metrics(ranks, task.relevant).items()
-        },
+        figures=figures,
         ranks=tuple(tuple(rank_of.values()) for rank_of in ranks),
         search_seconds=seconds,
     )
 
 
-def _metric(values: list[float], resamples: int, seed: int, stream: str) -> Metric:
-    interval = mean_interval(values, resamples=resamples, seed=seed, stream=stream)
-    return Metric(100 * float(np.mean(values)), Interval(100 * interval.low, 100 * interval.high))
-
-
-def _discounted(gains: Mapping[int, float]) -> float:
-    return float(sum(gain / np.log2(rank + 1) for rank, gain in gains.items() if rank <= 10))
-
-
 def retrieval_report(results: RetrievalResults, model: str, remarks: Sequence[str] = ()) -> str:
     """Markdown: a table for each task, and notes, `remarks` first."""
-    parts = []
-    for task in results.tasks.values():
-        header = [task.label, *task.figures]
-        rows = [
-            [f"**{model}**", *(number(figure.value) for figure in task.figures.values())],
-            ["95 %", *(span(figure.interval.low, figure.interval.high) for figure in task.figures.values())],
-        ]
-        if task.name == FLICKR30K:
-            rest = ["–"] * (len(task.figures) - 1)
-            rows += [[name, number(strict), *rest] for name, strict in PUBLISHED_STRICT.items()]
-        parts.append(markdown_table(header, rows, words=1))
-    notes = notes_list([*remarks, *_notes(results)])
-    return "\n\n".join((*parts, notes)) + "\n"
-
-
-def retrieval_content(results: RetrievalResults) -> dict[str, Any]:
-    """All results, for the JSON file; `ranks` has those of the answers of each query."""
-    return {
-        "tasks": {name: asdict(task) for name, task in results.tasks.items()},
-        "texts": results.texts,
-        "dimensions": results.dimensions,
-        "zero_vectors": results.zero_vectors,
-        "encode_seconds": results.encode_seconds,
-    }
-
-
-def _notes(results: RetrievalResults) -> list[str]:
+    tables = []
     notes = [
+        *remarks,
         "Exact search by cosine similarity, × 100; ties go to the candidate that is not an answer. strict: the first R "
         "candidates are exactly the R answers; in top 5: all answers are among the first five.",
         "95 %: bootstrap over the queries.",
     ]
     for task in results.tasks.values():
+        rows = [
+            [f"**{model}**", *(number(figure.value) for figure in task.figures.values())],
+            ["95 %", *(span(figure.interval) for figure in task.figures.values())],
+        ]
         notes.append(
             f"{task.label}: {task.queries:,} queries, {task.candidates:,} candidates (without the query itself), "
             f"{task.answers:,} answers; searched in {task.search_seconds:.1f} s."
         )
         if task.name == FLICKR30K:
+            rest = ["–"] * (len(task.figures) - 1)
+            rows += [[name, number(strict), *rest] for name, strict in PUBLISHED_STRICT.items()]
             notes.append(
                 "Published: strict accuracy of AnglE's paper (arXiv 2309.12871): the first caption of an image is the query, "
                 "and the top 5 must be exactly its captions."
             )
-    if results.zero_vectors:
-        notes.append(f"{results.zero_vectors} of {results.texts} texts have a zero vector.")
-    notes.append(
-        f"{results.texts:,} distinct texts, {results.dimensions} dimensions, encoded in {results.encode_seconds:.1f} s."
-    )
-    return notes
+        tables.append(markdown_table([task.label, *task.figures], rows, words=1))
+    return report(model, tables, notes, results)
 
 
 def retrieval_main(settings: RetrievalSettings, open_encoder: OpenEncoder) -> RetrievalResults:
     """Read the tasks, open the encoder, evaluate, print the report, write the JSON file."""
-    tasks = select_retrieval_tasks(settings)
-
-    def evaluate(encoder: Encoder) -> RetrievalResults:
-        encode = encode_with(encoder, settings.micro_batch_tokens)
-        return evaluate_retrieval(encode, tasks, resamples=settings.resamples, seed=settings.seed)
-
-    return evaluation_main(settings, open_encoder, evaluate, retrieval_report, METRIC, retrieval_content)
-
-
-def select_retrieval_tasks(settings: RetrievalSettings) -> list[RetrievalTask]:
-    """The tasks of the settings. Raises `ValueError` if there are none."""
     tasks = [] if settings.data_dir is None else [read_flickr30k(settings.data_dir)]
     tasks += [read_groups(path, settings.column) for path in settings.groups]
     tasks += [read_judged(folder) for folder in settings.judged]
     if not tasks:
         raise ValueError("no task: set --data-dir (Flickr30k), --groups FILE, or --judged FOLDER.")
-    return tasks
+    results, used = evaluated(
+        settings,
+        open_encoder,
+        lambda _, encode: evaluate_retrieval(encode, tasks, resamples=settings.resamples, seed=settings.seed),
+    )
+    finish(settings, METRIC, retrieval_report(results, settings.model, [str(used)]), results.to_dict(), used)
+    return results

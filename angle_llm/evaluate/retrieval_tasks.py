@@ -9,12 +9,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 from angle_llm.data.formats import DataError
 from angle_llm.data.readers import open_rows
-from angle_llm.evaluate.sts_tasks import score_of, text_of
+from angle_llm.evaluate.task_files import data_file, score_of, text_of
 
 FLICKR30K = "flickr30k"
 _FLICKR30K_FILE = "flickr30k/test_2016.jsonl.gz"
@@ -48,23 +49,24 @@ class RetrievalTask:
                 )
 
 
-def groups_task(groups: Sequence[Sequence[str]], name: str, *, label: str = "", source: str = "") -> RetrievalTask:
+def groups_task(groups: Sequence[Sequence[str]], name: str, *, source: str = "") -> RetrievalTask:
     """A task with the first text of each group as query and the others as its answers, among all other texts.
 
     Groups of one text add a candidate and no query. Raises `ValueError` if no group has two texts.
     """
-    candidates: list[str] = []
-    queries, relevant, itself = [], [], []
-    for group in groups:
-        first = len(candidates)
-        candidates += group
-        if len(group) > 1:
-            queries.append(group[0])
-            relevant.append({first + place: 1.0 for place in range(1, len(group))})
-            itself.append(first)
-    if not queries:
+    starts = [0, *accumulate(map(len, groups))]
+    asked = [(group, first) for group, first in zip(groups, starts, strict=False) if len(group) > 1]
+    if not asked:
         raise ValueError(f"{source or name}: expected a group of at least two texts, got none.")
-    return RetrievalTask(name, label or name, tuple(queries), tuple(candidates), tuple(relevant), tuple(itself), source)
+    return RetrievalTask(
+        name,
+        name,
+        queries=tuple(group[0] for group, _ in asked),
+        candidates=tuple(text for group in groups for text in group),
+        relevant=tuple(dict.fromkeys(range(first + 1, first + len(group)), 1.0) for group, first in asked),
+        itself=tuple(first for _, first in asked),
+        source=source,
+    )
 
 
 def read_groups(path: str | Path, column: str | None = None) -> RetrievalTask:
@@ -89,11 +91,8 @@ def read_groups(path: str | Path, column: str | None = None) -> RetrievalTask:
 
 def read_flickr30k(data_dir: str | Path) -> RetrievalTask:
     """The test captions of Flickr30k, five for each of 1,000 images, as in AnglE's paper."""
-    path = Path(data_dir).expanduser() / _FLICKR30K_FILE
-    task = read_groups(path, "captions")
-    return RetrievalTask(
-        FLICKR30K, "Flickr30k test captions", task.queries, task.candidates, task.relevant, task.itself, task.source
-    )
+    task = read_groups(Path(data_dir).expanduser() / _FLICKR30K_FILE, "captions")
+    return replace(task, name=FLICKR30K, label="Flickr30k test captions")
 
 
 def read_judged(folder: str | Path, split: str = "test") -> RetrievalTask:
@@ -104,13 +103,13 @@ def read_judged(folder: str | Path, split: str = "test") -> RetrievalTask:
     Raises `DataError` for missing files, malformed rows and unknown ids in judgements.
     """
     root = Path(folder).expanduser()
-    corpus = _by_id(_existing(root, "corpus"), titled=True)
-    asked = _by_id(_existing(root, "queries"), titled=False)
+    corpus = _by_id(root / "corpus.jsonl", titled=True)
+    queries = _by_id(root / "queries.jsonl", titled=False)
     place_of = {key: place for place, key in enumerate(corpus)}
     answers: dict[str, dict[int, float]] = {}
     for row in open_rows(root / "qrels" / f"{split}.tsv", tables=True).good_rows(("query-id", "corpus-id", "score")):
         query, candidate = str(row.values["query-id"]), str(row.values["corpus-id"])
-        if query not in asked or candidate not in place_of:
+        if query not in queries or candidate not in place_of:
             raise DataError(f"{row.place}: no query {query} or no candidate {candidate} in the other files.")
         score = score_of(row, "score")
         if score > 0 and candidate != query:
@@ -120,21 +119,17 @@ def read_judged(folder: str | Path, split: str = "test") -> RetrievalTask:
     return RetrievalTask(
         root.name,
         root.name,
-        tuple(asked[query] for query in answers),
-        tuple(corpus.values()),
-        tuple(answers.values()),
-        tuple(place_of.get(query) for query in answers),
-        str(root),
+        queries=tuple(queries[query] for query in answers),
+        candidates=tuple(corpus.values()),
+        relevant=tuple(answers.values()),
+        itself=tuple(place_of.get(query) for query in answers),
+        source=str(root),
     )
-
-
-def _existing(root: Path, stem: str) -> Path:
-    return next((p for p in (root / f"{stem}.jsonl", root / f"{stem}.jsonl.gz") if p.is_file()), root / f"{stem}.jsonl")
 
 
 def _by_id(path: Path, titled: bool) -> dict[str, str]:
     texts: dict[str, str] = {}
-    for row in open_rows(path, tables=True).good_rows(("_id", "text")):
+    for row in open_rows(data_file(path), tables=True).good_rows(("_id", "text")):
         title = row.values.get("title") if titled else None
         key = str(row.values["_id"])
         if key in texts:

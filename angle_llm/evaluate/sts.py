@@ -11,13 +11,13 @@ import json
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
-from angle_llm.evaluate.bootstrap import RESAMPLES, Comparison, compare, resampled_spearman
+from angle_llm.evaluate.bootstrap import RESAMPLES, compare, resampled_spearman
 from angle_llm.evaluate.correlation import PairScores, UndefinedCorrelationError, pair_cosines, pearson, spearman
 from angle_llm.evaluate.encoding import (
     Encode,
@@ -25,25 +25,17 @@ from angle_llm.evaluate.encoding import (
     Encoder,
     EncoderSettings,
     OpenEncoder,
+    Used,
+    check_names,
     encode_distinct,
     encode_with,
-    make_folders,
-    open_from,
-    remark_on,
-    used_by,
+    evaluated,
+    finish,
 )
-from angle_llm.evaluate.sts_report import (
-    SavedScores,
-    csv_text,
-    markdown_report,
-    pair_lines,
-    read_scores,
-    results_dict,
-    scores_csv,
-)
-from angle_llm.evaluate.sts_results import Correlations, StsResults, TaskResult
-from angle_llm.evaluate.sts_tasks import StsTask, edited, read_pairs, select_tasks, variant_of
-from angle_llm.io import write_json, write_text
+from angle_llm.evaluate.sts_report import METRIC, csv_text, pair_lines, read_scores, scores_csv, sts_report
+from angle_llm.evaluate.sts_results import Correlations, StsResults, StsTaskResult
+from angle_llm.evaluate.sts_tasks import PUBLISHED_TASKS, StsTask, edited, read_pairs, select_tasks
+from angle_llm.io import write_text
 
 PUBLISHED_EDITS = ("append_full_stop", "double_quotes_to_single", "final_question_mark_to_full_stop")
 """Edits of each sentence by `--edits published`, as names in `PromptTemplate.edits`."""
@@ -124,19 +116,13 @@ def evaluate(encode: Encode, tasks: Sequence[StsTask], *, resamples: int = 0, se
     Raises `ValueError` for no tasks, equal names, a task without pairs, or if `encode` does not return one finite row
     per sentence.
     """
-    names = [task.name for task in tasks]
-    if not tasks or len(set(names)) < len(names) or not all(task.pairs for task in tasks):
-        counts = ", ".join(f"{task.name} ({len(task.pairs)} pairs)" for task in tasks) or "none"
-        raise ValueError(f"expected tasks with unique names and at least one pair each, got {counts}.")
-    pairs = (pair for task in tasks for pair in task.pairs)
-    encoded = encode_distinct(encode, (sentence for pair in pairs for sentence in pair[:2]))
-    return StsResults(
-        tasks={task.name: _evaluate_task(encoded, task, resamples, seed) for task in tasks},
-        sentences=len(encoded.row_of),
-        dimensions=encoded.dimensions,
-        zero_vectors=encoded.zero_vectors,
-        encode_seconds=encoded.seconds,
-    )
+    check_names([task.name for task in tasks])
+    for task in tasks:
+        if not task.pairs:
+            raise ValueError(f"task {task.name}: expected at least one pair, got none.")
+    encoded = encode_distinct(encode, (text for task in tasks for pair in task.pairs for text in pair[:2]))
+    found = {task.name: _evaluate_task(encoded, task, resamples, seed) for task in tasks}
+    return StsResults(found, PUBLISHED_TASKS, **encoded.facts())
 
 
 def sts_score(pairs: str | Path, *, micro_batch_tokens: int | None = None) -> Callable[[Encoder], float]:
@@ -156,98 +142,86 @@ def sts_score(pairs: str | Path, *, micro_batch_tokens: int | None = None) -> Ca
     return score
 
 
-def _evaluate_task(encoded: EncodedTexts, task: StsTask, resamples: int, seed: int) -> TaskResult:
-    left_P = np.array([encoded.row_of[pair.sentence1] for pair in task.pairs], dtype=np.intp)
-    right_P = np.array([encoded.row_of[pair.sentence2] for pair in task.pairs], dtype=np.intp)
+def _evaluate_task(encoded: EncodedTexts, task: StsTask, resamples: int, seed: int) -> StsTaskResult:
+    left_P, right_P = (encoded.index(sentences) for sentences in list(zip(*task.pairs, strict=True))[:2])
     gold_P = np.array([pair.score for pair in task.pairs], dtype=np.float64)
     scores = PairScores(pair_cosines(encoded.embeddings_ND, left_P, right_P), gold_P)
-    names = list(dict.fromkeys(pair.subtask for pair in task.pairs))
-    subtask_P = np.array([names.index(pair.subtask) for pair in task.pairs])
-    parts = {name: PairScores(*(side[subtask_P == index] for side in scores)) for index, name in enumerate(names)}
-    described = ("name", "label", "variant", "edits", "text", "source", "official_pairs")
-    return TaskResult(
+    subtask_P = np.array([pair.subtask for pair in task.pairs])
+    names = list(dict.fromkeys(subtask_P.tolist()))
+    return StsTaskResult(
         **vars(_correlations(scores, resamples, seed, task.name)),
-        **{name: getattr(task, name) for name in described},
+        **{key: value for key, value in vars(task).items() if key != "pairs"},
+        text=task.text,
         subtasks={
-            name: _correlations(part, resamples, seed, f"{task.name}/{name}")
-            for name, part in parts.items()
+            name: _correlations(
+                PairScores(*(side[subtask_P == name] for side in scores)), resamples, seed, f"{task.name}/{name}"
+            )
+            for name in names
             if names != [""]
         },
         scores=scores,
+        sentences=task.pairs,
     )
 
 
 def _correlations(scores: PairScores, resamples: int, seed: int, stream: str) -> Correlations:
     cosines_P, gold_P = scores
+    values, resampled, undefined = (math.nan, math.nan), np.full(resamples, math.nan), None
     try:
-        found = Correlations(len(gold_P), 100 * spearman(cosines_P, gold_P), 100 * pearson(cosines_P, gold_P), None)
+        values = 100 * spearman(cosines_P, gold_P), 100 * pearson(cosines_P, gold_P)
+        if resamples:
+            drawn = resampled_spearman([cosines_P], gold_P, resamples=resamples, seed=seed, stream=stream)
+            resampled = 100 * drawn[0]
     except UndefinedCorrelationError as reason:
-        because = f"cosines (first) and gold scores (second): {reason}"
-        return Correlations(
-            len(gold_P), math.nan, math.nan, because, np.full(resamples, math.nan) if resamples else None
-        )
-    if not resamples:
-        return found
-    resampled = resampled_spearman([cosines_P], gold_P, resamples=resamples, seed=seed, stream=stream)
-    return replace(found, resampled=100 * resampled[0])
-
-
-class _Evaluated(NamedTuple):
-    """Results of an encoder, the tasks with their edits, and its description as JSON and as text."""
-
-    results: StsResults
-    tasks: list[StsTask]
-    encoder: dict[str, Any]
-    remark: str
+        undefined = f"cosines (first) and gold scores (second): {reason}"
+    return Correlations(
+        pairs=len(gold_P),
+        spearman=values[0],
+        pearson=values[1],
+        undefined=undefined,
+        resampled=resampled if resamples else None,
+    )
 
 
 def sts_main(settings: StsEvalSettings, open_encoder: OpenEncoder) -> StsResults:
     """Read the tasks, open the encoder, evaluate, compare with `against`, print the report, write the files.
 
-    Data and outputs are checked before a model is opened.
+    Data and outputs are checked before a model is opened. With `against`, one model is in memory at a time.
     """
-    variant = variant_of(settings.data_dir) if settings.variant == "auto" else settings.variant
-    tasks = select_tasks(settings.tasks, settings.data_dir, variant)
-    make_folders(settings.json, settings.markdown, settings.csv, settings.pairs_out)
-    saved = read_scores(settings.against) if settings.against and settings.against.endswith(".json") else None
-    evaluated = _evaluated(settings, tasks, open_encoder)
-    results = evaluated.results
-    comparison, other = None, ""
-    if settings.against:
-        if (there := saved) is None:
-            flags = replace(settings, model=settings.against, revision=None, resamples=0, against=None)
-            there = SavedScores(settings.against, _evaluated(flags, tasks, open_encoder).results.scores)
-        comparison = compare(results.scores, there.scores, resamples=settings.resamples, seed=settings.seed)
-        other = f"{there.model} ({settings.against})" if saved else there.model
-    report = markdown_report(results, settings.model, [evaluated.remark], comparison=comparison, other=other)
-    print(report, end="")
+    tasks = select_tasks(settings.tasks, settings.data_dir, settings.variant)
+    for file in (settings.markdown, settings.csv, settings.pairs_out):
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+    other, theirs = settings.against, None
+    if other is not None and other.endswith(".json"):
+        saved = read_scores(other)
+        other, theirs = f"{saved.model} ({other})", saved.scores
+
+    def run(given: StsEvalSettings) -> tuple[StsResults, Used]:
+        def evaluate_edited(encoder: Any, encode: Encode) -> StsResults:
+            used = tasks
+            if given.edits == "published":  # a prompt with the same edits changes nothing more
+                edit = replace(encoder.prompt, edits=PUBLISHED_EDITS).edit
+                used = [edited(task, given.edits, edit) for task in tasks]
+            return evaluate(encode, used, resamples=given.resamples, seed=given.seed)
+
+        return evaluated(given, open_encoder, evaluate_edited)
+
+    results, used = run(settings)
+    comparison = None
+    if other is not None:
+        if theirs is None:
+            theirs = run(replace(settings, model=other, revision=None, resamples=0, against=None))[0].scores
+        comparison = compare(results.scores, theirs, resamples=settings.resamples, seed=settings.seed)
+    report = sts_report(results, settings.model, [str(used)], comparison=comparison, other=other or "")
+    finish(settings, METRIC, report, results.to_dict() | {"comparison": comparison}, used)
     if settings.markdown is not None:
         write_text(settings.markdown, report)
-    _write(settings, evaluated, comparison)
-    return results
-
-
-def _evaluated(settings: StsEvalSettings, tasks: Sequence[StsTask], open_encoder: OpenEncoder) -> _Evaluated:
-    """Open an encoder and evaluate it. It is released on return: with `against`, one model is in memory at a time."""
-    encoder = open_from(settings, open_encoder)
-    if settings.edits == "published":  # a prompt with the same edits changes nothing more
-        edit = replace(encoder.prompt, edits=PUBLISHED_EDITS).edit
-        tasks = [edited(task, settings.edits, edit) for task in tasks]
-    encode = encode_with(encoder, settings.micro_batch_tokens)
-    results = evaluate(encode, tasks, resamples=settings.resamples, seed=settings.seed)
-    return _Evaluated(results, list(tasks), used_by(encoder), remark_on(encoder))
-
-
-def _write(settings: StsEvalSettings, evaluated: _Evaluated, comparison: Comparison | None) -> None:
-    """Write the JSON and CSV files and the file of pairs."""
-    results, model = evaluated.results, settings.model
-    if settings.json is not None:
-        asked, used = asdict(settings), evaluated.encoder
-        write_json(settings.json, results_dict(results, model, settings=asked, encoder=used, comparison=comparison))
     if settings.csv is not None:
-        write_text(settings.csv, scores_csv(results, model))
+        write_text(settings.csv, scores_csv(results, settings.model))
     if settings.pairs_out is not None:
-        lines = list(pair_lines(results, evaluated.tasks, settings.pairs_text))
+        lines = list(pair_lines(results, settings.pairs_text))
         jsonl = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         as_csv = settings.pairs_out.suffix == ".csv"
         write_text(settings.pairs_out, csv_text(list(lines[0]), lines) if as_csv else jsonl)
+    return results

@@ -1,4 +1,4 @@
-"""STS results as Markdown, CSV and JSON; cosines of all pairs; published scores."""
+"""STS results as Markdown and CSV; cosines of all pairs; published scores."""
 
 from __future__ import annotations
 
@@ -7,48 +7,34 @@ import io
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from angle_llm.evaluate.bootstrap import Comparison, Difference, Interval
+from angle_llm.evaluate.bootstrap import Difference, Interval, PairedDifferences
 from angle_llm.evaluate.correlation import PairScores
-from angle_llm.evaluate.results import markdown_table, mean_over, notes_list, number, results_json, span
-from angle_llm.evaluate.sts_results import Correlations, StsResults, TaskResult
-from angle_llm.evaluate.sts_tasks import PUBLISHED_TASKS, StsTask
+from angle_llm.evaluate.results import PublishedRow, markdown_table, number, published_table, report, span
+from angle_llm.evaluate.sts_results import Correlations, StsResults
+from angle_llm.evaluate.sts_tasks import PUBLISHED_TASKS
 
 METRIC = "Spearman and Pearson correlation × 100 of cosine similarity; sub-tasks of a year concatenated"
 
-
-class PublishedRow(NamedTuple):
-    """A model's Spearman × 100 by task name (empty if only the average is known), and its average over all seven."""
-
-    model: str
-    spearman: dict[str, float]
-    average: float
-
-    def average_over(self, tasks: Sequence[str]) -> float | None:
-        """Mean over `tasks`, None if one is missing; over all seven the average as published."""
-        return mean_over(self.spearman, tasks, PUBLISHED_TASKS, self.average)
-
-
-def _row(model: str, *scores: float, average: float) -> PublishedRow:
-    return PublishedRow(model, dict(zip(PUBLISHED_TASKS, scores, strict=True)) if scores else {}, average)
-
-
-PUBLISHED = (
-    _row("AnglE-LLaMA2-13B", 79.33, 90.65, 86.89, 90.45, 87.32, 89.69, 81.32, average=86.52),
-    _row("AnglE-LLaMA2-7B v2", 79.00, 90.56, 85.79, 89.43, 87.00, 88.97, 80.94, average=85.96),
-    _row("AnglE-LLaMA2-7B v1", 78.68, 90.58, 85.49, 89.56, 86.91, 88.92, 81.18, average=85.90),
-    _row("PromptEOL LLaMA-7B", average=85.70),
-    _row("PromptEOL OPT-2.7B", average=85.62),
-    _row("SimCSE-LLaMA2-7B", average=85.24),
-    _row("PromptEOL OPT-1.3B", average=84.79),
-    _row("AnglE-BERT-base", 75.09, 85.56, 80.66, 86.44, 82.47, 85.16, 81.23, average=82.37),
-    _row("sup-SimCSE-BERT-base", average=81.57),
-    _row("LLaMA2-7B untuned, prompted", 50.66, 73.32, 62.76, 67.00, 70.98, 63.28, 67.40, average=65.06),
+_PUBLISHED: dict[str, tuple[float, ...]] = {
+    "AnglE-LLaMA2-13B": (79.33, 90.65, 86.89, 90.45, 87.32, 89.69, 81.32, 86.52),
+    "AnglE-LLaMA2-7B v2": (79.00, 90.56, 85.79, 89.43, 87.00, 88.97, 80.94, 85.96),
+    "AnglE-LLaMA2-7B v1": (78.68, 90.58, 85.49, 89.56, 86.91, 88.92, 81.18, 85.90),
+    "PromptEOL LLaMA-7B": (85.70,),
+    "PromptEOL OPT-2.7B": (85.62,),
+    "SimCSE-LLaMA2-7B": (85.24,),
+    "PromptEOL OPT-1.3B": (84.79,),
+    "AnglE-BERT-base": (75.09, 85.56, 80.66, 86.44, 82.47, 85.16, 81.23, 82.37),
+    "sup-SimCSE-BERT-base": (81.57,),
+    "LLaMA2-7B untuned, prompted": (50.66, 73.32, 62.76, 67.00, 70.98, 63.28, 67.40, 65.06),
+}
+PUBLISHED = tuple(
+    PublishedRow(model, dict(zip(PUBLISHED_TASKS, scores, strict=False)), average)
+    for model, (*scores, average) in _PUBLISHED.items()
 )
 """Published Spearman × 100 over all pairs, on SentEval's text; SICK-R is the test split.
 
@@ -66,78 +52,66 @@ EDITS_MEANING = {
     ".?\"', double quotes become single, a final ? becomes a full stop)",
 }
 INTERVAL = "95 % interval"
-_NAME_WIDTH = 26
 
 
-def markdown_report(
+def sts_report(
     results: StsResults,
     model: str,
     remarks: Sequence[str] = (),
     *,
-    comparison: Comparison | None = None,
+    comparison: PairedDifferences | None = None,
     other: str = "the other",
 ) -> str:
     """Tables (published rows, Spearman, Pearson, sub-tasks, differences to `other`) and notes, `remarks` first."""
-    tables = [_published(results, model), _spearman(results), _pearson(results)]
-    tables += [_subtasks(results)] if any(task.subtasks for task in results.tasks.values()) else []
-    notes = [f"Model: {model}.", *remarks, *_notes(results)]
+    texts = {name: task.text for name, task in results.tasks.items()}
+    tables = [
+        published_table(results, model, PUBLISHED, texts),
+        _scores(results, "spearman"),
+        _scores(results, "pearson"),
+    ]
+    if any(task.subtasks for task in results.tasks.values()):
+        tables.append(_subtasks(results))
+    notes = [*remarks, *_notes(results)]
     if comparison:
         tables.append(_differences(comparison, results))
-        notes += _comparison_notes(comparison, other)
-    return "\n\n".join([*tables, notes_list(notes)]) + "\n"
+        notes.append(
+            f"The other: {other}. Difference: this model minus the other, both on the same {comparison.resamples:,} "
+            "bootstrap resamples; p: two-sided, from these resamples, not corrected for the number of rows."
+        )
+        if comparison.left_out:
+            notes.append(f"Not compared, evaluated for only one of the models: {', '.join(comparison.left_out)}.")
+    return report(model, tables, notes, results)
 
 
-def _published(results: StsResults, model: str) -> str:
-    header = ["model", "text", *(task.label for task in results.tasks.values())]
-    texts = " + ".join(dict.fromkeys(task.text for task in results.tasks.values()))
-    name = model if len(model) <= _NAME_WIDTH else "…" + model[1 - _NAME_WIDTH :]  # the table has to fit a terminal
-    own = [f"**{name}**", texts, *(number(task.spearman) for task in results.tasks.values())]
-    if results.averaged:
-        header.append("average")
-        own.append(number(results.average))
-    rows = [own]
-    for row in PUBLISHED:
-        average = row.average_over(results.averaged)
-        if average is not None:
-            scores = (row.spearman.get(name) for name in results.tasks)
-            rows.append([row.model, "senteval", *map(number, scores), number(average)])
+def _scores(results: StsResults, metric: str) -> str:
+    """Spearman with its interval, or Pearson: over all pairs, and means over sub-tasks."""
+    ranks = metric == "spearman"
+    rows = []
+    for task in results.tasks.values():
+        means = (task.mean_over_subtasks, task.weighted_mean_over_subtasks)
+        rows.append(
+            [
+                *(task.label, task.text, f"{task.pairs:,}", number(getattr(task, metric))),
+                *([span(task.interval)] if ranks else []),
+                *(number(mean and getattr(mean, metric)) for mean in means),
+            ]
+        )
+    if ranks and results.averaged:
+        rows.append(["average", "", "", number(results.average), span(results.average_interval), "", ""])
+    header = [metric.title(), "text", "pairs", "all", *([INTERVAL] if ranks else []), "mean", "weighted mean"]
     return markdown_table(header, rows, words=2)
-
-
-def _spearman(results: StsResults) -> str:
-    rows = [
-        [*_whole(task), number(task.spearman), _interval(task.interval), *_means(task, "spearman")]
-        for task in results.tasks.values()
-    ]
-    if results.averaged:
-        rows.append(["average", "", "", number(results.average), _interval(results.average_interval), "", ""])
-    return markdown_table(["Spearman", "text", "pairs", "all", INTERVAL, "mean", "weighted mean"], rows, words=2)
-
-
-def _pearson(results: StsResults) -> str:
-    rows = [[*_whole(task), number(task.pearson), *_means(task, "pearson")] for task in results.tasks.values()]
-    return markdown_table(["Pearson", "text", "pairs", "all", "mean", "weighted mean"], rows, words=2)
-
-
-def _whole(task: TaskResult) -> list[str]:
-    return [task.label, task.text, f"{task.pairs:,}"]
-
-
-def _means(task: TaskResult, metric: str) -> list[str]:
-    both = (task.mean_over_subtasks, task.weighted_mean_over_subtasks)
-    return [number(None if mean is None else getattr(mean, metric)) for mean in both]
 
 
 def _subtasks(results: StsResults) -> str:
     rows = [
-        [f"{task.label} · {name}", f"{one.pairs:,}", number(one.spearman), _interval(one.interval), number(one.pearson)]
+        [f"{task.label} · {name}", f"{one.pairs:,}", number(one.spearman), span(one.interval), number(one.pearson)]
         for task in results.tasks.values()
         for name, one in task.subtasks.items()
     ]
     return markdown_table(["sub-task", "pairs", "Spearman", INTERVAL, "Pearson"], rows, words=1)
 
 
-def _differences(comparison: Comparison, results: StsResults) -> str:
+def _differences(comparison: PairedDifferences, results: StsResults) -> str:
     def row(label: str, one: Difference) -> list[str]:
         scores = [number(one.spearman), number(one.other), f"{one.difference:+.2f}"]
         interval = f"{one.interval.low:+.2f} … {one.interval.high:+.2f}"
@@ -166,8 +140,6 @@ def _notes(results: StsResults) -> list[str]:
         also = f", {EDITS_MEANING.get(edits, edits)}" if edits else ""
         notes.append(f"Text `{variant}{', edited' if edits else ''}`: {VARIANT_MEANING.get(variant, variant)}{also}.")
     if results.averaged:
-        labels = ", ".join(results.tasks[name].label for name in results.averaged)
-        notes.append(f"`average` is over {labels}, in all rows.")
         notes.append("Published rows: SentEval's text (`senteval`), with the edits for prompted models.")
         other = [results.tasks[name].label for name in results.averaged if results.tasks[name].variant != "senteval"]
         if other:
@@ -181,65 +153,7 @@ def _notes(results: StsResults) -> list[str]:
                 notes.append(f"{label}: undefined correlation: {one.undefined}.")
             elif one.interval and math.isnan(one.interval.low):
                 notes.append(f"{label}: no interval: the correlation is undefined in some resamples.")
-    if results.zero_vectors:
-        notes.append(f"{results.zero_vectors:,} of {results.sentences:,} sentences have a zero vector (cosine 0).")
     return notes
-
-
-def _comparison_notes(comparison: Comparison, other: str) -> list[str]:
-    notes = [
-        f"The other: {other}. Difference: this model minus the other, both on the same {comparison.resamples:,} bootstrap "
-        "resamples; p: two-sided, from these resamples, not corrected for the number of rows."
-    ]
-    if comparison.left_out:
-        notes.append(f"Not compared, evaluated for only one of the models: {', '.join(comparison.left_out)}.")
-    return notes
-
-
-def _interval(interval: Interval | None) -> str:
-    return number(None) if interval is None else span(interval.low, interval.high)
-
-
-def results_dict(
-    results: StsResults,
-    model: str,
-    *,
-    settings: Mapping[str, Any] | None = None,
-    encoder: Mapping[str, Any] | None = None,
-    comparison: Comparison | None = None,
-) -> dict[str, Any]:
-    """All results as JSON values; `pairs` has cosine and gold score of each pair, for `read_scores`."""
-    average = {"tasks": results.averaged, "spearman": results.average, "interval": results.average_interval}
-    content = {
-        "variant": " + ".join(dict.fromkeys(task.variant for task in results.tasks.values())),
-        "average": average,
-        "tasks": {name: _task(task) for name, task in results.tasks.items()},
-        "comparison": comparison,
-        "sentences": results.sentences,
-        "dimensions": results.dimensions,
-        "zero_vectors": results.zero_vectors,
-        "encode_seconds": results.encode_seconds,
-        "pairs": {
-            name: {"cosine": scores.cosine.tolist(), "gold": scores.gold.tolist()}
-            for name, scores in results.scores.items()
-        },
-    }
-    return results_json(model, METRIC, content, settings=settings, encoder=encoder)
-
-
-def _task(task: TaskResult) -> dict[str, Any]:
-    means = {name: getattr(task, name) for name in ("mean_over_subtasks", "weighted_mean_over_subtasks")}
-    return {
-        **{key: getattr(task, key) for key in ("name", "label", "variant", "edits", "source", "official_pairs")},
-        **_correlations(task),
-        **{name: None if mean is None else mean._asdict() for name, mean in means.items()},
-        "subtasks": {name: _correlations(one) for name, one in task.subtasks.items()},
-    }
-
-
-def _correlations(one: Correlations) -> dict[str, Any]:
-    interval = None if one.interval is None else asdict(one.interval)
-    return {key: getattr(one, key) for key in ("pairs", "spearman", "pearson", "undefined")} | {"interval": interval}
 
 
 class SavedScores(NamedTuple):
@@ -279,8 +193,12 @@ def scores_csv(results: StsResults, model: str) -> str:
 
 
 def _score_lines(results: StsResults) -> Iterator[dict[str, object]]:
+    def ends(interval: Interval | None) -> dict[str, object]:
+        return {} if interval is None else {"spearman_low": interval.low, "spearman_high": interval.high}
+
     def cells(one: Correlations) -> dict[str, object]:
-        return {"spearman": one.spearman, "pearson": one.pearson, "undefined": one.undefined} | _ends(one.interval)
+        values = {key: getattr(one, key) for key in ("pairs", "spearman", "pearson", "undefined")}
+        return values | ends(one.interval)
 
     for task in results.tasks.values():
         of_task = {"task": task.name, "text": task.text, "pairs": task.pairs}
@@ -289,20 +207,16 @@ def _score_lines(results: StsResults) -> Iterator[dict[str, object]]:
             if means is not None:
                 yield of_task | {"figure": kind} | means._asdict()
         for name, one in task.subtasks.items():
-            yield of_task | {"figure": "subtask", "subtask": name, "pairs": one.pairs} | cells(one)
+            yield of_task | {"figure": "subtask", "subtask": name} | cells(one)
     if results.average is not None:
         average = {"task": " ".join(results.averaged), "figure": "average", "spearman": results.average}
-        yield average | _ends(results.average_interval)
+        yield average | ends(results.average_interval)
 
 
-def _ends(interval: Interval | None) -> dict[str, object]:
-    return {} if interval is None else {"spearman_low": interval.low, "spearman_high": interval.high}
-
-
-def pair_lines(results: StsResults, tasks: Sequence[StsTask], with_text: bool) -> Iterator[dict[str, object]]:
+def pair_lines(results: StsResults, with_text: bool) -> Iterator[dict[str, object]]:
     """Task, sub-task, index in the task (from 0), cosine and gold score of each pair, optionally its sentences."""
-    for task in tasks:
-        for index, (pair, cosine) in enumerate(zip(task.pairs, results.scores[task.name].cosine.tolist(), strict=True)):
+    for task in results.tasks.values():
+        for index, (pair, cosine) in enumerate(zip(task.sentences, task.scores.cosine.tolist(), strict=True)):
             line = {"task": task.name, "subtask": pair.subtask, "index": index, "cosine": cosine, "gold": pair.score}
             yield line | {"sentence1": pair.sentence1, "sentence2": pair.sentence2} if with_text else line
 

@@ -7,16 +7,16 @@ mean weighted by pairs (SemEval 2012 to 2014).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from angle_llm.evaluate.bootstrap import Interval, percentile_interval
 from angle_llm.evaluate.correlation import PairScores
-from angle_llm.evaluate.sts_tasks import PUBLISHED_TASKS
+from angle_llm.evaluate.results import Results, TaskResult
+from angle_llm.evaluate.sts_tasks import StsPair
 
 
 class Means(NamedTuple):
@@ -26,7 +26,7 @@ class Means(NamedTuple):
     pearson: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Correlations:
     """Correlations × 100 over `pairs` pairs. If they are undefined, they are NaN and `undefined` is the reason.
 
@@ -44,20 +44,27 @@ class Correlations:
         """95 % interval of `spearman` over pairs (see `bootstrap`)."""
         return None if self.resampled is None else percentile_interval(self.resampled)
 
+    def to_dict(self) -> dict[str, Any]:
+        """All values, for JSON, without the resamples."""
+        return {key: getattr(self, key) for key in ("pairs", "spearman", "pearson", "undefined", "interval")}
+
 
 @dataclass(frozen=True, kw_only=True)
-class TaskResult(Correlations):
-    """Correlations of a task over all pairs, and of each sub-task by name."""
+class StsTaskResult(Correlations, TaskResult):
+    """Correlations of a task over all pairs, and of each sub-task by name.
 
-    name: str
-    label: str
+    `text` is the variant in tables: `senteval`, or `senteval, edited`.
+    """
+
+    metric = "spearman"
+
     variant: str
     edits: str
     text: str
-    source: str
     official_pairs: int | None
     subtasks: dict[str, Correlations]
     scores: PairScores = field(compare=False, repr=False)
+    sentences: tuple[StsPair, ...] = field(compare=False, repr=False)
 
     @property
     def mean_over_subtasks(self) -> Means | None:
@@ -69,34 +76,25 @@ class TaskResult(Correlations):
         """Mean weighted by the number of pairs."""
         return self._mean([subtask.pairs for subtask in self.subtasks.values()])
 
-    def _mean(self, weights: Sequence[int]) -> Means | None:
+    def _mean(self, weights: list[int]) -> Means | None:
         if not self.subtasks:
             return None
         both = [(subtask.spearman, subtask.pearson) for subtask in self.subtasks.values()]
         return Means(*(float(mean) for mean in np.average(both, axis=0, weights=weights)))
 
+    def to_dict(self) -> dict[str, Any]:
+        """All values, for JSON, without those of single pairs."""
+        means = {name: getattr(self, name) for name in ("mean_over_subtasks", "weighted_mean_over_subtasks")}
+        return {
+            **{key: getattr(self, key) for key in ("name", "label", "variant", "edits", "source", "official_pairs")},
+            **Correlations.to_dict(self),
+            **{name: mean and mean._asdict() for name, mean in means.items()},
+            "subtasks": {name: subtask.to_dict() for name, subtask in self.subtasks.items()},
+        }
 
-@dataclass(frozen=True)
-class StsResults:
-    """Results of `evaluate` by task name, in the given order; the number of distinct sentences and of zero vectors."""
 
-    tasks: dict[str, TaskResult]
-    sentences: int
-    dimensions: int
-    zero_vectors: int
-    encode_seconds: float
-
-    @property
-    def averaged(self) -> tuple[str, ...]:
-        """Tasks of the average: the published ones that were evaluated."""
-        return tuple(name for name in PUBLISHED_TASKS if name in self.tasks)
-
-    @property
-    def average(self) -> float | None:
-        """Mean Spearman × 100 over `averaged`. None without any, NaN if one is NaN."""
-        if not self.averaged:
-            return None
-        return sum(self.tasks[name].spearman for name in self.averaged) / len(self.averaged)
+class StsResults(Results[StsTaskResult]):
+    """Results of `evaluate`."""
 
     @property
     def average_interval(self) -> Interval | None:
@@ -109,3 +107,14 @@ class StsResults:
     def scores(self) -> dict[str, PairScores]:
         """Cosines and gold scores by task name, for `compare`."""
         return {name: task.scores for name, task in self.tasks.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """All values, for JSON; `pairs` has cosine and gold score of each pair, for `read_scores`."""
+        return {
+            "variant": " + ".join(dict.fromkeys(task.variant for task in self.tasks.values())),
+            **super().to_dict(),
+            "pairs": {
+                name: {"cosine": scores.cosine.tolist(), "gold": scores.gold.tolist()}
+                for name, scores in self.scores.items()
+            },
+        }

@@ -3,34 +3,33 @@
     distinct texts of all tasks ──► encode ──► vectors ──► features ──► logistic regression ──► accuracy per task
 
 The features of one text are its vector; those of a pair (u, v) are |u - v| and u * v, side by side (Conneau et al.
-2017). Accuracies are × 100. This module does not import a model.
+2017). Accuracies are × 100.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
+from angle_llm.config import need_library
 from angle_llm.evaluate.bootstrap import Interval, accuracy_interval
 from angle_llm.evaluate.encoding import (
     Encode,
     EncodedTexts,
-    Encoder,
     EncoderSettings,
     OpenEncoder,
-    check_library,
+    check_names,
     encode_distinct,
-    encode_with,
-    evaluation_main,
-)  # fmt: skip
-from angle_llm.evaluate.results import markdown_table, mean_over, notes_list, number, span
-from angle_llm.evaluate.transfer_classifiers import FOLD_SEED, FOLDS, PROTOCOLS, Part, f1
+    evaluated,
+    finish,
+)
+from angle_llm.evaluate.results import Results, TaskResult, markdown_table, number, published_table, report, span
+from angle_llm.evaluate.transfer_classifiers import FOLD_SEED, FOLDS, Part, run_protocol
 from angle_llm.evaluate.transfer_tasks import (
     PUBLISHED_TRANSFER,
     TRANSFER_TASKS,
@@ -42,7 +41,7 @@ from angle_llm.evaluate.transfer_tasks import (
     repeated_examples,
     texts_of,
     without_repeated,
-)  # fmt: skip
+)
 
 METRIC = "accuracy × 100 of logistic regression on frozen vectors, SentEval's protocols"
 
@@ -71,8 +70,8 @@ class TransferSettings(EncoderSettings):
     """Seed of the folds and of the sample; SentEval uses 1111."""
 
 
-@dataclass(frozen=True)
-class TransferResult:
+@dataclass(frozen=True, kw_only=True)
+class TransferResult(TaskResult):
     """Results of a task, × 100.
 
     `interval` is Wilson's interval of the accuracy: it covers the choice of test examples, not of training examples.
@@ -81,10 +80,9 @@ class TransferResult:
     was used.
     """
 
-    name: str
-    label: str
+    metric = "accuracy"
+
     protocol: str
-    source: str
     accuracy: float
     interval: Interval
     f1: float | None
@@ -101,27 +99,7 @@ class TransferResult:
     seconds: float
 
 
-@dataclass(frozen=True)
-class TransferResults:
-    """Results of `evaluate_transfer` by task name."""
-
-    tasks: dict[str, TransferResult]
-    texts: int
-    dimensions: int
-    zero_vectors: int
-    encode_seconds: float
-
-    @property
-    def averaged(self) -> tuple[str, ...]:
-        """Tasks of the average: those of the published seven that were evaluated."""
-        return tuple(name for name in TRANSFER_TASKS if name in self.tasks)
-
-    @property
-    def average(self) -> float | None:
-        """Mean accuracy × 100 over `averaged`; None without any."""
-        if not self.averaged:
-            return None
-        return sum(self.tasks[name].accuracy for name in self.averaged) / len(self.averaged)
+TransferResults: TypeAlias = Results[TransferResult]
 
 
 def evaluate_transfer(
@@ -141,69 +119,78 @@ def evaluate_transfer(
     Raises `ValueError` for no tasks, equal task names, too few examples for the folds, or rows that are not finite;
     `MissingLibraryError` without scikit-learn.
     """
-    _check(tasks, limit_train, folds)
-    used = [_prepared(task, limit_train, drop_repeated, seed) for task in tasks]
+    check_names([task.name for task in tasks])
+    if folds < 2 or (limit_train is not None and limit_train < 1):
+        raise ValueError(
+            f"--folds, --limit-train: expected at least 2 folds and 1 training example, got {folds} and {limit_train}."
+        )
+    need_library("sklearn", "transfer tasks", "transfer")
+    kept = [without_repeated(task) if drop_repeated else task for task in tasks]
+    used = [_sampled(task, limit_train, seed) for task in kept]
     encoded = encode_distinct(
-        encode, (text for item in used for rows in item.task.splits.values() for text in texts_of(rows))
+        encode, (text for task in used for rows in task.splits.values() for text in texts_of(rows))
     )
-    return TransferResults(
-        {item.task.name: _evaluate(encoded, item, folds, seed) for item in used},
-        texts=len(encoded.row_of),
-        dimensions=encoded.dimensions,
-        zero_vectors=encoded.zero_vectors,
-        encode_seconds=encoded.seconds,
+    return Results(
+        {
+            task.name: _evaluate(
+                encoded,
+                after,
+                folds,
+                seed,
+                repeated=repeated_examples(task),
+                dropped=_size(task) - _size(before),
+                sampled=after is not before,
+            )
+            for task, before, after in zip(tasks, kept, used, strict=True)
+        },
+        TRANSFER_TASKS,
+        **encoded.facts(),
     )
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    """A task as it is evaluated, and the counts of what was removed."""
-
-    task: TransferTask
-    repeated: int
-    dropped: int
-    sampled: bool
+def _size(task: TransferTask) -> int:
+    return sum(map(len, task.splits.values()))
 
 
-def _prepared(task: TransferTask, limit: int | None, drop: bool, seed: int) -> _Prepared:
-    repeated = repeated_examples(task)
-    used = without_repeated(task) if drop else task
-    dropped = sum(map(len, task.splits.values())) - sum(map(len, used.splits.values()))
+def _sampled(task: TransferTask, limit: int | None, seed: int) -> TransferTask:
+    """The task with at most `limit` training examples."""
     split: Split = "all" if task.protocol == "cross_validation" else "train"
-    rows = used.splits[split]
+    rows = task.splits[split]
     if limit is None or len(rows) <= limit:
-        return _Prepared(used, repeated, dropped, False)
+        return task
     kept = np.sort(np.random.default_rng(seed).choice(len(rows), limit, replace=False))
-    return _Prepared(
-        replace(used, splits={**used.splits, split: tuple(rows[index] for index in kept)}), repeated, dropped, True
-    )
+    return replace(task, splits={**task.splits, split: tuple(rows[index] for index in kept)})
 
 
-def _evaluate(encoded: EncodedTexts, item: _Prepared, folds: int, seed: int) -> TransferResult:
-    task = item.task
+def _evaluate(
+    encoded: EncodedTexts, task: TransferTask, folds: int, seed: int, *, repeated: int, dropped: int, sampled: bool
+) -> TransferResult:
+    from sklearn.metrics import f1_score
+
     started = time.perf_counter()
-    outcome = PROTOCOLS[task.protocol](
-        {split: _features(encoded, rows) for split, rows in task.splits.items()}, folds, seed
-    )
-    gold_N, predicted_N = outcome.gold_N, outcome.predicted_N
+    parts = {split: _features(encoded, rows) for split, rows in task.splits.items()}
+    found = run_protocol(task.protocol, parts, folds, seed)
+    gold_N, predicted_N, positive = found.gold_N, found.predicted_N, task.positive
     return TransferResult(
         name=task.name,
         label=task.label,
         protocol=task.protocol,
         source=task.source,
-        accuracy=100 * outcome.accuracy,
+        accuracy=100 * found.accuracy,
         interval=accuracy_interval(int((gold_N == predicted_N).sum()), len(gold_N)),
-        f1=None if task.positive is None else 100 * f1(gold_N, predicted_N, task.positive),
-        dev_accuracy=100 * outcome.dev_accuracy,
+        f1=None
+        if positive is None
+        else 100 * float(f1_score(gold_N == positive, predicted_N == positive, zero_division=0)),
+        dev_accuracy=100 * found.dev_accuracy,
         majority=100 * float(np.unique(gold_N, return_counts=True)[1].max()) / len(gold_N),
         rows={split: len(rows) for split, rows in task.splits.items()},
         official=task.official,
-        repeated=item.repeated,
-        dropped=item.dropped,
-        sampled=item.sampled,
-        chosen=outcome.chosen,
-        fits=outcome.fits,
-        unconverged=outcome.unconverged,
+        repeated=repeated,
+        dropped=dropped,
+        sampled=sampled,
+        chosen=found.chosen,
+        fits=found.fits,
+        unconverged=found.unconverged,
         seconds=time.perf_counter() - started,
     )
 
@@ -218,51 +205,12 @@ def _features(encoded: EncodedTexts, rows: Sequence[LabelledText]) -> Part:
     return features_ND, np.array([row.label for row in ordered])
 
 
-def _check(tasks: Sequence[TransferTask], limit_train: int | None, folds: int) -> None:
-    if not tasks:
-        raise ValueError("expected at least one task, got none.")
-    repeated = sorted(name for name, count in Counter(task.name for task in tasks).items() if count > 1)
-    if repeated:
-        raise ValueError(f"task names must be unique, got twice: {', '.join(repeated)}.")
-    if folds < 2 or (limit_train is not None and limit_train < 1):
-        raise ValueError(f"expected at least 2 folds and 1 training example, got {folds} and {limit_train}.")
-    check_library("sklearn", "transfer tasks", "transfer")
-
-
 def transfer_report(results: TransferResults, model: str, remarks: Sequence[str] = ()) -> str:
     """Markdown: comparison with published scores, results of every task, and notes, `remarks` first."""
-    notes = notes_list([*remarks, *_notes(results)])
-    return "\n\n".join((_comparison(results, model), _details(results), notes)) + "\n"
-
-
-def transfer_content(results: TransferResults) -> dict[str, Any]:
-    """All results, for the JSON file."""
-    return {
-        "average": {"tasks": list(results.averaged), "accuracy": results.average},
-        "tasks": {name: asdict(task) for name, task in results.tasks.items()},
-        "texts": results.texts,
-        "dimensions": results.dimensions,
-        "zero_vectors": results.zero_vectors,
-        "encode_seconds": results.encode_seconds,
-    }
-
-
-def _comparison(results: TransferResults, model: str) -> str:
-    averaged = results.averaged
-    header = ["model", *(task.label for task in results.tasks.values())]
-    rows = [[f"**{model}**", *(number(task.accuracy) for task in results.tasks.values())]]
-    if averaged:
-        header.append("average")
-        rows[0].append(number(results.average))
-        for name, (accuracy, average) in PUBLISHED_TRANSFER.items():
-            own = mean_over(accuracy, averaged, TRANSFER_TASKS, average)
-            rows.append([name, *(number(accuracy.get(task)) for task in results.tasks), number(own)])
-    return markdown_table(header, rows, words=1)
-
-
-def _details(results: TransferResults) -> str:
     header = ["task", "train", "accuracy", "95 %", "F1", "dev", "majority", "tested", "repeated"]
-    return markdown_table(header, [_detail(task) for task in results.tasks.values()], words=2)
+    details = markdown_table(header, [_detail(task) for task in results.tasks.values()], words=2)
+    tables = [published_table(results, model, PUBLISHED_TRANSFER), details]
+    return report(model, tables, [*remarks, *_notes(results)], results)
 
 
 def _detail(task: TransferResult) -> list[str]:
@@ -272,7 +220,7 @@ def _detail(task: TransferResult) -> list[str]:
         task.label,
         train + (" (sample)" if task.sampled else ""),
         number(task.accuracy),
-        span(task.interval.low, task.interval.high),
+        span(task.interval),
         number(task.f1),
         number(task.dev_accuracy),
         number(task.majority),
@@ -282,21 +230,18 @@ def _detail(task: TransferResult) -> list[str]:
 
 
 def _notes(results: TransferResults) -> list[str]:
-    tasks = results.tasks.values()
     notes = [
         "Accuracy × 100 of logistic regression on frozen vectors, not centred or scaled; C by SentEval's search. `dev` is "
         "the best accuracy of the search, `majority` that of the most frequent class.",
         "95 %: Wilson's interval over test examples; it does not cover other training examples.",
     ]
     if results.averaged:
-        labels = ", ".join(results.tasks[name].label for name in results.averaged)
-        notes.append(f"`average` is over {labels}, in all rows.")
         notes.append(
             "Published rows: SimCSE (arXiv 2104.08821), table E.1. They used a PyTorch classifier trained with "
             "Adam; here it is scikit-learn's logistic regression."
         )
-    for task in tasks:
-        used = sum(task.rows.values())
+    for task in results.tasks.values():
+        used = sum(task.rows.values()) + task.dropped
         if task.sampled:
             notes.append(f"{task.label}: a random sample of the training examples; not comparable.")
         if task.repeated:
@@ -304,43 +249,34 @@ def _notes(results: TransferResults) -> list[str]:
                 f"{task.dropped:,} examples were dropped for it" if task.dropped else "all were kept, as SentEval does"
             )
             notes.append(f"{task.label}: {task.repeated:,} test examples have the text of a training example; {done}.")
-        if task.official is not None and not task.sampled and used + task.dropped != task.official:
-            notes.append(f"{task.label}: {used + task.dropped:,} examples here, {task.official:,} in SentEval.")
+        if task.official is not None and not task.sampled and used != task.official:
+            notes.append(f"{task.label}: {used:,} examples here, {task.official:,} in SentEval.")
         if task.unconverged:
             notes.append(f"{task.label}: {task.unconverged} of {task.fits} fits stopped before they converged.")
-    if results.zero_vectors:
-        notes.append(f"{results.zero_vectors} of {results.texts} texts have a zero vector.")
-    fitting = sum(task.seconds for task in tasks)
-    notes.append(
-        f"{results.texts:,} distinct texts, {results.dimensions} dimensions, encoded in {results.encode_seconds:.1f} s; "
-        f"classifiers in {fitting:.1f} s."
-    )
-    return notes
+    fitting = sum(task.seconds for task in results.tasks.values())
+    return [*notes, f"Classifiers took {fitting:.1f} s."]
 
 
 def transfer_main(settings: TransferSettings, open_encoder: OpenEncoder) -> TransferResults:
     """Read the tasks, open the encoder, evaluate, print the report, write the JSON file."""
-    tasks = select_transfer_tasks(settings.tasks, settings.data_dir)
-
-    def evaluate(encoder: Encoder) -> TransferResults:
-        return evaluate_transfer(
-            encode_with(encoder, settings.micro_batch_tokens),
+    names = settings.tasks or tuple(available_transfer_tasks(settings.data_dir))
+    if not names:
+        raise FileNotFoundError(
+            f"--data-dir: no transfer task below {settings.data_dir}. Expected transfer/mr.tsv, transfer/sst2.train.tsv …, "
+            "mrpc/train.tsv, or SentEval's own folders MR/, CR/, SST/binary/ …"
+        )
+    tasks = [read_transfer_task(settings.data_dir, name) for name in names]
+    results, used = evaluated(
+        settings,
+        open_encoder,
+        lambda _, encode: evaluate_transfer(
+            encode,
             tasks,
             limit_train=settings.limit_train,
             drop_repeated=settings.drop_repeated,
             folds=settings.folds,
             seed=settings.seed,
-        )
-
-    return evaluation_main(settings, open_encoder, evaluate, transfer_report, METRIC, transfer_content)
-
-
-def select_transfer_tasks(names: tuple[str, ...], data_dir: Path) -> list[TransferTask]:
-    """The named tasks, or all whose files are below `data_dir`."""
-    names = names or tuple(available_transfer_tasks(data_dir))
-    if not names:
-        raise FileNotFoundError(
-            f"no transfer task below {data_dir}. Expected transfer/mr.tsv, transfer/sst2.train.tsv …, mrpc/train.tsv, or "
-            "SentEval's own folders MR/, CR/, SST/binary/ …"
-        )
-    return [read_transfer_task(data_dir, name) for name in names]
+        ),
+    )
+    finish(settings, METRIC, transfer_report(results, settings.model, [str(used)]), results.to_dict(), used)
+    return results

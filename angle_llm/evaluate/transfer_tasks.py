@@ -12,8 +12,9 @@ MPQA as examples.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -21,7 +22,16 @@ from typing import Literal, NamedTuple
 from angle_llm.config import unknown_name
 from angle_llm.data.formats import DataError
 from angle_llm.data.readers import open_rows
-from angle_llm.evaluate.sts_tasks import text_of
+from angle_llm.evaluate.results import PublishedRow
+from angle_llm.evaluate.task_files import (
+    Layout,
+    data_file,
+    data_folder,
+    first_complete,
+    is_complete,
+    senteval_folder,
+    text_of,
+)
 
 Protocol = Literal["cross_validation", "train_test", "train_dev_test"]
 Split = Literal["all", "train", "dev", "test"]
@@ -52,101 +62,64 @@ class TransferTask:
     official: int | None = None
 
 
-_Reader = Callable[[Path], Iterator[LabelledText]]
+class _Files(NamedTuple):
+    """Files of a task: split → this project's table and its columns (text, class, second text), SentEval's files.
 
+    SentEval's lines match `line`, or are tables with columns (MRPC).
+    """
 
-@dataclass(frozen=True)
-class _Spec:
-    """Files of a task by split: stem and columns (text, label, second text) here, files and reader of SentEval."""
-
-    label: str
     protocol: Protocol
-    own: dict[Split, str]
-    columns: tuple[str, ...]
-    senteval: dict[Split, tuple[str, ...]]
-    reader: _Reader
     official: int
-    positive: str | None = None
+    own: dict[Split, str]
+    senteval: dict[Split, tuple[str, ...]]
+    columns: tuple[str, ...] = ("text", "label")
+    line: str = r"(?P<text>.+)"
+    encoding: str = "latin-1"
 
 
-def _one_class(label: str) -> _Reader:
-    """Every line is a text of the class."""
-    return lambda path: (LabelledText(text, label) for _, text in _lines(path, "latin-1"))
-
-
-def _by_ending(path: Path) -> Iterator[LabelledText]:
-    """Class from the file name: `.pos` and `subj.objective` have class 1, as in SentEval."""
-    return _one_class("1" if path.suffix in {".pos", ".objective"} else "0")(path)
-
-
-def _sst(path: Path) -> Iterator[LabelledText]:
-    for number, line in _lines(path, "utf-8"):
-        text, tab, label = line.rpartition("\t")
-        if not tab or label not in {"0", "1"} or not text.strip():
-            raise ValueError(f"{path}:{number}: expected a text, a tab and 0 or 1, got {line!r}.")
-        yield LabelledText(text.strip(), label)
-
-
-def _trec(path: Path) -> Iterator[LabelledText]:
-    for number, line in _lines(path, "latin-1"):
-        label, colon, rest = line.partition(":")
-        text = rest.partition(" ")[2].strip()
-        if not colon or not text:
-            raise ValueError(f"{path}:{number}: expected COARSE:fine and a question, got {line!r}.")
-        yield LabelledText(text, label)
-
-
-def _mrpc(path: Path) -> Iterator[LabelledText]:
-    for number, line in _lines(path, "utf-8"):
-        cells = line.split("\t")
-        if len(cells) != 5:
-            raise ValueError(f"{path}:{number}: expected five columns, got {len(cells)}.")
-        if cells[0] in {"0", "1"}:
-            yield LabelledText(cells[3].strip(), cells[0], cells[4].strip())
-        elif number > 1:
-            raise ValueError(f"{path}:{number}: expected 0 or 1 in the first column, got {cells[0]!r}.")
-
-
-_TEXT = ("text", "label")
-_SPECS: dict[str, _Spec] = {
-    "mr": _Spec(
-        "MR", "cross_validation", {"all": "transfer/mr"}, _TEXT,
-        {"all": ("MR/rt-polarity.pos", "MR/rt-polarity.neg")}, _by_ending, 10662,
+_TWO: tuple[Split, ...] = ("train", "test")
+_THREE: tuple[Split, ...] = ("train", "dev", "test")
+_MRPC_COLUMNS = ("#1 String", "Quality", "#2 String")
+_FILES: dict[str, _Files] = {
+    "mr": _Files(
+        "cross_validation", 10662, {"all": "transfer/mr.tsv"}, {"all": ("MR/rt-polarity.pos", "MR/rt-polarity.neg")}
     ),
-    "cr": _Spec(
-        "CR", "cross_validation", {"all": "transfer/cr"}, _TEXT,
-        {"all": ("CR/custrev.pos", "CR/custrev.neg")}, _by_ending, 3775,
+    "cr": _Files("cross_validation", 3775, {"all": "transfer/cr.tsv"}, {"all": ("CR/custrev.pos", "CR/custrev.neg")}),
+    "subj": _Files(
+        "cross_validation",
+        10000,
+        {"all": "transfer/subj.tsv"},
+        {"all": ("SUBJ/subj.objective", "SUBJ/subj.subjective")},
     ),
-    "subj": _Spec(
-        "SUBJ", "cross_validation", {"all": "transfer/subj"}, _TEXT,
-        {"all": ("SUBJ/subj.objective", "SUBJ/subj.subjective")}, _by_ending, 10000,
+    "mpqa": _Files(
+        "cross_validation", 10606, {"all": "transfer/mpqa.tsv"}, {"all": ("MPQA/mpqa.pos", "MPQA/mpqa.neg")}
     ),
-    "mpqa": _Spec(
-        "MPQA", "cross_validation", {"all": "transfer/mpqa"}, _TEXT,
-        {"all": ("MPQA/mpqa.pos", "MPQA/mpqa.neg")}, _by_ending, 10606,
+    "sst2": _Files(
+        "train_dev_test",
+        67349 + 872 + 1821,
+        {split: f"transfer/sst2.{split}.tsv" for split in _THREE},
+        {split: (f"SST/binary/sentiment-{split}",) for split in _THREE},
+        line=r"(?P<text>.*\S.*)\t(?P<label>[01])",
+        encoding="utf-8",
     ),
-    "sst2": _Spec(
-        "SST2", "train_dev_test",
-        {"train": "transfer/sst2.train", "dev": "transfer/sst2.dev", "test": "transfer/sst2.test"}, _TEXT,
-        {
-            "train": ("SST/binary/sentiment-train",),
-            "dev": ("SST/binary/sentiment-dev",),
-            "test": ("SST/binary/sentiment-test",),
-        },
-        _sst, 67349 + 872 + 1821,
+    "trec": _Files(
+        "train_test",
+        5452 + 500,
+        {split: f"transfer/trec.{split}.tsv" for split in _TWO},
+        {"train": ("TREC/train_5500.label",), "test": ("TREC/TREC_10.label",)},
+        ("text", "coarse"),
+        line=r"(?P<label>[^:]*):[^ ]* (?P<text>.*\S.*)",
     ),
-    "trec": _Spec(
-        "TREC", "train_test", {"train": "transfer/trec.train", "test": "transfer/trec.test"}, ("text", "coarse"),
-        {"train": ("TREC/train_5500.label",), "test": ("TREC/TREC_10.label",)}, _trec, 5452 + 500,
+    "mrpc": _Files(
+        "train_test",
+        4076 + 1725,
+        {split: f"mrpc/{split}.tsv" for split in _TWO},
+        {split: (f"MRPC/msr_paraphrase_{split}.txt",) for split in _TWO},
+        ("sentence1", "label", "sentence2"),
     ),
-    "mrpc": _Spec(
-        "MRPC", "train_test", {"train": "mrpc/train", "test": "mrpc/test"}, ("sentence1", "label", "sentence2"),
-        {"train": ("MRPC/msr_paraphrase_train.txt",), "test": ("MRPC/msr_paraphrase_test.txt",)}, _mrpc, 4076 + 1725,
-        positive="1",
-    ),
-}  # fmt: skip
+}
 
-TRANSFER_TASKS = tuple(_SPECS)
+TRANSFER_TASKS = tuple(_FILES)
 """The seven tasks of the published tables, in their column order."""
 
 _PUBLISHED: dict[str, tuple[float, ...]] = {
@@ -159,20 +132,16 @@ _PUBLISHED: dict[str, tuple[float, ...]] = {
     "InferSent-GloVe": (81.57, 86.54, 92.50, 90.38, 84.18, 88.20, 75.77, 85.59),
     "Universal Sentence Encoder": (80.09, 85.19, 93.98, 86.70, 86.38, 93.20, 70.14, 85.10),
 }
-PUBLISHED_TRANSFER = {
-    model: (dict(zip(TRANSFER_TASKS, row, strict=False)), row[-1]) for model, row in _PUBLISHED.items()
-}
-"""Model → accuracies × 100 by task and average as published: Gao et al. (2021), SimCSE (arXiv 2104.08821), table
-E.1."""
-
-
-_EXTENSIONS = (".tsv", ".jsonl", ".tsv.gz", ".jsonl.gz")
+PUBLISHED_TRANSFER = tuple(
+    PublishedRow(model, dict(zip(TRANSFER_TASKS, scores, strict=True)), average)
+    for model, (*scores, average) in _PUBLISHED.items()
+)
+"""Published accuracies × 100: Gao et al. (2021), SimCSE (arXiv 2104.08821), table E.1."""
 
 
 def available_transfer_tasks(data_dir: str | Path) -> list[str]:
     """Names of the tasks with all files below `data_dir`, in either layout."""
-    root = _existing(data_dir)
-    return [name for name, spec in _SPECS.items() if _own_files(root, spec) or _senteval_files(root, spec)]
+    return [name for name in TRANSFER_TASKS if any(map(is_complete, _layouts(data_dir, name)))]
 
 
 def read_transfer_task(data_dir: str | Path, name: str) -> TransferTask:
@@ -180,27 +149,57 @@ def read_transfer_task(data_dir: str | Path, name: str) -> TransferTask:
 
     Raises `ValueError` for an unknown name or a malformed file, `FileNotFoundError` with the expected files.
     """
-    if name not in _SPECS:
+    if name not in _FILES:
         raise ValueError(unknown_name("transfer task", name, TRANSFER_TASKS))
-    root, spec = _existing(data_dir), _SPECS[name]
-    if files := _own_files(root, spec):
-        splits = {split: tuple(_own(path, spec.columns)) for split, [path] in files.items()}
-    elif files := _senteval_files(root, spec):
-        splits = {split: tuple(row for path in paths for row in spec.reader(path)) for split, paths in files.items()}
-    else:
-        own = ", ".join(f"{stem}.tsv" for stem in spec.own.values())
-        theirs = ", ".join(file for paths in spec.senteval.values() for file in paths)
-        present = ", ".join(available_transfer_tasks(root)) or "none"
-        raise FileNotFoundError(
-            f"task {name!r}: expected below {root}: {own} (or .jsonl, or with .gz), or SentEval's {theirs}. Tasks in this "
-            f"directory: {present}."
-        )
-    source = ", ".join(str(path) for paths in files.values() for path in paths)
-    empty = [split for split, rows in splits.items() if not rows]
-    if empty:
+    files, layouts = _FILES[name], _layouts(data_dir, name)
+    paths = first_complete(name, layouts, available_transfer_tasks(data_dir))
+    splits: dict[Split, tuple[LabelledText, ...]] = {}
+    rest = iter(paths)
+    for split, theirs in files.senteval.items():
+        if paths is layouts[0]:
+            rows = _table(next(rest), files.columns)
+        else:
+            rows = (row for _ in theirs for row in _senteval(next(rest), name))
+        splits[split] = tuple(LabelledText(*(" ".join(value.split()) for value in row)) for row in rows)
+    source = ", ".join(map(str, paths))
+    if empty := [split for split, rows in splits.items() if not rows]:
         raise ValueError(f"{source}: no examples in {', '.join(empty)}.")
-    spaced = {split: tuple(map(_spaced, rows)) for split, rows in splits.items()}
-    return TransferTask(name, spec.label, spec.protocol, spaced, source, spec.positive, spec.official)
+    positive = "1" if name == "mrpc" else None
+    return TransferTask(name, name.upper(), files.protocol, splits, source, positive, files.official)
+
+
+def _layouts(data_dir: str | Path, name: str) -> list[Layout]:
+    """All files of a task in each layout, in the order of its splits; this project's layout first."""
+    root, files = data_folder(data_dir, "transfer/, or SentEval's MR/, CR/ …"), _FILES[name]
+    theirs = [senteval_folder(root) / file for paths in files.senteval.values() for file in paths]
+    return [[data_file(root / file) for file in files.own.values()], theirs]
+
+
+def _table(path: Path, columns: tuple[str, ...]) -> Iterator[LabelledText]:
+    """Rows of a table with columns for text, class and perhaps a second text."""
+    text, label, *second = columns
+    for row in open_rows(path, tables=True).good_rows(columns):
+        if row.values[label] in (None, ""):
+            raise DataError(f"{row.place}: column {label}: expected a class, got none.")
+        yield LabelledText(text_of(row, text), str(row.values[label]), text_of(row, second[0]) if second else "")
+
+
+def _senteval(path: Path, name: str) -> Iterator[LabelledText]:
+    """Rows of one of SentEval's files. A file of one class has it in its name: `.pos` and `.objective` are 1."""
+    if name == "mrpc":
+        yield from _table(path, _MRPC_COLUMNS)
+        return
+    of_file = "1" if path.suffix in (".pos", ".objective") else "0"
+    for row in open_rows(path, encoding=_FILES[name].encoding).good_rows():
+        line = row.values["text"].strip()
+        if not line:
+            continue
+        found = re.fullmatch(_FILES[name].line, line)
+        if found is None:
+            raise DataError(
+                f"{row.place}: expected a line of SentEval's {name.upper()}, a text and a class, got {line!r}."
+            )
+        yield LabelledText(found["text"], found.groupdict().get("label", of_file))
 
 
 def texts_of(rows: Iterable[LabelledText]) -> Iterator[str]:
@@ -231,59 +230,14 @@ def without_repeated(task: TransferTask) -> TransferTask:
         for row in task.splits["all"]:
             first.setdefault(_key(row), row)
         return replace(task, splits={"all": tuple(first.values())})
-    seen: set[tuple[str, ...]] = set()
     splits = dict(task.splits)
-    for split in ("test", "dev", "train"):
+    seen = {_key(row) for row in splits["test"]}
+    for split in ("dev", "train"):
         if split in splits:
-            splits[split] = tuple(row for row in task.splits[split] if split == "test" or _key(row) not in seen)
+            splits[split] = tuple(row for row in task.splits[split] if _key(row) not in seen)
             seen |= {_key(row) for row in task.splits[split]}
     return replace(task, splits=splits)
 
 
 def _key(row: LabelledText) -> tuple[str, ...]:
     return tuple(sorted((row.text, row.second)))
-
-
-def _existing(data_dir: str | Path) -> Path:
-    root = Path(data_dir).expanduser()
-    if not root.is_dir():
-        raise FileNotFoundError(
-            f"--data-dir: no directory at {root}. Expected a directory with transfer/, or SentEval's MR/, CR/ …"
-        )
-    return root
-
-
-def _own_files(root: Path, spec: _Spec) -> dict[Split, list[Path]]:
-    """The file of each split, or an empty dict if one is missing."""
-    found = {
-        split: next((path for ending in _EXTENSIONS if (path := root / (stem + ending)).is_file()), None)
-        for split, stem in spec.own.items()
-    }
-    existing = {split: [path] for split, path in found.items() if path is not None}
-    return existing if len(existing) == len(found) else {}
-
-
-def _senteval_files(root: Path, spec: _Spec) -> dict[Split, list[Path]]:
-    base = root / "downstream" if (root / "downstream").is_dir() else root
-    files = {split: [base / name for name in names] for split, names in spec.senteval.items()}
-    return files if all(path.is_file() for paths in files.values() for path in paths) else {}
-
-
-def _own(path: Path, columns: tuple[str, ...]) -> Iterator[LabelledText]:
-    text, label, *second = columns
-    for row in open_rows(path, tables=True).good_rows(columns):
-        if row.values.get(label) in (None, ""):
-            raise DataError(f"{row.place}: column {label}: expected a class, got none.")
-        yield LabelledText(text_of(row, text), str(row.values[label]), text_of(row, second[0]) if second else "")
-
-
-def _spaced(row: LabelledText) -> LabelledText:
-    return row._replace(text=" ".join(row.text.split()), second=" ".join(row.second.split()))
-
-
-def _lines(path: Path, encoding: str) -> Iterator[tuple[int, str]]:
-    """(number from 1, line) without the empty lines."""
-    with path.open(encoding=encoding, newline="\n") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield number, line.strip()

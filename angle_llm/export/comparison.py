@@ -13,6 +13,7 @@ import numpy as np
 
 from angle_llm.export.weights import WeightsCount
 from angle_llm.io import plain
+from angle_llm.vectors import unit_rows
 
 TOLERANCE, TOLERANCE_HALF = 1e-5, 1e-3
 """Largest 1 - cos of any text, for weights stored in float32 and in half precision."""
@@ -128,11 +129,7 @@ class Encoded(NamedTuple):
 
 def cosine_differences(rows_ND: Rows, others_ND: Rows) -> Rows:
     """1 - cos (N,), as half the squared distance of unit vectors: accurate far below the rounding of the cosine."""
-    left, right = (
-        rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float64).tiny)
-        for rows in (rows_ND, others_ND)
-    )
-    differences_N: Rows = ((left - right) ** 2).sum(axis=1) / 2
+    differences_N: Rows = ((unit_rows(rows_ND) - unit_rows(others_ND)) ** 2).sum(axis=1) / 2
     return differences_N
 
 

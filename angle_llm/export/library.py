@@ -7,7 +7,6 @@ The library is optional (`pip install 'angle_llm[export]'`) and imported when a 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from angle_llm import __version__
+from angle_llm.config import need_library
 from angle_llm.io import write_json
 from angle_llm.model.checks import EXPORT_NAME, ArtifactError, is_saved_encoder
 from angle_llm.prompts import PromptTemplate
@@ -24,10 +24,6 @@ from angle_llm.prompts import PromptTemplate
 LIBRARY = "sentence-transformers"
 MODULES_NAME = "modules.json"
 """File in every folder of the library."""
-
-
-class MissingLibraryError(RuntimeError):
-    """sentence-transformers is not installed."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +65,6 @@ def is_library_folder(path: str | Path) -> bool:
     return (Path(path).expanduser() / MODULES_NAME).is_file() and not is_saved_encoder(path)
 
 
-def check_library() -> None:
-    """Raise `MissingLibraryError` if sentence-transformers is not installed."""
-    if importlib.util.find_spec("sentence_transformers") is None:
-        raise MissingLibraryError(
-            "the comparison needs sentence-transformers, which is not installed: pip install 'angle_llm[export]'. "
-            "--no-verify writes an export without it."
-        )
-
-
 class LibraryModel:
     """`SentenceTransformer(folder)` with its stored values, computing in float32, with the interface of an encoder."""
 
@@ -90,7 +77,7 @@ class LibraryModel:
             MissingLibraryError: if sentence-transformers is not installed.
             ArtifactError: for a damaged folder.
         """
-        check_library()
+        need_library("sentence_transformers", "the comparison (--no-verify skips it)", "export")
         folder = Path(path).expanduser()
         facts = ExportFacts.read(folder)
         library: Any = importlib.import_module("sentence_transformers")

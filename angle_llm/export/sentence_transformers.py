@@ -19,9 +19,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from angle_llm.config import need_library
 from angle_llm.export.card import MERGE_NAME
 from angle_llm.export.comparison import Verification
-from angle_llm.export.library import MODULES_NAME, ExportFacts, check_library
+from angle_llm.export.library import MODULES_NAME, ExportFacts
 from angle_llm.export.merge import check_target, merge
 from angle_llm.export.tokenizer import check_same_ids, prompt_tokenizer
 from angle_llm.export.verify import finish_folder
@@ -85,7 +86,7 @@ def export_sentence_transformers(
             f"{source} is a whole model stored in {card.dtype}, which is kept; --dtype {dtype} is for adapters."
         )
     if check:
-        check_library()
+        need_library("sentence_transformers", "the comparison (--no-verify skips it)", "export")
     check_target(source, locate(card.base or str(source)), target)
     sentences = SentenceTokenizer(load_tokenizer(BackboneLocation(str(source))), card.prompt, card.max_length)
     exported = prompt_tokenizer(sentences)

@@ -264,7 +264,7 @@ def others(old: Path, runs: dict[tuple[str, ...], dict[str, str]], found: list[d
             found += [key | measurement("sts", task, "spearman", value, text="raw") for task, value in tasks.items()]
     for paper in PUBLISHED:
         key = run("published", paper.model, "", paper.model, "model cards and papers: AnglE, PromptEOL, SimCSE", "")
-        tasks = {**paper.spearman, "average": paper.average}
+        tasks = {**paper.scores, "average": paper.average}
         found += [key | measurement("published", t, "spearman", v, text="senteval") for t, v in tasks.items()]
     for frozen in PUBLISHED_TRANSFER:
         key = run(
@@ -275,7 +275,7 @@ def others(old: Path, runs: dict[tuple[str, ...], dict[str, str]], found: list[d
             "Gao et al., SimCSE (2021), table of transfer tasks",
             "",
         )
-        tasks = {**frozen.accuracy, "average of seven": frozen.average}
+        tasks = {**frozen.scores, "average of seven": frozen.average}
         found += [key | measurement("published", t, "accuracy", v, text="senteval") for t, v in tasks.items()]
     for table, models in PUBLISHED_OTHER.items():
         for model, tasks in models.items():

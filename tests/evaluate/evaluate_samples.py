@@ -1,9 +1,11 @@
-"""Encoders without a neural network, and a parser of Markdown tables."""
+"""Encoders without a neural network, files, and a parser of Markdown tables."""
 
 import zlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
+import tyro
 
 from angle_llm.prompts import PromptTemplate
 
@@ -45,6 +47,18 @@ def recorded(encode: Callable[[list[str]], np.ndarray], calls: list[list[str]]) 
         return encode(texts)
 
     return recording
+
+
+def parsed(kind: type, *arguments: object) -> object:
+    """Settings as the command line gives them."""
+    return tyro.cli(kind, args=list(map(str, arguments)))
+
+
+def write(path: Path, text: str, encoding: str = "utf-8") -> Path:
+    """Write a file, its folders too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode(encoding))
+    return path
 
 
 def rows_of(report: str) -> dict[str, list[str]]:

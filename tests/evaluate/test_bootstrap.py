@@ -12,18 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from angle_llm.evaluate import (
-    Interval,
-    PairScores,
-    compare,
+from angle_llm.evaluate import Interval, PairScores, compare, spearman
+from angle_llm.evaluate.bootstrap import (
+    _counts,
     mean_interval,
     percentile_interval,
     resampled_means,
     resampled_spearman,
-    spearman,
     two_sided_p,
 )
-from angle_llm.evaluate.bootstrap import _counts
 
 
 def counts(size: int, resamples: int, seed: int, stream: str) -> np.ndarray:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tiny import tiny_encoder
 
+from angle_llm.config import MissingLibraryError
 from angle_llm.evaluate import StsPair, StsTask, evaluate
-from angle_llm.evaluate.encoding import MissingLibraryError
 from angle_llm.evaluate.mteb_tasks import MtebSettings, evaluate_mteb, mteb_main, named_after
 from angle_llm.evaluate.retrieval import evaluate_retrieval
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask

@@ -1,10 +1,7 @@
 """The quality curve: every point is what the cut encoder itself reaches, and the texts are encoded once."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,7 +9,7 @@ from tiny import save_tiny_base, tiny_encoder
 
 from angle_llm import SentenceEncoder
 from angle_llm.evaluate import evaluate, read_pairs
-from angle_llm.evaluate.nested import NestedEvalSettings, Point, halves, nested_main, quality_curve
+from angle_llm.evaluate.nested import NestedEvalSettings, Point, halves, nested_main, plot, quality_curve
 
 PAIRS = "starter:graded_pairs.tsv"
 
@@ -69,22 +66,8 @@ def test_the_command_prints_a_table_and_writes_every_point(tmp_path: Path, capsy
     assert written["settings"]["layers"] == [1]
 
 
-@pytest.fixture
-def script() -> ModuleType:
-    """eval/nested.py, which is not part of the package."""
-    path = Path(__file__).parent.parent.parent / "eval" / "nested.py"
-    spec = importlib.util.spec_from_file_location("nested_script", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_curve_is_drawn(script: ModuleType, tmp_path: Path) -> None:
+def test_the_curve_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra: pip install 'angle_llm[bench]'")
     points = [Point(m, k, {"stsb": 50.0 + m + k / 8}) for m in (1, 2) for k in (8, 16, 32)]
-    script.plot(points, tmp_path / "plots" / "curve.svg")
-    drawn = (tmp_path / "plots" / "curve.svg").read_text()
-    assert "<svg" in drawn
+    plot(points, tmp_path / "plots" / "curve.svg")
+    assert "<svg" in (tmp_path / "plots" / "curve.svg").read_text()

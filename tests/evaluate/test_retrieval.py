@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import tyro
-from evaluate_samples import Words, hashed_words
-from hypothesis import given, settings
+from evaluate_samples import Words, hashed_words, parsed, recorded, write
+from hypothesis import given
+from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 from angle_llm.evaluate import retrieval
@@ -39,7 +40,7 @@ def ranks_by_sorting(
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@limits(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), few_directions=st.booleans())
 def test_ranks_are_those_of_a_plain_sort(seed: int, few_directions: bool) -> None:
     """With few directions most similarities are ties."""
@@ -114,15 +115,12 @@ def test_the_query_is_left_out_but_its_copy_elsewhere_is_not() -> None:
 
 
 def test_each_distinct_text_is_encoded_once() -> None:
-    asked: list[list[str]] = []
-
-    def encode(texts: list[str]) -> np.ndarray:
-        asked.append(texts)
-        return hashed_words(texts)
-
+    calls: list[list[str]] = []
     groups = [["a b", "a b", "c"], ["c", "d"]]
-    results = evaluate_retrieval(encode, [groups_task(groups, "one"), groups_task(groups, "two")])
-    assert asked == [["a b", "c", "d"]]
+    results = evaluate_retrieval(
+        recorded(hashed_words, calls), [groups_task(groups, "one"), groups_task(groups, "two")]
+    )
+    assert calls == [["a b", "c", "d"]]
     assert results.texts == 3
 
 
@@ -138,9 +136,7 @@ def test_intervals_are_seeded() -> None:
 
 
 def write_jsonl(path: Path, *rows: object) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+    return write(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def test_groups_are_read_from_a_column_of_lists(tmp_path: Path) -> None:
@@ -203,8 +199,9 @@ def test_the_command_reads_measures_prints_and_writes(tmp_path: Path, capsys: py
     write_jsonl(tmp_path / "flickr30k" / "test_2016.jsonl", {"captions": ["a b", "a c"]}, {"captions": ["x", "x y"]})
     path = tmp_path / "flickr30k" / "test_2016.jsonl"
     groups = write_jsonl(tmp_path / "mine.jsonl", {"texts": ["a b", "a c"]}, {"texts": ["x", "x y"]})
-    arguments = ["--model", "some/model", "--groups", str(path), str(groups), "--json", str(tmp_path / "out.json")]
-    retrieval_main(tyro.cli(RetrievalSettings, args=arguments), lambda path, /, **options: Words())
+    files = ["--groups", path, groups, "--json", tmp_path / "out.json"]
+    settings: Any = parsed(RetrievalSettings, "--model", "some/model", *files)
+    retrieval_main(settings, lambda path, /, **options: Words())
     printed = capsys.readouterr().out
     assert "| mine " in printed
     assert "12.9" not in printed

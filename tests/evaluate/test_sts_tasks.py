@@ -9,19 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from evaluate_samples import hashed_words
+from evaluate_samples import hashed_words, write
 
-from angle_llm.evaluate import (
-    TASKS,
-    StsPair,
-    StsTask,
-    available_tasks,
-    evaluate,
-    read_pairs,
-    read_task,
-    select_tasks,
-    variant_of,
-)
+from angle_llm.evaluate import StsPair, StsTask, evaluate, read_pairs, read_task, select_tasks
+from angle_llm.evaluate.sts_tasks import TASKS, available_tasks
 
 HEADER = "sentence1\tsentence2\tscore\n"
 SICK_HEADER = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n"
@@ -32,12 +23,6 @@ YEARS = {
     "sts15": ["answers-forums", "answers-students", "belief", "headlines", "images"],
     "sts16": ["answer-answer", "headlines", "plagiarism", "postediting", "question-question"],
 }
-
-
-def write(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(text.encode())
-    return path
 
 
 # ------------------------------------------------------------------------------------------------ this project's layout
@@ -239,8 +224,12 @@ def test_each_senteval_task_is_read(senteval: Path) -> None:
     assert len(read_task(senteval, "sickr-all", "senteval").pairs) == 15
 
 
+def variant_of(folder: Path) -> str:
+    return select_tasks((), folder, "auto")[0].variant
+
+
 def test_senteval_in_downstream_and_order_of_layouts(senteval: Path, tmp_path: Path) -> None:
-    assert (variant_of(senteval), variant_of(None), available_tasks(senteval)) == ("senteval", "raw", [])
+    assert (variant_of(senteval), available_tasks(senteval)) == ("senteval", [])
     with pytest.raises(FileNotFoundError, match=r"missing: [^ ]*sts12\.test\.tsv"):
         read_task(senteval, "sts12", "raw")
     write(senteval / "stsb/test.tsv", HEADER + "A.\tB.\t1\n")

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from evaluate_samples import write as write_file
 
 from angle_llm.evaluate.transfer_tasks import (
     LabelledText,
@@ -17,11 +18,11 @@ from angle_llm.evaluate.transfer_tasks import (
 )
 
 BINARY = {"mr": "MR/rt-polarity", "cr": "CR/custrev", "mpqa": "MPQA/mpqa"}
+MRPC = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
 
 
 def write(path: Path, *lines: str, encoding: str = "utf-8") -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes("".join(f"{line}\n" for line in lines).encode(encoding))
+    write_file(path, "".join(f"{line}\n" for line in lines), encoding)
 
 
 def examples(task: TransferTask) -> dict[str, list[LabelledText]]:
@@ -70,8 +71,7 @@ def test_both_layouts_give_the_same_questions(tmp_path: Path) -> None:
 
 def test_both_layouts_give_the_same_paraphrases(tmp_path: Path) -> None:
     for split in ("train", "test"):
-        header = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
-        write(tmp_path / "MRPC" / f"msr_paraphrase_{split}.txt", f"\ufeff{header}", '1\t7\t8\tA " b\tB a')
+        write(tmp_path / "MRPC" / f"msr_paraphrase_{split}.txt", f"\ufeff{MRPC}", '1\t7\t8\tA " b\tB a')
         write(tmp_path / "own" / "mrpc" / f"{split}.tsv", "sentence1\tsentence2\tlabel", 'A " b\tB a\t1')
     own, theirs = read_transfer_task(tmp_path / "own", "mrpc"), read_transfer_task(tmp_path, "mrpc")
     assert examples(own) == examples(theirs)
@@ -98,14 +98,14 @@ def test_a_task_with_one_file_missing_is_not_there(tmp_path: Path) -> None:
         ("SST/binary/sentiment-dev", "no class here", r"sentiment-dev:1"),
         ("SST/binary/sentiment-dev", "three\t2", r"sentiment-dev:1"),
         ("TREC/TREC_10.label", "NUM", r"TREC_10\.label:1"),
-        ("MRPC/msr_paraphrase_test.txt", "1\t7\tonly", r"msr_paraphrase_test\.txt:1.*3"),
+        ("MRPC/msr_paraphrase_test.txt", f"{MRPC}\n1\t7\tonly", r"msr_paraphrase_test\.txt:2.*3"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, file: str, line: str, message: str) -> None:
     for split in ("train", "dev", "test"):
         write(tmp_path / "SST" / "binary" / f"sentiment-{split}", "fine\t1")
     write(tmp_path / "TREC" / "train_5500.label", "NUM:dist How far ?")
-    write(tmp_path / "MRPC" / "msr_paraphrase_train.txt", "1\t7\t8\ta\tb")
+    write(tmp_path / "MRPC" / "msr_paraphrase_train.txt", MRPC, "1\t7\t8\ta\tb")
     write(tmp_path / file, line)
     with pytest.raises(ValueError, match=message):
         read_transfer_task(tmp_path, {"S": "sst2", "T": "trec", "M": "mrpc"}[file[0]])

@@ -20,9 +20,9 @@ from tiny import KINDS, save_tiny_base, tiny_encoder, train_a_little
 from transformers import AutoModel
 
 from angle_llm import PromptTemplate, SentenceEncoder, cli, load_prompt
-from angle_llm.config import LoraSettings
+from angle_llm.config import LoraSettings, MissingLibraryError
 from angle_llm.export import sentence_transformers as exporter
-from angle_llm.export.library import ExportFacts, MissingLibraryError, is_library_folder
+from angle_llm.export.library import ExportFacts, is_library_folder
 from angle_llm.export.sentence_transformers import export_sentence_transformers
 from angle_llm.export.verify import VerificationError, verify
 from angle_llm.model.checks import EXPORT_NAME, ArtifactError

@@ -1,0 +1,73 @@
+"""Files of evaluation tasks below a data directory, and the texts and scores in their rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from angle_llm.data.formats import DataError
+from angle_llm.data.readers import EXTENSIONS, Row
+
+Layout = Sequence[Path]
+"""All files of a task, in one of the folder layouts that are read."""
+
+
+def data_folder(data_dir: str | Path, expected: str) -> Path:
+    """The data directory. Raises `FileNotFoundError` if it does not exist; `expected` is what it should hold."""
+    root = Path(data_dir).expanduser()
+    if not root.is_dir():
+        raise FileNotFoundError(f"--data-dir: no directory at {root}. Expected a directory with {expected}.")
+    return root
+
+
+def senteval_folder(root: Path) -> Path:
+    """The folder with SentEval's tasks: the directory, or its folder `downstream`."""
+    return root / "downstream" if (root / "downstream").is_dir() else root
+
+
+def data_file(path: Path) -> Path:
+    """The file, or the same table in another format or packed; if there is none, the path itself."""
+    others = (path.with_name(path.name.removesuffix(path.suffix) + ending) for ending in EXTENSIONS)
+    return next((each for each in (path, *others) if each.is_file()), path)
+
+
+def is_complete(files: Layout) -> bool:
+    """Whether all files exist."""
+    return all(path.is_file() for path in files)
+
+
+def first_complete(task: str, layouts: Sequence[Layout], present: Sequence[str]) -> Layout:
+    """The first layout with all its files.
+
+    Raises `FileNotFoundError` with the missing files; `present` are the tasks that are there.
+    """
+    complete = next(filter(is_complete, layouts), None)
+    if complete is None:
+        expected = " or ".join(
+            f"{', '.join(map(str, files))} (missing: {', '.join(str(path) for path in files if not path.is_file())})"
+            for files in layouts
+        )
+        raise FileNotFoundError(
+            f"task {task}: expected {expected}. Tasks in this directory: {', '.join(present) or 'none'}."
+        )
+    return complete
+
+
+def text_of(row: Row, column: str) -> str:
+    """The text in a column. Raises `DataError` with file and line for an empty one, which has no embedding."""
+    text = row.values.get(column)
+    if not isinstance(text, str) or not text.strip():
+        raise DataError(f"{row.place}: column {column}: expected a text, got {text!r}.")
+    return text
+
+
+def score_of(row: Row, column: str) -> float:
+    """The number in a column. Raises `DataError` with file and line if it is not finite."""
+    try:
+        score = float(str(row.values.get(column)))
+    except ValueError:
+        score = math.nan
+    if not math.isfinite(score):
+        raise DataError(f"{row.place}: column {column}: expected a finite number, got {row.values.get(column)!r}.")
+    return score

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from angle_llm.model.checks import evaluating, relative_difference
 from angle_llm.model.micro_batches import PrefixSharing
 from angle_llm.model.prefix_trie import Trie, build_trie, shared_prefixes
 
@@ -24,7 +25,7 @@ _UNUSED = {"sliding_window", "is_causal", "position_ids", "use_cache"}
 
 
 class _TrieContext:
-    """A trie on its way through the layers, with the masks that all layers share."""
+    """The trie of a forward pass, with the masks that all layers share."""
 
     def __init__(self, trie: Trie) -> None:
         self.trie = trie
@@ -65,8 +66,7 @@ def path_attention(
     Raises:
         ValueError: for arguments of a kind of attention that is not supported.
     """
-    unknown = sorted(name for name, value in others.items() if name not in _UNUSED and value is not None)
-    if unknown:
+    if unknown := sorted(name for name, value in others.items() if name not in _UNUSED and value is not None):
         raise ValueError(f"attention with {', '.join(unknown)} cannot be computed on a trie")
     heads, kv_heads = query.shape[1], key.shape[1]
     repeats = heads // kv_heads
@@ -112,16 +112,14 @@ class _Gather(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient_ID: Tensor) -> tuple[Tensor, None]:
         (index_I,) = ctx.saved_tensors
-        half = gradient_ID.dtype in (torch.float16, torch.bfloat16)
-        sum_TD = gradient_ID.new_zeros(
-            ctx.nodes, gradient_ID.shape[1], dtype=torch.float32 if half else gradient_ID.dtype
-        )
+        wide = torch.promote_types(gradient_ID.dtype, torch.float32)
+        sum_TD = gradient_ID.new_zeros(ctx.nodes, gradient_ID.shape[1], dtype=wide)
         for some in range(0, len(index_I), _BLOCK_ROWS):
-            index, terms = index_I[some : some + _BLOCK_ROWS], gradient_ID[some : some + _BLOCK_ROWS]
+            index, terms = index_I[some : some + _BLOCK_ROWS], gradient_ID[some : some + _BLOCK_ROWS].to(wide)
             if sum_TD.device.type == "cpu":
-                sum_TD.index_add_(0, index, terms.to(sum_TD.dtype))
+                sum_TD.index_add_(0, index, terms)
             else:  # index_add_ is not deterministic there; this sorts
-                sum_TD.index_put_((index,), terms.to(sum_TD.dtype), accumulate=True)
+                sum_TD.index_put_((index,), terms, accumulate=True)
         return sum_TD.to(gradient_ID.dtype), None
 
 
@@ -246,44 +244,28 @@ def _probe_texts(backbone: nn.Module) -> list[list[int]]:
     return sorted([list(text) for text in prefixes])
 
 
-@torch.no_grad()
 def _probe(backbone: nn.Module) -> str | None:
     """Compare the states of some texts as a trie and one by one, relative to the effect of rounding; return why they differ."""
-    device = next(backbone.parameters()).device
     texts = _probe_texts(backbone)
+    full = [text for text in texts if len(text) == max(map(len, texts))]
     ids_1T, trie = build_trie(texts, shared_prefixes(texts))
-    was_training = backbone.training
-    backbone.eval()
     try:
-        shared_RD = trie_states(backbone, ids_1T.to(device), trie.to(device))[0, trie.end_R].cpu().double()
-        full = [text for text in texts if len(text) == max(map(len, texts))]
-        alone = {
-            tuple(text[: length + 1]): states_D
-            for text in full
-            for length, states_D in enumerate(_states(backbone, [text], device)[0])
-        }
-        together_BTD = _states(backbone, full, device)
+        with evaluating(backbone) as device:
+
+            def states(some: list[list[int]]) -> Tensor:
+                ids_BT = torch.tensor(some, device=device)
+                states_BTD: Tensor = backbone(input_ids=ids_BT, use_cache=False).last_hidden_state
+                return states_BTD
+
+            shared_RD = trie_states(backbone, ids_1T.to(device), trie.to(device))[0, trie.end_R.to(device)]
+            together_BTD = states(full)
+            alone_BTD = torch.cat([states([text]) for text in full])
     except Exception as error:  # an architecture can refuse unknown arguments in any way
         return f"the architecture does not accept positions or attention as arguments ({type(error).__name__})"
-    finally:
-        backbone.train(was_training)
-    plain_RD = torch.stack([alone[tuple(text)] for text in texts])
-    rounding = max(
-        _difference(together_TD, torch.stack([alone[tuple(text[: length + 1])] for length in range(len(text))]))
-        for text, together_TD in zip(full, together_BTD, strict=True)
-    )
+    place = {tuple(text[: end + 1]): (row, end) for row, text in enumerate(full) for end in range(len(text))}
+    plain_RD = torch.stack([alone_BTD[place[tuple(text)]] for text in texts])
     # float32 sums in another order differ by about 1e-7 of a state; half precision and TF32 show in `rounding`.
-    if _difference(shared_RD, plain_RD) <= max(1e-4, min(4 * rounding, 0.05)):
+    rounding = relative_difference(together_BTD, alone_BTD)
+    if relative_difference(shared_RD, plain_RD) <= max(1e-4, min(4 * rounding, 0.05)):
         return None
     return "the architecture gives other states as a trie"
-
-
-def _states(backbone: nn.Module, texts: list[list[int]], device: torch.device) -> torch.Tensor:
-    """States (B, T, D) of texts of one length."""
-    states_BTD: torch.Tensor = backbone(input_ids=torch.tensor(texts, device=device), use_cache=False).last_hidden_state
-    return states_BTD.cpu().double()  # MPS has no float64
-
-
-def _difference(one_RD: torch.Tensor, other_RD: torch.Tensor) -> float:
-    """The largest relative difference of two states."""
-    return float(((one_RD - other_RD).norm(dim=1) / other_RD.norm(dim=1).clamp(min=1e-30)).max())

@@ -283,7 +283,6 @@ def load_backbone(
     return loaded
 
 
-@torch.no_grad()
 def is_causal(backbone: nn.Module) -> bool:
     """Return whether the state of a token depends on the tokens before it only, from the states of two sequences.
 

@@ -209,19 +209,35 @@ def _numbers(values: object, key: str = "") -> Iterator[tuple[str, float]]:
         yield key, values
 
 
-@torch.no_grad()
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[torch.device]:
+    """Evaluation mode without gradients; yields the device. Afterwards the model has its former mode."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():  # not inference_mode: weights that ZeRO-3 gathers in it could not be trained afterwards
+            yield next(model.parameters()).device
+    finally:
+        model.train(was_training)
+
+
+def relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the largest relative difference of two states (…, D); infinite for different shapes."""
+    if one.shape != other.shape:
+        return math.inf
+    one, other = one.cpu().double(), other.cpu().double()  # MPS has no float64
+    return float(((one - other).norm(dim=-1) / other.norm(dim=-1).clamp(min=1e-30)).max())
+
+
 def check_states(backbone: nn.Module) -> torch.Tensor:
     """Return states (2, 4, D) of two sequences that differ in their last token, float32.
 
     Raises:
         ArtifactError: if they are not finite.
     """
-    device = next(backbone.parameters()).device
-    ids = torch.tensor([[7, 5, 3, 1], [7, 5, 3, 2]], device=device)
-    was_training = backbone.training
-    backbone.eval()
-    states: torch.Tensor = backbone(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state.float()
-    backbone.train(was_training)
+    with evaluating(backbone) as device:
+        ids = torch.tensor([[7, 5, 3, 1], [7, 5, 3, 2]], device=device)
+        states: torch.Tensor = backbone(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state.float()
     if not bool(torch.isfinite(states).all()):
         dtype = str(next(backbone.parameters()).dtype).removeprefix("torch.")
         raise ArtifactError(

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from angle_llm.model.backbone import weights_fingerprint
+from angle_llm.model.checks import evaluating, relative_difference
 from angle_llm.model.lora import is_adapted, without_adapter
 from angle_llm.model.quantization import ORIGINAL, without_outliers
 
@@ -91,24 +92,21 @@ class LayerStack:
 
     def check(self, backbone: nn.Module) -> None:
         """Raise `ValueError` unless the last states of the backbone are the finished ones of its last layer."""
-        ours, expected = self.probe(backbone, len(self.layers))
-        if not _are_equal(ours, expected):
+        if not _are_equal(*self.probe(backbone, len(self.layers))):
             raise ValueError(
                 f"layers: {type(without_adapter(backbone)).__name__} has unknown steps after its last layer, so states after "
                 "fewer layers are not available. Use all layers."
             )
 
-    @torch.no_grad()
     def probe(self, backbone: nn.Module, number: int) -> tuple[Tensor, Tensor]:
         """Return finished states of some tokens after so many layers, and those of the whole backbone."""
-        ids_BT = torch.tensor([[7, 5, 3, 1], [4, 2, 6, 8]], device=next(backbone.parameters()).device)
-        was_training = backbone.training
-        backbone.eval()
-        try:
-            with without_outliers(backbone), self.states_after([number], self.finish) as found:
-                states: Tensor = backbone(input_ids=ids_BT, attention_mask=torch.ones_like(ids_BT)).last_hidden_state
-        finally:
-            backbone.train(was_training)
+        with (
+            evaluating(backbone) as device,
+            without_outliers(backbone),
+            self.states_after([number], self.finish) as found,
+        ):
+            ids_BT = torch.tensor([[7, 5, 3, 1], [4, 2, 6, 8]], device=device)
+            states: Tensor = backbone(input_ids=ids_BT, attention_mask=torch.ones_like(ids_BT)).last_hidden_state
         return found[number], states
 
 
@@ -158,9 +156,4 @@ def first_layers(backbone: nn.Module, keep: int) -> nn.Module:
 
 def _are_equal(one_BTD: Tensor, other_BTD: Tensor) -> bool:
     """Equal up to rounding, three digits in half precision."""
-    if one_BTD.shape != other_BTD.shape:
-        return False
-    half = other_BTD.dtype in (torch.float16, torch.bfloat16)
-    one_BTD, other_BTD = one_BTD.cpu().double(), other_BTD.cpu().double()  # MPS has no float64
-    difference = (one_BTD - other_BTD).norm() / other_BTD.norm().clamp(min=1e-30)
-    return bool(difference < (1e-2 if half else 1e-5))
+    return relative_difference(one_BTD, other_BTD) < (1e-2 if other_BTD.dtype.itemsize == 2 else 1e-5)

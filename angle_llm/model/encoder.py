@@ -22,7 +22,7 @@ from angle_llm.model import lora
 from angle_llm.model.artifact import EncoderCard, check_savable, load_parts, save_parts
 from angle_llm.model.attention import find_sharing
 from angle_llm.model.backbone import absolute_name, checked_length, is_causal, torch_device, weights_fingerprint
-from angle_llm.model.checks import CARD_NAME, ArtifactError, as_artifact_error, check_states
+from angle_llm.model.checks import CARD_NAME, ArtifactError, as_artifact_error, check_states, evaluating
 from angle_llm.model.depth import LayerStack
 from angle_llm.model.fast_paths import bound_kernel_caches, keep_freed_memory, patch_bitsandbytes
 from angle_llm.model.micro_batches import EncodeStats, Plan, plan_micro_batches
@@ -282,7 +282,6 @@ class SentenceEncoder:
         real, imaginary = np.split(rows_ND, 2, axis=1)
         return np.asarray(real + 1j * imaginary, dtype=np.complex64)
 
-    @torch.no_grad()  # not inference_mode: weights that ZeRO-3 gathers in it could not be trained afterwards
     def _rows(
         self, texts: Sequence[str], micro_batch_tokens: int | None, show_progress: bool
     ) -> tuple[Rows, EncodeStats]:
@@ -294,22 +293,17 @@ class SentenceEncoder:
         columns = self.dimensions * (1 + len(self.model.inner_layers))
         rows_NC = np.empty((len(texts), columns), dtype=np.float32)
         plans: list[Plan] = []
-        was_training = self.model.training
-        self.model.eval()
         bar = progress_bar("encode", len(texts), "text", enabled=show_progress, transient=True)
-        try:
-            with keep_freed_memory() if on_cpu else nullcontext(), bar as progress:
-                for first in range(0, len(texts), TEXTS_PLANNED):
-                    plan = self.plan_ids(self.tokenize(texts[first : first + TEXTS_PLANNED], first), budget)
-                    rows_UC = torch.empty(plan.unique, columns)
-                    repeats = len(plan.row_of) / max(plan.unique, 1)
-                    for micro in plan.micro_batches:
-                        rows_UC[micro.rows] = self.model(**micro.inputs(self.device)).float().cpu()
-                        progress.update(round(len(micro.rows) * repeats))
-                    rows_NC[first : first + TEXTS_PLANNED] = rows_UC.numpy()[plan.row_of]
-                    plans.append(plan)
-        finally:
-            self.model.train(was_training)
+        with evaluating(self.model) as device, keep_freed_memory() if on_cpu else nullcontext(), bar as progress:
+            for first in range(0, len(texts), TEXTS_PLANNED):
+                plan = self.plan_ids(self.tokenize(texts[first : first + TEXTS_PLANNED], first), budget)
+                rows_UC = torch.empty(plan.unique, columns)
+                repeats = len(plan.row_of) / max(plan.unique, 1)
+                for micro in plan.micro_batches:
+                    rows_UC[micro.rows] = self.model(**micro.inputs(device)).float().cpu()
+                    progress.update(round(len(micro.rows) * repeats))
+                rows_NC[first : first + TEXTS_PLANNED] = rows_UC.numpy()[plan.row_of]
+                plans.append(plan)
         return rows_NC, EncodeStats.of(plans, time.perf_counter() - started)
 
     def tokenize(self, texts: Sequence[str], first: int = 0) -> list[list[int]]:

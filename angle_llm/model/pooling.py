@@ -205,7 +205,7 @@ class EmbeddingModel(nn.Module):
                     rows = self._rows_at(last_position(mask_BT), lambda: self._causal_states(ids_BT))
                 else:
                     rows = self._padded_rows(ids_BT, mask_BT)
-        return rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
+        return rows.to(torch.promote_types(rows.dtype, torch.float32))
 
     def _rows_at(self, end_R: Tensor, states: Callable[[], Tensor]) -> Tensor:
         """Rows from the states at some positions, with the short last layer if there is one."""

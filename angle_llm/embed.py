@@ -256,7 +256,7 @@ def embed_corpus(
 
         file = corpus.source.files[0]
         source = {  # arguments of `Corpus.open` for the same rows; no path if they cannot be read again
-            "path": None if file.path is None else str(Path(corpus.source.name).absolute()),
+            "path": None if corpus.source.path is None else str(corpus.source.path.absolute()),
             **columns,
             "delimiter": file.delimiter,
             "encoding": file.encoding,

@@ -31,7 +31,7 @@ SICK and MRPC (.txt with a header). Its transfer tasks, and other single texts w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from angle_llm.config import unknown_name
 from angle_llm.data.formats import FORMATS, DataError, nearest
@@ -54,17 +54,11 @@ USUAL_NAMES: dict[str, tuple[str, ...]] = {
 }
 """Field → the column names under which it is recognised without a mapping."""
 
-_NO_PAIRS: dict[tuple[str, ...], str] = {
-    (
-        "query",
-        "pos",
-        "neg",
-    ): "These are lists of positives and negatives; write one row for each, as query, positive, negative",
-    ("captions",): "These are several texts of one item; write one row for each pair of them, as text1, text2",
-    (
-        "text",
-    ): "These are single texts, as of a classification task, not pairs. To train each text with itself (SimCSE: the "
-    "dropout of the model makes the difference): format: positive_pair, columns: {text1: text, text2: text}",
+_NO_PAIRS = {
+    "query pos neg": "These are lists of positives and negatives; write one row for each: query, positive, negative",
+    "captions": "These are several texts of one item; write one row for each pair of them: text1, text2",
+    "text": "These are single texts, as of a classification task, not pairs. To train each text with itself (SimCSE): format: "
+    "positive_pair, columns: {text1: text, text2: text}",
 }
 """Columns that are known not to be pairs → advice."""
 
@@ -88,45 +82,41 @@ def resolve_format(format: str, mapping: Mapping[str, str], columns: Sequence[st
         DataError: For an unknown format or field, a missing column, several columns for one field, or several formats that fit.
     """
     if format not in ("auto", *FORMATS):
-        suggested = next((right for right, names in _SYNONYMS.items() if format.lower() in names), None)
-        if suggested is not None:
+        if suggested := next((right for right, names in _SYNONYMS.items() if format.lower() in names), None):
             raise DataError(f"unknown format {format!r}. Did you mean {suggested}? Known: auto, {', '.join(FORMATS)}.")
         raise DataError(unknown_name("format", format, ["auto", *FORMATS]))
     for field, column in mapping.items():
         if field not in USUAL_NAMES:
-            raise DataError(
-                f"`columns` maps field names to the column names of the file. {unknown_name('field', field, USUAL_NAMES)}"
-            )
+            raise DataError(f"`columns` maps our field to your column. {unknown_name('field', field, USUAL_NAMES)}")
         if column not in columns:
             raise DataError(
-                f"`columns` maps {field} to the column {column!r}, which the file does not have; columns: {_list(columns)}"
+                f"`columns` maps {field} to the column {column!r}, which the file does not have; columns: {list(columns)}"
                 f"{nearest(column, columns)}"
             )
     name = _guess_format(mapping, columns) if format == "auto" else format
     fields = FORMATS[name].fields
     if foreign := [field for field in mapping if field not in fields]:
         raise DataError(f"`columns` maps {', '.join(foreign)}, but format {name} has the fields {', '.join(fields)}")
-    return name, {field: _column_of(field, name, mapping, columns) for field in fields}
+    found = {}
+    for field in fields:
+        possible = _candidates(field, mapping, columns)
+        if len(possible) > 1:
+            raise DataError(
+                f"several columns could be the field {field!r} of format {name}: {possible}; choose one: "
+                f"columns: {{{field}: {possible[0]}}}"
+            )
+        if not possible:
+            hints = nearest(field, columns) or nearest(USUAL_NAMES[field][-1], columns)
+            raise DataError(
+                f"format {name} needs a column for the field {field!r} (recognised: {', '.join(USUAL_NAMES[field])}); columns: "
+                f"{list(columns)}{hints}. Map it: columns: {{{field}: <its column>}} (as flags: columns {field} <its column>)"
+            )
+        found[field] = possible[0]
+    return name, found
 
 
 def _candidates(field: str, mapping: Mapping[str, str], columns: Sequence[str]) -> list[str]:
     return [mapping[field]] if field in mapping else [name for name in USUAL_NAMES[field] if name in columns]
-
-
-def _column_of(field: str, format: str, mapping: Mapping[str, str], columns: Sequence[str]) -> str:
-    found = _candidates(field, mapping, columns)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise DataError(
-            f"several columns could be the field {field!r} of format {format}: {_list(found)}; choose one: "
-            f"columns: {{{field}: {found[0]}}}"
-        )
-    hints = nearest(field, columns) or nearest(USUAL_NAMES[field][-1], columns)
-    raise DataError(
-        f"format {format} needs a column for the field {field!r} (recognised: {', '.join(USUAL_NAMES[field])}); "
-        f"columns: {_list(columns)}{hints}. Map it: columns: {{{field}: <its column>}} (as flags: columns {field} <its column>)"
-    )
 
 
 def _guess_format(mapping: Mapping[str, str], columns: Sequence[str]) -> str:
@@ -141,13 +131,9 @@ def _guess_format(mapping: Mapping[str, str], columns: Sequence[str]) -> str:
     if len(best) == 1:
         return best[0]
     needed = "; ".join(f"{name}: {', '.join(format.fields)}" for name, format in FORMATS.items())
-    what = f"fit more than one format ({', '.join(best)})" if best else "fit no format"
-    known = "" if best else next((f" {text}." for names, text in _NO_PAIRS.items() if set(names) <= set(columns)), "")
+    problem = f"fit more than one format ({', '.join(best)})" if best else "fit no format"
+    known = [f" {text}." for names, text in _NO_PAIRS.items() if not best and set(names.split()) <= set(columns)]
     raise DataError(
-        f"the columns {_list(columns)} {what}.{known} Set `format`, or map fields to columns, as in "
+        f"the columns {list(columns)} {problem}.{''.join(known[:1])} Set `format`, or map fields to columns, as in "
         f"columns: {{text1: <its column>}} (as flags: columns text1 <its column>). The formats and their fields: {needed}"
     )
-
-
-def _list(names: Iterable[str]) -> str:
-    return "[" + ", ".join(map(repr, names)) + "]"

@@ -116,7 +116,7 @@ class ExampleReader:
 
     def outcomes(self) -> Iterator[tuple[Row | BadRow, Example | Dropped | BadRow]]:
         """Every row in file order and what it is read as, before rows are combined, shuffled and limited."""
-        labels = self.rows.label_names.get(self.columns.get("label", ""), [])
+        labels = self.rows.files[0].label_names.get(self.columns.get("label", ""), [])
         for row in self.rows:
             if isinstance(row, BadRow):
                 yield row, row
@@ -195,10 +195,11 @@ def _check_settings(source: DataSource, format: Format, columns: dict[str, str],
         raise DataError(f"score_range needs two different numbers, such as [0, 5], got [{low}, {high}]")
     if source.score_range is not None and "score" not in format.fields:
         raise DataError(f"score_range is set, but format {source.format} has no score; unset one of them")
-    if columns.get("score") in rows.label_names and "score" not in source.columns:
+    labels = rows.files[0].label_names
+    if columns.get("score") in labels and "score" not in source.columns:
         raise DataError(
             f"column {columns['score']!r} would be read as a score, but its numbers are the labels "
-            f"{rows.label_names[columns['score']]}; map a score with columns, or use one of the NLI formats"
+            f"{labels[columns['score']]}; map a score with columns, or use one of the NLI formats"
         )
     for column in source.where:
         if column not in rows.columns:

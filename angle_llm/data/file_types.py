@@ -220,13 +220,16 @@ class StsPartFile(TsvFile):
 
     header = ("sentence1", "sentence2", "score")
 
+    @cached_property
+    def beside(self) -> tuple[Path, ...]:  # type: ignore[override]
+        return (self.path.with_name(self.path.name.replace("STS.input.", "STS.gs.", 1)),)
+
     def _lists(self) -> Iterator[tuple[int, list[str] | RowError]]:
         (gold,) = self.beside
         if not gold.is_file():
             raise DataError(f"{self.name}: no {gold.name} with its scores in the same folder")
-        for (number, line), (_, score) in itertools.zip_longest(
-            self.lines(), self.lines(path=gold), fillvalue=(0, None)
-        ):
+        scores = TextFile(gold, encoding=self.encoding).lines()
+        for (number, line), (_, score) in itertools.zip_longest(self.lines(), scores, fillvalue=(0, None)):
             if line is None or score is None:
                 raise DataError(f"{self.name} and {gold.name} have different numbers of lines")
             if score.strip():
@@ -277,7 +280,7 @@ class DatasetReader(FileReader):
     unit = "row"
 
     def __init__(self, name: str, configuration: str | None, split: str, revision: str | None, hint: str) -> None:
-        super().__init__(name, Path(name).open)  # type: ignore[arg-type]  # never called: a dataset has no bytes
+        super().__init__(Path(name), name=name)
         import datasets
 
         try:

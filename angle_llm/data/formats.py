@@ -79,12 +79,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
 # ------------------------------------------------------------------------------------------------ single values
 
 
-def _value(row: Values, field: str) -> Any:
-    if field not in row:
-        raise RowError(f"{field} is missing")
-    return row[field]
-
-
 def read_text(row: Values, field: str) -> str:
     """The text of a field, unchanged. Refused: other types, white space only, NUL characters, lone surrogates."""
     text = _value(row, field)
@@ -111,33 +105,30 @@ def read_score(row: Values, field: str, score_range: ScoreRange | None) -> float
     value = _value(row, field)
     if isinstance(value, bool):
         raise RowError(f"{field} is {value}: a boolean is not a score; write 1 or 0")
-    if not isinstance(value, int | float | str):
-        raise RowError(f"{field} is {_short(value)} ({type(value).__name__}), expected a number")
+    hint = ""
+    if str(value).strip().lower() in (*_NLI_LABELS, "2", "2.0"):
+        hint = ". If these are the classes of NLI (0 entailment, 1 neutral, 2 contradiction), set format to nli_pairs"
     try:
         score = float(value)
-    except (ValueError, OverflowError):
-        raise RowError(f"{field} is {_short(value)}, expected a number{_nli_hint(value)}") from None
+    except (TypeError, ValueError, OverflowError):
+        raise RowError(f"{field} is {_short(value)} ({type(value).__name__}), expected a number{hint}") from None
     if not math.isfinite(score):
         raise RowError(f"{field} is {score}, expected a finite number")
     low, high = score_range or (0.0, 1.0)
     if not min(low, high) <= score <= max(low, high):
-        if score_range is not None:
-            raise RowError(f"{field} is {score}, outside score_range [{low}, {high}]")
-        raise RowError(
-            f"{field} is {score}, outside [0, 1]; set score_range to the scale of the file, such as [0, 5]{_nli_hint(value)}"
-        )
+        scale = f"score_range [{low}, {high}]" if score_range else "[0, 1]; set score_range, such as [0, 5]"
+        raise RowError(f"{field} is {score}, outside {scale}{'' if score_range else hint}")
     return score if score_range is None else (score - low) / (high - low)
 
 
 _NLI_LABELS = ("entailment", "neutral", "contradiction")  # in the usual order: 0, 1, 2
-_NO_GOLD_LABEL = ("-", "-1")  # SNLI as released, and on the hub
 
 
 def read_nli_label(row: Values, field: str) -> str:
     """One of entailment, neutral, contradiction, or "no gold label". Accepts the words and 0, 1, 2."""
     value = _value(row, field)
     word = str(value).strip().lower() if isinstance(value, int | str) and not isinstance(value, bool) else ""
-    if word in _NO_GOLD_LABEL:
+    if word in ("-", "-1"):  # SNLI as released, and on the hub
         return "no gold label"
     if word in ("0", "1", "2"):
         return _NLI_LABELS[int(word)]
@@ -148,11 +139,10 @@ def read_nli_label(row: Values, field: str) -> str:
     return word
 
 
-def _nli_hint(value: Any) -> str:
-    """Advice for a score that is a word of NLI, or its third class."""
-    if str(value).strip().lower() in (*_NLI_LABELS, "2", "2.0"):
-        return ". If these are the classes of NLI (0 entailment, 1 neutral, 2 contradiction), set format to nli_pairs"
-    return ""
+def _value(row: Values, field: str) -> Any:
+    if field not in row:
+        raise RowError(f"{field} is missing")
+    return row[field]
 
 
 def _short(value: Any) -> str:
@@ -163,19 +153,19 @@ def _short(value: Any) -> str:
 # ------------------------------------------------------------------------------------------------ formats
 
 
-def read_scored_pair(row: Values, score_range: ScoreRange | None = None) -> ScoredPair:
+def _scored_pair(row: Values, score_range: ScoreRange | None) -> ScoredPair:
     return ScoredPair(read_text(row, "text1"), read_text(row, "text2"), read_score(row, "score", score_range))
 
 
-def read_positive_pair(row: Values, score_range: ScoreRange | None = None) -> PositivePair:
+def _positive_pair(row: Values, _: ScoreRange | None) -> PositivePair:
     return PositivePair(read_text(row, "text1"), read_text(row, "text2"))
 
 
-def read_triple(row: Values, score_range: ScoreRange | None = None) -> Triple:
+def _triple(row: Values, _: ScoreRange | None) -> Triple:
     return Triple(read_text(row, "anchor"), read_text(row, "positive"), read_text(row, "negative"))
 
 
-def read_nli_pair(row: Values, score_range: ScoreRange | None = None) -> ScoredPair | Dropped:
+def _nli_pair(row: Values, _: ScoreRange | None) -> ScoredPair | Dropped:
     """Entailment is score 1, contradiction 0; neutral rows and rows without gold label are dropped."""
     label = read_nli_label(row, "label")
     if label not in ("entailment", "contradiction"):
@@ -213,9 +203,9 @@ class Format:
 
 
 FORMATS: dict[str, Format] = {
-    "scored_pair": Format(("text1", "text2", "score"), read_scored_pair),
-    "positive_pair": Format(("text1", "text2"), read_positive_pair),
-    "triple": Format(("anchor", "positive", "negative"), read_triple),
-    "nli_pairs": Format(("premise", "hypothesis", "label"), read_nli_pair),
-    "nli_triples": Format(("premise", "hypothesis", "label"), read_nli_pair, pair_by_premise, rows_per_example=2),
+    "scored_pair": Format(("text1", "text2", "score"), _scored_pair),
+    "positive_pair": Format(("text1", "text2"), _positive_pair),
+    "triple": Format(("anchor", "positive", "negative"), _triple),
+    "nli_pairs": Format(("premise", "hypothesis", "label"), _nli_pair),
+    "nli_triples": Format(("premise", "hypothesis", "label"), _nli_pair, pair_by_premise, rows_per_example=2),
 }

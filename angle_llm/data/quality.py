@@ -169,7 +169,7 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
     """Read a file as training would, into the report and the keys of its rows. Raises `DataError`."""
     reading = open_examples(source)
     account = reading.report()
-    report.format, report.guessed, report.unit = reading.format, source.format == "auto", reading.rows.unit
+    report.format, report.guessed, report.unit = reading.format, source.format == "auto", reading.rows.files[0].unit
     report.columns, report.unused_columns = reading.columns, account.unused_columns
 
     def new_texts() -> Iterator[str]:
@@ -324,7 +324,7 @@ def write_fixed(files: Sequence[CheckedFile], folder: Path, out: Path) -> list[d
 def _write_fixed(source: DataSource, removed: Mapping[int, str], folder: Path, name: str) -> tuple[int, int]:
     kept = quarantined = 0
     reading = open_examples(source)
-    labels = reading.rows.label_names
+    labels = reading.rows.files[0].label_names
     with (
         (folder / f"{name}.jsonl").open("w", encoding="utf-8") as cleaned,
         (folder / f"{name}.quarantine.jsonl").open("w", encoding="utf-8") as quarantine,

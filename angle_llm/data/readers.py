@@ -22,15 +22,13 @@ All files but Parquet may end in .gz. Relative paths are looked up in the workin
 from __future__ import annotations
 
 import atexit
-import gzip
 import os
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from angle_llm.data.file_types import (
     CsvFile,
@@ -119,8 +117,8 @@ class _Opener(NamedTuple):
         path = find_path(self.source)
         folder, at, part = self.source.rpartition("@")
         if self.source == STANDARD_INPUT and not self.tables:
-            stdin = TextFile("standard input", _standard_input(), encoding=self.encoding)
-            return RowSource("standard input", [stdin])
+            stdin = TextFile(_standard_input(), name="standard input", encoding=self.encoding)
+            return RowSource(stdin.name, [stdin])
         if self.source.startswith(STARTER):
             return self._file(_starter_file(self.source.removeprefix(STARTER)))
         if not self.source:
@@ -143,7 +141,7 @@ class _Opener(NamedTuple):
         reader = self._reader(path)
         if self.delimiter is not None and not isinstance(reader, TsvFile):
             raise DataError(f"{self.source}: delimiter is set, but this is not a CSV or TSV file; unset it")
-        return RowSource(str(path), [reader])
+        return RowSource(str(path), [reader], path=path)
 
     def _reader(self, path: Path) -> FileReader:
         packed = path.suffix == ".gz"
@@ -153,29 +151,22 @@ class _Opener(NamedTuple):
         if self.tables and extension not in FILE_TYPES:
             raise DataError(f"{path}: unknown file name extension; known: {', '.join(FILE_TYPES)}, text files also .gz")
 
-        def open() -> BinaryIO:
-            return gzip.open(path) if packed else path.open("rb")  # type: ignore[return-value]
-
         def made(file_type: type[FileReader]) -> FileReader:
-            reader = file_type(str(path), open, delimiter=self.delimiter, encoding=self.encoding)
-            reader.path = path
-            return reader
+            return file_type(path, delimiter=self.delimiter, encoding=self.encoding)
 
         reader = made(FILE_TYPES.get(extension, TextFile))
         if isinstance(reader, CsvFile) and self.delimiter is None and StsBenchmarkFile.matches(reader):
             return made(StsBenchmarkFile)
-        if self.tables and isinstance(reader, TextFile):  # SICK, MRPC, and parts of STS tasks
-            if path.name.startswith("STS.input."):
-                reader = made(StsPartFile)
-                reader.beside = (path.with_name(path.name.replace("STS.input.", "STS.gs.", 1)),)
-                return reader
-            if (self.delimiter or "\t") not in next((line for _, line in reader.lines() if line.strip()), ""):
-                raise DataError(
-                    f"{path}: a .txt file of pairs is a table with tabs and a header line, or STS.input.NAME.txt beside "
-                    "STS.gs.NAME.txt; its first line has no tab. Single texts are not pairs"
-                )
-            return made(TsvFile)
-        return reader
+        if not self.tables or not isinstance(reader, TextFile):
+            return reader
+        if path.name.startswith("STS.input."):
+            return made(StsPartFile)
+        if (self.delimiter or "\t") in next((line for _, line in reader.lines() if line.strip()), ""):
+            return made(TsvFile)  # SICK, MRPC
+        raise DataError(
+            f"{path}: a .txt file of pairs is a table with tabs and a header line, or STS.input.NAME.txt beside STS.gs.NAME.txt; "
+            "its first line has no tab. Single texts are not pairs"
+        )
 
     def _folder(self, folder: Path) -> RowSource:
         """All data files in a folder and its subfolders; not hidden files, nor those of other programs (`_SUCCESS`, .json)."""
@@ -186,7 +177,7 @@ class _Opener(NamedTuple):
         if not files:
             raise DataError(f"{folder}: no file in this folder ends in {', '.join(readable)}; name a file")
         ignored = [str(path) for path in paths if path not in files]
-        return RowSource(str(folder), [self._reader(folder / path) for path in files], ignored)
+        return RowSource(str(folder), [self._reader(folder / path) for path in files], ignored, folder)
 
     def _dataset(self, path: str, split: str) -> RowSource:
         hint = "" if Path(path).is_dir() else f"It is not a local path. {_beside(Path(path))}"
@@ -241,16 +232,10 @@ def _starter_file(name: str) -> Path:
     return _STARTER_FOLDER / name
 
 
-def _standard_input() -> Callable[[], BinaryIO]:
-    """Standard input, copied to an unnamed temporary file, so that it can be read again."""
-    copy = tempfile.TemporaryFile()  # noqa: SIM115
+def _standard_input() -> Path:
+    """Standard input, copied to a temporary file, so that it can be read again."""
+    copy = tempfile.NamedTemporaryFile()  # noqa: SIM115
     atexit.register(copy.close)
     shutil.copyfileobj(sys.stdin.buffer, copy)
     copy.flush()
-
-    def again() -> BinaryIO:
-        stream = os.fdopen(os.dup(copy.fileno()), "rb")
-        stream.seek(0)
-        return stream
-
-    return again
+    return Path(copy.name)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from angle_llm.data.formats import DataError, RowError
 from angle_llm.io import sha256_of
@@ -59,8 +59,8 @@ class FileReader:
     """Rows of one file, from the start, as often as needed; only the current row is in memory.
 
     Args:
+        path: The file; .gz is unpacked.
         name: File name in messages.
-        open: Opens the unpacked bytes of the file.
         delimiter: Between fields of CSV and TSV files; None: detected.
         encoding: Of text files, as Python names it.
     """
@@ -70,16 +70,14 @@ class FileReader:
     has_columns: ClassVar[bool] = True
     label_names: Mapping[str, list[str]] = {}
     """Column → names of its integer labels; only `datasets` datasets have them."""
-    path: Path | None = None
-    """The file; None for standard input and datasets."""
     beside: tuple[Path, ...] = ()
     """Further files that are read with this one."""
 
     def __init__(
-        self, name: str, open: Callable[[], BinaryIO], *, delimiter: str | None = None, encoding: str = "utf-8"
+        self, path: Path, *, name: str | None = None, delimiter: str | None = None, encoding: str = "utf-8"
     ) -> None:
-        self.name = name
-        self.open = open
+        self.path = path
+        self.name = name or str(path)
         self.delimiter = delimiter
         self.encoding = encoding
         self._codec = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
@@ -87,7 +85,7 @@ class FileReader:
     @property
     def identity(self) -> str:
         """Name that does not depend on the working directory."""
-        return str(Path(self.name).resolve())
+        return str(self.path.resolve())
 
     @cached_property
     def columns(self) -> list[str]:
@@ -111,24 +109,24 @@ class FileReader:
         row: dict[str, Any] = record
         return row
 
-    def lines(self, newline: str | None = "\n", path: Path | None = None) -> Iterator[tuple[int, str]]:
+    def lines(self, newline: str | None = "\n") -> Iterator[tuple[int, str]]:
         """Line numbers from 1, and lines with their ends. Invalid bytes become lone surrogates, see `_refuse_bad_bytes`."""
-        number, name = 0, str(path or self.name)
+        number = 0
         try:
-            with path.open("rb") if path is not None else self.open() as stream:
+            with gzip.open(self.path) if self.path.suffix == ".gz" else self.path.open("rb") as stream:
                 if self._codec == "utf-8-sig":
-                    _refuse_utf_16(name, stream.read1(64))  # type: ignore[attr-defined]
+                    _refuse_utf_16(self.name, stream.read1(64))
                     stream.seek(0)
                 with io.TextIOWrapper(stream, self._codec, "surrogateescape", newline) as text:
                     for number, line in enumerate(text, 1):
                         yield number, line
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            advice = "fetch it again, or unpack the part that can be read"
             raise DataError(
-                f"{name}:{number + 1}: the gzip file is truncated or damaged ({error}); fetch it again, or unpack the part "
-                "that can be read"
+                f"{self.name}:{number + 1}: the gzip file is truncated or damaged ({error}); {advice}"
             ) from None
         except UnicodeDecodeError as error:
-            raise DataError(f"{name}:{number + 1}: cannot be decoded as {self.encoding}: {error}") from None
+            raise DataError(f"{self.name}:{number + 1}: cannot be decoded as {self.encoding}: {error}") from None
 
     def _refuse_bad_bytes(self, text: str) -> None:
         """Raises `RowError` if the text holds bytes that the encoding does not have."""
@@ -136,13 +134,10 @@ class FileReader:
             if not text.isascii():
                 text.encode()
         except UnicodeEncodeError as error:
-            advice = "set encoding to that of the file"
+            encoding, advice = self.encoding, "set encoding to that of the file"
             if self._codec == "utf-8-sig":
-                advice = (
-                    "if the file is Windows-1252, set encoding to cp1252, or convert it with `iconv -f cp1252 -t utf-8`"
-                )
-            byte, encoding = ord(text[error.start]) - 0xDC00, "UTF-8" if self._codec == "utf-8-sig" else self.encoding
-            raise RowError(f"byte 0x{byte:02x} is not {encoding}; {advice}") from None
+                encoding, advice = "UTF-8", "if the file is Windows-1252, set encoding to cp1252"
+            raise RowError(f"byte 0x{ord(text[error.start]) - 0xDC00:02x} is not {encoding}; {advice}") from None
 
 
 def _refuse_utf_16(name: str, start: bytes) -> None:
@@ -150,34 +145,28 @@ def _refuse_utf_16(name: str, start: bytes) -> None:
     marked = start.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff"))
     if marked or start.count(0) * 3 > len(start) > 1:  # without a byte order mark: every second byte of English is 0
         raise DataError(
-            f"{name}:1: the file is in UTF-16 or UTF-32, expected UTF-8 (it begins with {start[:4].hex(' ')}); set encoding to "
-            "utf-16, or convert the file with `iconv -f utf-16 -t utf-8`"
+            f"{name}:1: the file is in UTF-16 or UTF-32, expected UTF-8 (it begins with {start[:4].hex(' ')}); set encoding, "
+            "such as to utf-16"
         )
 
 
 class RowSource:
     """Rows of a source, read from its start as often as it is iterated."""
 
-    def __init__(self, name: str, files: Sequence[FileReader], ignored: Sequence[str] = ()) -> None:
+    def __init__(
+        self, name: str, files: Sequence[FileReader], ignored: Sequence[str] = (), path: Path | None = None
+    ) -> None:
         self.name = name
         self.files = list(files)
         self.ignored = list(ignored)
         """Names of files in a folder that are of no known type."""
+        self.path = path
+        """The file or folder; None for standard input and datasets."""
 
     @cached_property
     def columns(self) -> list[str]:
         """Names of the columns of all files; JSON files are read whole for it."""
         return list(dict.fromkeys(column for file in self.files for column in file.columns))
-
-    @property
-    def label_names(self) -> Mapping[str, list[str]]:
-        """Column → names of its integer labels; only of datasets."""
-        return self.files[0].label_names
-
-    @property
-    def unit(self) -> Unit:
-        """What row numbers count."""
-        return self.files[0].unit
 
     def __iter__(self) -> Iterator[Row | BadRow]:
         return self.rows()
@@ -208,15 +197,13 @@ class RowSource:
                 )
 
     def stamps(self) -> list[tuple[int, int]]:
-        """Size in bytes and modification time in ns of each file that is read; cheap. Standard input cannot change."""
-        paths = [path for file in self.files if file.path is not None for path in (file.path, *file.beside)]
+        """Size in bytes and modification time in ns of each file that is read; cheap."""
+        paths = [path for file in self.files for path in (file.path, *file.beside)]
         return [(status.st_size, status.st_mtime_ns) for status in (path.stat() for path in paths if path.exists())]
 
     def fingerprint(self) -> list[dict[str, Any]]:
         """Name, size in bytes and SHA-256 of each file (packed, as on disk): equal for the same rows."""
-        found: list[dict[str, Any]] = []
-        for file in self.files:
-            with file.path.open("rb") if file.path is not None else file.open() as stream:
-                digest = sha256_of(stream)
-                found.append({"name": Path(file.name).name, "size": stream.tell(), "sha256": digest})
-        return found
+        return [
+            {"name": Path(file.name).name, "size": file.path.stat().st_size, "sha256": sha256_of(file.path)}
+            for file in self.files
+        ]

@@ -24,7 +24,7 @@ from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.cli import guarded
 from angle_llm.config import DataSource, LoraSettings
 from angle_llm.data.examples import load_examples
-from angle_llm.data.order import batch_indices
+from angle_llm.data.order import Draws
 from angle_llm.io import write_json
 from angle_llm.model.backbone import load_tokenizer, locate
 from angle_llm.model.weights import FlopsPerToken
@@ -83,7 +83,7 @@ def main(settings: GpuSpeedSettings) -> None:
     examples = load_examples(replace(settings.data, limit=settings.batch * (settings.steps + 1))).examples
     batches = [
         TextBatch.from_examples([examples[index] for index in indices])
-        for indices in batch_indices(len(examples), settings.batch, seed=0, epoch=0)
+        for indices in Draws.of_one(len(examples)).epoch(0, settings.batch, seed=0)
     ]
     rows = []
     for tokens in settings.micro_batch_tokens:

@@ -17,7 +17,7 @@ from angle_llm.data.examples import DataReport, load_examples
 from angle_llm.data.formats import DataError, Example
 from angle_llm.data.order import Draws
 from angle_llm.data.readers import EXTENSIONS, find_path
-from angle_llm.data.store import ByIndex, StoredExamples, digest_of
+from angle_llm.data.store import ByIndex, digest_of
 
 _WEIGHT = re.compile(r"(?P<path>.+):(?P<weight>\d+(\.\d*)?|\.\d+)")
 
@@ -65,11 +65,6 @@ class Mixture(ByIndex):
         return bisect_right(self._ends, index)
 
     @property
-    def in_memory(self) -> bool:
-        """Whether no dataset is stored on disk."""
-        return not any(isinstance(each.examples, StoredExamples) for each in self.sets)
-
-    @property
     def digest(self) -> str:
         """Equal for equal examples with equal draws and prompts."""
         plain = Draws.of_one(len(self)) == self.draws and self.sets[0].prompt is None
@@ -83,14 +78,9 @@ class Mixture(ByIndex):
             if each.report is not None:
                 yield each.report.summary()
             if len(self.sets) > 1:
-                own = [f"prompt {each.prompt}"] if each.prompt else []
-                own += [
-                    f"{name} {value if isinstance(value, str) else f'{value:g}'}"
-                    for name, value in each.objective.items()
-                ]
-                yield ", ".join(
-                    [f"  as {each.name}: {count:,} of an epoch's {total:,} examples ({count / total:.1%})", *own]
-                )
+                own = {"prompt": each.prompt} if each.prompt else {}
+                more = "".join(f", {name} {value}" for name, value in (own | each.objective).items())
+                yield f"  as {each.name}: {count:,} of an epoch's {total:,} examples ({count / total:.1%}){more}"
 
 
 def load_mixture(settings: DataSettings, cache: Path | None = None) -> Mixture:
@@ -109,9 +99,8 @@ def load_mixture(settings: DataSettings, cache: Path | None = None) -> Mixture:
 
 def sets_of(settings: DataSettings) -> list[MixedSet]:
     """The datasets of the settings, at least one. Raises `DataError` for a dataset that is named twice."""
-    if settings.sets:
-        sets = list(settings.sets)
-    else:
+    sets = list(settings.sets)
+    if not sets:
         common = {item.name: getattr(settings, item.name) for item in fields(DataSource)}
         sets = [MixedSet(**common | {"path": path}, weight=weight) for path, weight in _listed(settings.path)]
     for number, each in enumerate(sets):
@@ -127,7 +116,7 @@ def _listed(path: str) -> list[tuple[str, float]]:
     if find_path(path).exists():
         return [(path, 1.0)]
     listed = []
-    for part in map(str.strip, path.split(",") if "," in path else [path]):
+    for part in map(str.strip, path.split(",")):
         found = None if find_path(part).exists() else _WEIGHT.fullmatch(part)
         listed.append((found["path"], float(found["weight"])) if found else (part, 1.0))
     if len(listed) > 1 and not all(name for name, _ in listed):
@@ -139,10 +128,8 @@ def _names(paths: Sequence[str]) -> list[str]:
     """Short and different names."""
     names: list[str] = []
     for path in paths:
-        short = Path(path).name
-        for extension in sorted(EXTENSIONS, key=len, reverse=True):
-            short = short.removesuffix(extension)
-        short = short.removeprefix("starter:") or path
+        extension = next((each for each in sorted(EXTENSIONS, key=len, reverse=True) if path.endswith(each)), "")
+        short = Path(path).name.removesuffix(extension).removeprefix("starter:") or path
         same = sum(name == short or name.startswith(f"{short}#") for name in names)
         names.append(f"{short}#{same + 1}" if same else short)
     return names

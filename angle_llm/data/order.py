@@ -70,7 +70,7 @@ class Draws:
 
     def batches(self, batch_size: int) -> int:
         """Number of batches of an epoch."""
-        parts = self.counts if self.by_set else [sum(self.counts)]
+        parts = self.counts if self.by_set else (sum(self.counts),)
         return sum(-(-count // batch_size) for count in parts)
 
     def epoch(self, epoch: int, batch_size: int, *, seed: int, first: int = 0) -> Iterator[list[int]]:
@@ -99,19 +99,6 @@ class Draws:
         orders = [random_orders(size, together, _key(number, seed, block)) for block in blocks]
         skipped = start - blocks[0] * size * together
         return (orders[0] if len(orders) == 1 else np.concatenate(orders))[skipped : skipped + count]
-
-
-def batch_indices(n: int, batch_size: int, *, seed: int, epoch: int) -> list[list[int]]:
-    """The batches of an epoch over `range(n)`, shuffled: every index once; the last batch may be smaller.
-
-    Raises `ValueError` for a negative `n`, `seed` or `epoch`, an `epoch` of 2**64 or more, or a `batch_size` below 1.
-    """
-    if n < 0 or batch_size < 1 or seed < 0 or not 0 <= epoch < 2**64:
-        raise ValueError(
-            "batch_indices: expected n >= 0, batch_size >= 1, seed >= 0 and 0 <= epoch < 2**64, got "
-            f"n={n}, batch_size={batch_size}, seed={seed}, epoch={epoch}"
-        )
-    return list(Draws.of_one(n).epoch(epoch, batch_size, seed=seed)) if n else []
 
 
 def _mixed(streams: Sequence[Order], key: int) -> Order:

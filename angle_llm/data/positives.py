@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from angle_llm.data.formats import DataError, Example, PositivePair, ScoredPair, Triple
+from angle_llm.data.formats import DataError, Example, PositivePair, Triple, pairs_of
 from angle_llm.data.keys import near
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -51,20 +51,18 @@ class Material:
     known: dict[int, set[int]]
     """Near key → near keys it is in another row with: own negatives of triples, scored pairs that are not positive."""
 
-    @cached_property
-    def _origin(self) -> dict[int, tuple[int, str]]:
-        found: dict[int, tuple[int, str]] = {}
-        for pair in self.pairs:
-            found.setdefault(pair.anchor, (pair.example, "anchor"))
-            found.setdefault(pair.positive, (pair.example, "positive"))
-        return found
-
     def place(self, text: int) -> str:
         """Return a text and where it is from, for messages."""
         shown = json.dumps(self.texts[text][:80])  # escapes show invisible characters
-        example, side = self._origin.get(text, (None, ""))
-        of = "of --corpus" if example is None else f"the {side} of example {example} (from 0)"
-        return f"text {shown}, {of}"
+        return f"text {shown}, {self._origin.get(text, 'of --corpus')}"
+
+    @cached_property
+    def _origin(self) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for pair in self.pairs:
+            found.setdefault(pair.anchor, f"the anchor of example {pair.example} (from 0)")
+            found.setdefault(pair.positive, f"the positive of example {pair.example} (from 0)")
+        return found
 
     def digest(self) -> str:
         """Return the SHA-256 of all that the negatives depend on, except vectors and rules."""
@@ -105,17 +103,16 @@ def gather(examples: Sequence[Example], corpus: Iterable[str] | None, positive_a
     own: defaultdict[tuple[int, int], dict[str, None]] = defaultdict(dict)
     repeated = scored_lower = 0
     for index, example in enumerate(examples):
-        anchor, positive, negative = _read(example, positive_above)
-        if negative is not None:
-            known.append((anchor, negative))
-        if positive is None:
+        (anchor, other, score), *negative = pairs_of(example)
+        known += [(left, right) for left, right, _ in negative]
+        if not isinstance(example, Triple | PositivePair) and score <= positive_above:
+            known.append((anchor, other))
             scored_lower += 1
             continue
-        ends = (number_of.setdefault(anchor, len(number_of)), number_of.setdefault(positive, len(number_of)))
+        ends = (number_of.setdefault(anchor, len(number_of)), number_of.setdefault(other, len(number_of)))
         repeated += ends in pairs
         pairs.setdefault(ends, Pair(index, *ends))
-        if negative is not None:
-            own[ends][negative] = None
+        own[ends] |= dict.fromkeys(right for _, right, _ in negative)
     if not pairs:
         hint = f" No score is above --positive-above {positive_above}; lower it, or check --score-range."
         raise DataError(
@@ -134,6 +131,7 @@ def gather(examples: Sequence[Example], corpus: Iterable[str] | None, positive_a
 
     key_T = np.array([key(text) for text in texts])
     links = [(int(key_T[pair.anchor]), int(key_T[pair.positive])) for pair in pairs.values()]
+    known_links = [(key(left), key(right)) for left, right in known]
     _, firsts = np.unique(key_T[candidates], return_index=True)
     return Material(
         texts=texts,
@@ -144,20 +142,8 @@ def gather(examples: Sequence[Example], corpus: Iterable[str] | None, positive_a
         key_T=key_T,
         cluster_T=_clusters(len(number_of_key), links)[key_T],
         positives=_neighbours(links),
-        known=_neighbours((key(left), key(right)) for left, right in known),
+        known=_neighbours(known_links),
     )
-
-
-def _read(example: Example, positive_above: float) -> tuple[str, str | None, str | None]:
-    """Anchor, positive if there is one, and a text that is known not to be one."""
-    if isinstance(example, Triple):
-        return example.anchor, example.positive, example.negative
-    if isinstance(example, PositivePair):
-        return example.left, example.right, None
-    assert isinstance(example, ScoredPair)
-    if example.score > positive_above:
-        return example.left, example.right, None
-    return example.left, None, example.right
 
 
 def _clusters(keys: int, links: list[tuple[int, int]]) -> Array:

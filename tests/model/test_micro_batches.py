@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from angle_llm.config import DataSource
 from angle_llm.data.batch import TextBatch
 from angle_llm.data.examples import load_examples
-from angle_llm.data.order import batch_indices
+from angle_llm.data.order import Draws
 from angle_llm.model.backbone import load_tokenizer, locate
 from angle_llm.model.micro_batches import MicroBatch, Plan, PrefixSharing, plan_micro_batches
 from angle_llm.model.tokenizer import SentenceTokenizer
@@ -153,7 +153,7 @@ def test_real_sentences_share_half_and_nli_triples_a_quarter_of_their_tokens(dat
     source = DataSource(str(data_dir / "nli" / "nli_triplets.jsonl.gz"), format="triple", where={"sts_overlap": 0})
     examples = load_examples(source).examples
     logical = computed = 0
-    for indices in batch_indices(len(examples), 512, seed=0, epoch=0)[:3]:
+    for indices in list(Draws.of_one(len(examples)).epoch(0, 512, seed=0))[:3]:
         triples = [examples[index] for index in indices]
         rows = [text for t in triples for text in (t.anchor, t.positive, t.negative)]  # type: ignore[union-attr]
         plan = plan_micro_batches(smollm2_tokenizer()(TextBatch.from_examples(triples).texts), 4096, 0, SHARING)

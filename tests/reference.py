@@ -62,15 +62,6 @@ def angle_paper(left: Row, right: Row) -> Number:
     return -torch.sqrt(square) if square > 0 else 0.0
 
 
-def angle_paper_per_column(left: Row, right: Row) -> list[Number]:
-    """Eq. 7, abs[((ac + bd) + (bc - ad)i) / √((c² + d²)(a² + b²))], a, b, c, d read as the numbers of one column."""
-    result = []
-    for (a, b), (c, d) in zip(halves(left), halves(right), strict=True):
-        scale = torch.sqrt((c * c + d * d) * (a * a + b * b))
-        result.append(torch.sqrt(((a * c + b * d) / scale) ** 2 + ((b * c - a * d) / scale) ** 2))
-    return result
-
-
 def angle_phase(left: Row, right: Row) -> Number:
     """Difference of the two arguments, reduced to [-π, π]."""
     weights, weighted = 0.0, 0.0
@@ -187,13 +178,3 @@ def value_and_gradient(function: Callable[[Tensor], Tensor], at: Tensor) -> tupl
         return value.detach(), torch.zeros_like(at)
     (gradient,) = torch.autograd.grad(value, leaf)
     return value.detach(), gradient
-
-
-def numeric_gradient(function: Callable[[Tensor], Tensor], at: Tensor, step: float = 1e-6) -> Tensor:
-    """Central differences, independent of autograd."""
-    gradient = torch.zeros_like(at)
-    for index in range(at.numel()):
-        nudge = torch.zeros_like(at)
-        nudge.view(-1)[index] = step
-        gradient.view(-1)[index] = (function(at + nudge) - function(at - nudge)) / (2 * step)
-    return gradient

@@ -137,14 +137,6 @@ def test_a_cached_step_takes_its_largest_micro_batch_and_the_embeddings(examples
     assert forecasted.peak + 2 * embeddings == pytest.approx(ledger.peak, rel=0.1)
 
 
-def test_the_loss_takes_what_it_takes_in_a_step(examples: list[Any]) -> None:
-    batch = TextBatch.from_examples(examples)
-    small = loss_memory(AngleObjective(), examples, 32)
-    assert 4 * 32 * len(batch) * 3 < small
-    wide = loss_memory(AngleObjective(), examples, 320)
-    assert wide - small > 4 * 288 * len(batch) * 3
-
-
 def test_the_loss_of_a_large_batch_lies_on_a_line(examples: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     objective = AngleObjective(in_batch_weight=0, cosine_weight=1)
     whole = loss_memory(objective, examples, 512)
@@ -166,12 +158,6 @@ def test_bits_are_held_and_computed_as_really(examples: list[Any]) -> None:
                 boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=EVERYTHING_KEPT)
             assert forecasted.peak == pytest.approx(ledger.peak, rel=0.1)
         assert forecasted.kept > 0
-
-
-def test_bits_need_linear_layers() -> None:
-    pytest.importorskip("bitsandbytes")
-    with pytest.raises(quantization.QuantizationError, match=r"no torch\.nn\.Linear layers"):
-        outlined("gpt2", torch.bfloat16, LORA, 4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -210,21 +196,6 @@ def test_a_gpu_keeps_no_scores_and_a_byte_of_a_mask() -> None:
         dropped = torch.nn.functional.dropout(query, 0.1, training=True)
         assert ledger.live == query.nbytes + query.numel()
         assert dropped.shape == query.shape
-
-
-def test_keys_shared_by_heads_are_copied_for_a_mask_alone() -> None:
-    query = torch.empty(1, 4, 64, 32, device=META, dtype=torch.bfloat16).requires_grad_()
-    key = torch.empty(1, 2, 64, 32, device=META, dtype=torch.bfloat16).requires_grad_()
-    mask = torch.zeros(1, 1, 64, 64, device=META, dtype=torch.bool)
-    kept = []
-    for given in (None, mask):
-        with MemoryLedger([query, key, mask]) as ledger, FusedKernels(on_gpu=True):
-            answer = torch.nn.functional.scaled_dot_product_attention(query, key, key, attn_mask=given, enable_gqa=True)
-            kept.append(ledger.live)
-            torch.autograd.backward(answer.sum())
-        assert key.grad is not None
-        assert key.grad.shape == key.shape
-    assert kept[1] - kept[0] == 2 * query.nbytes + 2 * mask.numel()
 
 
 def test_the_ledger_counts_what_lives_and_knows_the_peak() -> None:
@@ -348,18 +319,6 @@ def test_the_forecast_is_of_the_largest_step_and_of_a_full_budget(folder: Path) 
     assert full.expected.optimizer >= 8 * full.trainable
     quarter = forecast(settings(folder, processes=4))
     assert quarter.step.tokens < kept.step.tokens / 2
-
-
-def test_sizes_between_and_beyond_lie_on_the_line(folder: Path) -> None:
-    """The budget column lies on lines through some steps; a real plan of that size takes as much."""
-    plan = settings(folder, device="cpu", graph_tokens=1200, micro_batch_tokens=1200)
-    found = forecast(plan)
-    encoder = tiny_encoder("llama", max_length=100)
-    texts = TextBatch.from_examples(load_examples(plan.data).examples).texts
-    largest = max(encoder.plan(texts, 1200).groups, key=lambda group: group.computed_tokens)
-    assert largest.computed_tokens > 1100
-    step = model_step(outlined("llama", torch.float32, LORA), [largest.make()], on_gpu=False)
-    assert found.at_budget.activations == pytest.approx(step.peak * 1200 / step.tokens, rel=0.1)
 
 
 def test_the_largest_budgets_that_fit_are_proposed(folder: Path) -> None:

@@ -42,13 +42,6 @@ def test_equal_to_the_double_sum_in_value_and_gradient(pairs: list[tuple[float, 
         assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_gradient_equals_finite_differences() -> None:
-    score_P, similarity_P = tensor([0, 1, 1, 0.5, 0]), tensor([0.3, 0.1, 0.7, -0.2, 0.9])
-    _, gradient = reference.value_and_gradient(lambda x: ranking_loss(x, score_P, 0.5), similarity_P)
-    numeric = reference.numeric_gradient(lambda x: ranking_loss(x, score_P, 0.5), similarity_P)
-    assert_close(gradient, numeric, rtol=1e-6, atol=1e-8)
-
-
 @pytest.mark.parametrize("score", [[], [0.7], [1.0, 1.0, 1.0], [0.0, -0.0]])
 def test_without_distinct_scores_the_loss_is_exactly_zero_and_backward_works(score: list[float]) -> None:
     similarity_P = torch.linspace(-1, 1, len(score), dtype=torch.float64, requires_grad=True)

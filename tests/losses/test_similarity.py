@@ -59,14 +59,6 @@ def test_equals_the_slow_formula_in_value_and_gradient(name: str, columns: int) 
 
 
 @every_similarity
-def test_gradient_equals_finite_differences(name: str) -> None:
-    both_2PD = random(2, 3, 6, seed=5)
-    function = weighted_sum(lambda both: SIMILARITIES[name](both[0], both[1]))
-    _, gradient = reference.value_and_gradient(function, both_2PD)
-    assert_close(gradient, reference.numeric_gradient(function, both_2PD), rtol=1e-6, atol=1e-7)
-
-
-@every_similarity
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     ("left", "right"),
@@ -152,18 +144,6 @@ def test_symmetry_in_the_two_sides(form: str, is_symmetric: bool) -> None:
     left_PD, right_PD = random(2, 5, 8)
     there_P, back_P = ANGLE_FORMS[form](left_PD, right_PD), ANGLE_FORMS[form](right_PD, left_PD)
     assert torch.allclose(there_P, back_P, rtol=0, atol=1e-12) == is_symmetric
-
-
-def test_paper_read_column_by_column_is_one_and_has_no_gradient() -> None:
-    both_2PD = random(2, 1, 6)
-
-    def per_column(both: Tensor) -> Tensor:
-        (left,), (right,) = map(reference.rows_of, both)
-        return torch.stack(reference.angle_paper_per_column(left, right)).sum()
-
-    value, gradient = reference.value_and_gradient(per_column, both_2PD)
-    assert_close(value, torch.tensor(3.0, dtype=torch.float64))
-    assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=1e-12)
 
 
 def test_phase_decreases_with_a_common_rotation_at_a_constant_slope() -> None:

@@ -111,15 +111,6 @@ def test_a_loaded_adapter_is_saved_unchanged(adapter: Path, tmp_path: Path) -> N
     assert after == before
 
 
-def test_an_adapter_on_a_saved_whole_model(tmp_path: Path) -> None:
-    tiny_encoder("llama", pooling="mean").save_pretrained(tmp_path / "model")
-    encoder = adapted(tmp_path / "model")
-    encoder.save_pretrained(tmp_path / "adapter")
-    again = load(tmp_path / "adapter")
-    assert again.pooling == "mean"
-    assert np.array_equal(again.encode(TEXTS), encoder.encode(TEXTS))
-
-
 def test_prompt_pooling_and_length_are_saved_and_can_be_replaced(tmp_path: Path) -> None:
     prompt = PromptTemplate(
         name="mine",
@@ -271,22 +262,11 @@ def test_a_folder_below_that_of_a_gguf_base_is_accepted(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("{", "not valid JSON"),
-        ("", "not valid JSON"),
-        ("\xff\xfe", "not valid JSON"),
-        ("[1]", "not a JSON object"),
         ({"format_version": 2}, "format_version 1, got 2"),
-        ({"format_version": "1"}, "format_version 1, got '1'"),
         ({"poling": "last"}, r"unknown key 'poling'. Did you mean 'pooling'\?"),
         ({"pooling": ...}, "`pooling` is missing"),
-        ({"base": ...}, "`base` is missing"),
-        ({"prompt": "plain"}, "`prompt`.*got 'plain'"),
         ({"max_length": "128"}, "`max_length`.*got '128'"),
-        ({"max_length": True}, "`max_length`.*got True"),
-        ({"dtype": 16}, "`dtype`.*got 16"),
-        ({"base": 3}, "`base`.*got 3"),
-        ({"base_fingerprint": {}}, r"`base_fingerprint`.*got \{\}"),
         ({"bits": 3}, "`bits`.*got 3"),
-        ({"bits": True}, "`bits`.*got True"),
     ],
     ids=repr,
 )
@@ -307,12 +287,6 @@ def test_only_a_card_with_a_usable_prompt_makes_a_saved_encoder(saved: Path, bas
     change_card(saved, prompt={"name": "mine", "template": "no placeholder"})
     with pytest.raises(PromptError, match="exactly one"):
         load(saved)
-
-
-def test_an_adapter_without_its_weights_is_refused(adapter: Path) -> None:
-    (adapter / "adapter_model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=rf"{adapter}.*adapter_model\.safetensors"):
-        load(adapter)
 
 
 def test_saving_replaces_a_saved_encoder_also_through_a_link(saved: Path, base: Path) -> None:

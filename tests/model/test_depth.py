@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny import KINDS, save_tiny_base, tiny_backbone, tiny_encoder, train_a_little
+from tiny import KINDS, save_tiny_base, tiny_encoder, train_a_little
 from torch import nn
 
 from angle_llm import SentenceEncoder
@@ -17,7 +17,7 @@ from angle_llm.export.merge import merge
 from angle_llm.export.sentence_transformers import export_sentence_transformers
 from angle_llm.export.verify import verify
 from angle_llm.model.checks import CARD_NAME, ArtifactError
-from angle_llm.model.depth import LayerStack, cut_layers
+from angle_llm.model.depth import LayerStack
 
 TEXTS = ["A man is eating.", "A man is eating a large meal.", "Shares rose in London.", "A"]
 ROUNDING = 2e-6
@@ -235,11 +235,3 @@ def test_a_backbone_with_unknown_layers_or_steps_after_them_is_refused() -> None
     backbone.twins = nn.ModuleList([nn.Identity() for _ in range(3)])
     with pytest.raises(ValueError, match="LlamaModel has 2 lists of 3 modules"):
         LayerStack.of(backbone)
-
-
-def test_a_skeleton_without_weights_can_be_cut() -> None:
-    """As `merge` does with a base that is read tensor by tensor."""
-    with torch.device("meta"):
-        backbone = tiny_backbone("llama").to("meta")
-    cut_layers(backbone, 1)
-    assert {name.split(".")[1] for name in backbone.state_dict() if name.startswith("layers.")} == {"0"}

@@ -117,16 +117,6 @@ def test_every_pooling_equals_the_plain_model(kind: str, pooling: str) -> None:
     assert_same_rows(tiny_encoder(kind, pooling=pooling).encode(TEXTS), one_at_a_time(kind, TEXTS, pooling))
 
 
-@pytest.mark.parametrize("kind", ["llama", "bert"])
-def test_repeated_texts_are_encoded_once(kind: str) -> None:
-    encoder = tiny_encoder(kind)
-    seen: list[int] = []
-    encoder.model.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
-    rows = encoder.encode(TEXTS)
-    assert sum(seen) == len(set(TEXTS)) < len(TEXTS)
-    assert np.array_equal(rows[[2, 0]], rows[[5, 6]])
-
-
 @pytest.mark.parametrize("pad", ["unchanged", "none", "a token of the text"])
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("kind", ["llama-tied", "gpt2", "bert", "roberta"])

@@ -4,8 +4,6 @@ import ctypes
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -227,16 +225,3 @@ def test_freed_memory_is_kept_inside_and_returned_afterwards() -> None:
     assert before < 100
     assert inside >= 400
     assert after < 100
-
-
-def test_encode_keeps_freed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    entered = []
-
-    @contextmanager
-    def watched() -> Iterator[None]:
-        entered.append(True)
-        yield
-
-    monkeypatch.setattr("angle_llm.model.encoder.keep_freed_memory", watched)
-    tiny_encoder("llama").encode(["A dog."])
-    assert len(entered) == 1

@@ -1,9 +1,6 @@
 """An encoder on the hub opens by its name as it was saved, from files that are needed and no others."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -120,18 +117,6 @@ def test_a_link_in_the_cache_that_leads_elsewhere_is_refused(hub: Hub, tmp_path:
     config.symlink_to(tmp_path / "model" / "config.json")
     with pytest.raises(ArtifactError, match="is a link out of its folder"):
         load("user/whole")
-
-
-def test_as_users_name_a_hub(hub: Hub, tmp_path: Path) -> None:
-    """By HF_ENDPOINT, in a process of its own."""
-    tiny_encoder("bert").save_pretrained(tmp_path / "model")
-    hub.put("user/whole", tmp_path / "model")
-    code = "from angle_llm import SentenceEncoder as E; print(E.from_pretrained('user/whole', device='cpu').encode(['a']).shape)"
-    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
-    environment |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "(1, 32)", done.stderr[-1500:]
-    assert json.loads((tmp_path / "model" / CARD_NAME).read_text())["base"] is None
 
 
 def test_a_card_nobody_could_be_asked_for_is_warned_of(

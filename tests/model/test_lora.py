@@ -233,9 +233,7 @@ def change_tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Calla
     [
         (change_config(peft_type="IA3"), "LORA.*'IA3'"),
         (change_config(rank_pattern={"q_proj": 8}), "`rank_pattern`"),
-        (change_config(alpha_pattern={"q_proj": 8}), "`alpha_pattern`"),
         (change_config(bias="all"), "`bias` = 'all'"),
-        (change_config(lora_bias=True), "`lora_bias` = True"),
         (change_config(modules_to_save=["embed_tokens"]), "`modules_to_save`"),
         (change_config(a_new_key=3), "`a_new_key` = 3"),
         (change_config(init_lora_weights="pissa"), "`init_lora_weights` = 'pissa'"),
@@ -243,7 +241,6 @@ def change_tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Calla
         (change_config(r=4), r"A \(4, I\) and B \(O, 4\)"),
         (change_config(use_dora=False), "incomplete"),
         (change_tensors(lambda t: t.pop(f"{LAYER}.lora_B.weight")), r"layers\.0\.mlp\.up_proj is incomplete"),
-        (change_tensors(lambda t: t.pop(f"{LAYER}.lora_magnitude_vector")), "incomplete"),
         (change_tensors(lambda t: t.pop(f"{LAYER}.lora_A.weight")), r"base_model\..*no update"),
         (change_tensors(lambda t: t.update({f"{LAYER}.lora_C.weight": torch.ones(2, 2)})), "lora_C.*no update"),
         (change_tensors(lambda t: t.clear()), "nothing"),

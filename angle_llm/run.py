@@ -115,5 +115,5 @@ def load_data(settings: DataSettings, processes: Processes) -> Mixture:
     from angle_llm.data.store import cache_folder
 
     first: list[Mixture] = []
-    processes.once_per_machine(lambda: first.append(load_mixture(settings, cache_folder())))
+    processes.from_main(lambda: first.append(load_mixture(settings, cache_folder())), each_machine=True)
     return first[0] if first else load_mixture(settings, cache_folder())

@@ -90,7 +90,7 @@ def main(settings: GpuSpeedSettings) -> None:
         rows.append(encoding(encoder, batches, tokens, peak))
         print(json.dumps(rows[-1]), flush=True)
     encoder.add_lora(settings.lora())
-    meter = StepMeter(FlopsPerToken.of(encoder.model.backbone), peak)
+    meter = StepMeter(encoder, peak)
     for tokens in settings.micro_batch_tokens:
         rows.append(training(encoder, batches, tokens, settings, meter))
         print(json.dumps(rows[-1]), flush=True)
@@ -167,7 +167,7 @@ def training(
         "what": f"LoRA r{settings.rank}",
         "micro_batch_tokens": tokens,
         "cached": result.cached,
-        "layout": result.layout,
+        "layout": result.plan.layout,
         **middle,
         **memory(encoder.device),
     }

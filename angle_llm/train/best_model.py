@@ -11,10 +11,12 @@ from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.lora import is_adapted
 from angle_llm.train.checkpoint import Progress, SavedWeightsError, check_saved
 from angle_llm.train.metrics import Metrics
-from angle_llm.train.strategies import Strategy
+from angle_llm.train.strategies import DataParallelStrategy
 
 Evaluate = Callable[[SentenceEncoder], float]
 """From an encoder to one number; a larger number is better."""
+RESCUE_FOLDER = "interrupted"
+"""Folder of the run directory with the weights of a run that failed; removed when the run is finished."""
 
 
 class BestModel:
@@ -23,7 +25,9 @@ class BestModel:
     All ranks evaluate; the score of rank 0 counts, and it alone writes.
     """
 
-    def __init__(self, encoder: SentenceEncoder, evaluate: Evaluate | None, folder: Path, strategy: Strategy) -> None:
+    def __init__(
+        self, encoder: SentenceEncoder, evaluate: Evaluate | None, folder: Path, strategy: DataParallelStrategy
+    ) -> None:
         self._encoder, self._evaluate, self._strategy = encoder, evaluate, strategy
         self.folder = folder
         self.evaluated: int | None = None
@@ -73,15 +77,19 @@ class BestModel:
             self._strategy.processes.from_main(lambda: self._encoder.save_pretrained(self.folder, self._check_written))
 
     def _check_written(self, folder: Path) -> None:
-        """Read a saved adapter again. One that is empty or all zero does not replace the last one.
+        """Read a saved adapter again. One that is damaged or all zero does not replace the last one.
 
         Raises:
             SavedWeightsError: names the file and the weight.
         """
         if not is_adapted(self._encoder.model.backbone):
             return
-        path = folder / "adapter_model.safetensors"
-        weights = {_saved_name(name): p for name, p in self._encoder.model.named_parameters() if p.requires_grad}
+        path, weights = folder / "adapter_model.safetensors", {}
+        for name, parameter in self._strategy.weights.items():
+            saved_name = name.removeprefix("backbone.").replace(".default", "")  # as peft names it
+            if saved_name.endswith("lora_magnitude_vector.weight"):
+                saved_name = saved_name.removesuffix(".weight")
+            weights[saved_name] = parameter
         check_saved(path, weights)
         ups = [tensor for name, tensor in weights.items() if "lora_B" in name]
         if ups and not any(tensor.detach().any() for tensor in ups):
@@ -92,11 +100,10 @@ class BestModel:
 
     def rescue(self) -> None:
         """Save the current weights in `interrupted/` when a run fails, if they are complete and finite."""
-        trained = [parameter for parameter in self._encoder.model.parameters() if parameter.requires_grad]
-        complete = all(parameter.numel() for parameter in trained)  # ZeRO-3 needs all ranks to gather them
-        if not (self._strategy.processes.is_main and complete):
-            return
-        if not all(math.isfinite(float(parameter.detach().sum())) for parameter in trained):
+        weights = [parameter.detach() for parameter in self._strategy.weights.values()]
+        complete = all(weight.numel() for weight in weights)  # ZeRO-3 needs all ranks to gather them
+        finite = all(math.isfinite(float(weight.sum())) for weight in weights)
+        if not (self._strategy.processes.is_main and complete and finite):
             return
         folder = self.folder.with_name(RESCUE_FOLDER)
         try:
@@ -105,13 +112,3 @@ class BestModel:
             log(f"the run failed; its last weights could not be saved in {folder}: {error}")
         else:
             log(f"the run failed; its last weights are in {folder}")
-
-
-RESCUE_FOLDER = "interrupted"
-"""Folder of the run directory with the weights of a run that failed; removed when the run is finished."""
-
-
-def _saved_name(name: str) -> str:
-    """Name in peft's file of a parameter of `EmbeddingModel`."""
-    name = name.removeprefix("backbone.").replace(".default", "")
-    return name.removesuffix(".weight") if name.endswith("lora_magnitude_vector.weight") else name

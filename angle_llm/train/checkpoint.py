@@ -9,11 +9,9 @@ Later batches and learning rates follow from the settings and the step. `resumab
 
 from __future__ import annotations
 
-import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +21,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from angle_llm.config import SettingsError, TrainSettings
-from angle_llm.io import FolderError, log, plain
+from angle_llm.io import FolderError, log, plain, remove_folder
 from angle_llm.resumable import ResumableFolder
 from angle_llm.train.memory import TokenBudget
 from angle_llm.train.rng import random_state, seed_rank, set_random_state
-from angle_llm.train.strategies import Strategy
+from angle_llm.train.strategies import DataParallelStrategy
+
+FOLDER = "checkpoints"
+FILES = ("weights", "optimizer")
 
 
 class CheckpointError(RuntimeError):
@@ -55,76 +56,77 @@ class Progress:
     """Token budget after out-of-memory halvings; None before the first step."""
 
 
-@dataclass(frozen=True)
-class _Snapshot:
-    """The state of a run, independent of the strategy: full tensors on the CPU."""
-
-    weights: Mapping[str, Tensor]
-    optimizer: Mapping[str, Tensor]
-    random: list[dict[str, Any]]
-    """Generators of every rank."""
-    progress: Progress
-
-    def write(self, folder: Path) -> None:
-        for name, tensors in (("weights", self.weights), ("optimizer", self.optimizer)):
-            save_file(dict(tensors), folder / f"{name}.safetensors")
-            check_saved(folder / f"{name}.safetensors", tensors)
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """What the manifest holds."""
-        return {"progress": plain(asdict(self.progress)), "random": self.random}
-
-    @classmethod
-    def read(cls, folder: Path, values: dict[str, Any]) -> _Snapshot:
-        progress = dict(values["progress"])
-        budget = progress.pop("budget")
-        return cls(
-            load_file(folder / "weights.safetensors"),
-            load_file(folder / "optimizer.safetensors"),
-            values["random"],
-            Progress(**progress, budget=None if budget is None else TokenBudget(**budget)),
-        )
-
-
 class Checkpoints:
     """The checkpoints of a run. Rank 0 reads and writes the files; all ranks call `resume` and `write`."""
 
-    def __init__(self, settings: TrainSettings, identity: Mapping[str, str | None], strategy: Strategy) -> None:
-        """`identity` is equal for runs that compute the same; a checkpoint of another one is refused."""
-        self.folder = checkpoint_folder(settings)
-        self._settings, self._identity, self._strategy = settings, identity, strategy
+    def __init__(
+        self, settings: TrainSettings, identity: Mapping[str, str | None], strategy: DataParallelStrategy
+    ) -> None:
+        """`identity` is equal for runs that compute the same; checkpoints of another one are refused."""
+        self.folder = settings.run_path / FOLDER
+        self._settings, self._strategy = settings, strategy
+        self._parts = ResumableFolder(self.folder, identity, option="--run-dir")
 
     def resume(self) -> Progress:
         """Load the checkpoint that `--resume` selects, and remove later ones. Without one, return `Progress()`.
 
         Raises:
-            CheckpointError: if the selected checkpoint is damaged, or all are, or they are of another run.
+            CheckpointError: if the selected checkpoint is damaged, or all are.
+            FolderError: if the checkpoints are of another run.
             SettingsError: if `--resume` names no checkpoint.
         """
-        processes, found = self._strategy.processes, list[_Snapshot]()
-        if not processes.from_main(lambda: self._find(found)):
+        strategy, processes = self._strategy, self._strategy.processes
+        tensors: dict[str, dict[str, Tensor]] = {}  # on rank 0
+        values = processes.from_main(lambda: self._find(tensors))
+        if values is None:
             return Progress()
-        try:
-            return self._load(found[0] if found else None)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise CheckpointError(
-                f"the checkpoint does not fit this run: {error}. Start over with --resume never."
-            ) from error
-
-    def _load(self, snapshot: _Snapshot | None) -> Progress:
-        """Load the snapshot of rank 0; the other ranks have none."""
-        processes = self._strategy.processes
-        self._strategy.load_state(
-            processes.broadcast(snapshot.weights if snapshot else None),
-            processes.broadcast(snapshot.optimizer if snapshot else None),
-        )
-        progress, states = processes.from_main(lambda: (snapshot.progress, snapshot.random))  # type: ignore[union-attr]
+        strategy.load_state(*(processes.broadcast(tensors.get(name)) for name in FILES))
+        progress, states = values["progress"], values["random"]
         if processes.rank < len(states):
             set_random_state(states[processes.rank], processes.device)
         else:  # the run has more ranks now
-            seed_rank(self._settings.seed, processes.rank, progress.step)
-        return progress
+            seed_rank(self._settings.seed, processes.rank, progress["step"])
+        budget = progress["budget"]
+        return Progress(**{**progress, "budget": None if budget is None else TokenBudget(**budget)})
+
+    def _find(self, tensors: dict[str, dict[str, Tensor]]) -> dict[str, Any] | None:
+        """Return the values of the checkpoint to resume from and add its tensors to `tensors`; None without one."""
+        for path in self.folder.glob(".step-*"):  # incomplete, of a killed run
+            shutil.rmtree(path, ignore_errors=True)
+        names, resume = checkpoint_names(self.folder), self._settings.resume
+        if resume == "never":
+            if names:
+                log(f"starting over: removing the checkpoints up to {names[-1]} from {self.folder}")
+            for name in names:
+                remove_folder(self.folder / name)
+            return None
+        if resume != "auto":
+            names = [named_checkpoint(self.folder, resume)]
+        elif not names:
+            log(f"no checkpoint in {self.folder}: starting at step 1")
+            return None
+        damaged: list[str] = []
+        with self._parts:
+            for name in reversed(names):
+                try:
+                    values = self._read(name, tensors)
+                except (FolderError, OSError) as error:
+                    damaged.append(str(error))
+                    continue
+                for problem in damaged:
+                    log(f"warning: {problem}. Resuming from {name}.")
+                self._retain(_step_of(name))
+                return values
+        raise CheckpointError(
+            f"no checkpoint is complete: {'; '.join(damaged)}. Restore the files, or start over with --resume never."
+        )
+
+    def _read(self, name: str, tensors: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
+        values = self._parts.check(name)
+        tensors |= {file: load_file(self.folder / name / f"{file}.safetensors") for file in FILES}
+        if {key: tensor.shape for key, tensor in tensors["weights"].items()} != self._strategy.shapes:
+            raise FolderError(f"{self.folder / name}: its weights have other names or shapes than those of this model")
+        return values
 
     def write(self, progress: Progress) -> Path:
         """Write a checkpoint, then remove all but the newest ones.
@@ -133,107 +135,48 @@ class Checkpoints:
             CheckpointError: if the disk is full or the folder is not writable; earlier checkpoints are untouched.
         """
         strategy, processes = self._strategy, self._strategy.processes
-        optimizer = strategy.optimizer_state()
-        states = processes.gather(random_state(processes.device))
+        tensors = {"optimizer": strategy.optimizer_state()}
+        values = {"progress": plain(progress), "random": processes.gather(random_state(processes.device))}
         with strategy.gather_params():
-            weights = {name: one.detach().cpu().contiguous() for name, one in strategy.weights.items()}
-        return processes.from_main(lambda: self._write(_Snapshot(weights, optimizer, states, progress)))
+            tensors["weights"] = {name: one.detach().cpu().contiguous() for name, one in strategy.weights.items()}
+        return processes.from_main(lambda: self._write(progress.step, tensors, values))
 
-    @contextmanager
-    def _open(self, *, start_over: bool = False) -> Iterator[ResumableFolder]:
-        with ExitStack() as stack:
-            folder = ResumableFolder(self.folder, self._identity, option="--run-dir", start_over=start_over)
-            try:
-                stack.enter_context(folder)
-            except FolderError as error:
-                newest = (checkpoint_names(self.folder) or ["a checkpoint"])[-1]
-                raise CheckpointError(f"cannot resume from {newest}: {error}") from error
-            yield folder
+    def _write(self, step: int, tensors: Mapping[str, dict[str, Tensor]], values: dict[str, Any]) -> Path:
+        path = self.folder / f"step-{step:06d}"
 
-    def _find(self, found: list[_Snapshot]) -> bool:
-        """Append the snapshot to resume from, if there is one."""
-        for path in self.folder.glob(".step-*"):  # incomplete, of a killed run
-            shutil.rmtree(path, ignore_errors=True)
-        names, resume = checkpoint_names(self.folder), self._settings.resume
-        if resume == "never":
-            if names:
-                log(f"starting over: removing the checkpoints up to {names[-1]} from {self.folder}")
-                with self._open(start_over=True) as parts:
-                    _retain(parts, 0, 0)
-            return False
-        if resume != "auto":
-            names = [named_checkpoint(self.folder, resume)]
-        elif not names:
-            log(f"no checkpoint in {self.folder}: starting at step 1")
-            return False
-        damaged: list[str] = []
-        with self._open() as parts:
-            for name in reversed(names):
-                try:
-                    found.append(self._read(parts, name))
-                except CheckpointError as error:
-                    damaged.append(str(error))
-                    continue
-                for problem in damaged:
-                    log(f"warning: {problem}. Resuming from {name}.")
-                _retain(parts, step_of(name), self._settings.checkpoint.keep)
-                return True
-        raise CheckpointError(
-            f"no checkpoint is complete: {'; '.join(damaged)}. Restore the files, or start over with --resume never."
-        )
+        def fill(folder: Path) -> None:
+            for name, saved in tensors.items():
+                save_file(saved, folder / f"{name}.safetensors")
+                check_saved(folder / f"{name}.safetensors", saved)
 
-    def _read(self, parts: ResumableFolder, name: str) -> _Snapshot:
         try:
-            snapshot = _Snapshot.read(self.folder / name, parts.check(name))
-            if {key: tensor.shape for key, tensor in snapshot.weights.items()} != dict(self._strategy.shapes):
-                raise ValueError("its weights have other names or shapes than those of this model")
-        except (ValueError, OSError, SafetensorError, LookupError, TypeError, AttributeError) as error:
-            raise CheckpointError(
-                str(error) if isinstance(error, FolderError) else f"{self.folder / name}: {error}"
-            ) from error
-        return snapshot
-
-    def _write(self, snapshot: _Snapshot) -> Path:
-        step = snapshot.progress.step
-        name = f"step-{step:06d}"
-        try:
-            with self._open() as parts:
-                if not parts.is_whole(name):  # else the run resumed from it and has taken no step since
-                    parts.write(name, snapshot.write, snapshot.values)
-                    parts.check(name)
-                _retain(parts, step, self._settings.checkpoint.keep)
+            with self._parts:
+                if not self._parts.is_whole(path.name):  # else the run resumed from it and has taken no step since
+                    self._parts.write(path.name, fill, values)
+                self._retain(step)
         except (OSError, SafetensorError) as error:
             names = checkpoint_names(self.folder)
             kept = f"{names[-1]} is kept: resume with --resume auto" if names else "There is no earlier checkpoint"
             raise CheckpointError(
-                f"checkpoint {self.folder / name} could not be written: {error}. Make the folder writable or free disk space. "
-                f"{kept}."
+                f"checkpoint {path} could not be written: {error}. Make the folder writable or free disk space. {kept}."
             ) from error
-        return self.folder / name
+        return path
 
-
-def _retain(parts: ResumableFolder, step: int, keep: int) -> None:
-    """Remove the checkpoints after a step, and of the others all but the newest."""
-    names = checkpoint_names(parts.path)
-    kept = [name for name in names if step_of(name) <= step][-keep:] if keep else []
-    for name in set(names) - set(kept):
-        parts.remove(name)
-
-
-def checkpoint_folder(settings: TrainSettings) -> Path:
-    """Folder of the checkpoints of a run."""
-    return settings.run_path / "checkpoints"
+    def _retain(self, step: int) -> None:
+        """Remove the checkpoints after a step, and of the others all but the newest."""
+        names = checkpoint_names(self.folder)
+        kept = [name for name in names if _step_of(name) <= step][-self._settings.checkpoint.keep :]
+        for name in set(names) - set(kept):
+            self._parts.remove(name)
 
 
 def checkpoint_names(folder: Path) -> list[str]:
     """Names of the checkpoints in a folder, oldest first, complete or not."""
-    return sorted((path.name for path in folder.glob("step-*") if step_of(path.name) >= 0), key=step_of)
+    return sorted((path.name for path in folder.glob("step-*") if path.name[5:].isdecimal()), key=_step_of)
 
 
-def step_of(name: str) -> int:
-    """The step in the name of a checkpoint, -1 for another name."""
-    match = re.fullmatch(r"step-(\d+)", name)
-    return int(match[1]) if match else -1
+def _step_of(name: str) -> int:
+    return int(name.removeprefix("step-"))
 
 
 def named_checkpoint(folder: Path, resume: str) -> str:
@@ -251,35 +194,19 @@ def named_checkpoint(folder: Path, resume: str) -> str:
     )
 
 
-def run_identity(
-    settings: TrainSettings, examples: str, base: str | None, device: torch.device
-) -> dict[str, str | None]:
-    """What runs that compute the same have in common. The keys appear in messages; `examples` is a digest."""
-    return {
-        "settings": settings.fingerprint(),
-        "examples": examples,
-        "base weights": base,
-        "kind of device": device.type,
-    }
-
-
 def check_saved(path: Path, weights: Mapping[str, Tensor]) -> None:
     """Read a safetensors file and compare it with the tensors that were saved.
 
     Raises:
-        SavedWeightsError: names the file and a tensor that is missing, unexpected, empty, or has another shape or other values.
+        SavedWeightsError: names the file and a tensor that is missing, unexpected or different.
     """
     with safe_open(path, framework="pt") as file:
-        odd = set(file.keys()) ^ set(weights)
-        if odd:
-            raise SavedWeightsError(
-                f"{path}: expected {len(weights)} tensors; {min(odd)} is {'missing' if min(odd) in weights else 'unexpected'}."
-            )
-        for name, tensor in weights.items():
-            saved, expected = file.get_tensor(name), tensor.detach().cpu()
-            if not saved.numel() or saved.shape != expected.shape:
+        names = set(file.keys())
+        for name in sorted({*names, *weights}):
+            if name not in names or name not in weights:
+                raise SavedWeightsError(f"{path}: {name} is {'missing' if name in weights else 'unexpected'}.")
+            saved = file.get_tensor(name)
+            if not saved.numel() or not torch.equal(saved, weights[name].detach().cpu()):
                 raise SavedWeightsError(
-                    f"{path}: {name}: expected shape {tuple(expected.shape)}, got {tuple(saved.shape)}."
+                    f"{path}: {name} is empty or differs from the values in memory. Check the disk."
                 )
-            if not torch.equal(saved, expected):
-                raise SavedWeightsError(f"{path}: {name} differs from the values in memory. Check the disk.")

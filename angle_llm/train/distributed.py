@@ -126,45 +126,28 @@ class Processes:
         distributed.all_gather_object(values, value)
         return values
 
-    def from_main(self, make: Callable[[], Value]) -> Value:
-        """Call `make` on rank 0 and return its value on every rank.
+    def from_main(self, make: Callable[[], Value], *, each_machine: bool = False) -> Value:
+        """Call `make` on rank 0 and return its value, a small one, on every rank. With `each_machine`, the first rank of every
+        machine calls it.
 
         Raises:
-            RemoteRankError: on the other ranks, if it fails on rank 0.
+            RemoteRankError: on the other ranks, if it fails on one.
         """
         if self.world_size == 1:
             return make()
-        sent: list[Any] = [None, None]
+        outcome: list[Any] = [None, None]
         try:
-            if self.is_main:
-                sent = [make(), None]
+            if (self.local_rank if each_machine else self.rank) == 0:
+                outcome[0] = make()
         except BaseException as error:
-            sent = [None, f"{type(error).__name__}: {error}"]
+            outcome[1] = f"rank {self.rank} failed: {type(error).__name__}: {error}"
             raise
         finally:
-            distributed.broadcast_object_list(sent, src=0)
-        if sent[1] is not None:
-            raise RemoteRankError(f"rank 0 failed: {sent[1]}")
-        value: Value = sent[0]
-        return value
-
-    def once_per_machine(self, work: Callable[[], None]) -> None:
-        """Call `work` on the first rank of every machine; the other ranks wait until it is done.
-
-        Raises:
-            RemoteRankError: on every rank, if it fails on one.
-        """
-        problem = None
-        try:
-            if self.local_rank == 0:
-                work()
-        except Exception as error:
-            problem = f"rank {self.rank} failed: {error}"
-            raise
-        finally:
-            problems = [one for one in self.gather(problem) if one]
-        if problems:
+            outcomes = self.gather(outcome)
+        if problems := [problem for _, problem in outcomes if problem]:
             raise RemoteRankError(problems[0])
+        value: Value = outcomes[0][0]
+        return value
 
     def broadcast(self, tensors: Mapping[str, Tensor] | None) -> Iterator[tuple[str, Tensor]]:
         """Yield the named tensors of rank 0 (the other ranks pass None) one after the other, on the device."""
@@ -200,14 +183,11 @@ def check_launch(kind: str, deepspeed_config: Mapping[str, Any], environment: Ma
     fsdp = environment.get("ACCELERATE_USE_FSDP", "false") == "true"  # without a GPU, `kind` does not show it
     if fsdp or not (kind in ("NO", "DEEPSPEED") or kind.startswith("MULTI_")):
         raise SettingsError(
-            f"the launcher selects {'FSDP' if fsdp else kind}, which is not supported: the run would be data parallel. To "
-            "partition weights, use ZeRO-3: accelerate launch --config_file deepspeed_configs/zero3.yaml."
+            f"the launcher selects {'FSDP' if fsdp else kind}, which is not supported. To partition weights, use ZeRO-3: "
+            "accelerate launch --config_file deepspeed_configs/zero3.yaml."
         )
     if environment.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() != "no":
-        raise SettingsError(
-            "the launcher selects torch.compile, which would compile every shape of micro-batch. Launch with "
-            "--dynamo_backend no."
-        )
+        raise SettingsError("the launcher selects torch.compile, which is not supported: use --dynamo_backend no.")
     if any(deepspeed_config.get(dtype, {}).get("enabled") is True for dtype in ("bf16", "fp16")):
         raise SettingsError(
             "the DeepSpeed config enables bf16 or fp16, which would round the adapter and its optimizer state. Remove that "
@@ -216,7 +196,7 @@ def check_launch(kind: str, deepspeed_config: Mapping[str, Any], environment: Ma
     if "pipeline" in deepspeed_config or any(deepspeed_config.get(f"{one}_parallel") for one in ("tensor", "sequence")):
         raise SettingsError(
             "the DeepSpeed config selects tensor, pipeline or sequence parallelism, but every rank encodes its own texts. "
-            "Remove that section: ZeRO-3 partitions weights, and gradient caching bounds activation memory."
+            "Remove that section. To partition weights, use ZeRO-3."
         )
 
 

@@ -7,7 +7,6 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,7 +15,6 @@ import torch
 from angle_llm.io import log
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.weights import FlopsPerToken
-from angle_llm.train.distributed import Processes
 from angle_llm.train.step import StepResult
 
 
@@ -44,10 +42,7 @@ class Metrics:
             self._file = self._path.open("a", encoding="utf-8")
             size = os.fstat(self._file.fileno()).st_size
             if size < self._kept_bytes:
-                log(
-                    f"warning: {self._path} has {size} bytes, but {self._kept_bytes} when the checkpoint was written: lines are "
-                    "lost"
-                )
+                log(f"warning: {self._path} is shorter than when the checkpoint was written: lines are lost")
             self._file.truncate(min(size, self._kept_bytes))
             purge_step = self._step + 1 if self._kept_bytes else None
             self._board = SummaryWriter(self._path.with_name("tensorboard"), purge_step=purge_step)
@@ -78,33 +73,22 @@ class Metrics:
         self._board.flush()
 
     def log_step(
-        self,
-        step: int,
-        epoch: int,
-        results: Sequence[StepResult],
-        *,
-        rate: float,
-        norm: float,
-        counts: dict[str, float],
+        self, step: int, epoch: int, results: Sequence[StepResult], rate: float, norm: float, counts: dict[str, float]
     ) -> None:
         """Log an optimizer step: means over its batches of the loss and its parts (of a part, over the batches that have it),
         the counts, and the layout of the first batch."""
-        parts: dict[str, list[float]] = {}
-        for result in results:
-            for name, part in result.parts.items():
-                parts.setdefault(name, []).append(part)
-        self.log(
-            {
-                "step": step,
-                "epoch": epoch,
-                "loss": mean_loss(results),
-                **{f"loss/{name}": sum(values) / len(values) for name, values in parts.items()},
-                "learning_rate": rate,
-                "gradient_norm": norm,
-                **counts,
-            },
-            notes={"way": results[0].layout, "reason": results[0].reason},
-        )
+        names = dict.fromkeys(name for result in results for name in result.parts)
+        parts = {name: [result.parts[name] for result in results if name in result.parts] for name in names}
+        values = {
+            "step": step,
+            "epoch": epoch,
+            "loss": mean_loss(results),
+            **{f"loss/{name}": sum(values) / len(values) for name, values in parts.items()},
+            "learning_rate": rate,
+            "gradient_norm": norm,
+            **counts,
+        }
+        self.log(values, notes={"layout": results[0].plan.layout, "reason": results[0].plan.reason})
 
 
 def mean_loss(results: Sequence[StepResult]) -> float:
@@ -112,20 +96,13 @@ def mean_loss(results: Sequence[StepResult]) -> float:
     return sum(result.loss for result in results) / len(results)
 
 
-@dataclass(frozen=True)
 class StepMeter:
     """Computes rates and utilisation from the results of a step."""
 
-    flops: FlopsPerToken
-    peak: float
-    """Floating-point operations per second of a device."""
-    devices: int = 1
-
-    @classmethod
-    def of(cls, encoder: SentenceEncoder, processes: Processes) -> StepMeter:
-        """The meter for an encoder on the device of this process."""
-        peak = peak_flops(processes.device, encoder.dtype)
-        return cls(FlopsPerToken.of(encoder.model.backbone), peak, processes.world_size)
+    def __init__(self, encoder: SentenceEncoder, peak: float, devices: int = 1) -> None:
+        """`peak` is that of a device, as from `peak_flops`."""
+        self._flops = FlopsPerToken.of(encoder.model.backbone)
+        self._peak, self._devices = peak, devices
 
     def counts(self, results: Sequence[StepResult], seconds: float) -> dict[str, float]:
         """Sums and rates of an optimizer step.
@@ -133,29 +110,21 @@ class StepMeter:
         `logical_tokens` are the tokens of the texts, `computed_tokens` went through the model. `utilisation` is the share of
         the devices' peak that the computed tokens needed. `imbalance` is the largest share of a rank, relative to the mean.
         """
-        computed = sum(result.computed_tokens for result in results)
-        twice = sum(result.computed_tokens for result in results if result.cached)
+        computed = sum(result.plan.computed_tokens for result in results)
+        twice = sum(result.plan.computed_tokens for result in results if result.cached)
         pairs = sum(result.pairs for result in results)
-        flops = computed * (self.flops.forward + self.flops.backward) + twice * self.flops.forward
+        flops = computed * (self._flops.forward + self._flops.backward) + twice * self._flops.forward
         return {
             "texts": sum(result.texts for result in results),
             "pairs": pairs,
-            "logical_tokens": sum(result.logical_tokens for result in results),
+            "logical_tokens": sum(result.plan.logical_tokens for result in results),
             "computed_tokens": computed,
             "pairs_per_second": pairs / seconds,
             "computed_tokens_per_second": computed / seconds,
-            "utilisation": flops / seconds / (self.peak * self.devices),
-            "imbalance": sum(result.largest_share for result in results) * self.devices / computed,
+            "utilisation": flops / seconds / (self._peak * self._devices),
+            "imbalance": sum(result.plan.largest_share for result in results) * self._devices / computed,
             "seconds": seconds,
         }
-
-
-def progress_note(loss: float, counts: dict[str, float], seconds_left: float) -> str:
-    """Text of the progress bar, such as `loss 0.4312, 12.5 pairs/s, 830 tokens/s, about 5 min left`."""
-    tokens = counts["logical_tokens"] / counts["seconds"]
-    number, unit = (seconds_left, "s") if seconds_left < 90 else (seconds_left / 60, "min")
-    number, unit = (seconds_left / 3600, "h") if seconds_left > 5400 else (number, unit)
-    return f"loss {loss:.4f}, {counts['pairs_per_second']:.1f} pairs/s, {tokens:,.0f} tokens/s, about {number:.0f} {unit} left"
 
 
 DATASHEET_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12}

@@ -25,9 +25,12 @@ INTERVAL = 1.0
 """Seconds between two increments."""
 LOST_SECONDS = 12
 """A process also stays silent while something holds Python's interpreter lock."""
+GRACE_SECONDS = 3
+"""Time for a process to end by itself, with its own message, after another one has failed."""
 EXIT_CODE = 3
 """Exit code of a process that ends because another one is lost."""
-LEFT = "left"
+LEFT, FAILED = "left", "failed"
+"""Counters of a process that has left the run, and of one that fails: FAILED and its error."""
 exit_lock = threading.Lock()
 """While it is held, this process does not end because another one is lost: it is saving something."""
 
@@ -75,9 +78,12 @@ class ProcessWatch:
             self._threads[1].join(LOST_SECONDS + 5)  # `_watch` names the rank and ends this process
         self._stopped.set()
         self._threads[0].join(2 * INTERVAL)
-        if error is None or isinstance(error, SystemExit):  # all ranks agree on it; after another error, silence
-            with suppress(RuntimeError):
-                self._store.set(self._ranks[self._processes.rank], LEFT)
+        left = error is None or isinstance(error, SystemExit)  # all ranks agree on it
+        with suppress(RuntimeError):
+            counter = LEFT if left else f"{FAILED}: {type(error).__name__}: {error}"
+            self._store.set(self._ranks[self._processes.rank], counter)
+            if self._processes.is_main and not left:
+                time.sleep(2 * INTERVAL)  # the store may end with this process: the others read it first
         for handle in self._handles.values():
             os.close(handle)
 
@@ -93,26 +99,33 @@ class ProcessWatch:
         last, unanswered, silent = self._counters, 0, [0] * self._processes.world_size
         while not self._stopped.wait(INTERVAL):
             counters = self._counters
+            for rank, counter in enumerate(counters):
+                if counter.startswith(FAILED.encode()):
+                    if not self._stopped.wait(GRACE_SECONDS):  # else this process fails too, with an error of its own
+                        self._exit(rank, counter.decode(errors="replace"))
+                    return
             unanswered = unanswered + 1 if counters is last else 0
             if unanswered * INTERVAL >= LOST_SECONDS:
-                self._exit(0, " or its launcher")
+                self._exit(0, "or its launcher was killed or stopped, or has failed")
             if counters is not last:
                 for rank, counter in enumerate(counters):
                     silent[rank] = silent[rank] + 1 if counter == last[rank] != LEFT.encode() else 0
                     if silent[rank] * INTERVAL >= LOST_SECONDS:
-                        self._exit(rank)
+                        self._exit(rank, "was killed or stopped")
                 last = counters
 
-    def _exit(self, rank: int, launcher: str = "") -> None:
+    def _exit(self, rank: int, what: str) -> None:
         _, host, pid = self._places[rank]
-        if rank in self._handles:
+        if rank in self._handles and not what.startswith(FAILED):
             with suppress(OSError):  # if it is only stopped, its launcher would wait for it
                 signal.pidfd_send_signal(self._handles[rank], signal.SIGKILL)
         if self._processes.is_main:
-            time.sleep(2 * INTERVAL)  # the store may end with this process: the others read it first
-        me, who = self._processes.rank, f"rank {rank} (host {host}, process {pid})"
-        message = f"rank {me} exits: {who}{launcher} was killed or stopped, or has failed. Resume with --resume auto."
+            time.sleep(2 * INTERVAL)  # as above
+        lost = f"rank {rank} (host {host}, process {pid}) {what}"
+        message = f"rank {self._processes.rank} exits: {lost}. Resume with --resume auto."
         with exit_lock:
+            if self._stopped.wait(INTERVAL):  # it has failed itself meanwhile
+                return
             os.write(2, f"\nerror: {message}\n".encode())
             os._exit(EXIT_CODE)  # the main thread may be waiting in a collective
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 
 from angle_llm.config import (
     SettingsError,
@@ -29,7 +30,7 @@ from angle_llm.data.mixture import Mixture
 from angle_llm.io import log, plain, write_json
 from angle_llm.model.checks import is_saved_encoder
 from angle_llm.train.best_model import RESCUE_FOLDER
-from angle_llm.train.checkpoint import checkpoint_folder, checkpoint_names, named_checkpoint
+from angle_llm.train.checkpoint import FOLDER, checkpoint_names, named_checkpoint
 from angle_llm.train.distributed import Processes
 from angle_llm.train.process_loss import ProcessWatch
 
@@ -50,20 +51,18 @@ class TrainResult:
 
 
 class Run:
-    """The processes and the directory of a training run.
-
-    As a context manager it watches the other processes: if one is lost, this one ends with a message.
-    """
+    """The processes and the directory of a training run."""
 
     def __init__(self, settings: TrainSettings, processes: Processes) -> None:
         self.settings, self.processes = settings, processes
         self.folder = settings.run_path
-        self._watch = ProcessWatch(processes)
         self._starts_over = processes.from_main(self._check)
 
     @classmethod
-    def start(cls, settings: TrainSettings) -> Run:
-        """Connect the processes and check the run directory.
+    @contextmanager
+    def start(cls, settings: TrainSettings) -> Iterator[Run]:
+        """Connect the processes, check the run directory, and watch the other processes until the end of the context: if one
+        is lost, this one ends with a message.
 
         Raises:
             SettingsError: if the launch is not supported; if the directory belongs to another run or to a finished one, or does
@@ -71,16 +70,8 @@ class Run:
         """
         run = cls(settings, Processes.start())
         run.log(str(run.processes))
-        return run
-
-    def __enter__(self) -> Run:
-        self._watch.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._watch.__exit__(kind, error, trace)
+        with ProcessWatch(run.processes):
+            yield run
 
     def log(self, line: str) -> None:
         """Print a line on the main process."""
@@ -97,7 +88,7 @@ class Run:
                 f"{self.folder} contains a run with other settings ({', '.join(other)}). Choose another --run-dir, or remove "
                 "that directory."
             )
-        checkpoints = checkpoint_folder(settings)
+        checkpoints = self.folder / FOLDER
         if settings.resume not in ("auto", "never"):
             named_checkpoint(checkpoints, settings.resume)
         starts_over = settings.resume == "never" or not checkpoint_names(checkpoints)
@@ -129,8 +120,8 @@ class Run:
         """Mark the run as finished, on the main process."""
         if self.processes.is_main:
             self._remove_encoder(RESCUE_FOLDER)
-            values = {"steps": result.steps, "start": result.start_score, "best": result.best_score}
-            write_json(self.folder / RESULT, plain(values))
+            scores = {"start": result.start_score, "best": result.best_score}
+            write_json(self.folder / RESULT, plain({"steps": result.steps, **scores}))
 
     def _remove_encoder(self, name: str) -> None:
         if is_saved_encoder(self.folder / name):

@@ -5,8 +5,9 @@ Legend: N texts of the batch, U of them with different token ids, R texts of a m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ from angle_llm.train.distributed import Processes
 from angle_llm.train.rng import set_torch_state, torch_state
 from angle_llm.train.strategies import SingleProcess
 
+Boundary = Callable[[Tensor], tuple[ObjectiveValue, Tensor]]
+"""From the rows of unique texts (U, D) to the loss and dE (U, D)."""
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
 
 
@@ -32,18 +35,10 @@ class StepResult:
     texts: int
     pairs: int
     """Scored pairs of the relation; a triple is two."""
-    logical_tokens: int
-    """Tokens of the texts, without padding."""
-    computed_tokens: int
-    """Tokens of the forward passes of all ranks, padding included; counted once for a cached step."""
-    largest_share: int
-    """Computed tokens of the rank that has most."""
+    plan: Plan
+    """Layout and tokens."""
     cached: bool
     """Whether each micro-batch was encoded twice (gradient caching)."""
-    layout: str
-    """Layout of the texts: trie or padded."""
-    reason: str
-    """Why this layout."""
 
 
 class DivergedError(RuntimeError):
@@ -79,50 +74,34 @@ def boundary_step(
     run = step_cached if cached else step_with_graphs
     plain = strategy.processes.device.type == "cpu" and plan.longest_text <= fast_paths.PLAIN_ATTENTION_TOKENS
     with sdpa_kernel([SDPBackend.MATH] if plain else _KERNELS):
-        value = run(model, plan, _Boundary(batch, objective, share), strategy)
-    return StepResult(
-        loss=float(value.loss),
-        parts={name: float(part) for name, part in value.parts.items()},
-        texts=len(batch),
-        pairs=len(batch.left),
-        logical_tokens=plan.logical_tokens,
-        computed_tokens=plan.computed_tokens,
-        largest_share=plan.largest_share,
-        cached=cached,
-        layout=plan.layout,
-        reason=plan.reason,
-    )
+        value = run(model, plan, partial(loss_and_gradient, plan, batch, objective, share), strategy)
+    parts = {name: float(part) for name, part in value.parts.items()}
+    return StepResult(float(value.loss), parts, len(batch), len(batch.left), plan, cached)
 
 
-@dataclass(frozen=True)
-class _Boundary:
-    """Maps detached rows of unique texts to the loss and dE.
+def loss_and_gradient(
+    plan: Plan, batch: TextBatch, objective: Objective, share: float, rows_UD: Tensor
+) -> tuple[ObjectiveValue, Tensor]:
+    """Return the loss of detached rows of unique texts, and `share` times dE.
 
     Two texts of a batch may have the same ids (cut at `max_length`, or with letters that the tokenizer maps to the same ids).
     They are one row, like a repeated text, and not each other's negatives at a cosine of 1.
     """
-
-    batch: TextBatch
-    objective: Objective
-    share: float
-
-    def __call__(self, rows_UD: Tensor, plan: Plan) -> tuple[ObjectiveValue, Tensor]:
-        row_of_N = torch.tensor(plan.row_of)
-        leaf_UD = rows_UD.detach().requires_grad_()
-        relation = Relation(row_of_N[self.batch.left], row_of_N[self.batch.right], self.batch.score)
-        value = self.objective(leaf_UD, relation)
-        zero = (leaf_UD == 0).all(dim=1)  # weights that overflow can give zeros instead of NaN
-        if zero.any() or not torch.isfinite(value.loss):
-            parts = ", ".join(f"{name} {float(part)}" for name, part in value.parts.items())
-            state = "finite" if torch.isfinite(leaf_UD).all() else "not finite either"
-            state = f"zero for {int(zero.sum())} of {len(zero)} texts" if zero.any() else state
-            raise DivergedError(f"the loss is {float(value.loss.detach())} ({parts}); the embeddings are {state}")
-        (gradient_UD,) = torch.autograd.grad(value.loss * self.share, leaf_UD)
-        # Without its graph, which holds the rows of the whole batch.
-        return replace(value, loss=value.loss.detach()), gradient_UD
+    row_of_N = torch.tensor(plan.row_of)
+    leaf_UD = rows_UD.detach().requires_grad_()
+    value = objective(leaf_UD, Relation(row_of_N[batch.left], row_of_N[batch.right], batch.score))
+    zero = (leaf_UD == 0).all(dim=1)  # weights that overflow can give zeros instead of NaN
+    if zero.any() or not torch.isfinite(value.loss):
+        parts = ", ".join(f"{name} {float(part)}" for name, part in value.parts.items())
+        state = "finite" if torch.isfinite(leaf_UD).all() else "not finite either"
+        state = f"zero for {int(zero.sum())} of {len(zero)} texts" if zero.any() else state
+        raise DivergedError(f"the loss is {float(value.loss.detach())} ({parts}); the embeddings are {state}")
+    (gradient_UD,) = torch.autograd.grad(value.loss * share, leaf_UD)
+    # Without its graph, which holds the rows of the whole batch.
+    return replace(value, loss=value.loss.detach()), gradient_UD
 
 
-def step_with_graphs(model: nn.Module, plan: Plan, boundary: _Boundary, strategy: SingleProcess) -> ObjectiveValue:
+def step_with_graphs(model: nn.Module, plan: Plan, boundary: Boundary, strategy: SingleProcess) -> ObjectiveValue:
     """Encode every micro-batch once and keep its activations for one backward pass."""
     device = strategy.processes.device
     share = plan.share(strategy.processes.rank)
@@ -140,7 +119,7 @@ def step_with_graphs(model: nn.Module, plan: Plan, boundary: _Boundary, strategy
     return value
 
 
-def step_cached(model: nn.Module, plan: Plan, boundary: _Boundary, strategy: SingleProcess) -> ObjectiveValue:
+def step_cached(model: nn.Module, plan: Plan, boundary: Boundary, strategy: SingleProcess) -> ObjectiveValue:
     """Encode every micro-batch without activations, then again, one by one, for the backward pass."""
     device = strategy.processes.device
     share = plan.share(strategy.processes.rank)
@@ -166,7 +145,7 @@ def step_cached(model: nn.Module, plan: Plan, boundary: _Boundary, strategy: Sin
 
 
 def gather_and_loss(
-    plan: Plan, strategy: SingleProcess, boundary: _Boundary, parts: Sequence[tuple[list[int], Tensor]]
+    plan: Plan, strategy: SingleProcess, boundary: Boundary, parts: Sequence[tuple[list[int], Tensor]]
 ) -> tuple[ObjectiveValue, Tensor]:
     """Return the loss and dE of the rows (U, D) of all ranks. Each row is 0 on all ranks but one, so their sum is exact. The
     rows of a large batch need as much memory as its gradient; they are freed on return."""
@@ -174,7 +153,7 @@ def gather_and_loss(
     for rows, part_RD in parts:
         rows_UD[rows] = part_RD[: len(rows)]
     strategy.processes.sum(rows_UD)
-    return strategy.guard_oom(lambda: boundary(rows_UD, plan))
+    return strategy.guard_oom(lambda: boundary(rows_UD))
 
 
 def surrogate_loss(rows: list[int], part_RD: Tensor, gradient_UD: Tensor) -> Tensor:

@@ -12,9 +12,8 @@ State is read and loaded as full tensors by name, so a checkpoint does not depen
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -52,45 +51,92 @@ class SingleProcess:
         return work()
 
 
-class Strategy(SingleProcess, ABC):
-    """What a training run needs."""
+class DataParallelStrategy(SingleProcess):
+    """What a training run needs; here every rank holds all weights. Also for one process."""
 
-    model: nn.Module
-    """Maps a micro-batch to rows. Every rank must call it equally often."""
-    weights: Mapping[str, nn.Parameter]
-    """The trainable weights by name, in the order of the optimizer."""
-    shapes: Mapping[str, torch.Size]
-    """Their shapes; a partitioned weight does not show its own."""
-
-    def __init__(self, model: nn.Module, processes: Processes) -> None:
+    def __init__(self, model: nn.Module, settings: OptimizerSettings, processes: Processes) -> None:
         super().__init__(processes)
-        self.model = model
+        self.model = self._placed(model)
+        """Maps a micro-batch to rows. Every rank must call it equally often."""
         self.weights = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        """The trainable weights by name, in the order of the optimizer."""
         self.shapes = {name: parameter.shape for name, parameter in self.weights.items()}
+        """Their shapes; a partitioned weight does not show its own."""
+        self._max_norm = settings.max_gradient_norm
+        fused = True if processes.device.type == "cuda" and not processes.zero_stage else None
+        self.optimizer = AdamW(
+            self.weights.values(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=fused
+        )
 
-    @abstractmethod
+    def _placed(self, model: nn.Module) -> nn.Module:
+        return model.to(self.processes.device)
+
+    def guard_oom(self, work: Callable[[], Value]) -> Value:
+        return guard_oom(work, self.processes.max)
+
     def update(self, learning_rate: float) -> float:
         """Take an optimizer step with the gradients of all ranks; return their norm before clipping.
 
         If the norm is not finite, no weight has changed (partitioned: weights may have).
         """
+        self._sum_gradients()
+        norm = float(nn.utils.clip_grad_norm_(self.weights.values(), self._max_norm))
+        if math.isfinite(norm):
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return norm
 
-    @abstractmethod
+    def _sum_gradients(self) -> None:
+        """Sum over ranks in a few large buffers instead of hundreds of small messages."""
+        if self.processes.world_size == 1:
+            return
+        buffers: list[list[Tensor]] = [[]]
+        for parameter in self.weights.values():
+            if parameter.grad is None:  # not part of the loss on this rank; on another it may be
+                parameter.grad = torch.zeros_like(parameter)
+            if sum(gradient.numel() for gradient in buffers[-1]) >= SUM_BUFFER:
+                buffers.append([])
+            buffers[-1].append(parameter.grad)
+        for gradients in buffers:
+            flat = self.processes.sum(torch.cat([gradient.flatten() for gradient in gradients]))
+            for gradient, part in zip(gradients, torch.split(flat, [one.numel() for one in gradients]), strict=True):
+                gradient.copy_(part.view_as(gradient))
+
     def zero_grad(self) -> None:
         """Discard the gradients."""
+        self.optimizer.zero_grad()
 
-    @abstractmethod
     def gather_params(self) -> Any:
         """A context in which the trainable weights are complete, for reading."""
+        return nullcontext()
 
-    @abstractmethod
     def optimizer_state(self) -> dict[str, Tensor]:
         """Optimizer state on the CPU of rank 0: NAME/exp_avg, NAME/exp_avg_sq, NAME/step. Empty before the first step, and on
         the other ranks."""
+        if not self.processes.is_main:
+            return {}
+        names = list(self.weights)  # the optimizer numbers its parameters in this order
+        numbered: dict[int, dict[str, Tensor]] = self.optimizer.state_dict()["state"]
+        return {
+            f"{names[number]}/{key}": tensor.cpu().contiguous()
+            for number, items in numbered.items()
+            for key, tensor in items.items()
+        }
 
-    @abstractmethod
     def load_state(self, weights: Named, optimizer: Named) -> None:
         """Load weights and the state that `optimizer_state` returned."""
+        with torch.no_grad():
+            for name, tensor in weights:
+                self.weights[name].copy_(tensor)
+        number = {name: number for number, name in enumerate(self.weights)}
+        numbered: dict[int, dict[str, Tensor]] = {}
+        for full_name, tensor in optimizer:
+            name, _, key = full_name.rpartition("/")
+            numbered.setdefault(number[name], {})[key] = tensor.clone()  # not a view of a file that may be removed
+        groups = self.optimizer.state_dict()["param_groups"]  # their values come from the settings
+        self.optimizer.load_state_dict({"state": numbered, "param_groups": groups})
 
     def check_replicas(self) -> None:
         """Check that all ranks have the same weights.
@@ -106,84 +152,11 @@ class Strategy(SingleProcess, ABC):
         self.processes.check_equal("checksum of the trainable weights", f"{total:.17g}")
 
 
-class DataParallelStrategy(Strategy):
-    """Every rank holds all weights; also for one process."""
-
-    def __init__(self, model: nn.Module, settings: OptimizerSettings, processes: Processes) -> None:
-        super().__init__(model.to(processes.device), processes)
-        self._max_norm = settings.max_gradient_norm
-        self.optimizer = adamw(self.weights, settings, fused=processes.device.type == "cuda")
-
-    def guard_oom(self, work: Callable[[], Value]) -> Value:
-        return guard_oom(work, self.processes.max)
-
-    def update(self, learning_rate: float) -> float:
-        self._sum_gradients()
-        norm = float(nn.utils.clip_grad_norm_(self.weights.values(), self._max_norm))
-        if math.isfinite(norm):
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-        return norm
-
-    def _sum_gradients(self) -> None:
-        """Sum over ranks in a few large buffers instead of hundreds of small messages."""
-        if self.processes.world_size == 1:
-            return
-        waiting: list[Tensor] = []
-        for parameter in self.weights.values():
-            if parameter.grad is None:  # not part of the loss on this rank; on another it may be
-                parameter.grad = torch.zeros_like(parameter)
-            waiting.append(parameter.grad)
-            if sum(gradient.numel() for gradient in waiting) >= SUM_BUFFER:
-                self._sum_together(waiting)
-                waiting = []
-        self._sum_together(waiting)
-
-    def _sum_together(self, gradients: list[Tensor]) -> None:
-        if not gradients:
-            return
-        flat = self.processes.sum(torch.cat([gradient.flatten() for gradient in gradients]))
-        for gradient, part in zip(gradients, torch.split(flat, [one.numel() for one in gradients]), strict=True):
-            gradient.copy_(part.view_as(gradient))
-
-    def zero_grad(self) -> None:
-        self.optimizer.zero_grad()
-
-    @contextmanager
-    def gather_params(self) -> Iterator[None]:
-        yield
-
-    def optimizer_state(self) -> dict[str, Tensor]:
-        if not self.processes.is_main:
-            return {}
-        names = list(self.weights)  # the optimizer numbers its parameters in this order
-        numbered: dict[int, dict[str, Tensor]] = self.optimizer.state_dict()["state"]
-        return {
-            f"{names[number]}/{key}": tensor.cpu().contiguous()
-            for number, items in numbered.items()
-            for key, tensor in items.items()
-        }
-
-    def load_state(self, weights: Named, optimizer: Named) -> None:
-        with torch.no_grad():
-            for name, tensor in weights:
-                self.weights[name].copy_(tensor)
-        number = {name: number for number, name in enumerate(self.weights)}
-        numbered: dict[int, dict[str, Tensor]] = {}
-        for full_name, tensor in optimizer:
-            name, _, key = full_name.rpartition("/")
-            numbered.setdefault(number[name], {})[key] = tensor.clone()  # not a view of a file that may be removed
-        groups = self.optimizer.state_dict()["param_groups"]  # their values come from the settings
-        self.optimizer.load_state_dict({"state": numbered, "param_groups": groups})
-
-
-class ZeroStrategy(Strategy):
+class ZeroStrategy(DataParallelStrategy):
     """DeepSpeed ZeRO, through Accelerate."""
 
     def __init__(self, model: nn.Module, settings: OptimizerSettings, processes: Processes) -> None:
-        super().__init__(model, processes)
+        super().__init__(model, settings, processes)
         config = processes.deepspeed_config
         config["gradient_clipping"] = settings.max_gradient_norm
         config["train_batch_size"] = processes.world_size  # DeepSpeed requires it: 1 text, 1 accumulation step
@@ -198,9 +171,12 @@ class ZeroStrategy(Strategy):
             for module in model.modules():  # Init moves weights only
                 for name, buffer in module.named_buffers(recurse=False):
                     module._buffers[name] = buffer.to(processes.device)
-        engine, _ = processes.accelerator.prepare(model, adamw(self.weights, settings))
-        self.model = self._engine = engine
-        self._zero: Any = engine.optimizer
+        self.model, _ = processes.accelerator.prepare(model, self.optimizer)
+        self._engine: Any = self.model
+        self._zero: Any = self._engine.optimizer
+
+    def _placed(self, model: nn.Module) -> nn.Module:
+        return model
 
     def backward(self, scalar: Tensor) -> None:
         self._engine.backward(scalar * self.processes.world_size)  # DeepSpeed takes the mean over ranks
@@ -227,9 +203,13 @@ class ZeroStrategy(Strategy):
         self._engine.zero_grad()
 
     def gather_params(self) -> Any:
+        return self._gathered(list(self.weights.values()))
+
+    def _gathered(self, weights: list[nn.Parameter], rank: int | None = None) -> Any:
+        """A context in which weights are complete; changes of `rank` are kept."""
         from deepspeed.runtime.zero import GatheredParameters
 
-        return GatheredParameters(list(self.weights.values()), enabled=self.stage == 3)
+        return GatheredParameters(weights, modifier_rank=rank, enabled=self.stage == 3)
 
     def optimizer_state(self) -> dict[str, Tensor]:
         from deepspeed.utils import safe_get_full_optimizer_state
@@ -246,29 +226,23 @@ class ZeroStrategy(Strategy):
         return tensors
 
     def load_state(self, weights: Named, optimizer: Named) -> None:
-        from deepspeed.runtime.zero import GatheredParameters
-
         for name, tensor in weights:
             parameter = self.weights[name]
-            with torch.no_grad(), GatheredParameters([parameter], modifier_rank=0, enabled=self.stage == 3):
+            with torch.no_grad(), self._gathered([parameter], rank=0):
                 parameter.copy_(tensor)
             self._set(parameter, tensor)
         for full_name, tensor in optimizer:
             name, _, key = full_name.rpartition("/")
-            if not self._state:
-                self._create_moments()
+            if not self._state:  # it otherwise appears with the first step
+                for part in self._parts:
+                    self._state[part] = {key: torch.zeros_like(part) for key in MOMENTS}
+                if self.stage < 3:
+                    self._zero._lazy_init_hp_params_optimizer_state()
             if key in MOMENTS:
                 self._set(self.weights[name], tensor, key)
             else:
                 for state in self._state.values():
                     state[key] = tensor.clone()
-
-    def _create_moments(self) -> None:
-        """Create the optimizer state, which otherwise appears with the first step."""
-        for part in self._parts:
-            self._state[part] = {key: torch.zeros_like(part) for key in MOMENTS}
-        if self.stage < 3:
-            self._zero._lazy_init_hp_params_optimizer_state()
 
     def _set(self, parameter: nn.Parameter, full: Tensor, key: str | None = None) -> None:
         """Set this rank's part of a weight, or of one of its moments."""
@@ -293,24 +267,14 @@ class ZeroStrategy(Strategy):
     @property
     def _parts(self) -> list[Tensor]:
         """This rank's flat partitions of the weights, which key the optimizer state."""
-        parts: list[Tensor] = (
-            self._zero.fp32_partitioned_groups_flat if self.stage == 3 else self._zero.single_partition_of_fp32_groups
-        )
-        return parts
+        zero = self._zero
+        return zero.fp32_partitioned_groups_flat if self.stage == 3 else zero.single_partition_of_fp32_groups  # type: ignore[no-any-return]
 
     @property
     def _state(self) -> dict[Tensor, dict[str, Tensor]]:
-        state: dict[Tensor, dict[str, Tensor]] = self._zero.optimizer.state
-        return state
+        return self._zero.optimizer.state  # type: ignore[no-any-return]
 
 
-def adamw(weights: Mapping[str, nn.Parameter], settings: OptimizerSettings, *, fused: bool = False) -> AdamW:
-    """The optimizer of every strategy."""
-    return AdamW(
-        weights.values(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True if fused else None
-    )
-
-
-def make_strategy(model: nn.Module, optimizer: OptimizerSettings, processes: Processes) -> Strategy:
+def make_strategy(model: nn.Module, optimizer: OptimizerSettings, processes: Processes) -> DataParallelStrategy:
     """Move the model to its device and return the strategy that the launcher selected."""
     return (ZeroStrategy if processes.zero_stage else DataParallelStrategy)(model, optimizer, processes)

@@ -17,9 +17,9 @@ from angle_llm.losses import Objective
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.train.batches import BatchPlanner, PlannedBatch, ahead
 from angle_llm.train.best_model import BestModel, Evaluate
-from angle_llm.train.checkpoint import Checkpoints, Progress, run_identity
+from angle_llm.train.checkpoint import Checkpoints, Progress
 from angle_llm.train.memory import RankMemoryError, TokenBudget
-from angle_llm.train.metrics import Metrics, StepMeter, mean_loss, progress_note
+from angle_llm.train.metrics import Metrics, StepMeter, mean_loss, peak_flops
 from angle_llm.train.process_loss import exit_lock
 from angle_llm.train.rng import seed_rank, set_torch_state, torch_state
 from angle_llm.train.run_folder import Run, TrainResult
@@ -77,13 +77,19 @@ class Trainer:
         self._schedule = BatchPlan(mixture.draws, settings)
         for warning in self._schedule.warnings():
             run.log(f"warning: {warning}")
-        identity = run_identity(settings, mixture.digest, encoder.base_fingerprint, self._processes.device)
+        identity = {  # of runs that compute the same; the keys appear in messages
+            "settings": settings.fingerprint(),
+            "examples": mixture.digest,
+            "base weights": encoder.base_fingerprint,
+            "kind of device": self._processes.device.type,
+        }
         budget = TokenBudget(settings.micro_batch_tokens, settings.graph_tokens)
         self._planner = BatchPlanner(encoder, mixture, losses, self._processes.world_size, budget)
         same = {"run directory": str(run.folder), "checkpoints": settings.checkpoint, "resume": settings.resume}
         for what, value in {**identity, **same, "tokens and layout": self._planner.digest()}.items():
             self._processes.check_equal(what, value)
-        self._meter = StepMeter.of(encoder, self._processes)
+        peak = peak_flops(self._processes.device, encoder.dtype)
+        self._meter = StepMeter(encoder, peak, self._processes.world_size)
         self._strategy = make_strategy(encoder.model, settings.optimizer, self._processes)
         self._strategy.check_replicas()
         self._checkpoints = Checkpoints(settings, identity, self._strategy)
@@ -94,7 +100,7 @@ class Trainer:
 
         Raises:
             TrainingError: for a loss or gradient that is not finite, or zero embeddings; the optimizer has not taken that step.
-            CheckpointError: for a checkpoint that cannot be written or read, or is of another run.
+            CheckpointError, FolderError: for a checkpoint that cannot be written or read, or is of another run.
             RemoteRankError: if another rank failed.
             Interrupted: a `SystemExit`, after a signal and its checkpoint.
         """
@@ -112,22 +118,27 @@ class Trainer:
             try:
                 self._train(bar)
                 self._model.finish()
-            except Interrupted:
-                raise
             except Exception as error:
                 if self._step:
                     with exit_lock:  # even if another rank is lost
                         self._model.rescue()
-                if isinstance(error, DivergedError):
-                    raise TrainingError(self._diverged(error)) from error
-                raise
+                if not isinstance(error, DivergedError):
+                    raise
+                rate = self._schedule.learning_rate(self._step + 1)
+                best = (
+                    "No model was saved" if self._model.best is None else f"The best model is in {self._model.folder}"
+                )
+                raise TrainingError(
+                    f"step {self._step + 1}: {error}. The optimizer did not take this step. Lower the learning rate "
+                    f"(--optimizer.learning-rate; {rate:.3g} in this step), do not train in float16, or check the texts of the "
+                    f"batch. {best}."
+                ) from error
         result = TrainResult(self._model.folder, self._step, self._model.best, self._model.start)
         self._run.finish(result)
         return result
 
     def _train(self, bar: tqdm[Any]) -> None:
         """All optimizer steps that are left."""
-        total = 0.0
         with paused(bar):
             self._evaluate_and_save()
         started = time.perf_counter()
@@ -139,11 +150,12 @@ class Trainer:
                 raise DivergedError(f"the loss is {mean_loss(results)} and the gradient norm is {norm}")
             self._step += 1
             seconds = time.perf_counter() - started
-            counts = self._meter.counts(results, seconds) | _examples_per_dataset(batches)
-            self._metrics.log_step(self._step, epoch, results, rate=rate, norm=norm, counts=counts)
-            total += seconds
-            left = total / (self._step - self._resumed) * (self._schedule.steps - self._step)
-            bar.set_postfix_str(progress_note(mean_loss(results), counts, left), refresh=False)
+            sets = dict.fromkeys(name for planned in batches for name in planned.counts)
+            examples = {f"examples/{name}": sum(planned.counts.get(name, 0) for planned in batches) for name in sets}
+            counts = self._meter.counts(results, seconds) | examples
+            self._metrics.log_step(self._step, epoch, results, rate, norm, counts)
+            speed = f"{counts['pairs_per_second']:.1f} pairs/s, {counts['logical_tokens'] / seconds:,.0f} tokens/s"
+            bar.set_postfix_str(f"loss {mean_loss(results):.4f}, {speed}", refresh=False)
             bar.update()
             with paused(bar):
                 self._evaluate_and_save()
@@ -202,10 +214,9 @@ class Trainer:
         if signal or (schedule.saves_at(step) and step > self._resumed):
             model = self._model
             self._strategy.check_replicas()
+            metrics_bytes, budget = self._metrics.bytes_on_disk(), self._planner.budget
             path = self._checkpoints.write(
-                Progress(
-                    step, self._metrics.bytes_on_disk(), model.evaluated, model.start, model.best, self._planner.budget
-                )
+                Progress(step, metrics_bytes, model.evaluated, model.start, model.best, budget)
             )
             if signal:
                 self._run.log(
@@ -216,17 +227,3 @@ class Trainer:
     def _signal(self) -> int:
         """The signal that any rank received, 0 without one."""
         return self._processes.max(int(self._signals.received or 0))
-
-    def _diverged(self, error: DivergedError) -> str:
-        rate = self._schedule.learning_rate(self._step + 1)
-        kept = "No model was saved" if self._model.best is None else f"The best model so far is in {self._model.folder}"
-        return (
-            f"step {self._step + 1}: {error}. The optimizer did not take this step. Lower the learning rate "
-            f"(--optimizer.learning-rate; {rate:.3g} in this step), do not train in float16, or check the texts of the batch. "
-            f"{kept}."
-        )
-
-
-def _examples_per_dataset(batches: Sequence[PlannedBatch]) -> dict[str, float]:
-    names = {name: 0 for planned in batches for name in planned.counts}
-    return {f"examples/{name}": sum(planned.counts.get(name, 0) for planned in batches) for name in names}

@@ -48,7 +48,7 @@ def train(job: Job) -> Answer:
         started = time.perf_counter()
         results.append(step(triples[first : first + job.batch]))
         seconds.append(time.perf_counter() - started)
-    tokens = {name: sum(getattr(each, name) for each in results) for name in ("logical_tokens", "computed_tokens")}
+    tokens = {name: sum(getattr(each.plan, name) for each in results) for name in ("logical_tokens", "computed_tokens")}
     facts = text_facts(encoder, [text for texts in job.triples for text in texts]) | tokens
     return {"step_seconds": seconds, "losses": [result.loss for result in results], "facts": facts}
 

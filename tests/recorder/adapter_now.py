@@ -15,7 +15,7 @@ from angle_llm.train.schedule import BatchPlan
 
 __all__ = ["command_line"]
 STS_COMMAND = ["eval", "sts"]
-METRICS: dict[str, str] = {}
+METRICS = {"layout": "way"}
 """Names in metrics.jsonl that differ from those at the tag: {name here: name at the tag}."""
 
 

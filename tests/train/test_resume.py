@@ -25,9 +25,9 @@ from angle_llm.config import (
     TrainSettings,
     load_settings,
 )
+from angle_llm.io import FolderError
 from angle_llm.run import fine_tune
 from angle_llm.train.best_model import BestModel
-from angle_llm.train.checkpoint import CheckpointError
 from angle_llm.train.metrics import Metrics
 from angle_llm.train.signals import Interrupted, StopSignals
 
@@ -203,11 +203,11 @@ def test_other_data_or_weights_are_refused(mine: TrainSettings, tmp_path: Path) 
     )
     fine_tune(short)
     data.write_text("\n".join(rows).replace("Dog", "Cow"))
-    with pytest.raises(CheckpointError, match=r"step-000001.*examples"):
+    with pytest.raises(FolderError, match=r"step-000001.*examples"):
         fine_tune(short)
     data.write_text("\n".join(rows))
     save_tiny_base("llama", base, seed=5)
-    with pytest.raises(CheckpointError, match=r"step-000001.*base weights"):
+    with pytest.raises(FolderError, match=r"step-000001.*base weights"):
         fine_tune(short)
 
 

@@ -97,7 +97,7 @@ def test_any_micro_batches_kept_or_cached_equal_the_plain_way_in_float64(
     encoder = force(layout, trainable_encoder(kind, torch.float64))
     loss, expected = plain_gradients(encoder)
     result = step(encoder, micro_batch_tokens, graph_tokens)
-    assert result.layout == (layout if micro_batch_tokens > 1 else result.layout)
+    assert result.plan.layout == (layout if micro_batch_tokens > 1 else result.plan.layout)
     assert result.cached == (graph_tokens == CACHE)
     # Sums of a few hundred float64 terms in another order: 1e-16 a term.
     assert result.loss == pytest.approx(loss, rel=1e-12)
@@ -189,7 +189,7 @@ def test_every_kind_of_backbone_agrees_in_float32(kind: str) -> None:
     loss, expected = plain_gradients(encoder)
     for graph_tokens in (KEEP, CACHE):
         result = step(encoder, 60, graph_tokens)
-        assert result.layout == ("trie" if encoder.model.causal else "padded")
+        assert result.plan.layout == ("trie" if encoder.model.causal else "padded")
         assert result.loss == pytest.approx(loss, rel=1e-5)
         # float32 sums in another order: 1e-7 a term, some hundred terms, divided by temperatures of 0.05
         assert largest_difference(expected, take_gradients(encoder.model)) < 2e-3
@@ -229,7 +229,7 @@ def test_a_nested_step_equals_the_sum_over_truncated_encoders(
 
     encoder.model.read_layers(nested.layers)
     result = step(encoder, 64, graph_tokens, objective=nested)
-    assert (result.layout, result.cached) == (layout, graph_tokens == CACHE)
+    assert (result.plan.layout, result.cached) == (layout, graph_tokens == CACHE)
     assert result.loss == pytest.approx(expected, rel=1e-12)
     torch.testing.assert_close(take_gradients(encoder.model), separately, rtol=1e-10, atol=1e-12)
 

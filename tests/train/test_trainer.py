@@ -84,7 +84,7 @@ def test_a_run_learns_and_writes_the_documented_files(
         assert row["pairs"] == 2 * len(range(20)[(row["step"] - 1) % 3 * 8 :][:8]), "two for each triple of the batch"
         assert row["pairs_per_second"] * row["seconds"] == pytest.approx(row["pairs"])
         assert 0 < row["utilisation"] < 1
-        assert row["way"] in ("trie", "padded")
+        assert row["layout"] in ("trie", "padded")
         assert "as a trie" in row["reason"], "both counts are logged"
     first, last = steps[:3], steps[-3:]
     assert sum(row["loss"] for row in last) < 0.7 * sum(row["loss"] for row in first)
@@ -97,7 +97,7 @@ def test_a_run_learns_and_writes_the_documented_files(
     assert np.abs(trained.encode(SENTENCES) - untrained.encode(SENTENCES)).max() > 1e-2
     bar = capfd.readouterr().err.splitlines()[-1]
     assert f"loss {steps[-1]['loss']:.4f}" in bar
-    assert all(unit in bar for unit in ("pairs/s", "tokens/s", " left"))
+    assert all(unit in bar for unit in ("pairs/s", "tokens/s", "24/24 ["))
     assert "utilised" not in bar
 
 

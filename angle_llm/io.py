@@ -18,7 +18,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -34,10 +34,10 @@ class FolderError(ValueError):
 
 
 def write_file(path: Path, fill: Callable[[BinaryIO], object], writer: str | None = None) -> None:
-    """Write a file whole or not at all: under a hidden name in the same folder, flushed to disk, then renamed.
+    """Write a file whole or not at all. A link keeps its target; a pipe or a device is written directly.
 
-    A link keeps its target; a pipe or a device is written directly. The hidden name contains `writer`, by default the
-    process id, so that several processes can write one file. A fixed `writer` overwrites what a killed process left.
+    The hidden name contains `writer`, by default the process id, so that several processes can write one file. A fixed
+    `writer` overwrites what a killed process left.
     """
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,11 +67,7 @@ def write_text(path: str | Path, text: str, writer: str | None = None) -> None:
 
 
 def write_json(path: str | Path, values: Any, writer: str | None = None) -> None:
-    """Write a JSON value; see `write_file`.
-
-    Raises:
-        ValueError: for NaN or infinity, which JSON cannot represent.
-    """
+    """Write a JSON value; see `write_file` and `json_text`."""
     write_text(path, json_text(values), writer)
 
 
@@ -87,8 +83,7 @@ def json_text(values: Any) -> str:
 
 def plain(value: Any) -> Any:
     """Return plain JSON values: dataclasses and mappings as objects, paths as strings, NaN and infinity as null."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
+    value = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -140,8 +135,7 @@ def restore_folder(folder: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder in one step: it gets a hidden name first, so that a kill never leaves half of it under its own name. What
-    an earlier kill left under the hidden name is removed too."""
+    """Remove a folder, or the remains of a killed removal: a hidden name first, so that no half of it keeps its own name."""
     swap(None, folder)
 
 
@@ -165,7 +159,7 @@ def filled(target: Path, fill: Callable[[Path], object], writer: str | None) -> 
 
 
 def swap(new: Path | None, target: Path) -> None:
-    """Rename `new` to `target`. An existing target is renamed out of the way first and deleted last."""
+    """Rename `new` to `target`, if given. An existing target is renamed out of the way first and deleted last."""
     retired = target.with_name(f".{target.name}.old")
     shutil.rmtree(retired, ignore_errors=True)
     if target.exists():
@@ -182,12 +176,10 @@ def swap(new: Path | None, target: Path) -> None:
 
 def sha256_of(file: Path | BinaryIO) -> str:
     """Return the SHA-256 of a file, or of what is left of a stream, as hexadecimal digits."""
-    if isinstance(file, Path):
-        with file.open("rb") as stream:
-            return sha256_of(stream)
     digest = hashlib.sha256()
-    while block := file.read(1 << 20):
-        digest.update(block)
+    with file.open("rb") if isinstance(file, Path) else nullcontext(file) as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
     return digest.hexdigest()
 
 
@@ -204,8 +196,7 @@ def check_files(folder: Path, listed: Iterable[Mapping[str, Any]]) -> None:
     """Compare the files of a folder with the `checksums` from when they were written.
 
     Raises:
-        FolderError: naming the first file that is missing, is a link, or leads out of the folder, or whose size or SHA-256
-            differs.
+        FolderError: naming the first file that is missing or damaged, is a link, or leads out of the folder.
     """
     for entry in listed:
         path = folder / entry["name"]
@@ -213,10 +204,8 @@ def check_files(folder: Path, listed: Iterable[Mapping[str, Any]]) -> None:
             raise FolderError(f"{path} is not a file of this folder")
         if not path.is_file():
             raise FolderError(f"{path} is missing")
-        if (size := path.stat().st_size) != entry["size"]:
-            raise FolderError(f"{path} is damaged: expected {entry['size']} bytes, got {size}")
-        if sha256_of(path) != entry["sha256"]:
-            raise FolderError(f"{path} is damaged: its SHA-256 differs from that of the file that was written")
+        if path.stat().st_size != entry["size"] or sha256_of(path) != entry["sha256"]:
+            raise FolderError(f"{path} is damaged: its size or SHA-256 differs from that of the file that was written")
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
@@ -275,20 +264,12 @@ def progress_bar(
     """
     from tqdm import tqdm  # not at the top: it reads TQDM_DISABLE on import, which the program sets for other libraries
 
-    usual: dict[str, Any] = {"total": total, "desc": name, "unit": unit, "initial": done, "leave": not transient}
-    if sys.stderr is None or sys.stderr.closed or has_terminal():
-        return tqdm(**usual, smoothing=0.1, disable=not (enabled and has_terminal()))
+    options: dict[str, Any] = {"total": total, "desc": name, "unit": unit, "initial": done, "leave": not transient}
+    if has_terminal():
+        return tqdm(**options, smoothing=0.1, disable=not enabled)
     delay = LOG_EVERY_SECONDS if transient else 0
-    return tqdm(
-        **usual,
-        file=_Lines(),
-        disable=not enabled,
-        mininterval=LOG_EVERY_SECONDS,
-        miniters=1,
-        ncols=0,
-        delay=delay,
-        smoothing=0,
-    )
+    options |= {"mininterval": LOG_EVERY_SECONDS, "miniters": 1, "ncols": 0, "delay": delay, "smoothing": 0}
+    return tqdm(**options, file=_Lines(), disable=not enabled)
 
 
 @contextmanager
@@ -306,8 +287,9 @@ class _Lines:
 
     def write(self, text: str) -> None:
         if line := text.strip():
-            with suppress(OSError, ValueError):
-                print(line, file=sys.stderr, flush=True)
+            with suppress(OSError, ValueError, AttributeError):  # closed, or None
+                sys.stderr.write(f"{line}\n")
+                sys.stderr.flush()
 
     def flush(self) -> None:
         pass

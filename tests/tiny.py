@@ -28,6 +28,7 @@ from transformers import (
     RobertaConfig,
 )
 
+from angle_llm.config import LoraSettings
 from angle_llm.model.encoder import SentenceEncoder
 
 POSITIONS = 128
@@ -141,6 +142,15 @@ def train_a_little(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             parameter.data.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+
+
+def save_tiny_adapter(base: Path, folder: Path, lora: LoraSettings | None = None, **options: Any) -> Path:
+    """Write an adapter with random updates on a model folder; `options` as for `from_pretrained`."""
+    encoder = SentenceEncoder.from_pretrained(base, device="cpu", **options)
+    encoder.add_lora(lora or LoraSettings(rank=2, alpha=6))
+    train_a_little(encoder.model)
+    encoder.save_pretrained(folder)
+    return folder
 
 
 def write_gguf(model: Any, path: Path) -> Path:

@@ -1,8 +1,7 @@
-"""An encoder leaves for the hub when it is asked to, whole, with a card that is true, and without what is not to leave."""
+"""`push` uploads a whole encoder with a correct card, and no local paths or other files."""
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,11 @@ import pytest
 import yaml
 from hub_server import TOKEN, Hub, open_hub
 from huggingface_hub import constants
-from tiny import save_tiny_base, tiny_encoder, train_a_little
+from tiny import save_tiny_adapter, save_tiny_base, tiny_encoder
 
 from angle_llm import PromptTemplate, SentenceEncoder, cli
-from angle_llm.config import LoraSettings
 from angle_llm.export.merge import merge
+from angle_llm.export.push import PushError
 
 TEXTS = ["A man is eating.", "Where is it?"]
 
@@ -28,25 +27,19 @@ pytestmark = [
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    return open_hub(tmp_path / "cache", monkeypatch)
-
-
-@pytest.fixture
-def logged_in(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = open_hub(tmp_path / "cache", monkeypatch)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
+    return hub
 
 
 @pytest.fixture
 def adapter(hub: Hub, tmp_path: Path) -> Path:
-    """A run's model, an adapter on a base that the hub has."""
+    """The model of a run, an adapter on a base from the hub."""
     base = save_tiny_base("llama", tmp_path / "base")
     (base / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
     hub.put("org/base", base)
-    encoder = SentenceEncoder.from_pretrained("org/base", device="cpu")
-    encoder.add_lora(LoraSettings(rank=2))
-    train_a_little(encoder.model)
     run = tmp_path / "run"
-    encoder.save_pretrained(run / "model")
+    save_tiny_adapter(Path("org/base"), run / "model")
     settings = {"data": {"path": "/home/me/secret/nli.jsonl"}, "learning_rate": 1e-3}
     (run / "settings.yaml").write_text(yaml.safe_dump(settings))
     lines = [{"step": 0, "evaluation": 61.5}, {"step": 1, "loss": 2.0}, {"step": 8, "evaluation": 70.25}]
@@ -56,13 +49,8 @@ def adapter(hub: Hub, tmp_path: Path) -> Path:
     return run / "model"
 
 
-def push(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
-    monkeypatch.setattr(sys, "argv", ["angle-llm", "push", *map(str, arguments)])
-    try:
-        cli.main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
+def push(*arguments: str | Path) -> None:
+    cli.run(["push", *map(str, arguments)])
 
 
 def everything_below(folder: Path) -> dict[str, bytes]:
@@ -74,36 +62,33 @@ def head(hub: Hub, repo: str = "user/mine") -> dict[str, bytes]:
     return found.commits[found.head]
 
 
-def run_code(card: str, library: str, repo: str, place: Path | str) -> dict[str, Any]:
-    """What the card's code for a library leaves, run as it stands but for the repository's name."""
+def run_code(card: str, library: str, place: Path | str) -> dict[str, Any]:
+    """Return the names that the card's code for a library defines, with `place` instead of the repository."""
     block = re.search(rf"### {library}\n\n```python\n(.*?)```", card, re.DOTALL)
     assert block is not None
     names: dict[str, Any] = {}
-    exec(block[1].replace(repr(repo), repr(str(place))), names)
+    exec(block[1].replace(repr("user/mine"), repr(str(place))), names)
     return names
 
 
-@pytest.mark.usefixtures("logged_in")
-def test_an_adapter_goes_as_it_is_and_comes_back(
-    hub: Hub, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_adapter_is_uploaded_and_opened(
+    hub: Hub, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (adapter / "training_args.bin").write_bytes(b"a pickle")
     (adapter / ".cache").mkdir()
     (adapter / ".cache" / "x.json").write_text("{}")
     before = everything_below(adapter.parent)
-    assert push(monkeypatch, adapter, "user/mine") == 0
+    push(adapter, "user/mine")
     shown = capsys.readouterr()
     assert ".cache/x.json, training_args.bin" in shown.out
     assert TOKEN not in shown.out + shown.err
     assert everything_below(adapter.parent) == before
     repo, files = hub.repos["user/mine"], head(hub)
     assert repo.private
-    assert len(repo.messages) == 2  # the hub's own, and ours: everything in one commit
+    assert len(repo.messages) == 2  # the one of the hub, and ours: everything in one commit
     assert set(files) == {".gitattributes", "README.md", "angle_llm.json", "adapter_config.json", "adapter_model.safetensors",
         "tokenizer.json", "tokenizer_config.json"}  # fmt: skip
-    assert not any(
-        str(adapter.parent.parent).encode() in content or b"/home/me" in content for content in files.values()
-    )
+    assert not any(str(tmp_path).encode() in content or b"/home/me" in content for content in files.values())
     base = json.loads(files["adapter_config.json"])
     assert (base["base_model_name_or_path"], base["revision"]) == ("org/base", hub.repos["org/base"].head)
     rows = SentenceEncoder.from_pretrained("user/mine", device="cpu").encode(TEXTS)
@@ -115,78 +100,80 @@ def test_an_adapter_goes_as_it_is_and_comes_back(
     assert 'Summarize sentence "{text}" in one word:"' in card
     assert "| evaluation during training, of the saved model | 70.25 |" in card
     assert "path: nli.jsonl" in card
-    ours = run_code(card, "angle_llm", "user/mine", "user/mine")["rows"]
+    ours = run_code(card, "angle_llm", "user/mine")["rows"]
     (tmp_path / "fetched").mkdir()
     for name, content in files.items():
         (tmp_path / "fetched" / name).write_bytes(content)
-    # From a folder: peft keeps the hub's address from before this test.
-    theirs = run_code(card, "transformers", "user/mine", tmp_path / "fetched")["encode"]("A man is eating.").numpy()
+    # From a folder: peft keeps the address of the hub from before this test.
+    theirs = run_code(card, "transformers", tmp_path / "fetched")["encode"]("A man is eating.").numpy()
     # Both compute in float32; the trie adds in another order.
     assert np.abs(ours[0] - theirs).max() < 1e-5 * np.abs(ours[0]).max()
 
 
-@pytest.mark.usefixtures("logged_in")
-def test_a_merged_model_replaces_an_adapter_file_by_file(
-    hub: Hub, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert push(monkeypatch, adapter, "user/mine") == 0
+def test_a_merged_model_replaces_the_files_of_an_adapter(hub: Hub, adapter: Path, tmp_path: Path) -> None:
+    push(adapter, "user/mine")
     merge(adapter, tmp_path / "merged", device="cpu")
-    assert push(monkeypatch, tmp_path / "merged", "user/mine", "--run", adapter.parent, "--public") == 0
+    results = {"variant": "senteval", "tasks": {"STS12": {"spearman": 64.5}}, "average": None}
+    (tmp_path / "sts.json").write_text(json.dumps(results))
+    push(tmp_path / "merged", "user/mine", "--run", adapter.parent, "--results", tmp_path / "sts.json", "--public")
     files = head(hub)
     assert {"model.safetensors", "config.json", "merge.json"} <= set(files)
     assert not {"adapter_config.json", "adapter_model.safetensors", "verification.json"} & set(files)
     card = files["README.md"].decode()
     assert "on 46 texts: the same encoder. 1 − cosine is at most" in card
     assert "base_model: org/base" in card
+    assert "| STS12 (senteval) | 64.50 |" in card
     rows = SentenceEncoder.from_pretrained("user/mine", device="cpu").encode(TEXTS)
-    theirs = run_code(card, "transformers", "user/mine", "user/mine")["encode"](TEXTS[0]).numpy()
+    theirs = run_code(card, "transformers", "user/mine")["encode"](TEXTS[0]).numpy()
     assert np.abs(rows[0] - theirs).max() < 1e-5 * np.abs(rows[0]).max()
 
 
-@pytest.mark.usefixtures("logged_in")
-def test_what_was_not_verified_stays_unless_it_is_asked_for(
-    hub: Hub, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unverified_model_is_refused_unless_requested(hub: Hub, adapter: Path, tmp_path: Path) -> None:
     merge(adapter, tmp_path / "merged", check=False)
-    assert push(monkeypatch, tmp_path / "merged", "user/mine") == 2
-    assert "--unverified" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="--unverified"):
+        push(tmp_path / "merged", "user/mine")
     assert "user/mine" not in hub.repos
-    assert push(monkeypatch, tmp_path / "merged", "user/mine", "--unverified", "--public") == 0
+    push(tmp_path / "merged", "user/mine", "--unverified", "--public")
     assert not hub.repos["user/mine"].private
     assert "Not compared with its origin." in head(hub)["README.md"].decode()
 
 
-def test_a_dry_run_shows_what_would_go_and_asks_nobody(
-    hub: Hub, adapter: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert push(monkeypatch, adapter, "user/mine", "--dry-run") == 0
+def test_a_dry_run_uses_no_network(hub: Hub, adapter: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    push(adapter, "user/mine", "--dry-run")
     shown = capsys.readouterr().out
     assert "adapter_model.safetensors\n" in shown
+    assert "model-*.safetensors" in shown
     assert "**To be filled in.** The license" in shown
     assert hub.asked == []
 
 
-@pytest.mark.usefixtures("logged_in")
-def test_what_somebody_else_put_there_is_left_alone(
-    hub: Hub, adapter: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_repository_of_another_kind_is_not_changed(hub: Hub, adapter: Path) -> None:
     hub.put("user/mine", {"thesis.pdf": b"x", "README.md": b"x"})
-    assert push(monkeypatch, adapter, "user/mine") == 2
-    assert "user/mine holds other files (thesis.pdf …)" in capsys.readouterr().err
+    with pytest.raises(PushError, match=r"user/mine holds other files \(thesis\.pdf …\)"):
+        push(adapter, "user/mine")
     assert head(hub) == {"thesis.pdf": b"x", "README.md": b"x"}
 
 
-def test_what_the_hub_refuses_is_told_and_changes_nothing(
-    hub: Hub, adapter: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_files_beside_an_encoder_are_kept(hub: Hub, adapter: Path) -> None:
+    theirs = dict.fromkeys(("LICENSE", "model.Q4.gguf", "results/model-1.safetensors", "results/scores.json"), b"x")
+    ours = dict.fromkeys(("angle_llm.json", "model-00001-of-00002.safetensors", "1_Pooling/config.json"), b"{}")
+    hub.put("user/mine", theirs | ours)
+    push(adapter, "user/mine")
+    files = head(hub)
+    assert theirs.items() <= files.items()
+    assert not {"model-00001-of-00002.safetensors", "1_Pooling/config.json"} & files.keys()
+
+
+def test_errors_of_the_hub_change_no_file(hub: Hub, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = everything_below(adapter)
 
-    def message(*arguments: str) -> str:
-        assert push(monkeypatch, adapter, *(arguments or ("user/mine",))) == 2
-        shown = capsys.readouterr()
-        assert TOKEN not in shown.out + shown.err
-        return shown.err
+    def message(repo: str = "user/mine") -> str:
+        with pytest.raises(PushError) as refused:
+            push(adapter, repo)
+        assert TOKEN not in str(refused.value)
+        return str(refused.value)
 
+    monkeypatch.delenv("HF_TOKEN")
     assert "set HF_TOKEN" in message()
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     assert "log in (`hf auth login`), or set HF_TOKEN" in message()
@@ -198,68 +185,41 @@ def test_what_the_hub_refuses_is_told_and_changes_nothing(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE is set" in message()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # no server
     assert "Try again when the hub is reachable. No local file was changed." in message()
     assert everything_below(adapter) == before
 
 
-def test_what_nobody_else_could_use_does_not_leave(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    encoder = SentenceEncoder.from_pretrained(save_tiny_base("llama", tmp_path / "base"), device="cpu")
-    encoder.add_lora(LoraSettings(rank=2))
-    encoder.save_pretrained(tmp_path / "adapter")
+def test_encoders_that_others_cannot_use_are_refused(tmp_path: Path) -> None:
+    save_tiny_adapter(save_tiny_base("llama", tmp_path / "base"), tmp_path / "adapter")
     tiny_encoder("bert").save_pretrained(tmp_path / "whole")
     (tmp_path / "whole" / "vocab.txt").symlink_to("/etc/hostname")
-    for folder, repo, message in (
-        ("adapter", "user/mine", "angle-llm merge"),
-        ("whole", "user/mine", "is a link out of its folder"),
-        ("base", "user/mine", "is neither a saved encoder"),
-        ("base", "mine", "USER/NAME"),
+    for folder, message in (
+        ("adapter", "angle-llm merge"),
+        ("whole", "is a link out of its folder"),
+        ("base", "is neither a saved encoder"),
     ):
-        assert push(monkeypatch, tmp_path / folder, repo) == 2
-        assert message in capsys.readouterr().err
+        with pytest.raises(ValueError, match=message):
+            push(tmp_path / folder, "user/mine")
 
 
-@pytest.mark.usefixtures("logged_in")
-def test_words_that_look_like_paths_stay_and_paths_go(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_are_removed_and_texts_that_look_like_paths_are_kept(hub: Hub, tmp_path: Path) -> None:
     template = "/no_think Sum up and/or name: {text}"
     tiny_encoder("bert", prompt=PromptTemplate("~mine", template)).save_pretrained(tmp_path / "whole")
     config = tmp_path / "whole" / "tokenizer_config.json"
     extra = {"name_or_path": "/home/me/base", "extra_special_tokens": ["/", "~~"], "cls_token": "[CLS]"}
     config.write_text(json.dumps(json.loads(config.read_text()) | extra))
-    assert push(monkeypatch, tmp_path / "whole", "user/mine") == 0
+    push(tmp_path / "whole", "user/mine")
     prompt = json.loads(head(hub)["angle_llm.json"])["prompt"]
     assert (prompt["name"], prompt["template"]) == ("~mine", template)
     tokenizer = json.loads(head(hub)["tokenizer_config.json"])
     assert (tokenizer["name_or_path"], tokenizer["extra_special_tokens"]) == ("base", ["/", "~~"])
 
 
-@pytest.mark.usefixtures("logged_in")
-def test_what_no_push_wrote_stays_beside_the_encoder(
-    hub: Hub, adapter: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    theirs = dict.fromkeys(("LICENSE", "model.Q4.gguf", "results/model-1.safetensors", "results/scores.json"), b"x")
-    ours = dict.fromkeys(("angle_llm.json", "model-00001-of-00002.safetensors", "1_Pooling/config.json"), b"{}")
-    hub.put("user/mine", theirs | ours)
-    assert push(monkeypatch, adapter, "user/mine") == 0
-    files = head(hub)
-    assert theirs.items() <= files.items()
-    assert not {"model-00001-of-00002.safetensors", "1_Pooling/config.json"} & files.keys()
-    assert push(monkeypatch, adapter, "user/mine", "--dry-run") == 0
-    assert "model-*.safetensors" in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("logged_in")
-def test_a_local_base_is_no_base_model_of_the_hub(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = SentenceEncoder.from_pretrained(save_tiny_base("llama", tmp_path / "my-llama"), device="cpu")
-    encoder.add_lora(LoraSettings(rank=2))
-    train_a_little(encoder.model)
-    encoder.save_pretrained(tmp_path / "adapter")
-    merge(tmp_path / "adapter", tmp_path / "merged", check=False)
-    assert push(monkeypatch, tmp_path / "merged", "user/mine", "--unverified") == 0
+def test_a_local_base_is_not_linked_in_the_card(hub: Hub, tmp_path: Path) -> None:
+    run = save_tiny_adapter(save_tiny_base("llama", tmp_path / "my-llama"), tmp_path / "adapter")
+    merge(run, tmp_path / "merged", check=False)
+    push(tmp_path / "merged", "user/mine", "--unverified")
     card = head(hub)["README.md"].decode()
     assert "base_model" not in yaml.safe_load(card.split("---\n")[1])
     assert "made from `my-llama`" in card

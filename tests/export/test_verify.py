@@ -1,4 +1,4 @@
-"""Forms that are one encoder are told so; each way of being another one is caught and named."""
+"""`verify` accepts forms of one encoder, and names each difference of another one."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import save_tiny_base, tiny_encoder, train_a_little
+from tiny import save_tiny_adapter, save_tiny_base, tiny_encoder
 
 from angle_llm import SentenceEncoder, load_prompt
 from angle_llm.config import LoraSettings
@@ -20,22 +20,20 @@ from angle_llm.export.verify import verify
 from angle_llm.model.checks import CARD_NAME, ArtifactError
 
 PAIRS = "starter:graded_pairs.tsv"
+SEGMENTS = load_prompt("summarize_one_word").to_dict() | {"tokenization": "segments", "edits": ["append_full_stop"]}
 
 
 @pytest.fixture(scope="module")
 def forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """base/, adapter/ on it, merged/ of it."""
     folder = tmp_path_factory.mktemp("forms")
-    encoder = SentenceEncoder.from_pretrained(save_tiny_base("llama", folder / "base"), device="cpu", max_length=100)
-    encoder.add_lora(LoraSettings(rank=2, alpha=6))
-    train_a_little(encoder.model)
-    encoder.save_pretrained(folder / "adapter")
+    save_tiny_adapter(save_tiny_base("llama", folder / "base"), folder / "adapter", max_length=100)
     merge(folder / "adapter", folder / "merged", check=False)
     return folder
 
 
 def change(forms: Path, out: Path, **card: Any) -> Path:
-    """The merged directory with another card."""
+    """The merged folder with another card."""
     SentenceEncoder.from_pretrained(forms / "merged", device="cpu").save_pretrained(out)
     values = json.loads((out / CARD_NAME).read_text(encoding="utf-8"))
     (out / CARD_NAME).write_text(json.dumps(values | card), encoding="utf-8")
@@ -60,8 +58,7 @@ def test_all_forms_at_once(forms: Path) -> None:
     assert "verdict: the same encoder" in found.text()
 
 
-def test_the_figures_are_what_they_say(forms: Path) -> None:
-    """The definitions, from the rows themselves."""
+def test_figures_match_their_definitions_and_the_base_is_another_encoder(forms: Path) -> None:
     texts = ["A man is eating.", "Nobody eats.", "hello"]
     found = verify([forms / "adapter", forms / "base"], texts=texts, device="cpu")
     options: Any = {"prompt": "summarize_one_word", "pooling": "last", "max_length": 100, "device": "cpu"}
@@ -75,17 +72,11 @@ def test_the_figures_are_what_they_say(forms: Path) -> None:
     relative = np.linalg.norm(a - b, axis=1) / np.linalg.norm(a, axis=1)
     assert other.largest_relative_difference == pytest.approx(relative.max(), rel=1e-5)
     assert found.base_difference == pytest.approx(1 - cosines.mean(), abs=1e-6), "its base is that base"
-
-
-def test_the_untouched_base_is_another_encoder(forms: Path) -> None:
-    found = verify([forms / "adapter", forms / "base"], device="cpu")
     assert f"is not {TIMES_SMALLER} times smaller than the difference from the base" in problems(found)
-    (base,) = found.comparisons
-    assert base.form.kind == "backbone"
-    assert (base.form.prompt, base.form.max_length) == (found.first.prompt, 100), "a backbone has none of its own"
+    assert (other.form.kind, other.form.prompt, other.form.max_length) == ("backbone", found.first.prompt, 100)
 
 
-def test_an_untouched_encoder_is_no_success(forms: Path, tmp_path: Path) -> None:
+def test_an_untrained_encoder_does_not_hold(forms: Path, tmp_path: Path) -> None:
     encoder = SentenceEncoder.from_pretrained(forms / "base", device="cpu")
     encoder.add_lora(LoraSettings(rank=2))
     encoder.save_pretrained(tmp_path / "zero")
@@ -95,45 +86,35 @@ def test_an_untouched_encoder_is_no_success(forms: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("card", "message"),
+    ("card", "messages"),
     [
-        ({"prompt": load_prompt("plain").to_dict()}, "prompt '{text}', expected 'Summarize sentence"),
-        ({"pooling": "mean"}, "pooling mean, expected last"),
-        ({"max_length": 60}, "max_length 60, expected 100"),
+        (
+            {"prompt": load_prompt("plain").to_dict()},
+            ["prompt '{text}', expected 'Summarize sentence", "exceeds 1e-05"],
+        ),
+        ({"prompt": SEGMENTS}, ["(append_full_stop, segments)", "texts have different token ids"]),
+        ({"pooling": "mean"}, ["pooling mean, expected last", "exceeds 1e-05"]),
+        ({"max_length": 60}, ["max_length 60, expected 100", "exceeds 1e-05"]),
     ],
 )
-def test_another_way_of_use(card: dict[str, Any], message: str, forms: Path, tmp_path: Path) -> None:
-    found = verify([forms / "adapter", change(forms, tmp_path / "other", **card)], device="cpu")
-    told = problems(found)
-    assert message in told
-    assert "exceeds 1e-05" in told
+def test_another_usage(card: dict[str, Any], messages: list[str], forms: Path, tmp_path: Path) -> None:
+    found = problems(verify([forms / "adapter", change(forms, tmp_path / "other", **card)], device="cpu"))
+    assert all(message in found for message in messages)
 
 
 def test_another_length_is_named_where_no_text_is_cut(forms: Path, tmp_path: Path) -> None:
     other = change(forms, tmp_path / "other", max_length=99)
     found = verify([forms / "adapter", other], texts=["A man is eating."], device="cpu")
-    assert problems(found).endswith(": max_length 99, expected 100")
+    assert problems(found) == f"{other}: max_length 99, expected 100"
 
 
-def test_edits_and_segments_are_part_of_a_prompt(forms: Path, tmp_path: Path) -> None:
-    prompt = load_prompt("summarize_one_word").to_dict() | {"tokenization": "segments", "edits": ["append_full_stop"]}
-    found = verify([forms / "adapter", change(forms, tmp_path / "other", prompt=prompt)], device="cpu")
-    assert "(append_full_stop, segments)" in problems(found)
-    assert "texts have different token ids" in problems(found)
-
-
-def test_one_spoilt_weight(forms: Path, tmp_path: Path) -> None:
+def test_one_wrong_tensor_and_one_that_is_not_finite(forms: Path, tmp_path: Path) -> None:
     other = change(forms, tmp_path / "other")
     tensors = load_file(other / "model.safetensors")
     tensors["layers.1.mlp.up_proj.weight"] *= 1.01
     save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
     assert "exceeds 1e-05" in problems(verify([forms / "adapter", other], device="cpu"))
     assert verify([forms / "adapter", other], tolerance=0.5, device="cpu").comparisons[0].tolerance == 0.5
-
-
-def test_weights_that_are_no_numbers(forms: Path, tmp_path: Path) -> None:
-    other = change(forms, tmp_path / "other")
-    tensors = load_file(other / "model.safetensors")
     tensors["norm.weight"][3] = torch.nan
     save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ArtifactError, match="states of this LlamaModel are not finite"):
@@ -150,15 +131,14 @@ def test_other_dimensions(forms: Path, tmp_path: Path) -> None:
 
 def test_bfloat16_has_its_own_tolerance(forms: Path, tmp_path: Path) -> None:
     merge(forms / "adapter", tmp_path / "half", dtype="bfloat16", check=False)
-    found = verify([forms / "adapter", tmp_path / "half"], device="cpu")
-    (half,) = found.comparisons
+    (half,) = verify([forms / "adapter", tmp_path / "half"], device="cpu").comparisons
     assert half.tolerance == 1e-3
     assert 1e-7 < half.largest_difference < 1e-2
     strict = verify([forms / "adapter", tmp_path / "half"], tolerance=1e-7, device="cpu")
     assert "exceeds 1e-07" in problems(strict)
 
 
-def test_a_merged_directory_knows_its_base(forms: Path, tmp_path: Path) -> None:
+def test_a_merged_folder_records_its_base(forms: Path, tmp_path: Path) -> None:
     from_merged = verify([forms / "merged", forms / "adapter"], device="cpu")
     from_adapter = verify([forms / "adapter", forms / "merged"], device="cpu")
     assert from_merged.base_difference == pytest.approx(from_adapter.base_difference, rel=1e-5)
@@ -177,15 +157,10 @@ def test_correlations_are_compared_too(forms: Path) -> None:
     )
     scores = iter([70.0, 70.2])
     odd = verify([forms / "adapter", forms / "merged"], score=lambda _: next(scores), device="cpu")
-    assert problems(odd).endswith(": Spearman 70.20, expected 70.00")
+    assert problems(odd) == f"{forms / 'merged'}: Spearman 70.20, expected 70.00"
 
 
-def test_two_forms_are_needed(forms: Path) -> None:
-    with pytest.raises(ValueError, match="got 1"):
-        verify([forms / "adapter"])
-
-
-def test_texts_of_ones_own_are_not_left_out_silently(forms: Path) -> None:
+def test_given_texts_are_never_skipped(forms: Path) -> None:
     with pytest.raises(ValueError, match="text 1 is empty"):
         verify([forms / "adapter", forms / "merged"], texts=["hello", " "], device="cpu")
 

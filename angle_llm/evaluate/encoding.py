@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,39 +15,16 @@ from angle_llm.io import plain, write_json
 
 Found = TypeVar("Found")
 
+if TYPE_CHECKING:
+    from angle_llm.model.encoder import SentenceEncoder
+
 Rows: TypeAlias = NDArray[np.floating[Any]]
 Encode: TypeAlias = Callable[[list[str]], Rows]
 """Texts (N,) → rows (N, D), in the order given."""
 
 
-class Encoder(Protocol):
-    """An object with `encode`, such as `SentenceEncoder`."""
-
-    def encode(
-        self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
-    ) -> Rows:
-        """One row per text, in the order given."""
-        ...
-
-
-class OpenedEncoder(Encoder, Protocol):
-    """An encoder with its prompt, pooling and maximum length, which are reported with results."""
-
-    @property
-    def prompt(self) -> Any:
-        """A dataclass with a `name`."""
-
-    @property
-    def pooling(self) -> str:
-        """Name of the pooling."""
-
-    @property
-    def max_length(self) -> int:
-        """Maximum number of tokens."""
-
-
 OpenEncoder: TypeAlias = Callable[..., Any]
-"""Opens an encoder, such as `SentenceEncoder.from_pretrained`: model, and the other fields of `EncoderSettings`."""
+"""`SentenceEncoder.from_pretrained`, or a function that is called like it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +138,7 @@ def check_names(names: Sequence[str]) -> None:
         raise ValueError(f"expected tasks with unique names, got {', '.join(names) or 'none'}.")
 
 
-def encode_with(encoder: Encoder, micro_batch_tokens: int | None, show_progress: bool = True) -> Encode:
+def encode_with(encoder: SentenceEncoder, micro_batch_tokens: int | None, show_progress: bool = True) -> Encode:
     """A function from texts to rows."""
     return lambda texts: encoder.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
 
@@ -176,7 +153,7 @@ def evaluated(
     if settings.json is not None:
         settings.json.parent.mkdir(parents=True, exist_ok=True)
     names = ("prompt", "pooling", "max_length", "dtype", "device", "revision")
-    encoder: OpenedEncoder = open_encoder(settings.model, **{name: getattr(settings, name) for name in names})
+    encoder = open_encoder(settings.model, **{name: getattr(settings, name) for name in names})
     used = Used(asdict(encoder.prompt), encoder.pooling, encoder.max_length)
     return evaluate(encoder, encode_with(encoder, settings.micro_batch_tokens)), used
 

@@ -11,7 +11,7 @@ The prompt can depend on the task and side that mteb passes with the texts. Batc
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from mteb.models import ModelMeta
@@ -20,19 +20,7 @@ from mteb.models.model_meta import ScoringFunction
 from mteb.similarity_functions import cos_sim, pairwise_cos_sim
 from numpy.typing import NDArray
 
-from angle_llm.evaluate.encoding import OpenedEncoder
-
-
-class PromptedEncoder(OpenedEncoder, Protocol):
-    """An encoder whose prompt can be replaced, such as `SentenceEncoder`."""
-
-    @property
-    def dimensions(self) -> int:
-        """D."""
-
-    def with_prompt(self, prompt: str, /) -> PromptedEncoder:
-        """The same weights with another prompt (a name or YAML file)."""
-        ...
+from angle_llm.model.encoder import SentenceEncoder
 
 
 class MtebEncoder:
@@ -48,7 +36,7 @@ class MtebEncoder:
 
     def __init__(
         self,
-        encoder: PromptedEncoder,
+        encoder: SentenceEncoder,
         *,
         name: str,
         revision: str | None = None,
@@ -103,7 +91,7 @@ class MtebEncoder:
             )
         return rows_ND
 
-    def encoder_for(self, task_metadata: Any, prompt_type: Any = None) -> PromptedEncoder:
+    def encoder_for(self, task_metadata: Any, prompt_type: Any = None) -> SentenceEncoder:
         """The encoder with the prompt for a task and side."""
         key = get_prompt_name(self._prompts, task_metadata, prompt_type) if self._prompts else None
         return self._encoder if key is None else self._encoder_of[key]

@@ -10,7 +10,7 @@ from typing import Any
 
 from angle_llm.config import need_library
 from angle_llm.evaluate.encoding import EncoderSettings, OpenEncoder, evaluated, finish
-from angle_llm.evaluate.results import markdown_table, number, report
+from angle_llm.evaluate.results import report, table
 
 METRIC = "main score of mteb × 100"
 
@@ -72,9 +72,9 @@ def mteb_main(settings: MtebSettings, open_encoder: OpenEncoder) -> list[MtebSco
         ),
     )
     header = ["task", "type", "split", "subset", "main score", name]
-    rows = [[s.task, s.type, s.split, s.subset, s.metric, number(s.score)] for s in scores]
+    rows = [[s.task, s.type, s.split, s.subset, s.metric, s.score] for s in scores]
     prompts = [f"`{use}`: prompt {prompt}." for use, prompt in settings.prompts.items()]
-    shown = report(settings.model, [markdown_table(header, rows, words=5)], [str(used), *prompts, f"{METRIC}."])
+    shown = report(settings.model, [table(header, rows, words=5)], [str(used), *prompts, f"{METRIC}."])
     finish(settings, METRIC, shown, {"scores": [asdict(score) for score in scores]}, used)
     return scores
 

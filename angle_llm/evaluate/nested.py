@@ -11,29 +11,26 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any
 
 from angle_llm.config import need_library
-from angle_llm.evaluate.encoding import Encode, EncoderSettings, OpenEncoder, Rows, evaluated, finish
-from angle_llm.evaluate.results import markdown_table, number, report
+from angle_llm.evaluate.encoding import Encode, OpenEncoder, Rows, evaluated, finish
+from angle_llm.evaluate.results import report, table
 from angle_llm.evaluate.sts import evaluate
-from angle_llm.evaluate.sts_tasks import StsTask, select_tasks
+from angle_llm.evaluate.sts_tasks import StsTask, StsTaskSettings, select_tasks
+
+if TYPE_CHECKING:
+    from angle_llm.model.encoder import SentenceEncoder
 
 METRIC = "Spearman × 100 on STS tasks"
 
 
 @dataclass(frozen=True, kw_only=True)
-class NestedEvalSettings(EncoderSettings):
+class NestedEvalSettings(StsTaskSettings):
     """Spearman correlation on STS tasks of an encoder cut to its first layers and dimensions, from one encoding."""
 
-    data_dir: Path | None = None
-    """Directory with sts/, stsb/, sick/, as for `eval sts`. None: the Hugging Face hub."""
-
     tasks: tuple[str, ...] = ("stsb",)
-    """Task names or TSV files, as for `eval sts`."""
-
-    variant: Literal["auto", "raw", "senteval"] = "auto"
-    """Text of the sentences, as for `eval sts`."""
+    """Names of STS tasks, or files with columns sentence1, sentence2, score."""
 
     layers: tuple[int, ...] = ()
     """Numbers of layers to cut to. All layers are always included."""
@@ -43,29 +40,6 @@ class NestedEvalSettings(EncoderSettings):
 
     plot: Path | None = None
     """Draw the curve to this file, .png or .svg (needs matplotlib)."""
-
-
-class LayeredEncoder(Protocol):
-    """An encoder that returns the output of inner layers, such as `SentenceEncoder`."""
-
-    @property
-    def layers(self) -> int:
-        """Number of layers."""
-
-    @property
-    def dimensions(self) -> int:
-        """D."""
-
-    def encode_layers(
-        self,
-        texts: Sequence[str],
-        layers: Sequence[int],
-        *,
-        micro_batch_tokens: int | None = None,
-        show_progress: bool = False,
-    ) -> Rows:
-        """Embeddings (N, M, D) after each of the M numbers of layers."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -88,7 +62,7 @@ def nested_main(settings: NestedEvalSettings, open_encoder: OpenEncoder) -> list
     if settings.plot is not None:
         need_library("matplotlib", "--plot", "bench")
 
-    def curve(encoder: LayeredEncoder, _: Encode) -> list[Point]:
+    def curve(encoder: SentenceEncoder, _: Encode) -> list[Point]:
         return quality_curve(
             encoder,
             tasks,
@@ -100,18 +74,18 @@ def nested_main(settings: NestedEvalSettings, open_encoder: OpenEncoder) -> list
     points, used = evaluated(settings, open_encoder, curve)
     depths, widths = ({getattr(point, name): None for point in points} for name in ("layers", "dimensions"))
     means = {(point.layers, point.dimensions): point.mean for point in points}
-    rows = [[str(depth), *(number(means[depth, width]) for width in widths)] for depth in depths]
-    table = markdown_table(["layers \\ dimensions", *map(str, widths)], rows, words=0)
+    rows = [[str(depth), *(means[depth, width] for width in widths)] for depth in depths]
+    shown = table(["layers \\ dimensions", *map(str, widths)], rows, words=0)
     notes = [f"{METRIC}, mean over {', '.join(task.label for task in tasks)}.", str(used)]
     content = {"points": [asdict(point) | {"mean": point.mean} for point in points]}
-    finish(settings, METRIC, report(settings.model, [table], notes), content, used)
+    finish(settings, METRIC, report(settings.model, [shown], notes), content, used)
     if settings.plot is not None:
         plot(points, settings.plot)
     return points
 
 
 def quality_curve(
-    encoder: LayeredEncoder,
+    encoder: SentenceEncoder,
     tasks: Sequence[StsTask],
     *,
     layers: Sequence[int],

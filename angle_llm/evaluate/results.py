@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Generic, TypeVar
@@ -86,7 +85,7 @@ class PublishedRow:
 
     model: str
     scores: Mapping[str, float]
-    average: float | None = None
+    average: float
 
     def average_over(self, tasks: Sequence[str], all_tasks: Sequence[str]) -> float | None:
         """Mean over `tasks`: the published average for all tasks, None if a score is missing."""
@@ -98,44 +97,48 @@ class PublishedRow:
 
 
 def published_table(
-    results: Results[Any],
-    model: str,
-    published: Sequence[PublishedRow],
-    texts: Mapping[str, str] | None = None,
+    results: Results[Any], model: str, published: Sequence[PublishedRow], text: str | None = None
 ) -> str:
     """Main scores of the model and published ones, averaged over the evaluated tasks.
 
-    `texts` adds a column with the text variant: task name → variant of the model's row; published rows have `senteval`.
+    `text` adds a column with the text variant: that of the model's row; published rows have `senteval`.
     """
-    text = [] if texts is None else [" + ".join(dict.fromkeys(texts.values()))]
+    tasks = results.tasks.values()
     name = model if len(model) <= _NAME_WIDTH else "…" + model[1 - _NAME_WIDTH :]  # the table has to fit a terminal
-    header = ["model", *(["text"] if text else []), *(task.label for task in results.tasks.values())]
-    rows = [[f"**{name}**", *text, *(number(task.score) for task in results.tasks.values())]]
-    if results.averaged:
-        header.append("average")
-        rows[0].append(number(results.average))
-        for row in published:
-            average = row.average_over(results.averaged, results.published)
-            if average is not None:
-                scores = (number(row.scores.get(name)) for name in results.tasks)
-                rows.append([row.model, *(["senteval"] if text else []), *scores, number(average)])
-    return markdown_table(header, rows, words=1 + len(text))
+    texts, means = ["text"] * (text is not None), ["average"] * (results.average is not None)
+    rows: list[list[object]] = [
+        [f"**{name}**", *(text for _ in texts), *(task.score for task in tasks), *(results.average for _ in means)]
+    ]
+    for row in published:
+        average = row.average_over(results.averaged, results.published)
+        if average is not None:
+            rows.append([row.model, *("senteval" for _ in texts), *map(row.scores.get, results.tasks), average])
+    return table(["model", *texts, *(task.label for task in tasks), *means], rows, words=1 + len(texts))
 
 
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str:
-    """A padded Markdown table; the first `words` columns are left-aligned, the others right-aligned."""
-    safe = [[cell.replace("|", "\\|") for cell in row] for row in (header, *rows)]
-    widths = [max(3, *(len(row[column]) for row in safe)) for column in range(len(header))]
+def table(header: Sequence[str], rows: Sequence[Sequence[object]], words: int) -> str:
+    """A padded Markdown table; the first `words` columns are left-aligned, the others right-aligned.
+
+    Floats have two decimals, intervals are 78.10–79.90, None is a dash.
+    """
+    safe = [[_cell(value).replace("|", "\\|") for value in row] for row in (header, *rows)]
+    widths = [max(3, *map(len, column)) for column in zip(*safe, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
-        padded = (
-            cell.ljust(width) if column < words else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        )
+        padded = [cell.ljust(width) for cell, width in zip(cells[:words], widths, strict=False)]
+        padded += [cell.rjust(width) for cell, width in zip(cells[words:], widths[words:], strict=True)]
         return f"| {' | '.join(padded)} |"
 
     rule = ["-" * width if column < words else "-" * (width - 1) + ":" for column, width in enumerate(widths)]
-    return "\n".join([line(safe[0]), line(rule), *(line(row) for row in safe[1:])])
+    return "\n".join(line(cells) for cells in (safe[0], rule, *safe[1:]))
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.2f}"  # nan: "nan"
+    if isinstance(value, Interval):
+        return f"{value.low:.2f}–{value.high:.2f}"
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def report(model: str, tables: Sequence[str], notes: Sequence[str], results: Results[Any] | None = None) -> str:
@@ -152,15 +155,3 @@ def report(model: str, tables: Sequence[str], notes: Sequence[str], results: Res
             f"{results.encode_seconds:.1f} s."
         )
     return "\n\n".join([*tables, "\n".join(f"- {note}" for note in notes)]) + "\n"
-
-
-def number(value: float | None) -> str:
-    """Two decimals; a dash for None."""
-    if value is None:
-        return "–"
-    return "nan" if math.isnan(value) else f"{value:.2f}"
-
-
-def span(interval: Interval | None) -> str:
-    """An interval, such as 78.10–79.90; a dash for None."""
-    return "–" if interval is None else f"{interval.low:.2f}–{interval.high:.2f}"

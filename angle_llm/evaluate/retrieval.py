@@ -39,7 +39,7 @@ from angle_llm.evaluate.encoding import (
     evaluated,
     finish,
 )
-from angle_llm.evaluate.results import Results, TaskResult, markdown_table, number, report, span
+from angle_llm.evaluate.results import Results, TaskResult, report, table
 from angle_llm.evaluate.retrieval_tasks import FLICKR30K, RetrievalTask, read_flickr30k, read_groups, read_judged
 from angle_llm.vectors import unit_rows
 
@@ -200,22 +200,22 @@ def retrieval_report(results: RetrievalResults, model: str, remarks: Sequence[st
         "95 %: bootstrap over the queries.",
     ]
     for task in results.tasks.values():
-        rows = [
-            [f"**{model}**", *(number(figure.value) for figure in task.figures.values())],
-            ["95 %", *(span(figure.interval) for figure in task.figures.values())],
+        rows: list[list[object]] = [
+            [f"**{model}**", *(figure.value for figure in task.figures.values())],
+            ["95 %", *(figure.interval for figure in task.figures.values())],
         ]
         notes.append(
             f"{task.label}: {task.queries:,} queries, {task.candidates:,} candidates (without the query itself), "
             f"{task.answers:,} answers; searched in {task.search_seconds:.1f} s."
         )
         if task.name == FLICKR30K:
-            rest = ["–"] * (len(task.figures) - 1)
-            rows += [[name, number(strict), *rest] for name, strict in PUBLISHED_STRICT.items()]
+            rest = [None] * (len(task.figures) - 1)
+            rows += [[name, strict, *rest] for name, strict in PUBLISHED_STRICT.items()]
             notes.append(
                 "Published: strict accuracy of AnglE's paper (arXiv 2309.12871): the first caption of an image is the query, "
                 "and the top 5 must be exactly its captions."
             )
-        tables.append(markdown_table([task.label, *task.figures], rows, words=1))
+        tables.append(table([task.label, *task.figures], rows, words=1))
     return report(model, tables, notes, results)
 
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -22,8 +22,6 @@ from angle_llm.evaluate.correlation import PairScores, UndefinedCorrelationError
 from angle_llm.evaluate.encoding import (
     Encode,
     EncodedTexts,
-    Encoder,
-    EncoderSettings,
     OpenEncoder,
     Used,
     check_names,
@@ -34,8 +32,11 @@ from angle_llm.evaluate.encoding import (
 )
 from angle_llm.evaluate.sts_report import METRIC, csv_text, pair_lines, read_scores, scores_csv, sts_report
 from angle_llm.evaluate.sts_results import Correlations, StsResults, StsTaskResult
-from angle_llm.evaluate.sts_tasks import PUBLISHED_TASKS, StsTask, edited, read_pairs, select_tasks
+from angle_llm.evaluate.sts_tasks import PUBLISHED_TASKS, StsTask, StsTaskSettings, edited, read_pairs, select_tasks
 from angle_llm.io import write_text
+
+if TYPE_CHECKING:
+    from angle_llm.model.encoder import SentenceEncoder
 
 PUBLISHED_EDITS = ("append_full_stop", "double_quotes_to_single", "final_question_mark_to_full_stop")
 """Edits of each sentence by `--edits published`, as names in `PromptTemplate.edits`."""
@@ -44,25 +45,13 @@ PAIR_FORMATS = (".csv", ".jsonl")
 
 
 @dataclass(frozen=True, kw_only=True)
-class StsEvalSettings(EncoderSettings):
+class StsEvalSettings(StsTaskSettings):
     """Spearman and Pearson correlation on STS tasks, with intervals and published scores.
 
     Scores depend on the text: published tables use SentEval's (--variant senteval), those of prompted models with
     --edits published; MTEB uses raw text. Intervals cover other test pairs, not another training seed. --against
     compares two models pair by pair.
     """
-
-    data_dir: Path | None = None
-    """Directory with sts/, stsb/ and sick/ (SentEval's text: sts_senteval_tok/, …), or with STS/ and SICK/ as
-    SentEval's download script writes them. None: the Hugging Face hub."""
-
-    tasks: tuple[str, ...] = ()
-    """sts12 … sts16, stsb, stsb-dev, sickr (test split), sickr-all, starter:graded_pairs.tsv, or files (TSV, CSV,
-    JSONL, Parquet) with columns sentence1, sentence2, score. Empty: all published tasks that are found."""
-
-    variant: Literal["auto", "raw", "senteval"] = "auto"
-    """raw: sentences as released (MTEB). senteval: tokenised and lower-cased (published tables). auto: raw, or senteval
-    if the directory has no other text."""
 
     edits: Literal["none", "published"] = "none"
     """Edits of each sentence, with any prompt. published: those of PromptEOL and AnglE in evaluation with a prompt: a
@@ -125,7 +114,7 @@ def evaluate(encode: Encode, tasks: Sequence[StsTask], *, resamples: int = 0, se
     return StsResults(found, PUBLISHED_TASKS, **encoded.facts())
 
 
-def sts_score(pairs: str | Path, *, micro_batch_tokens: int | None = None) -> Callable[[Encoder], float]:
+def sts_score(pairs: str | Path, *, micro_batch_tokens: int | None = None) -> Callable[[SentenceEncoder], float]:
     """A function from an encoder to its Spearman × 100 on a pair file, for evaluation during training.
 
     The file is read at once. The function raises `UndefinedCorrelationError` with the reason instead of returning NaN.
@@ -133,7 +122,7 @@ def sts_score(pairs: str | Path, *, micro_batch_tokens: int | None = None) -> Ca
     task = read_pairs(pairs)
     main = os.environ.get("RANK", "0") == "0"  # all ranks evaluate; one has a progress bar
 
-    def score(encoder: Encoder) -> float:
+    def score(encoder: SentenceEncoder) -> float:
         result = evaluate(encode_with(encoder, micro_batch_tokens, show_progress=main), [task]).tasks[task.name]
         if result.undefined:
             raise UndefinedCorrelationError(f"{pairs}: undefined Spearman correlation: {result.undefined}.")

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from angle_llm.evaluate.bootstrap import Difference, Interval, PairedDifferences
+from angle_llm.evaluate.bootstrap import Interval, PairedDifferences
 from angle_llm.evaluate.correlation import PairScores
-from angle_llm.evaluate.results import PublishedRow, markdown_table, number, published_table, report, span
+from angle_llm.evaluate.results import PublishedRow, published_table, report, table
 from angle_llm.evaluate.sts_results import Correlations, StsResults
 from angle_llm.evaluate.sts_tasks import PUBLISHED_TASKS
 
@@ -63,14 +63,28 @@ def sts_report(
     other: str = "the other",
 ) -> str:
     """Tables (published rows, Spearman, Pearson, sub-tasks, differences to `other`) and notes, `remarks` first."""
-    texts = {name: task.text for name, task in results.tasks.items()}
+    tasks = results.tasks.values()
+    texts = " + ".join(dict.fromkeys(task.text for task in tasks))
+    spearman, pearson, subtasks = [], [], list[list[object]]()
+    for task in tasks:
+        label, mean, weighted = (
+            (task.label, task.text, task.pairs),
+            task.mean_over_subtasks,
+            task.weighted_mean_over_subtasks,
+        )
+        spearman.append([*label, task.spearman, task.interval, mean and mean.spearman, weighted and weighted.spearman])
+        pearson.append([*label, task.pearson, mean and mean.pearson, weighted and weighted.pearson])
+        for name, one in task.subtasks.items():
+            subtasks.append([f"{task.label} · {name}", one.pairs, one.spearman, one.interval, one.pearson])
+    if results.averaged:
+        spearman.append(["average", "", "", results.average, results.average_interval, "", ""])
     tables = [
         published_table(results, model, PUBLISHED, texts),
-        _scores(results, "spearman"),
-        _scores(results, "pearson"),
+        table(["Spearman", "text", "pairs", "all", INTERVAL, "mean", "weighted mean"], spearman, words=2),
+        table(["Pearson", "text", "pairs", "all", "mean", "weighted mean"], pearson, words=2),
     ]
-    if any(task.subtasks for task in results.tasks.values()):
-        tables.append(_subtasks(results))
+    if subtasks:
+        tables.append(table(["sub-task", "pairs", "Spearman", INTERVAL, "Pearson"], subtasks, words=1))
     notes = [*remarks, *_notes(results)]
     if comparison:
         tables.append(_differences(comparison, results))
@@ -83,45 +97,17 @@ def sts_report(
     return report(model, tables, notes, results)
 
 
-def _scores(results: StsResults, metric: str) -> str:
-    """Spearman with its interval, or Pearson: over all pairs, and means over sub-tasks."""
-    ranks = metric == "spearman"
-    rows = []
-    for task in results.tasks.values():
-        means = (task.mean_over_subtasks, task.weighted_mean_over_subtasks)
-        rows.append(
-            [
-                *(task.label, task.text, f"{task.pairs:,}", number(getattr(task, metric))),
-                *([span(task.interval)] if ranks else []),
-                *(number(mean and getattr(mean, metric)) for mean in means),
-            ]
-        )
-    if ranks and results.averaged:
-        rows.append(["average", "", "", number(results.average), span(results.average_interval), "", ""])
-    header = [metric.title(), "text", "pairs", "all", *([INTERVAL] if ranks else []), "mean", "weighted mean"]
-    return markdown_table(header, rows, words=2)
-
-
-def _subtasks(results: StsResults) -> str:
-    rows = [
-        [f"{task.label} · {name}", f"{one.pairs:,}", number(one.spearman), span(one.interval), number(one.pearson)]
-        for task in results.tasks.values()
-        for name, one in task.subtasks.items()
-    ]
-    return markdown_table(["sub-task", "pairs", "Spearman", INTERVAL, "Pearson"], rows, words=1)
-
-
 def _differences(comparison: PairedDifferences, results: StsResults) -> str:
-    def row(label: str, one: Difference) -> list[str]:
-        scores = [number(one.spearman), number(one.other), f"{one.difference:+.2f}"]
-        interval = f"{one.interval.low:+.2f} … {one.interval.high:+.2f}"
-        return [label, f"{one.pairs:,}", *scores, interval, f"{one.p_value:.3g}"]
-
-    rows = [row(results.tasks[name].label, one) for name, one in comparison.tasks.items()]
+    compared = {results.tasks[name].label: one for name, one in comparison.tasks.items()}
     if comparison.average:
-        rows.append(row("average", comparison.average))
-    header = ["compared", "pairs", "this model", "the other", "difference", INTERVAL, "p"]
-    return markdown_table(header, rows, words=1)
+        compared["average"] = comparison.average
+    rows = []
+    for label, one in compared.items():
+        interval = f"{one.interval.low:+.2f} … {one.interval.high:+.2f}"
+        rows.append(
+            [label, one.pairs, one.spearman, one.other, f"{one.difference:+.2f}", interval, f"{one.p_value:.3g}"]
+        )
+    return table(["compared", "pairs", "this model", "the other", "difference", INTERVAL, "p"], rows, words=1)
 
 
 def _notes(results: StsResults) -> list[str]:

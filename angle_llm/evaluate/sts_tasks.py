@@ -26,6 +26,7 @@ from typing import Literal, NamedTuple
 from angle_llm.config import unknown_name
 from angle_llm.data.formats import DataError
 from angle_llm.data.readers import EXTENSIONS, RowSource, find_path, open_rows
+from angle_llm.evaluate.encoding import EncoderSettings
 from angle_llm.evaluate.task_files import (
     Layout,
     data_file,
@@ -48,6 +49,23 @@ _SUBTASK_COLUMNS = ("subtask", "genre")
 
 PUBLISHED_TASKS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sickr")
 """The seven tasks of published tables, in the order of their columns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StsTaskSettings(EncoderSettings):
+    """Tasks of an evaluation, and the text of their sentences."""
+
+    data_dir: Path | None = None
+    """Directory with sts/, stsb/ and sick/ (SentEval's text: sts_senteval_tok/, …), or with STS/ and SICK/ as
+    SentEval's download script writes them. None: the Hugging Face hub."""
+
+    tasks: tuple[str, ...] = ()
+    """sts12 … sts16, stsb, stsb-dev, sickr (test split), sickr-all, starter:graded_pairs.tsv, or files (TSV, CSV,
+    JSONL, Parquet) with columns sentence1, sentence2, score. Empty: all published tasks that are found."""
+
+    variant: Literal["auto", "raw", "senteval"] = "auto"
+    """raw: sentences as released (MTEB). senteval: tokenised and lower-cased (published tables). auto: raw, or senteval
+    if the directory has no other text."""
 
 
 class StsPair(NamedTuple):

@@ -28,7 +28,7 @@ from angle_llm.evaluate.encoding import (
     evaluated,
     finish,
 )
-from angle_llm.evaluate.results import Results, TaskResult, markdown_table, number, published_table, report, span
+from angle_llm.evaluate.results import Results, TaskResult, published_table, report, table
 from angle_llm.evaluate.transfer_classifiers import FOLD_SEED, FOLDS, Part, run_protocol
 from angle_llm.evaluate.transfer_tasks import (
     PUBLISHED_TRANSFER,
@@ -207,26 +207,17 @@ def _features(encoded: EncodedTexts, rows: Sequence[LabelledText]) -> Part:
 
 def transfer_report(results: TransferResults, model: str, remarks: Sequence[str] = ()) -> str:
     """Markdown: comparison with published scores, results of every task, and notes, `remarks` first."""
+    details: list[list[object]] = []
+    for task in results.tasks.values():
+        rows = task.rows
+        train = f"{rows['train']:,}" if "train" in rows else f"folds of {rows['all']:,}"
+        tested = rows.get("test", rows.get("all", 0))
+        train += " (sample)" if task.sampled else ""
+        scores = (task.accuracy, task.interval, task.f1, task.dev_accuracy, task.majority)
+        details.append([task.label, train, *scores, tested, task.repeated])
     header = ["task", "train", "accuracy", "95 %", "F1", "dev", "majority", "tested", "repeated"]
-    details = markdown_table(header, [_detail(task) for task in results.tasks.values()], words=2)
-    tables = [published_table(results, model, PUBLISHED_TRANSFER), details]
+    tables = [published_table(results, model, PUBLISHED_TRANSFER), table(header, details, words=2)]
     return report(model, tables, [*remarks, *_notes(results)], results)
-
-
-def _detail(task: TransferResult) -> list[str]:
-    rows = task.rows
-    train = f"{rows['train']:,}" if "train" in rows else f"folds of {rows['all']:,}"
-    return [
-        task.label,
-        train + (" (sample)" if task.sampled else ""),
-        number(task.accuracy),
-        span(task.interval),
-        number(task.f1),
-        number(task.dev_accuracy),
-        number(task.majority),
-        f"{rows.get('test', rows.get('all', 0)):,}",
-        f"{task.repeated:,}",
-    ]
 
 
 def _notes(results: TransferResults) -> list[str]:

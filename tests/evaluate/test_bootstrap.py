@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,8 @@ from scipy import stats
 
 from angle_llm.evaluate import Interval, PairScores, compare, spearman
 from angle_llm.evaluate.bootstrap import (
+    Difference,
+    PairedDifferences,
     _counts,
     mean_interval,
     percentile_interval,
@@ -69,29 +72,24 @@ def test_resamples_depend_only_on_seed_and_stream() -> None:
         assert (alone != resampled_spearman([scores], gold, resamples=50, seed=seed, stream=stream)[0]).any()
 
 
-def test_the_interval_is_the_middle_95_percent() -> None:
-    assert percentile_interval(np.arange(1001)) == Interval(pytest.approx(25), pytest.approx(975))
+def correlated(seed: int) -> float:
+    """Coverage of one interval of Spearman: normal pairs of correlation ρ have a rank correlation of 6/π · asin(ρ/2)."""
+    x, noise = np.random.default_rng(seed).standard_normal((2, 200))
+    interval = percentile_interval(
+        resampled_spearman([x], 0.7 * x + math.sqrt(0.51) * noise, resamples=200, seed=seed)[0]
+    )
+    return interval.low <= 6 / math.pi * math.asin(0.7 / 2) <= interval.high
 
 
-def test_coverage_of_spearman_intervals_is_95_percent() -> None:
-    """Normal pairs of correlation ρ have a rank correlation of 6/π · asin(ρ/2)."""
-    rng = np.random.default_rng(0)
-    truth = 6 / math.pi * math.asin(0.7 / 2)
-    held = 0
-    for seed in range(300):
-        x, noise = rng.standard_normal((2, 200))
-        y = 0.7 * x + math.sqrt(1 - 0.7**2) * noise
-        interval = percentile_interval(resampled_spearman([x], y, resamples=200, seed=seed)[0])
-        held += interval.low <= truth <= interval.high
-    # 0.95 ± 3.5 standard errors of 300 tries; at 200 pairs a percentile interval may be 1 % too short.
-    assert 0.895 < held / 300 < 0.995
+def right(seed: int) -> float:
+    interval = mean_interval(np.random.default_rng(seed).random(300) < 0.8, resamples=200, seed=seed)
+    return interval.low <= 0.8 <= interval.high
 
 
-def test_coverage_of_accuracy_intervals_is_95_percent() -> None:
-    rng = np.random.default_rng(1)
-    intervals = [mean_interval(rng.random(300) < 0.8, resamples=200, seed=seed) for seed in range(400)]
-    held = np.mean([interval.low <= 0.8 <= interval.high for interval in intervals])
-    assert 0.90 < held < 0.99  # as above, of 400 tries
+@pytest.mark.parametrize("covers", [correlated, right])
+def test_coverage_of_intervals_is_95_percent(covers: Callable[[int], float]) -> None:
+    """0.95 ± 3.5 standard errors of 300 tries; at 200 pairs a percentile interval may be 1 % too short."""
+    assert 0.895 < np.mean([covers(seed) for seed in range(300)]) < 0.995
 
 
 def test_interval_is_nan_if_a_resample_is_undefined() -> None:
@@ -105,7 +103,8 @@ def test_interval_is_nan_if_a_resample_is_undefined() -> None:
     assert math.isnan(mean_interval([1.0, math.nan], resamples=50).low)
 
 
-def test_p_value_is_twice_the_share_beyond_zero_and_never_zero() -> None:
+def test_interval_is_the_middle_95_percent_and_p_value_twice_the_share_beyond_zero() -> None:
+    assert percentile_interval(np.arange(1001)) == Interval(pytest.approx(25), pytest.approx(975))
     assert two_sided_p(np.full(999, 0.3)) == two_sided_p(np.full(999, -0.3)) == pytest.approx(2 / 1000)
     assert two_sided_p([*[0.3] * 980, *[-0.1] * 19]) == pytest.approx(40 / 1000)
     assert two_sided_p(np.zeros(999)) == 1
@@ -141,6 +140,11 @@ def models(seed: int, pairs: int, noise: tuple[float, float], shared: float = 0.
     return PairScores(one, gold), PairScores(two, gold)
 
 
+def differences(of: PairedDifferences) -> list[Difference]:
+    """All differences, the average last."""
+    return [*of.tasks.values(), *([of.average] if of.average else [])]
+
+
 @pytest.mark.parametrize("shared", [0.0, 2.0], ids=["independent errors", "shared errors"])
 def test_p_values_of_equally_good_models_are_uniform(shared: float) -> None:
     p_values = []
@@ -153,13 +157,12 @@ def test_p_values_of_equally_good_models_are_uniform(shared: float) -> None:
         assert np.mean(np.array(p_values) <= level) == pytest.approx(level, abs=tolerance)
 
 
-def test_p_values_of_the_average_are_correct() -> None:
+def test_p_values_of_the_average_are_uniform() -> None:
     p_values = []
     for seed in range(150):
         tasks = {name: models(seed + 1000 * i, 80, (1.0, 1.0)) for i, name in enumerate(("sts12", "stsb", "sickr"))}
         ours, theirs = ({name: pair[side] for name, pair in tasks.items()} for side in (0, 1))
-        average = compare(ours, theirs, resamples=150, seed=seed).average
-        assert average is not None
+        [*_, average] = differences(compare(ours, theirs, resamples=150, seed=seed))
         p_values.append(average.p_value)
     assert np.mean(np.array(p_values) <= 0.05) == pytest.approx(0.05, abs=0.062)  # 3.5 standard errors of 150 tries
 
@@ -181,9 +184,7 @@ def test_paired_interval_is_shorter_than_that_of_one_model() -> None:
 def test_exchanging_the_models_changes_only_the_sign() -> None:
     one, two = models(1, 200, (1.0, 1.2))
     there, back = compare({"sts12": one}, {"sts12": two}), compare({"sts12": two}, {"sts12": one})
-    for forth, reverse in ((there.tasks["sts12"], back.tasks["sts12"]), (there.average, back.average)):
-        assert forth is not None
-        assert reverse is not None
+    for forth, reverse in zip(differences(there), differences(back), strict=True):
         assert forth.difference == -reverse.difference
         assert forth.p_value == reverse.p_value
         assert forth.interval.low == pytest.approx(-reverse.interval.high, abs=1e-12)  # percentiles interpolate
@@ -193,9 +194,7 @@ def test_exchanging_the_models_changes_only_the_sign() -> None:
 def test_equal_models_differ_by_0_with_p_1() -> None:
     one, _ = models(2, 100, (1.0, 1.0))
     doubled = PairScores(2 * one.cosine, one.gold)  # the same ranks
-    comparison = compare({"stsb": one}, {"stsb": doubled})
-    for difference in (comparison.tasks["stsb"], comparison.average):
-        assert difference is not None
+    for difference in differences(compare({"stsb": one}, {"stsb": doubled})):
         assert (difference.difference, difference.interval, difference.p_value) == (0, Interval(0, 0), 1)
 
 

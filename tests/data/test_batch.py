@@ -53,15 +53,14 @@ def test_batch_holds_the_pairs_of_its_examples(some: list[Example], data: st.Dat
         assert len(set(batch.texts)) == len(batch.texts)
 
 
-def test_text_may_be_paired_with_itself_and_pairs_may_repeat() -> None:
-    batch = TextBatch.from_examples([PositivePair("a", "a"), PositivePair("a", "a")])
-    assert (batch.texts, batch.left.tolist(), batch.right.tolist()) == (["a"], [0, 0], [0, 0])
-
-
-def test_batch_of_no_examples_is_empty() -> None:
-    batch = TextBatch.from_examples([])
-    assert len(batch) == 0
-    assert batch.left.shape == batch.right.shape == batch.score.shape == (0,)
+@pytest.mark.parametrize(
+    ("some", "texts", "left"),
+    [([PositivePair("a", "a")] * 2, ["a"], [0, 0]), ([], [], [])],
+)
+def test_repeated_pairs_and_no_pairs(some: list[Example], texts: list[str], left: list[int]) -> None:
+    batch = TextBatch.from_examples(some)
+    assert (batch.texts, batch.left.tolist(), batch.right.tolist()) == (texts, left, left)
+    assert batch.left.shape == batch.right.shape == batch.score.shape == (len(left),)
 
 
 def test_other_types_are_not_examples() -> None:

@@ -50,8 +50,7 @@ def test_epoch_has_every_index_once(n: int, batch_size: int, seed: int, epoch: i
 
 
 def test_order_depends_on_seed_and_epoch() -> None:
-    orders = {str(one(50, 50, seed=seed, epoch=epoch)) for seed in range(4) for epoch in range(4)}
-    assert len(orders) == 16
+    assert len({str(one(50, 50, seed=seed, epoch=epoch)) for seed in range(4) for epoch in range(4)}) == 16
 
 
 @settings(deadline=None)

@@ -39,12 +39,12 @@ def table(delimiter: str = ",", quoted: bool = True) -> bytes:
     return stream.getvalue().encode()
 
 
-def parquet(*rows: dict[str, Any]) -> bytes:
+def parquet(columns: list[list[Any]], names: list[str]) -> bytes:
     import pyarrow
     from pyarrow import parquet
 
     stream = io.BytesIO()
-    parquet.write_table(pyarrow.Table.from_pylist(list(rows)), stream)
+    parquet.write_table(pyarrow.Table.from_arrays([pyarrow.array(column) for column in columns], names), stream)
     return stream.getvalue()
 
 
@@ -53,7 +53,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "x.json": lambda: json.dumps(ROWS).encode(),
     "x.csv": table,
     "x.tsv": lambda: table("\t", quoted=False),
-    "x.parquet": lambda: parquet(*ROWS),
+    "x.parquet": lambda: parquet([[row[name] for row in ROWS] for name in ROWS[0]], list(ROWS[0])),
 }
 
 
@@ -106,25 +106,27 @@ def test_quoted_csv_field_may_span_lines_and_be_long(tmp_path: Path) -> None:
     assert (len(second[0]["text1"]), second.line) == (10_000_000, 4)
 
 
-@pytest.mark.parametrize(("delimiter", "given"), [(";", None), ("\t", None), ("|", None), (";", ";"), ("~", "~")])
-def test_delimiter_of_csv_is_detected_or_set(tmp_path: Path, delimiter: str, given: str | None) -> None:
-    assert values(write(tmp_path / "x.csv", table(delimiter)), delimiter=given) == TEXT_ROWS
+@pytest.mark.parametrize(
+    ("name", "delimiter", "given"),
+    [("x.csv", sign, None) for sign in ";\t|"]
+    + [("x.csv", sign, sign) for sign in ";~\t"]
+    + [("x.csv", "\t", "\\t"), ("x.csv", "\t", "tab"), ("x.tsv", "|", "|")],
+)
+def test_delimiter_is_detected_or_set(tmp_path: Path, name: str, delimiter: str, given: str | None) -> None:
+    path = write(tmp_path / name, table(delimiter, quoted=name == "x.csv"))
+    assert values(path, delimiter=given) == TEXT_ROWS
 
 
-@pytest.mark.parametrize("given", ["\t", "\\t", "tab"])
-def test_tab_can_be_written_in_a_shell(tmp_path: Path, given: str) -> None:
-    assert values(write(tmp_path / "x.csv", table("\t")), delimiter=given) == TEXT_ROWS
-
-
-def test_delimiter_of_tsv_is_set(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.tsv", table("|", quoted=False))
-    assert values(path, delimiter="|") == TEXT_ROWS
-
-
-@pytest.mark.parametrize(("name", "delimiter"), [("x.csv", ";;"), ("x.csv", '"'), ("x.jsonl", ";"), ("x.parquet", ";")])
-def test_unusable_delimiter_is_refused(tmp_path: Path, name: str, delimiter: str) -> None:
-    with pytest.raises(DataError, match="delimiter"):
-        open_rows(write(tmp_path / name, FILES[name]()), delimiter=delimiter)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {"delimiter": sign}) for name, sign in (("x.csv", ";;"), ("x.csv", '"'), ("x.jsonl", ";"))),
+        *(("x.csv", {"encoding": encoding}) for encoding in ("cp1525", "rot13", "")),
+    ],
+)
+def test_unusable_delimiter_or_encoding_is_refused(tmp_path: Path, name: str, options: dict[str, str]) -> None:
+    with pytest.raises(DataError, match=next(iter(options))):
+        open_rows(write(tmp_path / name, FILES[name]()), **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.csv", "x.tsv", "x.txt"])
@@ -139,12 +141,6 @@ def test_encoding_is_set(tmp_path: Path, name: str, encoding: str) -> None:
     assert read.values == row
 
 
-@pytest.mark.parametrize("encoding", ["cp1525", "rot13", ""])
-def test_unknown_encoding_is_refused(tmp_path: Path, encoding: str) -> None:
-    with pytest.raises(DataError, match="encoding"):
-        open_rows(write(tmp_path / "x.txt", b"a\n"), encoding=encoding)
-
-
 def test_byte_that_is_not_utf8_is_reported_with_the_encoding_to_set(tmp_path: Path) -> None:
     path = write(tmp_path / "x.csv", "text\nplain\n“curly”\n".encode("cp1252"))
     _, bad = open_rows(path)
@@ -154,8 +150,8 @@ def test_byte_that_is_not_utf8_is_reported_with_the_encoding_to_set(tmp_path: Pa
     assert values(path, encoding="cp1252")[1] == {"text": "“curly”"}
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le"])
-@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.csv", "x.tsv.gz", "x.txt"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.tsv.gz"])
 def test_utf16_file_is_refused_as_a_whole(tmp_path: Path, name: str, encoding: str) -> None:
     text = '[{"text1": "a", "text2": "b"}]\n' if "json" in name else "text1\ttext2\na\tb\n"
     path = write(tmp_path / name, text.encode(encoding))
@@ -177,12 +173,8 @@ HEADER = b"text1\ttext2\tscore\n"
 BAD_ROWS: dict[str, tuple[str, bytes, int, str]] = {
     "cut JSON": ("x.jsonl", b'{"text1": "a",\n', 1, "column 15; .* begins `{"),
     "list in JSONL": ("x.jsonl", b'[{"text1": "a"},\n', 1, r"a list of objects is a \.json file"),
-    "two objects": ("x.jsonl", b'{"text1": "a"} {"text1": "b"}\n', 1, "extra data at column 16"),
-    "single quotes": ("x.jsonl", b"{'text1': 'a'}\n", 1, "double quotes at column 2"),
-    "missing comma": ("x.jsonl", b'{"text1": "a" "text2": "b"}\n', 1, "column 15"),
     "long line": ("x.jsonl", b'{"text1": "' + b"y" * 500 + b"\n", 1, r'begins `\{"text1": "y{49}…`'),
     "not an object": ("x.jsonl", b'["a", "b", 1]\n', 1, "object, got list"),
-    "many digits": ("x.jsonl", b'{"score": ' + b"9" * 5000 + b"}\n", 1, "not a JSON object"),
     "nested": ("x.jsonl", b'{"text1": ' + b"[" * 200_000 + b"\n", 1, "nested too deeply"),
     "key twice": ("x.jsonl", b'{"text1": "a", "text1": "b"}\n', 1, r"keys twice: \['text1'\]"),
     "key twice in a list": ("x.json", b'[{"text1": "a", "text1": "b"}]', 1, "keys twice"),
@@ -191,7 +183,6 @@ BAD_ROWS: dict[str, tuple[str, bytes, int, str]] = {
     "quoting": ("x.csv", b'text1,text2\n"a"b,b\n', 2, "quoting.*delimiter"),
     "bytes in JSONL": ("x.jsonl", b'{"text1": "\xe9"}\n', 1, "byte 0xe9 is not UTF-8"),
     "bytes in TSV": ("x.tsv", HEADER + b"\xe9\tb\t1\n", 2, "byte 0xe9 is not UTF-8"),
-    "bytes in CSV": ("x.csv", b"text1,text2\n\xe9,b\n", 2, "byte 0xe9 is not UTF-8"),
 }
 
 
@@ -204,11 +195,9 @@ def test_bad_row_has_file_line_and_reason_and_no_other_row_is_lost(tmp_path: Pat
     assert isinstance(bad, BadRow)
     assert bad[:2] == (str(path), line)
     assert [row[0]["text1"] for row in rest] == (["last"] if good else [])
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=reason) as caught:
         list(open_rows(path, tables=True).good_rows())
     assert str(caught.value) == f"{bad.place}: {bad.reason}"
-    with pytest.raises(DataError, match=reason):
-        raise DataError(bad.reason)
 
 
 @pytest.mark.parametrize(
@@ -227,22 +216,13 @@ def test_bad_row_has_file_line_and_reason_and_no_other_row_is_lost(tmp_path: Pat
         ("x.json", b'{"text1": "a"}', "x.json: expected a list of objects, got dict"),
         ("x.json", b'["\xe9"]', "x.json: not JSON: byte 0xe9"),
         ("x.parquet", b"PAR0", "x.parquet: cannot be read as Parquet"),
+        ("x.parquet", parquet([["a"], ["a"]], ["text1"] * 2), r"x.parquet: .*twice: \['text1'\]"),
     ],
 )
 def test_damage_that_hides_rows_is_an_error(tmp_path: Path, name: str, content: bytes, reason: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=reason):
         columns_and_rows(tmp_path / name)
-
-
-def test_column_names_twice_in_parquet_are_refused(tmp_path: Path) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
-    texts = pyarrow.array(["a"])
-    parquet.write_table(pyarrow.Table.from_arrays([texts] * 2, names=["text1"] * 2), tmp_path / "x.parquet")
-    with pytest.raises(DataError, match=r"x.parquet: .*text1"):
-        assert open_rows(tmp_path / "x.parquet").columns
 
 
 def test_columns_of_json_files_are_those_of_all_rows(tmp_path: Path) -> None:
@@ -292,15 +272,15 @@ def test_any_damaged_file_is_read_or_explained(
         content = damaged(content, damage)
     path = tmp_path_factory.getbasetemp() / (name + ("" if packed == "no" else ".gz"))
     path.write_bytes(content)
-    error, rows = "", []
     try:
         rows = list(open_rows(path))
-    except DataError as caught:
-        error = str(caught)
-    if error:
-        assert path.name in error
-        error.encode()  # can be printed
-        assert damage or not content, error
+    except DataError as error:
+        message = str(error).encode().decode()  # can be printed
+    else:
+        message = ""
+    if message:
+        assert path.name in message
+        assert damage or not content
         return
     assert len({row.line for row in rows}) == len(rows)
     for row in rows:
@@ -310,10 +290,8 @@ def test_any_damaged_file_is_read_or_explained(
         assert [row[0] for row in rows] == objects
     if packed == "no" and name in ("x.jsonl", "x.tsv"):
         lines = content.decode(errors="surrogateescape").removeprefix("\ufeff").split("\n")
-        if name == "x.jsonl":
-            assert len(rows) == sum(1 for line in lines if line.strip())
-        else:
-            assert len(rows) == sum(1 for line in lines if line.strip("\r\n")) - 1
+        blank = str.strip if name == "x.jsonl" else lambda line: line.strip("\r\n")
+        assert len(rows) == sum(1 for line in lines if blank(line)) - (name == "x.tsv")
 
 
 # ------------------------------------------------------------------------------------------------ SentEval's downloads
@@ -369,12 +347,8 @@ def test_relative_path_is_looked_up_in_the_data_folder(tmp_path: Path, monkeypat
 
 
 def test_starter_data_is_opened_by_name() -> None:
-    assert open_rows("starter:nli_triples.jsonl.gz", split="train").columns == [
-        "anchor",
-        "positive",
-        "negative",
-        "kind",
-    ]
+    rows = open_rows("starter:nli_triples.jsonl.gz", split="train")
+    assert rows.columns == ["anchor", "positive", "negative", "kind"]
     with pytest.raises(DataError, match=r"starter:nothing\.tsv: .*nli_triples\.jsonl\.gz"):
         open_rows("starter:nothing.tsv")
 

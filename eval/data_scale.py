@@ -54,17 +54,15 @@ def main(settings: ScaleSettings) -> dict[str, float]:
         figures: dict[str, float] = {}
         # cold: reads the file and writes the index; warm: reads the index.
         for name, measure in (("cold", first_batches), ("warm", first_batches), ("resume", resume)):
-            for key, value in in_processes(1, measure, path, settings.batch_size)[0].items():
-                figures[f"{name}_{key}"] = value
+            (found,) = in_processes(1, measure, path, settings.batch_size)
+            figures |= {f"{name}_{key}": value for key, value in found.items()}
         orders = set()
         for world in settings.processes:
-            found = in_processes(world, whole_epoch, path, settings.batch_size)
-            figures[f"epoch_seconds_{world}"] = max(one["seconds"] for one in found)
-            orders |= {one["order"] for one in found}
-            if any(one["seen"] != settings.rows for one in found):
-                raise AssertionError(f"expected {settings.rows} rows in an epoch of {world} processes, got {found}")
-        if len(orders) != 1:
-            raise AssertionError("processes read in different orders")
+            epochs = in_processes(world, whole_epoch, path, settings.batch_size)
+            figures[f"epoch_seconds_{world}"] = max(one["seconds"] for one in epochs)
+            orders |= {(one["order"], one["seen"]) for one in epochs}
+    if len(orders) != 1 or next(iter(orders))[1] != settings.rows:
+        raise AssertionError(f"expected all {settings.rows} rows in the same order, got (order, rows) {orders}")
     for name, figure in figures.items():
         print(f"{name:24} {figure:10,.2f}")
     print("every process reads each row once in an epoch, all in the same order")
@@ -76,8 +74,7 @@ def in_processes(
 ) -> list[dict[str, float]]:
     """Results of a function in new processes that run at the same time."""
     with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(measure, path, batch_size) for _ in range(count)]
-        return [future.result() for future in futures]
+        return list(pool.map(measure, [path] * count, [batch_size] * count))
 
 
 def write_rows(path: Path, rows: int) -> None:

@@ -2,9 +2,7 @@
 
 import csv
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -15,6 +13,8 @@ import pytest
 from ablation import Settings, main, run_and_forward_signals
 from ablation_grid import experiments, load_grid
 from ablation_results import Line, Results, load_scores
+from programs import run as run_program
+from programs import start
 from tiny import save_tiny_base
 
 from angle_llm import AngleObjective, SentenceEncoder
@@ -168,32 +168,26 @@ def test_without_cached_scores_the_known_interval_stays(folder: Path, results: P
 def test_a_stopped_run_resumes(folder: Path, tmp_path: Path) -> None:
     """SIGTERM reaches the training process, which writes a checkpoint; the same command resumes it."""
     grid = GRID.format(base=folder / "base", measures="{sts: [stsb-dev]}").replace(
-        "batch_size: 8", "batch_size: 8\n  epochs: 100\n  checkpoint: {every_steps: 1, keep: 1}"
+        "batch_size: 8", "batch_size: 8\n  epochs: 20\n  checkpoint: {every_steps: 1, keep: 1}"
     )
     (tmp_path / "tiny.yaml").write_text(grid, encoding="utf-8")
     flags = ["--grid", "tiny.yaml", "--data-dir", str(folder / "data"), "--results", "results.csv", "--device", "cpu"]
-    command = [sys.executable, str(ROOT / "recipes" / "ablation.py"), *flags, "--rows", "as-is", "one"]
+    command = ["python", str(ROOT / "recipes" / "ablation.py"), *flags, "--rows", "as-is", "one"]
     metrics = tmp_path / "runs/tiny/one-seed1/metrics.jsonl"
-    program = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
-    try:
-        deadline = time.monotonic() + 120
-        while not (metrics.is_file() and metrics.stat().st_size):
-            assert program.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        program.terminate()
-        assert program.wait(timeout=60) == 128 + signal.SIGTERM
-    finally:
-        if program.poll() is None:
-            os.killpg(program.pid, signal.SIGKILL)
-    assert len(metrics.read_text().splitlines()) < 200
+    program = start(*command, cwd=tmp_path)
+    while not (metrics.is_file() and metrics.stat().st_size):
+        assert program.process.is_alive()
+        time.sleep(0.02)
+    program.process.terminate()
+    assert program.wait(60).returncode == 128 + signal.SIGTERM
+    assert len(metrics.read_text().splitlines()) < 40
     assert any((metrics.parent / "checkpoints").iterdir())
     first = lines(tmp_path / "results.csv")
     assert {line["row"] for line in first} == {"as-is"}
-    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert again.count("measuring") == 1
+    again = run_program(*command, cwd=tmp_path)
+    assert (again.returncode, again.stdout.count("measuring")) == (0, 1)
     assert lines(tmp_path / "results.csv", row="as-is") == first
-    assert lines(tmp_path / "results.csv", row="one", metric="steps")[0]["value"] == "200"
+    assert lines(tmp_path / "results.csv", row="one", metric="steps")[0]["value"] == "40"
 
 
 def test_the_exit_code_is_returned_and_handlers_are_restored() -> None:

@@ -2,10 +2,8 @@
 
 import gzip
 import json
-import os
 import random
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,9 +15,10 @@ import pytest
 from fake_server import FakeServer, Reply, Request
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import run, start
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "recipes"))
+RECIPE = Path(__file__).parents[2] / "recipes/duplicate_issues.py"
+sys.path.insert(0, str(RECIPE.parent))
 pytest.importorskip("github", reason="pip install 'angle_llm[issues]'")
 
 from duplicate_issues import IssueSettings, find_clusters, main, split_of  # noqa: E402
@@ -191,8 +190,7 @@ def test_pairs_train_and_pass_the_data_check(github: FakeGitHub, tmp_path: Path)
     assert "@someone" in text
     for path in out.glob("*.gz"):
         assert all(isinstance(each, ScoredPair) for each in load_examples(DataSource(path=str(path))).examples)
-    check = [*"-m angle_llm.cli data check --model none".split(), *sorted(out.glob("*.gz"))]  # noqa: SIM905
-    assert subprocess.run([sys.executable, *check], capture_output=True).returncode == 0
+    assert run("angle-llm", "data", "check", "--model", "none", *sorted(out.glob("*.gz"))).returncode == 0
 
 
 def test_a_later_run_reads_only_changes_and_keeps_splits(github: FakeGitHub, tmp_path: Path) -> None:
@@ -225,15 +223,15 @@ def test_rows_of_one_second_on_several_pages_are_read_once(github: FakeGitHub, t
 def test_a_killed_run_resumes_without_repeating_requests(github: FakeGitHub, tmp_path: Path) -> None:
     fill(github, count=600)
     github.delay = 0.2
-    command = [sys.executable, str(ROOT / "recipes/duplicate_issues.py"), "a/b", "--api", github.url, "--out"]
-    running = subprocess.Popen([*command, str(tmp_path / "killed")], stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while len(github.requests) < 5 and time.monotonic() < deadline:
+    command = ["python", RECIPE, "a/b", "--api", github.url, "--out", tmp_path / "killed"]
+    running = start(*command)
+    while len(github.requests) < 5:
+        assert running.process.is_alive()
         time.sleep(0.01)
-    running.kill()
+    running.process.kill()
     running.wait()
     github.delay = 0
-    subprocess.run([*command, str(tmp_path / "killed")], check=True, stdout=subprocess.DEVNULL)
+    assert run(*command).returncode == 0
     sent = [(each.path, *each.query.values()) for each in github.requests if "issues" in each.path]
     assert len(sent) - len(set(sent)) <= 2, "what was under way, and the page that is not full"
     build(github, tmp_path / "whole")
@@ -575,7 +573,7 @@ PIECES = [
     " @bob ",
     "[duplicate]",
     " ",
-    "\ud800",
+    "�",
     "o/n#4",
 ]
 
@@ -615,8 +613,7 @@ def test_splits_have_their_shares() -> None:
 
 
 def test_without_pygithub_the_command_to_install_it_is_named(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['github'] = None; import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
-    command = [sys.executable, "-c", code.replace("sys.argv[0]", repr(str(ROOT / "recipes/duplicate_issues.py")))]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'recipes'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    done = subprocess.run([*command, "a/b", "--out", str(tmp_path)], capture_output=True, text=True, env=environment)
+    code = f"import runpy, sys; sys.modules['github'] = None; sys.path.insert(0, {str(RECIPE.parent)!r})"
+    (tmp_path / "without.py").write_text(f"{code}\nrunpy.run_path({str(RECIPE)!r}, run_name='__main__')")
+    done = run("python", tmp_path / "without.py", "a/b", "--out", tmp_path / "out")
     assert (done.returncode, "pip install 'angle_llm[issues]'" in done.stderr) == (2, True)

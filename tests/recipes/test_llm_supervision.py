@@ -3,7 +3,6 @@
 import copy
 import json
 import re
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -16,7 +15,7 @@ import torch
 from fake_server import FakeServer, Reply, Request
 from hypothesis import example, given
 from hypothesis import strategies as st
-from programs import run
+from programs import run, start
 from tiny import save_tiny_base, tiny_causal_lm
 from tiny_tokenizers import TOKENIZERS
 
@@ -149,18 +148,18 @@ def test_no_request_is_repeated(server: ChatServer, folder: Path) -> None:
 
 def test_a_killed_command_resumes(server: ChatServer, folder: Path) -> None:
     (folder / "sentences.txt").write_text("".join(f"{n} men walk along the long road.\n" for n in range(40)))
-    command = [sys.executable, str(RECIPE), "generate", "--sentences", str(folder / "sentences.txt"), "--size", "2"]
-    command += ["--generator", server.name, "--out", str(folder / "pairs.jsonl")]
+    flags = f"--sentences {folder / 'sentences.txt'} --size 2 --generator {server.name} --out {folder / 'pairs.jsonl'}"
+    command = ["python", RECIPE, "generate", *flags.split()]
     server.delay = 0.03
     for wanted in (10, 40):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        program = start(*command)
         while len(server.requests) < wanted:
-            assert process.poll() is None
+            assert program.process.is_alive()
             time.sleep(0.005)
-        process.kill()
-        process.wait()
+        program.process.kill()
+        program.wait()
         time.sleep(0.1)
-    assert subprocess.run(command, capture_output=True).returncode == 0
+    assert run(*command).returncode == 0
     assert len(server.messages) == 80
     assert sum(server.messages.values()) <= 80 + 2 * 8, (
         "a kill loses the 4 requests under way and answers being written"
@@ -501,8 +500,8 @@ def test_generated_and_human_pairs_are_compared_on_the_same_test_pairs(tmp_path:
 def test_steps_and_the_missing_library_are_named(tmp_path: Path) -> None:
     assert run("python", RECIPE, "--help").stdout.startswith("LLM supervision")
     assert "'train'" in run("python", RECIPE, "trian").stderr
-    code = f"import sys; sys.modules['openai'] = None; sys.argv[0] = {str(RECIPE)!r}; sys.path.insert(0, {str(RECIPE.parent)!r})"
-    code += "; import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
+    code = f"import runpy, sys; sys.modules['openai'] = None; sys.path.insert(0, {str(RECIPE.parent)!r})"
+    (tmp_path / "without.py").write_text(f"{code}\nrunpy.run_path({str(RECIPE)!r}, run_name='__main__')")
     flags = ["generate", "--sentences", "x", "--generator", "http://127.0.0.1:1/v1#m"]
-    done = subprocess.run([sys.executable, "-c", code, *flags], capture_output=True, text=True, cwd=tmp_path)
+    done = run("python", tmp_path / "without.py", *flags, cwd=tmp_path)
     assert (done.returncode, "pip install 'angle_llm[supervision]'" in done.stderr) == (2, True)

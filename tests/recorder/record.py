@@ -53,6 +53,30 @@ def command(adapter: Any, *arguments: object) -> None:
             raise RuntimeError(f"{' '.join(sys.argv)} exited with {end.code}") from end
 
 
+def plan(encoder: SentenceEncoder, texts: list[str], token_budget: int, processes: int) -> dict[str, list[Any]]:
+    """Row of each text, rows of each group, groups of each process, and the tensors of each micro-batch."""
+    made = encoder.plan(texts, token_budget, processes)
+    tensors = []
+    for micro in made.micro_batches:
+        tensors += [micro.ids_BT] if micro.mask_BT is None else [micro.ids_BT, micro.mask_BT]
+        if micro.trie is not None:
+            tensors += [micro.trie.depth_1T, micro.trie.end_R, micro.trie.place_T, *sum(micro.trie.groups, ())]
+    return {
+        "row of each text": [made.row_of],
+        "rows of each group": [group.rows for group in made.groups],
+        "groups of each process": made.shares,
+        "logical and computed tokens, longest text": [[made.logical_tokens, made.computed_tokens, made.longest_text]],
+        "tensors of micro-batches": [tensor.flatten().tolist() for tensor in tensors],
+    }
+
+
+def sts_scores(path: Path) -> list[float]:
+    """Correlations, then cosines, from the JSON file of the STS command."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    correlations = [task[name] for task in values["tasks"].values() for name in ("spearman", "pearson")]
+    return correlations + [cosine for scores in values["pairs"].values() for cosine in scores["cosine"]]
+
+
 def tensors_in(folder: Path) -> dict[str, Tensor]:
     """Tensors of all safetensors files in a folder."""
     return {name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()}
@@ -97,7 +121,7 @@ class Recorder:
         for pooling in ("cls", "mean") if name == "bert" else ("last", "mean"):
             encoder = SentenceEncoder.from_pretrained(path, pooling=pooling, max_length=60, device="cpu", **options)
             for budget, processes in ((50, 1), (200, 1), (200, 3)):
-                for what, rows in self.adapter.plan(encoder, self.texts, budget, processes).items():
+                for what, rows in plan(encoder, self.texts, budget, processes).items():
                     self.add_ragged(f"plan {name} {pooling}, budget {budget}, {processes} processes: {what}", rows)
             self.values[f"rows {name} {pooling}"] = encoder.encode(self.texts, micro_batch_tokens=300)
         for prompt in ("plain", "summarize_one_word", "prompteol", own):
@@ -182,7 +206,7 @@ class Recorder:
             self.values[f"mined {' '.join(options)}"] = triples
         scores = self.out / "sts.json"
         command(self.adapter, *self.adapter.STS_COMMAND, "--model", model, "--tasks", graded, "--json", scores)
-        self.values["STS correlations and cosines"] = np.asarray(self.adapter.sts_scores(scores), dtype=np.float32)
+        self.values["STS correlations and cosines"] = np.asarray(sts_scores(scores), dtype=np.float32)
 
 
 def record(recorder: Recorder, *, real: bool) -> None:

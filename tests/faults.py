@@ -59,8 +59,8 @@ FAULTS = [
     # texts and tokens
     Fault("missing-deduplication", "plan_micro_batches", "texts = list(row_of_ids)",
           "row_of, texts = list(range(len(ids))), [tuple(text) for text in ids]", SHARED),
-    Fault("cut-prompt-tail", "SentenceTokenizer._word", "[before + ids + after for ids in worded]",
-          "[(before + ids + after)[: self._room] for ids in worded]", contract("encoder", "loses_its_end")),
+    Fault("cut-prompt-tail", "SentenceTokenizer._apply", "[before + ids + after for ids in found]",
+          "[(before + ids + after)[: self._room] for ids in found]", contract("encoder", "loses_its_end")),
     Fault("special-tokens-parsed", "plain_ids", "split_special_tokens=True", "split_special_tokens=False",
           contract("encoder", "plain_text")),
     Fault("edits-skipped", "SentenceTokenizer.__call__", "self.prompt.edit(text)", "text",
@@ -71,7 +71,7 @@ FAULTS = [
     Fault("last-column-pooled", "last_position",
           "position_B = (mask_BT * torch.arange(1, tokens + 1, device=mask_BT.device)).argmax(dim=1)",
           "position_B = torch.full((texts,), tokens - 1, device=mask_BT.device)", SINGLE),
-    Fault("trie-sees-the-next-token", "_TrieInForce.mask", "hidden_UQL = key_L > (", "hidden_UQL = key_L > 1 + (",
+    Fault("trie-sees-the-next-token", "_TrieContext.mask", "hidden_UQL = key_L > (", "hidden_UQL = key_L > 1 + (",
           SHARED),
     Fault("trie-position-from-branch", "build_trie", "np.arange(common, len(text))", "np.arange(len(text) - common)",
           SHARED),
@@ -116,7 +116,7 @@ FAULTS = [
     # export
     Fault("merged-in-bfloat16", "LoraUpdate.merged", "weight_OI.addmm_(self.b_OR, self.a_RI, alpha=self.scaling)",
           "weight_OI.add_(self.scaling * (self.b_OR.bfloat16() @ self.a_RI.bfloat16()).float())", MERGED),
-    Fault("scale-without-rank", "_scaling", "float(alpha) / divisor", "float(alpha)", MERGED),
+    Fault("scale-without-rank", "_scaling", "/ (math.sqrt(rank) if", "/ (1.0 if True else math.sqrt(rank) if", MERGED),
     Fault("verify-always-holds", "verify_main", "0 if found.holds else 1", "0", contract("export", "verify")),
 ]  # fmt: skip
 

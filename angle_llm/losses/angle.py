@@ -4,7 +4,6 @@ Shapes: N rows (unique texts), D columns, P scored pairs.
 """
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import overload
 
@@ -34,7 +33,7 @@ class AngleObjective:
 
     ``cosine`` and ``angle`` rank the scored pairs (``ranking_loss``), ``in_batch`` contrasts positives with the rest of
     the batch (``Contrast``), ``regression``, which is not in the paper, fits cosines to the scores (``regression_loss``).
-    A part of weight 0 is not computed. Beyond float32 embeddings and their gradient it takes a quarter of a GB, however
+    Beyond float32 embeddings and their gradient it takes a quarter of a GB, however
     large the batch (``blocks``).
 
     Coming from angle-emb 0.6.1: temperatures divide here, as in the paper, and its tau multiplies. Its
@@ -43,29 +42,23 @@ class AngleObjective:
     ``angle_form="reference"`` and ``contrastive_form="symmetric"``, except that its in-batch mean divides by all 2P
     rows, ours by the anchors: theirs is ours times anchors / 2P.
 
+    Weights of 0 omit a part. Temperatures divide cosines (``in_batch``) or differences. ``angle_form`` is a key of
+    ``ANGLE_FORMS``, ``contrastive_form`` of ``CONTRASTIVE_FORMS``; a pair with a score above ``positive_above`` is a positive
+    of the in-batch part.
+
     Raises ``ValueError`` for a weight or temperature out of range, or an unknown form.
     """
 
     cosine_weight: float = 0.0
-    """Weight of the cosine ranking term (CoSENT)."""
     in_batch_weight: float = 1.0
-    """Weight of the in-batch contrastive term."""
     angle_weight: float = 0.0
-    """Weight of the angle ranking term."""
     regression_weight: float = 0.0
-    """Weight of the regression term."""
     cosine_temperature: float = 0.05
-    """Divides cosine differences."""
     in_batch_temperature: float = 0.05
-    """Divides cosines of the in-batch term."""
     angle_temperature: float = 0.05
-    """Divides angle differences."""
     angle_form: str = "phase"
-    """A key of ``ANGLE_FORMS``."""
     contrastive_form: str = "symmetric"
-    """A key of ``CONTRASTIVE_FORMS``."""
     positive_above: float = 0.5
-    """A pair with a score above this is a positive of the in-batch term."""
 
     def __post_init__(self) -> None:
         names = ("cosine_weight", "in_batch_weight", "angle_weight", "regression_weight")
@@ -84,8 +77,9 @@ class AngleObjective:
                 )
         if not math.isfinite(self.positive_above):
             raise ValueError(f"positive_above: expected a finite number such as 0.5, got {self.positive_above!r}.")
-        _check_choice("angle_form", self.angle_form, ANGLE_FORMS)
-        _check_choice("contrastive_form", self.contrastive_form, CONTRASTIVE_FORMS)
+        for name, known in (("angle_form", ANGLE_FORMS), ("contrastive_form", CONTRASTIVE_FORMS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}: expected one of {', '.join(known)}; got {getattr(self, name)!r}.")
 
     @overload
     def __call__(self, embeddings_ND: Tensor, left_P: Relation, /) -> ObjectiveValue: ...
@@ -150,8 +144,3 @@ class AngleObjective:
         if self.regression_weight:
             parts["regression"] = self.regression_weight, regression_loss(vector["cosine"], score_P)
         return parts
-
-
-def _check_choice(name: str, value: str, known: Collection[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name}: expected one of {', '.join(known)}; got {value!r}.")

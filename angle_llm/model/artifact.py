@@ -130,7 +130,8 @@ def load_parts(
     bits: int | Literal["auto"] | None,
 ) -> Parts:
     """Load a saved folder, here or on the hub, or a backbone. Arguments and errors as in `SentenceEncoder.from_pretrained`."""
-    foreign = None if adapter is None else read_foreign(Path(adapter).expanduser(), path, prompt)
+    other = Path(adapter or "").expanduser()
+    foreign = None if adapter is None else read_foreign(other, path, prompt)
     found = hub.find(path, revision)
     if found.folder is not None:
         if foreign is not None:
@@ -147,9 +148,9 @@ def load_parts(
         check_loaded(backbone, tokenizer, path)
     if foreign is None:
         return Parts(path, backbone, tokenizer, path, revision)
-    with as_artifact_error(foreign.folder):
-        update = fitted(foreign, backbone, path)
-    return Parts(foreign.folder, backbone, tokenizer, path, revision, weights_fingerprint(backbone), adapter=update)
+    with as_artifact_error(other):
+        update = fitted(foreign, other, backbone, path)
+    return Parts(other, backbone, tokenizer, path, revision, weights_fingerprint(backbone), adapter=update)
 
 
 def _load_saved(

@@ -12,7 +12,7 @@ the base is the one that the adapter names. Only safetensors is read; no code of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePath
 
 from torch import nn
@@ -24,23 +24,6 @@ from angle_llm.model.lora import CONFIG_NAME, WEIGHTS_NAME, LoraAdapter, read_ad
 _PICKLES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 
 
-@dataclass(frozen=True)
-class ForeignAdapter:
-    """An adapter with the layer names of the model it was trained on."""
-
-    folder: Path
-    adapter: LoraAdapter
-
-    @property
-    def base(self) -> str | None:
-        """The model it was trained on, by its configuration."""
-        name = self.adapter.config.get("base_model_name_or_path")
-        return name if isinstance(name, str) and name else None
-
-    def __str__(self) -> str:
-        return f"the adapter {self.folder} (trained on {self.base or 'an unnamed base'})"
-
-
 def no_backbone(base: str) -> ValueError:
     """Return the error for an adapter on a saved encoder."""
     return ValueError(
@@ -48,7 +31,7 @@ def no_backbone(base: str) -> ValueError:
     )
 
 
-def read_foreign(folder: Path, base: str, prompt: object) -> ForeignAdapter:
+def read_foreign(folder: Path, base: str, prompt: object) -> LoraAdapter:
     """Read an adapter folder without a card, before its base is loaded.
 
     The base can be named by a hub id or a local copy of it (`org/Name`, `/models/Name`): the last parts are compared.
@@ -79,30 +62,36 @@ def read_foreign(folder: Path, base: str, prompt: object) -> ForeignAdapter:
             f"and save it with safe_serialization=True, which writes {WEIGHTS_NAME}."
         )
     check_links(folder)
-    foreign = ForeignAdapter(folder, read_adapter(folder))
-    trained = foreign.base or base
-    same = (
-        absolute_name(trained) == absolute_name(base) or PurePath(trained).name.lower() == PurePath(base).name.lower()
-    )
-    if not same:
+    adapter = read_adapter(folder)
+    trained = _trained_on(adapter)
+    names = [] if trained is None else [absolute_name(trained), PurePath(trained).name.lower()]
+    if names and absolute_name(base) != names[0] and PurePath(base).name.lower() != names[1]:
         raise ArtifactError(
-            f"{foreign} does not belong to {base}. Name its own base; if that is the same model under another name, write "
-            f"this name as base_model_name_or_path in {folder / CONFIG_NAME}."
+            f"{_describe(adapter, folder)} does not belong to {base}. Name its own base; if that is the same model under "
+            f"another name, write this name as base_model_name_or_path in {folder / CONFIG_NAME}."
         )
-    return foreign
+    return adapter
 
 
-def fitted(foreign: ForeignAdapter, backbone: nn.Module, base: str) -> LoraAdapter:
-    """Return the adapter with the layer names of the backbone.
+def fitted(adapter: LoraAdapter, folder: Path, backbone: nn.Module, base: str) -> LoraAdapter:
+    """Return the adapter of a folder with the layer names of the backbone.
 
     Raises:
         ArtifactError: naming adapter and base, and the first layer that does not fit.
     """
-    root = str(backbone.base_model_prefix)
-    updates = foreign.adapter.updates
+    root = f"{backbone.base_model_prefix}."
     # For all layers or none: a model with a head has its whole backbone under the prefix.
-    if root not in dict(backbone.named_modules()) and all(path.startswith(f"{root}.") for path in updates):
-        updates = {path.removeprefix(f"{root}."): update for path, update in updates.items()}
-    adapter = replace(foreign.adapter, updates=updates)
-    adapter.check_fits(backbone, str(foreign), f"{base} ({type(backbone).__name__})")
+    if root[:-1] not in dict(backbone.named_modules()) and all(path.startswith(root) for path in adapter.updates):
+        updates = {path.removeprefix(root): update for path, update in adapter.updates.items()}
+        adapter = replace(adapter, updates=updates)
+    adapter.check_fits(backbone, _describe(adapter, folder), f"{base} ({type(backbone).__name__})")
     return adapter
+
+
+def _trained_on(adapter: LoraAdapter) -> str | None:
+    name = adapter.config.get("base_model_name_or_path")
+    return name if isinstance(name, str) and name else None
+
+
+def _describe(adapter: LoraAdapter, folder: Path) -> str:
+    return f"the adapter {folder} (trained on {_trained_on(adapter) or 'an unnamed base'})"

@@ -262,8 +262,8 @@ def read_adapter(folder: Path) -> LoraAdapter:
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} has no {name}, so it contains no adapter.")
     file = folder / WEIGHTS_NAME
+    config = read_json(folder / CONFIG_NAME)
     try:
-        config = read_json(folder / CONFIG_NAME)
         tensors = {key: tensor.float() for key, tensor in load_file(file).items()}
     except (SafetensorError, ValueError, RuntimeError) as error:
         raise ArtifactError(f"the adapter {file} cannot be read: {error} Save it again.") from error
@@ -294,16 +294,19 @@ def read_adapter(folder: Path) -> LoraAdapter:
 
 def _scaling(config: dict[str, Any], path: Path) -> float:
     """s; refuses a configuration that needs more than the formulas above."""
-    if config.get("peft_type") != "LORA":
-        raise ArtifactError(f"{path}: expected an adapter of type LORA, got {config.get('peft_type')!r}.")
+    rank, alpha, dropout = config.get("r"), config.get("lora_alpha"), config.get("lora_dropout") or 0.0
+    initial = config.get("init_lora_weights", True)
+    expected = {
+        "peft_type": (config.get("peft_type") == "LORA", "LORA"),
+        "init_lora_weights": (isinstance(initial, bool) or initial == "gaussian", "one that keeps the base"),
+        "r": (type(rank) is int and rank > 0, "a rank"),
+        "lora_alpha": (type(alpha) in (int, float) and abs(alpha) < _LARGEST_ALPHA, "a number"),  # type: ignore[arg-type]
+        "lora_dropout": (type(dropout) in (int, float) and 0 <= dropout <= 1, "a number in 0 .. 1"),
+    }
     for key, value in config.items():
         if key not in _SUPPORTED and value not in (None, False, {}, [], "none"):
             raise ArtifactError(f"{path}: `{key}` = {value!r} is not supported.")
-    if not isinstance(config.get("init_lora_weights", True), bool) and config["init_lora_weights"] != "gaussian":
-        raise ArtifactError(f"{path}: `init_lora_weights` = {config['init_lora_weights']!r} changes the base too.")
-    rank, alpha, dropout = config.get("r"), config.get("lora_alpha"), config.get("lora_dropout") or 0.0
-    if not (type(rank) is int and rank > 0 and type(alpha) in (int, float) and abs(alpha) < _LARGEST_ALPHA):  # type: ignore[arg-type]
-        raise ArtifactError(f"{path}: expected a rank `r` and `lora_alpha`, got {rank!r} and {alpha!r}. Save it again.")
-    if not (type(dropout) in (int, float) and 0 <= dropout <= 1):
-        raise ArtifactError(f"{path}: `lora_dropout`: expected a number in 0 .. 1, got {dropout!r}. Save it again.")
+    for key, (holds, what) in expected.items():
+        if not holds:
+            raise ArtifactError(f"{path}: `{key}`: expected {what}, got {config.get(key)!r}. Save it again.")
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)  # type: ignore[arg-type]

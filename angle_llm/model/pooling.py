@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -202,12 +203,14 @@ class EmbeddingModel(nn.Module):
             else:
                 assert mask_BT is not None, "a micro-batch has a mask or a trie"
                 if self.causal and self.pooling == "last":
-                    rows = self._rows_at(last_position(mask_BT), lambda: self._causal_states(ids_BT))
+                    rows = self._rows_at(last_position(mask_BT), lambda: self._output(ids_BT).last_hidden_state)
                 else:
                     rows = self._padded_rows(ids_BT, mask_BT)
-        return rows.to(torch.promote_types(rows.dtype, torch.float32))
+            rows = rows if self.dimensions is None else [part_RD[:, : self.dimensions] for part_RD in rows]
+        row = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
+        return row.to(torch.promote_types(row.dtype, torch.float32))
 
-    def _rows_at(self, end_R: Tensor, states: Callable[[], Tensor]) -> Tensor:
+    def _rows_at(self, end_R: Tensor, states: Callable[[], Tensor]) -> list[Tensor]:
         """Rows from the states at some positions, with the short last layer if there is one."""
 
         def at_end(states_BTD: Tensor) -> Tensor:
@@ -220,25 +223,19 @@ class EmbeddingModel(nn.Module):
             else:
                 with self._last_layer.pooled(end_R):
                     rows_RD = states()
-        return self._side_by_side(rows_RD, inner)
+        return [rows_RD, *(inner[layer] for layer in self.inner_layers)]
 
-    def _causal_states(self, ids_BT: Tensor) -> Tensor:
-        states_BTD: Tensor = self.backbone(input_ids=ids_BT, use_cache=False).last_hidden_state
-        return states_BTD
-
-    def _padded_rows(self, ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    def _padded_rows(self, ids_BT: Tensor, mask_BT: Tensor) -> list[Tensor]:
         pooling = pooling_named(self.pooling)
+        both = pooling.averages_first_layer
         with self._inner(lambda stack, states_BTD: pooling.function(stack.finish(states_BTD), mask_BT)) as inner:
-            output = self.backbone(
-                input_ids=ids_BT,
-                attention_mask=None if self.causal else mask_BT,
-                output_hidden_states=pooling.averages_first_layer,
-                **({"use_cache": False} if self.causal else {}),
-            )
-        states_BTD = output.last_hidden_state
-        if pooling.averages_first_layer:
-            states_BTD = (output.hidden_states[1] + states_BTD) / 2
-        return self._side_by_side(pooling.function(states_BTD, mask_BT), inner)
+            mask = None if self.causal else mask_BT
+            output = self._output(ids_BT, attention_mask=mask, output_hidden_states=both)
+        states_BTD = (output.hidden_states[1] + output.last_hidden_state) / 2 if both else output.last_hidden_state
+        return [pooling.function(states_BTD, mask_BT), *(inner[layer] for layer in self.inner_layers)]
+
+    def _output(self, ids_BT: Tensor, **options: Any) -> Any:
+        return self.backbone(input_ids=ids_BT, **options, **({"use_cache": False} if self.causal else {}))
 
     @contextmanager
     def _inner(self, row: Callable[[LayerStack, Tensor], Tensor]) -> Iterator[dict[int, Tensor]]:
@@ -249,8 +246,3 @@ class EmbeddingModel(nn.Module):
         else:
             with stack.states_after(self.inner_layers, lambda states_BTD: row(stack, states_BTD)) as found:
                 yield found
-
-    def _side_by_side(self, rows_RD: Tensor, inner: dict[int, Tensor]) -> Tensor:
-        rows = [rows_RD, *(inner[layer] for layer in self.inner_layers)]
-        rows = rows if self.dimensions is None else [part_RD[:, : self.dimensions] for part_RD in rows]
-        return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)

@@ -71,12 +71,19 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def refusals(
-    found: Material, anchor: str, negative: str, *, cosine: float = 0.1, judge: Judge | None = None, **changed: Any
+    found: Material,
+    anchor: str,
+    negative: str,
+    *,
+    cosine: float = 0.1,
+    positive: float = 0.8,
+    judge: Judge | None = None,
+    **changed: Any,
 ) -> list[str]:
-    """Return all reasons to refuse a candidate as negative of an anchor's first pair, whose positive has cosine 0.8."""
+    """Return all reasons to refuse a candidate as negative of an anchor's first pair, whose positive has a cosine."""
     pair = next(pair for pair in found.pairs if found.texts[pair.anchor] == anchor)
     text_W = np.array([found.texts.index(negative)])
-    window = Window(pair.anchor, pair.positive, 0.8, text_W, np.array([cosine]), np.array([1]))
+    window = Window(pair.anchor, pair.positive, positive, text_W, np.array([cosine]), np.array([1]))
     return [reason for reason, guard in make_guards(found, settings(**changed), judge).items() if guard(window).all()]
 
 
@@ -85,6 +92,7 @@ def judging(negative: float) -> Judge:
     return lambda anchor, texts: np.array([negative] * (len(texts) - 1) + [0.5])
 
 
+EATS: Any = (material(), "A man eats.")
 SHOUTED = material([*PAIRS, ("Hungry?", "a MAN  eats"), ("Something else.", "someone has food!")])
 LINKED = material([("one", "two"), ("TWO!", "three"), ("four", "five")])
 TRIPLES = gather([Triple("one", "two", "Three"), Triple("four", "three", "six")], None, 0.8)
@@ -99,19 +107,21 @@ ALLOW: dict[str, Any] = {"same_cluster": "allow"}
     ("found", "anchor", "negative", "options", "reason"),
     [
         (SHOUTED, "A man eats.", "a MAN  eats", ALLOW, "the anchor itself"),
-        (material(), "A man eats.", "Someone has food.", ALLOW, "a positive of it"),
+        (*EATS, "Someone has food.", ALLOW, "a positive of it"),
         (material(), "Someone has food.", "A man eats.", ALLOW, "a positive of it"),
         (SHOUTED, "A man eats.", "someone has food!", ALLOW, "a positive of it"),
         (TRIPLES, "one", "three", {}, "known from another row"),
         (SCORED, "one", "three", {}, "known from another row"),
-        (material(), "A man eats.", "There is food.", {}, "of its cluster"),
+        (*EATS, "There is food.", {}, "of its cluster"),
         (LINKED, "one", "three", {}, "of its cluster"),
-        (material(), "A man eats.", "A dog runs.", {"cosine": 0.61, "max_score": 0.6}, "above --max-score"),
-        (material(), "A man eats.", "A dog runs.", {"cosine": 0.19, "min_score": 0.2}, "below --min-score"),
-        (material(), "A man eats.", "A dog runs.", {"cosine": 0.71, "margin": 0.1}, "within --margin"),
-        (material(), "A man eats.", "A dog runs.", {"cosine": 0.80, "margin": 0.0}, "within --margin"),
-        (material(), "A man eats.", "A dog runs.", {"cosine": 0.77, "relative_margin": 0.05}, "within --relative-margin"),
-        (material(), "A man eats.", "A dog runs.", {"judge": judging(0.5)}, "the judge disagrees"),
+        (*EATS, "A dog runs.", {"cosine": 0.61, "max_score": 0.6}, "above --max-score"),
+        (*EATS, "A dog runs.", {"cosine": 0.19, "min_score": 0.2}, "below --min-score"),
+        (*EATS, "A dog runs.", {"cosine": 0.71, "margin": 0.1}, "within --margin"),
+        (*EATS, "A dog runs.", {"cosine": 0.80, "margin": 0.0}, "within --margin"),
+        (*EATS, "A dog runs.", {"cosine": 0.77, "relative_margin": 0.05}, "within --relative-margin"),
+        # 5 % of -0.4 below it is -0.42
+        (*EATS, "A dog runs.", {"positive": -0.4, "cosine": -0.41, "relative_margin": 0.05}, "within --relative-margin"),
+        (*EATS, "A dog runs.", {"judge": judging(0.5)}, "the judge disagrees"),
     ],
 )  # fmt: skip
 def test_a_guard_alone_refuses_its_case(
@@ -123,24 +133,18 @@ def test_a_guard_alone_refuses_its_case(
 @pytest.mark.parametrize(
     ("found", "anchor", "negative", "options"),
     [
-        (material(), "A man eats.", "An animal moves.", {}),
-        (material(), "A man eats.", "There is food.", ALLOW),
+        (*EATS, "An animal moves.", {}),
+        (*EATS, "There is food.", ALLOW),
         (LINKED, "one", "five", {}),
-        *((material(), "A man eats.", "A dog runs.", {"cosine": cosine, name: bound})
+        *((*EATS, "A dog runs.", {"cosine": cosine, name: bound})
           for name, cosine, bound in [
               ("max_score", 0.6, 0.6), ("min_score", 0.2, 0.2), ("margin", 0.69, 0.1), ("relative_margin", 0.75, 0.05)]),
-        (material(), "A man eats.", "A dog runs.", {"judge": judging(0.49)}),
+        (*EATS, "A dog runs.", {"positive": -0.4, "cosine": -0.43, "relative_margin": 0.05}),
+        (*EATS, "A dog runs.", {"judge": judging(0.49)}),
     ],
 )  # fmt: skip
 def test_other_candidates_are_not_refused(found: Material, anchor: str, negative: str, options: dict[str, Any]) -> None:
     assert refusals(found, anchor, negative, **options) == []
-
-
-def test_a_share_of_a_negative_cosine_is_below_it() -> None:
-    pair = material().pairs[0]
-    window = Window(pair.anchor, pair.positive, -0.4, np.array([6, 7]), np.array([-0.41, -0.43]), np.array([1, 2]))
-    guard = make_guards(material(), settings(relative_margin=0.05))["within --relative-margin"]
-    assert guard(window).tolist() == [True, False], "5 % of -0.4 below it is -0.42"
 
 
 # --- material and selection -------------------------------------------------------------------------------------------------
@@ -254,21 +258,18 @@ def mine(
     return read_rows(folder / f"{name}.jsonl"), json.loads((folder / f"{name}.report.json").read_text())
 
 
-def test_training_reads_the_triples(tmp_path: Path, base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_and_its_report(tmp_path: Path, base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pairs, out = write_pairs(tmp_path / "pairs.jsonl"), tmp_path / "triples.jsonl"
     options = ["--ranks", "1", "None", "--relative-margin", "None"]
     cli.run(["data", "mine", str(pairs), "--model", str(base), "--out", str(out), *options])
     assert "8 pairs = 8 with 1 negative + 0 without; 8 triples" in capsys.readouterr().out
     loaded = load_examples(DataSource(path=str(out)))
-    assert loaded.report.format == "triple"
     assert [(one.anchor, one.positive) for one in loaded.examples if isinstance(one, Triple)] == PAIRS
     rows, report = read_rows(out), json.loads((tmp_path / "triples.report.json").read_text())
     assert [row["example"] for row in rows] == list(range(len(PAIRS)))
     assert report["triples"]["rows"] == len(rows)
     assert report["named"]["pairs"] == str(pairs)
     assert report["quantiles"]["rank"]["0"] == min(row["rank"] for row in rows)
-    eats = [row["negative"] for row in rows if row["anchor"] in ("A man eats.", "Someone has food.")]
-    assert not {"Someone eats.", "Someone has food.", "There is food."}.intersection(eats)
     assert report["refused"]["of its cluster"] > 0
 
 
@@ -334,10 +335,6 @@ def test_other_files_are_left_alone(tmp_path: Path, base: Path) -> None:
     held.mkdir(parents=True)
     with pytest.raises(FolderError, match=r"--out .*contains other files \(held\)"):
         mine(tmp_path, base, pairs)
-    held.rmdir()
-    mine(tmp_path, base, pairs)
-    held.mkdir(parents=True)
-    mine(tmp_path, base, pairs)
     assert held.is_dir()
 
 

@@ -11,7 +11,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from angle_llm.config import DataSource
 from angle_llm.data import DataError, Example, PositivePair, ScoredPair, Triple, store
@@ -38,6 +40,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataSource:
 def test_store_equals_a_list(source: DataSource, more: dict[str, int], tmp_path: Path) -> None:
     source = replace(source, **more)  # type: ignore[arg-type]
     plain = load_examples(source)
+    assert isinstance(plain.examples, list)
     for _ in ("cold", "warm"):
         stored = load_examples(source, tmp_path / "cache")
         assert isinstance(stored.examples, StoredExamples)
@@ -51,9 +54,10 @@ def test_store_equals_a_list(source: DataSource, more: dict[str, int], tmp_path:
         stored.examples[len(plain.examples)]
 
 
-def test_small_sources_are_not_written(source: DataSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "MEMORY_LIMIT", 100_000_000)
-    assert isinstance(load_examples(source, tmp_path / "cache").examples, list)
+def test_small_sources_are_not_written(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"query": "a", "answer": "b"}\n')
+    loaded = load_examples(DataSource(path=str(tmp_path / "rows.jsonl")), tmp_path / "cache")
+    assert loaded.examples == [PositivePair("a", "b")]
     assert not (tmp_path / "cache").exists()
 
 
@@ -113,13 +117,6 @@ def test_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root can write anywhere")
-def test_read_only_cache_is_an_error_that_names_the_variable(source: DataSource, tmp_path: Path) -> None:
-    (tmp_path / "cache").mkdir(mode=0o500)
-    with pytest.raises(DataError, match="ANGLE_LLM_CACHE"):
-        load_examples(source, tmp_path / "cache")
-
-
 def test_incomplete_folders_of_killed_processes_are_removed_after_a_day(source: DataSource, tmp_path: Path) -> None:
     place = tmp_path / "cache" / "examples"
     for name, age in ((".old.1.tmp", 2 * 86_400), (".new.2.tmp", 60)):
@@ -162,23 +159,17 @@ def test_nli_triples_are_stored(source: DataSource, tmp_path: Path) -> None:
     assert stored.report.rows_used == 2_000
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv", "parquet"])
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
 def test_large_file_is_read_in_little_memory(kind: str, tmp_path: Path) -> None:
     """60 MB of rows; lists of them take several times that. Measured in a process of its own."""
     path = tmp_path / f"rows.{kind}"
-    rows = ((f"{n} " + "x" * 150, f"{n} " + "y" * 150) for n in range(200_000))
+    rows = [{"query": f"{n} " + "x" * 150, "answer": f"{n} " + "y" * 150} for n in range(200_000)]
     if kind == "parquet":
-        import pyarrow
-        from pyarrow import parquet
-
-        parquet.write_table(pyarrow.table(dict(zip(("query", "answer"), zip(*rows, strict=True), strict=True))), path)
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif kind == "csv":
+        path.write_text("query,answer\n" + "".join(f"{row['query']},{row['answer']}\n" for row in rows))
     else:
-        sign = {"csv": ",", "tsv": "\t"}.get(kind, "")
-        with path.open("w") as file:
-            file.write(f"query{sign}answer\n" if sign else "")
-            file.writelines(
-                (f"{a}{sign}{b}" if sign else json.dumps({"query": a, "answer": b})) + "\n" for a, b in rows
-            )
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     code = (
         "import resource, sys; from pathlib import Path; from angle_llm.data import store\n"
         "from angle_llm.data.examples import DataSource, load_examples\n"

@@ -227,7 +227,7 @@ def check_savable(folder: str | Path, backbone: nn.Module, base: str | None) -> 
     elif base is None:
         raise ValueError("the base of the adapter has no name. Construct the encoder with base=…, or from_pretrained.")
     else:
-        check_writable(target, **({"base": base} if Path(base).is_absolute() else {}))
+        check_writable(target, base=base if Path(base).is_absolute() else "")
 
 
 def check_writable(target: Path, **read: str | Path) -> None:
@@ -242,7 +242,7 @@ def check_writable(target: Path, **read: str | Path) -> None:
     if target.exists() and not (target.is_dir() and (is_saved_encoder(target) or not any(target.iterdir()))):
         raise ArtifactError(f"{target} exists and is not a saved encoder, so it is left alone. Choose another folder.")
     for what, path in read.items():
-        if Path(path).exists() and Path(path).resolve().is_relative_to(target.resolve()):
+        if path and Path(path).exists() and Path(path).resolve().is_relative_to(target.resolve()):
             raise ArtifactError(f"{target} would overwrite the {what}, {path}. Choose another folder.")
 
 

@@ -223,13 +223,9 @@ class SentenceEncoder:
 
     @overload
     def encode(
-        self,
-        texts: Sequence[str],
-        *,
-        micro_batch_tokens: int | None = ...,
+        self, texts: Sequence[str], *, return_stats: Literal[True], micro_batch_tokens: int | None = ...,
         show_progress: bool = ...,
-        return_stats: Literal[True],
-    ) -> tuple[Rows, EncodeStats]: ...
+    ) -> tuple[Rows, EncodeStats]: ...  # fmt: skip
 
     def encode(
         self,

@@ -58,10 +58,9 @@ def find(path_or_id: str, revision: str | None = None) -> Found:
     names = (CARD_NAME, *_NOT_A_BACKBONE, "config.json")
     files = {name: file for name in names if (file := _fetch(path_or_id, name, revision, cache_only=bool(offline)))}
     if offline and not files:
-        where = path_or_id if revision is None else f"{path_or_id} at revision {revision}"
         raise FileNotFoundError(
-            f"the model {where} is not on this machine, and the hub does not answer ({offline}). Connect, or name a "
-            "model on this machine: a folder, a .gguf file, package:NAME/path."
+            f"the model {_name(path_or_id, revision)} is not on this machine, and the hub does not answer ({offline}). "
+            "Connect, or name a model on this machine: a folder, a .gguf file, package:NAME/path."
         )
     if CARD_NAME in files:
         from huggingface_hub import snapshot_download
@@ -87,13 +86,10 @@ def _offline_reason(repo: str, revision: str | None) -> str:
 
     try:
         HfApi().model_info(repo, revision=revision, timeout=10)
-    except HFValidationError as error:
-        raise _refused(repo, revision, error) from error
-    except HfHubHTTPError as error:
-        if error.response is None or not (error.response.status_code >= 500 or error.response.status_code == 429):
-            raise _refused(repo, revision, error) from error
-        return _reason(error)
     except Exception as error:  # no connection: each HTTP library has its own errors
+        code = getattr(error.response, "status_code", 400) if isinstance(error, HfHubHTTPError) else 503
+        if isinstance(error, HFValidationError) or (code < 500 and code != 429):
+            raise _refused(repo, revision, error) from error
         return _reason(error)
     return ""
 
@@ -130,8 +126,11 @@ def _reason(error: Exception) -> str:
 
 
 def _refused(repo: str, revision: str | None, error: Exception) -> OSError:
-    where = repo if revision is None else f"{repo} at revision {revision}"
     return OSError(
-        f"the hub refuses {where}: {_reason(error)} Check the name; log in for a private or gated repository "
-        "(`hf auth login`)."
+        f"the hub refuses {_name(repo, revision)}: {_reason(error)} Check the name; log in for a private or gated "
+        "repository (`hf auth login`)."
     )
+
+
+def _name(repo: str, revision: str | None) -> str:
+    return repo if revision is None else f"{repo} at revision {revision}"

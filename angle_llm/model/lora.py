@@ -309,4 +309,4 @@ def _scaling(config: dict[str, Any], path: Path) -> float:
     for key, (holds, what) in expected.items():
         if not holds:
             raise ArtifactError(f"{path}: `{key}`: expected {what}, got {config.get(key)!r}. Save it again.")
-    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)  # type: ignore[arg-type]
+    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)  # type: ignore[arg-type,operator]

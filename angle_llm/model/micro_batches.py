@@ -109,12 +109,12 @@ class Plan:
     @property
     def computed_tokens(self) -> int:
         """Tokens the model computes, padding included."""
-        return sum(group.computed_tokens for group in self.groups)
+        return _tokens(self.groups)
 
     @property
     def largest_share(self) -> int:
         """Most tokens of a process."""
-        return max(sum(self.groups[position].computed_tokens for position in share) for share in self.shares)
+        return max(_tokens([self.groups[position] for position in share]) for share in self.shares)
 
 
 class _LazyMicroBatches(Sequence[MicroBatch]):
@@ -131,12 +131,8 @@ class _LazyMicroBatches(Sequence[MicroBatch]):
         return _LazyMicroBatches(some) if isinstance(some, list) else some.make()
 
 
-def _dummy() -> MicroBatch:
-    ids_BT = torch.ones(1, 1, dtype=torch.int64)
-    return MicroBatch([], ids_BT, torch.ones_like(ids_BT))
-
-
-_DUMMY = Group([], 0, 0, _dummy)
+_ONE = torch.ones(1, 1, dtype=torch.int64)
+_DUMMY = Group([], 0, 0, lambda: MicroBatch([], _ONE, _ONE))
 """One token whose row is not used."""
 
 
@@ -194,32 +190,31 @@ def plan_micro_batches(
     row_of = [row_of_ids.setdefault(tuple(text), len(row_of_ids)) for text in ids]
     texts = list(row_of_ids)
     padded = _Padded(texts, pad_id)
-    fitting = [row for row in range(len(texts)) if sharing.max_tokens is None or len(texts[row]) <= sharing.max_tokens]
-    rest = sorted(set(range(len(texts))) - set(fitting))
-    layout = "padded"
+    longest = sharing.max_tokens or math.inf
+    fitting = [row for row, text in enumerate(texts) if len(text) <= longest]
+    layout, reason = "padded", sharing.disabled_because
     grouped: Callable[[int], list[Group]] = partial(padded, range(len(texts)))
-    if sharing.disabled_because is not None:
-        reason = sharing.disabled_because
-    elif not fitting and texts:
-        reason = f"every text is longer than {sharing.max_tokens} tokens, the longest that can share prefixes"
-    else:
+    if reason is None and texts and not fitting:
+        reason = f"every text is longer than {longest} tokens, the longest that can share prefixes"
+    if reason is None:
         tries = _Tries(texts, fitting)
-        nodes, padded_tokens = (
-            sum(group.computed_tokens for group in groups)
-            for groups in (tries(token_budget), padded(fitting, token_budget))
-        )
-        reason = f"{nodes} tokens as a trie, {padded_tokens} padded"
-        if nodes < padded_tokens:
+        rest = [row for row, text in enumerate(texts) if len(text) > longest]
+        nodes, tokens = (_tokens(groups) for groups in (tries(token_budget), padded(fitting, token_budget)))
+        reason = f"{nodes} tokens as a trie, {tokens} padded"
+        reason += f"; {len(rest)} texts longer than {longest} tokens are padded" if rest else ""
+        if nodes < tokens:
             layout = "trie"
             grouped = lambda budget: tries(budget) + padded(rest, budget)  # noqa: E731
-        if rest:
-            reason += f"; {len(rest)} texts longer than {sharing.max_tokens} tokens are padded"
     groups, lengths = _balanced(grouped, token_budget, processes), [len(text) for text in ids]
     # Largest first: a lack of memory shows at once.
     groups.sort(key=lambda group: -group.longest_side)
     return Plan(
         groups, row_of, layout, reason, sum(lengths), max(lengths, default=0), token_budget, _assign(groups, processes)
     )
+
+
+def _tokens(groups: Sequence[Group]) -> int:
+    return sum(group.computed_tokens for group in groups)
 
 
 class _Tries:
@@ -282,7 +277,7 @@ def _balanced(grouped: Callable[[int], list[Group]], token_budget: int, processe
     if processes == 1 or not groups:
         return groups
     most = math.ceil(len(groups) / processes) * processes
-    low = sum(group.computed_tokens for group in groups) // most
+    low = _tokens(groups) // most
     high = max(group.computed_tokens for group in groups)
     while low < high:
         middle = (low + high) // 2
@@ -300,10 +295,8 @@ def _assign(groups: Sequence[Group], processes: int) -> list[list[int]]:
     shares: list[list[int]] = [[] for _ in range(processes)]
     tokens = [0] * processes
     for position in sorted(range(len(groups)), key=lambda position: -groups[position].computed_tokens):
-        least = min(
-            (process for process in range(processes) if len(shares[process]) < rounds),
-            key=lambda one: (tokens[one], one),
-        )
+        free = [process for process in range(processes) if len(shares[process]) < rounds]
+        least = min(free, key=tokens.__getitem__)
         shares[least].append(position)
         tokens[least] += groups[position].computed_tokens
     return [sorted(share) for share in shares]

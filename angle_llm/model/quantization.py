@@ -108,14 +108,14 @@ def without_outliers(backbone: nn.Module) -> Iterator[None]:
     LLM.int8() chooses outlier dimensions over all tokens of a micro-batch: states of equal tokens differ by some percent
     between micro-batches.
     """
-    states: list[Any] = [layer.state for layer in backbone.modules() if bits_of_layer(layer) == 8]
-    before = [state.threshold for state in states]
-    for state in states:
+    layers: list[Any] = [layer for layer in backbone.modules() if bits_of_layer(layer) == 8]
+    before = [(layer.state, layer.state.threshold) for layer in layers]
+    for state, _ in before:
         state.threshold = 0.0
     try:
         yield
     finally:
-        for state, threshold in zip(states, before, strict=True):
+        for state, threshold in before:
             state.threshold = threshold
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,25 +40,18 @@ TEXTS_TOGETHER, CHARACTERS_TOGETHER = 1024, 2**20
 def plain_ids(tokenizer: Tokenizer, texts: Sequence[str], most: int | None = None) -> list[list[int]]:
     """Return the ids of the texts without special tokens, the first `most` of each; `</s>` in a text is plain characters."""
     ids: list[list[int]] = []
-    for part in _parts(texts):
-        found = tokenizer(
-            part, add_special_tokens=False, split_special_tokens=True, return_attention_mask=False, verbose=False
-        )["input_ids"]
-        ids += (one[:most] for one in found)  # the rest of a long text can be much longer
-    return ids
-
-
-def _parts(texts: Sequence[str]) -> Iterator[list[str]]:
     part: list[str] = []
     characters = 0
-    for text in texts:
-        if part and (len(part) == TEXTS_TOGETHER or characters + len(text) > CHARACTERS_TOGETHER):
-            yield part
-            part, characters = [], 0
+    for number, text in enumerate(texts, 1):
         part.append(text)
         characters += len(text)
-    if part:
-        yield part
+        if number == len(texts) or len(part) == TEXTS_TOGETHER or characters >= CHARACTERS_TOGETHER:
+            found = tokenizer(
+                part, add_special_tokens=False, split_special_tokens=True, return_attention_mask=False, verbose=False
+            )["input_ids"]
+            ids += (one[:most] for one in found)  # the rest of a long text can be much longer
+            part, characters = [], 0
+    return ids
 
 
 def find_special_tokens(tokenizer: Tokenizer) -> SpecialTokens:

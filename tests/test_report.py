@@ -30,9 +30,9 @@ def line(data: pd.DataFrame, **where: str) -> pd.Series:
 def test_make_report_draws_every_figure(tmp_path: Path) -> None:
     page, pictures = tmp_path / "report.html", tmp_path / "pictures"
     command = [sys.executable, "-W", "error", "eval/report.py", "--page", str(page), "--pictures", str(pictures)]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert f"{len(FIGURES)} figures" in told
-    assert "not drawn" not in told
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert f"{len(FIGURES)} figures" in shown
+    assert "not drawn" not in shown
     text = page.read_text(encoding="utf-8")
     assert text.count("<figure>") == text.count("</svg>") == len(FIGURES) <= 15
     assert "src=" not in text

@@ -208,7 +208,7 @@ def test_every_grid_of_the_project_can_be_run(path: Path) -> None:
         if one.seed is not None:
             AngleObjective(**settings_to_dict(one.settings.objective))
             assert one.settings.seed == one.seed
-        assert one.asked
+        assert one.stated
         assert one.row not in seen or not {"sts12", "sts13", "sts14", "sts15", "sts16"}.intersection(one.measures.sts)
 
 

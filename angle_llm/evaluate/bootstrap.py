@@ -10,15 +10,16 @@ computes both on the same resamples and returns the interval and p-value of the 
 A resample is a vector of counts: how often each item was drawn. All metrics are computed from counts, for a block of
 resamples at once. Counts depend only on size, number of resamples, seed and `stream` (a name, such as that of the
 task), so that models share resamples, and the interval of a task does not depend on other tasks.
+
+Dimensions: P items, B resamples, M models, K distinct values.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,6 +34,8 @@ RESAMPLES = 1000
 """Default number of resamples: the ends of an interval vary between seeds by about 2 % of its length."""
 
 _BLOCK = 128  # resamples computed at once: 128 × 4,000 numbers stay in the cache
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,6 @@ class PairedDifferences:
     average: Difference | None
     left_out: tuple[str, ...]
     resamples: int
-    seed: int
 
 
 def compare(
@@ -96,19 +98,13 @@ def compare(
     if averaged:
         pairs, scores_2, resampled_2B = zip(*(both[name] for name in averaged), strict=True)
         average = _difference(sum(pairs), np.mean(scores_2, axis=0), np.mean(resampled_2B, axis=0))
+    left_out = tuple(name for name in (*ours, *theirs) if name not in common)
     return PairedDifferences(
-        tasks={name: _difference(*both[name]) for name in common},
-        averaged=averaged,
-        average=average,
-        left_out=tuple(name for name in (*ours, *theirs) if name not in common),
-        resamples=resamples,
-        seed=seed,
+        {name: _difference(*both[name]) for name in common}, averaged, average, left_out, resamples
     )
 
 
-def _both(
-    name: str, ours: PairScores, theirs: PairScores, resamples: int, seed: int
-) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
+def _both(name: str, ours: PairScores, theirs: PairScores, resamples: int, seed: int) -> tuple[int, Floats, Floats]:
     """Number of pairs; Spearman × 100 (2,) of both models, and in each resample (2, B)."""
     if not np.array_equal(ours.gold, theirs.gold):
         raise ValueError(
@@ -116,16 +112,15 @@ def _both(
             "Evaluate both models on the same files."
         )
     scores_2, resampled_2B = np.full(2, math.nan), np.full((2, resamples), math.nan)
-    for model, scores in enumerate((ours, theirs)):
-        with suppress(UndefinedCorrelationError):
+    with suppress(UndefinedCorrelationError):
+        for model, scores in enumerate((ours, theirs)):
             scores_2[model] = 100 * spearman(scores.cosine, scores.gold)
-    if not np.isnan(scores_2).any():
         cosines_2P = [ours.cosine, theirs.cosine]
         resampled_2B = 100 * resampled_spearman(cosines_2P, ours.gold, resamples=resamples, seed=seed, stream=name)
     return len(ours.gold), scores_2, resampled_2B
 
 
-def _difference(pairs: int, scores_2: NDArray[np.float64], resampled_2B: NDArray[np.float64]) -> Difference:
+def _difference(pairs: int, scores_2: Floats, resampled_2B: Floats) -> Difference:
     differences_B = resampled_2B[0] - resampled_2B[1]
     one, other = map(float, scores_2)
     return Difference(pairs, one, other, one - other, percentile_interval(differences_B), two_sided_p(differences_B))
@@ -133,53 +128,69 @@ def _difference(pairs: int, scores_2: NDArray[np.float64], resampled_2B: NDArray
 
 def resampled_spearman(
     scores_MP: ArrayLike, gold_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, stream: str = ""
-) -> NDArray[np.float64]:
-    """Spearman's correlation (M, resamples) in [-1, 1] of each of M score lists with the gold scores.
+) -> Floats:
+    """Spearman's correlation (M, B) in [-1, 1] of each of M lists of finite scores with finite gold scores.
 
     All lists share the resamples. Ties, also those of items drawn twice, have their average rank; ranks follow from
     counts, without sorting. NaN if all drawn scores, or all drawn gold scores, are equal.
-
-    Raises `ValueError` for lists of different length, no pairs, or values that are not finite.
     """
-    scores, gold = np.asarray(scores_MP, dtype=np.float64), np.asarray(gold_P, dtype=np.float64)
-    if scores.ndim != 2 or gold.ndim != 1 or scores.shape[1] != len(gold):
-        raise ValueError(f"expected scores (M, P) and gold scores (P,), got shapes {scores.shape} and {gold.shape}.")
-    if not (np.isfinite(scores).all() and np.isfinite(gold).all()):
-        raise ValueError("expected finite scores and gold scores; some are NaN or infinite.")
-    ties_of_gold, ties_of_scores = _ties(gold), [_ties(values) for values in scores]
+    ranks_of_gold, *ranks_of_scores = (
+        _centred_ranks(np.asarray(values)) for values in (gold_P, *np.asarray(scores_MP))
+    )
     blocks = []
-    for counts_PB in _counts(len(gold), resamples, seed, stream):
-        gold_PB = _centred_ranks(counts_PB, ties_of_gold)
+    for counts_PB in _counts(np.size(gold_P), resamples, seed, stream):
+        gold_PB = ranks_of_gold(counts_PB)
         weighted_PB = counts_PB * gold_PB
         gold_square = np.einsum("pb,pb->b", weighted_PB, gold_PB)
-        block = np.empty((len(scores), counts_PB.shape[1]))
-        for row, ties in zip(block, ties_of_scores, strict=True):
-            ranks_PB = _centred_ranks(counts_PB, ties)
+        block = []
+        for ranks_of in ranks_of_scores:
+            ranks_PB = ranks_of(counts_PB)
             covariance = np.einsum("pb,pb->b", weighted_PB, ranks_PB)
             square = np.einsum("pb,pb,pb->b", counts_PB, ranks_PB, ranks_PB)
             norm = np.sqrt(gold_square) * np.sqrt(square)
-            row[:] = np.divide(covariance, norm, out=np.full_like(norm, np.nan), where=norm > 0)
+            block.append(np.divide(covariance, norm, out=np.full_like(norm, np.nan), where=norm > 0))
         blocks.append(block)
     return np.concatenate(blocks, axis=1)
 
 
-def resampled_means(
-    values_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, stream: str = ""
-) -> NDArray[np.float64]:
-    """Mean (resamples,) of the values in each resample; 1 and 0 for right and wrong give accuracies.
+def _centred_ranks(values_P: NDArray[np.generic]) -> Callable[[Floats], Floats]:
+    """Counts (P, B) → average rank of each item in each resample, minus the mean rank: multiples of 1/2, sums are exact.
 
-    To compare two models on the same items, resample the differences and call `two_sided_p`.
+    c equal values with the last one at rank C have ranks C - c + 1 to C: on average C - (c - 1) / 2. The mean of all
+    ranks is (P + 1) / 2.
     """
-    values = np.asarray(values_P, dtype=np.float64)
-    if values.ndim != 1:
-        raise ValueError(f"expected a list of values (P,), got shape {values.shape}.")
-    blocks = [values @ counts_PB / len(values) for counts_PB in _counts(len(values), resamples, seed, stream)]
-    return np.concatenate(blocks)
+    order = np.argsort(values_P, kind="stable")
+    _, kind_P, sizes_K = np.unique(values_P, return_inverse=True, return_counts=True)
+    starts_K = np.cumsum(sizes_K) - sizes_K
+
+    def ranks(counts_PB: Floats) -> Floats:
+        of_kind_KB = np.add.reduceat(counts_PB[order], starts_K, axis=0)
+        ranks_KB: Floats = np.cumsum(of_kind_KB, axis=0) - of_kind_KB / 2 - len(counts_PB) / 2
+        return ranks_KB[kind_P]
+
+    return ranks
+
+
+def _counts(size: int, resamples: int, seed: int, stream: str) -> Iterator[Floats]:
+    """Blocks of counts: how often each item (row) is drawn in each resample (column)."""
+    if size < 1 or resamples < 1 or seed < 0:
+        raise ValueError(
+            "expected at least one item, one resample and a seed of at least 0, got "
+            f"{size} items, {resamples} resamples, seed {seed}."
+        )
+    generator = np.random.default_rng([seed, *stream.encode()])
+    for start in range(0, resamples, _BLOCK):
+        width = min(_BLOCK, resamples - start)
+        drawn_BP = generator.integers(size, size=(width, size))
+        places = drawn_BP * width + np.arange(width)[:, None]
+        yield np.bincount(places.ravel(), minlength=size * width).reshape(size, width).astype(np.float64)
 
 
 def mean_interval(values_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, stream: str = "") -> Interval:
     """Interval of the mean of one value per item: an accuracy, a recall, a reciprocal rank."""
-    return percentile_interval(resampled_means(values_P, resamples=resamples, seed=seed, stream=stream))
+    values = np.asarray(values_P, dtype=np.float64)
+    means = [values @ counts_PB / len(values) for counts_PB in _counts(len(values), resamples, seed, stream)]
+    return percentile_interval(np.concatenate(means))
 
 
 def accuracy_interval(right: int, tested: int) -> Interval:
@@ -206,45 +217,6 @@ def two_sided_p(differences_B: ArrayLike) -> float:
     """
     differences = np.asarray(differences_B, dtype=np.float64)
     if np.isnan(differences).any():
-        return float("nan")
+        return math.nan
     beyond = min((differences <= 0).sum(), (differences >= 0).sum())
     return min(1.0, 2 * (int(beyond) + 1) / (len(differences) + 1))
-
-
-def _counts(size: int, resamples: int, seed: int, stream: str) -> Iterator[NDArray[np.float64]]:
-    """Blocks of counts: how often each item (row) is drawn in each resample (column)."""
-    if size < 1 or resamples < 1 or seed < 0:
-        raise ValueError(
-            "expected at least one item, one resample and a seed of at least 0, got "
-            f"{size} items, {resamples} resamples, seed {seed}."
-        )
-    generator = np.random.default_rng([seed, *stream.encode()])
-    for start in range(0, resamples, _BLOCK):
-        width = min(_BLOCK, resamples - start)
-        drawn_BP = generator.integers(size, size=(width, size))
-        places = drawn_BP * width + np.arange(width)[:, None]
-        yield np.bincount(places.ravel(), minlength=size * width).reshape(size, width).astype(np.float64)
-
-
-class _Ties(NamedTuple):
-    """`order` sorts a list, item i has distinct value number `kind[i]`, whose items begin at `starts` in that order."""
-
-    order: NDArray[np.intp]
-    starts: NDArray[np.intp]
-    kind: NDArray[np.intp]
-
-
-def _ties(values_P: NDArray[np.float64]) -> _Ties:
-    _, kind, sizes = np.unique(values_P, return_inverse=True, return_counts=True)
-    return _Ties(np.argsort(values_P, kind="stable"), np.cumsum(sizes) - sizes, kind)
-
-
-def _centred_ranks(counts_PB: NDArray[np.float64], ties: _Ties) -> NDArray[np.float64]:
-    """Average rank of each item in each resample, minus the mean rank: multiples of 1/2, so that sums are exact.
-
-    c equal values with the last one at rank C have ranks C - c + 1 to C: on average C - (c - 1) / 2. The mean of all
-    ranks is (P + 1) / 2.
-    """
-    of_kind_KB = np.add.reduceat(counts_PB[ties.order], ties.starts, axis=0)
-    ranks_KB: NDArray[np.float64] = np.cumsum(of_kind_KB, axis=0) - of_kind_KB / 2 - len(counts_PB) / 2
-    return ranks_KB[ties.kind]

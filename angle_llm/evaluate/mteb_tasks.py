@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from angle_llm.config import need_library
-from angle_llm.evaluate.encoding import EncoderSettings, OpenEncoder, evaluated, finish
+from angle_llm.evaluate.encoding import Encode, EncoderSettings, OpenEncoder, evaluated, finish
 from angle_llm.evaluate.results import report, table
+
+if TYPE_CHECKING:
+    from angle_llm.evaluate.mteb_encoder import MtebEncoder
+    from angle_llm.model.encoder import SentenceEncoder
 
 METRIC = "main score of mteb × 100"
 
@@ -58,19 +62,17 @@ def mteb_main(settings: MtebSettings, open_encoder: OpenEncoder) -> list[MtebSco
     need_library("mteb", "tasks of MTEB", "mteb")
     tasks = [_task(name) for name in settings.tasks]
     name = settings.name or named_after(settings.model)
-    scores, used = evaluated(
-        settings,
-        open_encoder,
-        lambda encoder, _: evaluate_mteb(
-            encoder,
-            tasks,
-            name=name,
-            revision=settings.revision,
-            prompts=settings.prompts,
-            micro_batch_tokens=settings.micro_batch_tokens,
-            output=settings.output,
-        ),
-    )
+
+    def run(encoder: SentenceEncoder, _: Encode) -> list[MtebScore]:
+        from angle_llm.evaluate.mteb_encoder import MtebEncoder
+
+        tokens = settings.micro_batch_tokens
+        model = MtebEncoder(
+            encoder, name=name, revision=settings.revision, prompts=settings.prompts, micro_batch_tokens=tokens
+        )
+        return evaluate_mteb(model, tasks, settings.output)
+
+    scores, used = evaluated(settings, open_encoder, run)
     header = ["task", "type", "split", "subset", "main score", name]
     rows = [[s.task, s.type, s.split, s.subset, s.metric, s.score] for s in scores]
     prompts = [f"`{use}`: prompt {prompt}." for use, prompt in settings.prompts.items()]
@@ -79,25 +81,13 @@ def mteb_main(settings: MtebSettings, open_encoder: OpenEncoder) -> list[MtebSco
     return scores
 
 
-def evaluate_mteb(
-    encoder: Any,
-    tasks: Sequence[Any],
-    *,
-    name: str,
-    revision: str | None = None,
-    prompts: Mapping[str, str] | None = None,
-    micro_batch_tokens: int | None = None,
-    output: Path | None = None,
-) -> list[MtebScore]:
-    """Main scores of mteb's task objects for an encoder with `dimensions` and `with_prompt`, such as `SentenceEncoder`.
+def evaluate_mteb(model: MtebEncoder, tasks: Sequence[Any], output: Path | None = None) -> list[MtebScore]:
+    """Main scores of mteb's task objects.
 
     Stored results are not used: mteb would use those of another model with the same name.
     """
     import mteb
 
-    from angle_llm.evaluate.mteb_encoder import MtebEncoder
-
-    model = MtebEncoder(encoder, name=name, revision=revision, prompts=prompts, micro_batch_tokens=micro_batch_tokens)
     found = mteb.evaluate(
         model,
         tasks,

@@ -38,16 +38,6 @@ class RetrievalTask:
     itself: tuple[int | None, ...]
     source: str
 
-    def __post_init__(self) -> None:
-        if not len(self.queries) == len(self.relevant) == len(self.itself):
-            raise ValueError(f"task {self.name}: expected queries, relevant and itself of equal length.")
-        for query, (answers, own) in enumerate(zip(self.relevant, self.itself, strict=True)):
-            if not answers or own in answers or min(answers.values()) <= 0:
-                raise ValueError(
-                    f"task {self.name}: query {query}: expected at least one answer other than itself, with scores above 0, "
-                    f"got {dict(answers)}."
-                )
-
 
 def groups_task(groups: Sequence[Sequence[str]], name: str, *, source: str = "") -> RetrievalTask:
     """A task with the first text of each group as query and the others as its answers, among all other texts.

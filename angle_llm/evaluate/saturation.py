@@ -55,26 +55,27 @@ def saturation(rows_of: dict[str, Tensor], examples: Sequence[Example], *, batch
     if not examples:
         raise ValueError("saturation: expected at least one scored pair, got none.")
     cosines: list[Tensor] = []
-    shares: dict[str, list[Tensor]] = {name: [] for name in TERMS}
+    parts: dict[str, list[Tensor]] = {name: [] for name in ("pairs", *TERMS)}
     for start in range(0, len(examples), batch_size):
         batch = TextBatch.from_examples(examples[start : start + batch_size])
         x_ND = torch.stack([rows_of[text] for text in batch.texts]).double()
-        left_PD, right_PD = x_ND[batch.left], x_ND[batch.right]
-        cosines.append(torch.cosine_similarity(left_PD, right_PD))
+        cosines.append(torch.cosine_similarity(x_ND[batch.left], x_ND[batch.right]))
+        parts["pairs"].append(torch.ones_like(cosines[-1]))
         for name, objective in TERMS.items():
-            shares[name].append(_pair_gradients(objective, x_ND, batch))
-    cosine_P = torch.cat(cosines)
-    terms = {name: _by_zone(cosine_P, torch.cat(parts), name) for name, parts in shares.items()}
-    saturated_P = cosine_P.abs() >= SATURATED
-    return {
-        "edges": list(EDGES),
-        "pairs": _by_zone(cosine_P, torch.ones_like(cosine_P), "pairs"),
-        "terms": terms,
-        "saturated": {
-            "pairs": float(saturated_P.double().mean()),
-            **{name: float((g := torch.cat(parts))[saturated_P].sum() / g.sum()) for name, parts in shares.items()},
-        },
-    }
+            parts[name].append(_pair_gradients(objective, x_ND, batch))
+    cosine_P = torch.cat(cosines).clamp(-1, 1)
+    edges = torch.tensor(EDGES, dtype=cosine_P.dtype)
+    zones, saturated = {}, {}
+    for name, tensors in parts.items():
+        weight_P = torch.cat(tensors)
+        if not weight_P.sum() > 0:
+            raise ValueError(
+                f"saturation: {name} has no gradient on these pairs. Check that their scores are not all equal."
+            )
+        share_P = weight_P / weight_P.sum()
+        zones[name] = torch.histogram(cosine_P, edges, weight=share_P).hist.tolist()
+        saturated[name] = float(share_P[cosine_P.abs() >= SATURATED].sum())
+    return {"edges": list(EDGES), "pairs": zones.pop("pairs"), "terms": zones, "saturated": saturated}
 
 
 def _pair_gradients(objective: AngleObjective, x_ND: Tensor, batch: TextBatch) -> Tensor:
@@ -82,18 +83,6 @@ def _pair_gradients(objective: AngleObjective, x_ND: Tensor, batch: TextBatch) -
     loss = objective(leaf_ND, batch.left, batch.right, batch.score).loss
     (gradient_ND,) = torch.autograd.grad(loss, leaf_ND)
     of_row_N = leaf_ND.detach().norm(dim=1) * gradient_ND.norm(dim=1)
-    occurs_N = torch.bincount(torch.cat([batch.left, batch.right]), minlength=len(batch))
-    each_N = of_row_N / occurs_N.clamp(min=1)
+    each_N = of_row_N / torch.bincount(torch.cat([batch.left, batch.right]), minlength=len(batch)).clamp(min=1)
     each_P: Tensor = each_N[batch.left] + each_N[batch.right]
     return each_P
-
-
-def _by_zone(cosine_P: Tensor, weight_P: Tensor, what: str) -> list[float]:
-    total = float(weight_P.sum())
-    if not total > 0:
-        raise ValueError(
-            f"saturation: {what} has no gradient on these pairs. Check that their scores are not all equal."
-        )
-    zone_P = torch.bucketize(cosine_P.clamp(-1, 1), torch.tensor(EDGES[1:-1], dtype=cosine_P.dtype), right=True)
-    sums = torch.zeros(len(EDGES) - 1, dtype=weight_P.dtype).index_add_(0, zone_P, weight_P)
-    return [float(value) / total for value in sums]

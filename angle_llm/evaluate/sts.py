@@ -3,21 +3,24 @@
     distinct sentences of all tasks ──► encode ──► E (N, D) ──► cosine of each pair ──► correlations per task
 
 Correlations are × 100. An undefined correlation is NaN with a reason; vectors that are not finite raise an error.
+
+A task with sub-tasks has three scores, and papers differ in which they report: `all` (one correlation over all pairs:
+SimCSE, PromptEOL, AnglE), the mean over sub-tasks, and the mean weighted by pairs (SemEval 2012 to 2014).
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from angle_llm.evaluate.bootstrap import RESAMPLES, compare, resampled_spearman
+from angle_llm.evaluate.bootstrap import RESAMPLES, Interval, compare, percentile_interval, resampled_spearman
 from angle_llm.evaluate.correlation import PairScores, UndefinedCorrelationError, pair_cosines, pearson, spearman
 from angle_llm.evaluate.encoding import (
     Encode,
@@ -30,9 +33,17 @@ from angle_llm.evaluate.encoding import (
     evaluated,
     finish,
 )
-from angle_llm.evaluate.sts_report import METRIC, csv_text, pair_lines, read_scores, scores_csv, sts_report
-from angle_llm.evaluate.sts_results import Correlations, StsResults, StsTaskResult
-from angle_llm.evaluate.sts_tasks import PUBLISHED_TASKS, StsTask, StsTaskSettings, edited, read_pairs, select_tasks
+from angle_llm.evaluate.results import Results, TaskResult
+from angle_llm.evaluate.sts_report import METRIC, pair_lines, read_scores, score_lines, sts_report, write_lines
+from angle_llm.evaluate.sts_tasks import (
+    PUBLISHED_TASKS,
+    StsPair,
+    StsTask,
+    StsTaskSettings,
+    edited,
+    read_pairs,
+    select_tasks,
+)
 from angle_llm.io import write_text
 
 if TYPE_CHECKING:
@@ -94,6 +105,107 @@ class StsEvalSettings(StsTaskSettings):
             )
         if self.pairs_text and self.pairs_out is None:
             raise ValueError("--pairs-text needs --pairs-out.")
+
+
+class Means(NamedTuple):
+    """Means over sub-tasks of their correlations × 100."""
+
+    spearman: float
+    pearson: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correlations:
+    """Correlations × 100 over `pairs` pairs. If they are undefined, they are NaN and `undefined` is the reason.
+
+    `resampled` is Spearman × 100 in each bootstrap resample, None without resamples.
+    """
+
+    pairs: int
+    spearman: float
+    pearson: float
+    undefined: str | None
+    resampled: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def interval(self) -> Interval | None:
+        """95 % interval of `spearman` over pairs (see `bootstrap`)."""
+        return None if self.resampled is None else percentile_interval(self.resampled)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All values, for JSON, without the resamples."""
+        return {key: getattr(self, key) for key in ("pairs", "spearman", "pearson", "undefined", "interval")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StsTaskResult(Correlations, TaskResult):
+    """Correlations of a task over all pairs, and of each sub-task by name.
+
+    `text` is the variant in tables: `senteval`, or `senteval, edited`.
+    """
+
+    metric = "spearman"
+
+    variant: str
+    edits: str
+    text: str
+    official_pairs: int | None
+    subtasks: dict[str, Correlations]
+    scores: PairScores = field(compare=False, repr=False)
+    sentences: tuple[StsPair, ...] = field(compare=False, repr=False)
+
+    @property
+    def mean_over_subtasks(self) -> Means | None:
+        """Unweighted mean. None without sub-tasks, NaN if one of them is NaN."""
+        return self._mean([1] * len(self.subtasks))
+
+    @property
+    def weighted_mean_over_subtasks(self) -> Means | None:
+        """Mean weighted by the number of pairs."""
+        return self._mean([subtask.pairs for subtask in self.subtasks.values()])
+
+    def _mean(self, weights: list[int]) -> Means | None:
+        if not self.subtasks:
+            return None
+        both = [(subtask.spearman, subtask.pearson) for subtask in self.subtasks.values()]
+        return Means(*(float(mean) for mean in np.average(both, axis=0, weights=weights)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All values, for JSON, without those of single pairs."""
+        means = {name: getattr(self, name) for name in ("mean_over_subtasks", "weighted_mean_over_subtasks")}
+        return {
+            **{key: getattr(self, key) for key in ("name", "label", "variant", "edits", "source", "official_pairs")},
+            **Correlations.to_dict(self),
+            **{name: mean and mean._asdict() for name, mean in means.items()},
+            "subtasks": {name: subtask.to_dict() for name, subtask in self.subtasks.items()},
+        }
+
+
+class StsResults(Results[StsTaskResult]):
+    """Results of `evaluate`."""
+
+    @property
+    def average_interval(self) -> Interval | None:
+        """95 % interval of `average`, tasks resampled independently. None without average or resamples."""
+        resampled = [self.tasks[name].resampled for name in self.averaged]
+        known = [values for values in resampled if values is not None]
+        return percentile_interval(np.mean(known, axis=0)) if known and len(known) == len(resampled) else None
+
+    @property
+    def scores(self) -> dict[str, PairScores]:
+        """Cosines and gold scores by task name, for `compare`."""
+        return {name: task.scores for name, task in self.tasks.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """All values, for JSON; `pairs` has cosine and gold score of each pair, for `read_scores`."""
+        return {
+            "variant": " + ".join(dict.fromkeys(task.variant for task in self.tasks.values())),
+            **super().to_dict(),
+            "pairs": {
+                name: {"cosine": scores.cosine.tolist(), "gold": scores.gold.tolist()}
+                for name, scores in self.scores.items()
+            },
+        }
 
 
 def evaluate(encode: Encode, tasks: Sequence[StsTask], *, resamples: int = 0, seed: int = 0) -> StsResults:
@@ -183,8 +295,8 @@ def sts_main(settings: StsEvalSettings, open_encoder: OpenEncoder) -> StsResults
             file.parent.mkdir(parents=True, exist_ok=True)
     other, theirs = settings.against, None
     if other is not None and other.endswith(".json"):
-        saved = read_scores(other)
-        other, theirs = f"{saved.model} ({other})", saved.scores
+        name, theirs = read_scores(other)
+        other = f"{name} ({other})"
 
     def run(given: StsEvalSettings) -> tuple[StsResults, Used]:
         def evaluate_edited(encoder: Any, encode: Encode) -> StsResults:
@@ -207,10 +319,7 @@ def sts_main(settings: StsEvalSettings, open_encoder: OpenEncoder) -> StsResults
     if settings.markdown is not None:
         write_text(settings.markdown, report)
     if settings.csv is not None:
-        write_text(settings.csv, scores_csv(results, settings.model))
+        write_lines(settings.csv, list(score_lines(results, settings.model)))
     if settings.pairs_out is not None:
-        lines = list(pair_lines(results, settings.pairs_text))
-        jsonl = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        as_csv = settings.pairs_out.suffix == ".csv"
-        write_text(settings.pairs_out, csv_text(list(lines[0]), lines) if as_csv else jsonl)
+        write_lines(settings.pairs_out, list(pair_lines(results, settings.pairs_text)))
     return results

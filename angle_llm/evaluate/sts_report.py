@@ -8,15 +8,18 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from angle_llm.evaluate.bootstrap import Interval, PairedDifferences
 from angle_llm.evaluate.correlation import PairScores
 from angle_llm.evaluate.results import PublishedRow, published_table, report, table
-from angle_llm.evaluate.sts_results import Correlations, StsResults
 from angle_llm.evaluate.sts_tasks import PUBLISHED_TASKS
+from angle_llm.io import write_text
+
+if TYPE_CHECKING:
+    from angle_llm.evaluate.sts import Correlations, StsResults
 
 METRIC = "Spearman and Pearson correlation × 100 of cosine similarity; sub-tasks of a year concatenated"
 
@@ -142,15 +145,10 @@ def _notes(results: StsResults) -> list[str]:
     return notes
 
 
-class SavedScores(NamedTuple):
-    """Name of a model, and cosines and gold scores of its pairs by task."""
+def read_scores(path: str | Path) -> tuple[str, dict[str, PairScores]]:
+    """Name of the model, and cosines and gold scores by task, in a file written by `--json`.
 
-    model: str
-    scores: dict[str, PairScores]
-
-
-def read_scores(path: str | Path) -> SavedScores:
-    """Scores in a file written by `--json`. Raises `FileNotFoundError`, or `ValueError` for other or damaged files."""
+    Raises `FileNotFoundError`, or `ValueError` for other or damaged files."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"--against: no results file at {path}; expected a model, or a file written by --json.")
@@ -163,7 +161,7 @@ def read_scores(path: str | Path) -> SavedScores:
         for name, (cosine, gold) in scores.items():
             if cosine.ndim != 1 or cosine.shape != gold.shape or not np.isfinite([cosine, gold]).all():
                 raise ValueError(f"task {name!r}: expected a finite cosine and gold score of each pair")
-        return SavedScores(str(content["model"]), scores)
+        return str(content["model"]), scores
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"--against: {path}: expected a file written by --json, with `model` and `pairs` ({type(error).__name__}: "
@@ -171,14 +169,23 @@ def read_scores(path: str | Path) -> SavedScores:
         ) from error
 
 
-def scores_csv(results: StsResults, model: str) -> str:
-    """One line per score: `all`, `mean` and `weighted mean` of each task, each `subtask`, and the `average`."""
-    columns = ["model", "task", "subtask", "figure", "text", "pairs"]
-    columns += ["spearman", "spearman_low", "spearman_high", "pearson", "undefined"]
-    return csv_text(columns, [{"model": model, **line} for line in _score_lines(results)])
+def write_lines(path: Path, lines: Sequence[Mapping[str, object]]) -> None:
+    """Write a .jsonl file, or a CSV file with the columns of the first line."""
+    text = io.StringIO()
+    if path.suffix == ".jsonl":
+        text.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    else:
+        writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+    write_text(path, text.getvalue())
 
 
-def _score_lines(results: StsResults) -> Iterator[dict[str, object]]:
+def score_lines(results: StsResults, model: str) -> Iterator[dict[str, object]]:
+    """A line per score: `all`, `mean` and `weighted mean` of each task, each `subtask`, and the `average`."""
+    columns = ("task", "subtask", "figure", "text", "pairs", "spearman", "spearman_low", "spearman_high", "pearson")
+    empty = {"model": model} | dict.fromkeys((*columns, "undefined"))
+
     def ends(interval: Interval | None) -> dict[str, object]:
         return {} if interval is None else {"spearman_low": interval.low, "spearman_high": interval.high}
 
@@ -187,7 +194,7 @@ def _score_lines(results: StsResults) -> Iterator[dict[str, object]]:
         return values | ends(one.interval)
 
     for task in results.tasks.values():
-        of_task = {"task": task.name, "text": task.text, "pairs": task.pairs}
+        of_task = empty | {"task": task.name, "text": task.text, "pairs": task.pairs}
         yield of_task | {"figure": "all"} | cells(task)
         for kind, means in (("mean", task.mean_over_subtasks), ("weighted mean", task.weighted_mean_over_subtasks)):
             if means is not None:
@@ -196,7 +203,7 @@ def _score_lines(results: StsResults) -> Iterator[dict[str, object]]:
             yield of_task | {"figure": "subtask", "subtask": name} | cells(one)
     if results.average is not None:
         average = {"task": " ".join(results.averaged), "figure": "average", "spearman": results.average}
-        yield average | ends(results.average_interval)
+        yield empty | average | ends(results.average_interval)
 
 
 def pair_lines(results: StsResults, with_text: bool) -> Iterator[dict[str, object]]:
@@ -205,12 +212,3 @@ def pair_lines(results: StsResults, with_text: bool) -> Iterator[dict[str, objec
         for index, (pair, cosine) in enumerate(zip(task.sentences, task.scores.cosine.tolist(), strict=True)):
             line = {"task": task.name, "subtask": pair.subtask, "index": index, "cosine": cosine, "gold": pair.score}
             yield line | {"sentence1": pair.sentence1, "sentence2": pair.sentence2} if with_text else line
-
-
-def csv_text(columns: Sequence[str], lines: Sequence[Mapping[str, object]]) -> str:
-    """A CSV table with a header line; missing cells are empty."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -37,10 +37,8 @@ from angle_llm.evaluate.transfer_tasks import (
     Split,
     TransferTask,
     available_transfer_tasks,
+    prepared,
     read_transfer_task,
-    repeated_examples,
-    texts_of,
-    without_repeated,
 )
 
 METRIC = "accuracy × 100 of logistic regression on frozen vectors, SentEval's protocols"
@@ -125,69 +123,26 @@ def evaluate_transfer(
             f"--folds, --limit-train: expected at least 2 folds and 1 training example, got {folds} and {limit_train}."
         )
     need_library("sklearn", "transfer tasks", "transfer")
-    kept = [without_repeated(task) if drop_repeated else task for task in tasks]
-    used = [_sampled(task, limit_train, seed) for task in kept]
-    encoded = encode_distinct(
-        encode, (text for task in used for rows in task.splits.values() for text in texts_of(rows))
-    )
-    return Results(
-        {
-            task.name: _evaluate(
-                encoded,
-                after,
-                folds,
-                seed,
-                repeated=repeated_examples(task),
-                dropped=_size(task) - _size(before),
-                sampled=after is not before,
-            )
-            for task, before, after in zip(tasks, kept, used, strict=True)
-        },
-        TRANSFER_TASKS,
-        **encoded.facts(),
-    )
+    used = [prepared(task, limit_train, drop_repeated, seed) for task in tasks]
+    encoded = encode_distinct(encode, (text for task in used for text in task.texts()))
+    found = {task.name: _evaluate(encoded, task, folds, seed) for task in used}
+    return Results(found, TRANSFER_TASKS, **encoded.facts())
 
 
-def _size(task: TransferTask) -> int:
-    return sum(map(len, task.splits.values()))
-
-
-def _sampled(task: TransferTask, limit: int | None, seed: int) -> TransferTask:
-    """The task with at most `limit` training examples."""
-    split: Split = "all" if task.protocol == "cross_validation" else "train"
-    rows = task.splits[split]
-    if limit is None or len(rows) <= limit:
-        return task
-    kept = np.sort(np.random.default_rng(seed).choice(len(rows), limit, replace=False))
-    return replace(task, splits={**task.splits, split: tuple(rows[index] for index in kept)})
-
-
-def _evaluate(
-    encoded: EncodedTexts, task: TransferTask, folds: int, seed: int, *, repeated: int, dropped: int, sampled: bool
-) -> TransferResult:
-    from sklearn.metrics import f1_score
-
+def _evaluate(encoded: EncodedTexts, task: TransferTask, folds: int, seed: int) -> TransferResult:
     started = time.perf_counter()
     parts = {split: _features(encoded, rows) for split, rows in task.splits.items()}
     found = run_protocol(task.protocol, parts, folds, seed)
-    gold_N, predicted_N, positive = found.gold_N, found.predicted_N, task.positive
+    gold_N, right_N = found.gold_N, found.gold_N == found.predicted_N
+    names = ("name", "label", "protocol", "source", "official", "repeated", "dropped", "sampled")
     return TransferResult(
-        name=task.name,
-        label=task.label,
-        protocol=task.protocol,
-        source=task.source,
+        **{name: getattr(task, name) for name in names},
         accuracy=100 * found.accuracy,
-        interval=accuracy_interval(int((gold_N == predicted_N).sum()), len(gold_N)),
-        f1=None
-        if positive is None
-        else 100 * float(f1_score(gold_N == positive, predicted_N == positive, zero_division=0)),
+        interval=accuracy_interval(int(right_N.sum()), len(gold_N)),
+        f1=None if task.positive is None else 100 * found.f1(task.positive),
         dev_accuracy=100 * found.dev_accuracy,
         majority=100 * float(np.unique(gold_N, return_counts=True)[1].max()) / len(gold_N),
         rows={split: len(rows) for split, rows in task.splits.items()},
-        official=task.official,
-        repeated=repeated,
-        dropped=dropped,
-        sampled=sampled,
         chosen=found.chosen,
         fits=found.fits,
         unconverged=found.unconverged,

@@ -60,6 +60,12 @@ class ProtocolResult:
     fits: int
     unconverged: int
 
+    def f1(self, positive: str) -> float:
+        """F1 of one class; 0 if it neither occurs nor is predicted."""
+        from sklearn.metrics import f1_score
+
+        return float(f1_score(self.gold_N == positive, self.predicted_N == positive, zero_division=0))
+
 
 def run_protocol(protocol: Protocol, parts: dict[Split, Part], folds: int, seed: int) -> ProtocolResult:
     """Search C, fit and predict. In cross-validation every example is tested once, by a classifier whose search and fit

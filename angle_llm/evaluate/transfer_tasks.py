@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
+
+import numpy as np
 
 from angle_llm.config import unknown_name
 from angle_llm.data.formats import DataError
@@ -50,7 +52,8 @@ class TransferTask:
     """Labelled examples in splits, and the protocol of the evaluation.
 
     The splits are "all" for cross-validation, "train" and "test" (and "dev") for the others. `positive` is the class
-    of F1, None for accuracy only. `official` is the published number of examples in all splits.
+    of F1, None for accuracy only. `official` is the published number of examples in all splits. `prepared` sets the
+    others: `repeated` test examples have the text of a training example, `dropped` examples were removed for it.
     """
 
     name: str
@@ -60,6 +63,13 @@ class TransferTask:
     source: str
     positive: str | None = None
     official: int | None = None
+    repeated: int = 0
+    dropped: int = 0
+    sampled: bool = False
+
+    def texts(self) -> Iterator[str]:
+        """All texts of the examples, repeats included."""
+        return (text for rows in self.splits.values() for row in rows for text in (row.text, row.second) if text)
 
 
 class _Files(NamedTuple):
@@ -202,12 +212,17 @@ def _senteval(path: Path, name: str) -> Iterator[LabelledText]:
         yield LabelledText(found["text"], found.groupdict().get("label", of_file))
 
 
-def texts_of(rows: Iterable[LabelledText]) -> Iterator[str]:
-    """All texts of the examples, repeats included."""
-    for row in rows:
-        yield row.text
-        if row.second:
-            yield row.second
+def prepared(task: TransferTask, limit: int | None, drop_repeated: bool, seed: int) -> TransferTask:
+    """The task with its repeated examples counted and perhaps dropped, and at most `limit` training examples."""
+    used = without_repeated(task) if drop_repeated else task
+    dropped = sum(len(rows) - len(used.splits[split]) for split, rows in task.splits.items())
+    split: Split = "all" if "all" in used.splits else "train"
+    rows = used.splits[split]
+    sampled = limit is not None and len(rows) > limit
+    if sampled:
+        kept = np.sort(np.random.default_rng(seed).choice(len(rows), limit, replace=False))
+        used = replace(used, splits={**used.splits, split: tuple(rows[index] for index in kept)})
+    return replace(used, repeated=repeated_examples(task), dropped=dropped, sampled=sampled)
 
 
 def repeated_examples(task: TransferTask) -> int:

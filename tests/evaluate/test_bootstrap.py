@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings as limits
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -20,7 +19,6 @@ from angle_llm.evaluate.bootstrap import (
     _counts,
     mean_interval,
     percentile_interval,
-    resampled_means,
     resampled_spearman,
     two_sided_p,
 )
@@ -47,7 +45,7 @@ def test_each_resample_equals_scipy_on_the_drawn_items(kinds: int) -> None:
             assert value == pytest.approx(slow, abs=1e-12)  # rounding of a sum of 50 products
 
 
-@settings(deadline=None, max_examples=30)
+@limits(deadline=None, max_examples=30)
 @given(st.lists(st.tuples(st.integers(-5, 5), st.integers(0, 5)), min_size=2, max_size=30))
 def test_spearman_depends_on_the_order_of_scores_only(pairs: list[tuple[int, int]]) -> None:
     scores, gold = np.array(pairs, dtype=float).T
@@ -56,10 +54,11 @@ def test_spearman_depends_on_the_order_of_scores_only(pairs: list[tuple[int, int
     np.testing.assert_array_equal(one, -opposite)
 
 
-def test_resampled_means_equal_means_of_drawn_items() -> None:
+def test_interval_of_a_mean_equals_that_of_means_of_drawn_items() -> None:
     values = np.random.default_rng(0).standard_normal(40)
     means = [np.repeat(values, drawn).mean() for drawn in counts(40, 200, 1, "accuracy").T]
-    np.testing.assert_allclose(resampled_means(values, resamples=200, seed=1, stream="accuracy"), means, atol=1e-14)
+    found = mean_interval(values, resamples=200, seed=1, stream="accuracy")
+    assert vars(found) == pytest.approx(vars(percentile_interval(means)), abs=1e-13)
 
 
 def test_resamples_depend_only_on_seed_and_stream() -> None:
@@ -112,20 +111,12 @@ def test_interval_is_the_middle_95_percent_and_p_value_twice_the_share_beyond_ze
 
 
 @pytest.mark.parametrize(
-    ("function", "values", "named"),
-    [
-        (resampled_spearman, ([[1.0, 2.0]], [1.0, 2.0, 3.0]), r"\(1, 2\) and \(3,\)"),
-        (resampled_spearman, ([1.0, 2.0], [1.0, 2.0]), r"\(2,\) and \(2,\)"),
-        (resampled_spearman, ([[1.0, math.nan]], [1.0, 2.0]), "NaN"),
-        (resampled_spearman, (np.zeros((1, 0)), []), "0 items"),
-        (resampled_means, ([[1.0, 2.0]],), r"\(1, 2\)"),
-        (partial(resampled_means, resamples=0), ([1.0],), "0 resamples"),
-        (partial(resampled_means, seed=-1), ([1.0],), "seed -1"),
-    ],
+    ("values", "settings", "named"),
+    [([], {}, "0 items"), ([1], {"resamples": 0}, "0 resamples"), ([1], {"seed": -1}, "-1")],
 )
-def test_invalid_values_are_refused(function: Any, values: Any, named: str) -> None:
+def test_invalid_settings_are_refused(values: list[float], settings: dict[str, int], named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        function(*values)
+        mean_interval(values, **settings)
 
 
 # ------------------------------------------------------------------------------------------------ two models

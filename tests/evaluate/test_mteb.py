@@ -46,6 +46,12 @@ def described(name: str, kind: str, main_score: str) -> dict[str, Any]:
     }
 
 
+def mteb_model(encoder: Any, name: str = "us/tiny", **more: Any) -> Any:
+    from angle_llm.evaluate.mteb_encoder import MtebEncoder
+
+    return MtebEncoder(encoder, name=name, **more)
+
+
 def sts_task() -> Any:
     """PAIRS as a task of mteb, with its data in memory."""
     from datasets import Dataset
@@ -85,15 +91,6 @@ def retrieval_task() -> Any:
     return OurGroups()
 
 
-def test_a_prompt_can_be_changed_without_loading_again() -> None:
-    encoder = tiny_encoder("llama", prompt=None)
-    other = encoder.with_prompt("plain")
-    assert other.model is encoder.model
-    assert (encoder.prompt.name, other.prompt.name) == ("summarize_one_word", "plain")
-    assert not np.allclose(encoder.encode(["a man"]), other.encode(["a man"]))
-    np.testing.assert_array_equal(other.with_prompt("summarize_one_word").encode(["a man"]), encoder.encode(["a man"]))
-
-
 @pytest.mark.parametrize(
     ("model", "name"),
     [
@@ -117,24 +114,22 @@ def test_without_mteb_the_error_names_the_extra() -> None:
 def test_encoder_implements_the_protocol_of_mteb() -> None:
     from mteb.models import EncoderProtocol
 
-    from angle_llm.evaluate.mteb_encoder import MtebEncoder
-
     encoder = tiny_encoder("llama")
-    model = MtebEncoder(encoder, name="us/tiny", revision="abc")
+    model = mteb_model(encoder, revision="abc")
     assert isinstance(model, EncoderProtocol)
     meta = model.mteb_model_meta
     assert (meta.name, meta.revision, meta.embed_dim, meta.max_tokens) == ("us/tiny", "abc", 32, encoder.max_length)
     assert meta.use_instructions is True
     assert meta.training_datasets is None  # not said, rather than none
-    assert MtebEncoder(encoder.with_prompt("plain"), name="us/tiny").mteb_model_meta.use_instructions is False
+    assert mteb_model(encoder.with_prompt("plain")).mteb_model_meta.use_instructions is False
     with pytest.raises(ValueError, match=r"--name.*'tiny'"):
-        MtebEncoder(encoder, name="tiny")
+        mteb_model(encoder, name="tiny")
 
 
 @needs_mteb
 def test_mteb_and_our_own_evaluation_give_the_same_score() -> None:
     encoder = tiny_encoder("llama")
-    [score] = evaluate_mteb(encoder, [sts_task()], name="us/tiny")
+    [score] = evaluate_mteb(mteb_model(encoder), [sts_task()])
     own = evaluate(lambda texts: encoder.encode(texts), [StsTask("p", "p", "file", "here", PAIRS)])
     assert (score.task, score.type, score.split, score.metric) == ("OurPairs", "STS", "test", "cosine_spearman")
     assert score.score == pytest.approx(own.tasks["p"].spearman, abs=1e-4)  # mteb compares in float32
@@ -143,7 +138,7 @@ def test_mteb_and_our_own_evaluation_give_the_same_score() -> None:
 @needs_mteb
 def test_mteb_and_our_own_retrieval_give_the_same_score() -> None:
     encoder = tiny_encoder("llama")
-    [score] = evaluate_mteb(encoder, [retrieval_task()], name="us/tiny")
+    [score] = evaluate_mteb(mteb_model(encoder), [retrieval_task()])
     places = list(CORPUS)
     relevant = tuple({places.index(key): float(grade) for key, grade in QRELS[query].items()} for query in GROUPS)
     task = RetrievalTask("g", "g", tuple(GROUPS.values()), tuple(CORPUS.values()), relevant, (None, None), "here")
@@ -156,10 +151,8 @@ def test_mteb_and_our_own_retrieval_give_the_same_score() -> None:
 def test_queries_and_documents_have_their_own_prompts() -> None:
     from mteb.types import PromptType
 
-    from angle_llm.evaluate.mteb_encoder import MtebEncoder
-
     prompts = {"Retrieval-query": "prompteol", "document": "plain", "OurPairs": "representative_word"}
-    model = MtebEncoder(tiny_encoder("llama"), name="us/tiny", prompts=prompts)
+    model = mteb_model(tiny_encoder("llama"), prompts=prompts)
     search, pairs = retrieval_task().metadata, sts_task().metadata
     used = {
         "query": model.encoder_for(search, PromptType.query),
@@ -182,10 +175,8 @@ def test_queries_and_documents_have_their_own_prompts() -> None:
 
 @needs_mteb
 def test_text_of_white_space_has_a_zero_vector() -> None:
-    from angle_llm.evaluate.mteb_encoder import MtebEncoder
-
     encoder = tiny_encoder("llama")
-    model = MtebEncoder(encoder, name="us/tiny")
+    model = mteb_model(encoder)
     rows = model.encode([{"text": ["", "a man", " \n"]}], task_metadata=None, hf_split="test", hf_subset="default")
     np.testing.assert_array_equal(rows[1], encoder.encode(["a man"])[0])
     assert not rows[[0, 2]].any()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import re
 from pathlib import Path
@@ -14,8 +13,8 @@ from evaluate_samples import hashed_words, rows_of
 
 from angle_llm.evaluate import PUBLISHED, PUBLISHED_TASKS, PairScores, StsPair, StsTask, compare, evaluate
 from angle_llm.evaluate.results import PublishedRow
-from angle_llm.evaluate.sts_report import read_scores, scores_csv, sts_report
-from angle_llm.evaluate.sts_results import StsResults
+from angle_llm.evaluate.sts import StsResults
+from angle_llm.evaluate.sts_report import read_scores, score_lines, sts_report, write_lines
 from angle_llm.evaluate.transfer_tasks import PUBLISHED_TRANSFER, TRANSFER_TASKS
 from angle_llm.io import plain, write_json
 
@@ -177,9 +176,10 @@ def test_json_has_scores_and_reasons(tmp_path: Path) -> None:
     assert content["pairs"]["sts12"]["gold"] == [5, 3, 0]
 
 
-def test_scores_as_csv() -> None:
+def test_scores_as_csv(tmp_path: Path) -> None:
     here = resampled("sts12", "mine")
-    lines = list(csv.DictReader(io.StringIO(scores_csv(here, 'a "model", mine'))))
+    write_lines(tmp_path / "sts.csv", list(score_lines(here, 'a "model", mine')))
+    lines = list(csv.DictReader((tmp_path / "sts.csv").read_text().splitlines()))
     kinds = ["all", "mean", "weighted mean", "subtask", "subtask"]
     assert [line["figure"] for line in lines] == [*kinds, *kinds, "average"]
     task = here.tasks["sts12"]
@@ -193,10 +193,9 @@ def test_scores_as_csv() -> None:
 def test_saved_scores_are_read_exactly(tmp_path: Path) -> None:
     here = resampled("sts12", "sickr")
     write_json(tmp_path / "sts.json", plain({"model": "some/model", **here.to_dict()}))
-    saved = read_scores(tmp_path / "sts.json")
-    assert saved.model == "some/model"
-    assert list(saved.scores) == ["sts12", "sickr"]
-    for name, scores in saved.scores.items():
+    model, saved = read_scores(tmp_path / "sts.json")
+    assert (model, list(saved)) == ("some/model", ["sts12", "sickr"])
+    for name, scores in saved.items():
         np.testing.assert_array_equal(scores, here.scores[name])
 
 

@@ -14,7 +14,14 @@ from evaluate_samples import Words, parsed, recorded, write
 
 from angle_llm.evaluate.transfer import TransferSettings, evaluate_transfer, transfer_main, transfer_report
 from angle_llm.evaluate.transfer_classifiers import Fitter, Part, run_protocol
-from angle_llm.evaluate.transfer_tasks import LabelledText, Split, TransferTask, repeated_examples, without_repeated
+from angle_llm.evaluate.transfer_tasks import (
+    LabelledText,
+    Split,
+    TransferTask,
+    prepared,
+    repeated_examples,
+    without_repeated,
+)
 
 sklearn = pytest.importorskip("sklearn", reason="needs scikit-learn: pip install 'angle_llm[transfer]'")
 
@@ -143,8 +150,7 @@ def test_repeated_texts_are_counted_and_can_be_dropped() -> None:
     assert clean.splits["train"] == tuple(row for i, row in enumerate(train) if i not in (0, 3))
     assert repeated_examples(clean) == 0
     kept, dropped = (evaluate_transfer(hashed_words, [task], folds=2, drop_repeated=drop) for drop in (False, True))
-    assert (kept.tasks["trec"].dropped, dropped.tasks["trec"].dropped) == (0, 2)
-    assert kept.tasks["trec"].repeated == dropped.tasks["trec"].repeated == 2
+    assert [(each.tasks["trec"].repeated, each.tasks["trec"].dropped) for each in (kept, dropped)] == [(2, 0), (2, 2)]
     assert "2 test examples have the text of a training example; all were kept" in transfer_report(kept, "m")
     assert "2 examples were dropped for it" in transfer_report(dropped, "m")
 
@@ -170,13 +176,10 @@ def test_a_pair_is_repeated_in_any_order_and_dev_is_cleaned_too() -> None:
 
 def test_sample_is_seeded_and_reported() -> None:
     task = noisy_task("cr")
-    one, same, other = (
-        evaluate_transfer(hashed_words, [task], folds=3, limit_train=60, seed=seed).tasks["cr"] for seed in (7, 7, 8)
-    )
-    assert one.rows == {"all": 60}
-    assert (one.accuracy, one.chosen) == (same.accuracy, same.chosen)
-    assert one.sampled
-    assert other.accuracy != one.accuracy
+    one, same, other = (prepared(task, 60, False, seed) for seed in (7, 7, 8))
+    assert (len(one.splits["all"]), one.sampled) == (60, True)
+    assert one == same
+    assert one != other
     report = transfer_report(evaluate_transfer(hashed_words, [task], folds=3, limit_train=60), "m")
     assert "folds of 60 (sample)" in report
     assert "CR: a random sample" in report

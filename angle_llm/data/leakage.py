@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,60 +113,53 @@ def compare_rows(
     for name in ("exact", "near"):
         rows[f"first_{name}"] = rows.index.to_series().groupby(rows[name]).transform("min")
 
-    def place(frame: pd.DataFrame, at: int, file: int) -> str:
-        other = frame.loc[at]
-        return f"{int(other.line)}" if other.file == file else f"{names[int(other.file)]}:{int(other.line)}"
+    found = [list[Finding]() for _ in files]
+    removed = [dict[int, str]() for _ in files]
 
-    def opposite(at: int) -> str:
-        group = pairs[pairs.key == pairs.key[at]]
-        return place(pairs, int((group.score - pairs.score[at]).abs().idxmax()), int(pairs.file[at]))
+    def place(row: Any, file: int) -> str:
+        return f"{int(row.line)}" if row.file == file else f"{names[int(row.file)]}:{int(row.line)}"
 
-    def first(name: str) -> Callable[[int], str]:
-        return lambda at: place(rows, int(rows[f"first_{name}"][at]), int(rows.file[at]))
-
-    def findings(number: int, own_sets: Sequence[EvaluationSet]) -> tuple[list[Finding], dict[int, str]]:
-        found: list[Finding] = []
-        removed: dict[int, str] = {}
-
-        def add(kind: str, frame: pd.DataFrame, text: str, other: Any = None, reason: str = "") -> None:
-            distinct = frame.drop_duplicates("line").sort_values("line")
-            if not len(distinct):
-                return
+    def add(kind: str, frame: pd.DataFrame, text: str, other: Any = None, reason: str = "") -> None:
+        """Add a finding to each file with rows in the frame; `other` returns the row that belongs to one."""
+        for file, part in frame.drop_duplicates(["file", "line"]).sort_values("line").groupby("file"):
             places = [
-                f"{line} and {other(at)}" if other else f"{line}"
-                for at, line in distinct.line.head(SHOWN_PLACES).items()
+                f"{line} and {place(other(at), file)}" if other else f"{line}"
+                for at, line in part.line.head(SHOWN_PLACES).items()
             ]
-            found.append(Finding(kind, kind in _TROUBLE, len(distinct), f"{len(distinct):,} rows {text}", places))
-            for line in distinct.line if kind in _REMOVED else ():
-                removed.setdefault(int(line), reason or kind)
+            found[file].append(Finding(kind, kind in _TROUBLE, len(part), f"{len(part):,} rows {text}", places))
+            for line in part.line if kind in _REMOVED else ():
+                removed[file].setdefault(int(line), reason or kind)
 
-        mine = pairs[(pairs.file == number) & (pairs.used == 1)]
-        opposed = mine.distance > CONTRADICTION + 1e-9
-        add("contradiction", mine[opposed], "hold a pair with the opposite label in another row", opposite)
-        add("other label", mine[(mine.distance > 0) & ~opposed], "hold a pair with a different label in another row")
-        same, unlike = mine.same == 1, mine.score < CONTRADICTION
-        text = "label two equal texts as dissimilar (case, spacing and punctuation ignored)"
-        add("unlike itself", mine[same & unlike], text)
-        add("same texts", mine[same & ~unlike], "pair a text with itself")
-        sentences = np.fromiter(files[number].sentences, dtype=np.uint64)
-        counts = {each.name: int(np.isin(sentences, each.sentences).sum()) for each in own_sets}
+    def opposite(at: int) -> Any:
+        group = pairs[pairs.key == pairs.key[at]]
+        return pairs.loc[(group.score - pairs.score[at]).abs().idxmax()]
+
+    used = pairs[pairs.used == 1]
+    opposed = used.distance > CONTRADICTION + 1e-9
+    add("contradiction", used[opposed], "hold a pair with the opposite label in another row", opposite)
+    add("other label", used[(used.distance > 0) & ~opposed], "hold a pair with a different label in another row")
+    same, unlike = used.same == 1, used.score < CONTRADICTION
+    text = "label two equal texts as dissimilar (case, spacing and punctuation ignored)"
+    add("unlike itself", used[same & unlike], text)
+    add("same texts", used[same & ~unlike], "pair a text with itself")
+    for file, own_sets in enumerate(sets):
         for each in own_sets:
-            text = f"hold a pair of {each.name}"
-            add("contamination", mine[mine.key.isin(each.pairs)], text, reason=f"its pair is in {each.name}")
+            shared = used[(used.file == file) & used.key.isin(each.pairs)]
+            add("contamination", shared, f"hold a pair of {each.name}", reason=f"its pair is in {each.name}")
+        sentences = np.fromiter(files[file].sentences, dtype=np.uint64)
+        counts = {each.name: int(np.isin(sentences, each.sentences).sum()) for each in own_sets}
         if listed := ", ".join(f"{name} {count:,}" for name, count in counts.items() if count):
             text = f"texts of 4 words or more that occur in {listed}"
-            found.append(Finding("sentences", False, sum(counts.values()), text))
-        own = rows[rows.file == number]
-        within = rows.file[own.first_near].to_numpy() == number
-        exact, nearly = own.first_exact != own.index, own.first_near != own.index
-        add("duplicate", own[exact & within], "repeat an earlier row exactly, pairs in any order", first("exact"))
-        text = "repeat an earlier row but for case, spacing, punctuation"
-        add("near duplicate", own[nearly & ~exact & within], text, first("near"))
-        text = "repeat a row of an earlier file (case, spacing, punctuation ignored)"
-        add("across files", own[~within], text, first("near"))
-        return found, removed
-
-    return [findings(number, own_sets) for number, own_sets in enumerate(sets)]
+            found[file].append(Finding("sentences", False, sum(counts.values()), text))
+    exact, nearly = rows.first_exact != rows.index, rows.first_near != rows.index
+    within = rows.file[rows.first_near].to_numpy() == rows.file
+    text = "repeat an earlier row exactly, pairs in any order"
+    add("duplicate", rows[exact & within], text, lambda at: rows.loc[rows.first_exact[at]])
+    text = "repeat an earlier row but for case, spacing, punctuation"
+    add("near duplicate", rows[nearly & ~exact & within], text, lambda at: rows.loc[rows.first_near[at]])
+    text = "repeat a row of an earlier file (case, spacing, punctuation ignored)"
+    add("across files", rows[~within], text, lambda at: rows.loc[rows.first_near[at]])
+    return list(zip(found, removed, strict=True))
 
 
 def _table(parts: Sequence[array[int]], columns: list[str]) -> pd.DataFrame:

@@ -24,6 +24,7 @@ from angle_llm.config import DataSource
 from angle_llm.data import store
 from angle_llm.data.columns import resolve_format
 from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Format, RowError, Values, nearest
+from angle_llm.data.keys import sound
 from angle_llm.data.order import random_order
 from angle_llm.data.readers import BadRow, Row, RowSource, open_rows
 from angle_llm.io import log
@@ -73,7 +74,7 @@ class DataReport:
     def summary(self) -> str:
         """One line: `a.tsv: 90 examples from 90 of 98 rows as scored_pair (text1 = q1, text2, score); columns not used:
         id; dropped: …`."""
-        columns = (name if name == used else f"{name} = {_printable(used)}" for name, used in self.columns.items())
+        columns = (name if name == used else f"{name} = {sound(used)}" for name, used in self.columns.items())
         detected = ", guessed from the columns" if self.source.format == "auto" else ""
         parts = [
             f"{self.source.path}: {self.examples:,} examples from {self.rows_used:,} of {self.rows_in:,} rows as "
@@ -81,7 +82,7 @@ class DataReport:
         ]
         if self.unused_columns:
             more = len(self.unused_columns) - _COLUMNS_SHOWN
-            shown = ", ".join(map(_printable, self.unused_columns[:_COLUMNS_SHOWN]))
+            shown = ", ".join(sound(name) or "''" for name in self.unused_columns[:_COLUMNS_SHOWN])
             parts.append(f"columns not used: {shown}{f' and {more:,} more' if more > 0 else ''}")
         if self.dropped:
             parts.append("dropped: " + ", ".join(f"{count:,} {reason}" for reason, count in self.dropped.items()))
@@ -89,11 +90,6 @@ class DataReport:
             first = self.rejected[0]
             parts.append(f"rejected: {len(self.rejected):,}, first in {first.unit} {first.line}: {first.reason}")
         return "; ".join(parts)
-
-
-def _printable(name: str) -> str:
-    """A column name without lone surrogates, which JSON may hold."""
-    return name.encode(errors="backslashreplace").decode() or "''"
 
 
 @dataclass(frozen=True)
@@ -178,15 +174,8 @@ def open_examples(source: DataSource) -> ExampleReader:
 
 
 def _open_rows(source: DataSource) -> RowSource:
-    return open_rows(
-        source.path,
-        tables=True,
-        delimiter=source.delimiter,
-        encoding=source.encoding,
-        name=source.name,
-        split=source.split,
-        revision=source.revision,
-    )
+    names = ("delimiter", "encoding", "name", "split", "revision")
+    return open_rows(source.path, tables=True, **{name: getattr(source, name) for name in names})
 
 
 def _check_settings(source: DataSource, format: Format, columns: dict[str, str], rows: RowSource) -> None:

@@ -169,25 +169,13 @@ class RowSource:
         return list(dict.fromkeys(column for file in self.files for column in file.columns))
 
     def __iter__(self) -> Iterator[Row | BadRow]:
-        return self.rows()
-
-    def rows(self, columns: list[str] | None = None) -> Iterator[Row | BadRow]:
-        """All rows. Of Parquet files only `columns` are read."""
-        return (row for file in self.files for row in file.rows(columns))
+        return (row for file in self.files for row in file.rows())
 
     def good_rows(self, columns: Iterable[str] = ()) -> Iterator[Row]:
         """Rows of a source that must have no bad ones.
 
-        Raises `DataError` for the first bad row, with file and line, and if one of `columns` is missing.
+        Raises `DataError` for the first bad row, with file and line, and if a file lacks one of `columns`.
         """
-        self.require(columns)
-        for row in self:
-            if isinstance(row, BadRow):
-                raise DataError(f"{row.place}: {row.reason}")
-            yield row
-
-    def require(self, columns: Iterable[str]) -> None:
-        """Raises `DataError` if a file lacks one of these columns."""
         names = list(columns)
         for file in self.files if names else ():
             if missing := [name for name in names if name not in file.columns]:
@@ -195,6 +183,10 @@ class RowSource:
                     f"{file.name}: expected columns {', '.join(names)}; missing {', '.join(missing)}, found "
                     f"{', '.join(file.columns)}"
                 )
+        for row in self:
+            if isinstance(row, BadRow):
+                raise DataError(f"{row.place}: {row.reason}")
+            yield row
 
     def stamps(self) -> list[tuple[int, int]]:
         """Size in bytes and modification time in ns of each file that is read; cheap."""

@@ -19,8 +19,8 @@ WRITES: list[tuple[Any, str]] = [
 """Calls that put bytes on disk, name them or remove them."""
 
 
-def in_a_fork(body: Callable[[], object], log: Path) -> int:
-    """Return the exit code of the body in a process of its own, negative for a signal; its output goes to a file."""
+def fork(body: Callable[[], object], log: Path) -> int:
+    """Start the body in a process of its own, whose output goes to a file; return the process id."""
     process = os.fork()
     if process == 0:
         code = 1
@@ -30,13 +30,25 @@ def in_a_fork(body: Callable[[], object], log: Path) -> int:
                 os.dup2(file.fileno(), 2)
             body()
             code = 0
+        except SystemExit as error:
+            code = int(error.code or 0)
         except BaseException:
             traceback.print_exc()
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
+    return process
+
+
+def wait(process: int) -> int:
+    """Return the exit code of a process, negative for a signal."""
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def in_a_fork(body: Callable[[], object], log: Path) -> int:
+    """Return the exit code of the body in a process of its own, negative for a signal; its output goes to a file."""
+    return wait(fork(body, log))
 
 
 def kill_before_write(number: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from angle_llm.config import DataSettings, EvaluationSettings, ModelSettings, TrainSettings
+from angle_llm.config import DataSettings, MixedSet, ModelSettings, TrainSettings
 from angle_llm.data import DataError
 from angle_llm.model.checks import CARD_NAME, ArtifactError
 from angle_llm.model.encoder import SentenceEncoder
@@ -29,19 +29,19 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainSettings:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "kind", "message"),
+    ("model", "dataset", "kind", "message"),
     [
-        ({"path": "./nowhere"}, FileNotFoundError, "nowhere"),
-        ({"path": "package:no_such_package/model"}, FileNotFoundError, "no_such_package"),
-        ({"path": "DAMAGED"}, ArtifactError, CARD_NAME),
-        ({"pooling": "lats"}, ValueError, "'lats'.*'last'"),
-        ({"prompt": "sumarize_one_word"}, PromptError, "'summarize_one_word'"),
-        ({"prompt": "none.yaml"}, PromptError, r"none\.yaml"),
-        ({"pairs": "nowhere.tsv"}, FileNotFoundError, r"nowhere\.tsv"),
+        ({"path": "package:no_such_package/model"}, {}, FileNotFoundError, "no_such_package"),
+        ({"path": "DAMAGED"}, {}, ArtifactError, CARD_NAME),
+        ({"prompt": "none.yaml"}, {}, PromptError, r"none\.yaml"),
+        ({}, {"prompt": "palin"}, PromptError, "'palin'.*'plain'"),
+        ({}, {"objective": {"cosine_wieght": 1}}, ValueError, "cosine_wieght"),
+        ({}, {"objective": {"in_batch_weight": 0}}, ValueError, "weight"),
     ],
 )
 def test_a_wrong_name_is_refused_before_data_are_read(
-    wrong: dict[str, Any],
+    model: dict[str, Any],
+    dataset: dict[str, Any],
     kind: type[Exception],
     message: str,
     settings: TrainSettings,
@@ -49,10 +49,10 @@ def test_a_wrong_name_is_refused_before_data_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("angle_llm.data.mixture.load_mixture", never)
-    wrong = {name: str(tmp_path) if value == "DAMAGED" else value for name, value in wrong.items()}
-    evaluation = EvaluationSettings(wrong.pop("pairs", None))
+    wrong = {name: str(tmp_path) if value == "DAMAGED" else value for name, value in model.items()}
+    data = DataSettings(sets=[MixedSet("rows.jsonl", **dataset)])
     with pytest.raises(kind, match=message):
-        fine_tune(replace(settings, model=replace(settings.model, **wrong), evaluation=evaluation))
+        fine_tune(replace(settings, model=replace(settings.model, **wrong), data=data))
     assert not settings.run_path.exists()
 
 

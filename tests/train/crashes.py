@@ -43,7 +43,8 @@ def in_processes(
         time.sleep(seconds)
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-    return forked.wait(pids)[0]
+    codes = [kills.wait(pid) for pid in pids]
+    return codes[0]
 
 
 def main(folder: Path, seed: int, timed: int, writes: int, count: int = 1) -> None:

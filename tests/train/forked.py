@@ -5,10 +5,11 @@ No launcher restarts or ends them. For programs only: a test process has threads
 
 import os
 import socket
-import sys
-import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+
+import kills
 
 
 def free_port() -> int:
@@ -22,50 +23,17 @@ def start(
     count: int, work: Callable[[int], object], log: Path, environment: Mapping[str, str] | None = None
 ) -> list[int]:
     """Process ids by rank. `work` gets its rank; its output goes to LOG.RANK."""
-    port = free_port()
-    return [_fork(rank, count, port, work, Path(f"{log}.{rank}"), environment or {}) for rank in range(count)]
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), **master, **(environment or {})}
 
-
-def _fork(
-    rank: int, count: int, port: int, work: Callable[[int], object], log: Path, environment: Mapping[str, str]
-) -> int:
-    process = os.fork()
-    if process:
-        return process
-    code = 1
-    try:
-        with log.open("a") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-        os.environ.update(
-            {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(count),
-                "LOCAL_WORLD_SIZE": str(count),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                **environment,
-            }
-        )
+    def body(rank: int) -> None:
+        os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), **shared})
         work(rank)
-        code = 0
-    except SystemExit as error:
-        code = int(error.code or 0)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
 
-
-def wait(processes: list[int]) -> list[int]:
-    """Exit codes, negative for a signal."""
-    return [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in processes]
+    return [kills.fork(partial(body, rank), Path(f"{log}.{rank}")) for rank in range(count)]
 
 
 def run(count: int, work: Callable[[int], object], log: Path, environment: Mapping[str, str] | None = None) -> None:
     """Run `work` in all processes and check that each succeeds."""
-    codes = wait(start(count, work, log, environment))
+    codes = [kills.wait(process) for process in start(count, work, log, environment)]
     assert codes == [0] * count, "\n".join(Path(f"{log}.{rank}").read_text()[-3000:] for rank in range(count))

@@ -92,7 +92,7 @@ def test_other_launches_are_accepted(kind: str) -> None:
     check_launch(kind, {"bf16": {"enabled": "auto"}, "tensor_parallel": {}}, {"ACCELERATE_DYNAMO_BACKEND": "NO"})
 
 
-def test_quantisation_without_its_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantisation_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     settings = TrainSettings(model=ModelSettings("org/model", bits=4))
     with pytest.raises(SettingsError, match=r"pip install 'angle_llm\[quantization\]'"):

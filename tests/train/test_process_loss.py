@@ -4,7 +4,6 @@ import itertools
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,11 +12,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from forked import free_port
 from tiny import save_tiny_base
 
 WORKER = Path(__file__).with_name("process_loss_worker.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+ACCELERATE += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
 LIMIT = 60
 """Seconds from the failure to the end of the last process."""
 CASES = set(
@@ -35,7 +36,8 @@ def test_all_processes_end(launcher: str, failure: str, rank: int, tmp_path: Pat
     assert seconds < LIMIT
     assert 0 not in codes
     # torchrun names the rank of a process on its machine, the other processes that of a process elsewhere.
-    named = rf"exits: rank {rank} \(host|Root Cause[^=]*?rank +: {rank} \(local_rank"
+    cause = "failed: ArithmeticError" if failure == "exception" else "was killed or stopped|or its launcher"
+    named = rf"exits: rank {rank} \(host[^)]*\) ({cause})|Root Cause[^=]*?rank +: {rank} \(local_rank"
     assert re.search(named, outputs[(1 - rank) % len(outputs)], flags=re.DOTALL), outputs
 
 
@@ -72,14 +74,11 @@ def lose(launcher: str, failure: str, rank: int | str, folder: Path) -> tuple[fl
 
 def commands(launcher: str) -> list[tuple[list[str], dict[str, str]]]:
     """Command and environment of each launcher; "none" starts the two processes as mpirun or srun do."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     if launcher == "torchrun":
         return [([*TORCHRUN, "--nproc_per_node", "2", "--master_port", port], {})]
     if launcher == "accelerate":
-        plain = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-        return [([*ACCELERATE, *plain, "--main_process_port", port], {})]
+        return [([*ACCELERATE, "--main_process_port", port], {})]
     if launcher == "two torchrun":
         node = [
             *TORCHRUN,

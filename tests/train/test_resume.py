@@ -107,13 +107,6 @@ def test_a_stopped_run_resumes_bit_for_bit(
     check_alike(outcome_of(mine), undisturbed)
 
 
-def test_a_run_interrupted_again_and_again(mine: TrainSettings, undisturbed: dict[str, Any]) -> None:
-    for step in range(1, 13, 2):
-        assert interrupt(mine, step, signal.SIGINT) == 130
-        assert len(checkpoint_names(mine.run_path)) <= 2
-    check_alike(outcome_of(mine), undisturbed)
-
-
 def test_checkpoints_change_nothing_and_a_finished_run_is_not_trained_again(
     mine: TrainSettings, undisturbed: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,27 +146,6 @@ def test_a_run_that_failed_at_its_end_resumes(mine: TrainSettings, tmp_path: Pat
     assert not (mine.run_path / "model").exists()
     assert (mine.run_path / "interrupted").is_dir()
     assert outcome_of(full) == due, "without interrupted/"
-
-
-def test_a_damaged_checkpoint_costs_only_the_steps_since_the_one_before(
-    mine: TrainSettings, undisturbed: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    often = replace(mine, checkpoint=CheckpointSettings(every_steps=2))
-    interrupt(often, 7)
-    damaged = mine.run_path / "checkpoints/step-000007/optimizer.safetensors"
-    damaged.write_bytes(damaged.read_bytes()[:-1])
-    check_alike({**outcome_of(often), "settings": undisturbed["settings"]}, undisturbed)
-    assert f"warning: {damaged} is damaged" in capsys.readouterr().out
-
-
-def test_resume_never_starts_over(
-    mine: TrainSettings, undisturbed: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    interrupt(mine, 7)
-    got = outcome_of(replace(mine, resume="never"))
-    assert "starting over: removing the checkpoints up to step-000007" in capsys.readouterr().out
-    check_alike(got, undisturbed)
-    assert got["checkpoints"] == []
 
 
 def test_resume_and_checkpoint_settings_do_not_identify_a_run(mine: TrainSettings) -> None:

@@ -275,21 +275,6 @@ def test_the_losss_graph_is_gone_before_the_second_pass() -> None:
     assert not any(there)
 
 
-def test_share_scales_the_gradient_and_gradients_add_up() -> None:
-    encoder = trainable_encoder("llama", torch.float32)
-    step(encoder, 60, KEEP)
-    whole = take_gradients(encoder.model)
-    step(encoder, 60, KEEP, share=0.5)
-    step(encoder, 60, CACHE, share=0.5)
-    assert largest_difference(whole, take_gradients(encoder.model)) < 1e-4  # float32, other order of sums
-
-
-def test_repeated_texts_are_encoded_once() -> None:
-    result = step(trainable_encoder("llama", torch.float32), 60, KEEP)
-    assert result.texts == 10, "thirteen mentions, ten texts"
-    assert set(result.parts) == {"cosine", "in_batch", "angle"}
-
-
 @pytest.mark.parametrize("graph_tokens", [KEEP, CACHE], ids=["kept", "cached"])
 def test_a_loss_that_is_not_finite_stops_before_any_gradient(graph_tokens: int) -> None:
     encoder = trainable_encoder("llama", torch.float32)

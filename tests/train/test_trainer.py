@@ -27,7 +27,7 @@ from angle_llm.config import (
     load_settings,
     settings_from_dict,
 )
-from angle_llm.data.formats import PositivePair, ScoredPair, Triple
+from angle_llm.data.formats import ScoredPair, Triple
 from angle_llm.losses import AngleObjective
 from angle_llm.model.checks import ArtifactError
 from angle_llm.model.encoder import SentenceEncoder
@@ -101,15 +101,6 @@ def test_a_run_learns_and_writes_the_documented_files(
     assert "utilised" not in bar
 
 
-def test_kept_and_cached_graphs_end_alike(settings: TrainSettings, tmp_path: Path) -> None:
-    settings = replace(settings, epochs=1)
-    kept = fine_tune(replace(settings, graph_tokens=10**6))
-    cached = fine_tune(replace(settings, graph_tokens=0, run_dir=str(tmp_path / "cached")))
-    one, other = (SentenceEncoder.from_pretrained(folder).encode(SENTENCES) for folder in (kept, cached))
-    # Three AdamW steps from gradients that differ by float32 rounding; an adapter moves by 1e-2 a step.
-    np.testing.assert_allclose(one, other, atol=5e-3 * np.abs(one).max())
-
-
 def test_the_best_model_is_kept_not_the_last(settings: TrainSettings, encoder: SentenceEncoder) -> None:
     """The scores are scripted: the second evaluation is the best."""
     scores = iter([1.0, 2.0, 9.0, 3.0])
@@ -141,9 +132,8 @@ def _poison_gradients(encoder: SentenceEncoder) -> None:
 
 def test_a_learning_rate_that_is_too_large_is_named(settings: TrainSettings) -> None:
     """Weights overflow, and the embeddings of this model become zero; their loss is finite."""
-    huge = replace(settings, optimizer=OptimizerSettings(learning_rate=1000))
     with pytest.raises(TrainingError, match=r"step \d: .*--optimizer\.learning-rate"):
-        fine_tune(huge)
+        fine_tune(replace(settings, optimizer=OptimizerSettings(learning_rate=1000)))
 
 
 @pytest.mark.parametrize("poison", [_poison_weights, _poison_gradients])
@@ -250,14 +240,14 @@ def test_a_directory_belongs_to_one_run(
 # ------------------------------------------------------------------------------------------------------------ mixtures
 
 
-@pytest.fixture
-def config(tmp_path: Path, base: Path) -> Path:
-    """A run on two datasets, one with its own prompt and loss, one with a bad row."""
-    scored = [ScoredPair(f"A man number {n} eats.", f"Someone eats {n} things.", n / 10) for n in range(10)]
-    positive = [PositivePair(f"How do I open door {n}?", f"Turn the key {n} times.") for n in range(10)]
-    rows = [{"text1": one.left, "text2": one.right, "score": one.score * 5} for one in scored]
+@pytest.mark.parametrize("batches", ["by_set", "mixed"])
+def test_a_mixture_logs_the_examples_of_each_dataset(
+    batches: str, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two datasets, one with its own prompt and loss, one with a bad row; then in several processes, stored on disk."""
+    rows = [{"text1": f"A man number {n} eats.", "text2": f"He eats {n} things.", "score": n / 2} for n in range(10)]
+    pairs = [{"query": f"How do I open door {n}?", "answer": f"Turn the key {n} times."} for n in range(10)]
     (tmp_path / "scored.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    pairs = [{"query": one.left, "answer": one.right} for one in positive]
     (tmp_path / "pairs.jsonl").write_text("\n".join([*map(json.dumps, pairs), '{"query": 5}']))
     own = {"prompt": "plain", "objective": {"cosine_weight": 1, "in_batch_weight": 0}}
     first = {"path": str(tmp_path / "scored.jsonl"), "score_range": [0, 5], "weight": 2, **own}
@@ -265,55 +255,23 @@ def config(tmp_path: Path, base: Path) -> Path:
         "run_dir": str(tmp_path / "run"),
         "model": {"path": str(base), "dtype": "float32"},
         "lora": {"rank": 2, "alpha": 2},
-        "data": {"batches": "by_set", "sets": [first, {"path": str(tmp_path / "pairs.jsonl"), "on_bad_row": "skip"}]},
+        "data": {"batches": batches, "sets": [first, {"path": str(tmp_path / "pairs.jsonl"), "on_bad_row": "skip"}]},
         "batch_size": 4,
         "accumulation": 2,
         "epochs": 2,
     }
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
-    return tmp_path / "config.yaml"
-
-
-@pytest.mark.parametrize("batches", ["by_set", "mixed"])
-def test_a_mixture_logs_the_examples_of_each_dataset(
-    batches: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    values = yaml.safe_load(config.read_text())
-    values["data"]["batches"] = batches
     fine_tune(settings_from_dict(TrainSettings, values, where="test"))
     printed = capsys.readouterr().out
-    assert "scored: 20 of an epoch's 30 examples (66.7%), prompt plain, cosine_weight 1, in_batch_weight 0" in printed
+    assert "scored: 20 of an epoch's 30 examples (66.7%), prompt plain, cosine_weight 1" in printed
     assert "10 examples from 10 of 11 rows as positive_pair" in printed
     assert json.loads((tmp_path / "run" / "rejected.jsonl").read_text())["line"] == 11
     steps = read_metrics(tmp_path / "run")
     assert len(steps) == 8
     for epoch in (0, 1):
-        drawn = {
-            name: sum(step[f"examples/{name}"] for step in steps if step["epoch"] == epoch)
-            for name in ("scored", "pairs")
-        }
-        assert drawn == {"scored": 20, "pairs": 10}
+        lines = [step for step in steps if step["epoch"] == epoch]
+        assert [sum(line[f"examples/{name}"] for line in lines) for name in ("scored", "pairs")] == [20, 10]
     assert all(math.isfinite(step["loss"]) for step in steps)
-
-
-@pytest.mark.parametrize(
-    ("own", "message"),
-    [
-        ({"objective": {"cosine_wieght": 1}}, "cosine_wieght"),
-        ({"objective": {"in_batch_weight": 0}}, "weight"),
-        ({"prompt": "palin"}, "palin"),
-    ],
-)
-def test_wrong_settings_of_a_dataset_are_refused_before_data_are_read(
-    own: dict[str, object], message: str, config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("angle_llm.data.mixture.load_mixture", lambda *_: pytest.fail("data were read"))
-    values = yaml.safe_load(config.read_text())
-    values["data"]["sets"][0] |= own
-    with pytest.raises(ValueError, match=message):
-        fine_tune(settings_from_dict(TrainSettings, values, where="test"))
-
-
-def test_several_processes_train_on_a_mixture_on_disk(config: Path, tmp_path: Path) -> None:
-    printed = program("distributed_runs.py", str(tmp_path), "mixture", str(config))
-    assert printed.count("losses differ by") == 3
+    if batches == "by_set":
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+        printed = program("distributed_runs.py", str(tmp_path), "mixture", str(tmp_path / "config.yaml"))
+        assert printed.count("losses differ by") == 3

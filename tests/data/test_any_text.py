@@ -21,7 +21,10 @@ def accepted(text: str) -> bool:
         return False
 
 
-def check(kind: str, texts: list[str]) -> None:
+@pytest.mark.parametrize("kind", ENCODERS)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(texts=st.lists(TEXTS, max_size=8))
+def test_any_text(kind: str, texts: list[str]) -> None:
     texts = [text for text in texts if accepted(text)]
     try:
         rows = ENCODERS[kind].encode(texts)
@@ -31,18 +34,3 @@ def check(kind: str, texts: list[str]) -> None:
         return
     assert rows.shape == (len(texts), ENCODERS[kind].dimensions)
     assert np.isfinite(rows).all()
-
-
-@pytest.mark.parametrize("kind", ENCODERS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(texts=st.lists(TEXTS, max_size=8))
-def test_any_text(kind: str, texts: list[str]) -> None:
-    check(kind, texts)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ENCODERS)
-@settings(max_examples=2_500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(texts=st.lists(TEXTS, min_size=4, max_size=4))
-def test_ten_thousand_texts(kind: str, texts: list[str]) -> None:
-    check(kind, texts)

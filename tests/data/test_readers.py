@@ -6,7 +6,6 @@ import csv
 import gzip
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +47,12 @@ def parquet(columns: list[list[Any]], names: list[str]) -> bytes:
     return stream.getvalue()
 
 
-FILES: dict[str, Callable[[], bytes]] = {
-    "x.jsonl": lambda: jsonl(*ROWS),
-    "x.json": lambda: json.dumps(ROWS).encode(),
-    "x.csv": table,
-    "x.tsv": lambda: table("\t", quoted=False),
-    "x.parquet": lambda: parquet([[row[name] for row in ROWS] for name in ROWS[0]], list(ROWS[0])),
+FILES = {
+    "x.jsonl": jsonl(*ROWS),
+    "x.json": json.dumps(ROWS).encode(),
+    "x.csv": table(),
+    "x.tsv": table("\t", quoted=False),
+    "x.parquet": parquet([[row[name] for row in ROWS] for name in ROWS[0]], list(ROWS[0])),
 }
 
 
@@ -75,25 +74,23 @@ def columns_and_rows(path: Path) -> tuple[list[str], list[Row | BadRow]]:
 # ------------------------------------------------------------------------------------------------ types of files
 
 
-@pytest.mark.parametrize("bom", [False, True])
-@pytest.mark.parametrize("packed", ["", ".gz"])
+@pytest.mark.parametrize(("packed", "bom"), [("", b""), (".gz", b"\xef\xbb\xbf")])
 @pytest.mark.parametrize("name", FILES)
-def test_all_types_of_files_give_the_same_rows(tmp_path: Path, name: str, packed: str, bom: bool) -> None:
-    if name == "x.parquet" and (packed or bom):
-        return
-    path = write(tmp_path / (name + packed), (b"\xef\xbb\xbf" if bom else b"") + FILES[name]())
+def test_all_types_of_files_give_the_same_rows(tmp_path: Path, name: str, packed: str, bom: bytes) -> None:
+    packed, bom = ("", b"") if name == "x.parquet" else (packed, bom)
+    path = write(tmp_path / (name + packed), bom + FILES[name])
     rows = open_rows(path, tables=True)
     assert rows.columns == ["text1", "text2", "score"]
     assert [row.values for row in rows.good_rows()] == (TEXT_ROWS if name[2:] in ("csv", "tsv") else ROWS)
     assert list(rows) == list(rows)
-    assert [row.line for row in rows] == {"x.csv": [2, 3], "x.tsv": [2, 3]}.get(name, [1, 2])
-    unit = "line" if name[2:] in ("jsonl", "csv", "tsv") else "row"
-    assert {row.place for row in rows} >= {f"{path}:2" if unit == "line" else f"{path} row 2"}
+    numbers = (2, 3) if name[2:] in ("csv", "tsv") else (1, 2)
+    unit = " row " if name[2:] in ("json", "parquet") else ":"
+    assert [row.place for row in rows] == [f"{path}{unit}{number}" for number in numbers]
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.csv", "x.tsv"])
 def test_windows_line_ends_and_blank_lines_are_not_rows(tmp_path: Path, name: str) -> None:
-    content = FILES[name]().replace(b"\n", b"\r\n") + b"\r\n\n"
+    content = FILES[name].replace(b"\n", b"\r\n") + b"\r\n\n"
     assert len(values(write(tmp_path / name, content))) == 2
     assert values(tmp_path / name)[0]["text1"] == ROWS[0]["text1"]
 
@@ -126,7 +123,7 @@ def test_delimiter_is_detected_or_set(tmp_path: Path, name: str, delimiter: str,
 )
 def test_unusable_delimiter_or_encoding_is_refused(tmp_path: Path, name: str, options: dict[str, str]) -> None:
     with pytest.raises(DataError, match=next(iter(options))):
-        open_rows(write(tmp_path / name, FILES[name]()), **options)  # type: ignore[arg-type]
+        open_rows(write(tmp_path / name, FILES[name]), **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.csv", "x.tsv", "x.txt"])
@@ -146,7 +143,6 @@ def test_byte_that_is_not_utf8_is_reported_with_the_encoding_to_set(tmp_path: Pa
     _, bad = open_rows(path)
     assert isinstance(bad, BadRow)
     assert (bad.line, "byte 0x93" in bad.reason, "cp1252" in bad.reason) == (3, True, True)
-    assert "latin" not in bad.reason
     assert values(path, encoding="cp1252")[1] == {"text": "“curly”"}
 
 

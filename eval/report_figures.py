@@ -35,7 +35,6 @@ from report_plots import (
 Draw = Callable[[pd.DataFrame], Drawn]
 FIGURES: dict[str, Draw] = {}
 """Title → function. The first three make the first screen."""
-LISTED_ARGUMENTS = ("grid", "rows", "task", "kind", "xlabel", "colour", "sentence")
 TERMS = {
     "ablation": (
         "512 NLI triples, STS-B dev",
@@ -66,17 +65,16 @@ def figure(title: str) -> Callable[[Draw], Draw]:
 @figure("Quality by number of training triples")
 def quality(data: pd.DataFrame) -> Drawn:
     """Spearman before training and after 512 to 43,410 NLI triples."""
-    places = {128: "zero-shot", 512: "ablation", 2048: "nli_2048", 8000: "nli", 43410: "nli_whole"}
+    places = {128: ("nli", "zero-shot"), 512: ("ablation", "in-batch"), 2048: ("nli_2048", "in-batch")}
+    places |= {8000: ("nli", "in-batch"), 43410: ("nli_whole", "in-batch")}
     sets = {"stsb-dev": "STS-B dev", "stsb": "STS-B test", "average": "average of five sets"}
     fig, ax = axes(3.4)
     for (task, label), colour in zip(sets.items(), COLOURS, strict=False):
-        rows = {x: ("nli", "zero-shot") if x == 128 else (grid, "in-batch") for x, grid in places.items()}
-        found = {}
-        for x, (grid, row) in rows.items():
-            if not data[(data.grid == grid) & (data.row == row) & (data.task == task)].empty:
-                found[x] = one(data, grid, row, task)
-        values, spread = [line.value for line in found.values()], [line.sd for line in found.values()]
-        ax.errorbar(list(found), values, spread, fmt="-o", ms=4, color=colour, label=label, capsize=2)
+        where = (data.task == task) & (data.kind == "sts") & (data.metric == "spearman")
+        known = data[where].set_index(["grid", "row"])
+        at = [x for x, place in places.items() if place in known.index]
+        found = known.loc[[places[x] for x in at]]
+        ax.errorbar(at, found.value, found.sd, fmt="-o", ms=4, color=colour, label=label, capsize=2)
     ax.set_xscale("log")
     ax.set_xticks(list(places), ["0", *(f"{x:,}" for x in places if x > 128)])
     ax.set_xticks([], minor=True)
@@ -160,14 +158,12 @@ def nested(data: pd.DataFrame) -> Drawn:
         raise LookupError("grid nested: no row")
     found[["layers", "dimensions"]] = found.metric.str.extract(r"(\d+) layers, (\d+) dim").astype(int).to_numpy()
     fig, panels = axes(2.9, columns=2)
-    names = {"plain": "plain", "dimensions": "dimensions", "layers": "layers", "both": "both"}
-    for row, colour in zip(names, COLOURS, strict=False):
+    for row, colour in zip(("plain", "dimensions", "layers", "both"), COLOURS, strict=False):
         of = found[found.row == row]
         for ax, axis, other in zip(panels, ("dimensions", "layers"), ("layers", "dimensions"), strict=True):
             line = of[of[other] == of[other].max()]
-            ax.plot(
-                line[axis], line.value, "-o", ms=3.5, color=colour, label=f"trained: {row}" if row != "plain" else row
-            )
+            label = row if row == "plain" else f"trained: {row}"
+            ax.plot(line[axis], line.value, "-o", ms=3.5, color=colour, label=label)
             ax.set_xlabel(f"first {axis} kept")
             ax.grid(axis="y")
     panels[0].set_xscale("log", base=2)
@@ -185,12 +181,9 @@ def nested(data: pd.DataFrame) -> Drawn:
 def by_score(data: pd.DataFrame) -> Drawn:
     """Mean cosine with quartiles by human score, before and after training."""
     fig, ax = axes(2.7)
-    for (label, row), colour in zip(
-        {"before": "zero-shot", "after 8,000 triples": "in-batch"}.items(), (GREY, BLUE), strict=True
-    ):
-        found = data[
-            (data.grid == "nli") & (data.row == row) & (data.task == "stsb") & data.metric.str.startswith("cosine at")
-        ]
+    of_test = data[(data.grid == "nli") & (data.task == "stsb") & data.metric.str.startswith("cosine at")]
+    for label, row, colour in (("before", "zero-shot", GREY), ("after 8,000 triples", "in-batch", BLUE)):
+        found = of_test[of_test.row == row]
         if found.empty:
             raise LookupError(f"grid nli: no cosines of {row}")
         ends = found.metric.str.extract(r"score (\S+) to (\S+)").astype(float)
@@ -221,10 +214,8 @@ def one_set(data: pd.DataFrame) -> Drawn:
     names(ax, y, [name for _, name in sets.values()], f"{SPEARMAN}, 95 % interval over pairs")
     legend(ax)
     gains = after.value.to_numpy() - before.value.to_numpy()
-    return (
-        fig,
-        f"Training on a set's own train split adds {gains.min():.0f} to {gains.max():.0f} points (one seed each).",
-    )
+    low, high = gains.min(), gains.max()
+    return fig, f"Training on a set's own train split adds {low:.0f} to {high:.0f} points (one seed each)."
 
 
 MODELS = {"MiniLM": "minilm", "SmolLM2": "smollm2", "SmolLM2 after 8,000 triples": "smollm2-nli"}
@@ -272,36 +263,50 @@ def saturation(data: pd.DataFrame) -> Drawn:
     )
 
 
-LISTED = {
-    "Prompt, without training": (
-        *("prompts", "", "average", "sts", "average of five sets", BLUE),
-        "prompteol is {difference[prompteol].value:+.2f} beside summarize_one_word ({difference[prompteol].low:.2f} to "
-        "{difference[prompteol].high:.2f}); without a prompt the last token is of little use ({value[plain]:.1f}).",
-    ),
-    "Text variant": (
-        "variants",
-        "zero-shot zero-shot-senteval zero-shot-senteval-edited trained trained-senteval trained-senteval-edited",
-        *("average", "sts", "average of STS12, 14, 15, STS-B", PURPLE),
-        "Without training {value[zero-shot]:.2f} as released and {value[zero-shot-senteval]:.2f} on SentEval's text; after "
-        "8,000 triples {value[trained]:.2f} and {value[trained-senteval]:.2f} (one seed).",
-    ),
-    "Graded pairs on all-MiniLM-L6-v2": (
-        *("bert", "", "stsb", "sts", "STS-B test", GREEN),
-        "On an encoder that ranks well already ({value[untrained]:.1f}) the cosine term at its usual temperature of 0.05 gives "
-        "{value[stsb-cosine]:.1f}, at 0.2 {value[stsb-cosine-soft]:.1f} (one seed).",
-    ),
-    "Hard negatives on all-MiniLM-L6-v2": (
-        *("mining_minilm", "", "stsb-dev", "difference", "STS-B dev, to positives alone", RED),
-        "Contradictions that people wrote add {difference[human].value:+.2f}, mined texts {difference[mined].value:+.2f} "
-        "({difference[mined].low:.2f} to {difference[mined].high:.2f}, three seeds), to an encoder with little left to gain.",
-    ),
-    "Pairs written by a language model": (
-        *("supervision", "", "stsb", "sts", "STS-B test", ORANGE),
-        "SmolLM2 goes from {value[smollm2-none]:.1f} to {value[smollm2-judged]:.1f} on pairs that it wrote itself and MiniLM "
-        "judged, and to {value[smollm2-human]:.1f} on as many human scores (one seed).",
-    ),
-}
-"""Title → arguments of `listed`."""
-FIGURES.update(
-    {title: partial(listed, **dict(zip(LISTED_ARGUMENTS, how, strict=True))) for title, how in LISTED.items()}
+FIGURES["Prompt, without training"] = partial(
+    listed,
+    grid="prompts",
+    task="average",
+    xlabel="average of five sets",
+    colour=BLUE,
+    sentence="prompteol is {difference[prompteol].value:+.2f} beside summarize_one_word ({difference[prompteol].low:.2f} to "
+    "{difference[prompteol].high:.2f}); without a prompt the last token is of little use ({value[plain]:.1f}).",
+)
+FIGURES["Text variant"] = partial(
+    listed,
+    grid="variants",
+    rows="zero-shot zero-shot-senteval zero-shot-senteval-edited trained trained-senteval trained-senteval-edited",
+    task="average",
+    xlabel="average of STS12, 14, 15, STS-B",
+    colour=PURPLE,
+    sentence="Without training {value[zero-shot]:.2f} as released and {value[zero-shot-senteval]:.2f} on SentEval's text; after "
+    "8,000 triples {value[trained]:.2f} and {value[trained-senteval]:.2f} (one seed).",
+)
+FIGURES["Graded pairs on all-MiniLM-L6-v2"] = partial(
+    listed,
+    grid="bert",
+    task="stsb",
+    xlabel="STS-B test",
+    colour=GREEN,
+    sentence="On an encoder that ranks well already ({value[untrained]:.1f}) the cosine term at its usual temperature of 0.05 "
+    "gives {value[stsb-cosine]:.1f}, at 0.2 {value[stsb-cosine-soft]:.1f} (one seed).",
+)
+FIGURES["Hard negatives on all-MiniLM-L6-v2"] = partial(
+    listed,
+    grid="mining_minilm",
+    task="stsb-dev",
+    kind="difference",
+    xlabel="STS-B dev, to positives alone",
+    colour=RED,
+    sentence="Contradictions that people wrote add {difference[human].value:+.2f}, mined texts {difference[mined].value:+.2f} "
+    "({difference[mined].low:.2f} to {difference[mined].high:.2f}, three seeds), to an encoder with little left to gain.",
+)
+FIGURES["Pairs written by a language model"] = partial(
+    listed,
+    grid="supervision",
+    task="stsb",
+    xlabel="STS-B test",
+    colour=ORANGE,
+    sentence="SmolLM2 goes from {value[smollm2-none]:.1f} to {value[smollm2-judged]:.1f} on pairs that it wrote itself and "
+    "MiniLM judged, and to {value[smollm2-human]:.1f} on as many human scores (one seed).",
 )

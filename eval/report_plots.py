@@ -110,7 +110,7 @@ def series(
 
 
 def listed(
-    data: pd.DataFrame, grid: str, rows: str, task: str, kind: str, xlabel: str, colour: str, sentence: str
+    data: pd.DataFrame, grid: str, task: str, xlabel: str, colour: str, sentence: str, rows: str = "", kind: str = "sts"
 ) -> Drawn:
     """Rows of one grid below each other; in the order of `rows`, or by value."""
     found = pick(data, grid, rows, task, kind=kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import time
@@ -205,9 +206,14 @@ class GitHub:
         return self._objects.get(key)
 
     def under(self, issue: Issue, what: str, kind: type[Kind]) -> list[Kind]:
-        """The events or comments of an issue, the first hundred."""
-        path = f"/repos/{issue.repo}/issues/{issue.number}/{what}?per_page={PER_PAGE}"
-        return [parsed(kind, row) for row in self.one(path, issue.updated_at.isoformat()) or []]
+        """The events or comments of an issue."""
+        path, rows = f"/repos/{issue.repo}/issues/{issue.number}/{what}?per_page={PER_PAGE}", list[Kind]()
+        for page in itertools.count(1):
+            found = self.one(f"{path}&page={page}", issue.updated_at.isoformat()) or []
+            rows += [parsed(kind, row) for row in found]
+            if len(found) < PER_PAGE:
+                break
+        return rows
 
     def has_event(self, issue: Issue) -> bool:
         """Whether a maintainer marked an issue as a duplicate and did not undo it."""

@@ -90,19 +90,18 @@ class GenerateSettings(GeneratorSettings):
 
     def check(self) -> None:
         """Raises SettingsError for settings that do not fit together."""
-        problems = {
-            "--sentences: expected a file": not self.sentences,
-            "--generator: expected local:MODEL or URL#MODEL": not self.generator,
-            "--ensemble agree: expected several generators": self.ensemble == "agree" and len(self.generator) < 2,
-            "--sides: expected synonym, antonym, or both": not 0 < len(set(self.sides)) == len(self.sides),
-            "--max-cost: expected --prices.read and --prices.new, too": self.max_cost
-            and not any(asdict(self.prices).values()),
-            f"--out: expected a name that ends in .jsonl, got {self.out}": self.out.suffix != ".jsonl",
-            "--out: expected a file outside of --sentences": Path(self.sentences).resolve()
-            in self.out.resolve().parents,
-            f"--out: {self.out} is not a file of this program": self.out.exists() and not self.journal.exists(),
-        }
-        for problem, present in problems.items():
+        unpriced = self.max_cost is not None and not any(asdict(self.prices).values())
+        inside = Path(self.sentences).resolve() in self.out.resolve().parents
+        for present, problem in (
+            (not self.sentences, "--sentences: expected a file"),
+            (not self.generator, "--generator: expected local:MODEL or URL#MODEL"),
+            (self.ensemble == "agree" and len(self.generator) < 2, "--ensemble agree: expected several generators"),
+            (not self.sides, "--sides: expected synonym, antonym, or both"),
+            (unpriced, "--max-cost: expected --prices.read or --prices.new, too"),
+            (self.out.suffix != ".jsonl", f"--out: expected a name that ends in .jsonl, got {self.out}"),
+            (inside, "--out: expected a file outside of --sentences"),
+            (self.out.exists() and not self.journal.exists(), f"--out: {self.out} is not a file of this program"),
+        ):
             if present:
                 raise SettingsError(f"{problem}.")
 

@@ -200,6 +200,8 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 class Clock:
+    """The clock of progress bars, set by the test."""
+
     now = 1000.0
 
     def __call__(self) -> float:
@@ -208,7 +210,6 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of progress bars, set by the test."""
     found = Clock()
     monkeypatch.setattr("tqdm.std.time", found)
     monkeypatch.setattr(time, "time", found)

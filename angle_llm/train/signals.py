@@ -15,7 +15,7 @@ class Interrupted(SystemExit):
 
 
 class StopSignals:
-    """Context manager that records the first signal in `received`; SIGINT after it raises KeyboardInterrupt at once.
+    """Context manager that records a signal in `received`; SIGINT after one raises KeyboardInterrupt at once.
 
     The previous handlers are restored at the end. A signal that is ignored (`nohup`, `&`) stays ignored. Only the main
     thread can install handlers; elsewhere this does nothing.

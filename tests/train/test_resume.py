@@ -17,13 +17,12 @@ from tiny import save_tiny_base
 
 from angle_llm.config import (
     CheckpointSettings,
-    DataSettings,
     EvaluationSettings,
     LoraSettings,
     OptimizerSettings,
     SettingsError,
     TrainSettings,
-    load_settings,
+    save_settings,
 )
 from angle_llm.io import FolderError
 from angle_llm.run import fine_tune
@@ -148,36 +147,11 @@ def test_a_run_that_failed_at_its_end_resumes(mine: TrainSettings, tmp_path: Pat
     assert outcome_of(full) == due, "without interrupted/"
 
 
-def test_resume_and_checkpoint_settings_do_not_identify_a_run(mine: TrainSettings) -> None:
-    short = replace(mine, max_steps=1, evaluation=EvaluationSettings())
-    fine_tune(replace(short, resume="never"))
-    checkpoints = CheckpointSettings(every_steps=1, keep=5)
-    fine_tune(replace(short, overwrite=True, checkpoint=checkpoints))
-    saved = load_settings(TrainSettings, short.run_path / "settings.yaml")
-    assert saved == replace(short, resume="never", checkpoint=checkpoints)
-    fine_tune(replace(short, checkpoint=checkpoints))
-    with pytest.raises(SettingsError, match=r"--resume.*step-000001.*'atuo'"):
-        fine_tune(replace(short, resume="atuo"))
-
-
-def test_other_data_or_weights_are_refused(mine: TrainSettings, tmp_path: Path) -> None:
-    rows = [f'{{"anchor": "Dog {n} runs.", "positive": "It moves.", "negative": "Cat {n} sleeps."}}' for n in range(8)]
-    data = tmp_path / "rows.jsonl"
-    data.write_text("\n".join(rows))
+def test_other_base_weights_are_refused(mine: TrainSettings, tmp_path: Path) -> None:
     base = save_tiny_base("llama", tmp_path / "base")
-    short = replace(
-        mine,
-        model=replace(mine.model, path=str(base)),
-        data=DataSettings(path=str(data)),
-        evaluation=EvaluationSettings(),
-        checkpoint=CheckpointSettings(every_steps=1),
-        epochs=1,
-    )
+    model, checkpoints = replace(mine.model, path=str(base)), CheckpointSettings(every_steps=1)
+    short = replace(mine, model=model, max_steps=1, evaluation=EvaluationSettings(), checkpoint=checkpoints)
     fine_tune(short)
-    data.write_text("\n".join(rows).replace("Dog", "Cow"))
-    with pytest.raises(FolderError, match=r"step-000001.*examples"):
-        fine_tune(short)
-    data.write_text("\n".join(rows))
     save_tiny_base("llama", base, seed=5)
     with pytest.raises(FolderError, match=r"step-000001.*base weights"):
         fine_tune(short)
@@ -209,24 +183,14 @@ def handlers() -> list[Any]:
     return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
 
-def test_handlers_are_restored() -> None:
-    before = handlers()
-    with StopSignals() as stop:
-        assert handlers() != before
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.received == signal.SIGTERM
-        os.kill(os.getpid(), signal.SIGTERM)  # has no further effect
-    assert handlers() == before
-    with pytest.raises(ValueError, match="inside"), StopSignals():
-        raise ValueError("inside")
-    assert handlers() == before
-
-
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_interrupt_stops_at_once(first: int) -> None:
+def test_only_a_second_interrupt_stops_at_once_and_handlers_are_restored(first: int) -> None:
     before = handlers()
-    with pytest.raises(KeyboardInterrupt), StopSignals():  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), StopSignals() as stop:  # noqa: PT012
+        assert handlers() != before
         os.kill(os.getpid(), first)
+        os.kill(os.getpid(), signal.SIGTERM)  # has no further effect
+        assert stop.received == signal.SIGTERM
         os.kill(os.getpid(), signal.SIGINT)
     assert handlers() == before
 
@@ -254,12 +218,12 @@ def test_ctrl_c_writes_a_checkpoint_even_if_the_reader_of_the_output_ends(
 ) -> None:
     """`angle-llm train … 2>&1 | tee log`: Ctrl-C reaches the whole process group, so the reader of the pipe may end first."""
     run_dir = tmp_path / "run"
-    flags = ["--run-dir", str(run_dir), "--model.path", settings.model.path, "--model.dtype", "float32"]
-    flags += ["--model.max-length", "100", "--lora.rank", "4", "--batch-size", "4", "--epochs", "500"]
-    flags += ["--data.limit", "20", "--resume", "auto"]
+    save_settings(
+        replace(settings, run_dir=str(run_dir), epochs=500, evaluation=EvaluationSettings()), tmp_path / "run.yaml"
+    )
     program = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     program += "from angle_llm.cli import main; sys.argv[0] = 'angle-llm'; main()"
-    command = [sys.executable, "-c", program, "train", *flags]
+    command = [sys.executable, "-c", program, "train", "--config", str(tmp_path / "run.yaml")]
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=buffered)
     assert process.stdout is not None

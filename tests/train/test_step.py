@@ -119,29 +119,6 @@ def test_the_kernel_of_long_texts_gives_the_same(layout: str, monkeypatch: pytes
         assert largest_difference(expected, take_gradients(encoder.model)) < 1e-12
 
 
-@pytest.mark.usefixtures("_float64_norm")
-def test_texts_with_equal_ids_are_one_row() -> None:
-    """As a repeated text is; two rows would be each other's hardest negatives."""
-    encoder = trainable_encoder("llama", torch.float64)
-    encoder = SentenceEncoder(encoder.model.backbone, encoder.tokenizer, max_length=25)
-    cut = "A man is eating a large meal in the old house and nobody "
-    batch = TextBatch.from_examples([ScoredPair(cut + "looks.", "Hi.", 0.2), ScoredPair(cut + "cares.", "Hello.", 0.9)])
-    ids = encoder.tokenize(batch.texts)
-    assert ids[0] == ids[2]
-    backbone = encoder.model.backbone
-    unique = [ids[0], ids[1], ids[3]]
-    rows = torch.cat([backbone(input_ids=torch.tensor([text])).last_hidden_state[:, -1] for text in unique])
-    value = OBJECTIVE(rows, torch.tensor([0, 0]), torch.tensor([1, 2]), batch.score)
-    value.loss.backward()
-    expected = take_gradients(encoder.model)
-    for layout in ("trie", "padded"):
-        result = boundary_step(
-            force(layout, encoder).model, encoder.plan_ids(ids, 60), batch, OBJECTIVE, graph_tokens=KEEP
-        )
-        assert result.loss == pytest.approx(float(value.loss.detach()), rel=1e-12)
-        assert largest_difference(expected, take_gradients(encoder.model)) < 1e-12
-
-
 CUT = "A man is eating a large meal in the old house and nobody "
 
 
@@ -156,12 +133,14 @@ CUT = "A man is eating a large meal in the old house and nobody "
             PositivePair("Hi.", CUT + "sees."),
         ],
         [Triple(CUT + "looks.", "Hi.", CUT + "cares.")],
+        [ScoredPair(CUT + "looks.", "Hi.", 0.2), ScoredPair(CUT + "cares.", "Hello.", 0.9)],
     ],
-    ids=["one pair", "all equal", "some", "a negative of itself"],
+    ids=["one pair", "all equal", "some", "a negative of itself", "another anchor"],
 )
 @pytest.mark.parametrize("joint", [False, True])
 @pytest.mark.usefixtures("_float64_norm")
-def test_pairs_that_become_a_text_with_itself_are_as_if_it_had_been_one_text(examples: list[Any], joint: bool) -> None:
+def test_texts_with_equal_ids_are_as_if_they_had_been_one_text(examples: list[Any], joint: bool) -> None:
+    """Two rows would be each other's hardest negatives."""
     encoder = trainable_encoder("llama", torch.float64)
     encoder = SentenceEncoder(encoder.model.backbone, encoder.tokenizer, max_length=25)
 
@@ -232,15 +211,6 @@ def test_a_nested_step_equals_the_sum_over_truncated_encoders(
     assert (result.plan.layout, result.cached) == (layout, graph_tokens == CACHE)
     assert result.loss == pytest.approx(expected, rel=1e-12)
     torch.testing.assert_close(take_gradients(encoder.model), separately, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.usefixtures("_float64_norm")
-def test_the_loss_of_a_shallow_vector_gives_deeper_layers_no_gradient() -> None:
-    encoder = trainable_encoder("llama", torch.float64)
-    encoder.model.read_layers([1])
-    step(encoder, 64, KEEP, objective=NestedObjective(OBJECTIVE, layers=[1], layer_weights=[1, 0]))
-    moved = {name.split("layers.")[1][0] for name, one in take_gradients(encoder.model).items() if one.any()}
-    assert moved == {"0"}
 
 
 def test_dropout_is_the_same_in_both_passes_of_a_cached_step() -> None:

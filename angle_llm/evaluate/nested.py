@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from angle_llm.config import need_library
-from angle_llm.evaluate.encoding import Encode, OpenEncoder, Rows, evaluated, finish
+from angle_llm.evaluate.encoding import Encode, OpenEncoder, evaluated, finish
 from angle_llm.evaluate.results import report, table
 from angle_llm.evaluate.sts import evaluate
 from angle_llm.evaluate.sts_tasks import StsTask, StsTaskSettings, select_tasks
@@ -106,27 +106,15 @@ def quality_curve(
             f"--layers, --dimensions: expected 1 to {encoder.layers} layers and 1 to {encoder.dimensions} dimensions, got "
             f"{list(layers)} and {list(dimensions)}."
         )
-    encoded: list[Rows] = []
-
-    def cut(place: int, width: int) -> Encode:
-        def encode(texts: list[str]) -> Rows:
-            if not encoded:  # all cuts get the same texts in the same order
-                encoded.append(
-                    encoder.encode_layers(texts, depths, micro_batch_tokens=micro_batch_tokens, show_progress=True)
-                )
-            return encoded[0][:, place, :width]
-
-        return encode
-
-    return [
-        Point(
-            depth,
-            width,
-            {name: task.spearman for name, task in evaluate(cut(place, width), tasks).tasks.items()},
-        )
-        for place, depth in enumerate(depths)
-        for width in widths
-    ]
+    texts = list(dict.fromkeys(text for task in tasks for pair in task.pairs for text in pair[:2]))  # as in `evaluate`
+    encoded_NMD = encoder.encode_layers(texts, depths, micro_batch_tokens=micro_batch_tokens, show_progress=True)
+    points = []
+    for place, depth in enumerate(depths):
+        for width in widths:
+            rows_NK = encoded_NMD[:, place, :width]
+            results = evaluate(lambda _, rows=rows_NK: rows, tasks)  # type: ignore[misc]
+            points.append(Point(depth, width, {name: task.spearman for name, task in results.tasks.items()}))
+    return points
 
 
 def halves(dimensions: int) -> list[int]:

@@ -1,15 +1,14 @@
 """The quality curve: every point is what the cut encoder itself reaches, and the texts are encoded once."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import save_tiny_base, tiny_encoder
+from evaluate_samples import rows_of
+from tiny import tiny_encoder
 
-from angle_llm import SentenceEncoder
 from angle_llm.evaluate import evaluate, read_pairs
-from angle_llm.evaluate.nested import NestedEvalSettings, Point, halves, nested_main, plot, quality_curve
+from angle_llm.evaluate.nested import NestedEvalSettings, halves, nested_main, quality_curve
 
 PAIRS = "starter:graded_pairs.tsv"
 
@@ -51,23 +50,12 @@ def test_dimensions_are_halved_down_to_eight() -> None:
     assert halves(64) == [8, 16, 32]
 
 
-def test_the_command_prints_a_table_and_writes_every_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    base = save_tiny_base("bert", tmp_path / "base")
-    settings = NestedEvalSettings(
-        model=str(base), tasks=(PAIRS,), layers=(1,), dimensions=(16,), device="cpu", json=tmp_path / "curve.json"
-    )
-    points = nested_main(settings, SentenceEncoder.from_pretrained)
-    printed = capsys.readouterr().out
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines() if "|" in line]
-    assert cells[0] == ["layers \\ dimensions", "16", "32"]
-    assert cells[2] == ["1", f"{points[0].mean:.2f}", f"{points[1].mean:.2f}"]
-    written = json.loads((tmp_path / "curve.json").read_text())
-    assert [point["mean"] for point in written["points"]] == [point.mean for point in points]
-    assert written["settings"]["layers"] == [1]
-
-
-def test_the_curve_is_drawn(tmp_path: Path) -> None:
+def test_the_command_prints_a_table_and_draws_the_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra: pip install 'angle_llm[bench]'")
-    points = [Point(m, k, {"stsb": 50.0 + m + k / 8}) for m in (1, 2) for k in (8, 16, 32)]
-    plot(points, tmp_path / "plots" / "curve.svg")
-    assert "<svg" in (tmp_path / "plots" / "curve.svg").read_text()
+    plot = tmp_path / "plots" / "curve.svg"
+    settings = NestedEvalSettings(model="tiny", tasks=(PAIRS,), layers=(1,), dimensions=(16,), plot=plot)
+    points = nested_main(settings, lambda path, /, **options: tiny_encoder("bert"))
+    rows = rows_of(capsys.readouterr().out)
+    assert rows["layers \\ dimensions"] == ["16", "32"]
+    assert rows["1"] == [f"{point.mean:.2f}" for point in points[:2]]
+    assert "<svg" in plot.read_text()

@@ -73,7 +73,9 @@ def test_published_rows_are_averaged_over_the_evaluated_tasks() -> None:
     assert rows["AnglE-LLaMA2-7B v2"][-1] == "85.96"
     assert rows["SimCSE-LLaMA2-7B"] == ["senteval", *["–"] * 7, "85.24"]
 
-    report = sts_report(results("mine", variant="file", official_pairs=None), "my model")
+    mine = results("mine", variant="file", official_pairs=None)
+    assert (mine.average, mine.averaged) == (None, ())
+    report = sts_report(mine, "my model")
     assert rows_of(report)["**my model**"] == ["file", "100.00"]
     assert "AnglE" not in report
     assert "Published" not in report

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from evaluate_samples import Words, parsed, recorded, write
+from evaluate_samples import Words, parsed, write
 
 from angle_llm.evaluate.transfer import TransferSettings, evaluate_transfer, transfer_main, transfer_report
 from angle_llm.evaluate.transfer_classifiers import Fitter, Part, run_protocol
@@ -118,19 +118,17 @@ def test_classes_that_depend_on_words_are_learned() -> None:
     assert task.accuracy > 75  # 87.5 could be reached: one label in eight is wrong
     assert task.interval.low < task.accuracy < task.interval.high
     assert results.average == task.accuracy
-    again = evaluate_transfer(hashed_words, [noisy_task()], folds=4).tasks["mr"]
-    assert (again.accuracy, again.chosen) == (task.accuracy, task.chosen)
+    report = transfer_report(results, "my|model", ["Prompt plain."])
+    assert "| **my\\|model** " in report
+    assert "83.64" in report  # SBERT-base
+    assert "- Prompt plain." in report
 
 
-def test_each_distinct_text_is_encoded_once() -> None:
-    calls: list[list[str]] = []
+def test_f1_is_that_of_the_positive_class() -> None:
     rows = [LabelledText(f"{a} {b}", a, f"{b} {a}") for a in "01" for b in "wxyz"]
-    task = TransferTask("mrpc", "MRPC", "train_test", {"train": tuple(rows), "test": tuple(rows)}, "here", positive="1")
-    results = evaluate_transfer(recorded(hashed_words, calls), [task], folds=2)
-    [texts] = calls
-    assert len(texts) == len(set(texts)) == results.texts == 16
-    assert results.tasks["mrpc"].f1 is not None
-    assert results.tasks["mrpc"].repeated == 8
+    task = split_task(rows, rows, positive="1")
+    found = evaluate_transfer(hashed_words, [task], folds=2).tasks["trec"]
+    assert (found.f1, found.accuracy, found.repeated) == (100, 100, 8)
 
 
 def test_features_of_a_pair_are_symmetric() -> None:
@@ -149,10 +147,10 @@ def test_repeated_texts_are_counted_and_can_be_dropped() -> None:
     assert clean.splits["test"] == tuple(test)  # what is tested stays
     assert clean.splits["train"] == tuple(row for i, row in enumerate(train) if i not in (0, 3))
     assert repeated_examples(clean) == 0
-    kept, dropped = (evaluate_transfer(hashed_words, [task], folds=2, drop_repeated=drop) for drop in (False, True))
-    assert [(each.tasks["trec"].repeated, each.tasks["trec"].dropped) for each in (kept, dropped)] == [(2, 0), (2, 2)]
-    assert "2 test examples have the text of a training example; all were kept" in transfer_report(kept, "m")
-    assert "2 examples were dropped for it" in transfer_report(dropped, "m")
+    for drop, dropped, note in ((False, 0, "all were kept"), (True, 2, "2 examples were dropped for it")):
+        results = evaluate_transfer(hashed_words, [task], folds=2, drop_repeated=drop)
+        assert (results.tasks["trec"].repeated, results.tasks["trec"].dropped) == (2, dropped)
+        assert f"2 test examples have the text of a training example; {note}" in transfer_report(results, "m")
 
 
 def test_under_cross_validation_the_first_of_a_text_stays() -> None:
@@ -185,29 +183,18 @@ def test_sample_is_seeded_and_reported() -> None:
     assert "CR: a random sample" in report
 
 
-def test_invalid_tasks_are_refused() -> None:
-    with pytest.raises(ValueError, match="got none"):
-        evaluate_transfer(hashed_words, [])
-    with pytest.raises(ValueError, match="mr"):
-        evaluate_transfer(hashed_words, [noisy_task(), noisy_task()])
-    with pytest.raises(ValueError, match=r"--folds 10.*6 of 0, 6 of 1"):
-        evaluate_transfer(
-            hashed_words,
-            [split_task([LabelledText(f"x{i}", str(i % 2)) for i in range(12)], noisy_task().splits["all"])],
-        )
-    with pytest.raises(ValueError, match="got 1 and None"):
-        evaluate_transfer(hashed_words, [noisy_task()], folds=1)
-    with pytest.raises(ValueError, match="NaN"):
-        evaluate_transfer(lambda texts: np.full((len(texts), 2), np.nan), [noisy_task()])
-
-
-def test_the_table_compares_over_the_tasks_that_are_here() -> None:
-    results = evaluate_transfer(hashed_words, [noisy_task()], folds=3)
-    report = transfer_report(results, "my|model", ["Prompt plain."])
-    assert "| **my\\|model** " in report
-    assert "SBERT-base" in report
-    assert "83.64" in report
-    assert "- Prompt plain." in report
+@pytest.mark.parametrize(
+    ("train", "settings", "named"),
+    [
+        (12, {}, r"--folds 10.*6 of 0, 6 of 1"),
+        (12, {"folds": 1}, "--folds.*1"),
+        (12, {"limit_train": 0}, "--limit-train.*0"),
+    ],
+)
+def test_invalid_settings_are_refused(train: int, settings: dict[str, int], named: str) -> None:
+    task = split_task([LabelledText(f"x{i}", str(i % 2)) for i in range(train)], noisy_task().splits["all"])
+    with pytest.raises(ValueError, match=named):
+        evaluate_transfer(hashed_words, [task], **settings)  # type: ignore[arg-type]
 
 
 def test_the_command_reads_measures_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,12 +203,8 @@ def test_the_command_reads_measures_prints_and_writes(tmp_path: Path, capsys: py
     files = ["--data-dir", tmp_path, "--json", tmp_path / "o.json"]
     settings: Any = parsed(TransferSettings, "--model", "some/model", "--folds", 3, *files)
     results = transfer_main(settings, lambda path, /, **options: Words())
-    printed = capsys.readouterr().out
-    assert "**some/model**" in printed
-    assert "Prompt plain, pooling sum, at most 77 tokens." in printed
+    assert "Prompt plain, pooling sum, at most 77 tokens." in capsys.readouterr().out
     content = json.loads((tmp_path / "o.json").read_text())
-    assert content["encoder"]["pooling"] == "sum"
-    assert content["settings"]["folds"] == 3
     assert content["average"] == {"tasks": ["mr"], "accuracy": results.average, "interval": None}
     assert content["tasks"]["mr"]["interval"]["low"] < content["tasks"]["mr"]["accuracy"]
     with pytest.raises(FileNotFoundError, match=r"--data-dir.*transfer"):

@@ -80,7 +80,6 @@ class Verification:
     comparisons: tuple[Comparison, ...]
     problems: tuple[str, ...]
     """Of all forms."""
-    notes: tuple[str, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -114,8 +113,7 @@ class Verification:
                 lines.append(
                     f"                          Spearman {other.form.spearman:.2f}, expected {self.first.spearman:.2f}"
                 )
-        lines += [*(f"note: {note}" for note in self.notes), ""]
-        lines.append("verdict: the same encoder" if self.holds else "verdict: NOT the same encoder")
+        lines += ["", "verdict: the same encoder" if self.holds else "verdict: NOT the same encoder"]
         return "\n".join([*lines, *(f"  - {problem}" for problem in self.problems)])
 
 

@@ -33,14 +33,10 @@ from angle_llm.model.checks import CARD_NAME, ArtifactError, is_saved_encoder
 from angle_llm.model.tokenizer import SentenceTokenizer, load_tokenizer_file
 from angle_llm.model.weights import open_base
 
-POOLINGS = {"last": "lasttoken", "cls": "cls", "mean": "mean", "last-avg": "mean", "last-max": "max"}
-"""Our poolings → names of the library."""
-
-_POOLING_FLAGS = {
-    "cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens", "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "weightedmean": "weightedmean_tokens", "lasttoken": "lasttoken",
+POOLINGS = {
+    "last": "lasttoken", "cls": "cls_token", "mean": "mean_tokens", "last-avg": "mean_tokens", "last-max": "max_tokens",
 }  # fmt: skip
-"""Pooling → flag in the configuration of the library."""
+"""Our poolings → names of the library."""
 
 _AS_STORED = "stablelm"
 """Model type whose tokenizer `transformers` 5 reads from tokenizer.json unchanged. Set in a folder whose own model type
@@ -144,7 +140,7 @@ def _write_library_files(folder: Path, card: EncoderCard, *, rebuilt: bool) -> N
         transformer["model_args"] = {"add_pooling_layer": False}  # BERT's pooler is not stored and would be random
     if rebuilt:
         transformer["tokenizer_args"] = {"tokenizer_type": _AS_STORED}
-    flags = {f"pooling_mode_{flag}": mode == POOLINGS[card.pooling] for mode, flag in _POOLING_FLAGS.items()}
+    flags = {"pooling_mode_mean_tokens": False, f"pooling_mode_{POOLINGS[card.pooling]}": True}
     write_json(folder / MODULES_NAME, modules)
     write_json(folder / "sentence_bert_config.json", transformer)
     write_json(

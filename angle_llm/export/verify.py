@@ -136,7 +136,7 @@ def finish_folder(
     Args:
         names: names of source and folder for the user, as in `verify`.
         check: False skips the comparison, which the report records.
-        original_base: compare on the base weights as stored, and note the difference from the trained values.
+        original_base: as in `verify`.
 
     Raises:
         VerificationError: if the two differ.
@@ -148,14 +148,6 @@ def finish_folder(
             raise VerificationError(
                 f"{names[1]} was not written: it differs from the encoder in {names[0]}:\n{found.text()}"
             )
-        if original_base:
-            (drift,) = verify([source, folder], names=names, device=device).comparisons
-            note = (
-                "compared with the adapter on the stored weights of the base. The difference from the adapter on the "
-                f"values it was trained on is 1-cos at most {drift.largest_difference:.1e}, mean "
-                f"{drift.mean_difference:.1e}."
-            )
-            found = replace(found, notes=(note,))
     write_json(folder / REPORT_NAME, {"holds": None} if found is None else found.to_dict())
     (folder / "README.md").write_text(model_card(CardFacts.read(folder), Path(names[1]).name), encoding="utf-8")
     return found

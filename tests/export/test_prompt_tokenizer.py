@@ -1,4 +1,4 @@
-"""A tokenizer with the prompt inside gives the ids of its encoder: loaded as other tools load it, called as they call it."""
+"""A tokenizer that contains the prompt gives the ids of its encoder, loaded and called as other tools do."""
 
 import copy
 import json
@@ -32,23 +32,9 @@ PROMPTS = {
 }
 SPECIAL_NAMES = sorted({token for make in TOKENIZERS.values() for token in make().all_special_tokens})
 ODD = [
-    *SPECIAL_NAMES,
-    "😀",
-    "e\u0301",
-    "\u200d",
-    "日本語",
-    "ﷺ",
-    "\u00a0",
-    "\r\n",
-    "   ",
-    '."',
-    '"',
-    "?",
-    "’",
-    "{text}",
-    "$A",
+    *SPECIAL_NAMES, "😀", "e\u0301", "\u200d", "日本語", "ﷺ", "\u00a0", "\r\n", "   ", '."', '"', "?", "’", "{text}", "$A",
     "\\z",
-]
+]  # fmt: skip
 pieces = st.one_of(
     st.sampled_from([*ODD, *(word for text in sentences()[:20] for word in (text, f" {text[:9]}"))]),
     st.text(st.characters(exclude_categories=["Cs"]), max_size=4),
@@ -60,16 +46,16 @@ every_tokenization = pytest.mark.parametrize("tokenization", TOKENIZATIONS)
 every_prompt = pytest.mark.parametrize("prompt", PROMPTS)
 
 
-def written(worded: PromptTokenizer, folder: Path) -> Path:
+def written(built: PromptTokenizer, folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
-    (folder / "tokenizer.json").write_text(json.dumps(worded.spec), encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(json.dumps(worded.config), encoding="utf-8")
+    (folder / "tokenizer.json").write_text(json.dumps(built.spec), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(built.config), encoding="utf-8")
     return folder
 
 
 @cache
 def both(kind: str, tokenization: str, prompt: str, max_length: int) -> tuple[SentenceTokenizer, Any]:
-    """Ours and the exported one. Ours is left padded, as served decoders are: that must not reach any ids."""
+    """Ours and the exported one. Ours is padded on the left, which must not affect the ids."""
     tokenizer = copy.deepcopy(TOKENIZERS[kind]())
     tokenizer.padding_side = tokenizer.truncation_side = "left"
     ours = SentenceTokenizer(tokenizer, replace(PROMPTS[prompt], tokenization=tokenization), max_length)
@@ -84,44 +70,29 @@ def as_the_library_calls_it(exported: Any, texts: list[str]) -> list[list[int]]:
 @every_kind
 @every_tokenization
 @every_prompt
-@settings(derandomize=True, deadline=None, max_examples=25)
-@given(text=texts_of_all_kinds)
-@example(text="A man is eating.")
-@example(text='Who said "no"?')
-@example(text="<tool_call> [CLS] </s> <|im_end|>")
-def test_the_ids_are_the_encoders(kind: str, tokenization: str, prompt: str, text: str) -> None:
-    ours, exported = both(kind, tokenization, prompt, 1000)
-    try:
-        expected = ours([text])
-    except ValueError:
-        return  # the tokenizer leaves nothing of it
-    assert as_the_library_calls_it(exported, [text]) == expected
-
-
-@every_kind
-@every_tokenization
-@every_prompt
-@settings(derandomize=True, deadline=None, max_examples=25)
+@settings(derandomize=True, deadline=None, max_examples=40)
 @given(
     text=texts_of_all_kinds | st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip),
-    more=st.integers(0, 12),
-    max_length=st.sampled_from([50, 51, 52, 64]),  # the room is odd and even, so tokens of several bytes are cut apart
+    repeats=st.sampled_from([1, 1, 2, 5, 13]),
+    max_length=st.sampled_from([1000, 50, 51, 52, 64]),  # odd and even, so that tokens of several bytes are cut apart
 )
-@example(text="A man is eating.", more=12, max_length=50)
-def test_a_text_that_is_too_long(
-    kind: str, tokenization: str, prompt: str, text: str, more: int, max_length: int
+@example(text="A man is eating.", repeats=1, max_length=1000)
+@example(text="A man is eating.", repeats=13, max_length=50)
+@example(text='Who said "no"?', repeats=1, max_length=1000)
+@example(text="<tool_call> [CLS] </s> <|im_end|>", repeats=1, max_length=1000)
+def test_short_and_long_texts_get_the_ids_of_the_encoder(
+    kind: str, tokenization: str, prompt: str, text: str, repeats: int, max_length: int
 ) -> None:
-    text = (text + " ") * (1 + more)
+    text = text if repeats == 1 else f"{text} " * repeats
     ours, exported = both(kind, tokenization, prompt, max_length)
     try:
         expected = ours([text])
     except ValueError:
-        return
+        return  # the tokenizer has no token for it
     assert as_the_library_calls_it(exported, [text]) == expected
 
 
 LONG = [
-    "A man is eating. ",
     'He said "no". ',
     "{text} {{0}} ",
     "日本語のテキスト。",
@@ -158,11 +129,11 @@ def test_a_batch_is_padded_on_the_right_and_masked(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @every_tokenization
 def test_beside_a_models_config(kind: str, tokenization: str, tmp_path: Path) -> None:
-    """`AutoTokenizer` asks the config which class to take, and Qwen2's builds its normalizer anew: that has to show."""
+    """`AutoTokenizer` takes the class that the config names, and the one of Qwen2 rebuilds its normalizer."""
     prompt = replace(PROMPTS["edits"], tokenization=tokenization)
     ours = SentenceTokenizer(TOKENIZERS[KINDS[kind].tokenizer](), prompt, 64)
-    worded = prompt_tokenizer(ours)
-    tiny_backbone(kind).config.save_pretrained(written(worded, tmp_path))
+    built = prompt_tokenizer(ours)
+    tiny_backbone(kind).config.save_pretrained(written(built, tmp_path))
     exported = load_tokenizer(BackboneLocation(str(tmp_path)))
     if kind == "qwen2":
         with pytest.raises(ArtifactError, match="cannot hold the prompt"):
@@ -172,7 +143,7 @@ def test_beside_a_models_config(kind: str, tokenization: str, tmp_path: Path) ->
         assert exported.model_max_length == 64
 
 
-def test_another_prompt_would_show() -> None:
+def test_another_prompt_is_found() -> None:
     ours, _ = both("smollm2", "joined", "tail", 1000)
     _, other = both("smollm2", "joined", "head", 1000)
     with pytest.raises(ArtifactError, match=r"cannot hold the prompt 'Summarize .* expected the ids"):
@@ -181,28 +152,28 @@ def test_another_prompt_would_show() -> None:
 
 @every_tokenization
 def test_added_tokens_that_are_not_special(tokenization: str) -> None:
-    """Qwen's `<tool_call>`: a token in a text where nothing is written around it, plain characters elsewhere, and said so."""
+    """Qwen's `<tool_call>` is a token in a text where nothing is added around it, and plain characters elsewhere."""
     spec = TOKENIZERS["smollm2"]().backend_tokenizer.to_str()
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=type(TOKENIZERS["smollm2"]().backend_tokenizer).from_str(spec), pad_token="<|im_end|>"
     )
     tokenizer.add_tokens([AddedToken("<tool_call>", normalized=False, special=False)])
     ours = SentenceTokenizer(tokenizer, replace(PROMPTS["tail"], tokenization=tokenization), 200)
-    worded = prompt_tokenizer(ours)
-    exported = load_tokenizer_file(written(worded, Path(mkdtemp())))
+    built = prompt_tokenizer(ours)
+    exported = load_tokenizer_file(written(built, Path(mkdtemp())))
     text = "Why <tool_call> now?"
     (found,), (ids,) = as_the_library_calls_it(exported, [text]), ours([text])
     if tokenization == "segments":
-        assert worded.plain_names == []
+        assert built.plain_names == []
         assert found == ids
     else:
-        assert worded.plain_names == ["<tool_call>"]
-        assert exported.decode(found) == ours.prompt.format(text), "worded once, around the whole text"
+        assert built.plain_names == ["<tool_call>"]
+        assert exported.decode(found) == ours.prompt.format(text), "formatted once, around the whole text"
         assert tokenizer.convert_tokens_to_ids("<tool_call>") in ids
         assert tokenizer.convert_tokens_to_ids("<tool_call>") not in found
 
 
-def test_what_cannot_be_exported() -> None:
+def test_a_tokenizer_without_its_json_is_refused() -> None:
     class Slow:
         def __call__(self, texts: str | list[str], **_: object) -> dict[str, object]:
             return {"input_ids": [1] if isinstance(texts, str) else [[1] for _ in texts]}

@@ -211,7 +211,7 @@ def test_a_folder_of_another_encoder_is_found(kind: str, tmp_path: Path) -> None
 def test_a_bad_export_is_not_kept(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(exporter.POOLINGS, "last", "mean")
+    monkeypatch.setitem(exporter.POOLINGS, "last", "mean_tokens")
     with pytest.raises(SystemExit, match="1"):
         cli.run(["export", str(run), str(tmp_path / "out"), "--device", "cpu"])
     assert "was not written" in capsys.readouterr().err

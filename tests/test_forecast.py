@@ -1,4 +1,4 @@
-"""`angle-llm plan`: what it foretells is what a real step takes, and nothing is loaded for it."""
+"""`angle-llm plan`: its forecast is the memory of a real step, and no weights are loaded for it."""
 
 import json
 from pathlib import Path
@@ -16,10 +16,11 @@ from angle_llm.data.examples import load_examples
 from angle_llm.data.order import Draws
 from angle_llm.forecast import ROUND_TOKENS, forecast, loss_memory
 from angle_llm.model import outline, quantization
+from angle_llm.model.micro_batches import Plan
 from angle_llm.model.step_memory import META, FusedKernels, MemoryLedger, StepMemory, model_step
 from angle_llm.model.weights import FlopsPerToken
 from angle_llm.plan import PlanSettings, render
-from angle_llm.train.device_memory import GIB, Device, Memory, Sharding
+from angle_llm.train.device_memory import GIB, Device, Sharding
 from angle_llm.train.schedule import BatchPlan
 from angle_llm.train.step import boundary_step
 
@@ -55,26 +56,31 @@ def ledger_of(encoder: SentenceEncoder) -> MemoryLedger:
     return MemoryLedger([*encoder.model.parameters(), *encoder.model.buffers()])
 
 
-def saved_bytes(encoder: SentenceEncoder, batch: TextBatch, budget: int) -> int:
-    """What autograd keeps in a real step, each storage once, weights not."""
+def real_step(encoder: SentenceEncoder, plan: Plan, batch: TextBatch, graph_tokens: int = EVERYTHING_KEPT) -> int:
+    """Peak memory of a real step."""
+    encoder.model.zero_grad()
+    with ledger_of(encoder) as ledger:
+        boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=graph_tokens)
+    return ledger.peak
+
+
+def saved_bytes(encoder: SentenceEncoder, plan: Plan, batch: TextBatch) -> int:
+    """Bytes that autograd keeps in a real step, each storage once, without weights."""
     own = {tensor.untyped_storage()._cdata for tensor in [*encoder.model.parameters(), *encoder.model.buffers()]}
     kept: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in own:
-            kept[storage._cdata] = storage.nbytes()
+        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        plan = encoder.plan(batch.texts, budget)
         boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=EVERYTHING_KEPT)
-    return sum(kept.values())
+    return sum(size for key, size in kept.items() if key not in own)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_step_without_weights_takes_what_the_real_one_takes(
+def test_a_step_without_weights_takes_the_memory_of_the_real_one(
     kind: str, dtype: torch.dtype, examples: list[Any]
 ) -> None:
     batch = TextBatch.from_examples(examples[:24])
@@ -82,29 +88,40 @@ def test_a_step_without_weights_takes_what_the_real_one_takes(
     plan = encoder.plan(batch.texts, 512)
     forecasted = model_step(outlined(kind, dtype, LORA), list(plan.micro_batches), on_gpu=False)
     assert forecasted.tokens == plan.computed_tokens
-    assert forecasted.kept == pytest.approx(saved_bytes(encoder, batch, 512), rel=0.1)
-    encoder.model.zero_grad()
-    with ledger_of(encoder) as ledger:
-        boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=EVERYTHING_KEPT)
-    assert forecasted.peak == pytest.approx(ledger.peak, rel=0.05)
+    assert forecasted.kept == pytest.approx(saved_bytes(encoder, plan, batch), rel=0.1)
+    assert forecasted.peak == pytest.approx(real_step(encoder, plan, batch), rel=0.05)
 
 
 @pytest.mark.parametrize(
-    "lora", [LORA, LoraSettings(rank=4, alpha=4, dropout=0.1), LoraSettings(rank=4, dora=True), None]
+    ("lora", "bits"),
+    [
+        (LoraSettings(rank=4, alpha=4, dropout=0.1), None),
+        (LoraSettings(rank=4, dora=True), None),
+        (None, None),
+        (LORA, 4),
+        (LORA, 8),
+    ],
 )
-def test_so_it_does_with_every_way_to_train(lora: LoraSettings | None, examples: list[Any]) -> None:
+def test_dropout_dora_all_weights_and_a_quantized_base(
+    lora: LoraSettings | None, bits: int | None, examples: list[Any]
+) -> None:
     batch = TextBatch.from_examples(examples[:24])
-    encoder = real_encoder("llama", torch.float32, lora)
+    dtype = torch.float32
+    if bits:
+        pytest.importorskip("bitsandbytes")
+        dtype = torch.bfloat16
+    encoder, model = real_encoder("llama", dtype, lora, bits), outlined("llama", dtype, lora, bits)
+    assert outline.held_bytes(model.backbone) == outline.held_bytes(encoder.model.backbone)
     plan = encoder.plan(batch.texts, 4096)
-    forecasted = model_step(outlined("llama", torch.float32, lora), list(plan.micro_batches), on_gpu=False)
-    with ledger_of(encoder) as ledger:
-        boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=EVERYTHING_KEPT)
-    assert forecasted.peak == pytest.approx(ledger.peak, rel=0.05)
+    forecasted = model_step(model, list(plan.micro_batches), on_gpu=False)
+    assert forecasted.kept > 0
+    if bits != 8:  # on a CPU bitsandbytes computes int8 products differently
+        assert forecasted.peak == pytest.approx(real_step(encoder, plan, batch), rel=0.1 if bits else 0.05)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "opt"])
-def test_so_it_does_with_the_kernel_of_long_texts(
+@pytest.mark.parametrize("kind", ["llama", "opt"])
+def test_the_flash_kernel_of_long_texts_takes_less(
     kind: str, dtype: torch.dtype, examples: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = TextBatch.from_examples(examples[:24])
@@ -113,12 +130,9 @@ def test_so_it_does_with_the_kernel_of_long_texts(
     peaks = []
     for plain_up_to in (10**6, 0):
         monkeypatch.setattr("angle_llm.model.fast_paths.PLAIN_ATTENTION_TOKENS", plain_up_to)
-        encoder.model.zero_grad()
-        with ledger_of(encoder) as ledger:
-            boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=EVERYTHING_KEPT)
+        peaks.append(real_step(encoder, plan, batch))
         forecasted = model_step(outlined(kind, dtype, LORA), list(plan.micro_batches), on_gpu=False)
-        assert forecasted.peak == pytest.approx(ledger.peak, rel=0.05)
-        peaks.append(ledger.peak)
+        assert forecasted.peak == pytest.approx(peaks[-1], rel=0.05)
     assert peaks[1] < peaks[0]
 
 
@@ -126,42 +140,23 @@ def test_a_cached_step_takes_its_largest_micro_batch_and_the_embeddings(examples
     batch = TextBatch.from_examples(examples)
     encoder = real_encoder("llama", torch.float32, LORA)
     plan = encoder.plan(batch.texts, 256)
-    assert len(plan.groups) > 3
     largest = max(plan.groups, key=lambda group: group.computed_tokens)
-    forecasted = model_step(
-        outlined("llama", torch.float32, LORA), [largest.make()], on_gpu=False, gradients_before=True
-    )
-    with ledger_of(encoder) as ledger:
-        boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=0)
+    model = outlined("llama", torch.float32, LORA)
+    forecasted = model_step(model, [largest.make()], on_gpu=False, gradients_before=True)
     embeddings = 4 * 32 * len(batch)
-    assert forecasted.peak + 2 * embeddings == pytest.approx(ledger.peak, rel=0.1)
+    assert len(plan.groups) > 3
+    assert forecasted.peak + 2 * embeddings == pytest.approx(real_step(encoder, plan, batch, 0), rel=0.1)
 
 
-def test_the_loss_of_a_large_batch_lies_on_a_line(examples: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_of_a_large_batch_is_extrapolated(examples: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     objective = AngleObjective(in_batch_weight=0, cosine_weight=1)
     whole = loss_memory(objective, examples, 512)
     monkeypatch.setattr("angle_llm.forecast.MAX_EXAMPLES", 32)
     assert loss_memory(objective, examples, 512) == pytest.approx(whole, rel=0.1)
 
 
-def test_bits_are_held_and_computed_as_really(examples: list[Any]) -> None:
-    pytest.importorskip("bitsandbytes")
-    batch = TextBatch.from_examples(examples[:24])
-    for bits in (4, 8):
-        encoder = real_encoder("llama", torch.bfloat16, LORA, bits)
-        model = outlined("llama", torch.bfloat16, LORA, bits)
-        assert outline.held_bytes(model.backbone) == outline.held_bytes(encoder.model.backbone)
-        plan = encoder.plan(batch.texts, 4096)
-        forecasted = model_step(model, list(plan.micro_batches), on_gpu=False)
-        if bits == 4:  # for 8 bits bitsandbytes computes otherwise on a CPU
-            with ledger_of(encoder) as ledger:
-                boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=EVERYTHING_KEPT)
-            assert forecasted.peak == pytest.approx(ledger.peak, rel=0.1)
-        assert forecasted.kept > 0
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_twin_answers_as_the_model_does(kind: str) -> None:
+def test_the_twin_has_the_properties_of_the_model(kind: str) -> None:
     real = tiny_encoder(kind)
     twin = SentenceEncoder(outline.twin(KINDS[kind].config()), TOKENIZERS[KINDS[kind].tokenizer]())
     assert (twin.pooling, twin.model.causal, twin.max_length) == (real.pooling, real.model.causal, real.max_length)
@@ -180,7 +175,7 @@ def test_an_outline_has_the_parameters_of_the_model_and_no_memory(kind: str) -> 
     assert FlopsPerToken.of(real) == FlopsPerToken.of(sketched)
 
 
-def test_a_gpu_keeps_no_scores_and_a_byte_of_a_mask() -> None:
+def test_a_gpu_keeps_no_scores_and_one_byte_of_a_dropout_mask() -> None:
     query, key, value = (torch.empty(1, 2, 512, 64, device=META, dtype=torch.bfloat16).requires_grad_() for _ in "qkv")
     kept = {}
     for name, mode in (("apart", MemoryLedger()), ("fused", FusedKernels(on_gpu=True))):
@@ -193,12 +188,11 @@ def test_a_gpu_keeps_no_scores_and_a_byte_of_a_mask() -> None:
     assert kept["fused"] == query.nbytes + 4 * 2 * 512  # the answer, and a number a query
     assert kept["apart"] > 2 * 512 * 512 * 2  # scores too
     with MemoryLedger([query]) as ledger, FusedKernels(on_gpu=True):
-        dropped = torch.nn.functional.dropout(query, 0.1, training=True)
-        assert ledger.live == query.nbytes + query.numel()
-        assert dropped.shape == query.shape
+        assert torch.nn.functional.dropout(query, 0.1, training=True).shape == query.shape
+        assert ledger.peak == query.nbytes + query.numel()
 
 
-def test_the_ledger_counts_what_lives_and_knows_the_peak() -> None:
+def test_the_ledger_counts_live_bytes_and_their_peak() -> None:
     with MemoryLedger() as ledger:
         one = torch.zeros(256)
         view = one[:10]
@@ -230,7 +224,7 @@ def device(sharding: Sharding, kind: str = "cuda") -> Device:
 STEP = StepMemory(tokens=1000, kept=4 * GIB, peak=5 * GIB, gradients=GIB // 2)
 
 
-def test_processes_divide_what_their_strategy_says() -> None:
+def test_zero_stages_partition_memory() -> None:
     alone, zero1, zero2, zero3 = (device(Sharding(4, zero)).memory(STEP, cached=False) for zero in range(4))
     assert alone.base_weights == zero2.base_weights == 8 * GIB
     assert zero3.base_weights == 2 * GIB
@@ -251,7 +245,7 @@ def test_processes_divide_what_their_strategy_says() -> None:
     assert far.host_bytes == GIB // 2 + 9 * GIB // 4
 
 
-def test_the_moment_that_takes_most_counts() -> None:
+def test_the_largest_of_backward_loss_and_update_counts() -> None:
     short = StepMemory(tokens=10, kept=1000, peak=2000, gradients=0)
     update = device(Sharding()).memory(short, cached=False)
     assert update.gradients == GIB
@@ -279,7 +273,7 @@ def settings(folder: Path, **changed: Any) -> PlanSettings:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder whose weights are gone: whoever would read them fails."""
+    """A model folder without weights."""
     folder = save_tiny_base("llama", tmp_path_factory.mktemp("base"))
     (folder / "model.safetensors").unlink()
     return folder
@@ -323,7 +317,7 @@ def test_the_forecast_is_of_the_largest_step_and_of_a_full_budget(folder: Path) 
 
 def test_the_largest_budgets_that_fit_are_proposed(folder: Path) -> None:
     plenty = forecast(settings(folder, memory=64))
-    assert plenty.proposed_tokens == 16_384  # no more than was asked for: no batch has so many
+    assert plenty.proposed_tokens == 16_384  # no batch has more
     tight = settings(folder, memory=plenty.at_budget.total / GIB - 0.005, batch_size=100)
     found = forecast(tight)
     assert found.proposed_tokens
@@ -340,16 +334,6 @@ def test_the_largest_budgets_that_fit_are_proposed(folder: Path) -> None:
     assert "Nothing fits 0.1 GiB" in render(none, found)
 
 
-def test_every_part_is_shown_and_adds_up(folder: Path) -> None:
-    plan = settings(folder, processes=2, zero=2, offload="optimizer", batch_size=64)
-    found = forecast(plan)
-    text = render(plan, found)
-    for words in ("base weights", "gradients", "activations", "allowance", "host, per process", "ZeRO-2", "expected"):
-        assert words in text
-    assert sum(vars(found.expected).values()) == found.expected.total
-    assert isinstance(found.expected, Memory)
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -361,7 +345,7 @@ def test_every_part_is_shown_and_adds_up(folder: Path) -> None:
         ({"micro_batch_tokens": 0}, "micro_batch_tokens: .* got 0"),
     ],
 )
-def test_what_cannot_be_is_refused(changed: dict[str, Any], message: str) -> None:
+def test_impossible_settings_are_refused(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         settings_from_dict(PlanSettings, changed, where="test")
 
@@ -378,17 +362,17 @@ def test_a_trained_adapter_is_refused_and_a_saved_encoder_planned(tmp_path: Path
 
 
 def test_the_command_takes_the_flags_of_train(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text(
-        f"model: {{path: {folder}, dtype: bfloat16, max_length: 100}}\ndata: {{limit: 50}}\n"
-    )
-    arguments = ["plan", "--config", str(tmp_path / "run.yaml"), "--lora.rank", "2", "--memory", "24"]
-    target = tmp_path / "plan.json"
-    done = run("angle-llm", *arguments, "--json", target)
+    config = tmp_path / "run.yaml"
+    config.write_text(f"model: {{path: {folder}, dtype: bfloat16, max_length: 100}}\ndata: {{limit: 50}}\n")
+    sharded = ["--processes", "2", "--zero", "2", "--offload", "optimizer"]
+    arguments = ["--config", str(config), "--lora.rank", "2", "--memory", "24", *sharded]
+    done = run("angle-llm", "plan", *arguments, "--json", tmp_path / "plan.json")
     assert done.returncode == 0, done.stderr
-    assert "total" in done.stdout
-    content = json.loads(target.read_text())
+    for words in ("base weights", "gradients", "activations", "allowance", "host, per process", "ZeRO-2", "total"):
+        assert words in done.stdout
+    content = json.loads((tmp_path / "plan.json").read_text())
     assert content["settings"]["lora"]["rank"] == 2
-    assert content["expected"]["total"] == sum(content["expected"][name] for name in content["expected"]) / 2
+    assert content["expected"]["total"] == sum(content["expected"].values()) / 2
     wrong = run("angle-llm", "plan", "--offload", "optimizer")
     assert wrong.returncode == 2
     assert "--zero" in wrong.stderr

@@ -128,10 +128,6 @@ def can_be_repacked(model: nn.Module) -> set[bool]:
     return {layer.support_avx512bf16_for_cpu for layer in model.modules() if isinstance(layer, bnb.nn.Linear4bit)}
 
 
-def test_no_layer_can_be_repacked(base: Path) -> None:
-    assert can_be_repacked(load_backbone(locate(str(base)), bits=4)) == {False}
-
-
 @BITS
 def test_weights_stored_in_bits_are_used_unchanged(bits: int, base: Path, tmp_path: Path) -> None:
     options = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True} if bits == 4 else {}
@@ -180,26 +176,17 @@ def test_a_gguf_file_is_dequantized_and_quantized(bits: int, tmp_path: Path) -> 
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "bert", "opt"])
 @BITS
-def test_biases_stay_and_rows_can_have_partial_blocks(bits: int) -> None:
-    """Qwen2 of width 32, with biases, against plain layers of the dequantized values."""
-    one, other = tiny_backbone("qwen2"), tiny_backbone("qwen2")
-    quantize(one, bits)
-    quantize(other, bits)
+def test_other_architectures_and_partial_blocks_equal_their_plain_form(kind: str, bits: int) -> None:
+    """Rows of 32 weights; Qwen2 has biases in some layers."""
+    one, other = quantized(kind, bits), quantized(kind, bits)
     dequantize(other)
     ids = torch.tensor([[3, 9, 27, 81, 5]])
     found, expected = (model.train()(input_ids=ids).last_hidden_state for model in (one, other))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)  # float32, sums in another order
-    assert any(name.endswith("bias") for name, _ in one.named_parameters())
-
-
-@pytest.mark.parametrize("kind", ["bert", "opt"])
-@BITS
-def test_other_architectures_encode_like_their_plain_form(kind: str, bits: int) -> None:
-    encoder = SentenceEncoder(quantized(kind, bits), TOKENIZERS[KINDS[kind].tokenizer]())
-    dequantized = quantized(kind, bits)
-    dequantize(dequantized)
-    plain = SentenceEncoder(dequantized, TOKENIZERS[KINDS[kind].tokenizer]())
+    if kind == "qwen2":  # the others have dropout
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)  # float32, sums in another order
+    encoder, plain = (SentenceEncoder(model.eval(), TOKENIZERS[KINDS[kind].tokenizer]()) for model in (one, other))
     assert cosine(encoder.encode(TEXTS), plain.encode(TEXTS)) > LEAST_COSINE[bits]
     assert encoder.pooling == plain.pooling
 

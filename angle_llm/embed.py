@@ -87,24 +87,21 @@ class EmbedSettings:
     .skipped.jsonl file beside the shard or the .npy file."""
 
     def __post_init__(self) -> None:
-        for option, number in (("--dim", self.dim), ("--shard-rows", self.shard_rows)):
-            if number is not None and number < 1:
-                raise SettingsError(f"{option} must be at least 1, got {number}.")
-        if self.complex and self.dim is not None:
-            raise SettingsError("--dim cuts a vector whose halves --complex stores as pairs. Use one of them.")
-        if self.complex and self.precision not in ("float32", "float16"):
-            raise SettingsError(f"--complex needs --precision float32 or float16, got {self.precision}.")
-        if self.complex and self.precision == "float16" and (self.one_file or self.format == "npy"):
-            raise SettingsError(
-                "--complex: a .npy file has no complex float16. Use --precision float32, or --format parquet."
-            )
-        for option, given in (
-            ("--id-column", self.id_column is not None),
-            ("--store-text", self.store_text),
-            ("--precision int8", self.precision == "int8"),
+        whole = self.precision in ("float32", "float16")
+        half_npy = self.precision == "float16" and (self.one_file or self.format == "npy")
+        one_file = "needs more than one .npy file. Give a folder as --output."
+        for wrong, message in (
+            (self.dim is not None and self.dim < 1, f"--dim must be at least 1, got {self.dim}."),
+            (self.shard_rows < 1, f"--shard-rows must be at least 1, got {self.shard_rows}."),
+            (self.complex and self.dim, "--dim cuts a vector whose halves --complex stores as pairs. Use one of them."),
+            (self.complex and not whole, f"--complex needs --precision float32 or float16, got {self.precision}."),
+            (self.complex and half_npy, "--complex: .npy has no complex float16. Use float32, or --format parquet."),
+            (self.one_file and self.id_column, f"--id-column {one_file}"),
+            (self.one_file and self.store_text, f"--store-text {one_file}"),
+            (self.one_file and self.precision == "int8", f"--precision int8 {one_file}"),
         ):
-            if given and self.one_file:
-                raise SettingsError(f"{option} needs more than one .npy file. Give a folder as --output.")
+            if wrong:
+                raise SettingsError(message)
 
     @property
     def one_file(self) -> bool:

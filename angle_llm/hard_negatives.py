@@ -65,18 +65,16 @@ class NegativeRules:
     def __post_init__(self) -> None:
         first, last = self.ranks
         if first < 1 or (last is not None and last < first):
+            raise SettingsError(f"--ranks needs a first and a last rank, from 1, such as 10 50; got {first} {last}.")
+        if last is not None and self.negatives > (ranks := last - first + 1):
             raise SettingsError(
-                f"--ranks needs the first and the last rank, from 1, as in --ranks 10 50; got {first} {last}."
+                f"--negatives {self.negatives} is more than the {ranks} ranks of --ranks {first} {last}."
             )
-        for name in ("negatives", "block_pairs", "block_candidates", "seed"):
-            if (value := getattr(self, name)) < (least := int(name != "seed")):
+        for name, least in (("negatives", 1), ("block_pairs", 1), ("block_candidates", 1), ("seed", 0)):
+            if (value := getattr(self, name)) < least:
                 raise SettingsError(f"--{name.replace('_', '-')} must be at least {least}, got {value}.")
-        if last is not None and self.negatives > last - first + 1:
-            raise SettingsError(
-                f"--negatives {self.negatives} is more than the {last - first + 1} ranks of --ranks {first} {last}."
-            )
         for name in ("margin", "relative_margin", "max_score", "min_score"):
-            if (bound := getattr(self, name)) is not None and not math.isfinite(bound):
+            if not math.isfinite(bound := getattr(self, name) or 0):
                 raise SettingsError(f"--{name.replace('_', '-')} must be finite, got {bound}.")
 
     def check_candidates(self, count: int) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 import tyro
 
-from angle_llm.config import DataSource, SettingsError
+from angle_llm.config import DataSource, SettingsError, need_library
 from angle_llm.data.corpus import Corpus, CorpusText, Survey, TextBlock
 from angle_llm.data.formats import DataError
 from angle_llm.data.positives import Material, gather
@@ -30,7 +30,7 @@ from angle_llm.embed import embed_corpus, untokenizable
 from angle_llm.hard_negatives import Miner, NegativeRules, account, format_report
 from angle_llm.io import FolderError, plain, progress_bar, read_object, remove_folder, sha256_of, write_file, write_json
 from angle_llm.resumable import IDENTITY, ResumableFolder, check_resumable, differences
-from angle_llm.search import import_faiss, searcher
+from angle_llm.search import searcher
 from angle_llm.vectors import Array, ShardOptions, VectorForm, encoder_identity
 
 if TYPE_CHECKING:
@@ -98,16 +98,19 @@ class MineSettings(NegativeRules, RowSettings, MineFiles):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.shard_rows < 1:
-            raise SettingsError(f"--shard-rows must be at least 1, got {self.shard_rows}.")
-        if not math.isfinite(self.positive_above):
-            raise SettingsError(f"--positive-above must be finite, got {self.positive_above}.")
-        if self.out.suffix != ".jsonl":
-            raise SettingsError(f"--out must name the file of triples, NAME.jsonl; got {self.out}.")
-        if self.column is not None and self.corpus is None:
-            raise SettingsError("--column belongs to --corpus, which is not set. For the pairs: --columns.")
-        if self.vectors is not None and self.vectors.expanduser().exists() and not self.vectors.expanduser().is_dir():
-            raise SettingsError(f"--vectors must name a folder; {self.vectors} is a file.")
+        vectors = self.vectors and self.vectors.expanduser()
+        for wrong, message in (
+            (self.shard_rows < 1, f"--shard-rows must be at least 1, got {self.shard_rows}."),
+            (not math.isfinite(self.positive_above), f"--positive-above must be finite, got {self.positive_above}."),
+            (self.out.suffix != ".jsonl", f"--out must name the file of triples, NAME.jsonl; got {self.out}."),
+            (
+                self.column and not self.corpus,
+                "--column belongs to --corpus, which is not set. For the pairs: --columns.",
+            ),
+            (vectors and vectors.is_file(), f"--vectors must name a folder; {self.vectors} is a file."),
+        ):
+            if wrong:
+                raise SettingsError(message)
 
     @property
     def source(self) -> DataSource:
@@ -122,13 +125,14 @@ def mine_main(settings: MineSettings) -> None:
 
     Raises:
         DataError: for pairs or a corpus that cannot be used.
-        SettingsError: for more ranks than candidates, and `--index faiss` without faiss.
+        SettingsError: for more ranks than candidates.
+        MissingLibraryError: for `--index faiss` without faiss.
         FolderError: for an output of other settings, or of another program.
     """
     from angle_llm.data.examples import load_examples
 
     if settings.index == "faiss":
-        import_faiss()
+        need_library("faiss", "--index faiss (--index exact needs no library)", "mining")
     output = Output(settings.out.expanduser())
     output.check_free()
     loaded = load_examples(settings.source)

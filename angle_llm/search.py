@@ -10,6 +10,7 @@ Legend: N rows, Q queries, C candidates, D dimensions, K stored dimensions, R re
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -90,9 +91,6 @@ def searcher(vectors_ND: Array, rows: Array | None = None, *, block: int = 8192,
     """Return the search among some `rows` (None: all) of vectors in memory or mapped from disk; positions count in `rows`.
 
     With `faiss`, its exact index in float32 finds somewhat more than requested, which is then ranked exactly.
-
-    Raises:
-        SettingsError: if faiss is not installed.
     """
     rows = np.arange(len(vectors_ND)) if rows is None else rows
 
@@ -102,7 +100,7 @@ def searcher(vectors_ND: Array, rows: Array | None = None, *, block: int = 8192,
 
     if not faiss:
         return lambda queries_QD, top: nearest(queries_QD, blocks(), top)
-    index: Any = import_faiss().IndexFlatIP(vectors_ND.shape[1])
+    index: Any = importlib.import_module("faiss").IndexFlatIP(vectors_ND.shape[1])
     for block_CD in blocks():
         index.add((on_grid(block_CD) / STEPS).astype(np.float32))
 
@@ -115,21 +113,6 @@ def searcher(vectors_ND: Array, rows: Array | None = None, *, block: int = 8192,
         return best(position_QC, score_QC, top)
 
     return search
-
-
-def import_faiss() -> Any:
-    """Return the module faiss.
-
-    Raises:
-        SettingsError: if it is not installed.
-    """
-    try:
-        import faiss  # type: ignore[import-not-found,import-untyped,unused-ignore]
-    except ImportError as error:
-        raise SettingsError(
-            "--index faiss needs faiss: pip install 'angle_llm[mining]'. Or use --index exact, which needs nothing."
-        ) from error
-    return faiss
 
 
 # --- angle-llm search -------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from kills import check_resumes_after_any_kill, contents
 from tiny import save_tiny_base, tiny_encoder
 
 from angle_llm import cli, hard_negatives
-from angle_llm.config import DataSource, SettingsError
+from angle_llm.config import DataSource, MissingLibraryError, SettingsError
 from angle_llm.data import DataError
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import PositivePair, ScoredPair, Triple
@@ -343,7 +343,7 @@ def test_libraries_settings_and_candidates_are_checked_before_a_model_is_loaded(
 ) -> None:
     pairs, nowhere = write_pairs(tmp_path / "p.jsonl"), tmp_path / "no-model"
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(SettingsError, match=r"--index .*pip install"):
+    with pytest.raises(MissingLibraryError, match=r"--index .*pip install 'angle_llm\[mining\]'"):
         mine(tmp_path, nowhere, tmp_path / "no-pairs.jsonl", index="faiss")
     for ranks in ((1, 9), (9, None)):
         with pytest.raises(SettingsError, match=r"--ranks .*9 candidates.* 8\."):

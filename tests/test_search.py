@@ -1,6 +1,5 @@
 """Search finds what comparing everything with everything finds, to the last bit; and `angle-llm search` prints it."""
 
-import sys
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -14,10 +13,9 @@ from hypothesis import strategies as st
 from tiny import save_tiny_base, tiny_encoder
 
 from angle_llm import cli
-from angle_llm.config import SettingsError
 from angle_llm.io import FolderError
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.search import best, cosine_matrix, cosines, import_faiss, on_grid, search_folder, searcher
+from angle_llm.search import best, cosine_matrix, cosines, on_grid, search_folder, searcher
 from angle_llm.vectors import read_index, read_vectors
 
 
@@ -90,12 +88,6 @@ def test_faiss_finds_the_same() -> None:
         exact, faiss = (searcher(vectors, rows, block=64, faiss=faiss)(queries, top) for faiss in (False, True))
         assert exact[0].tolist() == faiss[0].tolist()
         assert exact[1].tolist() == faiss[1].tolist()
-
-
-def test_without_faiss_the_message_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(SettingsError, match=r"--index .*pip install 'angle_llm\[mining\]'"):
-        import_faiss()
 
 
 # --- a folder of vectors ----------------------------------------------------------------------------------------------------

@@ -96,10 +96,5 @@ class MtebEncoder:
         key = get_prompt_name(self._prompts, task_metadata, prompt_type) if self._prompts else None
         return self._encoder if key is None else self._encoder_of[key]
 
-    def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Cosine similarity (N, M) of all pairs of rows."""
-        return cos_sim(embeddings1, embeddings2)
-
-    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Cosine similarity (N,) of rows with the same index."""
-        return pairwise_cos_sim(embeddings1, embeddings2)
+    similarity = staticmethod(cos_sim)
+    similarity_pairwise = staticmethod(pairwise_cos_sim)

@@ -13,9 +13,9 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,13 +107,6 @@ class StsEvalSettings(StsTaskSettings):
             raise ValueError("--pairs-text needs --pairs-out.")
 
 
-class Means(NamedTuple):
-    """Means over sub-tasks of their correlations × 100."""
-
-    spearman: float
-    pearson: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class Correlations:
     """Correlations × 100 over `pairs` pairs. If they are undefined, they are NaN and `undefined` is the reason.
@@ -133,15 +126,17 @@ class Correlations:
         return None if self.resampled is None else percentile_interval(self.resampled)
 
     def to_dict(self) -> dict[str, Any]:
-        """All values, for JSON, without the resamples."""
-        return {key: getattr(self, key) for key in ("pairs", "spearman", "pearson", "undefined", "interval")}
+        """All values, for JSON, without the resamples and those of single pairs."""
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.repr} | {"interval": self.interval}
+        return {key: value.to_dict() if isinstance(value, Correlations) else value for key, value in values.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StsTaskResult(Correlations, TaskResult):
-    """Correlations of a task over all pairs, and of each sub-task by name.
+    """Correlations of a task over all pairs, and of each sub-task by name; means over sub-tasks, if there are some.
 
-    `text` is the variant in tables: `senteval`, or `senteval, edited`.
+    `text` is the variant in tables: `senteval`, or `senteval, edited`. The second mean is weighted by pairs. Means are NaN
+    if one correlation is.
     """
 
     metric = "spearman"
@@ -151,34 +146,14 @@ class StsTaskResult(Correlations, TaskResult):
     text: str
     official_pairs: int | None
     subtasks: dict[str, Correlations]
+    mean_over_subtasks: Correlations | None
+    weighted_mean_over_subtasks: Correlations | None
     scores: PairScores = field(compare=False, repr=False)
     sentences: tuple[StsPair, ...] = field(compare=False, repr=False)
 
-    @property
-    def mean_over_subtasks(self) -> Means | None:
-        """Unweighted mean. None without sub-tasks, NaN if one of them is NaN."""
-        return self._mean([1] * len(self.subtasks))
-
-    @property
-    def weighted_mean_over_subtasks(self) -> Means | None:
-        """Mean weighted by the number of pairs."""
-        return self._mean([subtask.pairs for subtask in self.subtasks.values()])
-
-    def _mean(self, weights: list[int]) -> Means | None:
-        if not self.subtasks:
-            return None
-        both = [(subtask.spearman, subtask.pearson) for subtask in self.subtasks.values()]
-        return Means(*(float(mean) for mean in np.average(both, axis=0, weights=weights)))
-
     def to_dict(self) -> dict[str, Any]:
         """All values, for JSON, without those of single pairs."""
-        means = {name: getattr(self, name) for name in ("mean_over_subtasks", "weighted_mean_over_subtasks")}
-        return {
-            **{key: getattr(self, key) for key in ("name", "label", "variant", "edits", "source", "official_pairs")},
-            **Correlations.to_dict(self),
-            **{name: mean and mean._asdict() for name, mean in means.items()},
-            "subtasks": {name: subtask.to_dict() for name, subtask in self.subtasks.items()},
-        }
+        return super().to_dict() | {"subtasks": {name: one.to_dict() for name, one in self.subtasks.items()}}
 
 
 class StsResults(Results[StsTaskResult]):
@@ -248,21 +223,30 @@ def _evaluate_task(encoded: EncodedTexts, task: StsTask, resamples: int, seed: i
     gold_P = np.array([pair.score for pair in task.pairs], dtype=np.float64)
     scores = PairScores(pair_cosines(encoded.embeddings_ND, left_P, right_P), gold_P)
     subtask_P = np.array([pair.subtask for pair in task.pairs])
-    names = list(dict.fromkeys(subtask_P.tolist()))
+    subtasks = {}
+    if any(subtask_P):
+        for name in dict.fromkeys(subtask_P.tolist()):
+            part = PairScores(*(side[subtask_P == name] for side in scores))
+            subtasks[name] = _correlations(part, resamples, seed, f"{task.name}/{name}")
     return StsTaskResult(
         **vars(_correlations(scores, resamples, seed, task.name)),
         **{key: value for key, value in vars(task).items() if key != "pairs"},
         text=task.text,
-        subtasks={
-            name: _correlations(
-                PairScores(*(side[subtask_P == name] for side in scores)), resamples, seed, f"{task.name}/{name}"
-            )
-            for name in names
-            if names != [""]
-        },
+        subtasks=subtasks,
+        mean_over_subtasks=_mean(subtasks, weighted=False),
+        weighted_mean_over_subtasks=_mean(subtasks, weighted=True),
         scores=scores,
         sentences=task.pairs,
     )
+
+
+def _mean(subtasks: dict[str, Correlations], weighted: bool) -> Correlations | None:
+    if not subtasks:
+        return None
+    pairs = [one.pairs for one in subtasks.values()]
+    both = [(one.spearman, one.pearson) for one in subtasks.values()]
+    spearman, pearson = np.average(both, axis=0, weights=pairs if weighted else None).tolist()
+    return Correlations(pairs=sum(pairs), spearman=spearman, pearson=pearson, undefined=None)
 
 
 def _correlations(scores: PairScores, resamples: int, seed: int, stream: str) -> Correlations:

@@ -194,11 +194,11 @@ def score_lines(results: StsResults, model: str) -> Iterator[dict[str, object]]:
         return values | ends(one.interval)
 
     for task in results.tasks.values():
-        of_task = empty | {"task": task.name, "text": task.text, "pairs": task.pairs}
-        yield of_task | {"figure": "all"} | cells(task)
-        for kind, means in (("mean", task.mean_over_subtasks), ("weighted mean", task.weighted_mean_over_subtasks)):
-            if means is not None:
-                yield of_task | {"figure": kind} | means._asdict()
+        of_task = empty | {"task": task.name, "text": task.text}
+        means = {"mean": task.mean_over_subtasks, "weighted mean": task.weighted_mean_over_subtasks}
+        for figure, one in {"all": task, **means}.items():
+            if one is not None:
+                yield of_task | {"figure": figure} | cells(one)
         for name, one in task.subtasks.items():
             yield of_task | {"figure": "subtask", "subtask": name} | cells(one)
     if results.average is not None:

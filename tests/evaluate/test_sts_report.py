@@ -171,7 +171,7 @@ def test_json_has_scores_and_reasons(tmp_path: Path) -> None:
     assert content["variant"] == "senteval"
     assert content["average"] == {"tasks": ["sts12"], "spearman": pytest.approx(100), "interval": None}
     task = content["tasks"]["sts12"]
-    assert task["mean_over_subtasks"] == {"spearman": None, "pearson": None}  # one of two is NaN
+    assert task["mean_over_subtasks"]["spearman"] is None  # one of two is NaN
     assert (task["spearman"], task["pairs"], task["variant"]) == (pytest.approx(100), 3, "senteval")
     assert task["subtasks"]["two"]["spearman"] is None
     assert "at least two pairs" in task["subtasks"]["two"]["undefined"]

@@ -29,6 +29,10 @@ from angle_llm.model.quantization import ORIGINAL, bits_of, check_bits, quantize
 PACKAGE_SCHEME = "package:"
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _FILE_ENDINGS = {".gguf", ".safetensors", ".bin", ".pt", ".json", ".yaml"}
+_PACKED = 16
+"""Most weights that a stored number can hold: 4 bits in 32 are 8."""
+_SMALL = 50_000_000
+"""Weights that fit into any memory."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -158,7 +162,17 @@ def open_pretrained(kind: str, location: BackboneLocation, *, dtype: str = "auto
         arguments["use_safetensors"] = True
     arguments["dtype"] = torch_dtype(dtype) if dtype != "auto" else ("float32" if location.gguf_file else "auto")
     if location.is_local and not location.gguf_file:
-        check_model_files(Path(location.name))
+        stored = check_model_files(Path(location.name))
+        with (
+            as_artifact_error(location.name),
+            torch.device("meta"),
+        ):  # libraries make all modules before they read weights
+            described = sum(parameter.numel() for parameter in empty_backbone(load_config(location)).parameters())
+        if described > _PACKED * stored + _SMALL:
+            raise ArtifactError(
+                f"{location.name}/config.json describes a model of {described} weights, but the files hold {stored}. One of "
+                "the two is damaged; fetch or save them again."
+            )
     with as_artifact_error(location.name) if location.is_local else _explained(location.name), _without_load_report():
         model, report = getattr(transformers, kind).from_pretrained(
             location.name, revision=revision, trust_remote_code=False, output_loading_info=True, **arguments
@@ -179,7 +193,7 @@ def open_pretrained(kind: str, location: BackboneLocation, *, dtype: str = "auto
 
 @contextmanager
 def _without_load_report() -> Iterator[None]:
-    """Without the report of transformers on weights that are unused (a head) or missing; it is shown if loading fails.
+    """Hold back the report of transformers on unused or missing weights; it is shown if loading fails.
 
     Missing weights are refused by `open_pretrained`; those of a pooler, which is dropped, are not needed.
     """
@@ -187,21 +201,19 @@ def _without_load_report() -> Iterator[None]:
     reports: list[logging.LogRecord] = []
 
     def hold_back(record: logging.LogRecord) -> bool:
-        is_report = "LOAD REPORT" in record.getMessage()
-        if is_report:
-            reports.append(record)
-        return not is_report
+        if "LOAD REPORT" not in record.getMessage():
+            return True
+        reports.append(record)
+        return False
 
     logger.addFilter(hold_back)
     try:
         yield
-    except BaseException:
+        reports.clear()
+    finally:
         logger.removeFilter(hold_back)
         for record in reports:
             logger.handle(record)
-        raise
-    finally:
-        logger.removeFilter(hold_back)
 
 
 @contextmanager
@@ -292,32 +304,6 @@ def is_causal(backbone: nn.Module) -> bool:
     states = check_states(backbone)
     # Equal inputs in equal shapes give equal bits; the tolerance is for kernels that split work by row.
     return bool((states[0, :-1] - states[1, :-1]).abs().max() <= 1e-3 * states.abs().max())
-
-
-DEFAULT_MAX_LENGTH = 512
-
-
-def checked_length(max_length: int | None, backbone: nn.Module) -> int:
-    """Return the most tokens of a text; None: 512, or fewer if the backbone has fewer positions.
-
-    Raises:
-        ValueError: for more than the positions of the backbone.
-    """
-    positions = count_positions(backbone)
-    if max_length is not None and positions is not None and max_length > positions:
-        raise ValueError(f"max_length: expected at most {positions}, the positions of the backbone; got {max_length}.")
-    return max_length or min(positions or DEFAULT_MAX_LENGTH, DEFAULT_MAX_LENGTH)
-
-
-def count_positions(backbone: nn.Module) -> int | None:
-    """Return the longest sequence of the backbone, None if its config has no limit."""
-    config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
-    positions: int | None = getattr(config, "max_position_embeddings", None)
-    for name, module in backbone.named_modules():
-        padding_id = getattr(module, "padding_idx", None)
-        if positions and name.endswith("position_embeddings") and padding_id is not None:
-            positions -= padding_id + 1  # RoBERTa counts from padding_idx + 1
-    return positions
 
 
 def state_sizes(backbone: nn.Module) -> tuple[int, int]:

@@ -21,14 +21,14 @@ from angle_llm.io import progress_bar
 from angle_llm.model import lora
 from angle_llm.model.artifact import EncoderCard, check_savable, load_parts, save_parts
 from angle_llm.model.attention import find_sharing
-from angle_llm.model.backbone import absolute_name, checked_length, is_causal, torch_device, weights_fingerprint
+from angle_llm.model.backbone import absolute_name, is_causal, torch_device, weights_fingerprint
 from angle_llm.model.checks import CARD_NAME, ArtifactError, as_artifact_error, check_states, evaluating
 from angle_llm.model.depth import LayerStack
 from angle_llm.model.fast_paths import bound_kernel_caches, keep_freed_memory, patch_bitsandbytes
 from angle_llm.model.micro_batches import EncodeStats, Plan, plan_micro_batches
 from angle_llm.model.pooling import EmbeddingModel, checked_pooling
 from angle_llm.model.quantization import bits_of, without_outliers
-from angle_llm.model.tokenizer import SentenceTokenizer, Tokenizer, check_texts
+from angle_llm.model.tokenizer import SentenceTokenizer, Tokenizer, check_texts, checked_length
 from angle_llm.prompts import PromptTemplate, load_prompt
 
 TEXTS_PLANNED = 32_768

@@ -61,13 +61,6 @@ def is_transposed(layer: nn.Module) -> bool:
     return type(layer).__name__ == "Conv1D"
 
 
-def linear_shape(layer: nn.Module) -> tuple[int, int]:
-    """Return (O, I) of a linear layer, also of one whose weight is transposed or packed."""
-    held: Any = layer
-    outputs, inputs = tuple(held.weight.shape)[::-1] if is_transposed(layer) else (held.out_features, held.in_features)
-    return outputs, inputs
-
-
 def count_parameters(model: nn.Module) -> tuple[int, int]:
     """Return (trainable, all) parameters; two that are packed into a byte of a 4-bit layer count as two."""
     trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
@@ -195,10 +188,12 @@ class LoraAdapter:
                 raise ArtifactError(f"{name} changes {path}, but {base} has no such layer: it is another model.")
             if not (isinstance(layer, nn.Linear) or is_transposed(layer)):
                 raise ArtifactError(f"{name} changes {path}, which in {base} is a {type(layer).__name__}, not linear.")
-            if linear_shape(layer) != update.shape:
+            held: Any = layer  # not its weight: that of a 4-bit layer is packed
+            shape = tuple(held.weight.shape)[::-1] if is_transposed(layer) else (held.out_features, held.in_features)
+            if shape != update.shape:
                 raise ArtifactError(
-                    f"{name} changes {path} by {update.shape}, outputs by inputs, but in {base} it is "
-                    f"{linear_shape(layer)}: it is another model."
+                    f"{name} changes {path} by {update.shape}, outputs by inputs, but in {base} it is {shape}: it is another "
+                    "model."
                 )
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import nn
+
 from angle_llm.prompts import PromptTemplate
 
 Tokenizer = Any
@@ -88,6 +90,32 @@ def check_texts(texts: Sequence[str], first: int = 0) -> None:
                 f"text {position} is not valid Unicode: a lone surrogate {text[error.start]!r} at character {error.start}. "
                 "Decode it with the right encoding, or replace such characters: text.encode(errors='replace').decode()."
             ) from None
+
+
+DEFAULT_MAX_LENGTH = 512
+
+
+def checked_length(max_length: int | None, backbone: nn.Module) -> int:
+    """Return the most tokens of a text; None: 512, or fewer if the backbone has fewer positions.
+
+    Raises:
+        ValueError: for more than the positions of the backbone.
+    """
+    positions = count_positions(backbone)
+    if max_length is not None and positions is not None and max_length > positions:
+        raise ValueError(f"max_length: expected at most {positions}, the positions of the backbone; got {max_length}.")
+    return max_length or min(positions or DEFAULT_MAX_LENGTH, DEFAULT_MAX_LENGTH)
+
+
+def count_positions(backbone: nn.Module) -> int | None:
+    """Return the longest sequence of the backbone, None if its config has no limit."""
+    config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
+    positions: int | None = getattr(config, "max_position_embeddings", None)
+    for name, module in backbone.named_modules():
+        padding_id = getattr(module, "padding_idx", None)
+        if positions and name.endswith("position_embeddings") and padding_id is not None:
+            positions -= padding_id + 1  # RoBERTa counts from padding_idx + 1
+    return positions
 
 
 class TokenizedTemplate(NamedTuple):

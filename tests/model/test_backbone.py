@@ -25,7 +25,6 @@ from transformers import AutoModelForMaskedLM, BertModel, Gemma3TextConfig, Gemm
 from angle_llm.model.backbone import (
     BackboneLocation,
     absolute_name,
-    count_positions,
     is_causal,
     load_backbone,
     load_tokenizer,
@@ -35,6 +34,7 @@ from angle_llm.model.backbone import (
 )
 from angle_llm.model.checks import ArtifactError
 from angle_llm.model.quantization import dequantize
+from angle_llm.model.tokenizer import count_positions
 from angle_llm.model.weights import BaseWeights, open_base
 
 HALF = [torch.bfloat16, torch.float16]

@@ -107,6 +107,8 @@ class SpeedSettings:
 
 def main(settings: SpeedSettings) -> list[PeerComparison]:
     """Create environments and jobs, wait for a quiet machine, measure, report."""
+    if settings.plot is not None:
+        import report  # a missing package is found before the measurements
     workdir = settings.workdir.expanduser().resolve()
     workdir.mkdir(parents=True, exist_ok=True)
     (workdir / ".gitignore").write_text("*\n")
@@ -119,9 +121,10 @@ def main(settings: SpeedSettings) -> list[PeerComparison]:
         if settings.json is not None:  # after each, so that an error loses nothing
             write_json(settings.json, results(comparisons[:number], settings))
     if settings.plot is not None:
-        from report import draw_speed
-
-        draw_speed(results(comparisons, settings), settings.plot)
+        try:
+            report.draw_speed(results(comparisons, settings), settings.plot)
+        except LookupError as error:
+            print(f"{settings.plot} is not drawn: {error}")
     return comparisons
 
 

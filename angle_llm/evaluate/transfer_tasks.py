@@ -91,19 +91,15 @@ _TWO: tuple[Split, ...] = ("train", "test")
 _THREE: tuple[Split, ...] = ("train", "dev", "test")
 _MRPC_COLUMNS = ("#1 String", "Quality", "#2 String")
 _FILES: dict[str, _Files] = {
-    "mr": _Files(
-        "cross_validation", 10662, {"all": "transfer/mr.tsv"}, {"all": ("MR/rt-polarity.pos", "MR/rt-polarity.neg")}
-    ),
-    "cr": _Files("cross_validation", 3775, {"all": "transfer/cr.tsv"}, {"all": ("CR/custrev.pos", "CR/custrev.neg")}),
-    "subj": _Files(
-        "cross_validation",
-        10000,
-        {"all": "transfer/subj.tsv"},
-        {"all": ("SUBJ/subj.objective", "SUBJ/subj.subjective")},
-    ),
-    "mpqa": _Files(
-        "cross_validation", 10606, {"all": "transfer/mpqa.tsv"}, {"all": ("MPQA/mpqa.pos", "MPQA/mpqa.neg")}
-    ),
+    **{
+        name: _Files("cross_validation", official, {"all": f"transfer/{name}.tsv"}, {"all": files})
+        for name, official, files in (
+            ("mr", 10662, ("MR/rt-polarity.pos", "MR/rt-polarity.neg")),
+            ("cr", 3775, ("CR/custrev.pos", "CR/custrev.neg")),
+            ("subj", 10000, ("SUBJ/subj.objective", "SUBJ/subj.subjective")),
+            ("mpqa", 10606, ("MPQA/mpqa.pos", "MPQA/mpqa.neg")),
+        )
+    },
     "sst2": _Files(
         "train_dev_test",
         67349 + 872 + 1821,

@@ -7,9 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import settings as limits
-from hypothesis import strategies as st
 from scipy import stats
 
 from angle_llm.evaluate import Interval, PairScores, compare, spearman
@@ -43,15 +40,6 @@ def test_each_resample_equals_scipy_on_the_drawn_items(kinds: int) -> None:
         for scores, value in zip((one, two), spearman_2B[:, resample], strict=True):
             slow = stats.spearmanr(np.repeat(scores, drawn), np.repeat(gold, drawn)).statistic
             assert value == pytest.approx(slow, abs=1e-12)  # rounding of a sum of 50 products
-
-
-@limits(deadline=None, max_examples=30)
-@given(st.lists(st.tuples(st.integers(-5, 5), st.integers(0, 5)), min_size=2, max_size=30))
-def test_spearman_depends_on_the_order_of_scores_only(pairs: list[tuple[int, int]]) -> None:
-    scores, gold = np.array(pairs, dtype=float).T
-    one, cubed, opposite = resampled_spearman([scores, scores**3, -scores], gold, resamples=20)
-    np.testing.assert_array_equal(one, cubed)
-    np.testing.assert_array_equal(one, -opposite)
 
 
 def test_interval_of_a_mean_equals_that_of_means_of_drawn_items() -> None:
@@ -172,21 +160,17 @@ def test_paired_interval_is_shorter_than_that_of_one_model() -> None:
     assert one.interval.high - one.interval.low < 0.7 * (alone.high - alone.low)
 
 
-def test_exchanging_the_models_changes_only_the_sign() -> None:
+def test_exchanging_the_models_changes_only_the_sign_and_equal_ones_differ_by_0() -> None:
     one, two = models(1, 200, (1.0, 1.2))
+    doubled = PairScores(2 * one.cosine, one.gold)  # the same ranks
+    for same in differences(compare({"stsb": one}, {"stsb": doubled})):
+        assert (same.difference, same.interval, same.p_value) == (0, Interval(0, 0), 1)
     there, back = compare({"sts12": one}, {"sts12": two}), compare({"sts12": two}, {"sts12": one})
     for forth, reverse in zip(differences(there), differences(back), strict=True):
         assert forth.difference == -reverse.difference
         assert forth.p_value == reverse.p_value
         assert forth.interval.low == pytest.approx(-reverse.interval.high, abs=1e-12)  # percentiles interpolate
         assert forth.interval.high == pytest.approx(-reverse.interval.low, abs=1e-12)
-
-
-def test_equal_models_differ_by_0_with_p_1() -> None:
-    one, _ = models(2, 100, (1.0, 1.0))
-    doubled = PairScores(2 * one.cosine, one.gold)  # the same ranks
-    for difference in differences(compare({"stsb": one}, {"stsb": doubled})):
-        assert (difference.difference, difference.interval, difference.p_value) == (0, Interval(0, 0), 1)
 
 
 def test_average_is_over_common_published_tasks() -> None:

@@ -284,7 +284,7 @@ def vectors_of(material: Material, encoder: SentenceEncoder, name: str, folder: 
     if not target.is_file():
         for first in blocks:  # takes a hundredth of the time of embedding
             _check_tokens(material, encoder, range(first, min(first + _TOGETHER, len(material.texts))))
-        corpus = _Texts(RowSource("texts", []), None, material=material)
+        corpus = _Texts(RowSource("texts", []), "text", material=material)
         survey = Survey(len(material.texts), 0, [{"sha256": digest}], [])
         form, options = VectorForm(encoder.dimensions, encoder.dimensions), ShardOptions("bare npy", shard_rows)
         embed_corpus(corpus, survey, encoder, name, form, options, target.with_suffix(".parts"), target=target)

@@ -56,8 +56,8 @@ class Corpus:
     """The texts of a source, read from its start as often as needed."""
 
     source: RowSource
-    column: str | None
-    """The column with the texts; None if no file has columns."""
+    column: str
+    """The column with the texts; of text files `text`."""
     id_column: str | None = None
 
     @classmethod
@@ -76,13 +76,7 @@ class Corpus:
             DataError: If there is no such source, or no such column.
         """
         rows = open_rows(source, delimiter=delimiter, encoding=encoding)
-        tables = [file for file in rows.files if file.has_columns]
-        flat = next((file.name for file in rows.files if not file.has_columns), None)
-        if flat is not None and (id_column is not None or (column is not None and not tables)):
-            raise DataError(
-                f"--column and --id-column are for files with columns; {flat} has one text per line. Unset them"
-            )
-        for file in tables:
+        for file in rows.files:
             first = next((row for row in file.rows() if isinstance(row, Row)), None)
             names = file.columns if first is None else list(first.values)  # all columns of a JSON file take long
             if column is None:
@@ -97,14 +91,11 @@ class Corpus:
                     raise DataError(
                         f"{option}: {file.name} has no column {name!r}{nearest(name, names)}. Columns: {', '.join(names)}"
                     )
-        return cls(rows, column if tables else None, id_column)
+        return cls(rows, column or _USUAL_COLUMNS[0], id_column)
 
     def __iter__(self) -> Iterator[CorpusText | BadRow]:
         names = [name for name in dict.fromkeys([self.column, self.id_column]) if name is not None]
-        for file in self.source.files:
-            column = self.column if file.has_columns and self.column is not None else "text"
-            for row in file.rows(names or None):
-                yield self._text(row, column)
+        return (self._text(row) for file in self.source.files for row in file.rows(names))
 
     def blocks(self, size: int, wanted: Callable[[int], bool]) -> Iterator[TextBlock]:
         """Blocks of `size` rows with a wanted number; the last block may be shorter."""
@@ -146,11 +137,11 @@ class Corpus:
         if self.source.stamps() != survey.stamps:
             raise DataError(f"{self.source.name} was changed while it was read. Start again when it is complete")
 
-    def _text(self, row: Row | BadRow, column: str) -> CorpusText | BadRow:
+    def _text(self, row: Row | BadRow) -> CorpusText | BadRow:
         if isinstance(row, BadRow):
             return row
         try:
-            text = read_text(row.values, column)
+            text = read_text(row.values, self.column)
             if self.id_column is None:
                 return CorpusText(text, None, row.place)
             found = row.values.get(self.id_column)

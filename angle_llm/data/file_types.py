@@ -24,7 +24,6 @@ _PARQUET_ROWS = 1024
 class TextFile(FileReader):
     """One text per line, column `text`. Lines end with \\n, \\r\\n or \\r; an empty line is a row."""
 
-    has_columns = False
     columns = ["text"]  # noqa: RUF012
 
     def _records(self, columns: list[str] | None) -> Iterator[tuple[int, Any]]:

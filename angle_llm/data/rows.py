@@ -67,7 +67,6 @@ class FileReader:
 
     unit: ClassVar[Unit] = "line"
     """What row numbers count."""
-    has_columns: ClassVar[bool] = True
     label_names: Mapping[str, list[str]] = {}
     """Column → names of its integer labels; only `datasets` datasets have them."""
     beside: tuple[Path, ...] = ()

@@ -48,8 +48,8 @@ def test_folder_is_read_in_order_of_names(tmp_path: Path) -> None:
     corpus = Corpus.open(tmp_path / "in")
     assert texts(corpus) == ["a1.txt", "a2.txt", "b/x.txt"]
     assert corpus.source.ignored == ["config.json", "notes.md"]
-    lines(tmp_path / "in" / "c.csv", ["id,body", "x,two"])
-    assert texts(Corpus.open(tmp_path / "in", "body")) == ["a1.txt", "a2.txt", "b/x.txt", "two"]
+    lines(tmp_path / "in" / "c.csv", ["id,text", "x,two"])
+    assert texts(Corpus.open(tmp_path / "in")) == ["a1.txt", "a2.txt", "b/x.txt", "two"]
 
 
 def test_lines_of_text_end_with_any_line_end(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_bad_row_of_parquet_is_reported_with_its_number(id_column: str | None, r
         ("a.csv", "a,b\n1,2\n", {}, "columns a, b. .*--column"),
         ("a.csv", "text,b\n1,2\n", {"column": "txt"}, "--column: .*'txt'; nearest: 'text'"),
         ("a.tsv", "text\tb\n1\t2\n", {"id_column": "id"}, "--id-column: .* has no column 'id'"),
-        ("a.txt", "x\n", {"column": "text"}, "--column .* one text per line"),
+        ("a.txt", "x\n", {"column": "body"}, "--column: .* has no column"),
         ("folder/a.md", "", {}, r"ends in \.jsonl"),
         ("a.txt", "", {}, "is empty"),
         ("a.txt", "\n\n", {}, "2 bad rows and no text"),

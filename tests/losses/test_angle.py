@@ -95,30 +95,10 @@ def test_without_anything_to_rank_or_contrast_the_loss_is_exactly_zero(
     assert not embeddings_ND.grad.any()
 
 
-@pytest.mark.parametrize("absent", WEIGHTS)
-def test_a_part_of_weight_zero_is_absent_and_has_no_effect(absent: str) -> None:
-    embeddings_ND = random(6, 4)
-    without = replace(all_parts(), **{f"{absent}_weight": 0.0})
-    value, whole = (objective(embeddings_ND, relation(TRIPLES)) for objective in (without, all_parts()))
-    assert value.parts == {name: part for name, part in whole.parts.items() if name != absent}
-    assert_close(value.loss, whole.loss - WEIGHTS[absent] * whole.parts[absent])
-
-
 def test_an_odd_number_of_columns_is_refused_with_an_angle_only() -> None:
     assert AngleObjective(cosine_weight=1)(random(6, 5), relation(TRIPLES)).loss > 0
     with pytest.raises(ValueError, match=r"even number of columns.*got 5.*set angle_weight to 0"):
         AngleObjective(angle_weight=1)(random(6, 5), relation(TRIPLES))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_half_precision_is_raised_and_double_stays(dtype: torch.dtype) -> None:
-    embeddings_ND = random(6, 4).to(dtype)
-    precise = torch.promote_types(dtype, torch.float32)
-    value = all_parts()(embeddings_ND, relation(TRIPLES))
-    assert value.loss.dtype == torch.float64  # the scores are float64
-    assert value.parts["in_batch"].dtype == precise
-    assert value.loss == all_parts()(embeddings_ND.to(precise), relation(TRIPLES)).loss
-    assert gradient_of(all_parts(), embeddings_ND, TRIPLES).dtype == dtype
 
 
 def test_autocast_does_not_lower_the_precision() -> None:

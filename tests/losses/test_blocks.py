@@ -159,12 +159,3 @@ def test_the_workspace_is_a_fraction_of_the_embeddings() -> None:
     used = workspace.in_a_process(rows=8192, columns=2048, anchors=64, block_elements=2**18)
     assert used["embeddings_MiB"] == 64
     assert used["workspace_MiB"] < 0.5 * 64
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_sixty_five_thousand_rows_need_less_than_half_a_gigabyte() -> None:
-    """Embeddings and gradient are 1 GiB each."""
-    used = workspace.in_a_process(rows=65_536, columns=4096, anchors=512)
-    assert used["embeddings_MiB"] == 1024
-    assert used["workspace_MiB"] * 2**20 < 0.5e9

@@ -10,7 +10,7 @@ from loss_batches import random
 from torch import Tensor
 from torch.testing import assert_close
 
-from angle_llm.losses.similarity import ANGLE_FORMS, Similarity, angle_phase, cosine, unit
+from angle_llm.losses.similarity import ANGLE_FORMS, Similarity, angle_phase, cosine
 
 SIMILARITIES: dict[str, Similarity] = {"cosine": cosine, **ANGLE_FORMS}
 SLOW = {"cosine": reference.cosine, **reference.ANGLE_FORMS}
@@ -96,14 +96,6 @@ def test_a_zero_row_has_similarity_and_gradient_zero(name: str, dtype: torch.dty
 def test_lengths_do_not_matter(name: str) -> None:
     left_PD, right_PD = random(2, 5, 8)
     assert_close(SIMILARITIES[name](3e4 * left_PD, 2e-5 * right_PD), SIMILARITIES[name](left_PD, right_PD))
-
-
-def test_unit_rows_have_length_one_and_zero_rows_stay() -> None:
-    x_ND = torch.cat((random(3, 4), torch.zeros(1, 4, dtype=torch.float64)))
-    assert_close(unit(x_ND).norm(dim=1), torch.tensor([1.0, 1, 1, 0], dtype=torch.float64))
-    _, gradient = reference.value_and_gradient(lambda x: (unit(x) * random(4, 4, seed=1)).sum(), x_ND)
-    assert gradient[:3].any(dim=1).all()
-    assert not gradient[3].any()
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,9 @@ from tiny import KINDS, save_tiny_base, tiny_encoder, train_a_little
 
 from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
 from angle_llm.config import LoraSettings
-from angle_llm.model.artifact import EncoderCard, check_writable
+from angle_llm.model.artifact import check_writable
 from angle_llm.model.backbone import weights_fingerprint
 from angle_llm.model.checks import CARD_NAME, ArtifactError, is_saved_encoder
-from angle_llm.prompts import PromptError
 
 TEXTS = ["A man is eating.", 'Someone says "no", then eats something that takes a long time.', "Where is it?"]
 LORA = LoraSettings(rank=2)
@@ -98,15 +97,6 @@ def test_an_adapter_is_read_back_exactly(kind: str, dtype: str, lora: LoraSettin
     assert not any(module.training for module in again.model.modules())
 
 
-def test_a_loaded_adapter_is_saved_unchanged(adapter: Path, tmp_path: Path) -> None:
-    load(adapter).save_pretrained(tmp_path / "again")
-    before, after = files_below(adapter), files_below(tmp_path / "again")
-    config, again = json.loads(before.pop("adapter_config.json")), json.loads(after.pop("adapter_config.json"))
-    assert set(config.pop("target_modules")) == set(again.pop("target_modules"))  # peft writes a set in any order
-    assert again == config | {"inference_mode": True}
-    assert after == before
-
-
 def test_prompt_pooling_and_length_are_saved_and_can_be_replaced(tmp_path: Path) -> None:
     prompt = PromptTemplate(
         name="mine",
@@ -157,15 +147,6 @@ def test_files_have_the_mode_of_ordinary_files(adapter: Path, saved: Path) -> No
         assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o666 & ~umask}
 
 
-def test_other_weights_as_the_base_are_refused(adapter: Path, base: Path) -> None:
-    trained_on = card_values(adapter)["base_fingerprint"]
-    save_tiny_base("llama", base, seed=1)
-    with pytest.raises(
-        ArtifactError, match=rf"{adapter}.*{trained_on}.*{base} has {weights_fingerprint(load(base).model.backbone)}"
-    ):
-        load(adapter)
-
-
 @pytest.mark.parametrize(
     ("trained_in", "used_in"), [("float32", "bfloat16"), ("bfloat16", "float16"), ("float16", "float32")]
 )
@@ -196,18 +177,6 @@ def test_a_relative_base_is_found_from_another_working_directory(
     assert card_values(tmp_path / "elsewhere" / "adapter")["base"] == str(base)
     monkeypatch.chdir("/")
     assert np.array_equal(load(tmp_path / "elsewhere" / "adapter").encode(TEXTS), encoder.encode(TEXTS))
-
-
-def test_a_base_in_a_python_package_keeps_its_name(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "site" / "contains_a_base"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    base.rename(package / "small")
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    encoder = adapted("package:contains_a_base/small")
-    encoder.save_pretrained(tmp_path / "adapter")
-    assert card_values(tmp_path / "adapter")["base"] == "package:contains_a_base/small"
-    assert np.array_equal(load(tmp_path / "adapter").encode(TEXTS), encoder.encode(TEXTS))
 
 
 def test_a_base_on_the_hub_keeps_its_name_and_revision_without_a_request(
@@ -275,17 +244,6 @@ def test_a_damaged_card_is_refused(content: str | dict[str, Any], message: str, 
         load(saved)
 
 
-def test_only_a_card_with_a_usable_prompt_makes_a_saved_encoder(saved: Path, base: Path) -> None:
-    assert is_saved_encoder(saved)
-    assert not is_saved_encoder(base)
-    assert not is_saved_encoder("NousResearch/Llama-2-7b-hf")
-    with pytest.raises(ArtifactError, match=f"{base} has no {CARD_NAME}"):
-        EncoderCard.read(base)
-    change_card(saved, prompt={"name": "mine", "template": "no placeholder"})
-    with pytest.raises(PromptError, match="exactly one"):
-        load(saved)
-
-
 def test_saving_replaces_a_saved_encoder_also_through_a_link(saved: Path, base: Path) -> None:
     link = saved.with_name("latest")
     link.symlink_to(saved.name)
@@ -318,19 +276,3 @@ def test_an_empty_folder_and_missing_parents_are_accepted_and_other_content_is_n
         with pytest.raises(ArtifactError, match="not a saved encoder"):
             encoder.save_pretrained(tmp_path / Path(name).parts[0])
         assert (tmp_path / name).read_text() == "years of work"
-
-
-@pytest.mark.parametrize("exists", [True, False])
-def test_a_failed_save_changes_nothing(exists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: Any) -> None:
-        raise OSError("disk full")
-
-    encoder = tiny_encoder("llama")
-    if exists:
-        encoder.save_pretrained(tmp_path / "model")
-    before = files_below(tmp_path)
-    monkeypatch.setattr(EncoderCard, "write", fails)  # after weights and tokenizer
-    with pytest.raises(OSError, match="disk full"):
-        encoder.save_pretrained(tmp_path / "model")
-    assert files_below(tmp_path) == before
-    assert [path.name for path in tmp_path.iterdir()] == ["model"] * exists

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file
 from tiny import KINDS, save_tiny_base, tiny_encoder, train_a_little
 from torch import nn
@@ -69,15 +68,6 @@ def test_every_pooling_pools_inner_states(pooling: str) -> None:
     assert_same(encoder.encode_layers(TEXTS, [1])[:, 0], encoder.truncated(layers=1).encode(TEXTS))
 
 
-def test_layers_are_in_the_given_order_and_half_precision_agrees_to_its_rounding() -> None:
-    encoder = tiny_encoder("llama")
-    assert np.array_equal(encoder.encode_layers(TEXTS, [3, 1])[:, ::-1], encoder.encode_layers(TEXTS, [1, 3]))
-    assert encoder.encode_layers([], [3, 1]).shape == (0, 2, 32)
-    half = tiny_encoder("llama", torch.bfloat16)
-    rows_ND = half.encode_layers(TEXTS, [2])[:, 0]
-    np.testing.assert_allclose(half.truncated(layers=2).encode(TEXTS), rows_ND, rtol=0, atol=0.05)
-
-
 def test_reading_inner_layers_does_not_change_encode() -> None:
     """Training reads them while evaluation encodes."""
     encoder = tiny_encoder("llama")
@@ -89,15 +79,6 @@ def test_reading_inner_layers_does_not_change_encode() -> None:
     assert encoder.encode_layers(TEXTS, [1]).shape == (len(TEXTS), 1, 32)
     assert encoder.model.inner_layers == (1,)
     assert encoder.model(**encoder.plan(TEXTS, 10**6).micro_batches[0].inputs(encoder.device)).shape[1] == 64
-
-
-def test_dimensions_are_the_first_ones_of_every_vector() -> None:
-    encoder = tiny_encoder("llama")
-    narrow = encoder.truncated(dimensions=10)
-    assert narrow.dimensions == 10
-    assert np.array_equal(narrow.encode(TEXTS), encoder.encode(TEXTS)[:, :10])
-    assert np.array_equal(narrow.encode_layers(TEXTS, [2, 3]), encoder.encode_layers(TEXTS, [2, 3])[:, :, :10])
-    assert narrow.encode_complex(TEXTS).shape == (len(TEXTS), 5)
 
 
 @pytest.mark.parametrize("with_adapter", [False, True])

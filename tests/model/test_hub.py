@@ -32,13 +32,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def test_a_whole_encoder_opens_as_it_was_saved(hub: Hub, tmp_path: Path) -> None:
     encoder = tiny_encoder("llama", prompt=None, pooling="mean", max_length=77)
     encoder.save_pretrained(tmp_path / "model")
-    extra = {
-        "pytorch_model.bin": b"x",
-        "README.md": b"x",
-        "training_args.bin": b"x",
-        "evil.py": b"x",
-        "onnx/model.onnx": b"x",
-    }
+    extra = dict.fromkeys(("pytorch_model.bin", "README.md", "training_args.bin", "evil.py", "onnx/model.onnx"), b"x")
     commit = hub.put("user/whole", files_of(tmp_path / "model") | extra)
     again = load("user/whole")
     assert (again.pooling, again.max_length, again.base, again.base_revision) == ("mean", 77, "user/whole", commit)
@@ -94,7 +88,7 @@ def test_pickles_alone_are_refused(hub: Hub, tmp_path: Path) -> None:
     assert "pytorch_model.bin" not in hub.fetched()
 
 
-def test_what_is_no_backbone_is_told(hub: Hub, tmp_path: Path) -> None:
+def test_other_repositories_are_refused(hub: Hub, tmp_path: Path) -> None:
     base = files_of(save_tiny_base("llama", tmp_path / "base"))
     hub.put("org/exported", base | {"angle_llm_export.json": b"{}"})
     hub.put("org/peft", {"adapter_config.json": b"{}", "adapter_model.safetensors": b""})
@@ -119,17 +113,15 @@ def test_a_link_in_the_cache_that_leads_elsewhere_is_refused(hub: Hub, tmp_path:
         load("user/whole")
 
 
-def test_a_card_nobody_could_be_asked_for_is_warned_of(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The cache has the backbone's files, as `transformers` fetched them, and never asked for a card."""
+def test_an_unknown_card_is_warned_of(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache has the files of the backbone, as `transformers` fetched them, and no record of a card."""
     commit = hub.put("org/base", save_tiny_base("llama", tmp_path / "base"))
     rows = load("org/base").encode(TEXTS)
     cached = tmp_path / "cache" / "models--org--base" / ".no_exist" / commit / CARD_NAME
     cached.unlink()
     for setting, value in (("HF_HUB_OFFLINE", True), ("HF_HUB_OFFLINE", False)):
         monkeypatch.setattr(constants, setting, value)
-        if not value:  # nobody listens there
+        if not value:  # no server has this port
             nowhere = "http://127.0.0.1:9"
             monkeypatch.setattr(constants, "ENDPOINT", nowhere)
             monkeypatch.setattr(
@@ -142,14 +134,7 @@ def test_a_card_nobody_could_be_asked_for_is_warned_of(
 
 
 @pytest.mark.filterwarnings("error")
-def test_what_is_nowhere_is_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(FileNotFoundError, match=r"org/base is not on this machine.*\(.*HF_HUB_OFFLINE.*\)"):
-        load("org/base")
-
-
-@pytest.mark.filterwarnings("error")
-def test_another_revision_than_the_cache_has_is_nowhere(
+def test_a_model_or_revision_that_is_not_in_the_cache_is_named(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = hub.put("org/base", save_tiny_base("llama", tmp_path / "base"))
@@ -158,6 +143,8 @@ def test_another_revision_than_the_cache_has_is_nowhere(
     load("org/base", revision=commit)
     with pytest.raises(FileNotFoundError, match="org/base at revision v9 is not on this machine"):
         load("org/base", revision="v9")
+    with pytest.raises(FileNotFoundError, match=r"org/other is not on this machine.*\(.*HF_HUB_OFFLINE.*\)"):
+        load("org/other")
 
 
 def test_an_adapter_on_a_saved_encoder_of_the_hub_is_refused(hub: Hub, tmp_path: Path) -> None:

@@ -85,27 +85,6 @@ def test_a_new_adapter_is_neutral_and_a_trained_one_changes_every_vector(kind: s
         assert (np.abs(encoder.encode(TEXTS) - plain).max(axis=1) > 1e-2).all()
 
 
-@pytest.mark.parametrize(("rslora", "scale"), [(False, 6 / 4), (True, 6 / 2)])
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_the_update_is_scaled_by_alpha_over_rank_or_its_root(kind: str, rslora: bool, scale: float) -> None:
-    adapted: Any = add_lora(tiny_backbone(kind), LoraSettings(rank=4, alpha=6, rslora=rslora))
-    train_a_little(adapted)
-    name, layer = next((name, module) for name, module in adapted.named_modules() if hasattr(module, "lora_A"))
-    base = dict(tiny_backbone(kind).named_modules())[name.removeprefix("base_model.model.")]
-    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(2))
-    update = x @ layer.lora_A["default"].weight.T @ layer.lora_B["default"].weight.T
-    torch.testing.assert_close(layer(x), base(x) + scale * update, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_dora_dropout_and_the_mode(training: bool) -> None:
-    adapted = add_lora(tiny_backbone("llama").train(training), LoraSettings(rank=2, dora=True, dropout=0.25))
-    assert sum("lora_magnitude_vector" in name for name in trained(adapted)) == LINEAR_LAYERS["llama"]
-    dropouts = [module.p for module in adapted.modules() if isinstance(module, nn.Dropout)]
-    assert dropouts == [0.25] * LINEAR_LAYERS["llama"]
-    assert all(module.training is training for module in adapted.modules())
-
-
 @pytest.mark.parametrize(
     ("targets", "layers"),
     [

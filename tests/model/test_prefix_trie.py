@@ -254,35 +254,3 @@ def test_gradients_of_a_shared_node_are_added_in_float32(dtype: torch.dtype, mon
     assert states_TD.grad.dtype == dtype
     # 10,000 / 256, rounded once.
     assert torch.equal(states_TD.grad, torch.tensor([[10_000 / 256], [0], [10_000 / 256]]).to(dtype).expand(3, 4))
-
-
-def test_half_precision_gradients_of_a_trie_are_as_exact_as_those_of_padded_texts() -> None:
-    """Hundreds of texts with one prompt head, against float32."""
-    torch.manual_seed(0)
-    encoder = tiny_encoder("llama")
-    texts = [f"A man number {number} is eating bread." for number in range(600)]
-    ids = encoder.tokenize(texts)
-    weights_RD = torch.randn(len(ids), encoder.dimensions)
-
-    def gradients(dtype: torch.dtype, disabled: str | None) -> dict[str, torch.Tensor]:
-        encoder.model.to(dtype).requires_grad_(True).zero_grad()
-        plan = plan_micro_batches(ids, 10**6, encoder.pad_id, PrefixSharing(disabled))
-        for micro in plan.micro_batches:
-            (encoder.model(**micro.inputs(encoder.device)) * weights_RD[micro.rows]).sum().backward()
-        return {name: p.grad.float() for name, p in encoder.model.named_parameters() if p.grad is not None}
-
-    encoder.model.to(torch.bfloat16)  # the same weights in all three
-    exact = gradients(torch.float32, "disabled")
-    errors = {
-        layout: {
-            name: float((found - exact[name]).norm() / exact[name].norm())
-            for name, found in gradients(torch.bfloat16, disabled).items()
-        }
-        for layout, disabled in (("trie", None), ("padded", "disabled"))
-    }
-    for name in ("k_proj", "v_proj"):
-        trie, padded = (
-            max(value for key, value in errors[layout].items() if f"{name}.weight" in key)
-            for layout in ("trie", "padded")
-        )
-        assert trie < 1.5 * padded + 2**-9, (name, trie, padded)

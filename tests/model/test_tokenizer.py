@@ -365,9 +365,7 @@ def test_smollm2_merges_the_closing_quote_with_the_last_full_stop(real_smollm2: 
     assert segments == [[*head, *eating, stop, quote, *tail], [*head, *eating, quote, *tail]]
 
 
-@pytest.mark.parametrize(
-    ("texts_together", "characters"), [(1, 99), (2, 99), (3, 99), (7, 99), (7, 1), (7, 12), (2, 12)]
-)
+@pytest.mark.parametrize(("texts_together", "characters"), [(1, 99), (2, 99), (7, 1), (2, 12)])
 def test_ids_do_not_depend_on_the_texts_of_one_call(
     texts_together: int, characters: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

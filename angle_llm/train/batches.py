@@ -30,16 +30,14 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
     Raises:
         SettingsError, ValueError: for settings that are not valid.
     """
-    common = settings_to_dict(settings.objective)
-    own = [
-        settings_from_dict(ObjectiveSettings, common | each.objective, where=f"objective of {each.path}")
-        for each in sets_of(settings.data)
-    ]
-    plain = [AngleObjective(**settings_to_dict(one)) for one in own]
-    nested = settings.nested
-    if not (nested.layers or nested.dimensions):
-        return list(plain)
-    return [NestedObjective(one, **settings_to_dict(nested)) for one in plain]
+    common, nested = settings_to_dict(settings.objective), settings.nested
+    losses: list[Objective] = []
+    for each in sets_of(settings.data):
+        own = settings_from_dict(ObjectiveSettings, common | each.objective, where=f"objective of {each.path}")
+        loss = AngleObjective(**settings_to_dict(own))
+        is_nested = nested.layers or nested.dimensions
+        losses.append(NestedObjective(loss, **settings_to_dict(nested)) if is_nested else loss)
+    return losses
 
 
 class PlannedBatch(NamedTuple):
@@ -122,16 +120,11 @@ class BatchPlanner:
         part_of_example = np.array([different.index(kind) for kind in kinds])
         pairs = [2 if isinstance(self.data[index], Triple) else 1 for index in indices]
         part_of_pair = np.repeat(part_of_example, pairs)
-        return MixedObjective(
-            [
-                Part(
-                    loss,
-                    float((part_of_example == number).mean()),
-                    torch.from_numpy(np.flatnonzero(part_of_pair == number)),
-                )
-                for number, (loss, _) in enumerate(different)
-            ]
-        )
+        parts = []
+        for number, (loss, _) in enumerate(different):
+            of_part = torch.from_numpy(np.flatnonzero(part_of_pair == number))
+            parts.append(Part(loss, float((part_of_example == number).mean()), of_part))
+        return MixedObjective(parts)
 
 
 def ahead(items: Iterator[Item]) -> Iterator[Item]:

@@ -173,17 +173,10 @@ class Trainer:
             if any(planned.plan.token_budget > planner.budget.micro_batch_tokens for planned in batches):
                 batches = [planned._replace(plan=planner.plan(planned.batch)) for planned in batches]
             try:
+                share, kept = 1 / len(batches), planner.budget.graph_tokens
                 return [
-                    boundary_step(
-                        strategy.model,
-                        planned.plan,
-                        planned.batch,
-                        planned.loss,
-                        graph_tokens=planner.budget.graph_tokens,
-                        share=1 / len(batches),
-                        strategy=strategy,
-                    )
-                    for planned in batches
+                    boundary_step(strategy.model, plan, batch, loss, graph_tokens=kept, share=share, strategy=strategy)
+                    for batch, plan, loss, _ in batches
                 ]
             except RankMemoryError as error:
                 reason = str(error)

@@ -251,17 +251,14 @@ def test_lengths_and_truncation_are_those_of_the_encoder(base: str, tmp_path: Pa
 # ------------------------------------------------------------------------------------------------ the command
 
 
-def test_exit_code_is_1_for_trouble_and_0_for_notes(
+def test_usual_model_is_optional(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    good = write(tmp_path / "good.jsonl", PAIR, OTHER, OTHER)
-    bad = write(tmp_path / "bad.jsonl", PAIR, "{", OTHER)
     monkeypatch.setattr("angle_llm.check.USUAL_MODEL", "package:no_such_package/x.gguf")
-    assert data(good) == 0
+    good, bad = write(tmp_path / "good.jsonl", PAIR, OTHER, OTHER), write(tmp_path / "bad.jsonl", PAIR, "{")
+    assert data(good, bad) == 1
     shown = capsys.readouterr().out
-    assert ("no trouble" in shown, "no tokens are counted" in shown) == (True, True)
-    assert data(good, bad, "--model", "none") == 1
-    assert "trouble in 1 of 2 files" in capsys.readouterr().out
+    assert ("trouble in 1 of 2 files" in shown, "no tokens are counted" in shown) == (True, True)
 
 
 # ------------------------------------------------------------------------------------------------ cleaned copies

@@ -34,6 +34,7 @@ import yaml
 from ablation_grid import RUNS, Experiment, Grid, changed, experiments, load_grid
 from ablation_measure import measure
 from ablation_results import Line, Measurement, Results, differences, key_of, line_of, load_scores, measurement
+from before_after import encoder_options
 from filelock import FileLock
 
 from angle_llm.cli import guarded
@@ -122,8 +123,7 @@ def run_experiment(
         model = str(train(grid, one, settings, data_dir))
     else:
         model = model_path(path, settings)
-        names = ("prompt", "pooling", "max_length", "dtype", "revision", "bits")
-        how = {name: getattr(one.settings.model, name) for name in names}
+        how = encoder_options(one.settings.model)
     facts = training_facts(Path(model).parent) if one.seed is not None or path.startswith(RUNS) else []
     before = [(line["metric"], line["value"]) for line in lines if line["kind"] == "training"]
     if before != [(line["metric"], line["value"]) for line in map(line_of, facts)]:

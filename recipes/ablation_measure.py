@@ -22,15 +22,12 @@ import numpy as np
 import torch
 from ablation_grid import Measures, below
 from ablation_results import Measurement, measurement, save_scores
+from before_after import pairs_task
 
-from angle_llm.config import DataSource
-from angle_llm.data import DataError, ScoredPair
 from angle_llm.data.batch import TextBatch
 from angle_llm.data.examples import load_examples
 from angle_llm.evaluate import (
     PairScores,
-    StsPair,
-    StsTask,
     evaluate,
     evaluate_retrieval,
     evaluate_transfer,
@@ -63,7 +60,8 @@ def measure(encoder: SentenceEncoder, measures: Measures, kind: str, data_dir: P
 
 def _sts(encode: Any, measures: Measures, data_dir: Path, scores: Path) -> Iterator[Measurement]:
     tasks = select_tasks(measures.sts, data_dir, measures.variant) if measures.sts else []
-    tasks = [*tasks, *(_pairs_task(name, source, data_dir) for name, source in measures.pairs.items())]
+    for name, source in measures.pairs.items():
+        tasks = [*tasks, pairs_task(name, replace(source, path=below(source.path, data_dir)))]
     results = evaluate(encode, tasks, resamples=1000)
     save_scores(results.scores, scores)
     for name, task in results.tasks.items():
@@ -79,14 +77,6 @@ def _sts(encode: Any, measures: Measures, data_dir: Path, scores: Path) -> Itera
     if len(results.averaged) > 1:
         average = results.average, results.average_interval
         yield measurement("sts", "average", "spearman", *average, n=len(results.averaged))
-
-
-def _pairs_task(name: str, source: DataSource, data_dir: Path) -> StsTask:
-    examples = load_examples(replace(source, path=below(source.path, data_dir))).examples
-    pairs = tuple(StsPair(e.left, e.right, e.score) for e in examples if isinstance(e, ScoredPair))
-    if not pairs:
-        raise DataError(f"{source.path} holds no scored pairs. Set `format: scored_pair`.")
-    return StsTask(name=name, label=name, variant="file", source=source.path, pairs=pairs)
 
 
 def _by_score(task: str, scores: PairScores) -> Iterator[Measurement]:

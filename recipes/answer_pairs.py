@@ -69,8 +69,8 @@ def _read(answer: str, finished: bool) -> list[Line]:
     last = max((place for place, why in enumerate(dropped) if why != "blank"), default=None)
     if not finished and last is not None:
         dropped[last] = dropped[last] or "cut"
-    texts = (piece if why else _without_marks(piece) for piece, why in zip(pieces, dropped, strict=True))
-    return [Line(text, why if text.strip() else "blank") for text, why in zip(texts, dropped, strict=True)]
+    lines = (Line(piece if why else _without_marks(piece), why) for piece, why in zip(pieces, dropped, strict=True))
+    return [line if line.text.strip() else Line(line.text, "blank") for line in lines]
 
 
 def _why_dropped(piece: str, is_list: bool) -> str | None:

@@ -1,4 +1,4 @@
-"""Train, and report the Spearman correlation on test pairs before and after. Shared by two recipes."""
+"""Train, and report the Spearman correlation on test pairs before and after. Shared by several recipes."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from angle_llm.config import DataSource, TrainSettings, parse_settings
+from angle_llm.config import DataSource, ModelSettings, TrainSettings, parse_settings
 from angle_llm.data import DataError, ScoredPair
 from angle_llm.data.examples import load_examples
 from angle_llm.evaluate import StsPair, StsTask, evaluate
@@ -44,24 +44,36 @@ def _train_settings(settings: Any) -> TrainSettings:
     return TrainSettings(**{item.name: getattr(settings, item.name) for item in fields(TrainSettings)})
 
 
-def _read_pairs(source: DataSource) -> StsTask:
+def pairs_task(name: str, source: DataSource) -> StsTask:
+    """An evaluation task from scored pairs of any format.
+
+    Raises:
+        DataError: if the data has other examples only.
+    """
     examples = load_examples(source).examples
     pairs = tuple(StsPair(each.left, each.right, each.score) for each in examples if isinstance(each, ScoredPair))
     if not pairs:
-        raise DataError(f"{source.path} holds no scored pairs. Set --test.format scored_pair.")
-    return StsTask(name="test", label="test", variant="file", source=source.path, pairs=pairs)
+        raise DataError(f"{source.path} has no scored pairs. Set its format: scored_pair.")
+    return StsTask(name=name, label=name, variant="file", source=source.path, pairs=pairs)
+
+
+def encoder_options(model: ModelSettings) -> dict[str, Any]:
+    """Arguments of `SentenceEncoder.from_pretrained` that open a backbone as training does."""
+    return {name: getattr(model, name) for name in ("prompt", "pooling", "max_length", "dtype", "revision", "bits")}
 
 
 def _train_and_test(test: DataSource, runs: Mapping[str, TrainSettings]) -> None:
-    task = _read_pairs(test)  # before hours of training
+    task = pairs_task("test", test)  # before hours of training
     models = {name: str(fine_tune(run)) for name, run in runs.items()}
     if os.environ.get("RANK", "0") != "0":
         return
     model = next(iter(runs.values())).model
-    base = {name: getattr(model, name) for name in ("prompt", "pooling", "max_length", "dtype", "revision", "bits")}
     print(f"\n{task.source}, {len(task.pairs):,} pairs; Spearman correlation x 100 of cosine and score:")
     width = max(7, *map(len, runs))
-    rows = [("before", model.path, base), *((name, path, dict[str, Any]()) for name, path in models.items())]
+    rows = [
+        ("before", model.path, encoder_options(model)),
+        *((name, path, dict[str, Any]()) for name, path in models.items()),
+    ]
     for name, path, arguments in rows:  # one model in memory at a time
         figures = evaluate(SentenceEncoder.from_pretrained(path, **arguments).encode, [task]).tasks["test"]
         print(f"  {name:{width}} {figures.spearman:6.2f}" + (f" ({figures.undefined})" if figures.undefined else ""))

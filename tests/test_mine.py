@@ -399,9 +399,7 @@ def test_texts_without_a_direction_are_refused_with_their_example(
     for value in (0.0, np.inf):
 
         def encode(texts: list[str], value: float = value, **_: object) -> np.ndarray:
-            rows = real(texts)
-            rows[[one == "There is food." for one in texts]] = value
-            return rows
+            return np.where([[one == "There is food."] for one in texts], value, real(texts))
 
         monkeypatch.setattr(encoder, "encode", encode)
         with pytest.raises(DataError, match=r'"There is food\.", the positive of example 2 .*not finite'):

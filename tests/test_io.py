@@ -36,44 +36,27 @@ from angle_llm.io import (
 # --- files and folders ------------------------------------------------------------------------------------------------------
 
 
-def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a.txt"
     write_text(path, "old")
+    for error, shown in ((KeyboardInterrupt(), "^"), (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), str(path))):
 
-    def breaks(file: BinaryIO) -> None:
-        file.write(b"half")
-        raise KeyboardInterrupt
+        def breaks(file: BinaryIO, error: BaseException = error) -> None:
+            file.write(b"half")
+            raise error
 
-    with pytest.raises(KeyboardInterrupt):
-        write_file(path, breaks)
-    assert contents(path.parent) == {"a.txt": b"old"}
+        with pytest.raises(type(error), match=shown):
+            write_file(path, breaks)
+        assert contents(path.parent) == {"a.txt": b"old"}
 
 
-def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+def test_two_writers_of_one_file_use_different_hidden_names(tmp_path: Path) -> None:
     def fill(file: BinaryIO) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        file.write(b"one")
+        write_text(tmp_path / "a.txt", "two", writer="another")
 
-    with pytest.raises(OSError, match=r"No space left on device: .*a\.txt"):
-        write_file(tmp_path / "a.txt", fill)
-    assert contents(tmp_path) == {}
-
-
-def test_concurrent_writers_of_one_file_use_different_hidden_names(tmp_path: Path) -> None:
-    path, both = tmp_path / "a.txt", threading.Barrier(2)
-
-    def fill(file: BinaryIO, content: bytes) -> None:
-        file.write(content)
-        both.wait(30)  # each has its file open
-
-    writers = [
-        threading.Thread(target=write_file, args=(path, lambda file, word=word: fill(file, word), word.decode()))
-        for word in (b"one", b"two")
-    ]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert list(contents(tmp_path).values()) in ([b"one"], [b"two"])
+    write_file(tmp_path / "a.txt", fill)
+    assert contents(tmp_path) == {"a.txt": b"one"}
 
 
 def test_a_fixed_writer_overwrites_what_a_killed_one_left(tmp_path: Path) -> None:
@@ -239,24 +222,17 @@ def test_earlier_pieces_and_pauses_do_not_count_for_the_rate(capsys: pytest.Capt
     assert "950/1000 [00:10<00:10,  5.00row/s]" in lines(capsys)[-1]
 
 
-def test_only_the_enabled_process_prints(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for terminal in (False, True):
-        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
-        with progress_bar("train", 5, "step", enabled=False) as bar, paused(bar):
-            bar.update(5)
-    assert lines(capsys) == []
-
-
 @pytest.mark.parametrize("place", ["terminal", "notebook"])
-def test_a_terminal_and_a_notebook_get_a_bar(
+def test_a_terminal_and_a_notebook_get_a_bar_of_the_enabled_process(
     place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TQDM_DISABLE", raising=False)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: place == "terminal")
     if place == "notebook":
         monkeypatch.setitem(sys.modules, "ipykernel", sys)
-    with progress_bar("train", 2, "step") as bar:
-        bar.update(2)
+    for enabled in (True, False):
+        with progress_bar("train", 2, "step", enabled=enabled) as bar, paused(bar):
+            bar.update(2)
     shown = capsys.readouterr().err
     assert "\r" in shown
     assert "2/2" in shown

@@ -1,0 +1,75 @@
+"""Any damage to a file is reported: each row is read, or listed as bad, or the file is refused."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from angle_llm.data.formats import DataError
+from angle_llm.data.readers import BadRow, Row, open_rows
+
+cell = st.text(st.characters(codec="utf-8", exclude_characters="\t\r\n"), max_size=12)
+harm = st.tuples(st.sampled_from(["cut", "flip", "insert", "drop"]), st.floats(0, 1), st.binary(min_size=1, max_size=4))
+
+
+def damaged(content: bytes, damage: list[tuple[str, float, bytes]]) -> bytes:
+    for kind, place, new in damage:
+        at = int(place * len(content))
+        rest = {"cut": b"", "flip": new[:1] + content[at + 1 :], "insert": new + content[at:]}
+        content = content[:at] + rest.get(kind, content[at + len(new) :])
+    return content
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    name=st.sampled_from(["x.jsonl", "x.json", "x.csv", "x.tsv", "x.txt"]),
+    cells=st.lists(st.lists(cell, min_size=2, max_size=2), min_size=1, max_size=6),
+    damage=st.lists(harm, max_size=3),
+    packed=st.sampled_from(["no", "before", "after"]),
+)
+def test_any_damaged_file_is_read_or_explained(
+    tmp_path_factory: pytest.TempPathFactory, name: str, cells: list[list[str]], damage: list[Any], packed: str
+) -> None:
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows([["a", "b"], *cells])
+    objects = [{"a": a, "b": b} for a, b in cells]
+    content = {
+        "x.jsonl": "".join(json.dumps(each) + "\n" for each in objects).encode(),
+        "x.json": json.dumps(objects).encode(),
+        "x.csv": stream.getvalue().encode(),
+        "x.tsv": "".join("\t".join(line) + "\n" for line in [["a", "b"], *cells]).encode(),
+        "x.txt": "".join(a + b + "\n" for a, b in cells).encode(),
+    }[name]
+    if packed == "before":
+        content = damaged(gzip.compress(content, mtime=0), damage)
+    else:
+        content = damaged(content, damage)
+        content = content if packed == "no" else gzip.compress(content, mtime=0)
+    path = tmp_path_factory.getbasetemp() / (name + ("" if packed == "no" else ".gz"))
+    path.write_bytes(content)
+    error, rows = "", list[Row | BadRow]()
+    try:
+        rows += open_rows(path)
+    except DataError as caught:
+        error = str(caught).encode().decode()  # can be printed
+    if error:
+        assert path.name in error
+        assert damage or not content
+        return
+    assert len({row.line for row in rows}) == len(rows)
+    for row in rows:
+        assert row.file == str(path)
+        assert isinstance(row, Row) or row.reason.encode()
+    if not damage and name in ("x.jsonl", "x.json"):
+        assert [row[0] for row in rows] == objects
+    if packed == "no" and name in ("x.jsonl", "x.tsv"):
+        lines = content.decode(errors="surrogateescape").removeprefix("\ufeff").split("\n")
+        blank = str.strip if name == "x.jsonl" else lambda line: line.strip("\r\n")
+        assert len(rows) == sum(1 for line in lines if blank(line)) - (name == "x.tsv")

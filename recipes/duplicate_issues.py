@@ -22,7 +22,7 @@ import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -113,7 +113,9 @@ def main(settings: IssueSettings) -> None:
         missing = read_targets(github, found, {claim.target for claim in claims})
     claims = [claim._replace(target=found.moved.get(claim.target, claim.target)) for claim in claims]
     texts, skipped = clean_texts(found, settings)
-    rows, account = make_pairs(found, texts, claims, missing | skipped, settings)
+    pairs = Pairs(found, texts, claims, settings)
+    account = pairs.add_positives(claims, missing | skipped) | pairs.add_negatives()
+    rows = {split: pairs.rows_of(split) for split in SPLITS}
     report = {
         "issues": len(found.issues),
         "pull requests": len(found.pull_requests),
@@ -178,59 +180,85 @@ def split_of(cluster: Key, shares: Sequence[float]) -> str:
     return next(name for name, end in zip(SPLITS, ends, strict=True) if place < end)
 
 
-def make_pairs(
-    found: Found, texts: Mapping[Key, str], claims: Sequence[Claim], absent: Mapping[Key, str], settings: IssueSettings
-) -> tuple[dict[str, list[Row]], Row]:
-    """Rows of each split, and the account: duplicates = positives + skipped, but for positives of the same cluster.
+class Pairs:
+    """Rows of each split. Issues linked by claims or by the same text are one cluster, and in one split."""
 
-    Issues linked by claims or by the same text are one cluster and in one split. A negative is a pair of two clusters of one
-    repository and split that do not mention each other and whose words are not too similar. `absent`: why issues have no text.
-    """
-    words, first = {key: near(text) for key, text in texts.items()}, dict[str, Key]()
-    same_text = [(key, first.setdefault(text, key)) for key, text in words.items()]
-    clusters = find_clusters([*((claim.duplicate, claim.target) for claim in claims), *same_text])
-    moved = found.moved
-    mentioned = {
-        frozenset(clusters.get(key := moved.get(one, one), key) for one in pair) for pair in mentioned_pairs(found)
-    }
-    place = {key: (split_of(clusters[key], settings.splits), found.issues[key].repo) for key in texts}
-    rows, seen = defaultdict[str, list[Row]](list), set[frozenset[str]]()
+    def __init__(
+        self, found: Found, texts: Mapping[Key, str], claims: Sequence[Claim], settings: IssueSettings
+    ) -> None:
+        self._found, self._texts, self._settings = found, texts, settings
+        self._words, first = {key: near(text) for key, text in texts.items()}, dict[str, Key]()
+        same_text = [(key, first.setdefault(text, key)) for key, text in self._words.items()]
+        self._clusters = find_clusters([*((claim.duplicate, claim.target) for claim in claims), *same_text])
+        self._place = {key: (split_of(self._clusters[key], settings.splits), found.issues[key].repo) for key in texts}
+        self._rows, self._seen = defaultdict[str, list[Row]](list), set[frozenset[str]]()
+        self._anchors = list[Key]()
 
-    def add(one: Key, other: Key, label: int, kind: str, why: str) -> None:
-        seen.add(frozenset((words[one], words[other])))
-        names = {"repo": place[one][1], "id1": found.issues[one].name, "id2": found.issues[other].name}
-        row = {"text1": texts[one], "text2": texts[other], "label": label, **names, "kind": kind, "why": why}
-        rows[place[one][0]].append(row)
+    def rows_of(self, split: str) -> list[Row]:
+        """The rows of a split, in an order that depends on nothing but each row."""
+        return sorted(self._rows[split], key=lambda row: _hash(f"{row['id1']} {row['id2']}"))
 
-    positives, skipped = list[Claim](), Counter[str]()
-    for claim in [*claims, *cluster_claims(claims, clusters, settings.cluster_pairs)]:
-        without = next((key for key in claim[:2] if key not in texts), None)
-        both = frozenset(words.get(key, "") for key in claim[:2])
-        if without is None and len(both) == 2 and both not in seen:
-            positives.append(claim)
-            add(*claim[:2], 1, "duplicate", claim.reason)
-        elif claim.reason != SAME_CLUSTER:
-            repeated = "same text" if len(both) == 1 else "repeated"
-            skipped[absent.get(without, "issue not read") if without else repeated] += 1
-    wanted = found_negatives = 0
-    for here in sorted({place[claim.duplicate] for claim in positives}):
-        anchors = sorted((claim.duplicate for claim in positives if place[claim.duplicate] == here), key=str)
-        issues = [found.issues[key] for key in sorted(texts) if place[key] == here]
-        pool = NegativePool(issues, words, f"{settings.seed} {here}")
-        for kind, share in settings.negatives.items():
-            for anchor in itertools.islice(itertools.cycle(anchors), round(share * len(anchors))):
-                wanted += 1
-                for other, cosine in pool.candidates(kind, anchor):
-                    pair = frozenset((clusters[anchor], clusters[other]))
-                    new = frozenset((words[anchor], words[other])) not in seen
-                    if len(pair) == 2 and pair not in mentioned and new and cosine <= SIMILAR:
-                        add(anchor, other, 0, kind, f"similarity of words {cosine:.2f}")
-                        found_negatives += 1
-                        break
-    for split in rows.values():
-        split.sort(key=lambda row: _hash(f"{row['id1']} {row['id2']}"))
-    account = {"positives": dict(Counter(claim.reason for claim in positives)), "duplicates skipped": dict(skipped)}
-    return rows, {**account, "negatives not found": wanted - found_negatives}
+    def _add(self, one: Key, other: Key, label: int, kind: str, why: str) -> None:
+        split, repo = self._place[one]
+        self._seen.add(frozenset((self._words[one], self._words[other])))
+        names = {"repo": repo, "id1": self._found.issues[one].name, "id2": self._found.issues[other].name}
+        row = {
+            "text1": self._texts[one],
+            "text2": self._texts[other],
+            "label": label,
+            **names,
+            "kind": kind,
+            "why": why,
+        }
+        self._rows[split].append(row)
+
+    def add_positives(self, claims: Sequence[Claim], absent: Mapping[Key, str]) -> Row:
+        """Add the claims; returns the account: claims = positives + skipped, but for positives of the same cluster.
+
+        `absent`: why issues have no text.
+        """
+        positives, skipped = Counter[str](), Counter[str]()
+        for claim in [*claims, *cluster_claims(claims, self._clusters, self._settings.cluster_pairs)]:
+            without = next((key for key in claim[:2] if key not in self._texts), None)
+            both = frozenset(self._words.get(key, "") for key in claim[:2])
+            if without is None and len(both) == 2 and both not in self._seen:
+                positives[claim.reason] += 1
+                self._anchors.append(claim.duplicate)
+                self._add(*claim[:2], 1, "duplicate", claim.reason)
+            elif claim.reason != SAME_CLUSTER:
+                repeated = "same text" if len(both) == 1 else "repeated"
+                skipped[absent.get(without, "issue not read") if without else repeated] += 1
+        return {"positives": dict(positives), "duplicates skipped": dict(skipped)}
+
+    def add_negatives(self) -> Row:
+        """Add negatives for the first issue of the positives, in turn; returns how many were not found."""
+        missing = 0
+        for here in sorted({self._place[key] for key in self._anchors}):
+            anchors = sorted((key for key in self._anchors if self._place[key] == here), key=str)
+            issues = [self._found.issues[key] for key in sorted(self._texts) if self._place[key] == here]
+            pool = NegativePool(issues, self._words, f"{self._settings.seed} {here}")
+            for kind, share in self._settings.negatives.items():
+                for anchor in itertools.islice(itertools.cycle(anchors), round(share * len(anchors))):
+                    candidates = pool.candidates(kind, anchor)
+                    chosen = next((each for each in candidates if self._is_negative(anchor, *each)), None)
+                    if chosen is None:
+                        missing += 1
+                    else:
+                        self._add(anchor, chosen[0], 0, kind, f"similarity of words {chosen[1]:.2f}")
+        return {"negatives not found": missing}
+
+    def _is_negative(self, one: Key, other: Key, cosine: float) -> bool:
+        """Whether two issues are new, of two clusters that do not mention each other, and their words are not too similar."""
+        clusters = frozenset((self._clusters[one], self._clusters[other]))
+        new = frozenset((self._words[one], self._words[other])) not in self._seen
+        return len(clusters) == 2 and clusters not in self._mentioned and new and cosine <= SIMILAR
+
+    @cached_property
+    def _mentioned(self) -> set[frozenset[Key]]:
+        """Pairs of clusters of which one mentions the other."""
+        moved, clusters = self._found.moved, self._clusters
+        pairs = [[moved.get(key, key) for key in pair] for pair in mentioned_pairs(self._found)]
+        return {frozenset(clusters.get(key, key) for key in pair) for pair in pairs}
 
 
 def cluster_claims(claims: Sequence[Claim], clusters: Mapping[Key, Key], most: int) -> Iterator[Claim]:

@@ -100,8 +100,8 @@ def test_a_missing_package_is_named() -> None:
 
 
 KINDS = ["adapter", "whole", "base", "angle-emb", "parquet", "npy"]
-FEW, MANY = 40, 335
-"""Of each kind: 240 and 2,010 in all."""
+FEW, MANY = 30, 335
+"""Of each kind: 180 and 2,010 in all."""
 
 
 def outcomes(kinds: list[str], first: int, count: int, work: Path) -> Counter[str]:

@@ -207,6 +207,7 @@ def test_work_and_parameters_are_counted_like_those_of_the_plain_model(bits: int
     assert backward == FlopsPerToken.of(with_lora(plain).model).backward
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @BITS
 def test_a_real_model_shares_prefixes(bits: int, dtype: str, smollm2: Path, caplog: Any) -> None:

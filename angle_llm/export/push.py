@@ -173,7 +173,7 @@ def _read_scores(path: Path) -> list[tuple[str, float]]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         scores = [(f"{name} ({content['variant']})", task["spearman"]) for name, task in content["tasks"].items()]
-        average = content["average"]
+        average = content.get("average")
         if isinstance(average, dict):
             scores.append((f"average of {len(average['tasks'])}", average["spearman"]))
         return [(name, float(score)) for name, score in scores if score is not None]

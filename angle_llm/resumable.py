@@ -118,7 +118,7 @@ class ResumableFolder:
                 raise FolderError(f"{self.path / str(self._index)} is damaged. Remove the folder.") from None
             written = read_object(self.path / IDENTITY) or index
             changed = differences(written, self.identity)
-            if changed and self.names() and (written or not self._is_signed()):
+            if changed and self.names() and (written or not any(map(self._is_signed, self.names()))):
                 fields = "; ".join(changed[:5]) if written else f"other settings: {IDENTITY} is missing"
                 raise FolderError(
                     f"{self.path} (to {self.names()[-1]}) was started with {fields}. To resume, give the same input, model "
@@ -154,11 +154,10 @@ class ResumableFolder:
 
     def is_whole(self, name: str) -> bool:
         """Return whether all files of a part are as they were written."""
-        try:
+        with suppress(FolderError):
             self.check(name)
-        except FolderError:
-            return False
-        return True
+            return True
+        return False
 
     def write(self, name: str, fill: Callable[[Path], object], values: Mapping[str, Any] | None = None) -> None:
         """Write a part: `fill` gets an empty folder and creates the files. `values` are kept in the manifest.
@@ -201,12 +200,10 @@ class ResumableFolder:
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         sync_folder(self.path)
 
-    def _is_signed(self) -> bool:
-        """Whether a part is of this work, without an identity file."""
-        for name in self.names():
-            with suppress(FolderError):
-                self.manifest(name)
-                return True
+    def _is_signed(self, name: str) -> bool:
+        """Whether the manifest of a part is of this work; needs no identity file."""
+        with suppress(FolderError):
+            return bool(self.manifest(name))
         return False
 
     def _manifest_path(self, name: str) -> Path:

@@ -125,9 +125,7 @@ def test_a_tokenizer_that_changes_the_text_between_special_tokens_is_refused() -
 
 @every_kind
 @every_tokenization
-@pytest.mark.parametrize(
-    "around", ["{}", "A man {} sings.", "{}{}", " {}\n"], ids=["alone", "inside", "twice", "spaced"]
-)
+@pytest.mark.parametrize("around", ["{}", "A man {} sings."], ids=["alone", "inside"])
 def test_special_tokens_in_a_text_are_inert(kind: str, tokenization: str, around: str) -> None:
     tokenizer = TOKENIZERS[kind]()
     make = sentence_tokenizer(kind, tokenization, 128)
@@ -144,23 +142,6 @@ def test_special_tokens_in_a_text_are_inert(kind: str, tokenization: str, around
 
 
 @every_kind
-@settings(derandomize=True, deadline=None, max_examples=20)
-@given(text=texts_of_all_kinds)
-def test_a_text_that_fits_is_complete(kind: str, text: str) -> None:
-    tokenizer = TOKENIZERS[kind]()
-    before, after = special_ids(kind)
-    joined = bare(tokenizer, HEAD + text + TAIL)
-    segments = bare(tokenizer, HEAD) + bare(tokenizer, text) + bare(tokenizer, TAIL)
-    for tokenization, expected in {"joined": joined, "segments": segments}.items():
-        if not letters(tokenizer.decode(bare(tokenizer, text))):
-            continue  # the tokenizer drops every character: refused, see below
-        for max_length in (len(before + expected + after), 1000):
-            if max_length > overhead(kind):
-                make = sentence_tokenizer(kind, tokenization, max_length)
-                assert make([text]) == [before + expected + after]
-
-
-@every_kind
 def test_the_plain_prompt_gives_the_ids_of_the_tokenizer(kind: str) -> None:
     for tokenization in TOKENIZATIONS:
         make = sentence_tokenizer(kind, tokenization, prompt=PLAIN)
@@ -168,32 +149,19 @@ def test_the_plain_prompt_gives_the_ids_of_the_tokenizer(kind: str) -> None:
 
 
 @every_kind
-@settings(derandomize=True, deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
-@given(text=texts_of_all_kinds, spare=st.integers(4, 30))
-@example(text="😀" * 9, spare=5)
+@settings(derandomize=True, deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@given(text=texts_of_all_kinds, spare=st.integers(4, 30) | st.just(1000))
+@example(text="😀" * 9, spare=1)
 @example(text="x" * 150 + " A man sings." * 9, spare=20)  # BERT reads a word of over 100 letters as one [UNK]
 @example(text=" " * 300 + "A man sings. " * 9, spare=5)
-def test_segments_keep_the_ids_of_the_prompt_and_the_first_ids_of_the_text(kind: str, text: str, spare: int) -> None:
+def test_the_prompt_is_complete_and_a_long_text_loses_its_last_ids(kind: str, text: str, spare: int) -> None:
+    """In `joined`, a long text also loses the quote after it, and a short one has the ids of the whole string."""
     tokenizer = TOKENIZERS[kind]()
     max_length = overhead(kind) + spare
-    text_ids = bare(tokenizer, text)
-    if not text_ids:
+    if not (text_ids := bare(tokenizer, text)):
         return  # refused, see below
     (ids,) = sentence_tokenizer(kind, "segments", max_length)([text])
     assert inner_ids(kind, ids) == bare(tokenizer, HEAD) + text_ids[:spare] + bare(tokenizer, TAIL)
-    assert len(ids) == min(max_length, overhead(kind) + len(text_ids))
-
-
-@every_kind
-@settings(derandomize=True, deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
-@given(text=texts_of_all_kinds, spare=st.integers(4, 30))
-@example(text="😀" * 9, spare=5)
-@example(text="x" * 150 + " A man sings." * 9, spare=20)
-@example(text=" " * 300 + "A man sings. " * 9, spare=5)
-def test_joined_keeps_the_first_ids_and_the_rest_of_the_tail(kind: str, text: str, spare: int) -> None:
-    """A long text loses its last ids and the quote after it; a short one has the ids of the whole string."""
-    tokenizer = TOKENIZERS[kind]()
-    max_length = overhead(kind) + spare
     start, rest = bare(tokenizer, HEAD + text + MERGE_SPANS[kind]), rest_ids(kind)
     if start == bare(tokenizer, HEAD + MERGE_SPANS[kind]):
         return  # no token of the text: refused, see below
@@ -297,19 +265,15 @@ def test_a_prompt_that_leaves_no_room_is_refused_with_the_numbers(kind: str, tok
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        *((empty, ValueError, "text 1 is empty") for empty in ("", " ", "\n\t ", "\u3000\u2003\u00a0")),
-        # A pair would be two segments for a tokenizer, and a missing cell of a table is a float.
-        *(
-            (other, TypeError, f"text 1 must be a string, got {type(other).__name__}")
-            for other in (None, 3, float("nan"), b"bytes", ["a", "b"], ("a", "b"))
-        ),
-        ("\ud800", ValueError, "text 1 .*lone surrogate .* at character 0"),
+        ("", ValueError, "text 1 is empty"),
+        ("\u3000\u2003\u00a0", ValueError, "text 1 is empty"),
+        (float("nan"), TypeError, "text 1 must be a string, got float"),  # a missing cell of a table
+        (("a", "b"), TypeError, "text 1 must be a string, got tuple"),  # two segments for a tokenizer
         ("half \udc80", ValueError, "text 1 .*lone surrogate .* at character 5"),
-        ("\ud83d\ude00", ValueError, "text 1 .*lone surrogate .* at character 0"),
     ],
     ids=repr,
 )
-def test_what_is_no_text_is_refused_with_its_position(text: Any, error: type[Exception], message: str) -> None:
+def test_other_values_are_refused_with_their_position(text: Any, error: type[Exception], message: str) -> None:
     for kind in TOKENIZERS:
         with pytest.raises(error, match=message):
             sentence_tokenizer(kind, "joined")(["a", text, ""])

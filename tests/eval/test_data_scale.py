@@ -1,12 +1,8 @@
 """How training reads large files, measured on small ones: the figures come, and processes read the same order."""
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "eval"))
-
 from data_scale import ScaleSettings
 from data_scale import main as measure
 

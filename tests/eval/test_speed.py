@@ -8,19 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import speed
 import torch
+from report import draw_speed
+from speed_peers import processes, worker_ours
+from speed_peers.comparison import PeerComparison
+from speed_peers.job import Job, adapter_key, load_start
+from speed_peers.processes import GIB, OURS, Run, run_worker, watched, worker_environment
 from tiny import save_tiny_base, tiny_encoder
 
 EVAL = Path(__file__).parents[2] / "eval"
-sys.path.insert(0, str(EVAL))
-
-import speed  # noqa: E402
-from report import draw_speed  # noqa: E402
-from speed_peers import processes, worker_ours  # noqa: E402
-from speed_peers.comparison import PeerComparison  # noqa: E402
-from speed_peers.job import Job, adapter_key, load_start  # noqa: E402
-from speed_peers.processes import GIB, OURS, Run, run_worker, watched, worker_environment  # noqa: E402
-
 TEMPLATE = 'Summarize sentence "{text}" in one word:"'
 TRIPLES = [
     ["A man eats.", "Someone eats.", "Nobody eats."],

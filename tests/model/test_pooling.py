@@ -1,4 +1,4 @@
-"""Poolings: equal to loops over the real tokens, wherever the padding lies and whatever is in it."""
+"""Poolings: equal to loops over the real tokens, for any padding."""
 
 import pytest
 import torch

@@ -12,7 +12,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from angle_llm.data.file_types import JsonLinesFile
+from angle_llm.data.file_types import JsonLinesFile, TextFile
 from angle_llm.data.formats import DataError, RowError, nearest, read_text
 from angle_llm.data.readers import BadRow, Row, RowSource, open_rows
 
@@ -57,7 +57,7 @@ class Corpus:
 
     source: RowSource
     column: str
-    """The column with the texts; of text files `text`."""
+    """The column with the texts; a text file beside tables has only `text`."""
     id_column: str | None = None
 
     @classmethod
@@ -76,7 +76,7 @@ class Corpus:
             DataError: If there is no such source, or no such column.
         """
         rows = open_rows(source, delimiter=delimiter, encoding=encoding)
-        for file in rows.files:
+        for file in [file for file in rows.files if not isinstance(file, TextFile)] or rows.files:
             first = next((row for row in file.rows() if isinstance(row, Row)), None)
             names = file.columns if first is None else list(first.values)  # all columns of a JSON file take long
             if column is None:
@@ -95,7 +95,10 @@ class Corpus:
 
     def __iter__(self) -> Iterator[CorpusText | BadRow]:
         names = [name for name in dict.fromkeys([self.column, self.id_column]) if name is not None]
-        return (self._text(row) for file in self.source.files for row in file.rows(names))
+        for file in self.source.files:
+            column = "text" if isinstance(file, TextFile) else self.column
+            for row in file.rows(names):
+                yield self._text(row, column)
 
     def blocks(self, size: int, wanted: Callable[[int], bool]) -> Iterator[TextBlock]:
         """Blocks of `size` rows with a wanted number; the last block may be shorter."""
@@ -137,11 +140,11 @@ class Corpus:
         if self.source.stamps() != survey.stamps:
             raise DataError(f"{self.source.name} was changed while it was read. Start again when it is complete")
 
-    def _text(self, row: Row | BadRow) -> CorpusText | BadRow:
+    def _text(self, row: Row | BadRow, column: str) -> CorpusText | BadRow:
         if isinstance(row, BadRow):
             return row
         try:
-            text = read_text(row.values, self.column)
+            text = read_text(row.values, column)
             if self.id_column is None:
                 return CorpusText(text, None, row.place)
             found = row.values.get(self.id_column)

@@ -48,8 +48,8 @@ def test_folder_is_read_in_order_of_names(tmp_path: Path) -> None:
     corpus = Corpus.open(tmp_path / "in")
     assert texts(corpus) == ["a1.txt", "a2.txt", "b/x.txt"]
     assert corpus.source.ignored == ["config.json", "notes.md"]
-    lines(tmp_path / "in" / "c.csv", ["id,text", "x,two"])
-    assert texts(Corpus.open(tmp_path / "in")) == ["a1.txt", "a2.txt", "b/x.txt", "two"]
+    lines(tmp_path / "in" / "c.csv", ["id,body", "x,two"])
+    assert texts(Corpus.open(tmp_path / "in", "body")) == ["a1.txt", "a2.txt", "b/x.txt", "two"]
 
 
 def test_lines_of_text_end_with_any_line_end(tmp_path: Path) -> None:

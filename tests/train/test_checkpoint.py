@@ -191,6 +191,11 @@ def test_starting_over_removes_checkpoints_and_auto_reports_that_there_are_none(
     assert resume(tmp_path, "never") == 0
     assert "removing the checkpoints up to step-000002" in capsys.readouterr().out
     assert not list(small.folder.glob("*step-*"))
+    Small(tmp_path).write(1)
+    other = Small(tmp_path, seed=1, resume="never")  # also those of another run
+    checkpoints = Checkpoints(other.settings, {**IDENTITY, "settings": "others"}, other.strategy)
+    assert checkpoints.resume() == Progress()
+    assert checkpoints.write(Progress(1)).is_dir()
 
 
 def test_an_existing_checkpoint_stays_and_a_damaged_one_is_replaced(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from angle_llm.model.weights import FlopsPerToken
 from angle_llm.train.batches import BatchPlanner, make_losses
 from angle_llm.train.device_memory import GIB, Device, Memory, Sharding
 from angle_llm.train.memory import TokenBudget
-from angle_llm.train.schedule import BatchPlan
+from angle_llm.train.schedule import StepSchedule
 
 if TYPE_CHECKING:
     from angle_llm.plan import PlanSettings
@@ -167,7 +167,7 @@ class _Planned(NamedTuple):
 def _sample(settings: PlanSettings, data: Mixture, planner: BatchPlanner) -> list[_Planned]:
     """The first batches of the run."""
     found: list[_Planned] = []
-    for _, batches in BatchPlan(data.draws, settings).after(0):
+    for _, batches in StepSchedule(data.draws, settings).after(0):
         for indices in batches:
             batch = planner.batch(indices)
             plan = planner.plan(batch)
@@ -228,7 +228,7 @@ def _fitting(memory: int, device: Device, line: list[StepMemory], sample: list[_
 
 
 def _work(settings: PlanSettings, data: Mixture, sample: list[_Planned], flops: FlopsPerToken) -> Work:
-    steps = BatchPlan(data.draws, settings).steps
+    steps = StepSchedule(data.draws, settings).steps
     drawn = min(steps * settings.accumulation * settings.batch_size, sum(data.draws.counts) * settings.epochs)
     scale = drawn / sum(len(one.examples) for one in sample)
     computed = scale * sum(one.plan.computed_tokens for one in sample)

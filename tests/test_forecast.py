@@ -21,7 +21,7 @@ from angle_llm.model.step_memory import META, FusedKernels, MemoryLedger, StepMe
 from angle_llm.model.weights import FlopsPerToken
 from angle_llm.plan import PlanSettings, render
 from angle_llm.train.device_memory import GIB, Device, Sharding
-from angle_llm.train.schedule import BatchPlan
+from angle_llm.train.schedule import StepSchedule
 from angle_llm.train.step import boundary_step
 
 LORA = LoraSettings(rank=4, alpha=4)
@@ -285,7 +285,7 @@ def test_work_is_counted_by_the_real_planner_without_weights(folder: Path) -> No
     found = forecast(plan)
     examples = load_examples(plan.data).examples
     encoder = tiny_encoder("llama", max_length=100)
-    batches = [indices for _, step in BatchPlan(Draws.of_one(100), plan).after(0) for indices in step]
+    batches = [indices for _, step in StepSchedule(Draws.of_one(100), plan).after(0) for indices in step]
     texts = [TextBatch.from_examples([examples[index] for index in indices]).texts for indices in batches]
     plans = [encoder.plan(some, plan.micro_batch_tokens) for some in texts]
     assert found.work.steps == len(plans) == 14

@@ -70,7 +70,7 @@ class Pooling:
 
 
 POOLINGS: dict[str, Pooling] = {
-    "last": Pooling(last_token),
+    "last": Pooling(last_token),  # the last token; in the names of the paper, `last-…` is the last layer
     "cls": Pooling(first_token),
     "mean": Pooling(mean_of_tokens),
     "last-avg": Pooling(mean_of_tokens),  # the paper's name for `mean`

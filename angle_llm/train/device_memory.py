@@ -152,7 +152,7 @@ class Device:
 
     @property
     def _exchange(self) -> int:
-        if not self.sharding.zero:  # DistributedDataParallel copies gradients into buckets
+        if not self.sharding.zero:  # gradients are copied to be summed (DataParallelStrategy)
             return self.trained_bytes if self.sharding.processes > 1 else 0
         gathered = min(self.base_bytes + self.trained_bytes, 2 * LIVE_NUMBERS) if self.sharding.zero == 3 else 0
         return 4 * self.bucket_numbers + gathered

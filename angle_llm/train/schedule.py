@@ -13,7 +13,7 @@ from angle_llm.config import TrainSettings
 from angle_llm.data.order import Draws
 
 
-class BatchPlan:
+class StepSchedule:
     """The optimizer steps of a run: epoch, and the batches of example indices whose gradients are averaged.
 
     A batch depends on (seed, epoch, position) only.

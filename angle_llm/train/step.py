@@ -52,10 +52,10 @@ def boundary_step(
     objective: Objective,
     *,
     graph_tokens: int,
-    share: float = 1.0,
+    weight: float = 1.0,
     strategy: SingleProcess | None = None,
 ) -> StepResult:
-    """Add the gradient of `share` times the loss of a batch to the model's parameters.
+    """Add the gradient of `weight` times the loss of a batch to the model's parameters.
 
     `model` maps a micro-batch of the plan to rows (R, D). Activations are kept if no rank computes more than `graph_tokens`
     tokens; otherwise each micro-batch is encoded again for its part of the backward pass (gradient caching, Gao et al. 2021,
@@ -74,15 +74,15 @@ def boundary_step(
     run = step_cached if cached else step_with_graphs
     plain = strategy.processes.device.type == "cpu" and plan.longest_text <= fast_paths.PLAIN_ATTENTION_TOKENS
     with sdpa_kernel([SDPBackend.MATH] if plain else _KERNELS):
-        value = run(model, plan, partial(loss_and_gradient, plan, batch, objective, share), strategy)
+        value = run(model, plan, partial(loss_and_gradient, plan, batch, objective, weight), strategy)
     parts = {name: float(part) for name, part in value.parts.items()}
     return StepResult(float(value.loss), parts, len(batch), len(batch.left), plan, cached)
 
 
 def loss_and_gradient(
-    plan: Plan, batch: TextBatch, objective: Objective, share: float, rows_UD: Tensor
+    plan: Plan, batch: TextBatch, objective: Objective, weight: float, rows_UD: Tensor
 ) -> tuple[ObjectiveValue, Tensor]:
-    """Return the loss of detached rows of unique texts, and `share` times dE.
+    """Return the loss of detached rows of unique texts, and `weight` times dE.
 
     Two texts of a batch may have the same ids (cut at `max_length`, or with letters that the tokenizer maps to the same ids).
     They are one row, like a repeated text, and not each other's negatives at a cosine of 1.
@@ -96,7 +96,7 @@ def loss_and_gradient(
         state = "finite" if torch.isfinite(leaf_UD).all() else "not finite either"
         state = f"zero for {int(zero.sum())} of {len(zero)} texts" if zero.any() else state
         raise DivergedError(f"the loss is {float(value.loss.detach())} ({parts}); the embeddings are {state}")
-    (gradient_UD,) = torch.autograd.grad(value.loss * share, leaf_UD)
+    (gradient_UD,) = torch.autograd.grad(value.loss * weight, leaf_UD)
     # Without its graph, which holds the rows of the whole batch.
     return replace(value, loss=value.loss.detach()), gradient_UD
 
@@ -104,8 +104,8 @@ def loss_and_gradient(
 def step_with_graphs(model: nn.Module, plan: Plan, boundary: Boundary, strategy: SingleProcess) -> ObjectiveValue:
     """Encode every micro-batch once and keep its activations for one backward pass."""
     device = strategy.processes.device
-    share = plan.share(strategy.processes.rank)
-    parts = strategy.guard_oom(lambda: [(micro.rows, model(**micro.inputs(device))) for micro in share])
+    own = plan.share(strategy.processes.rank)
+    parts = strategy.guard_oom(lambda: [(micro.rows, model(**micro.inputs(device))) for micro in own])
     value, gradient_UD = gather_and_loss(
         plan, strategy, boundary, [(rows, part_RD.detach()) for rows, part_RD in parts]
     )
@@ -122,7 +122,7 @@ def step_with_graphs(model: nn.Module, plan: Plan, boundary: Boundary, strategy:
 def step_cached(model: nn.Module, plan: Plan, boundary: Boundary, strategy: SingleProcess) -> ObjectiveValue:
     """Encode every micro-batch without activations, then again, one by one, for the backward pass."""
     device = strategy.processes.device
-    share = plan.share(strategy.processes.rank)
+    own = plan.share(strategy.processes.rank)
     states = []
 
     def forward(micro: MicroBatch) -> tuple[list[int], Tensor]:
@@ -130,12 +130,12 @@ def step_cached(model: nn.Module, plan: Plan, boundary: Boundary, strategy: Sing
         return micro.rows, model(**micro.inputs(device))
 
     def backward() -> None:
-        for micro, state in zip(share, states, strict=True):
+        for micro, state in zip(own, states, strict=True):
             set_torch_state(state, device)  # the same dropout masks as in the first pass
             strategy.backward(surrogate_loss(micro.rows, model(**micro.inputs(device)), gradient_UD))
 
     with torch.no_grad():
-        parts = strategy.guard_oom(lambda: [forward(micro) for micro in share])
+        parts = strategy.guard_oom(lambda: [forward(micro) for micro in own])
     value, gradient_UD = gather_and_loss(plan, strategy, boundary, parts)
     del parts
     after = torch_state(device)

@@ -23,7 +23,7 @@ from angle_llm.train.metrics import Metrics, StepMeter, mean_loss, peak_flops
 from angle_llm.train.process_loss import exit_lock
 from angle_llm.train.rng import seed_rank, set_torch_state, torch_state
 from angle_llm.train.run_folder import Run, TrainResult
-from angle_llm.train.schedule import BatchPlan
+from angle_llm.train.schedule import StepSchedule
 from angle_llm.train.signals import Interrupted, StopSignals
 from angle_llm.train.step import DivergedError, StepResult, boundary_step
 from angle_llm.train.strategies import make_strategy
@@ -74,7 +74,7 @@ class Trainer:
         mixture = Mixture.of(data)
         if len(mixture.sets) != len(losses):
             raise TrainingError(f"expected one loss per dataset: {len(mixture.sets)}, got {len(losses)}.")
-        self._schedule = BatchPlan(mixture.draws, settings)
+        self._schedule = StepSchedule(mixture.draws, settings)
         for warning in self._schedule.warnings():
             run.log(f"warning: {warning}")
         identity = {  # of runs that compute the same; the keys appear in messages
@@ -162,7 +162,7 @@ class Trainer:
             started = time.perf_counter()
 
     def _accumulate(self, batches: Sequence[PlannedBatch]) -> list[StepResult]:
-        """Add up the gradients of the batches of a step, each with an equal share.
+        """Add up the gradients of the batches of a step, each with an equal weight.
 
         If a rank runs out of memory, the step is repeated with half the tokens at once: the update is the same.
         """
@@ -173,9 +173,11 @@ class Trainer:
             if any(planned.plan.token_budget > planner.budget.micro_batch_tokens for planned in batches):
                 batches = [planned._replace(plan=planner.plan(planned.batch)) for planned in batches]
             try:
-                share, kept = 1 / len(batches), planner.budget.graph_tokens
+                weight, kept = 1 / len(batches), planner.budget.graph_tokens
                 return [
-                    boundary_step(strategy.model, plan, batch, loss, graph_tokens=kept, share=share, strategy=strategy)
+                    boundary_step(
+                        strategy.model, plan, batch, loss, graph_tokens=kept, weight=weight, strategy=strategy
+                    )
                     for batch, plan, loss, _ in batches
                 ]
             except RankMemoryError as error:

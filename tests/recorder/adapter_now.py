@@ -9,7 +9,7 @@ from angle_llm.config import load_settings
 from angle_llm.data.mixture import load_mixture
 from angle_llm.train.batches import BatchPlanner, make_losses
 from angle_llm.train.memory import TokenBudget
-from angle_llm.train.schedule import BatchPlan
+from angle_llm.train.schedule import StepSchedule
 
 __all__ = ["command_line"]
 STS_COMMAND = ["eval", "sts"]
@@ -27,5 +27,5 @@ def batches(config: Path, encoder: SentenceEncoder) -> Iterator[tuple[int, list[
     settings = load_settings(TrainSettings, config)
     data = load_mixture(settings.data, Path("cache"))
     planner = BatchPlanner(encoder, data, make_losses(settings), 1, TokenBudget(settings.micro_batch_tokens, 0))
-    for epoch, together in BatchPlan(data.draws, settings).after(0):
+    for epoch, together in StepSchedule(data.draws, settings).after(0):
         yield epoch, together, [planner.batch(indices) for indices in together]

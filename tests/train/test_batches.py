@@ -99,7 +99,7 @@ def test_a_step_on_a_mixed_batch_is_the_sum_of_the_steps_of_its_datasets(graph_t
         own = encoder.with_prompt("plain") if number == 0 else encoder
         batch = TextBatch.from_examples([Mixture(sets)[index] for index in some])
         plan = own.plan(batch.texts, 40)
-        step = boundary_step(encoder.model, plan, batch, losses[number], graph_tokens=graph_tokens, share=share)
+        step = boundary_step(encoder.model, plan, batch, losses[number], graph_tokens=graph_tokens, weight=share)
         total += share * step.loss
     assert value.loss == pytest.approx(total, rel=1e-12)
     for name, one in encoder.model.named_parameters():

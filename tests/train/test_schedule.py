@@ -6,7 +6,7 @@ import pytest
 
 from angle_llm.config import CheckpointSettings, EvaluationSettings, OptimizerSettings, TrainSettings
 from angle_llm.data.order import Draws
-from angle_llm.train.schedule import SCHEDULES, BatchPlan, rate_share
+from angle_llm.train.schedule import SCHEDULES, StepSchedule, rate_share
 
 
 def test_linear_schedule_by_hand() -> None:
@@ -33,11 +33,11 @@ def test_steps_with_evaluations_and_checkpoints() -> None:
         optimizer=OptimizerSettings(learning_rate=0.5, warmup=2),
         batch_size=1,
     )
-    plan = BatchPlan(Draws.of_one(10), settings)
+    plan = StepSchedule(Draws.of_one(10), settings)
     assert [step for step in range(11) if plan.evaluates_at(step)] == [0, 4, 8, 10]
     assert [step for step in range(1, 11) if plan.saves_at(step)] == [3, 6, 9, 10]
     assert [plan.learning_rate(step) for step in (1, 2, 10)] == pytest.approx([0.25, 0.5, 0.5 / 9])
-    plan = BatchPlan(Draws.of_one(10), TrainSettings(batch_size=1))
+    plan = StepSchedule(Draws.of_one(10), TrainSettings(batch_size=1))
     assert [step for step in range(11) if plan.evaluates_at(step)] == [0, 10]
     assert not any(plan.saves_at(step) for step in range(1, 11)), "on signals only"
 
@@ -46,7 +46,7 @@ def test_settings_without_effect_give_warnings() -> None:
     def warnings(**changed: Any) -> list[str]:
         optimizer = OptimizerSettings(warmup=changed.pop("warmup", 0))
         settings = TrainSettings(batch_size=3, epochs=2, optimizer=optimizer, **changed)
-        return BatchPlan(Draws.of_one(10), settings).warnings()
+        return StepSchedule(Draws.of_one(10), settings).warnings()
 
     assert warnings() == warnings(max_steps=8) == warnings(max_steps=3) == []
     (message,) = warnings(max_steps=9)
@@ -59,7 +59,7 @@ def test_settings_without_effect_give_warnings() -> None:
 @pytest.mark.parametrize("by_set", [True, False])
 def test_a_resumed_run_gets_the_batches_that_were_left(done: int, by_set: bool) -> None:
     draws = Draws((10, 7), (10, 14), by_set=by_set)
-    plan = BatchPlan(draws, TrainSettings(batch_size=3, accumulation=3, epochs=4, max_steps=11))
+    plan = StepSchedule(draws, TrainSettings(batch_size=3, accumulation=3, epochs=4, max_steps=11))
     whole = list(plan.after(0))
     assert len(whole) == plan.steps == 11
     assert [epoch for epoch, _ in whole] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 2

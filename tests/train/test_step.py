@@ -203,7 +203,7 @@ def test_a_nested_step_equals_the_sum_over_truncated_encoders(
             short = encoder.truncated(dimensions=dimensions, layers=layers)  # its gradients add up in the same weights
             assert short.layers == (layers or last)
             weight = nested.weight(layers, dimensions)
-            expected += weight * step(short, 64, graph_tokens, share=weight).loss
+            expected += weight * step(short, 64, graph_tokens, weight=weight).loss
     separately = take_gradients(encoder.model)
 
     encoder.model.read_layers(nested.layers)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from angle_llm.config import ModelSettings, SettingsError
+from angle_llm.config import ModelSettings
 from angle_llm.data.row_settings import RowSettings
+from angle_llm.settings_io import SettingsError
 
 if TYPE_CHECKING:
     from angle_llm.model.tokenizer import SentenceTokenizer

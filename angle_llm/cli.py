@@ -11,16 +11,9 @@ from functools import partial
 from typing import Annotated, Any, Union
 
 from angle_llm import __version__
-from angle_llm.config import (
-    SettingsError,
-    TrainSettings,
-    config_defaults,
-    describe,
-    parse_flags,
-    parse_settings,
-    unknown_name,
-)
+from angle_llm.config import TrainSettings
 from angle_llm.io import discard_closed_pipes
+from angle_llm.settings_io import SettingsError, config_defaults, describe, parse_flags, parse_settings, unknown_name
 
 DEBUG_VARIABLE = "ANGLE_LLM_DEBUG"
 NO_BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")

@@ -1,109 +1,30 @@
-"""Settings of a training run: one object, written by a YAML file, by flags or in Python.
+"""Settings of a training run: one object, set by a YAML file, by flags or in Python.
 
-Setting `a.b` is the flag `--a.b`, or `b` under `a` in YAML. The text below a field is its `--help` text. pydantic checks types
-and ranges; an unknown key raises an error that names the nearest known key. The resolved settings are saved with the run and
-start the same run again.
+Setting `a.b` is the flag `--a.b`, or `b` under `a` in YAML. The text below a field is its `--help` text. The resolved settings
+are saved with the run and start the same run again. `settings_io` reads and writes them.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import math
-import sys
-import textwrap
-from collections.abc import Iterable, Sequence
-from contextvars import ContextVar
-from dataclasses import asdict, field, fields, replace
-from difflib import get_close_matches
-from functools import wraps
+from dataclasses import field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, ClassVar, Literal
 
-import yaml
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
-from typing_extensions import dataclass_transform
 
-Settings = TypeVar("Settings")
-STRICT = ConfigDict(extra="forbid")
+from angle_llm.settings_io import (
+    NonNegative,
+    Positive,
+    PositiveFloat,
+    SettingsError,
+    settings_class,
+    settings_to_dict,
+)
+
 _MAX_WEIGHT = 1000
-# Their keys are the user's own names, not settings.
-_FREE_KEYS = ("columns", "where")
-
-Positive = Annotated[int, Ge(1)]
-NonNegative = Annotated[int, Ge(0)]
-PositiveFloat = Annotated[float, Gt(0), Lt(math.inf)]
-
-
-class SettingsError(ValueError):
-    """Settings that cannot be used; the message names what to change."""
-
-
-class _CommandLineError(Exception):
-    """A SettingsError while tyro parses flags; tyro would print a ValueError in its own words."""
-
-
-_error_class: ContextVar[type[Exception]] = ContextVar("error_class", default=SettingsError)
-
-
-def parse_flags(kind: Any, arguments: Sequence[str], **options: Any) -> Any:
-    """Parse flags with tyro.
-
-    Raises:
-        SettingsError: for a value that is not valid and for an unknown flag, with the most similar one.
-    """
-    import tyro
-
-    token = _error_class.set(_CommandLineError)
-    try:
-        settings, unknown = tyro.cli(kind, args=arguments, return_unknown_args=True, **options)
-    except _CommandLineError as error:
-        raise SettingsError(str(error)) from None
-    finally:
-        _error_class.reset(token)
-    if unknown:
-        raise SettingsError(unknown_flag(unknown[0], settings))
-    return settings
-
-
-class MissingLibraryError(RuntimeError):
-    """An optional library that is needed is not installed."""
-
-
-def need_library(module: str, what: str, extra: str) -> None:
-    """Raise `MissingLibraryError` if the module that `what` needs is not installed; `extra` has it."""
-    if importlib.util.find_spec(module) is None:
-        name = module.replace("_", "-")
-        raise MissingLibraryError(f"{what}: {name} is not installed; pip install 'angle_llm[{extra}]'.")
-
-
-def unknown_name(what: str, given: str, known: Iterable[str]) -> str:
-    """Return a message for an unknown name: the name, the nearest known one, and all known ones."""
-    names = sorted(known)
-    nearest = get_close_matches(given, names, n=1, cutoff=0.5)
-    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    return f"unknown {what} {given!r}.{hint} Known: {', '.join(names)}."
-
-
-@dataclass_transform(frozen_default=True, field_specifiers=(field,))
-def settings_class(kind: type[Settings]) -> type[Settings]:
-    """Class decorator: a frozen pydantic dataclass without extra keys, whose errors are `SettingsError`."""
-    made: Any = dataclass(frozen=True, config=STRICT)(kind)
-    construct = made.__init__
-
-    @wraps(construct)
-    def checked(self: Any, *values: Any, **named: Any) -> None:
-        try:
-            construct(self, *values, **named)
-        except ValidationError as error:
-            message = "\n".join(f"{_explain(made, problem)} ({kind.__name__})" for problem in error.errors())
-            raise _error_class.get()(message) from None
-
-    made.__init__ = checked
-    return cast(type[Settings], made)
 
 
 @settings_class
@@ -336,6 +257,11 @@ class CheckpointSettings:
 class TrainSettings:
     """All settings of a training run."""
 
+    COMMON_FLAGS: ClassVar[str] = (
+        "Most runs set --model.path, --data.path, --data.format, --batch-size, --epochs, --optimizer.learning-rate, "
+        "--lora.rank, --evaluation.pairs and --run-dir; the defaults of the other flags work."
+    )
+
     run_dir: str = "runs/latest"
     """Output folder: settings.yaml, metrics.jsonl, tensorboard/, model/, result.json (of a finished run), checkpoints/, and
     interrupted/ (weights of a run that failed, removed when it is finished). A folder of another run, or of a finished one, is
@@ -396,159 +322,3 @@ class TrainSettings:
     def fingerprint(self) -> str:
         """Hash of `identity`: equal for settings that compute the same; stored with checkpoints."""
         return hashlib.sha256(json.dumps(settings_to_dict(self.identity)).encode()).hexdigest()[:16]
-
-
-def settings_from_dict(kind: type[Settings], values: object, where: str) -> Settings:
-    """Build settings from plain values; `where` names their origin in messages.
-
-    Raises:
-        SettingsError: names the key, the expected and the given value; for an unknown key the nearest known one.
-    """
-    if not isinstance(values, dict):
-        raise SettingsError(f"{where}: expected a mapping of setting names to values, got {type(values).__name__}.")
-    try:
-        return TypeAdapter(kind).validate_python(values)
-    except ValidationError as error:
-        raise SettingsError("\n".join(f"{where}: {_explain(kind, problem)}" for problem in error.errors())) from error
-
-
-def _explain(kind: Any, problem: Any) -> str:
-    path = [str(step) for step in problem["loc"]]
-    if problem["type"] == "unexpected_keyword_argument":
-        owner = kind
-        for step in path[:-1]:
-            if step.isdigit():
-                owner = get_args(owner)[0]
-            elif get_origin(owner) is None and step in (hints := get_type_hints(owner)):
-                owner = hints[step]
-        names = [item.name for item in fields(owner)]
-        return f"{unknown_name('setting', path[-1], names)} (in {'.'.join(path[:-1]) or 'the top level'})"
-    if problem["type"] == "value_error":  # raised by __post_init__ above; names the setting and the value
-        return str(problem["ctx"]["error"])
-    return f"{'.'.join(path) or 'settings'}: {problem['msg']}, got {problem['input']!r}."
-
-
-def load_settings(kind: type[Settings], path: str | Path, defaults: Settings | None = None) -> Settings:
-    """Read a settings YAML file, or a recipe's by its name; keys that are not set come from `defaults`.
-
-    Raises:
-        SettingsError: for a missing or malformed file or a setting that is not valid.
-    """
-    recipes = bundled_files("recipes")
-    path = recipes.get(str(path)) or Path(path).expanduser()
-    if not path.is_file():
-        raise SettingsError(
-            f"no settings file at {path}. Give the path of a YAML file, or a recipe: {', '.join(recipes)}."
-        )
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise SettingsError(f"{path} is not valid YAML: {error}") from error
-    if defaults is not None and isinstance(values, dict):
-        values = merged_settings(settings_to_dict(defaults), values)
-    return settings_from_dict(kind, values, where=str(path))
-
-
-def bundled_files(folder: str) -> dict[str, Path]:
-    """The YAML files of `prompts` or `recipes` by name: in an installed package, or in a checkout."""
-    package = Path(__file__).parent
-    places = [place for place in (package / f"bundled_{folder}", package.parent / folder) if place.is_dir()]
-    return {path.stem: path for path in sorted(places[0].glob("*.yaml"))} if places else {}
-
-
-def merged_settings(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Merge nested plain values key by key; `columns`, `where` and the `sets` of a mixture are replaced as a whole."""
-    result = {} if over.get("sets") else dict(base)
-    for key, value in over.items():
-        nested = isinstance(value, dict) and isinstance(base.get(key), dict) and key not in _FREE_KEYS
-        result[key] = merged_settings(base[key], value) if nested else value
-    return result
-
-
-def changed_settings(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> list[str]:
-    """Dotted names of the settings that differ."""
-    changed = []
-    for key, value in after.items():
-        old = before.get(key)
-        if isinstance(old, dict) and isinstance(value, dict) and key not in _FREE_KEYS:
-            changed += changed_settings(old, value, f"{prefix}{key}.")
-        elif old != value:
-            changed.append(f"{prefix}{key}")
-    return changed
-
-
-def settings_to_dict(settings: Any) -> dict[str, Any]:
-    """Plain values that YAML and JSON can hold."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
-        return [plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-    return {key: plain(value) for key, value in asdict(settings).items()}
-
-
-def save_settings(settings: Any, path: Path) -> None:
-    """Write settings as YAML, atomically."""
-    from angle_llm.io import write_text
-
-    write_text(path, yaml.safe_dump(settings_to_dict(settings), sort_keys=False, allow_unicode=True), writer="")
-
-
-def parse_settings(defaults: Settings, arguments: Sequence[str] | None = None, *, description: str = "") -> Settings:
-    """Parse a command line: `--config FILE` first, then single flags such as `--lora.rank 16`.
-
-    Without `arguments` the command line of the process is read. `--help` lists every setting with its default.
-
-    Raises:
-        SettingsError: for a setting that is not valid and for an unknown flag, with the most similar one.
-    """
-    kind = type(defaults)
-    loaded, rest = config_defaults(kind, sys.argv[1:] if arguments is None else arguments, defaults)
-    chosen = parse_flags(kind, rest, default=loaded or defaults, description=describe(kind, description))
-    return settings_from_dict(kind, settings_to_dict(chosen), where="command line")
-
-
-def describe(kind: type, summary: str) -> str:
-    """The text above the flags in `--help`."""
-    text = "--config FILE reads settings from a YAML file; flags override it."
-    if kind is TrainSettings:
-        text += (
-            " Most runs set --model.path, --data.path, --data.format, --batch-size, --epochs, --optimizer.learning-rate, "
-            "--lora.rank, --evaluation.pairs and --run-dir; the defaults of the other flags work."
-        )
-    return f"{summary}\n\n{textwrap.fill(text, 80, break_on_hyphens=False)}"
-
-
-def config_defaults(
-    kind: type[Settings], arguments: Sequence[str], defaults: Settings | None = None
-) -> tuple[Settings | None, list[str]]:
-    """Settings from `--config FILE` (None without one), and the remaining arguments."""
-    rest = list(arguments)
-    for position, argument in enumerate(rest):
-        name, equals, value = argument.partition("=")
-        if name == "--config":
-            path = value if equals else (rest[position + 1] if position + 1 < len(rest) else "")
-            del rest[position : position + (1 if equals else 2)]
-            return load_settings(kind, path, defaults), rest
-    return None, rest
-
-
-def unknown_flag(flag: str, settings: Any) -> str:
-    """Message for an unknown flag: the flag with the same last word, the same initials (`--lr`), or a similar name."""
-    if not flag.startswith("--"):
-        return f"unexpected argument {flag!r}. Settings are flags, such as --seed 1; --help lists them."
-
-    def flags(values: dict[str, Any], prefix: str) -> Iterable[str]:
-        for key, value in values.items():
-            nested = isinstance(value, dict) and key not in _FREE_KEYS
-            yield from flags(value, f"{prefix}{key}.") if nested else [f"{prefix}{key}".replace("_", "-")]
-
-    known = list(flags(settings_to_dict(settings), ""))
-    given = flag[2:].partition("=")[0].replace("_", "-")
-    last = {name: name.rpartition(".")[2] for name in known}
-    similar = [name for name in known if last[name] == given.rpartition(".")[2]]
-    similar = similar or [name for name in known if "".join(word[:1] for word in last[name].split("-")) == given]
-    similar = similar or get_close_matches(given, known, n=3, cutoff=0.5)
-    hint = f" Did you mean {' or '.join(f'--{name}' for name in similar[:3])}?" if similar else ""
-    return f"unknown flag --{given}.{hint} --help lists all flags."

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 
-from angle_llm.config import SettingsError
 from angle_llm.data.corpus import Corpus, CorpusText, Survey, TextBlock, bad_row
 from angle_llm.data.formats import DataError
 from angle_llm.data.readers import STANDARD_INPUT, BadRow
 from angle_llm.io import has_terminal, progress_bar, remove_folder, write_file
 from angle_llm.resumable import ResumableFolder, check_resumable
+from angle_llm.settings_io import SettingsError
 from angle_llm.vectors import (
     FORMAT_VERSION,
     INDEX,

@@ -18,10 +18,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from angle_llm.config import SettingsError
 from angle_llm.data.positives import Material, Pair
 from angle_llm.io import sha256_of
 from angle_llm.search import Search, cosines, on_grid
+from angle_llm.settings_io import SettingsError
 from angle_llm.vectors import Array
 
 SCORES_AT_ONCE = 10_000_000

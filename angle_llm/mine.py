@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 import tyro
 
-from angle_llm.config import DataSource, SettingsError, need_library
+from angle_llm.config import DataSource
 from angle_llm.data.corpus import Corpus, CorpusText, Survey, TextBlock
 from angle_llm.data.formats import DataError
 from angle_llm.data.positives import Material, gather
@@ -31,6 +31,7 @@ from angle_llm.hard_negatives import Miner, NegativeRules, account, format_repor
 from angle_llm.io import FolderError, plain, progress_bar, read_object, remove_folder, sha256_of, write_file, write_json
 from angle_llm.resumable import IDENTITY, ResumableFolder, check_resumable, differences
 from angle_llm.search import searcher
+from angle_llm.settings_io import SettingsError, need_library
 from angle_llm.vectors import Array, ShardOptions, VectorForm, encoder_identity
 
 if TYPE_CHECKING:

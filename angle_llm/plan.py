@@ -10,7 +10,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from angle_llm.config import Positive, PositiveFloat, SettingsError, TrainSettings, settings_class, settings_to_dict
+from angle_llm.config import TrainSettings
+from angle_llm.settings_io import Positive, PositiveFloat, SettingsError, settings_class, settings_to_dict
 
 if TYPE_CHECKING:
     from angle_llm.forecast import Forecast

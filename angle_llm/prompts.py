@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from angle_llm.config import STRICT, SettingsError, bundled_files, settings_from_dict, unknown_name
+from angle_llm.settings_io import STRICT, SettingsError, bundled_files, settings_from_dict, unknown_name
 
 PLACEHOLDER = "{text}"
 TOKENIZATIONS = ("joined", "segments")

@@ -6,7 +6,8 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from angle_llm.config import DataSettings, ModelSettings, SettingsError, TrainSettings
+from angle_llm.config import DataSettings, ModelSettings, TrainSettings
+from angle_llm.settings_io import SettingsError
 
 if TYPE_CHECKING:
     from angle_llm.data.mixture import Mixture

@@ -20,8 +20,8 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import tyro
 
-from angle_llm.config import SettingsError
 from angle_llm.io import FolderError
+from angle_llm.settings_io import SettingsError
 from angle_llm.vectors import Array, VectorIndex, read_index, read_vectors
 
 STEPS = 2.0**26

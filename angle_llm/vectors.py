@@ -22,9 +22,9 @@ import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from angle_llm.config import SettingsError
 from angle_llm.io import FolderError, check_files
 from angle_llm.resumable import IDENTITY
+from angle_llm.settings_io import SettingsError
 
 if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder

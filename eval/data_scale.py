@@ -23,7 +23,7 @@ import tyro
 
 from angle_llm.config import DataSettings, OptimizerSettings, TrainSettings
 from angle_llm.data.mixture import Mixture, load_mixture
-from angle_llm.train.schedule import BatchPlan
+from angle_llm.train.schedule import StepSchedule
 
 WORDS = "amber basket canal early gently harbour island lantern meadow narrow orchard paper".split()  # noqa: SIM905
 
@@ -89,11 +89,11 @@ def write_rows(path: Path, rows: int) -> None:
     temporary.replace(path)
 
 
-def open_data(path: Path, batch_size: int) -> tuple[Mixture, BatchPlan]:
+def open_data(path: Path, batch_size: int) -> tuple[Mixture, StepSchedule]:
     """The data and the batches of two epochs."""
     data = load_mixture(DataSettings(path=str(path)), path.parent / "cache")
     run = TrainSettings(batch_size=batch_size, epochs=2, optimizer=OptimizerSettings(warmup=0))
-    return data, BatchPlan(data.draws, run)
+    return data, StepSchedule(data.draws, run)
 
 
 def first_batches(path: Path, batch_size: int) -> dict[str, float]:

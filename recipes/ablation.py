@@ -38,9 +38,9 @@ from before_after import encoder_options
 from filelock import FileLock
 
 from angle_llm.cli import guarded
-from angle_llm.config import SettingsError, save_settings
 from angle_llm.io import write_text
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.settings_io import SettingsError, save_settings
 
 SCORES = "scores.npz"
 COMMAND = "python recipes/ablation.py --grid recipes/grids/{}.yaml --data-dir DATA --rows {}"

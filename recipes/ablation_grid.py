@@ -22,11 +22,10 @@ from typing import Any, Literal
 import yaml
 from pydantic.dataclasses import dataclass
 
-from angle_llm.config import (
+from angle_llm.config import DataSource, TrainSettings
+from angle_llm.settings_io import (
     STRICT,
-    DataSource,
     SettingsError,
-    TrainSettings,
     changed_settings,
     merged_settings,
     settings_from_dict,

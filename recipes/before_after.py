@@ -6,12 +6,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from angle_llm.config import DataSource, ModelSettings, TrainSettings, parse_settings
+from angle_llm.config import DataSource, ModelSettings, TrainSettings
 from angle_llm.data import DataError, ScoredPair
 from angle_llm.data.examples import load_examples
 from angle_llm.evaluate import StsPair, StsTask, evaluate
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.run import fine_tune
+from angle_llm.settings_io import parse_settings
 
 
 def train_and_test(defaults: TrainSettings, *, description: str) -> None:

@@ -35,10 +35,10 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
 from angle_llm.cli import guarded
-from angle_llm.config import SettingsError
 from angle_llm.data import DataError
 from angle_llm.data.keys import near
 from angle_llm.io import write_file, write_json
+from angle_llm.settings_io import SettingsError
 
 SPLITS = ("train", "valid", "test")
 SIMILAR = 0.85  # TF-IDF cosine above which two issues may be duplicates that are not marked

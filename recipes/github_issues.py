@@ -18,8 +18,8 @@ from journal import Journal
 from pydantic import BaseModel, ValidationError
 
 from angle_llm import __version__
-from angle_llm.config import SettingsError
 from angle_llm.data import DataError
+from angle_llm.settings_io import SettingsError
 
 PER_PAGE = 100
 LONGEST_WAIT = 2 * 3600  # seconds

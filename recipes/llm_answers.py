@@ -20,8 +20,8 @@ from annotated_types import Ge, Gt, Le, Lt
 from journal import Journal
 from pydantic.dataclasses import dataclass
 
-from angle_llm.config import STRICT, NonNegative, Positive, PositiveFloat, SettingsError
 from angle_llm.data import DataError
+from angle_llm.settings_io import STRICT, NonNegative, Positive, PositiveFloat, SettingsError
 
 LOCAL = "local:"
 HERE = ("localhost", "127.0.0.1", "::1")

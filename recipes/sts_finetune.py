@@ -17,7 +17,6 @@ from pydantic.dataclasses import dataclass
 
 from angle_llm.cli import guarded
 from angle_llm.config import (
-    STRICT,
     DataSettings,
     DataSource,
     LoraSettings,
@@ -26,6 +25,7 @@ from angle_llm.config import (
     OptimizerSettings,
     TrainSettings,
 )
+from angle_llm.settings_io import STRICT
 
 
 @dataclass(frozen=True, config=STRICT)

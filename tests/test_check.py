@@ -15,12 +15,13 @@ from tiny import save_tiny_base
 
 from angle_llm import cli
 from angle_llm.check import open_tokens
-from angle_llm.config import DataSource, ModelSettings, TrainSettings, parse_settings
+from angle_llm.config import DataSource, ModelSettings, TrainSettings
 from angle_llm.data import DataError, ScoredPair
 from angle_llm.data.examples import load_examples
 from angle_llm.data.leakage import read_evaluation_sets
 from angle_llm.data.quality import CheckedFile, FileReport, check_files, write_fixed
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.settings_io import parse_settings
 
 PAIR = {"text1": "A man eats.", "text2": "Someone eats.", "score": 1}
 OTHER = {"text1": "A dog runs.", "text2": "Nobody runs.", "score": 0}

@@ -13,13 +13,14 @@ from tiny import save_tiny_base
 
 from angle_llm import cli
 from angle_llm.cli import DEBUG_VARIABLE, NO_BARS, guarded, main
-from angle_llm.config import DataSource, SettingsError
+from angle_llm.config import DataSource
 from angle_llm.data import DataError
 from angle_llm.data.examples import DataReport
 from angle_llm.model.backbone import locate
 from angle_llm.model.checks import ArtifactError
 from angle_llm.model.pooling import pooling_named
 from angle_llm.prompts import PromptError
+from angle_llm.settings_io import SettingsError
 
 ROOT = Path(__file__).parent.parent
 EMBED = ["embed", "--model", "./nowhere"]

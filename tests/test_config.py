@@ -9,18 +9,9 @@ from pathlib import Path
 import pytest
 
 import angle_llm.config as config
-from angle_llm.config import (
-    CheckpointSettings,
-    LoraSettings,
-    OptimizerSettings,
-    SettingsError,
-    TrainSettings,
-    load_settings,
-    parse_settings,
-    save_settings,
-    settings_from_dict,
-)
+from angle_llm.config import CheckpointSettings, LoraSettings, OptimizerSettings, TrainSettings
 from angle_llm.losses import AngleObjective
+from angle_llm.settings_io import SettingsError, load_settings, parse_settings, save_settings, settings_from_dict
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
 

@@ -14,11 +14,12 @@ from kills import check_resumes_after_any_kill, contents, in_a_fork
 from tiny import save_tiny_base, tiny_encoder
 
 from angle_llm import cli
-from angle_llm.config import LoraSettings, SettingsError
+from angle_llm.config import LoraSettings
 from angle_llm.data import DataError
 from angle_llm.embed import EmbedSettings
 from angle_llm.io import FolderError
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.settings_io import SettingsError
 from angle_llm.vectors import VectorForm, fingerprint, read_index, read_vectors
 
 

@@ -11,7 +11,7 @@ from tiny import KINDS, save_tiny_base, tiny_backbone, tiny_encoder, train_a_lit
 from tiny_tokenizers import TOKENIZERS
 
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
-from angle_llm.config import DataSource, LoraSettings, ModelSettings, SettingsError, settings_from_dict
+from angle_llm.config import DataSource, LoraSettings, ModelSettings
 from angle_llm.data.examples import load_examples
 from angle_llm.data.order import Draws
 from angle_llm.forecast import ROUND_TOKENS, forecast, loss_memory
@@ -20,6 +20,7 @@ from angle_llm.model.micro_batches import Plan
 from angle_llm.model.step_memory import META, FusedKernels, MemoryLedger, StepMemory, model_step
 from angle_llm.model.weights import FlopsPerToken
 from angle_llm.plan import PlanSettings, render
+from angle_llm.settings_io import SettingsError, settings_from_dict
 from angle_llm.train.device_memory import GIB, Device, Sharding
 from angle_llm.train.schedule import StepSchedule
 from angle_llm.train.step import boundary_step

@@ -13,7 +13,7 @@ from kills import check_resumes_after_any_kill, contents
 from tiny import save_tiny_base, tiny_encoder
 
 from angle_llm import cli, hard_negatives
-from angle_llm.config import DataSource, MissingLibraryError, SettingsError
+from angle_llm.config import DataSource
 from angle_llm.data import DataError
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import PositivePair, ScoredPair, Triple
@@ -23,6 +23,7 @@ from angle_llm.hard_negatives import REASONS, Judge, MinedPart, Miner, Window, a
 from angle_llm.io import FolderError
 from angle_llm.mine import MineSettings, mine_main, vectors_of
 from angle_llm.search import searcher
+from angle_llm.settings_io import MissingLibraryError, SettingsError
 
 PAIRS = [
     ("A man eats.", "Someone eats."),

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from angle_llm.config import SettingsError
+from angle_llm.settings_io import SettingsError
 from angle_llm.vectors import VectorForm
 
 ROWS = np.random.default_rng(0).normal(size=(7, 10)).astype(np.float32) * 3

@@ -33,8 +33,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from angle_llm.config import unknown_name
 from angle_llm.data.formats import FORMATS, DataError, nearest
+from angle_llm.settings_io import unknown_name
 
 _FIRST = ("text1", "sentence1", "sentence_A", "question1", "#1 String")
 _SECOND = ("text2", "sentence2", "sentence_B", "question2", "#2 String")

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from angle_llm.config import need_library
 from angle_llm.evaluate.encoding import Encode, EncoderSettings, OpenEncoder, evaluated, finish
 from angle_llm.evaluate.results import report, table
+from angle_llm.settings_io import need_library
 
 if TYPE_CHECKING:
     from angle_llm.evaluate.mteb_encoder import MtebEncoder

@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from angle_llm.config import need_library
 from angle_llm.evaluate.encoding import Encode, OpenEncoder, evaluated, finish
 from angle_llm.evaluate.results import report, table
 from angle_llm.evaluate.sts import evaluate
 from angle_llm.evaluate.sts_tasks import StsTask, StsTaskSettings, select_tasks
+from angle_llm.settings_io import need_library
 
 if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder

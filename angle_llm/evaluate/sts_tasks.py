@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from angle_llm.config import unknown_name
 from angle_llm.data.formats import DataError
 from angle_llm.data.readers import EXTENSIONS, RowSource, find_path, open_rows
 from angle_llm.evaluate.encoding import EncoderSettings
@@ -37,6 +36,7 @@ from angle_llm.evaluate.task_files import (
     senteval_folder,
     text_of,
 )
+from angle_llm.settings_io import unknown_name
 
 TextVariant = Literal["raw", "senteval"]
 

@@ -16,7 +16,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from angle_llm.config import need_library
 from angle_llm.evaluate.bootstrap import Interval, accuracy_interval
 from angle_llm.evaluate.encoding import (
     Encode,
@@ -40,6 +39,7 @@ from angle_llm.evaluate.transfer_tasks import (
     prepared,
     read_transfer_task,
 )
+from angle_llm.settings_io import need_library
 
 METRIC = "accuracy × 100 of logistic regression on frozen vectors, SentEval's protocols"
 

@@ -21,7 +21,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from angle_llm.config import unknown_name
 from angle_llm.data.formats import DataError
 from angle_llm.data.readers import open_rows
 from angle_llm.evaluate.results import PublishedRow
@@ -34,6 +33,7 @@ from angle_llm.evaluate.task_files import (
     senteval_folder,
     text_of,
 )
+from angle_llm.settings_io import unknown_name
 
 Protocol = Literal["cross_validation", "train_test", "train_dev_test"]
 Split = Literal["all", "train", "dev", "test"]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from angle_llm.config import SettingsError
 from angle_llm.io import write_json
+from angle_llm.settings_io import SettingsError
 
 if TYPE_CHECKING:
     from angle_llm.export.comparison import Verification

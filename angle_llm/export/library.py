@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from angle_llm import __version__
-from angle_llm.config import need_library
 from angle_llm.io import write_json
 from angle_llm.model.checks import EXPORT_NAME, ArtifactError, is_saved_encoder
 from angle_llm.prompts import PromptTemplate
+from angle_llm.settings_io import need_library
 
 LIBRARY = "sentence-transformers"
 MODULES_NAME = "modules.json"

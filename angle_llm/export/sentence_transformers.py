@@ -19,7 +19,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from angle_llm.config import need_library
 from angle_llm.export.card import MERGE_NAME
 from angle_llm.export.comparison import Verification
 from angle_llm.export.library import MODULES_NAME, ExportFacts
@@ -32,6 +31,7 @@ from angle_llm.model.backbone import BackboneLocation, load_tokenizer, locate
 from angle_llm.model.checks import CARD_NAME, ArtifactError, is_saved_encoder
 from angle_llm.model.tokenizer import SentenceTokenizer, load_tokenizer_file
 from angle_llm.model.weights import open_base
+from angle_llm.settings_io import need_library
 
 POOLINGS = {
     "last": "lasttoken", "cls": "cls_token", "mean": "mean_tokens", "last-avg": "mean_tokens", "last-max": "max_tokens",

@@ -19,7 +19,6 @@ from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
 from torch import nn
 
-from angle_llm.config import unknown_name
 from angle_llm.io import json_text, write_folder
 from angle_llm.model import hub
 from angle_llm.model.backbone import BackboneLocation, load_backbone, load_tokenizer, locate, weights_fingerprint
@@ -36,6 +35,7 @@ from angle_llm.model.lora import LoraAdapter, is_adapted, read_adapter
 from angle_llm.model.quantization import QuantizationError, bits_of
 from angle_llm.model.tokenizer import Tokenizer
 from angle_llm.prompts import PromptTemplate
+from angle_llm.settings_io import unknown_name
 
 FORMAT_VERSION = 1
 

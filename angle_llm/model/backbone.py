@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from angle_llm.config import unknown_name
 from angle_llm.model.checks import (
     EXPORT_NAME,
     ArtifactError,
@@ -25,6 +24,7 @@ from angle_llm.model.checks import (
     is_saved_encoder,
 )
 from angle_llm.model.quantization import ORIGINAL, bits_of, check_bits, quantize
+from angle_llm.settings_io import unknown_name
 
 PACKAGE_SCHEME = "package:"
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")

@@ -16,13 +16,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from angle_llm.config import unknown_name
 from angle_llm.model.attention import trie_states
 from angle_llm.model.backbone import state_sizes
 from angle_llm.model.depth import LayerStack, first_layers
 from angle_llm.model.fast_paths import PooledLastLayer
 from angle_llm.model.lora import without_adapter
 from angle_llm.model.prefix_trie import Trie
+from angle_llm.settings_io import unknown_name
 
 
 def last_position(mask_BT: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from angle_llm.config import ObjectiveSettings, TrainSettings, settings_from_dict, settings_to_dict
+from angle_llm.config import ObjectiveSettings, TrainSettings
 from angle_llm.data.batch import TextBatch
 from angle_llm.data.formats import Triple
 from angle_llm.data.mixture import Mixture, sets_of
@@ -18,6 +18,7 @@ from angle_llm.losses import AngleObjective, MixedObjective, NestedObjective, Ob
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.micro_batches import Plan
 from angle_llm.prompts import load_prompt
+from angle_llm.settings_io import settings_from_dict, settings_to_dict
 from angle_llm.train.memory import TokenBudget
 
 DIGEST_EXAMPLES = 1_000

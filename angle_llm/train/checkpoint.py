@@ -20,9 +20,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from angle_llm.config import SettingsError, TrainSettings
+from angle_llm.config import TrainSettings
 from angle_llm.io import FolderError, log, plain, remove_folder
 from angle_llm.resumable import ResumableFolder
+from angle_llm.settings_io import SettingsError
 from angle_llm.train.memory import TokenBudget
 from angle_llm.train.rng import random_state, seed_rank, set_random_state
 from angle_llm.train.strategies import DataParallelStrategy

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed
 
-from angle_llm.config import SettingsError
+from angle_llm.settings_io import SettingsError
 
 Value = TypeVar("Value")
 

@@ -18,17 +18,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from angle_llm.config import (
-    SettingsError,
-    TrainSettings,
-    changed_settings,
-    load_settings,
-    save_settings,
-    settings_to_dict,
-)
+from angle_llm.config import TrainSettings
 from angle_llm.data.mixture import Mixture
 from angle_llm.io import log, plain, write_json
 from angle_llm.model.checks import is_saved_encoder
+from angle_llm.settings_io import SettingsError, changed_settings, load_settings, save_settings, settings_to_dict
 from angle_llm.train.best_model import RESCUE_FOLDER
 from angle_llm.train.checkpoint import FOLDER, checkpoint_names, named_checkpoint
 from angle_llm.train.distributed import Processes

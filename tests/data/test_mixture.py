@@ -8,17 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from angle_llm.config import (
-    DataSettings,
-    MixedSet,
-    SettingsError,
-    TrainSettings,
-    load_settings,
-    parse_settings,
-    settings_from_dict,
-)
+from angle_llm.config import DataSettings, MixedSet, TrainSettings
 from angle_llm.data import DataError, PositivePair, ScoredPair, Triple
 from angle_llm.data.mixture import LoadedSet, Mixture, load_mixture, sets_of
+from angle_llm.settings_io import SettingsError, load_settings, parse_settings, settings_from_dict
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from tiny import tiny_encoder
 
-from angle_llm.config import MissingLibraryError
 from angle_llm.evaluate import StsPair, StsTask, evaluate
 from angle_llm.evaluate.mteb_tasks import MtebSettings, evaluate_mteb, mteb_main, named_after
 from angle_llm.evaluate.retrieval import evaluate_retrieval
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask
+from angle_llm.settings_io import MissingLibraryError
 
 HAS_MTEB = importlib.util.find_spec("mteb") is not None
 needs_mteb = pytest.mark.skipif(not HAS_MTEB, reason="needs mteb: pip install 'angle_llm[mteb]'")

@@ -18,7 +18,6 @@ from tiny import KINDS, save_tiny_adapter, save_tiny_base, tiny_encoder
 from transformers import AutoModel
 
 from angle_llm import PromptTemplate, SentenceEncoder, cli, load_prompt
-from angle_llm.config import MissingLibraryError
 from angle_llm.export import sentence_transformers as exporter
 from angle_llm.export.library import ExportFacts, is_library_folder
 from angle_llm.export.sentence_transformers import export_sentence_transformers
@@ -26,6 +25,7 @@ from angle_llm.export.verify import verify
 from angle_llm.model.checks import EXPORT_NAME, ArtifactError
 from angle_llm.model.pooling import pooling_named
 from angle_llm.model.tokenizer import load_tokenizer_file
+from angle_llm.settings_io import MissingLibraryError
 
 TEXTS = [
     "A man is eating.",

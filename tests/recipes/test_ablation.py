@@ -18,8 +18,8 @@ from programs import start
 from tiny import save_tiny_base
 
 from angle_llm import AngleObjective, SentenceEncoder
-from angle_llm.config import SettingsError, settings_to_dict
 from angle_llm.evaluate import evaluate, select_tasks
+from angle_llm.settings_io import SettingsError, settings_to_dict
 
 ROOT = Path(__file__).parents[2]
 GRIDS = sorted((ROOT / "recipes" / "grids").glob("*.yaml"))

@@ -27,9 +27,10 @@ from issue_texts import (
 )
 from programs import run, start
 
-from angle_llm.config import DataSource, SettingsError
+from angle_llm.config import DataSource
 from angle_llm.data import DataError, ScoredPair
 from angle_llm.data.examples import load_examples
+from angle_llm.settings_io import SettingsError
 
 pytest.importorskip("github", reason="pip install 'angle_llm[issues]'")
 RECIPE = Path(__file__).parents[2] / "recipes/duplicate_issues.py"

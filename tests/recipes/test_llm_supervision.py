@@ -24,10 +24,11 @@ from tiny import save_tiny_base, tiny_causal_lm
 from tiny_tokenizers import TOKENIZERS
 
 from angle_llm import SentenceEncoder
-from angle_llm.config import DataSource, SettingsError
+from angle_llm.config import DataSource
 from angle_llm.data import DataError
 from angle_llm.data.examples import load_examples
 from angle_llm.evaluate import spearman
+from angle_llm.settings_io import SettingsError
 
 pytest.importorskip("openai", reason="pip install 'angle_llm[supervision]'")
 RECIPE = Path(__file__).parents[2] / "recipes/llm_supervision.py"

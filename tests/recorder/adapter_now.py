@@ -5,8 +5,8 @@ from pathlib import Path
 
 from angle_llm import SentenceEncoder, TextBatch, TrainSettings
 from angle_llm.cli import main as command_line
-from angle_llm.config import load_settings
 from angle_llm.data.mixture import load_mixture
+from angle_llm.settings_io import load_settings
 from angle_llm.train.batches import BatchPlanner, make_losses
 from angle_llm.train.memory import TokenBudget
 from angle_llm.train.schedule import StepSchedule

@@ -39,7 +39,6 @@ from angle_llm.config import (
     ModelSettings,
     OptimizerSettings,
     TrainSettings,
-    load_settings,
 )
 from angle_llm.data import store
 from angle_llm.data.examples import load_examples
@@ -47,6 +46,7 @@ from angle_llm.data.formats import Example, ScoredPair
 from angle_llm.losses import AngleObjective
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.run import fine_tune
+from angle_llm.settings_io import load_settings
 from angle_llm.train import trainer
 from angle_llm.train.signals import Interrupted
 from angle_llm.train.strategies import DataParallelStrategy, ZeroStrategy, make_strategy

@@ -16,8 +16,9 @@ from runs import checkpoint_names
 from safetensors.torch import save_file
 from torch import nn
 
-from angle_llm.config import CheckpointSettings, OptimizerSettings, SettingsError, TrainSettings
+from angle_llm.config import CheckpointSettings, OptimizerSettings, TrainSettings
 from angle_llm.io import FolderError
+from angle_llm.settings_io import SettingsError
 from angle_llm.train.checkpoint import CheckpointError, Checkpoints, Progress, SavedWeightsError, check_saved
 from angle_llm.train.distributed import Processes
 from angle_llm.train.memory import TokenBudget

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from programs import run
 
-from angle_llm.config import ModelSettings, SettingsError, TrainSettings
+from angle_llm.config import ModelSettings, TrainSettings
 from angle_llm.run import check_names
+from angle_llm.settings_io import SettingsError
 from angle_llm.train.distributed import check_launch
 
 

@@ -15,17 +15,10 @@ from programs import run
 from runs import checkpoint_names, outcome, read_metrics, run_settings
 from tiny import save_tiny_base
 
-from angle_llm.config import (
-    CheckpointSettings,
-    EvaluationSettings,
-    LoraSettings,
-    OptimizerSettings,
-    SettingsError,
-    TrainSettings,
-    save_settings,
-)
+from angle_llm.config import CheckpointSettings, EvaluationSettings, LoraSettings, OptimizerSettings, TrainSettings
 from angle_llm.io import FolderError
 from angle_llm.run import fine_tune
+from angle_llm.settings_io import SettingsError, save_settings
 from angle_llm.train.best_model import BestModel
 from angle_llm.train.metrics import Metrics
 from angle_llm.train.signals import Interrupted, StopSignals

@@ -22,16 +22,14 @@ from angle_llm.config import (
     ModelSettings,
     ObjectiveSettings,
     OptimizerSettings,
-    SettingsError,
     TrainSettings,
-    load_settings,
-    settings_from_dict,
 )
 from angle_llm.data.formats import ScoredPair, Triple
 from angle_llm.losses import AngleObjective
 from angle_llm.model.checks import ArtifactError
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.run import fine_tune
+from angle_llm.settings_io import SettingsError, load_settings, settings_from_dict
 from angle_llm.train.checkpoint import SavedWeightsError
 from angle_llm.train.trainer import TrainingError
 

@@ -12,7 +12,7 @@ import angle_llm
 
 PACKAGE = Path(__file__).parent.parent / "angle_llm"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-BASE = {"config", "prompts", "io", "resumable", "losses"}
+BASE = {"settings_io", "config", "prompts", "io", "resumable", "losses"}
 CORE = {*BASE, "data", "model"}
 # Each package and module, and what it may import beside itself. `cli` and `run` may import everything.
 ALLOWED = {

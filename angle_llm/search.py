@@ -60,8 +60,8 @@ def best(position_QC: Array, score_QC: Array, top: int) -> tuple[Array, Array]:
     if score_QC.shape[1] > top:
         edge_Q1 = np.partition(score_QC, -top, axis=1)[:, -top, None]
         above, at_edge = score_QC > edge_Q1, score_QC == edge_Q1
-        room_Q1 = top - above.sum(axis=1, keepdims=True)
-        kept = above | (at_edge & (at_edge.cumsum(axis=1) <= room_Q1))
+        free_Q1 = top - above.sum(axis=1, keepdims=True)
+        kept = above | (at_edge & (at_edge.cumsum(axis=1) <= free_Q1))
         score_QC = score_QC[kept].reshape(-1, top)
         position_QC = position_QC[kept].reshape(-1, top)
     order = np.argsort(-score_QC, axis=1, kind="stable")

@@ -111,7 +111,7 @@ def test_bytes_that_are_not_utf8_are_reported_with_their_line(tmp_path: Path) ->
     (tmp_path / "latin.txt").write_bytes(b"\xef\xbb\xbfa\ncaf\xe9\n")
     output = ["--output", str(tmp_path / "x.npy")]
     for source, stdin, words in (
-        (str(tmp_path / "latin.txt"), b"", ["latin.txt:2", "0xe9", "iconv"]),
+        (str(tmp_path / "latin.txt"), b"", ["latin.txt:2", "0xe9", "cp1252"]),
         ("-", b"a\ncaf\xe9\n", ["standard input:2", "0xe9"]),
         ("-", b"", ["standard input", "empty"]),
     ):

@@ -1,4 +1,4 @@
-"""What several rooms' tests share."""
+"""Settings, test order, seeds and fixtures of all tests."""
 
 import os
 import random
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-# Read when transformers and its kin are first imported, so set before any test module is.
-os.environ["OMP_NUM_THREADS"] = "1"  # tests run beside each other: several threads each would cost tenfold
+# transformers reads these at import, so set them before any test module is imported.
+os.environ["OMP_NUM_THREADS"] = "1"  # tests run in parallel: several threads each would be ten times slower
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches the network
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 os.environ["ANGLE_LLM_CACHE"] = tempfile.mkdtemp(prefix="angle-llm-cache-")  # no test writes into the user's cache
@@ -26,14 +26,14 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first: at the end they would keep one worker busy while the others have nothing left to do."""
+    """Run the longest files first: at the end they would keep one worker busy while the others are idle."""
     order = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Every test draws the same whichever came before it in its worker, its fixtures too."""
+    """Seed every test and its fixtures, so that draws do not depend on earlier tests of the worker."""
     random.seed(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
@@ -43,7 +43,7 @@ def pytest_runtest_setup() -> None:
 
 @pytest.fixture
 def data_dir() -> Path:
-    """The folder with the real data sets, named by the environment variable ANGLE_LLM_DATA; without it, a skip."""
+    """The folder with the real datasets, from the environment variable ANGLE_LLM_DATA; skips if unset."""
     folder = os.environ.get("ANGLE_LLM_DATA")
     if not folder:
         pytest.skip("real data: set ANGLE_LLM_DATA to the folder that holds nli/, stsb/, sts/ …")

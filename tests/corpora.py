@@ -1,4 +1,4 @@
-"""Small corpora, and `embed_corpus` on them as the command calls it."""
+"""Small corpora, and `embed_corpus` on them with the arguments of the command."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def embed(
     world_size: int = 1,
     **form: Any,
 ) -> int:
-    """What the command does after the encoder is loaded."""
+    """Embed a corpus as the command does after it loads the encoder."""
     corpus = Corpus.open(input, id_column=id_column)
     survey = corpus.survey(skip_bad=options.skip_bad)
     options = ShardOptions("bare npy", options.rows, options.store_text, options.skip_bad) if target else options

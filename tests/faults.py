@@ -1,11 +1,11 @@
-"""Puts faults into the code, one at a time, and checks that the tests notice them.
+"""Insert faults into the code, one at a time, and check that the tests detect them.
 
     python tests/faults.py                     # all faults, about a minute each
     python tests/faults.py --list
     python tests/faults.py partner-as-negative cut-prompt-tail
 
 A fault is a snippet of a function and what replaces it. The function is found by its qualified name in any file of
-`angle_llm/`, so that files can move; a snippet that is not there exactly once must be pointed at the code again. The tests
+`angle_llm/`, so that files can move; a snippet that does not occur exactly once must be updated. The tests
 run in a temporary git worktree of HEAD; they must pass without the fault, and fail with it.
 """
 
@@ -24,7 +24,7 @@ PYTEST = f"{shlex.quote(sys.executable)} -m pytest -n 0 -q -p no:cacheprovider"
 
 
 class Fault(NamedTuple):
-    """A fault: where it goes, what it changes, and the tests that notice it: FILE or FILE::NAME or FILE -k EXPRESSION."""
+    """A fault: its place, its change, and the tests that detect it: FILE or FILE::NAME or FILE -k EXPRESSION."""
 
     name: str
     function: str
@@ -34,7 +34,7 @@ class Fault(NamedTuple):
 
 
 def contract(file: str, expression: str) -> str:
-    """Some tests of a file of the contract."""
+    """Selection of tests in a contract file."""
     return f"tests/contract/test_contract_{file}.py -k {expression}"
 
 
@@ -122,7 +122,7 @@ FAULTS = [
 
 
 def place(tree: Path, fault: Fault) -> tuple[Path, str]:
-    """The file of a fault's function below a tree, and its text with the fault in it."""
+    """File of a fault's function below a tree, and the text of the file with the fault."""
     found = []
     for path in sorted((tree / "angle_llm").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
@@ -184,7 +184,7 @@ def main() -> None:
 
 
 def try_all(tree: Path, chosen: list[Fault], given: argparse.Namespace) -> int:
-    """Number of faults that were not caught or have no place."""
+    """Number of faults that were not caught or not found."""
     missed = 0
     if not (given.list or given.no_baseline) and run(
         tree, given.pytest, sorted({fault.tests.split(" ")[0] for fault in chosen})

@@ -1,6 +1,6 @@
-"""A hub on this machine: the part of the HTTP API that huggingface_hub uses to read, make and fill a model repository.
+"""Local model hub: the part of the HTTP API that huggingface_hub uses to read, create and fill a repository.
 
-Repositories are folders of bytes by commit, in memory. `Hub.asked` lists every request, so a test can tell what was fetched.
+Repositories are folders of bytes by commit, in memory. `Hub.requests` lists every request, so a test can check what was fetched.
 """
 
 import base64
@@ -24,7 +24,7 @@ LFS_SUFFIXES = (".safetensors", ".bin", ".model")
 
 @dataclass
 class Repo:
-    """Commits by their name, the newest one's name, and who may see it."""
+    """Commits by name, the name of the newest, and visibility."""
 
     private: bool = False
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Repo:
 
 
 class Hub:
-    """A server that lives as long as the process."""
+    """A server that runs until the process ends."""
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
@@ -55,7 +55,7 @@ class Hub:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def empty(self) -> None:
-        """As it was in the beginning."""
+        """Remove all repositories."""
         self.repos.clear()
         self.blobs.clear()
         self.asked.clear()
@@ -79,12 +79,12 @@ class Hub:
 
 @cache
 def _the_hub() -> Hub:
-    """One for a process: libraries keep the address they were first told."""
+    """One per process: libraries cache the address."""
     return Hub()
 
 
 def open_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """A hub, empty, in the place of the real one for this process, with an empty cache and nobody logged in."""
+    """An empty hub that replaces the real one in this process, with an empty cache and no login."""
     hub = _the_hub()
     hub.empty()
     for name, value in {
@@ -174,7 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         return commit, repo.commits.get(commit, {})
 
-    # --- what is asked ----------------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------------------------------
 
     def whoami(self, body: bytes) -> None:
         if self._known:

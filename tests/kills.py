@@ -1,4 +1,4 @@
-"""Processes that are killed at a chosen write, and a check that everything is flushed to disk before it is renamed."""
+"""Kill processes at a chosen write; check that files are flushed to disk before they are renamed."""
 
 from __future__ import annotations
 

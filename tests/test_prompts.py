@@ -1,4 +1,4 @@
-"""Prompts: the bundled ones, literal insertion, the published edits, and files that cannot be used."""
+"""Prompts: the bundled ones, literal insertion, the published edits, and invalid files."""
 
 import importlib.util
 import json

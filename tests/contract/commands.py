@@ -1,4 +1,4 @@
-"""Runs the commands of the checkout under test (see conftest.py), and what their tests share."""
+"""Run commands of the checkout under test (see conftest.py); helpers of the contract tests."""
 
 import os
 import re
@@ -19,7 +19,7 @@ QUICK = [*SMALL, "--batch-size", "4", "--optimizer.learning-rate", "0.01"]
 
 @dataclass(frozen=True)
 class Files:
-    """Model folders and data files that all contract tests share; nobody writes into them."""
+    """Model folders and data files that all contract tests share; read-only."""
 
     folder: Path
     llama: str

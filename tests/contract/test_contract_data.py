@@ -1,4 +1,4 @@
-"""`angle-llm data check` and `data mine`: what is found in files, the cleaned copy, and hard negatives."""
+"""`angle-llm data check` and `data mine`: findings, the cleaned copy, and hard negatives."""
 
 import json
 import math
@@ -88,7 +88,7 @@ def test_fix_keeps_the_good_rows_and_accounts_for_the_others(tmp_path: Path) -> 
     assert contents(tmp_path / "out") == before
 
 
-def test_scores_and_columns_are_read_as_they_are_named(tmp_path: Path) -> None:
+def test_flags_set_score_range_and_columns(tmp_path: Path) -> None:
     rows = [{"a": f"text {n}", "b": f"other {n}", "rating": n % 6, "part": n % 2} for n in range(12)]
     path = write_rows(tmp_path / "rows.jsonl", rows)
     columns = [
@@ -111,7 +111,7 @@ def test_scores_and_columns_are_read_as_they_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv", "json", "jsonl.gz", "parquet"])
-def test_every_kind_of_file_is_read_alike(kind: str, tmp_path: Path) -> None:
+def test_all_file_formats_give_the_same_rows(kind: str, tmp_path: Path) -> None:
     from datasets import Dataset
 
     path, table = tmp_path / f"rows.{kind}", Dataset.from_list(GOOD)
@@ -145,8 +145,10 @@ def test_a_file_that_cannot_be_read_is_named(name: str, content: bytes | None, f
         (3, "skip", [r"\b3\b.*\b27\b"]),
     ],
 )
-def test_training_accounts_for_bad_rows(bad: int, policy: str, named: list[str], files: Files, tmp_path: Path) -> None:
-    """The first one stops a run, or they are left out and written down, unless they are more than a tenth."""
+def test_training_stops_at_bad_rows_or_lists_them(
+    bad: int, policy: str, named: list[str], files: Files, tmp_path: Path
+) -> None:
+    """The first one stops a run; or they are skipped and listed, unless they exceed a tenth."""
     good = Path(files.triples).read_text().splitlines()
     worst = ['{"anchor": "a", "positive": "", "negative": "c"}', "{broken", '{"anchor": "a", "positive": "b"}']
     data = write_rows(tmp_path / "mixed.jsonl", [*good[:3], *worst[:bad], *good[3:]])

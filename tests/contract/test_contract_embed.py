@@ -50,7 +50,7 @@ def table_of(folder: Path) -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize("kind", ["txt", "jsonl", "csv", "tsv", "parquet"])
-def test_every_kind_of_file_gives_the_same_rows(kind: str, model: str, due: np.ndarray, tmp_path: Path) -> None:
+def test_all_input_formats_give_the_same_rows(kind: str, model: str, due: np.ndarray, tmp_path: Path) -> None:
     words = ["--model", model, "--input", write_texts(tmp_path, kind), "--output", tmp_path / "rows.npy"]
     shown = command("angle-llm", "embed", *words, *([] if kind == "txt" else ["--column", "text"])).stdout
     names(shown, rf"\b{len(TEXTS)}\b", r"\b32\b")
@@ -71,7 +71,7 @@ def test_shards_hold_ids_and_texts_and_an_index(model: str, due: np.ndarray, tmp
     np.testing.assert_allclose(np.array(table["embedding"], dtype=np.float32), due, rtol=1e-4, atol=1e-6)
 
 
-def test_rows_are_cut_scaled_and_stored_as_asked(model: str, due: np.ndarray, tmp_path: Path) -> None:
+def test_rows_are_cut_scaled_and_stored_as_the_flags_set(model: str, due: np.ndarray, tmp_path: Path) -> None:
     path = write_texts(tmp_path, "txt")
 
     def rows(*flags: str) -> np.ndarray:
@@ -110,7 +110,7 @@ def test_a_killed_command_ends_with_the_same_bytes(files: Files, tmp_path: Path)
     stamp, whole = kept.stat().st_mtime_ns, damaged.read_bytes()
     damaged.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
     command(*base, "--output", tmp_path / "out")
-    assert kept.stat().st_mtime_ns == stamp, "what was done is not done again"
+    assert kept.stat().st_mtime_ns == stamp, "finished shards are not recomputed"
     assert contents(tmp_path / "out") == contents(tmp_path / "once")
 
 
@@ -130,7 +130,7 @@ def test_two_processes_share_the_work(model: str, tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == contents(tmp_path / "once")
 
 
-def test_another_job_in_the_same_folder_is_refused(model: str, tmp_path: Path) -> None:
+def test_other_settings_in_the_same_folder_are_refused(model: str, tmp_path: Path) -> None:
     words = ["--model", model, "--input", write_texts(tmp_path, "txt"), "--output", tmp_path / "out"]
     command("angle-llm", "embed", *words)
     before = contents(tmp_path / "out")
@@ -153,7 +153,7 @@ def test_another_job_in_the_same_folder_is_refused(model: str, tmp_path: Path) -
         (b"", [], r"texts\.txt"),
     ],
 )
-def test_a_mistake_is_found_before_the_model_is_opened(
+def test_a_mistake_is_reported_before_the_model_is_loaded(
     content: bytes | None, flags: list[str], named: str, tmp_path: Path
 ) -> None:
     if content is not None:

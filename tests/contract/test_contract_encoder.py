@@ -1,4 +1,4 @@
-"""`SentenceEncoder` in Python: exact vectors, what is saved and read back, and what is refused."""
+"""`SentenceEncoder` in Python: exact vectors, saving and loading, and refused arguments."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ CLOSE = 2e-6
 
 
 def plain_rows(folder: str, texts: list[str], template: str = "{text}", pooling: str = "last") -> np.ndarray:
-    """What transformers gives for one text at a time: no batch, no padding, no mask."""
+    """Rows of plain transformers for one text at a time: no batch, no padding, no mask."""
     model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     rows = []
     for text in texts:
@@ -113,7 +113,7 @@ def test_repeated_texts_and_shared_prefixes_are_computed_once(llama: SentenceEnc
     ("texts", "error", "named"),
     [("one text", TypeError, "list|sequence"), (["a", ""], ValueError, r"\b1\b"), (["a", "b", 3], TypeError, r"\b2\b")],
 )
-def test_what_is_not_a_list_of_texts_is_refused(
+def test_encode_refuses_input_that_is_not_a_list_of_texts(
     texts: Any, error: type[Exception], named: str, llama: SentenceEncoder
 ) -> None:
     with pytest.raises(error, match=named):
@@ -162,7 +162,7 @@ def test_complex_rows_are_the_halves(llama: SentenceEncoder) -> None:
     assert np.array_equal(np.concatenate([complex_rows.real, complex_rows.imag], axis=1), rows)
 
 
-def test_a_saved_encoder_gives_the_same_rows(files: Files, tmp_path: Path) -> None:
+def test_a_saved_and_loaded_encoder_gives_the_same_rows(files: Files, tmp_path: Path) -> None:
     for kind in ("llama", "bert"):
         encoder = SentenceEncoder.from_pretrained(
             getattr(files, kind), prompt="prompteol", max_length=50, pooling="mean"
@@ -174,7 +174,7 @@ def test_a_saved_encoder_gives_the_same_rows(files: Files, tmp_path: Path) -> No
         assert not [name for name in contents(tmp_path / kind) if Path(name).suffix in (".bin", ".pt", ".pkl")]
 
 
-def test_an_adapter_is_added_saved_and_read_back(base: Path, tmp_path: Path) -> None:
+def test_an_adapter_is_added_saved_and_loaded(base: Path, tmp_path: Path) -> None:
     encoder = SentenceEncoder.from_pretrained(base)
     before = encoder.encode(TEXTS)
     encoder.add_lora(lora(rank=4, alpha=8))
@@ -237,7 +237,7 @@ def test_code_in_a_model_folder_is_not_run(base: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["adapter_model.safetensors", "angle_llm.json", "adapter_config.json"])
-def test_a_damaged_folder_is_refused_by_the_name_of_the_file(name: str, copied: Path) -> None:
+def test_a_damaged_folder_is_refused_with_the_name_of_the_file(name: str, copied: Path) -> None:
     whole = (copied / name).read_bytes()
     (copied / name).write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match=str(copied)):
@@ -260,12 +260,12 @@ def test_an_unknown_key_of_the_card_is_refused(copied: Path) -> None:
         ({"pooling": "cls"}, "cls"),
     ],
 )
-def test_an_option_that_cannot_be_used_is_refused(options: dict[str, Any], named: str, files: Files) -> None:
+def test_an_invalid_option_is_refused(options: dict[str, Any], named: str, files: Files) -> None:
     with pytest.raises(ValueError, match=named):
         SentenceEncoder.from_pretrained(files.llama, **options)
 
 
-def test_a_folder_that_holds_other_things_is_not_overwritten(llama: SentenceEncoder, tmp_path: Path) -> None:
+def test_save_does_not_overwrite_a_folder_with_other_files(llama: SentenceEncoder, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match=str(tmp_path)):
         llama.save_pretrained(tmp_path)

@@ -89,7 +89,7 @@ def test_sts_reads_a_folder_of_evaluation_sets(model: str, files: Files, tmp_pat
         ("--tasks {pairs} --variant senteval", ["--variant", "--data-dir"]),
     ],
 )
-def test_mistakes_are_found_before_the_model_is_opened(words: str, named: list[str], files: Files) -> None:
+def test_mistakes_are_reported_before_the_model_is_loaded(words: str, named: list[str], files: Files) -> None:
     done = command("python", "eval/sts.py", "--model", "./nowhere", *words.format(pairs=files.pairs).split(), code=2)
     names(done.stdout + done.stderr, *named)
 
@@ -164,6 +164,6 @@ def test_every_command_has_help(words: str) -> None:
         names(shown, *("train", "plan", "embed", "search", "eval", "data", "merge", "verify", "export", "push"))
 
 
-def test_a_command_that_does_not_exist_is_refused_with_the_nearest() -> None:
+def test_an_unknown_command_is_refused_with_the_nearest_name() -> None:
     done = command("angle-llm", "trian", code=2)
     names(done.stdout + done.stderr, "trian", "train")

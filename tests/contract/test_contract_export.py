@@ -1,4 +1,4 @@
-"""`merge`, `verify`, `export` and `push`: equal vectors, exit codes, and what is refused offline."""
+"""`merge`, `verify`, `export` and `push`: equal vectors, exit codes, and refusals offline."""
 
 import json
 import shutil

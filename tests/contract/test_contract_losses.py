@@ -95,7 +95,7 @@ def test_a_row_of_zeros_gives_no_nan() -> None:
         {"contrastive_form": "backward"},
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, object]) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, object]) -> None:
     (name,) = settings
     with pytest.raises(ValueError, match=name):
         AngleObjective(**settings)
@@ -109,7 +109,7 @@ def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, object]) 
         ("left", torch.tensor(SCORE)),
     ],
 )
-def test_a_relation_that_does_not_fit_is_refused(name: str, wrong: torch.Tensor) -> None:
+def test_a_relation_that_does_not_match_the_rows_is_refused(name: str, wrong: torch.Tensor) -> None:
     relation = {"left": torch.tensor(LEFT), "right": torch.tensor(RIGHT)} | {name: wrong}
     with pytest.raises(ValueError, match=name):
         AngleObjective()(rows(), relation["left"], relation["right"], torch.tensor(SCORE))
@@ -133,7 +133,7 @@ def test_examples_become_unique_texts_and_scored_pairs() -> None:
     assert len(TextBatch.from_examples([])) == 0
 
 
-def test_the_objective_takes_what_a_batch_holds() -> None:
+def test_the_objective_accepts_the_relation_of_a_text_batch() -> None:
     batch = TextBatch.from_examples([Triple("A man eats.", "Someone eats.", "Nobody eats.")])
     x = torch.randn(len(batch), 64, requires_grad=True)
     result = AngleObjective(in_batch_weight=1, angle_weight=0.1)(x, batch.left, batch.right, batch.score)

@@ -1,4 +1,4 @@
-"""Prompts: the bundled ones, literal insertion of the text, and files that cannot be used."""
+"""Prompts: the bundled ones, literal insertion of the text, and invalid files."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ PUBLISHED = 'Summarize sentence "{text}" in one word:"'
 @pytest.mark.parametrize(
     "name", ["summarize_one_word", "summarize_one_word_edited", "prompteol", "representative_word", "plain"]
 )
-def test_a_bundled_prompt_is_its_file(name: str) -> None:
+def test_a_bundled_prompt_equals_its_file(name: str) -> None:
     path = TREE / "prompts" / f"{name}.yaml"
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     for prompt in (load_prompt(name), load_prompt(path)):
@@ -30,7 +30,7 @@ def test_the_published_prompt_and_edits_are_exact() -> None:
     assert len(load_prompt("summarize_one_word_edited").edits) == 3
 
 
-def test_a_prompt_file_of_ones_own_is_read(tmp_path: Path) -> None:
+def test_a_prompt_file_outside_the_package_is_read(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("name: mine\ntemplate: 'query: {text}'\nedits: [append_full_stop]\ntokenization: segments\n")
     prompt = load_prompt(str(path))
@@ -52,7 +52,7 @@ def test_a_prompt_file_of_ones_own_is_read(tmp_path: Path) -> None:
         ("", "mine.yaml"),
     ],
 )
-def test_a_prompt_file_that_cannot_be_used_is_refused(content: str, named: str, tmp_path: Path) -> None:
+def test_an_invalid_prompt_file_is_refused(content: str, named: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(content)
     with pytest.raises(ValueError, match=named):
@@ -60,7 +60,7 @@ def test_a_prompt_file_that_cannot_be_used_is_refused(content: str, named: str, 
 
 
 @pytest.mark.parametrize(("name", "named"), [("sumarize_one_word", "summarize_one_word"), ("none.yaml", "none.yaml")])
-def test_a_prompt_that_does_not_exist_is_refused(name: str, named: str) -> None:
+def test_an_unknown_prompt_name_is_refused(name: str, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         load_prompt(name)
 

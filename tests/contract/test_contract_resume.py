@@ -1,4 +1,4 @@
-"""A run that was stopped or killed resumes to the same bytes; several processes compute what one does."""
+"""Resume after a signal or a kill gives the same bytes; several processes give the result of one."""
 
 import json
 import os
@@ -72,9 +72,7 @@ def test_a_stopped_run_resumes_to_the_same_bytes(
     assert len(losses(run)) == 100
 
 
-def test_a_checkpoint_that_is_damaged_costs_only_its_own_steps(
-    files: Files, uninterrupted: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(files: Files, uninterrupted: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     stopped(files, run, signal.SIGTERM, "--checkpoint.every-steps", "5", "--checkpoint.keep", "3")
     newest = max((run / "checkpoints").glob("step-*"))
@@ -100,7 +98,7 @@ def test_a_checkpoint_by_name_and_starting_over(files: Files, tmp_path: Path) ->
     names(done.stderr, "step-000003", "step-000002")
 
 
-def test_two_processes_end_like_one(files: Files, tmp_path: Path) -> None:
+def test_two_processes_give_the_result_of_one(files: Files, tmp_path: Path) -> None:
     flags = ["--max-steps", "10", "--epochs", "4", "--batch-size", "7", "--objective.cosine-weight", "1"]
     command("angle-llm", "train", *training(files, tmp_path / "one"), *flags)
     two = [
@@ -125,7 +123,7 @@ def test_two_processes_end_like_one(files: Files, tmp_path: Path) -> None:
 
 
 def test_a_lost_process_ends_the_others(files: Files, tmp_path: Path) -> None:
-    """The variables of torchrun by hand, so that nothing but the run itself ends the process that is left."""
+    """Sets the variables of torchrun itself, so that no launcher ends the other process."""
     words = ["angle-llm", "train", *training(files, tmp_path / "run"), *LONG, "--epochs", "2000"]
     shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     each = [

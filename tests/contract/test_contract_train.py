@@ -1,4 +1,4 @@
-"""Training by the recipes and `angle-llm train`: what a run leaves, what it computes, and what it refuses."""
+"""Training by the recipes and `angle-llm train`: files written, values computed, and refusals."""
 
 import json
 import shutil
@@ -125,7 +125,7 @@ def test_training_in_python_returns_the_model_directory(files: Files, tmp_path: 
     assert SentenceEncoder.from_pretrained(folder).encode(["A dog runs."]).shape == (1, 32)
 
 
-# ------------------------------------------------------------------------------------------------- what a run computes
+# ------------------------------------------------------------------------------------------------- computed values
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_the_best_model_of_the_evaluations_is_kept(files: Files, tmp_path: Path)
     names(shown, f"{max(scores[1:]):.2f}")
 
 
-def test_a_mixture_draws_from_every_set(files: Files, tmp_path: Path) -> None:
+def test_a_mixture_draws_from_every_dataset(files: Files, tmp_path: Path) -> None:
     texts = sentences(16)
     pairs = [{"text1": texts[n], "text2": texts[n + 8], "score": n % 2} for n in range(8)]
     write_rows(tmp_path / "pairs.jsonl", pairs)
@@ -238,7 +238,7 @@ def test_a_mixture_draws_from_every_set(files: Files, tmp_path: Path) -> None:
     ]
     command("angle-llm", "train", *run)
     drawn = [{k: v for k, v in line.items() if k.startswith("examples/") and v} for line in metrics(tmp_path / "run")]
-    assert all(len(each) == 1 for each in drawn), "each batch is of one set"
+    assert all(len(each) == 1 for each in drawn), "each batch is from one dataset"
     totals = {name: sum(each.get(name, 0) for each in drawn) for name in {k for each in drawn for k in each}}
     assert sorted(totals.values()) == [16, 24]
 
@@ -304,9 +304,7 @@ def test_a_mistake_is_refused_before_anything_is_written(
         ("- 1\n", ["mine\\.yaml"]),
     ],
 )
-def test_a_settings_file_that_cannot_be_used_is_refused(
-    content: str, named: list[str], files: Files, tmp_path: Path
-) -> None:
+def test_an_invalid_settings_file_is_refused(content: str, named: list[str], files: Files, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(content)
     names(refused(files, tmp_path, "--config", str(tmp_path / "mine.yaml")), *named)
 

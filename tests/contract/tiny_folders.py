@@ -1,6 +1,6 @@
 """Tiny model folders and data files for the contract tests, made with transformers and tokenizers alone.
 
-`write_model("llama", folder)` writes what a model on the hub has: weights, configuration and tokenizer. Every parameter is
+`write_model("llama", folder)` writes the files of a model on the hub: weights, configuration and tokenizer. Every parameter is
 random and seeded, biases and norms too, so that an embedding depends on every token and on its position.
 """
 

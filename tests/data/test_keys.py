@@ -38,5 +38,5 @@ def test_short_texts_are_not_telling(text: str, telling: bool) -> None:
     assert is_telling(near(text)) is telling
 
 
-def test_half_a_character_can_be_written_out() -> None:
+def test_a_lone_surrogate_is_escaped() -> None:
     assert sound("a\ud800") == "a\\ud800"

@@ -256,7 +256,7 @@ def test_damaged_files_of_senteval_are_refused(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ sources
 
 
-def test_folder_at_name_is_a_file_in_the_folder(tmp_path: Path) -> None:
+def test_folder_at_name_names_a_file_in_the_folder(tmp_path: Path) -> None:
     write(tmp_path / "sts" / "dev.jsonl", jsonl(*ROWS))
     assert len(values(f"{tmp_path}/sts@dev")) == 2
     with pytest.raises(DataError, match=r"no file test\.\* in .*dev\.jsonl"):

@@ -1,4 +1,4 @@
-"""The two starter data files: their format, and no sentence of one in the other."""
+"""The two starter data files: their format, and no sentence in both."""
 
 import gzip
 import json

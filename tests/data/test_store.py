@@ -103,7 +103,7 @@ def test_damaged_store_is_written_again(name: str, damage: str, source: DataSour
 
 
 @pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="limits the file size in place of a full disk")
-def test_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+def test_full_disk_is_an_error_and_leaves_no_files(tmp_path: Path) -> None:
     """In a process of its own that can write files of 200 kB."""
     code = (
         "import resource, signal, sys; from pathlib import Path; from angle_llm.data import PositivePair\n"
@@ -126,7 +126,7 @@ def test_incomplete_folders_of_killed_processes_are_removed_after_a_day(source: 
     assert sorted(path.name for path in place.iterdir() if path.name.startswith(".")) == [".new.2.tmp"]
 
 
-def test_unreadable_source_leaves_nothing(source: DataSource, tmp_path: Path) -> None:
+def test_unreadable_source_leaves_no_files(source: DataSource, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"rows\.jsonl\.gz:8"):
         load_examples(DataSource(path=source.path), tmp_path / "cache")
     Path(source.path).write_bytes(Path(source.path).read_bytes()[:-200])

@@ -1,4 +1,4 @@
-"""How training reads large files, measured on small ones: the figures come, and processes read the same order."""
+"""`eval/data_scale.py` on small files: it reports its figures, and processes read the same order."""
 
 from pathlib import Path
 

@@ -27,7 +27,7 @@ def counts(size: int, resamples: int, seed: int, stream: str) -> np.ndarray:
 
 @pytest.mark.parametrize("kinds", [3, 12, 1000])
 def test_each_resample_equals_scipy_on_the_drawn_items(kinds: int) -> None:
-    """Few kinds: ties everywhere. 300 resamples: more than two blocks."""
+    """Few distinct values: many ties. 300 resamples: more than two blocks."""
     rng = np.random.default_rng(kinds)
     gold, one, two = rng.integers(0, 6, 50), rng.integers(0, kinds, 50), rng.standard_normal(50)
     drawn_PB = counts(50, 300, 7, "sts12")

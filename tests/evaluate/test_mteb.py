@@ -1,4 +1,4 @@
-"""mteb measures our encoder: through its own evaluate(), on tasks made here, with the figures our own evaluation gives."""
+"""mteb's evaluate() on our encoder and local tasks gives the figures of our own evaluation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from angle_llm.settings_io import MissingLibraryError
 
 HAS_MTEB = importlib.util.find_spec("mteb") is not None
 needs_mteb = pytest.mark.skipif(not HAS_MTEB, reason="needs mteb: pip install 'angle_llm[mteb]'")
-# mteb, and what it imports, warn of their own use of themselves.
+# mteb and its dependencies emit deprecation warnings about their own code.
 pytestmark = pytest.mark.filterwarnings("default")
 
 PAIRS = tuple(
@@ -100,7 +100,7 @@ def retrieval_task() -> Any:
         ("m", "local/m"),
     ],
 )
-def test_a_model_has_a_name_to_file_results_under(model: str, name: str) -> None:
+def test_a_model_has_a_name_for_the_results_directory(model: str, name: str) -> None:
     assert named_after(model) == name
 
 
@@ -120,7 +120,7 @@ def test_encoder_implements_the_protocol_of_mteb() -> None:
     meta = model.mteb_model_meta
     assert (meta.name, meta.revision, meta.embed_dim, meta.max_tokens) == ("us/tiny", "abc", 32, encoder.max_length)
     assert meta.use_instructions is True
-    assert meta.training_datasets is None  # not said, rather than none
+    assert meta.training_datasets is None  # unknown, rather than none
     assert mteb_model(encoder.with_prompt("plain")).mteb_model_meta.use_instructions is False
     with pytest.raises(ValueError, match=r"--name.*'tiny'"):
         mteb_model(encoder, name="tiny")
@@ -182,7 +182,7 @@ def test_text_of_white_space_has_a_zero_vector() -> None:
 def test_the_command_measures_prints_and_writes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """mteb finds its tasks by name; ours is put among them."""
+    """mteb finds its tasks by name; the test registers its own."""
     import mteb
 
     known = mteb.get_task

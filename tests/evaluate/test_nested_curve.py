@@ -1,4 +1,4 @@
-"""The quality curve: every point is what the cut encoder itself reaches, and the texts are encoded once."""
+"""The quality curve: every point equals the score of the cut encoder, and texts are encoded once."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from angle_llm.evaluate.nested import NestedEvalSettings, halves, nested_main, q
 PAIRS = "starter:graded_pairs.tsv"
 
 
-def test_every_point_is_what_the_cut_encoder_reaches_from_one_encoding() -> None:
+def test_every_point_equals_the_score_of_the_cut_encoder_from_one_encoding() -> None:
     encoder = tiny_encoder("llama")
     calls = []
     plainly = encoder.encode_layers
@@ -32,7 +32,7 @@ def test_every_point_is_what_the_cut_encoder_reaches_from_one_encoding() -> None
         alone = evaluate(lambda texts, short=short: short.encode(texts), [task])  # type: ignore[misc]
         # Float32 rounding may swap two pairs of nearly equal cosine; a figure moves by some 1e-4 then.
         assert point.spearman == pytest.approx({task.name: alone.tasks[task.name].spearman}, abs=0.01)
-    assert len({round(point.mean, 1) for point in points}) > 1, "all points are alike, so this test shows nothing"
+    assert len({round(point.mean, 1) for point in points}) > 1, "all points are equal, so this test checks nothing"
 
 
 @pytest.mark.parametrize("asked", [{"layers": [4]}, {"layers": [0]}, {"dimensions": [64]}, {"dimensions": [0]}])

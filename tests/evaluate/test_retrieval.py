@@ -29,7 +29,7 @@ from angle_llm.evaluate.retrieval_tasks import groups_task, read_flickr30k, read
 def ranks_by_sorting(
     queries: np.ndarray, candidates: np.ndarray, relevant: Sequence[dict[int, float]], itself: Sequence[int | None]
 ) -> list[dict[int, int]]:
-    """One query at a time: all candidates but itself, the most similar first, no-answers first among equals."""
+    """Ranks by sorting, one query at a time: without the query itself; among equals, answers come last."""
     found = []
     for query, answers, own in zip(queries, relevant, itself, strict=True):
         norms = np.linalg.norm(candidates, axis=1) * np.linalg.norm(query)
@@ -42,7 +42,7 @@ def ranks_by_sorting(
 
 @limits(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), few_directions=st.booleans())
-def test_ranks_are_those_of_a_plain_sort(seed: int, few_directions: bool) -> None:
+def test_ranks_equal_those_of_a_plain_sort(seed: int, few_directions: bool) -> None:
     """With few directions most similarities are ties."""
     rng = np.random.default_rng(seed)
     count = int(rng.integers(6, 40))
@@ -58,7 +58,7 @@ def test_ranks_are_those_of_a_plain_sort(seed: int, few_directions: bool) -> Non
         assert answer_ranks(queries, candidates, relevant, itself) == expected
 
 
-def test_a_tie_goes_to_the_candidate_that_is_no_answer() -> None:
+def test_a_tie_ranks_the_wrong_candidate_first() -> None:
     same = np.ones((4, 2))
     assert answer_ranks(same[:1], same, [{0: 1.0, 2: 1.0}], [None]) == [{0: 3, 2: 4}]
     zero = np.zeros((4, 2))
@@ -133,7 +133,7 @@ def judged_folder(folder: Path, *judgements: str) -> Path:
     return folder
 
 
-def test_beirs_layout_is_read(tmp_path: Path) -> None:
+def test_the_beir_layout_is_read(tmp_path: Path) -> None:
     task = read_judged(judged_folder(tmp_path / "mini", "q\td1\t2", "q\t2\t0", "2\td1\t1"))
     assert (task.name, task.candidates, task.queries) == ("mini", ("T a", "b"), ("T a", "b"))
     assert task.relevant == ({0: 2.0}, {0: 1.0})

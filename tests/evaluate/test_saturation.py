@@ -1,4 +1,4 @@
-"""Shares of the gradient, compared with a formula derived by hand."""
+"""Gradient shares of the loss terms, compared with a formula derived by hand."""
 
 import math
 
@@ -38,7 +38,7 @@ def test_gradient_of_the_regression_term() -> None:
     assert found["saturated"]["pairs"] == 0.5
 
 
-def test_shares_add_up_and_do_not_depend_on_lengths() -> None:
+def test_shares_sum_to_one_and_do_not_depend_on_norms() -> None:
     generator = torch.Generator().manual_seed(0)
     rows = {name: torch.randn(8, generator=generator, dtype=torch.float64) for name in map(str, range(60))}
     examples = [ScoredPair(str(i), str((7 * i + 1) % 60), (i % 6) / 5) for i in range(60)]  # rows in several pairs

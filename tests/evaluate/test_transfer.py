@@ -27,7 +27,7 @@ sklearn = pytest.importorskip("sklearn", reason="needs scikit-learn: pip install
 
 
 def hashed_words(texts: Sequence[str]) -> np.ndarray:
-    """The sum of one random direction a word: a linear classifier can read the words."""
+    """Sum of one random direction per word: a linear classifier can recover the words."""
     directions = {
         word: np.random.default_rng(zlib.crc32(word.encode())).normal(size=12)
         for text in texts
@@ -52,7 +52,7 @@ def split_task(train: Sequence[LabelledText], test: Sequence[LabelledText], **mo
 
 
 def as_sentevals_inner_folds(part: Part, folds: int, seed: int) -> list[float]:
-    """The accuracies in percent of SentEval's protocol, written down once more and slowly, with its solver."""
+    """The accuracies in percent of SentEval's protocol, implemented independently with its solver."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_score
 
@@ -60,7 +60,7 @@ def as_sentevals_inner_folds(part: Part, folds: int, seed: int) -> list[float]:
     splitter = StratifiedKFold(folds, shuffle=True, random_state=seed)
     accuracies = []
     for train, test in splitter.split(X, y):
-        # As there, but for the intercept, which liblinear would regularise.
+        # As in SentEval, except for the intercept, which liblinear would regularise.
         candidates = [LogisticRegression(C=2.0**t, solver="newton-cg", tol=1e-8, max_iter=1000) for t in range(-2, 4)]
         means = [round(100 * cross_val_score(c, X[train], y[train], cv=splitter).mean(), 2) for c in candidates]
         best = candidates[int(np.argmax(means))].fit(X[train], y[train])
@@ -68,7 +68,7 @@ def as_sentevals_inner_folds(part: Part, folds: int, seed: int) -> list[float]:
     return accuracies
 
 
-def test_cross_validation_is_sentevals() -> None:
+def test_cross_validation_equals_senteval() -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(90, 6))
     y = np.where(X[:, 0] + rng.normal(size=90) > 0, "1", "0")
@@ -79,7 +79,7 @@ def test_cross_validation_is_sentevals() -> None:
     assert outcome.unconverged == 0
 
 
-def test_many_columns_and_many_classes_take_another_solver_to_the_same_optimum() -> None:
+def test_both_solvers_reach_the_same_optimum() -> None:
     """lbfgs against Newton's method, on a problem where both may be used."""
     from sklearn.linear_model import LogisticRegression
 
@@ -137,7 +137,7 @@ def test_repeated_texts_are_counted_and_can_be_dropped() -> None:
     task = split_task(train, test)
     assert repeated_examples(task) == 2
     clean = without_repeated(task)
-    assert clean.splits["test"] == tuple(test)  # what is tested stays
+    assert clean.splits["test"] == tuple(test)  # the test split is unchanged
     assert clean.splits["train"] == tuple(row for i, row in enumerate(train) if i not in (0, 3))
     assert repeated_examples(clean) == 0
     for drop, dropped, note in ((False, 0, "all were kept"), (True, 2, "2 examples were dropped for it")):

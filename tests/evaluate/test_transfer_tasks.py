@@ -1,4 +1,4 @@
-"""Transfer tasks: both layouts give the same examples, and what is wrong in a file is named."""
+"""Transfer tasks: both layouts give the same examples, and errors name the file and line."""
 
 from __future__ import annotations
 

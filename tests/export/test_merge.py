@@ -102,7 +102,7 @@ def test_the_base_has_the_values_of_training(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lora", [LoraSettings(rank=2, alpha=1), DORA])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_a_quantised_base(bits: int, lora: LoraSettings, tmp_path: Path) -> None:
+def test_an_adapter_on_a_quantised_base_is_merged(bits: int, lora: LoraSettings, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     run = save_tiny_adapter(save_tiny_base("llama", tmp_path / "base"), tmp_path / "adapter", lora, bits=bits)
     found = merged(run, tmp_path / "trained")
@@ -116,7 +116,7 @@ def test_a_quantised_base(bits: int, lora: LoraSettings, tmp_path: Path) -> None
     assert verify([run, tmp_path / "original"], tolerance=1.0, device="cpu").comparisons[0].largest_difference > 1e-5
 
 
-def test_a_base_that_is_stored_in_bits(tmp_path: Path) -> None:
+def test_a_base_stored_quantised_is_merged_to_a_plain_model(tmp_path: Path) -> None:
     """`…-bnb-4bit` on the hub: there are no original weights; the merged weights are plain."""
     pytest.importorskip("bitsandbytes")
     save_tiny_base("llama", tmp_path / "plain")
@@ -130,7 +130,7 @@ def test_a_base_that_is_stored_in_bits(tmp_path: Path) -> None:
     assert SentenceEncoder.from_pretrained(tmp_path / "out", device="cpu").bits is None
 
 
-def test_shards_in_and_out(tmp_path: Path) -> None:
+def test_a_sharded_base_is_merged_to_shards(tmp_path: Path) -> None:
     encoder = tiny_encoder("qwen2")
     encoder.model.backbone.save_pretrained(tmp_path / "base", max_shard_size="20KB")
     encoder.tokenizer.save_pretrained(tmp_path / "base")
@@ -156,7 +156,7 @@ def test_shards_in_and_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "bert"])
-def test_it_is_written_as_save_pretrained_writes(kind: str, tmp_path: Path) -> None:
+def test_the_merged_files_equal_those_of_save_pretrained(kind: str, tmp_path: Path) -> None:
     run = save_tiny_adapter(save_tiny_base(kind, tmp_path / "base"), tmp_path / "adapter")
     merged(run, tmp_path / "out")
     SentenceEncoder.from_pretrained(tmp_path / "out", device="cpu").save_pretrained(tmp_path / "again")

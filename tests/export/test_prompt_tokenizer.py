@@ -105,8 +105,10 @@ LONG = [
 @every_kind
 @every_tokenization
 @pytest.mark.parametrize("unit", LONG)
-def test_just_too_long_and_far_too_long(kind: str, tokenization: str, unit: str) -> None:
-    """Around the length that just fits, character by character, then 100,000 characters."""
+def test_texts_around_and_far_beyond_the_limit_are_cut_as_the_encoder_cuts(
+    kind: str, tokenization: str, unit: str
+) -> None:
+    """Lengths around the limit, character by character, then 100,000 characters."""
     ours, exported = both(kind, tokenization, "tail", 64)
     uncut, _ = both(kind, tokenization, "tail", 1000)
     endless = unit * (100_000 // len(unit) + 1)
@@ -128,7 +130,7 @@ def test_a_batch_is_padded_on_the_right_and_masked(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @every_tokenization
-def test_beside_a_models_config(kind: str, tokenization: str, tmp_path: Path) -> None:
+def test_the_tokenizer_loads_with_a_model_config(kind: str, tokenization: str, tmp_path: Path) -> None:
     """`AutoTokenizer` takes the class that the config names, and the one of Qwen2 rebuilds its normalizer."""
     prompt = replace(PROMPTS["edits"], tokenization=tokenization)
     ours = SentenceTokenizer(TOKENIZERS[KINDS[kind].tokenizer](), prompt, 64)

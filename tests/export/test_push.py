@@ -18,7 +18,7 @@ from angle_llm.export.push import PushError
 
 TEXTS = ["A man is eating.", "Where is it?"]
 
-# huggingface_hub 2.4 sends files by a way that httpx2 2.16 has deprecated.
+# huggingface_hub 2.4 sends files with an API that httpx2 2.16 deprecates.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload raw bytes:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),  # plain peft

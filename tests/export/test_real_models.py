@@ -47,7 +47,7 @@ def train(encoder: SentenceEncoder, steps: int, batch_size: int, **lora: Any) ->
     [("bfloat16", None, False), ("float32", None, False), ("bfloat16", None, True), ("bfloat16", 4, False)],
     ids=["lora", "lora-float32", "dora", "qlora"],
 )
-def test_a_trained_adapter_is_merged_without_loss(dtype: str, bits: int | None, dora: bool, tmp_path: Path) -> None:
+def test_a_merged_adapter_gives_the_same_vectors(dtype: str, bits: int | None, dora: bool, tmp_path: Path) -> None:
     if bits is not None:
         pytest.importorskip("bitsandbytes")
     torch.manual_seed(0)

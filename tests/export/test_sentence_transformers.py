@@ -100,7 +100,7 @@ def test_the_folder_gives_the_vectors(kind: str, tokenization: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(("kind", "pooling"), [("bert", "cls"), ("bert", "last-max"), ("llama", "mean")])
-def test_a_whole_model_keeps_its_weights(kind: str, pooling: str, tmp_path: Path) -> None:
+def test_a_full_model_keeps_its_weights(kind: str, pooling: str, tmp_path: Path) -> None:
     encoder = tiny_encoder(kind, pooling=pooling, max_length=60)
     encoder.save_pretrained(tmp_path / "whole")
     export_sentence_transformers(tmp_path / "whole", tmp_path / "out", check=False)
@@ -173,7 +173,7 @@ def test_a_target_in_an_input_folder_is_refused(run: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"prompt": 3}', '{"prompt": {"name": "a", "template": "{text}"}}']
 )
-def test_damaged_facts(content: str, tmp_path: Path) -> None:
+def test_a_damaged_record_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / EXPORT_NAME).write_text(content)
     with pytest.raises(ArtifactError, match="is damaged"):
         ExportFacts.read(tmp_path)

@@ -46,7 +46,7 @@ def problems(found: Verification) -> str:
     return "\n".join(found.problems)
 
 
-def test_all_forms_at_once(forms: Path) -> None:
+def test_all_forms_pass_in_one_call(forms: Path) -> None:
     found = verify([forms / "adapter", forms / "merged", forms / "adapter"], device="cpu")
     assert found.holds
     assert [other.form.kind for other in found.comparisons] == ["whole model", "adapter"]
@@ -102,7 +102,7 @@ def test_another_usage(card: dict[str, Any], messages: list[str], forms: Path, t
     assert all(message in found for message in messages)
 
 
-def test_another_length_is_named_where_no_text_is_cut(forms: Path, tmp_path: Path) -> None:
+def test_another_max_length_is_named_even_if_no_text_is_cut(forms: Path, tmp_path: Path) -> None:
     other = change(forms, tmp_path / "other", max_length=99)
     found = verify([forms / "adapter", other], texts=["A man is eating."], device="cpu")
     assert problems(found) == f"{other}: max_length 99, expected 100"
@@ -121,7 +121,7 @@ def test_one_wrong_tensor_and_one_that_is_not_finite(forms: Path, tmp_path: Path
         verify([forms / "adapter", other], device="cpu")
 
 
-def test_other_dimensions(forms: Path, tmp_path: Path) -> None:
+def test_other_dimensions_are_detected(forms: Path, tmp_path: Path) -> None:
     tiny_encoder("opt", max_length=100).save_pretrained(tmp_path / "other")
     found = verify([forms / "adapter", tmp_path / "other"], device="cpu")
     assert "dimensions 24, expected 32" in problems(found)

@@ -60,7 +60,7 @@ def test_a_merge_of_peft_is_good_in_float32_and_bad_in_bfloat16(
     ("name", "dtype"),
     [("layers.1.mlp.up_proj.weight", "bfloat16"), ("layers.1.input_layernorm.weight", "float16")],
 )
-def test_one_number_off_by_one_unit_in_the_last_place(name: str, dtype: str, adapter: Path, tmp_path: Path) -> None:
+def test_one_weight_off_by_one_ulp_is_detected(name: str, dtype: str, adapter: Path, tmp_path: Path) -> None:
     merge(adapter, tmp_path / "out", dtype=dtype, check=False)
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     tensors[name].view(torch.int16).reshape(-1)[5] += 1
@@ -70,8 +70,8 @@ def test_one_number_off_by_one_unit_in_the_last_place(name: str, dtype: str, ada
     assert (count.wrong, count.worst_tensor) == (1, name)
 
 
-def test_the_bound_is_narrow_and_holds(tmp_path: Path) -> None:
-    """float32 in two orders stays inside; bfloat16 in place of it is outside for most numbers."""
+def test_the_rounding_bound_separates_float32_from_bfloat16(tmp_path: Path) -> None:
+    """float32 sums in two orders are within the bound; most bfloat16 results exceed it."""
     generator = torch.Generator().manual_seed(0)
     weight, a, b = (torch.randn(shape, generator=generator) for shape in ((64, 48), (16, 48), (64, 16)))
     for magnitude in (None, torch.rand(64, generator=generator) + 0.5):

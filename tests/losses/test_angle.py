@@ -1,4 +1,4 @@
-"""The weighted sum of the parts: equal to the slow formulas and to angle-emb; tests/contract has the refusals."""
+"""The weighted sum of the parts: equal to the slow formulas and to angle-emb. Refusals: tests/contract."""
 
 import importlib.util
 from dataclasses import FrozenInstanceError, asdict, replace

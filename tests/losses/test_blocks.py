@@ -1,4 +1,4 @@
-"""Blocks change the memory and nothing else: equal to one block, no large matrix, one gradient, deterministic.
+"""The loss in blocks: equal to one block, no large matrix, one gradient, deterministic.
 
 Equality with the slow formulas, in blocks of one row and of a few, is in ``test_angle`` and ``test_contrastive``.
 """
@@ -57,7 +57,7 @@ def loss_and_gradient(
 @every_form
 @every_angle
 @pytest.mark.parametrize("elements", [1, 2 * 3 * COLUMNS, 2 * 7 * COLUMNS, 1000])
-def test_any_block_size_gives_what_one_block_gives(form: str, angle: str, elements: int) -> None:
+def test_any_block_size_gives_the_result_of_one_block(form: str, angle: str, elements: int) -> None:
     whole = loss_and_gradient(objective(form, angle), *batch())
     with block_elements(elements):
         assert_close(loss_and_gradient(objective(form, angle), *batch()), whole, rtol=1e-10, atol=1e-12)
@@ -117,7 +117,7 @@ def test_every_run_gives_the_same_bits(form: str, elements: int) -> None:
     assert all(torch.equal(loss, runs[0][0]) and torch.equal(gradient, runs[0][1]) for loss, gradient in runs)
 
 
-def test_blocks_are_part_of_a_larger_graph() -> None:
+def test_blocks_work_in_a_larger_graph() -> None:
     """Rows computed from parameters, a loss used further: two backward passes accumulate."""
     x_ND, *relation = batch()
 

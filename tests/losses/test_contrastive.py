@@ -80,7 +80,7 @@ def test_partners_of_a_repeated_text_are_not_its_negatives() -> None:
 
 
 @every_form
-def test_a_repeated_pair_and_a_contradictory_label_change_nothing(form: str) -> None:
+def test_a_repeated_pair_and_a_contradictory_label_do_not_change_the_loss(form: str) -> None:
     pairs = [(0, 1, 1.0), (0, 2, 1.0), (3, 4, 1.0)]
     for more in ([pairs[0], pairs[0]], [(0, 1, 0.0)]):  # a pair labelled both ways is positive
         assert_close(loss(random(5, 4), [*pairs, *more], form), loss(random(5, 4), pairs, form))

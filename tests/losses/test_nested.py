@@ -1,4 +1,4 @@
-"""Objectives made of others: the plain one on all cuts of the rows, and several on the pairs of one batch."""
+"""Composed objectives: one on all cuts of the rows, and several on the pairs of one batch."""
 
 from typing import Any
 
@@ -103,7 +103,7 @@ def test_mixed_value_and_gradient_are_those_of_the_parts_on_batches_of_their_own
 
     apart = rows(1).requires_grad_()
     ranked = RANKING(apart[:3], torch.tensor([0, 2, 1]), torch.tensor([1, 0, 2]), relation.score[[0, 2, 1]])
-    # Rows 0, 3, 4, 5: a text of both sets is a row of both.
+    # Rows 0, 3, 4, 5: a text of both datasets is a row of both.
     contrasted = CONTRAST(apart[[0, 3, 4, 5]], torch.tensor([1, 2, 0]), torch.tensor([2, 3, 2]), relation.score[3:])
     (0.5 * ranked.loss + 0.5 * contrasted.loss).backward()
     assert_close(value.loss, 0.5 * ranked.loss + 0.5 * contrasted.loss, rtol=1e-14, atol=0)
@@ -113,7 +113,7 @@ def test_mixed_value_and_gradient_are_those_of_the_parts_on_batches_of_their_own
     assert_close(value.parts["cosine"], (ranked.parts["cosine"] + contrasted.parts["cosine"]) / 2)
 
 
-def test_rows_of_another_part_are_no_negatives() -> None:
+def test_rows_of_another_part_are_not_negatives() -> None:
     relation = Relation(torch.tensor([0, 2]), torch.tensor([1, 3]), torch.tensor([0.3, 1.0]))
     objective = MixedObjective([Part(RANKING, 0.5, torch.tensor([0])), Part(CONTRAST, 0.5, torch.tensor([1]))])
     near, far = rows(1), rows(1)

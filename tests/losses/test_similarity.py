@@ -46,7 +46,7 @@ def test_equals_the_slow_formula_in_value_and_gradient(name: str, columns: int) 
     both_2PD[0, 2] = 0  # one zero row
     both_2PD[:, 3] = 0  # two zero rows
     both_2PD[0, 4, 0] = both_2PD[0, 4, columns // 2] = 0  # a complex column that is zero on one side
-    both_2PD[1, 5] *= 1e3  # of very different lengths
+    both_2PD[1, 5] *= 1e3  # of very different norms
 
     def fast(both: Tensor) -> Tensor:
         return SIMILARITIES[name](both[0], both[1])
@@ -93,7 +93,7 @@ def test_a_zero_row_has_similarity_and_gradient_zero(name: str, dtype: torch.dty
 
 
 @every_similarity
-def test_lengths_do_not_matter(name: str) -> None:
+def test_similarity_does_not_depend_on_norms(name: str) -> None:
     left_PD, right_PD = random(2, 5, 8)
     assert_close(SIMILARITIES[name](3e4 * left_PD, 2e-5 * right_PD), SIMILARITIES[name](left_PD, right_PD))
 

@@ -213,7 +213,7 @@ signal.signal(signal.SIGALRM, stop)
 for kind in kinds:
     (work / "sound").mkdir(exist_ok=True)
     make(kind, work / "sound" / kind)
-    assert open_copy(kind, lambda _: "nothing")["outcome"] == "loaded"  # also imports what is imported late
+    assert open_copy(kind, lambda _: "nothing")["outcome"] == "loaded"  # also triggers late imports
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 status = Path("/proc/self/status").read_text()
 data = int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmData")))

@@ -1,4 +1,4 @@
-"""Files that are damaged, foreign or hostile are refused, never half loaded and never run."""
+"""Damaged, foreign or hostile files are refused, never partly loaded and never run."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_base("llama", tmp_path_factory.mktemp("base"))
 
 
-def test_a_whole_model_without_some_of_its_weights_is_refused(base: Path, tmp_path: Path) -> None:
+def test_a_full_model_without_some_of_its_weights_is_refused(base: Path, tmp_path: Path) -> None:
     shutil.copytree(base, tmp_path / "model")
     weights = tmp_path / "model" / "model.safetensors"
     tensors = load_file(weights)
@@ -35,7 +35,7 @@ def test_a_whole_model_without_some_of_its_weights_is_refused(base: Path, tmp_pa
         SentenceEncoder.from_pretrained(tmp_path / "model")
 
 
-def test_code_beside_the_weights_is_never_run(base: Path, tmp_path: Path) -> None:
+def test_code_in_a_model_folder_is_never_run(base: Path, tmp_path: Path) -> None:
     """Even if the question of transformers is answered with yes."""
     shutil.copytree(base, tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
@@ -128,7 +128,7 @@ def outcomes(kinds: list[str], first: int, count: int, work: Path) -> Counter[st
 
 
 @linux
-def test_damaged_and_hostile_folders_open_or_are_refused_and_nothing_runs(tmp_path: Path) -> None:
+def test_damaged_and_hostile_folders_open_or_are_refused_without_running_code(tmp_path: Path) -> None:
     found = outcomes(KINDS, 0, FEW, tmp_path)
     assert found["refused"] > found["loaded"] > 0
 
@@ -136,5 +136,5 @@ def test_damaged_and_hostile_folders_open_or_are_refused_and_nothing_runs(tmp_pa
 @linux
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_thousand_of_them(kind: str, tmp_path: Path) -> None:
+def test_two_thousand_damaged_folders(kind: str, tmp_path: Path) -> None:
     outcomes([kind], FEW, MANY - FEW, tmp_path)

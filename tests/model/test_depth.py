@@ -69,7 +69,7 @@ def test_every_pooling_pools_inner_states(pooling: str) -> None:
 
 
 def test_reading_inner_layers_does_not_change_encode() -> None:
-    """Training reads them while evaluation encodes."""
+    """Training reads inner layers while evaluation encodes."""
     encoder = tiny_encoder("llama")
     before = encoder.encode(TEXTS)
     encoder.model.read_layers([1])

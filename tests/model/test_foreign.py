@@ -1,4 +1,4 @@
-"""Adapters that peft and angle-emb wrote: the same vectors as where they come from, or refused with both sides named."""
+"""Adapters of peft and angle-emb: the same vectors as in the original library, or refused with an explanation."""
 
 import json
 import pickle
@@ -44,7 +44,7 @@ def save_origin(kind: str, folder: Path, task: str, **options: Any) -> Path:
 
 @torch.no_grad()
 def origins_rows(folder: Path, task: str, texts: list[str], encoder: SentenceEncoder) -> np.ndarray:
-    """peft's own way, one text at a time: hidden states of the whole model, the last one of the last token."""
+    """Rows by peft, one text at a time: hidden states of the whole model, the last one of the last token."""
     loader = AutoModelForCausalLM if task == "CAUSAL_LM" else AutoModel
     model = PeftModel.from_pretrained(loader.from_pretrained(folder / "base"), folder / "adapter").eval()
     rows = []
@@ -73,7 +73,7 @@ def open_adapter(folder: Path, **options: Any) -> SentenceEncoder:
         ("bert", "FEATURE_EXTRACTION"),
     ],
 )
-def test_vectors_are_the_origins(kind: str, task: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_vectors_equal_those_of_peft(kind: str, task: str, options: dict[str, Any], tmp_path: Path) -> None:
     save_origin(kind, tmp_path, task, **options)
     encoder = open_adapter(tmp_path)
     rows = encoder.encode(TEXTS)
@@ -83,8 +83,8 @@ def test_vectors_are_the_origins(kind: str, task: str, options: dict[str, Any], 
     assert np.abs(rows - bare).max() > 1e-2 * np.abs(expected).max()
 
 
-def test_it_is_an_encoder_like_any_other(tmp_path: Path) -> None:
-    """Saved, opened, and merged."""
+def test_a_foreign_adapter_can_be_saved_loaded_and_merged(tmp_path: Path) -> None:
+    """Saved, loaded, and merged."""
     from angle_llm.export.merge import merge
 
     save_origin("llama", tmp_path, "CAUSAL_LM")
@@ -97,7 +97,7 @@ def test_it_is_an_encoder_like_any_other(tmp_path: Path) -> None:
     assert merge(tmp_path / "saved", tmp_path / "merged", device="cpu") is not None
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def moved(tensors: dict[str, torch.Tensor], target: str) -> None:
     ],
     ids=["head-weights", "shape", "layer", "mixed-prefixes", "norm"],
 )
-def test_tensors_that_do_not_fit(change: Any, message: str, origin: Path) -> None:
+def test_tensors_that_do_not_match_the_base_are_refused(change: Any, message: str, origin: Path) -> None:
     change_tensors(origin, change)
     with pytest.raises(ArtifactError, match=message):
         open_adapter(origin)
@@ -162,14 +162,14 @@ def test_tensors_that_do_not_fit(change: Any, message: str, origin: Path) -> Non
         ),
     ],
 )
-def test_configurations_that_ask_for_more(values: dict[str, Any], message: str, origin: Path) -> None:
+def test_unsupported_configurations_are_refused(values: dict[str, Any], message: str, origin: Path) -> None:
     change_config(origin, **values)
     with pytest.raises(ArtifactError, match=message):
         open_adapter(origin)
 
 
 @pytest.mark.parametrize("name", ["some/where/BASE", None, ""])
-def test_a_base_by_the_same_name_elsewhere(name: str | None, origin: Path) -> None:
+def test_a_base_of_the_same_name_in_another_folder(name: str | None, origin: Path) -> None:
     change_config(origin, base_model_name_or_path=name)
     assert open_adapter(origin).encode(TEXTS).shape == (4, 32)
 
@@ -189,7 +189,7 @@ def test_pickles_are_not_opened(name: str, origin: Path, monkeypatch: pytest.Mon
     assert not Path("exploded").exists()
 
 
-def test_what_is_no_adapter_or_no_base(origin: Path) -> None:
+def test_a_folder_that_is_not_an_adapter_or_base_is_refused(origin: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"adapter: .*nowhere"):
         SentenceEncoder.from_pretrained(origin / "base", adapter=origin / "nowhere", prompt=PROMPT)
     with pytest.raises(FileNotFoundError, match=r"base has no adapter_config\.json"):

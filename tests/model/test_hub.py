@@ -1,4 +1,4 @@
-"""An encoder on the hub opens by its name as it was saved, from files that are needed and no others."""
+"""Encoders on the hub load by name, and only the needed files are downloaded."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_whole_encoder_opens_as_it_was_saved(hub: Hub, tmp_path: Path) -> None:
+def test_a_full_encoder_loads_as_it_was_saved(hub: Hub, tmp_path: Path) -> None:
     encoder = tiny_encoder("llama", prompt=None, pooling="mean", max_length=77)
     encoder.save_pretrained(tmp_path / "model")
     extra = dict.fromkeys(("pytorch_model.bin", "README.md", "training_args.bin", "evil.py", "onnx/model.onnx"), b"x")
@@ -40,7 +40,7 @@ def test_a_whole_encoder_opens_as_it_was_saved(hub: Hub, tmp_path: Path) -> None
     assert hub.fetched() == {CARD_NAME, "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 
 
-def test_an_adapter_opens_on_its_base_from_the_hub_at_the_revision_it_was_trained_on(hub: Hub, tmp_path: Path) -> None:
+def test_an_adapter_loads_its_base_at_the_revision_of_training(hub: Hub, tmp_path: Path) -> None:
     commit = hub.put("org/base", save_tiny_base("llama", tmp_path / "base"))
     encoder = load("org/base")
     assert (encoder.base, encoder.base_revision) == ("org/base", commit)
@@ -49,15 +49,13 @@ def test_an_adapter_opens_on_its_base_from_the_hub_at_the_revision_it_was_traine
     encoder.save_pretrained(tmp_path / "adapter")
     first = hub.put("user/adapter", tmp_path / "adapter")
     hub.put("org/base", save_tiny_base("llama", tmp_path / "other", seed=1))  # the base went on
-    hub.put("user/adapter", {"README.md": b"taken back"})  # and so did the adapter
+    hub.put("user/adapter", {"README.md": b"taken back"})  # and of the adapter
     again = load("user/adapter", revision=first)
     assert np.array_equal(again.encode(TEXTS), encoder.encode(TEXTS))
     assert (again.base, again.base_revision) == ("org/base", commit)
 
 
-def test_what_is_in_the_cache_opens_without_the_network(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cached_encoders_load_without_the_network(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = tiny_encoder("bert")
     encoder.save_pretrained(tmp_path / "model")
     hub.put("user/whole", tmp_path / "model")
@@ -102,7 +100,7 @@ def test_other_repositories_are_refused(hub: Hub, tmp_path: Path) -> None:
         load("org/exported", revision="v9")
 
 
-def test_a_link_in_the_cache_that_leads_elsewhere_is_refused(hub: Hub, tmp_path: Path) -> None:
+def test_a_link_that_leaves_the_cache_is_refused(hub: Hub, tmp_path: Path) -> None:
     tiny_encoder("bert").save_pretrained(tmp_path / "model")
     hub.put("user/whole", tmp_path / "model")
     load("user/whole")

@@ -179,7 +179,7 @@ def test_the_update_equals_that_of_peft(kind: str, sort: str, tmp_path: Path) ->
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("magnitude", [None, torch.tensor([2.0, 3.0])])
 def test_the_update_equals_its_formula(magnitude: torch.Tensor | None, transposed: bool) -> None:
-    """Number by number, from a bfloat16 weight: nothing is computed in bfloat16."""
+    """Element by element, from a bfloat16 weight: nothing is computed in bfloat16."""
     weight = torch.tensor([[0.1, 0.2, 0.3], [1.0, -1.0, 0.5]]).bfloat16()
     a, b, s = torch.tensor([[0.001, 0.002, 0.003]]), torch.tensor([[0.5], [-0.25]]), 2.0
     merged = LoraUpdate(a, b, s, magnitude).merged(weight.T if transposed else weight, transposed=transposed)

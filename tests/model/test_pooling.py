@@ -57,8 +57,8 @@ def test_padding_states_get_no_gradient(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_the_mean_of_a_long_text_survives_half_precision(dtype: torch.dtype) -> None:
-    """The sum passes float16's largest number, 65,504, and the length is none of bfloat16's numbers."""
+def test_the_mean_of_a_long_text_is_finite_in_half_precision(dtype: torch.dtype) -> None:
+    """The sum passes float16's largest number, 65,504, and bfloat16 cannot represent the length."""
     states_BTD = torch.full((1, 301, 2), 256.0, dtype=dtype)
     rows_BD = pooling_named("mean").function(states_BTD, torch.ones(1, 301, dtype=torch.long))
     assert_close(rows_BD, torch.full((1, 2), 256.0), rtol=1e-6, atol=0)

@@ -110,7 +110,7 @@ def test_rows_equal_those_of_single_texts(kind: str, micro_batch_tokens: int) ->
 
 
 @pytest.mark.parametrize("kind", WINDOWED)
-def test_texts_longer_than_the_sliding_window_are_padded_beside_the_trie_of_the_others(kind: str) -> None:
+def test_texts_longer_than_the_sliding_window_are_padded_and_the_others_in_a_trie(kind: str) -> None:
     assert find_sharing(tiny_backbone(kind), "last", causal=True).max_tokens == WINDOW
     assert "longer than 6 tokens" in tiny_encoder(kind).encode(TEXTS, return_stats=True)[1].reason
     encoder = SentenceEncoder(tiny_backbone(kind, window=20), tiny_encoder(kind).tokenizer)

@@ -250,7 +250,7 @@ def test_padding_and_truncation_of_the_tokenizer_have_no_effect(kind: str, token
 
 @every_kind
 @every_tokenization
-def test_a_prompt_that_leaves_no_room_is_refused_with_the_numbers(kind: str, tokenization: str) -> None:
+def test_a_prompt_longer_than_max_length_is_refused_with_the_numbers(kind: str, tokenization: str) -> None:
     special = sum(map(len, SPECIAL[kind]))
     numbers = f"max_length {overhead(kind)} .*summarize_one_word.* {overhead(kind) - special} .* {special}"
     with pytest.raises(ValueError, match=numbers):

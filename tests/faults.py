@@ -41,7 +41,7 @@ def contract(file: str, expression: str) -> str:
 LOSSES, SINGLE = contract("losses", "slow_formula"), contract("encoder", "one_text_at_a_time")
 STOPPED, TWO = contract("resume", "same_bytes"), contract("resume", "two_processes")
 MERGED = contract("export", "base_plus_update")
-SHARED = contract("encoder", "computed_once")  # a model that computes something else on a trie is used without one
+SHARED = contract("encoder", "computed_once")  # a model that gives other results on a trie is used without one
 
 FAULTS = [
     # losses

@@ -47,7 +47,7 @@ class Hub:
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
         self.blobs: dict[str, bytes] = {}
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.refuse_commits = False
         handler = type("Bound", (_Handler,), {"hub": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -58,7 +58,7 @@ class Hub:
         """Remove all repositories."""
         self.repos.clear()
         self.blobs.clear()
-        self.asked.clear()
+        self.requests.clear()
         self.refuse_commits = False
 
     def put(self, repo: str, files: dict[str, bytes] | Path) -> str:
@@ -70,9 +70,11 @@ class Hub:
         return self.repos.setdefault(repo, Repo()).commit(files)
 
     def fetched(self) -> set[str]:
-        """Names of the files whose content was sent since `asked` was cleared."""
+        """Names of the files whose content was sent since `requests` was cleared."""
         sent = [
-            line.removesuffix(" -> 200") for line in self.asked if line.startswith("GET") and line.endswith(" -> 200")
+            line.removesuffix(" -> 200")
+            for line in self.requests
+            if line.startswith("GET") and line.endswith(" -> 200")
         ]
         return {line.rpartition("/")[2] for line in sent if "/resolve/" in line}
 
@@ -142,7 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
         return content
 
     def _send(self, status: int, content: Any = b"", **headers: str) -> None:
-        self.hub.asked.append(f"{self.command} {unquote(self.path)} -> {status}")
+        self.hub.requests.append(f"{self.command} {unquote(self.path)} -> {status}")
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
         for name, value in headers.items():

@@ -20,7 +20,7 @@ WRITES: list[tuple[Any, str]] = [
 
 
 def fork(body: Callable[[], object], log: Path) -> int:
-    """Start the body in a process of its own, whose output goes to a file; return the process id."""
+    """Start the body in a new process, whose output goes to a file; return the process id."""
     process = os.fork()
     if process == 0:
         code = 1
@@ -47,7 +47,7 @@ def wait(process: int) -> int:
 
 
 def in_a_fork(body: Callable[[], object], log: Path) -> int:
-    """Return the exit code of the body in a process of its own, negative for a signal; its output goes to a file."""
+    """Run the body in a new process, with output to a file; return its exit code, negative for a signal."""
     return wait(fork(body, log))
 
 

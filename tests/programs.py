@@ -1,4 +1,4 @@
-"""This project's programs as a user runs them, seconds sooner: forked from a process that has imported the heavy packages.
+"""Run this project's programs in forks of a process with the heavy packages imported, which saves seconds.
 
     done = run("angle-llm", "embed", "--model", …)       # a console script of this environment, without a new interpreter
     done = run("python", "eval/sts.py", "--model", …)    # or a file

@@ -67,7 +67,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_tiny_base("llama", tmp_path_factory.mktemp("base")))
 
 
-# ------------------------------------------------------------------------------------------------ findings, one by one
+# ------------------------------------------------------------------------------------------------------------- findings
 
 
 def test_good_rows_have_no_finding(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_good_rows_have_no_finding(tmp_path: Path) -> None:
     assert (report.scores, report.distinct_texts) == ({"0": 1, "1": 1}, 4)
 
 
-def test_bad_rows_have_their_places(tmp_path: Path) -> None:
+def test_bad_rows_are_reported_with_file_and_line(tmp_path: Path) -> None:
     path = write(tmp_path / "x.jsonl", PAIR, "{broken", {**PAIR, "score": True}, OTHER)
     (report,) = reports(path)
     assert (report.trouble, report.rows_in, report.rows_used, report.rejected) == (True, 4, 2, 2)

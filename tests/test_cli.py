@@ -155,7 +155,7 @@ def test_the_debug_variable_shows_the_traceback(monkeypatch: pytest.MonkeyPatch)
         guarded(lambda: raise_it(DataError("ours")))
 
 
-def test_a_reader_that_stops_early_is_no_error() -> None:
+def test_a_closed_output_pipe_is_not_an_error() -> None:
     """`angle-llm train --help | head -1`"""
     path = Path(sys.executable).parent / "angle-llm"
     with subprocess.Popen(
@@ -179,9 +179,9 @@ def test_an_interrupt_ends_without_a_traceback(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_bars_are_for_terminals(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_bars_are_shown_only_in_terminals(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in NO_BARS:
-        monkeypatch.setenv(variable, "")  # so that it is put back afterwards
+        monkeypatch.setenv(variable, "")  # so that it is restored afterwards
         monkeypatch.delenv(variable)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     seen: list[str | None] = []

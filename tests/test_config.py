@@ -47,7 +47,7 @@ def test_yaml_overrides_defaults_key_by_key_and_the_command_line_overrides_yaml(
     for flags in (["--config", str(tmp_path / "run.yaml")], [f"--config={tmp_path / 'run.yaml'}"]):
         settings = parse_settings(defaults, [*flags, "--seed", "2", "--data.where", "sts_overlap", "0"])
         assert (settings.seed, settings.batch_size, settings.lora.rank, settings.lora.alpha) == (2, 7, 4, 99)
-        # YAML 1.1 reads 1e-3 as text; it is a number all the same.
+        # YAML 1.1 reads 1e-3 as text; it is read as a number.
         assert settings.optimizer.learning_rate == 1e-3
         assert settings.data.where == {"sts_overlap": "0"}
 
@@ -82,7 +82,7 @@ def test_yaml_overrides_defaults_key_by_key_and_the_command_line_overrides_yaml(
         (["batch_size"], ["mapping", "list"]),
     ],
 )
-def test_a_message_names_key_expectation_and_value(values: object, expected: list[str]) -> None:
+def test_an_error_names_key_expectation_and_value(values: object, expected: list[str]) -> None:
     with pytest.raises(SettingsError) as error:
         settings_from_dict(TrainSettings, values, "run.yaml")
     assert all(word in str(error.value) for word in ["run.yaml", *expected]), str(error.value)
@@ -96,7 +96,7 @@ def test_a_recipe_is_found_by_its_name() -> None:
         load_settings(TrainSettings, "starte")
 
 
-def test_files_that_are_missing_malformed_or_unsafe(tmp_path: Path) -> None:
+def test_missing_malformed_or_unsafe_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no settings file"):
         load_settings(TrainSettings, tmp_path / "none.yaml")
     for content in ("seed: [", "!!python/object/apply:os.getcwd []"):

@@ -1,4 +1,4 @@
-"""Every file of deepspeed_configs/ launches the recipe, and its run is distributed as the README there says."""
+"""Every file of deepspeed_configs/ launches the recipe, and its run is distributed as its README documents."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A corpus becomes a folder of vectors: the same one whatever interrupts the work and however many processes share it."""
+"""`embed`: the same vectors after an interruption and for any number of processes."""
 
 import copy
 import json
@@ -40,7 +40,7 @@ def once(encoder: SentenceEncoder, lines: Path, tmp_path: Path) -> dict[str, byt
     return contents(tmp_path / "once")
 
 
-# --- what is written --------------------------------------------------------------------------------------------------------
+# --- written files ----------------------------------------------------------------------------------------------------------
 
 
 def test_shards_hold_the_vectors_in_order(encoder: SentenceEncoder, lines: Path, tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_shards_hold_the_vectors_in_order(encoder: SentenceEncoder, lines: Path,
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
 
 
-def test_npy_shards_have_the_other_columns_beside_them(encoder: SentenceEncoder, tmp_path: Path) -> None:
+def test_npy_shards_have_a_file_of_the_other_columns(encoder: SentenceEncoder, tmp_path: Path) -> None:
     rows = [json.dumps({"text": text, "id": f"no. {number}"}) for number, text in enumerate(TEXTS)]
     input = write_lines(tmp_path / "texts.jsonl", rows)
     for format in ("parquet", "npy"):
@@ -70,7 +70,7 @@ def test_npy_shards_have_the_other_columns_beside_them(encoder: SentenceEncoder,
     assert set(left) == {"row", "id", "scale"}
 
 
-def test_one_file_is_the_shards_together(encoder: SentenceEncoder, lines: Path, tmp_path: Path) -> None:
+def test_one_file_equals_the_concatenated_shards(encoder: SentenceEncoder, lines: Path, tmp_path: Path) -> None:
     embed(encoder, lines, tmp_path / "out")
     assert embed(encoder, lines, tmp_path / "x.npy.parts", target=tmp_path / "x.npy") == 13
     np.save(tmp_path / "y.npy", vectors(tmp_path / "out"))
@@ -113,7 +113,7 @@ def test_bad_rows_are_skipped_and_the_others_keep_their_numbers(
 ) -> None:
     input, out = write_lines(tmp_path / "texts.txt", BAD), tmp_path / "out"
     options = replace(OPTIONS, skip_bad=True, store_text=not one_file, rows=2)
-    for _ in range(2):  # the second time everything is there
+    for _ in range(2):  # on the second call all shards exist
         target = tmp_path / "x.npy" if one_file else None
         assert embed(encoder, input, out, options, target=target) == 13
         lists = sorted(tmp_path.rglob("*.skipped.jsonl"))
@@ -151,7 +151,7 @@ def test_a_vector_that_is_not_finite_is_refused_with_its_line(
         embed(encoder, lines, tmp_path / "out")
 
 
-# --- kills, several processes, other work -----------------------------------------------------------------------------------
+# --- kills, several processes, other settings--------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
@@ -168,7 +168,7 @@ def test_killed_before_any_write_it_resumes_to_the_same_bytes(
     assert check_resumes_after_any_kill(work, tmp_path, step) > 20 // step
 
 
-def test_other_work_in_the_folder_is_refused(encoder: SentenceEncoder, lines: Path, tmp_path: Path) -> None:
+def test_other_settings_in_the_same_folder_are_refused(encoder: SentenceEncoder, lines: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     embed(encoder, lines, out, rank=1, world_size=2)
     before = contents(out)
@@ -225,8 +225,10 @@ def test_input_that_changes_meanwhile_gets_no_index(
     assert not (tmp_path / "out" / "embeddings.json").exists()
 
 
-def test_memory_is_that_of_a_block(encoder: SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """300 MB of vectors, of a model that costs nothing, in a process that may grow by a third of that."""
+def test_memory_is_bounded_by_the_block_size(
+    encoder: SentenceEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """300 MB of vectors, of a model without cost, in a process that can grow by a third of that."""
     count, dimensions = 75_000, 1024
     input = write_lines(tmp_path / "texts.txt", [f"text {number}" for number in range(count)])
     draw = np.random.default_rng(0)

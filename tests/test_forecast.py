@@ -104,7 +104,7 @@ def test_a_step_without_weights_takes_the_memory_of_the_real_one(
         (LORA, 8),
     ],
 )
-def test_dropout_dora_all_weights_and_a_quantized_base(
+def test_the_forecast_with_dropout_dora_all_weights_and_a_quantized_base(
     lora: LoraSettings | None, bits: int | None, examples: list[Any]
 ) -> None:
     batch = TextBatch.from_examples(examples[:24])
@@ -187,14 +187,14 @@ def test_a_gpu_keeps_no_scores_and_one_byte_of_a_dropout_mask() -> None:
             torch.autograd.backward(answer.sum())
         assert query.grad is not None
         assert query.grad.shape == query.shape
-    assert kept["fused"] == query.nbytes + 4 * 2 * 512  # the answer, and a number a query
+    assert kept["fused"] == query.nbytes + 4 * 2 * 512  # the result, and one number per query
     assert kept["apart"] > 2 * 512 * 512 * 2  # scores too
     with MemoryLedger([query]) as ledger, FusedKernels(on_gpu=True):
         assert torch.nn.functional.dropout(query, 0.1, training=True).shape == query.shape
         assert ledger.peak == query.nbytes + query.numel()
 
 
-def test_the_ledger_counts_live_bytes_and_their_peak() -> None:
+def test_the_ledger_counts_allocated_bytes_and_their_peak() -> None:
     with MemoryLedger() as ledger:
         one = torch.zeros(256)
         view = one[:10]
@@ -202,7 +202,7 @@ def test_the_ledger_counts_live_bytes_and_their_peak() -> None:
         assert ledger.live == 1024 + 2048
         del both
         assert ledger.live == 1024
-        torch.zeros(1)  # 512 bytes at least, and gone
+        torch.zeros(1)  # at least 512 bytes, and freed
         later = torch.ones(256)
     assert ledger.live == 2048
     assert ledger.peak == 3072
@@ -251,7 +251,7 @@ def test_the_largest_of_backward_loss_and_update_counts() -> None:
     short = StepMemory(tokens=10, kept=1000, peak=2000, gradients=0)
     update = device(Sharding()).memory(short, cached=False)
     assert update.gradients == GIB
-    assert update.optimizer == 3 * GIB  # its averages, and one more of each weight while it works
+    assert update.optimizer == 3 * GIB  # its averages, and one more tensor per weight during the update
     assert update.activations == 0
     assert device(Sharding(), "cpu").memory(short, cached=False).optimizer == 2 * GIB
     loss = Device(**{**vars(device(Sharding())), "loss_bytes": 9 * GIB}).memory(STEP, cached=False)

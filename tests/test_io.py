@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, JSON, checksums, and progress of long commands."""
+"""Files written completely or not at all, JSON, checksums, and progress of long commands."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_files_are_compared_with_their_checksums(tmp_path: Path) -> None:
             check_files(folder, listed)
 
 
-def test_json_is_read_by_others_and_damage_is_named(tmp_path: Path) -> None:
+def test_json_is_standard_and_damage_is_reported_with_the_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         json_text({"a": float("inf")})
     assert plain({"a": float("inf"), "b": (1.5, Path("c"))}) == {"a": None, "b": [1.5, "c"]}
@@ -213,7 +213,7 @@ def test_a_log_gets_a_line_at_the_start_one_a_minute_and_one_at_the_end(
     assert found[-1].endswith("loss 9]")
 
 
-def test_earlier_pieces_and_pauses_do_not_count_for_the_rate(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
+def test_earlier_work_and_pauses_are_excluded_from_the_rate(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
     with progress_bar("embed", 1000, "row", done=900) as bar:
         with paused(bar):
             clock.now += 100.0
@@ -239,9 +239,7 @@ def test_a_terminal_and_a_notebook_get_a_bar_of_the_enabled_process(
     assert shown.count("\n") == 1
 
 
-def test_a_part_of_something_larger_is_logged_only_if_it_takes_minutes(
-    capsys: pytest.CaptureFixture[str], clock: Clock
-) -> None:
+def test_a_nested_progress_is_logged_only_if_it_takes_minutes(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
     for seconds, logged in ((1, 0), (io.LOG_EVERY_SECONDS, 3)):
         with progress_bar("encode", 30, "text", transient=True) as bar:
             for _ in range(3):
@@ -250,7 +248,7 @@ def test_a_part_of_something_larger_is_logged_only_if_it_takes_minutes(
         assert len(lines(capsys)) == logged
 
 
-def test_a_closed_pipe_stops_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_pipe_does_not_stop_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     class Gone:
         closed = False
 

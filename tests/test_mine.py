@@ -1,4 +1,4 @@
-"""Hard negatives: guards, selection, the account of every pair; and the command in this process with a tiny encoder."""
+"""Hard negatives: guards, selection, counts of every pair; and the command with a tiny encoder."""
 
 import json
 import random
@@ -43,7 +43,7 @@ def material(pairs: list[tuple[str, str]] = PAIRS) -> Material:
 
 
 def settings(**changed: Any) -> MineSettings:
-    """Settings that refuse nothing by cosine, and use all candidates."""
+    """Settings without limits on cosines that use all candidates."""
     usual = {"ranks": (1, None), "relative_margin": None}
     return MineSettings(**{"pairs": "-", "model": "-", "out": Path("t.jsonl"), **usual, **changed})
 
@@ -89,7 +89,7 @@ def refusals(
 
 
 def judging(negative: float) -> Judge:
-    """A judge by which the positive's cosine is 0.5."""
+    """A judge that gives the positive a cosine of 0.5."""
     return lambda anchor, texts: np.array([negative] * (len(texts) - 1) + [0.5])
 
 
@@ -125,7 +125,7 @@ ALLOW: dict[str, Any] = {"same_cluster": "allow"}
         (*EATS, "A dog runs.", {"judge": judging(0.5)}, "the judge disagrees"),
     ],
 )  # fmt: skip
-def test_a_guard_alone_refuses_its_case(
+def test_each_guard_refuses_its_case(
     found: Material, anchor: str, negative: str, options: dict[str, Any], reason: str
 ) -> None:
     assert refusals(found, anchor, negative, **options) == [reason]
@@ -211,7 +211,7 @@ def test_the_nearest_or_random_candidates_are_taken() -> None:
 
 
 @pytest.mark.parametrize("sampling", ["top", "random"])
-def test_blocks_and_memory_change_nothing(sampling: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_block_size_does_not_change_the_rows(sampling: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     due, sizes = rows_of(random_miner(negatives=2, sampling=sampling)), []
     for pairs, candidates in [(1, 7), (7, 1), (64, 33), (13, 1000)]:
         blocks: dict[str, Any] = {"block_pairs": pairs, "block_candidates": candidates}
@@ -290,7 +290,7 @@ def test_candidates_from_a_corpus_and_a_judge(tmp_path: Path, base: Path) -> Non
     assert report["identity"]["judge"]["weights"] != report["identity"]["model"]["weights"]
 
 
-def test_own_negatives_of_triples_are_kept_beside_the_mined_ones(tmp_path: Path, base: Path) -> None:
+def test_negatives_of_triples_are_kept_with_the_mined_ones(tmp_path: Path, base: Path) -> None:
     again = {"anchor": PAIRS[0][0], "positive": PAIRS[0][1]}
     triples = [{"anchor": a, "positive": p, "negative": f"Nobody says: {a}"} for a, p in PAIRS]
     triples += [again | {"negative": negative} for negative in ("second", triples[0]["negative"], "third")]
@@ -326,7 +326,7 @@ def test_a_finished_command_is_recognised_and_other_settings_are_refused(
         mine(tmp_path, base, pairs)
 
 
-def test_other_files_are_left_alone(tmp_path: Path, base: Path) -> None:
+def test_other_files_are_not_changed(tmp_path: Path, base: Path) -> None:
     pairs, held = write_pairs(tmp_path / "p.jsonl"), tmp_path / "triples.jsonl.parts" / "held"
     (tmp_path / "triples.jsonl").write_text("mine\n")
     with pytest.raises(FolderError, match=r"triples\.jsonl exists.*--out"):
@@ -407,7 +407,7 @@ def test_texts_without_a_direction_are_refused_with_their_example(
             vectors_of(material(), encoder, "tiny", tmp_path / str(value), 8)
 
 
-def test_two_commands_do_not_make_the_same_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_commands_do_not_compute_the_same_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = tiny_encoder("bert")
     real = encoder.encode
 

@@ -46,7 +46,7 @@ RUNNING = [line for line in commands() if line not in INSTALLING + MAKING]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as the README supposes it: recipes, an evaluation script, data, and a tiny model where `make demo` ends."""
+    """A folder as the README assumes it: recipes, an evaluation script, data, and a tiny model where `make demo` ends."""
     folder = tmp_path_factory.mktemp("place")
     for name in ("recipes", "eval", "deepspeed_configs"):
         (folder / name).symlink_to(ROOT / name)
@@ -86,8 +86,8 @@ def test_a_command_of_the_readme_runs(line: str, place: Path) -> None:
         if training and "--run-dir" not in arguments:  # a finished run is refused
             arguments += ["--run-dir", f"runs/line{RUNNING.index(line)}"]
     if "sentence-transformers" in arguments and importlib.util.find_spec("sentence_transformers") is None:
-        arguments.append("--no-verify")  # the library, an extra, would be asked whether the vectors are equal
-    if program == "accelerate":  # a launcher, which starts processes of its own
+        arguments.append("--no-verify")  # comparing the vectors needs the library, an extra
+    if program == "accelerate":  # a launcher, which starts processes itself
         path = Path(sys.executable).parent / program
         result = subprocess.run([str(path), *arguments], cwd=place, capture_output=True, text=True, check=False)
     else:

@@ -51,7 +51,7 @@ def test_mean_deviation_and_interval_over_seeds(data: pd.DataFrame) -> None:
     assert [round(one_seed[name], 2) for name in ("value", "low", "high")] == [-8.9, -9.6, -8.18]
 
 
-def test_time_beside_ours_is_of_the_same_repetition(data: pd.DataFrame) -> None:
+def test_time_ratios_use_the_same_repetition(data: pd.DataFrame) -> None:
     title = "Training · float32, 16 triples a step, at most 50 tokens"
     ratio = line(data, metric="times ours", task=title, row="angle-emb")
     assert [round(ratio[name], 2) for name in ("value", "low", "high")] == [4.19, 3.68, 4.31]
@@ -83,7 +83,7 @@ def test_a_speed_comparison_is_added(tmp_path: Path) -> None:
     assert (ratio.value, ratio.low, ratio.high, ratio.peak) == (2.5, 2, 3, 1)
 
 
-def test_a_figure_without_its_rows_names_them(data: pd.DataFrame) -> None:
+def test_a_figure_without_its_rows_is_an_error_that_names_them(data: pd.DataFrame) -> None:
     for draw in FIGURES.values():
         with pytest.raises(LookupError):
             draw(data.iloc[:0])
@@ -91,7 +91,7 @@ def test_a_figure_without_its_rows_names_them(data: pd.DataFrame) -> None:
         pick(data, "nli", "in-batch none", "stsb")
 
 
-def test_results_and_runs_belong_together() -> None:
+def test_results_refer_to_existing_runs() -> None:
     measured, runs = report.read(RESULTS)
     key = ["grid", "row", "seed"]
     of_runs = set(map(tuple, runs[key].to_numpy()))

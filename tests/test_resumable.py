@@ -1,4 +1,4 @@
-"""Long work in a folder of parts: killed at any write, refused for other work, damage noticed."""
+"""Resumable folders: kills at any write, refusal of other settings, detection of damage."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fill_with(text: str, folder: Path) -> None:
 
 
 def work(path: Path, *, flat: bool = True, parts: int = 3) -> list[str]:
-    """Write the parts that are not whole; returns their names."""
+    """Write the incomplete parts; returns their names."""
     made = []
     with opened(path, flat) as folder:
         for number in range(parts):
@@ -90,7 +90,7 @@ def test_only_damaged_parts_are_written_again(flat: bool, tmp_path: Path) -> Non
 
 
 @flat_and_nested
-def test_other_work_is_refused_with_the_fields_that_differ(flat: bool, tmp_path: Path) -> None:
+def test_other_settings_are_refused_with_the_fields_that_differ(flat: bool, tmp_path: Path) -> None:
     out, other = tmp_path / "out", {"input": {"rows": 6, "name": "a"}, "seed": 2}
     with opened(out, flat) as folder:
         folder.write("part-0", lambda place: fill_with("part-0", place))
@@ -100,11 +100,11 @@ def test_other_work_is_refused_with_the_fields_that_differ(flat: bool, tmp_path:
     assert contents(out) == before
 
 
-def test_parts_of_other_work_never_count(tmp_path: Path) -> None:
+def test_parts_of_other_settings_are_never_used(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with opened(out):
         pass
-    with opened(out, identity={**SAME, "seed": 2}) as folder:  # nothing was done: no reason to refuse
+    with opened(out, identity={**SAME, "seed": 2}) as folder:  # no part exists: no reason to refuse
         folder.write("part-0", lambda place: fill_with("part-0", place))
     shutil.copy(out / ".part-0.json", tmp_path / "foreign.json")
     shutil.rmtree(out)
@@ -114,7 +114,7 @@ def test_parts_of_other_work_never_count(tmp_path: Path) -> None:
         assert not folder.is_whole("part-0")
 
 
-def test_other_files_are_left_alone(tmp_path: Path) -> None:
+def test_other_files_are_not_changed(tmp_path: Path) -> None:
     write_text(tmp_path / "mine" / "diary.txt", "dear")
     with pytest.raises(FolderError, match=r"--output .*mine contains other files \(diary\.txt\)"):
         opened(tmp_path / "mine").__enter__()
@@ -141,7 +141,7 @@ def test_one_process_of_a_rank_writes_and_its_lock_ends_with_it(tmp_path: Path) 
 
 
 @flat_and_nested
-def test_a_full_disk_leaves_the_parts_before_it(flat: bool, tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_earlier_parts(flat: bool, tmp_path: Path) -> None:
     def full(place: Path) -> None:
         fill_with("part-1", place)
         raise OSError(errno.ENOSPC, "No space left on device")

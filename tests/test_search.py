@@ -1,4 +1,4 @@
-"""Search finds what comparing everything with everything finds, to the last bit; and `angle-llm search` prints it."""
+"""Search equals brute force to the last bit; `angle-llm search` prints its results."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -20,7 +20,7 @@ from angle_llm.vectors import read_index, read_vectors
 
 
 def brute_force(anchors: np.ndarray, candidates: np.ndarray, top: int) -> tuple[list[list[int]], list[list[float]]]:
-    """One product after another, sorted by cosine and then by number."""
+    """One dot product at a time, sorted by cosine, then by index."""
     left, right = on_grid(anchors), on_grid(candidates)
     places, scores = [], []
     for anchor in left:
@@ -41,7 +41,7 @@ def brute_force(anchors: np.ndarray, candidates: np.ndarray, top: int) -> tuple[
     repeats=st.booleans(),
     data=st.data(),
 )
-def test_blocks_of_any_size_find_what_brute_force_finds(
+def test_blocks_of_any_size_equal_brute_force(
     seed: int, queries: int, candidates: int, dimensions: int, block: int, repeats: bool, data: st.DataObject
 ) -> None:
     draw = np.random.default_rng(seed)

@@ -37,7 +37,7 @@ def sentences() -> tuple[str, ...]:
 
 
 def corpus() -> list[str]:
-    """Sentences bare and worded, so that prompts are short in tokens and a full stop may merge with a closing quote."""
+    """Sentences with and without a prompt, so that prompts are short in tokens and a full stop may merge with a closing quote."""
     return [*sentences(), *(f'Summarize sentence "{text}" in one word:"' for text in sentences())]
 
 

@@ -139,7 +139,7 @@ class SentenceTokenizer:
     truncated with the end. Ids depend on the text only, not on other texts or the padding side.
 
     Raises:
-        ValueError: if `max_length` leaves no room for a text, or a text is empty or not valid Unicode.
+        ValueError: if `max_length` is too small for prompt and text, or a text is empty or not valid Unicode.
         TypeError: if a text is not a string.
     """
 

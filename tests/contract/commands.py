@@ -72,7 +72,7 @@ def free_port() -> int:
 
 
 def names(text: str, *patterns: str) -> None:
-    """Asserts that every pattern is found in the text, whatever the case and the line breaks."""
+    """Asserts that every pattern is found in the text, ignoring case and line breaks."""
     flat = " ".join(re.sub("[│╭╮╰╯─]", " ", text).split())
     for pattern in patterns:
         assert re.search(pattern, flat, re.IGNORECASE), f"{pattern!r} not found in: {text}"

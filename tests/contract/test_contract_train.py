@@ -26,13 +26,13 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def refused(files: Files, tmp_path: Path, *flags: str) -> str:
-    """What `angle-llm train` prints when it ends with exit code 2, leaving no run directory."""
+    """Output of `angle-llm train`; asserts exit code 2 and that no run directory exists."""
     done = command("angle-llm", "train", *training(files, tmp_path / "run"), *flags, code=2)
     assert not (tmp_path / "run").exists()
     return done.stdout + done.stderr
 
 
-# ---------------------------------------------------------------------------------------------------- what a run leaves
+# ---------------------------------------------------------------------------------------------------- ---- files of a run
 
 
 def test_a_run_leaves_settings_metrics_and_a_model(run_dir: Path, files: Files) -> None:

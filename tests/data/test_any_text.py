@@ -1,4 +1,4 @@
-"""Any text of a data file has a vector of finite numbers, or is refused by name."""
+"""Any text of a data file gets a finite vector, or an error that names it."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The texts of a corpus: their order, their places, ids, blocks, and bad rows."""
+"""The texts of a corpus: order, places, ids, blocks, and bad rows."""
 
 import io
 import json

@@ -99,7 +99,7 @@ def test_key_that_only_later_rows_have_counts(tmp_path: Path) -> None:
         ({"encoding": "latin-99"}, "encoding"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
+def test_settings_that_contradict_each_other_are_refused(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(DataError, match=reason):
         load(write(tmp_path / "x.jsonl", GOOD), **settings)
 

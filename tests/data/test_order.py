@@ -120,7 +120,7 @@ def test_order_of_a_dataset_does_not_depend_on_the_others() -> None:
 
 
 def test_ten_million_examples_are_ordered_in_little_memory() -> None:
-    """In a process of its own: the order takes 80 MB, and 160 MB more to compute."""
+    """In a separate process: the order takes 80 MB, and 160 MB more to compute."""
     code = (
         "import resource; from angle_llm.data.order import Draws\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"

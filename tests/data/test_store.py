@@ -104,7 +104,7 @@ def test_damaged_store_is_written_again(name: str, damage: str, source: DataSour
 
 @pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="limits the file size in place of a full disk")
 def test_full_disk_is_an_error_and_leaves_no_files(tmp_path: Path) -> None:
-    """In a process of its own that can write files of 200 kB."""
+    """In a separate process that can write files of 200 kB."""
     code = (
         "import resource, signal, sys; from pathlib import Path; from angle_llm.data import PositivePair\n"
         "from angle_llm.data.store import write_store; import pyarrow\n"
@@ -161,7 +161,7 @@ def test_nli_triples_are_stored(source: DataSource, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
 def test_large_file_is_read_in_little_memory(kind: str, tmp_path: Path) -> None:
-    """60 MB of rows; lists of them take several times that. Measured in a process of its own."""
+    """60 MB of rows; lists of them take several times that. Measured in a separate process."""
     path = tmp_path / f"rows.{kind}"
     rows = [{"query": f"{n} " + "x" * 150, "answer": f"{n} " + "y" * 150} for n in range(200_000)]
     if kind == "parquet":

@@ -76,7 +76,7 @@ def test_all_libraries_start_with_the_same_adapter(job: dict[str, Any]) -> None:
         load_start(tiny_encoder("llama").model.requires_grad_(False), job["adapter"])
 
 
-def test_workers_of_other_libraries_import_nothing_of_ours() -> None:
+def test_workers_of_other_libraries_do_not_import_angle_llm() -> None:
     sources = {name: (EVAL / f"speed_peers/{name}.py").read_text() for name in [*processes.WORKERS.values(), "job"]}
     assert [name for name, source in sources.items() if "import angle_llm" in source or "from angle_llm" in source] == [
         "worker_ours"
@@ -117,7 +117,7 @@ def test_a_process_over_the_limit_is_killed(tmp_path: Path) -> None:
     assert (code, run.problem, set((tmp_path / "log").read_text().split())) == (3, None, {"out", "err"})
 
 
-def test_other_programs_are_noticed(tmp_path: Path) -> None:
+def test_cpu_use_of_other_programs_is_reported(tmp_path: Path) -> None:
     busy = "import time\nend = time.monotonic() + 1.5\nwhile time.monotonic() < end: pass"
     other = subprocess.Popen([sys.executable, "-c", busy])
     assert python(tmp_path, "import time; time.sleep(1)")[1].other_cores > 0.3
@@ -126,7 +126,7 @@ def test_other_programs_are_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.slow  # creates a virtual environment
 def test_an_environment_is_created_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")  # an environment is real, what would be downloaded is not there
+    monkeypatch.setenv("PIP_NO_INDEX", "1")  # a real environment; the packages to install are missing
     monkeypatch.setattr(processes, "TORCH", "torch==0.0.0")
     with pytest.raises(RuntimeError, match=r"(?s)torch==0\.0\.0.*--peers sentence-transformers"):
         processes.ensure_environment("angle-emb", tmp_path)

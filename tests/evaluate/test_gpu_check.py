@@ -46,7 +46,7 @@ def test_speed_is_measured(tmp_path: Path) -> None:
     assert "aten::mm" in done.stdout
 
 
-def test_a_check_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_check_gives_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_check, "checks", lambda *_: iter([{"what": "something", "holds": False}]))
     assert not gpu_check.main(SETTINGS)
     one = torch.randn(100, generator=torch.Generator().manual_seed(0))
@@ -62,7 +62,7 @@ def test_the_shape_for_a_gpu_is_refused_on_a_cpu() -> None:
 
 
 def test_peak_memory_is_compared_with_the_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The peak is invented, because a CPU has none."""
+    """The peak is a fixed value: a CPU has no GPU memory."""
     encoder = gpu_check.random_encoder(SETTINGS, torch.device("cpu"))
     encoder.add_lora(SETTINGS.lora())
     examples = gpu_check.load_examples(SETTINGS.data).examples[:8]

@@ -35,13 +35,13 @@ def test_every_point_equals_the_score_of_the_cut_encoder_from_one_encoding() -> 
     assert len({round(point.mean, 1) for point in points}) > 1, "all points are equal, so this test checks nothing"
 
 
-@pytest.mark.parametrize("asked", [{"layers": [4]}, {"layers": [0]}, {"dimensions": [64]}, {"dimensions": [0]}])
-def test_invalid_layers_and_dimensions_are_refused(asked: dict[str, list[int]]) -> None:
+@pytest.mark.parametrize("cuts", [{"layers": [4]}, {"layers": [0]}, {"dimensions": [64]}, {"dimensions": [0]}])
+def test_invalid_layers_and_dimensions_are_refused(cuts: dict[str, list[int]]) -> None:
     with pytest.raises(ValueError, match=r"--layers, --dimensions.*3 layers.*32 dimensions"):
         quality_curve(
             tiny_encoder("llama"),
             [read_pairs(PAIRS)],
-            **({"layers": [], "dimensions": []} | asked),  # type: ignore[arg-type]
+            **({"layers": [], "dimensions": []} | cuts),  # type: ignore[arg-type]
         )
 
 

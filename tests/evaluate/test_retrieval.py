@@ -52,7 +52,7 @@ def test_ranks_equal_those_of_a_plain_sort(seed: int, few_directions: bool) -> N
     relevant = [{int(c): 1.0 for c in rng.permutation(count)[:5] if c != own} for own in itself]
     expected = ranks_by_sorting(queries, candidates, relevant, itself)
     assert answer_ranks(queries, candidates, relevant, itself) == expected
-    with pytest.MonkeyPatch.context() as patched:  # blocks change nothing
+    with pytest.MonkeyPatch.context() as patched:  # the block size has no effect
         patched.setattr(retrieval, "_QUERIES", 2)
         patched.setattr(retrieval, "_SIMILARITIES", 14)  # 7 candidates at once
         assert answer_ranks(queries, candidates, relevant, itself) == expected
@@ -83,7 +83,7 @@ def test_metrics_equal_values_by_hand() -> None:
 
 
 def test_strict_accuracy_needs_exactly_the_texts_of_the_group() -> None:
-    """The second group's query finds one of its texts only behind a text of the first."""
+    """The second group's query finds one of its texts only after a text of the first."""
     calls: list[list[str]] = []
     groups = [["a b c", "a b", "a c"], ["x y", "x y z", "b d"]]
     task = evaluate_retrieval(recorded(hashed_words, calls), [groups_task(groups, "mine")]).tasks["mine"]
@@ -94,7 +94,7 @@ def test_strict_accuracy_needs_exactly_the_texts_of_the_group() -> None:
     assert 0 <= strict.interval.low <= 50 <= strict.interval.high <= 100
 
 
-def test_the_query_is_skipped_but_its_copy_elsewhere_is_not() -> None:
+def test_the_query_is_skipped_but_its_copy_in_another_group_is_not() -> None:
     task = groups_task([["a b", "a b c"], ["a b", "d"]], "mine")
     assert evaluate_retrieval(hashed_words, [task]).tasks["mine"].ranks == ((2,), (3,))
 

@@ -146,8 +146,8 @@ def test_repeated_texts_are_counted_and_can_be_dropped() -> None:
         assert f"2 test examples have the text of a training example; {note}" in transfer_report(results, "m")
 
 
-def test_examples_that_are_dropped() -> None:
-    """In cross-validation the first of a text stays; a pair is repeated in any order, and dev is cleaned too."""
+def test_repeated_examples_are_dropped() -> None:
+    """In cross-validation the first copy of a text is kept; a pair is repeated in any order, and dev is cleaned too."""
     rows = (LabelledText("a", "1"), LabelledText("b", "0"), LabelledText("a", "0"), LabelledText("c", "1"))
     task = TransferTask("cr", "CR", "cross_validation", {"all": rows}, "here")
     assert repeated_examples(task) == 2

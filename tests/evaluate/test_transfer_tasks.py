@@ -87,7 +87,7 @@ def test_tables_may_be_packed_json_lines(tmp_path: Path) -> None:
     assert read_transfer_task(tmp_path, "cr").splits["all"] == (LabelledText("is fine", "1"),)
 
 
-def test_a_task_with_one_file_missing_is_not_available(tmp_path: Path) -> None:
+def test_a_task_with_a_missing_file_is_not_available(tmp_path: Path) -> None:
     write(tmp_path / "transfer" / "trec.train.tsv", "text\tcoarse", "Who ?\tHUM")
     write(tmp_path / "transfer" / "cr.tsv", "text\tlabel", "fine\t1")
     assert available_transfer_tasks(tmp_path) == ["cr"]
@@ -111,7 +111,7 @@ def test_a_task_with_one_file_missing_is_not_available(tmp_path: Path) -> None:
         ("transfer/cr.tsv", ["text\tlabel"], r"cr\.tsv: no examples"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path: Path, file: str, lines: list[str], message: str) -> None:
+def test_a_bad_line_is_reported_with_its_number(tmp_path: Path, file: str, lines: list[str], message: str) -> None:
     for split in ("train", "dev", "test"):
         write(tmp_path / "SST" / "binary" / f"sentiment-{split}", "fine\t1")
     write(tmp_path / "TREC" / "train_5500.label", "NUM:dist How far ?")

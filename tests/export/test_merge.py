@@ -1,4 +1,4 @@
-"""A merged folder is the encoder of its adapter, or it is not written."""
+"""Merge: the merged folder gives the vectors of its adapter, or it is not written."""
 
 import hashlib
 import json
@@ -58,7 +58,7 @@ def adapter(tmp_path: Path) -> Path:
     return save_tiny_adapter(base, tmp_path / "adapter", prompt=PROMPT, max_length=99)
 
 
-# --- the same encoder -------------------------------------------------------------------------------------------------
+# --- equal vectors ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,9 @@ def adapter(tmp_path: Path) -> Path:
         ("bert", RSLORA, "bfloat16"),
     ],
 )
-def test_kinds_of_models_and_adapters(kind: str, lora: LoraSettings, dtype: str, tmp_path: Path) -> None:
+def test_merged_vectors_equal_those_of_the_adapter_for_every_kind(
+    kind: str, lora: LoraSettings, dtype: str, tmp_path: Path
+) -> None:
     """`test_sentence_transformers` merges all kinds."""
     run = save_tiny_adapter(save_tiny_base(kind, tmp_path / "base"), tmp_path / "adapter", lora, dtype=dtype)
     assert merged(run, tmp_path / "out").comparisons[0].largest_difference < 1e-8
@@ -152,7 +154,7 @@ def test_a_sharded_base_is_merged_to_shards(tmp_path: Path) -> None:
     assert np.array_equal(encode(tmp_path / "many"), encode(tmp_path / "one"))
 
 
-# --- what is written --------------------------------------------------------------------------------------------------
+# --- written files ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["llama", "bert"])
@@ -200,7 +202,7 @@ def test_cards_and_provenance(adapter: Path, tmp_path: Path) -> None:
     assert report["comparisons"][0]["form"]["name"] == str(tmp_path / "out")
 
 
-def test_unverified_on_request(adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_false_skips_the_comparison(adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cli.run(["merge", str(adapter), str(tmp_path / "out"), "--no-verify", "--shard-gigabytes", "0.00002"])
     assert "--no-verify" in capsys.readouterr().out
     assert len(list((tmp_path / "out").glob("model-*"))) > 2
@@ -218,7 +220,7 @@ def without_scaling(update: LoraUpdate, weight: torch.Tensor, *, transposed: boo
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_bad_arithmetic_changes_no_file(
+def test_a_merge_with_bad_arithmetic_changes_no_file(
     before: bool, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if before:
@@ -262,7 +264,7 @@ def test_another_base_is_refused(adapter: Path, tmp_path: Path, monkeypatch: pyt
     assert not (tmp_path / "out").exists()
 
 
-def test_values_that_are_too_large_for_the_dtype(
+def test_values_that_are_too_large_for_the_dtype_are_refused(
     adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LoraUpdate, "merged", lambda update, weight, transposed: weight.float() * 1e6)
@@ -270,7 +272,7 @@ def test_values_that_are_too_large_for_the_dtype(
         merge(adapter, tmp_path / "out", dtype="float16")
 
 
-# --- places -----------------------------------------------------------------------------------------------------------
+# --- targets ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", ["around/adapter", "base", "around/adapter/inside", "base/inside", "link", "around"])
@@ -286,7 +288,7 @@ def test_inputs_are_never_overwritten(target: str, tmp_path: Path) -> None:
     assert is_saved_encoder(run)
 
 
-def test_a_run_that_is_not_an_adapter(adapter: Path, tmp_path: Path) -> None:
+def test_a_source_that_is_not_an_adapter_is_refused(adapter: Path, tmp_path: Path) -> None:
     tiny_encoder("llama").save_pretrained(tmp_path / "whole")
     with pytest.raises(ArtifactError, match="holds a whole model"):
         merge(tmp_path / "whole", tmp_path / "out")

@@ -45,7 +45,7 @@ def adapter(hub: Hub, tmp_path: Path) -> Path:
     lines = [{"step": 0, "evaluation": 61.5}, {"step": 1, "loss": 2.0}, {"step": 8, "evaluation": 70.25}]
     lines.append({"step": 9, "evaluation": 70})
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    hub.asked.clear()
+    hub.requests.clear()
     return run / "model"
 
 
@@ -144,7 +144,7 @@ def test_a_dry_run_uses_no_network(hub: Hub, adapter: Path, capsys: pytest.Captu
     assert "adapter_model.safetensors\n" in shown
     assert "model-*.safetensors" in shown
     assert "**To be filled in.** The license" in shown
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_a_repository_of_another_kind_is_not_changed(hub: Hub, adapter: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_repository_of_another_kind_is_not_changed(hub: Hub, adapter: Path) ->
     assert head(hub) == {"thesis.pdf": b"x", "README.md": b"x"}
 
 
-def test_other_files_beside_an_encoder_are_kept(hub: Hub, adapter: Path) -> None:
+def test_other_files_of_the_repository_are_kept(hub: Hub, adapter: Path) -> None:
     theirs = dict.fromkeys(("LICENSE", "model.Q4.gguf", "results/model-1.safetensors", "results/scores.json"), b"x")
     ours = dict.fromkeys(("angle_llm.json", "model-00001-of-00002.safetensors", "1_Pooling/config.json"), b"{}")
     hub.put("user/mine", theirs | ours)

@@ -76,7 +76,9 @@ def test_a_merged_adapter_gives_the_same_vectors(dtype: str, bits: int | None, d
     ],
     ids=["smollm2-joined", "smollm2-segments", "minilm-plain", "minilm-adapter"],
 )
-def test_sts_sentences(source: str, prompt: Any, trained: bool, tmp_path: Path, data_dir: Path) -> None:
+def test_exported_models_give_the_same_vectors_on_sts_sentences(
+    source: str, prompt: Any, trained: bool, tmp_path: Path, data_dir: Path
+) -> None:
     """1,000 STS sentences, very long texts, and texts with quotes, braces and names of special tokens."""
     encoder = SentenceEncoder.from_pretrained(source, dtype="float32", device="cpu", prompt=prompt, max_length=128)
     if trained:

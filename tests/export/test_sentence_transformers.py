@@ -1,6 +1,6 @@
-"""The folder for sentence-transformers is written whole or not at all, and gives the vectors of the encoder.
+"""Export for sentence-transformers: complete or not written, with the vectors of the encoder.
 
-Where the library is not installed, the parts of the folder are put together here as the library does.
+Where the library is not installed, the parts of the folder are combined here as the library does.
 """
 
 import importlib.util
@@ -112,7 +112,7 @@ def test_a_full_model_keeps_its_weights(kind: str, pooling: str, tmp_path: Path)
     assert (facts.prompt, facts.pooling, facts.max_length) == (encoder.prompt, pooling, 60)
 
 
-def test_the_command_and_what_it_writes(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_and_its_files(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     cli.run(["export", str(run), str(out), "--to", "sentence-transformers", "--no-verify", "--dtype", "bfloat16"])
     shown = capsys.readouterr().out
@@ -132,7 +132,7 @@ def test_the_command_and_what_it_writes(run: Path, tmp_path: Path, capsys: pytes
 
 
 def test_the_folder_is_not_opened_as_a_backbone(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its tokenizer applies the prompt: a second prompt would go unnoticed."""
+    """Its tokenizer applies the prompt: a second prompt would raise no error."""
     export_sentence_transformers(run, tmp_path / "out", check=False)
     with pytest.raises(ArtifactError, match=r"exported for another library.*applied twice"):
         SentenceEncoder.from_pretrained(tmp_path / "out")
@@ -155,7 +155,9 @@ def test_the_folder_is_not_opened_as_a_backbone(run: Path, tmp_path: Path, monke
         ({"dtype": torch.bfloat16}, {"dtype": "float32"}, "stored in bfloat16, which is kept"),
     ],
 )
-def test_refusals(options: dict[str, Any], arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_unsupported_encoders_are_refused(
+    options: dict[str, Any], arguments: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     tiny_encoder("llama", **options).save_pretrained(tmp_path / "whole")
     with pytest.raises(ArtifactError, match=message):
         export_sentence_transformers(tmp_path / "whole", tmp_path / "out", check=False, **arguments)

@@ -97,7 +97,9 @@ def test_an_untrained_encoder_does_not_hold(forms: Path, tmp_path: Path) -> None
         ({"max_length": 60}, ["max_length 60, expected 100", "exceeds 1e-05"]),
     ],
 )
-def test_another_usage(card: dict[str, Any], messages: list[str], forms: Path, tmp_path: Path) -> None:
+def test_other_prompt_or_pooling_is_named(
+    card: dict[str, Any], messages: list[str], forms: Path, tmp_path: Path
+) -> None:
     found = problems(verify([forms / "adapter", change(forms, tmp_path / "other", **card)], device="cpu"))
     assert all(message in found for message in messages)
 

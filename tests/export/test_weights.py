@@ -1,4 +1,4 @@
-"""`verify` finds bad merges, in every dtype; a good one passes, whichever program made it."""
+"""`verify` finds bad merges in every dtype, and accepts good ones of any program."""
 
 from pathlib import Path
 from typing import Any
@@ -135,8 +135,10 @@ def test_a_merge_onto_another_base_is_found(adapter: Path, tmp_path: Path) -> No
     assert "times smaller than the difference from the base" in "\n".join(found.problems)
 
 
-def test_weights_show_what_vectors_do_not(adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a tolerance, vectors alone decide; wrong weights are counted all the same."""
+def test_wrong_weights_are_counted_even_if_vectors_agree(
+    adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a tolerance, only vectors decide; wrong weights are still counted."""
     with monkeypatch.context() as patched:
         patched.setattr(LoraUpdate, "merged", added_in_bfloat16)
         merge(adapter, tmp_path / "bad", dtype="bfloat16", check=False)

@@ -82,9 +82,7 @@ def test_opposite_rows_have_the_right_value_and_a_finite_gradient(angle: str, co
 
 @every_combination
 @pytest.mark.parametrize("pairs", [[], [(0, 0, 1.0)], [(0, 1, 0.0)], [(0, 1, 0.5), (2, 3, 0.5)]])
-def test_without_anything_to_rank_or_contrast_the_loss_is_exactly_zero(
-    angle: str, contrastive: str, pairs: Pairs
-) -> None:
+def test_the_loss_is_zero_without_pairs_to_rank_or_contrast(angle: str, contrastive: str, pairs: Pairs) -> None:
     embeddings_ND = random(4, 6).requires_grad_()
     objective = replace(all_parts(angle, contrastive), regression_weight=0)
     value = objective(embeddings_ND, relation(pairs))
@@ -114,7 +112,7 @@ def test_autocast_does_not_lower_the_precision() -> None:
 
 @pytest.mark.parametrize("index", [torch.int32, torch.uint8])
 @pytest.mark.parametrize("label", [torch.float32, torch.int64, torch.bool])
-def test_three_tensors_of_any_integer_and_label_dtype(index: torch.dtype, label: torch.dtype) -> None:
+def test_relations_of_any_integer_and_label_dtype_are_accepted(index: torch.dtype, label: torch.dtype) -> None:
     left, right, score = (torch.tensor(column) for column in zip(*TRIPLES, strict=True))
     value = all_parts()(random(6, 4), left.to(index), right.to(index), score.to(label))
     assert_close(value.loss, all_parts()(random(6, 4), relation(TRIPLES)).loss)

@@ -99,7 +99,7 @@ def test_forward_does_not_repel_a_partner_given_in_the_other_direction() -> None
 
 
 def test_forward_omits_queries_and_symmetric_does_not() -> None:
-    """Row 4 is on no right side, so it is no candidate of the forward form."""
+    """Row 4 is on no right side, so it is not a candidate of the forward form."""
     pairs = [(0, 1, 1.0), (2, 3, 1.0), (4, 3, 0.0)]
     assert rows_with_gradient(random(5, 4), pairs, "forward") == {0, 1, 2, 3}
     assert rows_with_gradient(random(5, 4), pairs, "symmetric") == {0, 1, 2, 3, 4}

@@ -92,7 +92,7 @@ RANKING = AngleObjective(cosine_weight=1, in_batch_weight=0)
 CONTRAST = AngleObjective(cosine_weight=0.5, in_batch_weight=1)
 
 
-def test_mixed_value_and_gradient_are_those_of_the_parts_on_batches_of_their_own() -> None:
+def test_mixed_value_and_gradient_equal_those_of_the_parts_on_separate_batches() -> None:
     relation = Relation(
         torch.tensor([0, 1, 2, 3, 4, 0]), torch.tensor([1, 2, 0, 4, 5, 4]), torch.tensor([0.1, 0.9, 0.5, 1.0, 1.0, 0.0])
     )

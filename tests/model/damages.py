@@ -1,6 +1,6 @@
 """Random damage to a model or vector folder: one file, JSON value, tensor header or link is changed, sometimes two.
 
-`open_damaged` opens the damaged folders, `test_damage` judges the outcomes.
+`open_damaged` opens the damaged folders, `test_damage` checks the outcomes.
 """
 
 import hashlib

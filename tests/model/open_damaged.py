@@ -1,4 +1,4 @@
-"""Opens damaged folders in a process that is watched; prints a line of JSON for each.
+"""Open damaged folders in a monitored process; print one JSON line for each.
 
     python open_damaged.py KIND,KIND… FIRST COUNT WORK
 
@@ -65,7 +65,7 @@ def make(kind: str, folder: Path) -> None:
         adapted.add_lora(LoraSettings(rank=2))
         train_a_little(adapted.model)
         adapted.save_pretrained(folder)
-    elif kind == "angle-emb":  # as its trainer leaves it: an adapter of peft, a tokenizer, settings, a pickle
+    elif kind == "angle-emb":  # as its trainer writes it: an adapter of peft, a tokenizer, settings, a pickle
         config = LoraConfig(task_type=TaskType.FEATURE_EXTRACTION, r=2, lora_alpha=6, target_modules=["q_proj"])
         peft_model = get_peft_model(load_backbone(locate(str(work / "base"))), config)
         train_a_little(peft_model)
@@ -149,7 +149,7 @@ class OpenedFiles:
 
 
 class HangError(BaseException):
-    """The time for a folder is over."""
+    """Opening a folder exceeded its time limit."""
 
 
 def stop(*_: object) -> None:

@@ -236,7 +236,7 @@ def test_a_folder_below_that_of_a_gguf_base_is_accepted(tmp_path: Path) -> None:
     ],
     ids=repr,
 )
-def test_a_damaged_card_is_refused(content: str | dict[str, Any], message: str, saved: Path) -> None:
+def test_a_damaged_card_is_refused_with_the_reason(content: str | dict[str, Any], message: str, saved: Path) -> None:
     if isinstance(content, dict):
         content = json.dumps({k: v for k, v in (card_values(saved) | content).items() if v is not ...})
     (saved / CARD_NAME).write_text(content, encoding="latin-1")

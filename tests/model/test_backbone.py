@@ -1,4 +1,4 @@
-"""The backbone: where it is found, what is loaded of it, its kind and its fingerprint; and its weights tensor by tensor."""
+"""The backbone: locating, loading, kind, fingerprint, and weights tensor by tensor."""
 
 import logging
 from pathlib import Path
@@ -41,7 +41,7 @@ HALF = [torch.bfloat16, torch.float16]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The files by which a model folder is found."""
+    """A minimal model folder that can be located."""
     model = tmp_path / "model.v1"
     model.mkdir()
     (model / "config.json").write_text("{}")
@@ -73,7 +73,7 @@ def test_a_folder_a_gguf_file_and_a_path_in_a_package_are_found(
 
 
 @pytest.mark.parametrize("name", ["gpt2", "NousResearch/Llama-2-7b-hf", "Qwen/Qwen2.5-0.5B", "a_b/c.d-e_f"])
-def test_a_hub_id_is_a_name_that_is_no_path(name: str) -> None:
+def test_a_hub_id_is_a_name_that_is_not_a_path(name: str) -> None:
     assert locate(name) == BackboneLocation(name)
 
 
@@ -126,7 +126,7 @@ def test_a_published_model_is_loaded_without_its_head(kind: str, tmp_path: Path)
 def test_loading_reports_no_weights_that_are_not_used(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A saved BERT has no pooler, a published one has a pooler and a head; a lack of real weights is refused."""
+    """A saved BERT has no pooler, a published one has a pooler and a head; missing weights are refused."""
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     (BertModel(KINDS["bert"].config()) if kind == "bert" else tiny_causal_lm(kind)).save_pretrained(tmp_path / "full")
     tiny_encoder(kind).save_pretrained(tmp_path / "saved")

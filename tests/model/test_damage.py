@@ -36,7 +36,7 @@ def test_a_full_model_without_some_of_its_weights_is_refused(base: Path, tmp_pat
 
 
 def test_code_in_a_model_folder_is_never_run(base: Path, tmp_path: Path) -> None:
-    """Even if the question of transformers is answered with yes."""
+    """Even if a user answers yes to the prompt of transformers."""
     shutil.copytree(base, tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     config |= {"model_type": "trap", "auto_map": {"AutoConfig": "trap.Trap", "AutoModel": "trap.Trap"}}
@@ -88,7 +88,7 @@ def test_a_folder_without_its_tokenizer_files_is_refused(kind: str, saved: bool,
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_errors_of_the_machine_pass_unchanged(error: Exception) -> None:
+def test_errors_of_the_machine_are_not_reported_as_damage(error: Exception) -> None:
     with pytest.raises(type(error)) as raised, as_artifact_error("folder"):
         raise error
     assert raised.value is error
@@ -105,7 +105,7 @@ FEW, MANY = 30, 335
 
 
 def outcomes(kinds: list[str], first: int, count: int, work: Path) -> Counter[str]:
-    """Open damaged folders in a watched process (`open_damaged`); count those that load, with finite vectors, and those that
+    """Open damaged folders in a monitored process (`open_damaged`); count those that load, with finite vectors, and those that
     are refused by an error of this package. Anything else fails."""
     here = Path(__file__).parent
     changed = {"PYTHONPATH": f"{here.parent}{os.pathsep}{here.parents[1]}", "TMPDIR": str(work), "HF_HUB_OFFLINE": "0"}

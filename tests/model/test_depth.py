@@ -1,4 +1,4 @@
-"""Encoders truncated to their first layers and dimensions: equal to what one pass reads, also after saving and loading."""
+"""Encoders truncated to their first layers and dimensions: equal to inner rows of one pass, also when saved and loaded."""
 
 import json
 from pathlib import Path
@@ -49,7 +49,7 @@ def assert_same(one: Any, other: Any) -> None:
 
 @pytest.mark.parametrize("with_adapter", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_pass_reads_the_rows_of_shorter_encoders(kind: str, with_adapter: bool) -> None:
+def test_one_pass_gives_the_rows_of_shorter_encoders(kind: str, with_adapter: bool) -> None:
     encoder = tiny_encoder(kind)
     if with_adapter:
         adapted(encoder)
@@ -113,7 +113,7 @@ def test_an_adapter_of_fewer_layers_is_saved_loaded_merged_and_verified(kind: st
     short.save_pretrained(tmp_path / "short")
     again = load(tmp_path / "short")
     assert (again.layers, again.dimensions) == (1, 8)
-    # The same numbers elsewhere in memory: kernels can add them in another order.
+    # The same values at other addresses: kernels can sum in another order.
     np.testing.assert_allclose(again.encode(TEXTS), short.encode(TEXTS), rtol=1e-5, atol=1e-5)
     kept, everything = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("short", "adapter"))
     assert set(kept) < set(everything)
@@ -158,7 +158,7 @@ def test_options_of_loading_truncate(tmp_path: Path) -> None:
         ({"layers": 1}, r"layers\.[12]\."),  # layers of the adapter that the base does not have
     ],
 )
-def test_a_card_that_does_not_fit_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_a_card_that_does_not_match_the_model_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     adapter = save_adapter("llama", tmp_path)
     (adapter / CARD_NAME).write_text(json.dumps(card(adapter) | change))
     with pytest.raises(ArtifactError, match=message):
@@ -193,7 +193,7 @@ def test_layers_that_do_not_exist_or_are_repeated_are_refused(layers: list[int])
 
 
 @pytest.mark.parametrize("cut", [{"layers": 0}, {"layers": 4}, {"dimensions": 0}, {"dimensions": 33}])
-def test_more_than_there_are_or_none_is_refused(cut: dict[str, int]) -> None:
+def test_a_cut_beyond_the_model_or_to_zero_is_refused(cut: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=rf"{next(iter(cut))}.*got {next(iter(cut.values()))}"):
         tiny_encoder("llama").truncated(**cut)
 

@@ -189,7 +189,7 @@ print(held_after_freeing())
 
 
 def run(program: str) -> list[int]:
-    """The numbers that a new process prints, without the settings of this one."""
+    """Numbers printed by a new process that inherits no settings."""
     set_here = ("LRU_CACHE", "ONEDNN", "MALLOC", "GLIBC_TUNABLES", "PYTHONPATH")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(set_here)}
     tests = str(Path(__file__).parents[1])

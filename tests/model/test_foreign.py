@@ -169,7 +169,7 @@ def test_unsupported_configurations_are_refused(values: dict[str, Any], message:
 
 
 @pytest.mark.parametrize("name", ["some/where/BASE", None, ""])
-def test_a_base_of_the_same_name_in_another_folder(name: str | None, origin: Path) -> None:
+def test_the_base_can_be_in_another_folder(name: str | None, origin: Path) -> None:
     change_config(origin, base_model_name_or_path=name)
     assert open_adapter(origin).encode(TEXTS).shape == (4, 32)
 

@@ -48,7 +48,7 @@ def test_an_adapter_loads_its_base_at_the_revision_of_training(hub: Hub, tmp_pat
     train_a_little(encoder.model)
     encoder.save_pretrained(tmp_path / "adapter")
     first = hub.put("user/adapter", tmp_path / "adapter")
-    hub.put("org/base", save_tiny_base("llama", tmp_path / "other", seed=1))  # the base went on
+    hub.put("org/base", save_tiny_base("llama", tmp_path / "other", seed=1))  # a later revision of the base
     hub.put("user/adapter", {"README.md": b"taken back"})  # and of the adapter
     again = load("user/adapter", revision=first)
     assert np.array_equal(again.encode(TEXTS), encoder.encode(TEXTS))
@@ -61,11 +61,11 @@ def test_cached_encoders_load_without_the_network(hub: Hub, tmp_path: Path, monk
     hub.put("user/whole", tmp_path / "model")
     hub.put("org/base", save_tiny_base("llama", tmp_path / "base"))
     rows, bare = load("user/whole").encode(TEXTS), load("org/base").encode(TEXTS)
-    hub.asked.clear()
+    hub.requests.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert np.array_equal(load("user/whole").encode(TEXTS), rows)
     assert np.array_equal(load("org/base").encode(TEXTS), bare)
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_a_bare_backbone_needs_its_own_files_only(hub: Hub, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_bare_backbone_needs_its_own_files_only(hub: Hub, tmp_path: Path) -> N
     hub.put("org/base", files_of(base) | {"pytorch_model.bin": b"x", "evil.py": b"x", "README.md": b"x"})
     assert np.array_equal(load("org/base").encode(TEXTS), load(base).encode(TEXTS))
     assert hub.fetched() == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
-    loads = [line for line in hub.asked if line.startswith("GET") and "model.safetensors" in line]
+    loads = [line for line in hub.requests if line.startswith("GET") and "model.safetensors" in line]
     assert len(loads) == 1
 
 
@@ -111,7 +111,7 @@ def test_a_link_that_leaves_the_cache_is_refused(hub: Hub, tmp_path: Path) -> No
         load("user/whole")
 
 
-def test_an_unknown_card_is_warned_of(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_card_is_a_warning(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache has the files of the backbone, as `transformers` fetched them, and no record of a card."""
     commit = hub.put("org/base", save_tiny_base("llama", tmp_path / "base"))
     rows = load("org/base").encode(TEXTS)
@@ -132,7 +132,7 @@ def test_an_unknown_card_is_warned_of(hub: Hub, tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_model_or_revision_that_is_not_in_the_cache_is_named(
+def test_a_model_or_revision_missing_in_the_cache_is_an_error_with_its_name(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = hub.put("org/base", save_tiny_base("llama", tmp_path / "base"))

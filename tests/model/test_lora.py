@@ -1,4 +1,4 @@
-"""LoRA: on every linear layer of every kind, in float32, neutral until trained; a saved adapter in full or not at all."""
+"""LoRA: on every linear layer of every kind, in float32, neutral until trained; a saved adapter is complete or refused."""
 
 import json
 from collections.abc import Callable

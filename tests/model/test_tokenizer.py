@@ -166,9 +166,9 @@ def test_the_prompt_is_complete_and_a_long_text_loses_its_last_ids(kind: str, te
     if start == bare(tokenizer, HEAD + MERGE_SPANS[kind]):
         return  # no token of the text: refused, see below
     (ids,) = sentence_tokenizer(kind, "joined", max_length)([text])
-    room = max_length - sum(map(len, SPECIAL[kind]))
-    assert inner_ids(kind, ids) == start[: room - len(rest)] + rest
-    if len(start) + len(rest) <= room:
+    available = max_length - sum(map(len, SPECIAL[kind]))
+    assert inner_ids(kind, ids) == start[: available - len(rest)] + rest
+    if len(start) + len(rest) <= available:
         assert inner_ids(kind, ids) == bare(tokenizer, HEAD + text + TAIL)
 
 

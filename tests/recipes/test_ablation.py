@@ -110,7 +110,7 @@ def test_each_row_is_trained_and_measured(folder: Path, results: Path) -> None:
     assert str(folder / "runs/tiny/one-seed1/model") in config
 
 
-def test_the_results_repeat_the_command_and_hold_no_machine_path(folder: Path, results: Path) -> None:
+def test_the_results_contain_the_command_and_no_local_path(folder: Path, results: Path) -> None:
     one = lines(folder / "runs.csv", row="one")[0]
     assert one["command"].endswith("--grid recipes/grids/tiny.yaml --data-dir DATA --rows one --seeds 1")
     assert "path: DATA/pairs.jsonl" in one["settings"]
@@ -197,7 +197,7 @@ def test_the_exit_code_is_returned_and_handlers_are_restored() -> None:
 
 @pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
 def test_every_grid_of_the_project_can_be_run(path: Path) -> None:
-    """Settings are valid, something is measured, and a model that has seen STS-B train is not measured on STS12 to 16."""
+    """Settings are valid, something is measured, and a model trained on STS-B train is not measured on STS12 to 16."""
     chosen = experiments(load_grid(path), DATA)
     seen = {one.row for one in chosen if one.seed is not None and "stsb/train" in str(one.given)}
     while more := {one.row for one in chosen if one.after in seen} - seen:
@@ -226,7 +226,7 @@ def test_every_grid_of_the_project_can_be_run(path: Path) -> None:
         (("title: Tiny", "title: ["), "tiny.yaml"),
     ],
 )
-def test_a_mistake_in_a_grid_is_named(change: tuple[str, str], named: str, tmp_path: Path) -> None:
+def test_a_mistake_in_a_grid_is_reported_with_its_key(change: tuple[str, str], named: str, tmp_path: Path) -> None:
     write_grid(tmp_path, "{}", change)
     with pytest.raises(SettingsError, match=f"(?s){named}"):
         experiments(load_grid(tmp_path / "tiny.yaml"), DATA)

@@ -291,7 +291,7 @@ def per_split(rows: Rows) -> list[int]:
     return [sum(row["label"] for row in rows if row["split"] == split) for split in {row["split"] for row in rows}]
 
 
-def test_issues_that_mention_each_other_are_no_negatives(github: FakeGitHub, tmp_path: Path) -> None:
+def test_issues_that_mention_each_other_are_not_negatives(github: FakeGitHub, tmp_path: Path) -> None:
     for number in range(1, 9):
         github.issue("a/b", number, body=f"The {number}. {WORDS[number]} fails like {WORDS[number + 2]}")
     github.duplicate("a/b", 2, 1)
@@ -336,13 +336,15 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_passing_faults_are_retried(github: FakeGitHub, tmp_path: Path, fault: str) -> None:
+def test_transient_errors_are_retried(github: FakeGitHub, tmp_path: Path, fault: str) -> None:
     fill(github, count=60)
     github.faults.append(("/comments", FAULTS[fault]))
     assert len(positives(build(github, tmp_path / "out"))) == 12
 
 
-def test_the_hourly_limit_is_waited_for(github: FakeGitHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_program_waits_for_the_hourly_limit(
+    github: FakeGitHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fill(github, count=60)
     until = int(time.time()) + 2
     limit = {"X-RateLimit-Limit": "60", "X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str(until)}
@@ -381,13 +383,13 @@ def test_other_servers_are_refused(github: FakeGitHub, tmp_path: Path, monkeypat
         github.faults.append(("/issues", Reply(wrong)))
         with pytest.raises(DataError, match=r"--api.*REST API"):
             build(github, tmp_path / "out")
-    build(github, tmp_path / "out")  # nothing of it was kept
+    build(github, tmp_path / "out")  # nothing was stored
     monkeypatch.setenv("GITHUB_TOKEN", TOKEN)
     with pytest.raises(SettingsError, match="--api: a token needs https"):
         main(IssueSettings(repos=("a/b",), out=tmp_path / "new", api="http://host.example"))
 
 
-def test_files_of_others_stay_and_so_do_files_of_an_earlier_run(
+def test_files_of_others_and_of_an_earlier_run_are_kept(
     github: FakeGitHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine").mkdir()
@@ -494,7 +496,9 @@ LABELLED = ISSUE.model_copy(update={"labels": [Label(name="duplicate")]})
         (ISSUE, "Duplicate of #10", True, 0, None),
     ],
 )
-def test_which_comments_count(issue: Issue, text: str, maintainer: bool, days: float, expected: object) -> None:
+def test_only_comments_of_author_and_maintainers_count(
+    issue: Issue, text: str, maintainer: bool, days: float, expected: object
+) -> None:
     when, who = CLOSED + timedelta(days=days), "MEMBER" if maintainer else "NONE"
     comment = Comment(
         id=1, body=text, issue_url="x/repos/me/it/issues/10", author_association=who, created_at=when, updated_at=when
@@ -578,7 +582,7 @@ PIECES = [
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join), st.lists(st.sampled_from(PIECES)).map("".join))
-def test_no_combination_leaves_the_answer(title: str, body: str) -> None:
+def test_texts_never_contain_the_answer(title: str, body: str) -> None:
     made = text(body, title, "bob")
     assert DUPLICATE_PHRASE.search(made) is None
     assert "@bob" not in made

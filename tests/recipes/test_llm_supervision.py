@@ -107,7 +107,7 @@ def report_of(folder: Path, name: str = "pairs") -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------- a server
 
 
-def test_pairs_that_training_reads_and_an_account_of_every_line(server: ChatServer, folder: Path) -> None:
+def test_the_pairs_train_and_the_report_covers_every_line(server: ChatServer, folder: Path) -> None:
     assert make(folder, server.name, flags="--limit 5 --body top_p null thinking {a:1}".replace("{a:1}", "true")) == 0
     rows = rows_of(folder / "pairs.jsonl")
     assert [row["row"] for row in rows] == [row for row in range(5) for _ in range(4)]
@@ -166,7 +166,9 @@ def test_a_killed_command_resumes(server: ChatServer, folder: Path) -> None:
     assert (folder / "alone.jsonl").read_bytes() == (folder / "pairs.jsonl").read_bytes()
 
 
-def test_a_server_that_fails(server: ChatServer, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_the_server_are_reported(
+    server: ChatServer, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     broken = Reply({"error": {"message": "out of order"}}, 500)
     server.rule = lambda text, times: broken if "Two dogs" in text or times == 0 else usual(text, times)
     assert make(folder, server.name, flags="--limit 3") == 1
@@ -184,7 +186,7 @@ def test_a_server_that_fails(server: ChatServer, folder: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     "content", [b"{}", b'{"choices": []}', b'{"choices": [{"message": {"content": null}}]}', b"[1]", b"hi"]
 )
-def test_an_answer_that_is_not_a_completion(server: ChatServer, folder: Path, content: bytes) -> None:
+def test_an_answer_that_is_not_a_completion_is_an_error(server: ChatServer, folder: Path, content: bytes) -> None:
     server.rule = lambda text, times: Reply(content)
     assert make(folder, server.name, flags="--limit 1") == 1
     (failure,) = report_of(folder)["failures"]
@@ -231,7 +233,7 @@ def test_budgets_hold_for_all_runs_together(server: ChatServer, folder: Path) ->
     assert len(server.requests) <= sent + 2, "an answer without a text is paid for, too"
 
 
-def test_requests_keep_to_a_rate(server: ChatServer, folder: Path) -> None:
+def test_requests_stay_below_the_rate_limit(server: ChatServer, folder: Path) -> None:
     started = time.monotonic()
     make(folder, server.name, flags="--requests-per-minute 600 --limit 3")
     assert time.monotonic() - started > 0.49
@@ -370,7 +372,7 @@ def sentences(answer: str, *, finished: bool = True) -> list[str]:
     return [line.text for line in read_answer(answer, finished=finished) if line.dropped is None]
 
 
-def test_sentences_of_every_shape_of_answer() -> None:
+def test_sentences_are_parsed_from_every_answer_format() -> None:
     assert {shape: sentences(shape.format(*MEN)) for shape in SHAPES} == dict.fromkeys(SHAPES, MEN)
     for text in ("3.5 men eat.", '"Yes" and "no" were said.', "'Tis the season", "1990 was good", "The answer is no."):
         assert sentences(f"1. {text}\n2. Other words.") == [text, "Other words."]
@@ -444,7 +446,7 @@ def chosen(*texts: tuple[str, str], agree: bool = False, size: int = 9) -> list[
     return [pair.dropped for pair in pairs]
 
 
-def test_pairs_that_exclude_each_other() -> None:
+def test_conflicting_pairs_are_dropped() -> None:
     eats, bread = "Someone eats bread.", "Bread is eaten."
     assert chosen(("1same", eats), ("1same", eats.upper()), ("1same", bread)) == [None, "repeat", None]
     assert chosen(("1same", eats), ("2not", eats), ("1not", bread)) == ["contradiction", "contradiction", None]
@@ -461,7 +463,7 @@ def test_a_sentence_is_inserted_literally(text: str) -> None:
 
 
 @pytest.mark.parametrize("side", [{}, {"synonym": "like {text}"}, {"synonym": "{size} {text} {text}"}, {"synonym": 3}])
-def test_a_template_needs_both_places_once(tmp_path: Path, side: Mapping[str, object]) -> None:
+def test_a_template_needs_both_placeholders_once(tmp_path: Path, side: Mapping[str, object]) -> None:
     (tmp_path / "mine.yaml").write_text(json.dumps({"antonym": "{size} {text}", **side}))
     with pytest.raises(SettingsError, match=r"--prompt.*mine\.yaml.*synonym"):
         load_prompts(str(tmp_path / "mine.yaml"))

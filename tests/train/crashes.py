@@ -1,4 +1,4 @@
-"""Kills a tiny run with SIGKILL at seeded moments, resumes it, and compares its end with that of an undisturbed run.
+"""Kill a tiny run with SIGKILL at seeded moments, resume it, and compare the result with that of an undisturbed run.
 
     python tests/train/crashes.py FOLDER SEED TIMED WRITES [PROCESSES]
 

@@ -1,4 +1,4 @@
-"""Trains one run in several ways, each in its own processes, and compares losses and adapters at the end.
+"""Train one run with several strategies, in separate processes, and compare losses and adapters.
 
     python tests/train/distributed_runs.py FOLDER COMMAND [ARGUMENTS]
 
@@ -246,14 +246,14 @@ def mixture(folder: Path, config: str) -> None:
         assert one == other
 
 
-def limit_memory(room: int) -> None:
+def limit_memory(extra_bytes: int) -> None:
     """From the first step on, this process can allocate only so many more bytes."""
     real = trainer.Trainer._accumulate
 
     def accumulate(*given: Any) -> Any:
         if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
             used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-            resource.setrlimit(resource.RLIMIT_AS, (used + room, resource.RLIM_INFINITY))
+            resource.setrlimit(resource.RLIMIT_AS, (used + extra_bytes, resource.RLIM_INFINITY))
         return real(*given)
 
     trainer.Trainer._accumulate = accumulate  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Tiny training runs and what they leave, for the tests and the programs of this folder."""
+"""Tiny training runs and their outputs, for the tests and programs of this folder."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -71,7 +71,7 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def outcome(run_dir: Path) -> dict[str, Any]:
-    """What a run leaves and an interruption must not change."""
+    """Outputs of a run that must not depend on interruptions."""
     return {
         "metrics": [{key: value for key, value in line.items() if key not in TIMES} for line in read_metrics(run_dir)],
         "settings": (run_dir / "settings.yaml").read_text().replace(str(run_dir), "RUN"),

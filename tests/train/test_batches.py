@@ -74,7 +74,7 @@ def test_datasets_with_equal_losses_and_prompts_share_negatives() -> None:
     sets = [LoadedSet("a", POSITIVE[:5]), LoadedSet("b", POSITIVE[5:])]
     assert planned(planner(encoder, sets, [loss, AngleObjective()]), 0, 7).loss == loss
     sets = [LoadedSet("a", POSITIVE[:2]), LoadedSet("b", POSITIVE[:2], prompt="plain")]
-    joint = planned(planner(encoder, sets), 0, 3).loss  # the same text under two prompts is no negative of itself
+    joint = planned(planner(encoder, sets), 0, 3).loss  # the same text under two prompts is not a negative of itself
     assert isinstance(joint, MixedObjective)
     assert [(part.share, part.pairs.tolist()) for part in joint.parts] == [(0.5, [0]), (0.5, [1])]
 

@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, damage found and named, limited in number, and only for the same run."""
+"""Checkpoints: complete or not written, damage reported, limited in number, only for the same run."""
 
 import errno
 import os
@@ -114,7 +114,7 @@ def swap(path: Path) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", [cut, flip, swap, Path.unlink])
-def test_damage_is_named_and_the_checkpoint_before_is_used(
+def test_damage_is_reported_and_the_previous_checkpoint_used(
     damage: Callable[[Path], None], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = Small(tmp_path).write(1, 2, 3)
@@ -211,7 +211,7 @@ def test_an_existing_checkpoint_stays_and_a_damaged_one_is_replaced(tmp_path: Pa
     assert resume(tmp_path) == 1
 
 
-def test_a_write_that_fails_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = Small(tmp_path, keep=1).write(1)
     for error, expected in (
         (OSError(errno.ENOSPC, "No space left on device"), CheckpointError),

@@ -1,4 +1,4 @@
-"""Several processes compute what one does, with every strategy; launches that would not are refused."""
+"""Several processes give the result of one, with every strategy; unsupported launches are refused."""
 
 import importlib.util
 import subprocess
@@ -17,7 +17,7 @@ from angle_llm.train.distributed import check_launch
 
 
 def program(name: str, *arguments: str) -> str:
-    """What a program of this folder prints, if it succeeds."""
+    """Output of a program of this folder; asserts exit code 0."""
     done = run("python", Path(__file__).with_name(name), *arguments, seconds=1800)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     return done.stdout

@@ -30,7 +30,7 @@ def test_the_budget_is_halved_from_what_was_used_until_nothing_is_left() -> None
     assert 3 <= len(used) <= 8
 
 
-def test_errors_of_memory_are_told_from_others() -> None:
+def test_out_of_memory_errors_are_distinguished_from_others() -> None:
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
     assert is_out_of_memory(MemoryError())
     with pytest.raises(RankMemoryError, match="memory"):

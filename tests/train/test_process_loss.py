@@ -104,7 +104,7 @@ def wait_until(done: Callable[[], bool], seconds: float, logs: list[Path]) -> No
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process exists and has not ended; a process that nobody has waited for yet has."""
+    """Whether a process exists and has not ended; a zombie has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
     except FileNotFoundError:

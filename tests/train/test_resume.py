@@ -1,4 +1,4 @@
-"""An interrupted run resumes bit for bit; signals stop it between two steps, even when nothing reads its output any more."""
+"""An interrupted run resumes bit for bit; signals stop it between two steps, even if its output pipe is closed."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ from angle_llm.train.signals import Interrupted, StopSignals
 
 @pytest.fixture(autouse=True)
 def _default_handlers() -> Iterator[None]:
-    """`nohup` and `&` leave signals ignored, which the tests would inherit."""
+    """Tests would inherit ignored signals from `nohup` and `&`."""
     before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -48,7 +48,7 @@ def undisturbed(settings: TrainSettings) -> dict[str, Any]:
 
 @pytest.fixture
 def mine(settings: TrainSettings, tmp_path: Path) -> TrainSettings:
-    """The same run in a directory of this test."""
+    """Settings of the same run in a directory of this test."""
     return replace(settings, run_dir=str(tmp_path / "run"))
 
 

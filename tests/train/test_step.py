@@ -40,7 +40,7 @@ def _float64_norm(monkeypatch: pytest.MonkeyPatch) -> None:
 def trainable_encoder(
     kind: str, dtype: torch.dtype, dropout: float = 0.0, pooling: str | None = None
 ) -> SentenceEncoder:
-    """A tiny encoder with an adapter that does something (a fresh one is zero on one side)."""
+    """A tiny encoder with a non-zero adapter (a new one is zero)."""
     backbone = tiny_backbone(kind, window=POSITIONS if kind in ("mistral", "gemma2") else None)
     encoder = SentenceEncoder(backbone, TOKENIZERS[KINDS[kind].tokenizer](), pooling=pooling)
     encoder.add_lora(LoraSettings(rank=4, alpha=8, dropout=dropout))
@@ -91,7 +91,7 @@ def plain_gradients(encoder: SentenceEncoder) -> tuple[float, dict[str, Tensor]]
 @pytest.mark.parametrize("layout", ["trie", "padded"])
 @pytest.mark.parametrize("kind", ["llama", "llama-tied"])
 @pytest.mark.usefixtures("_float64_norm")
-def test_any_micro_batches_kept_or_cached_equal_the_plain_way_in_float64(
+def test_any_micro_batches_kept_or_cached_equal_plain_back_propagation_in_float64(
     kind: str, layout: str, micro_batch_tokens: int, graph_tokens: int
 ) -> None:
     encoder = force(layout, trainable_encoder(kind, torch.float64))
@@ -106,16 +106,16 @@ def test_any_micro_batches_kept_or_cached_equal_the_plain_way_in_float64(
 
 @pytest.mark.parametrize("layout", ["trie", "padded"])
 @pytest.mark.usefixtures("_float64_norm")
-def test_the_kernel_of_long_texts_gives_the_same(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_of_long_texts_gives_the_same_gradient(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = force(layout, trainable_encoder("llama", torch.float64))
     loss, expected = plain_gradients(encoder)
     for plain_up_to in (0, 10**6):
         monkeypatch.setattr("angle_llm.model.fast_paths.PLAIN_ATTENTION_TOKENS", plain_up_to)
-        asked: list[bool] = []
-        hook = encoder.model.register_forward_pre_hook(lambda *_: asked.append(torch.backends.cuda.flash_sdp_enabled()))  # noqa: B023
+        flash: list[bool] = []
+        hook = encoder.model.register_forward_pre_hook(lambda *_: flash.append(torch.backends.cuda.flash_sdp_enabled()))  # noqa: B023
         assert step(encoder, 60, KEEP).loss == pytest.approx(loss, rel=1e-12)
         hook.remove()
-        assert set(asked) == {plain_up_to == 0}
+        assert set(flash) == {plain_up_to == 0}
         assert largest_difference(expected, take_gradients(encoder.model)) < 1e-12
 
 
@@ -139,7 +139,7 @@ CUT = "A man is eating a large meal in the old house and nobody "
 )
 @pytest.mark.parametrize("joint", [False, True])
 @pytest.mark.usefixtures("_float64_norm")
-def test_texts_with_equal_ids_are_as_if_they_had_been_one_text(examples: list[Any], joint: bool) -> None:
+def test_texts_with_equal_ids_are_treated_as_one_text(examples: list[Any], joint: bool) -> None:
     """Two rows would be each other's hardest negatives."""
     encoder = trainable_encoder("llama", torch.float64)
     encoder = SentenceEncoder(encoder.model.backbone, encoder.tokenizer, max_length=25)
@@ -229,7 +229,7 @@ def test_dropout_is_the_same_in_both_passes_of_a_cached_step() -> None:
     assert step(encoder, 60, KEEP).loss != kept_loss, "dropout was on"
 
 
-def test_the_losss_graph_is_gone_before_the_second_pass() -> None:
+def test_the_graph_of_the_loss_is_freed_before_the_second_pass() -> None:
     """It holds the rows of the whole batch, whose memory the second pass may need."""
     encoder = trainable_encoder("llama", torch.float32)
     given: list[weakref.ref[Tensor]] = []

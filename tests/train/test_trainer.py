@@ -1,4 +1,4 @@
-"""Runs on a tiny LLaMA: they learn, write the documented files, repeat bit for bit, and stop with a useful message."""
+"""Training a tiny LLaMA: loss, documented files, reproducible bits, and errors."""
 
 import json
 import math
@@ -128,7 +128,7 @@ def _poison_gradients(encoder: SentenceEncoder) -> None:
     next(p for p in encoder.model.parameters() if p.requires_grad).register_hook(lambda g: g * math.inf)
 
 
-def test_a_learning_rate_that_is_too_large_is_named(settings: TrainSettings) -> None:
+def test_a_too_large_learning_rate_is_reported(settings: TrainSettings) -> None:
     """Weights overflow, and the embeddings of this model become zero; their loss is finite."""
     with pytest.raises(TrainingError, match=r"step \d: .*--optimizer\.learning-rate"):
         fine_tune(replace(settings, optimizer=OptimizerSettings(learning_rate=1000)))
@@ -147,7 +147,7 @@ def test_a_run_stops_before_the_optimizer_takes_a_bad_step(
     assert not (settings.run_path / "model").exists()
 
 
-def test_what_would_fail_late_fails_before_the_first_step(
+def test_late_failures_are_detected_before_the_first_step(
     settings: TrainSettings, encoder: SentenceEncoder, tmp_path: Path
 ) -> None:
     occupied = settings.run_path / "model"
@@ -187,7 +187,7 @@ def test_a_failed_run_leaves_its_weights_until_it_is_finished(
 @pytest.mark.parametrize(
     "lora", [LoraSettings(rank=4), LoraSettings(rank=4, dora=True), LoraSettings(rank=4, rslora=True)]
 )
-def test_a_saved_adapter_is_read_again_and_a_bad_one_replaces_nothing(
+def test_a_saved_adapter_is_verified_and_a_bad_one_replaces_no_file(
     lora: LoraSettings, settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = replace(settings, lora=lora, max_steps=2, overwrite=True)
@@ -196,14 +196,14 @@ def test_a_saved_adapter_is_read_again_and_a_bad_one_replaces_nothing(
     real = SentenceEncoder.save_pretrained
     before = {path.name: path.read_bytes() for path in path.parent.iterdir()}
 
-    def spoilt(self: SentenceEncoder, folder: Path, check: Callable[[Path], None]) -> None:
-        def spoil_first(written: Path) -> None:
+    def save_damaged(self: SentenceEncoder, folder: Path, check: Callable[[Path], None]) -> None:
+        def damage_first(written: Path) -> None:
             save_file({}, written / "adapter_model.safetensors")
             check(written)
 
-        real(self, folder, spoil_first)
+        real(self, folder, damage_first)
 
-    monkeypatch.setattr(SentenceEncoder, "save_pretrained", spoilt)
+    monkeypatch.setattr(SentenceEncoder, "save_pretrained", save_damaged)
     monkeypatch.setattr("angle_llm.train.run_folder.Run._remove_encoder", lambda *_: None)
     with pytest.raises(SavedWeightsError, match=r"adapter_model\.safetensors.*missing"):
         fine_tune(short)
@@ -211,10 +211,10 @@ def test_a_saved_adapter_is_read_again_and_a_bad_one_replaces_nothing(
 
 
 def test_an_adapter_that_got_no_gradient_is_an_error(settings: TrainSettings, encoder: SentenceEncoder) -> None:
-    alike = [ScoredPair(f"Dog {n} runs.", f"Animal {n} moves.", 0.5) for n in range(8)]
+    pairs = [ScoredPair(f"Dog {n} runs.", f"Animal {n} moves.", 0.5) for n in range(8)]
     loss = AngleObjective(cosine_weight=1, in_batch_weight=0, angle_weight=0)
     with pytest.raises(SavedWeightsError, match="every lora_B is zero"):
-        fit(encoder, alike, loss, replace(settings, epochs=1))
+        fit(encoder, pairs, loss, replace(settings, epochs=1))
     assert np.isfinite(encoder.encode(["A dog."])).all()
 
 

@@ -55,7 +55,7 @@ class Hub:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def empty(self) -> None:
-        """Remove all repositories."""
+        """Remove all repositories and recorded requests."""
         self.repos.clear()
         self.blobs.clear()
         self.requests.clear()

@@ -32,7 +32,7 @@ def refused(files: Files, tmp_path: Path, *flags: str) -> str:
     return done.stdout + done.stderr
 
 
-# ---------------------------------------------------------------------------------------------------- ---- files of a run
+# ------------------------------------------------------------------------------------------------------ files of a run
 
 
 def test_a_run_leaves_settings_metrics_and_a_model(run_dir: Path, files: Files) -> None:

@@ -496,7 +496,7 @@ LABELLED = ISSUE.model_copy(update={"labels": [Label(name="duplicate")]})
         (ISSUE, "Duplicate of #10", True, 0, None),
     ],
 )
-def test_only_comments_of_author_and_maintainers_count(
+def test_comments_that_confirm_a_duplicate(
     issue: Issue, text: str, maintainer: bool, days: float, expected: object
 ) -> None:
     when, who = CLOSED + timedelta(days=days), "MEMBER" if maintainer else "NONE"

@@ -21,7 +21,7 @@ import numpy as np
 import tyro
 
 from angle_llm.io import FolderError
-from angle_llm.settings_io import SettingsError
+from angle_llm.settings_io import SettingsError, need_library
 from angle_llm.vectors import Array, VectorIndex, read_index, read_vectors
 
 STEPS = 2.0**26
@@ -91,6 +91,8 @@ def searcher(vectors_ND: Array, rows: Array | None = None, *, block: int = 8192,
     """Return the search among some `rows` (None: all) of vectors in memory or mapped from disk; positions count in `rows`.
 
     With `faiss`, its exact index in float32 finds somewhat more than requested, which is then ranked exactly.
+
+    Raises `MissingLibraryError` for `faiss` if it is not installed.
     """
     rows = np.arange(len(vectors_ND)) if rows is None else rows
 
@@ -100,6 +102,7 @@ def searcher(vectors_ND: Array, rows: Array | None = None, *, block: int = 8192,
 
     if not faiss:
         return lambda queries_QD, top: nearest(queries_QD, blocks(), top)
+    need_library("faiss", "searcher(faiss=True)", "mining")
     index: Any = importlib.import_module("faiss").IndexFlatIP(vectors_ND.shape[1])
     for block_CD in blocks():
         index.add((on_grid(block_CD) / STEPS).astype(np.float32))

@@ -1,5 +1,6 @@
 """Search equals brute force to the last bit; `angle-llm search` prints its results."""
 
+import sys
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -16,6 +17,7 @@ from angle_llm import cli
 from angle_llm.io import FolderError
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.search import best, cosine_matrix, cosines, on_grid, search_folder, searcher
+from angle_llm.settings_io import MissingLibraryError
 from angle_llm.vectors import read_index, read_vectors
 
 
@@ -77,6 +79,12 @@ def test_equal_rows_have_equal_cosines_at_any_position() -> None:
 def test_of_equal_scores_the_first_are_kept() -> None:
     place, score = best(np.arange(6)[None], np.array([[1.0, 2, 1, 3, 1, 2]]), 4)
     assert (place.tolist(), score.tolist()) == ([[3, 1, 5, 0]], [[3, 2, 2, 1]])
+
+
+def test_faiss_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(MissingLibraryError, match=r"faiss.*pip install 'angle_llm\[mining\]'"):
+        searcher(np.eye(2), faiss=True)
 
 
 def test_faiss_finds_the_same() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,9 +77,17 @@ class Corpus:
             DataError: If there is no such source, or no such column.
         """
         rows = open_rows(source, delimiter=delimiter, encoding=encoding)
+        flat = [file.name for file in rows.files if isinstance(file, TextFile)]
+        if flat and id_column is not None:
+            raise DataError(f"--id-column {id_column}: {flat[0]} has one text per line and no ids; unset --id-column")
         for file in [file for file in rows.files if not isinstance(file, TextFile)] or rows.files:
-            first = next((row for row in file.rows() if isinstance(row, Row)), None)
-            names = file.columns if first is None else list(first.values)  # all columns of a JSON file take long
+            if not isinstance(file, JsonLinesFile):
+                names = file.columns
+            elif column is None:  # the first row is enough: all columns of a JSON file take long
+                first = next((row for row in file.rows() if isinstance(row, Row)), None)
+                names = file.columns if first is None else list(first.values)
+            else:
+                continue  # a row without the column is a bad row
             if column is None:
                 usual = [name for name in _USUAL_COLUMNS if name in names]
                 if not usual and len(names) != 1:
@@ -94,20 +103,23 @@ class Corpus:
         return cls(rows, column or _USUAL_COLUMNS[0], id_column)
 
     def __iter__(self) -> Iterator[CorpusText | BadRow]:
+        return (parse() for parse in self._unparsed())
+
+    def _unparsed(self) -> Iterator[Callable[[], CorpusText | BadRow]]:
         names = [name for name in dict.fromkeys([self.column, self.id_column]) if name is not None]
         for file in self.source.files:
             column = "text" if isinstance(file, TextFile) else self.column
-            for row in file.rows(names):
-                yield self._text(row, column)
+            for row in file.unparsed(names):
+                yield partial(self._text, row, column)
 
     def blocks(self, size: int, wanted: Callable[[int], bool]) -> Iterator[TextBlock]:
-        """Blocks of `size` rows with a wanted number; the last block may be shorter."""
-        rows = iter(self)
+        """Blocks of `size` rows with a wanted number; the last block may be shorter. Rows of other blocks are not parsed."""
+        rows = self._unparsed()
         for number in count():
             if not (block := list(islice(rows, size))):
                 return
             if wanted(number):
-                yield TextBlock(number, number * size, block)
+                yield TextBlock(number, number * size, [parse() for parse in block])
 
     def texts(self, indices: set[int]) -> dict[int, str]:
         """The texts of rows, by index; those of bad rows are missing."""
@@ -140,7 +152,8 @@ class Corpus:
         if self.source.stamps() != survey.stamps:
             raise DataError(f"{self.source.name} was changed while it was read. Start again when it is complete")
 
-    def _text(self, row: Row | BadRow, column: str) -> CorpusText | BadRow:
+    def _text(self, parse: Callable[[], Row | BadRow], column: str) -> CorpusText | BadRow:
+        row = parse()
         if isinstance(row, BadRow):
             return row
         try:

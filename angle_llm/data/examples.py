@@ -260,10 +260,14 @@ def load_examples(source: DataSource, cache: Path | None = None) -> LoadedData:
 def _stored(source: DataSource, folder: Path | None) -> tuple[Sequence[Example], DataReport] | None:
     """Examples and report of an earlier call."""
     found = None if folder is None else store.open_store(folder)
-    if found is None:
+    if folder is None or found is None:
         return None
-    rejected = [BadRow(*each) for each in found.account["rejected"]]
-    return found, DataReport(source, **found.account | {"rejected": rejected})
+    try:
+        rejected = [BadRow(*each) for each in found.account["rejected"]]
+        return found, DataReport(source, **found.account | {"rejected": rejected})
+    except (TypeError, LookupError) as error:
+        store.remove_damaged(folder, error)
+        return None
 
 
 def _read(source: DataSource, folder: Path | None) -> tuple[Sequence[Example], DataReport]:

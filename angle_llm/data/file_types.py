@@ -42,6 +42,7 @@ class JsonLinesFile(FileReader):
 
     @cached_property
     def columns(self) -> list[str]:
+        """Names of all columns. The file is read whole for it: a key that only later rows have counts too."""
         names: dict[str, None] = {}
         first_bad, found = "", False
         for row in self.rows():

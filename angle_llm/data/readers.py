@@ -28,7 +28,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from angle_llm.data.file_types import (
     CsvFile,
@@ -233,9 +233,14 @@ def _starter_file(name: str) -> Path:
 
 
 def _standard_input() -> Path:
-    """Standard input, copied to a temporary file, so that it can be read again."""
-    copy = tempfile.NamedTemporaryFile()  # noqa: SIM115
+    """Standard input, copied to a temporary file, so that it can be read again.
+
+    On Linux the file has no name, so that a killed process does not leave it on disk.
+    """
+    descriptors = Path("/proc/self/fd")
+    unnamed = descriptors.is_dir()
+    copy: IO[bytes] = tempfile.TemporaryFile() if unnamed else tempfile.NamedTemporaryFile()  # noqa: SIM115
     atexit.register(copy.close)
     shutil.copyfileobj(sys.stdin.buffer, copy)
     copy.flush()
-    return Path(copy.name)
+    return descriptors / str(copy.fileno()) if unnamed else Path(copy.name)

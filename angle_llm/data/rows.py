@@ -9,8 +9,8 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -88,16 +88,23 @@ class FileReader:
 
     @cached_property
     def columns(self) -> list[str]:
-        """Names of all columns. JSON files are read whole for it: a key that only later rows have counts too."""
+        """Names of all columns."""
         raise NotImplementedError
 
     def rows(self, columns: list[str] | None = None) -> Iterator[Row | BadRow]:
         """All rows. Parquet files read only `columns`."""
+        return (parse() for parse in self.unparsed(columns))
+
+    def unparsed(self, columns: list[str] | None = None) -> Iterator[Callable[[], Row | BadRow]]:
+        """All rows, each as a function that parses it, so that skipped rows take little time."""
         for number, record in self._records(columns):
-            try:
-                yield Row(self._parse(record), self.name, number, self.unit)
-            except RowError as error:
-                yield BadRow(self.name, number, str(error), self.unit)
+            yield partial(self._row, number, record)
+
+    def _row(self, number: int, record: Any) -> Row | BadRow:
+        try:
+            return Row(self._parse(record), self.name, number, self.unit)
+        except RowError as error:
+            return BadRow(self.name, number, str(error), self.unit)
 
     def _records(self, columns: list[str] | None) -> Iterator[tuple[int, Any]]:
         """Line or row numbers from 1, and rows before they are parsed."""

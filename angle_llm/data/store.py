@@ -11,6 +11,7 @@ settings that affect how they are read. `datasets.Dataset.from_generator` would 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -149,16 +150,26 @@ def write_store(folder: Path, examples: Iterable[Example], account: Callable[[],
 
 
 def open_store(folder: Path) -> StoredExamples | None:
-    """The examples of a folder; None if it does not exist, or is damaged: then it is removed."""
+    """The examples of a folder; None if it does not exist, or is damaged: then it is removed.
+
+    Raises `DataError` if the system cannot open it (too many open files, no memory, no permission).
+    """
     if not folder.exists():
         return None
     try:
         return StoredExamples(folder)
     except (OSError, ValueError, LookupError) as error:  # such are the errors of pyarrow and json
-        log(f"warning: {folder} is damaged ({error}); it is written again")
-        with suppress(OSError):  # another process was faster
-            remove_folder(folder)
+        if getattr(error, "errno", None) not in (None, errno.ENOENT):
+            raise DataError(f"{folder} cannot be opened: {error}. Remove it to write it again") from error
+        remove_damaged(folder, error)
         return None
+
+
+def remove_damaged(folder: Path, error: Exception) -> None:
+    """Removes a folder of `write_store`, with a warning."""
+    log(f"warning: {folder} is damaged ({error!r}); it is written again")
+    with suppress(OSError):  # another process was faster
+        remove_folder(folder)
 
 
 def _values(example: Example) -> tuple[str | float, ...]:

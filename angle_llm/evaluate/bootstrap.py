@@ -50,7 +50,7 @@ class Interval:
 class Difference:
     """Spearman × 100 of two models and their difference, with 95 % interval and two-sided p-value.
 
-    All are NaN if one correlation is undefined.
+    The difference, its interval and p-value are NaN if a correlation is undefined.
     """
 
     pairs: int
@@ -112,9 +112,10 @@ def _both(name: str, ours: PairScores, theirs: PairScores, resamples: int, seed:
             "Evaluate both models on the same files."
         )
     scores_2, resampled_2B = np.full(2, math.nan), np.full((2, resamples), math.nan)
-    with suppress(UndefinedCorrelationError):
-        for model, scores in enumerate((ours, theirs)):
+    for model, scores in enumerate((ours, theirs)):
+        with suppress(UndefinedCorrelationError):
             scores_2[model] = 100 * spearman(scores.cosine, scores.gold)
+    if not np.isnan(scores_2).any():
         cosines_2P = [ours.cosine, theirs.cosine]
         resampled_2B = 100 * resampled_spearman(cosines_2P, ours.gold, resamples=resamples, seed=seed, stream=name)
     return len(ours.gold), scores_2, resampled_2B

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from angle_llm.evaluate.encoding import Encode, OpenEncoder, evaluated, finish
+from angle_llm.evaluate.encoding import Encode, OpenEncoder, check_names, evaluated, finish
 from angle_llm.evaluate.results import report, table
 from angle_llm.evaluate.sts import evaluate
 from angle_llm.evaluate.sts_tasks import StsTask, StsTaskSettings, select_tasks
@@ -61,6 +61,7 @@ def nested_main(settings: NestedEvalSettings, open_encoder: OpenEncoder) -> list
     tasks = select_tasks(settings.tasks, settings.data_dir, settings.variant)
     if settings.plot is not None:
         need_library("matplotlib", "--plot", "bench")
+        settings.plot.parent.mkdir(parents=True, exist_ok=True)
 
     def curve(encoder: SentenceEncoder, _: Encode) -> list[Point]:
         return quality_curve(
@@ -98,6 +99,7 @@ def quality_curve(
 
     Raises `ValueError` for layers or dimensions that the encoder does not have, and like `evaluate`.
     """
+    check_names([task.name for task in tasks])
     depths = sorted({*layers, encoder.layers})
     widths = sorted({*dimensions, encoder.dimensions})
     valid = widths[0] >= 1 and widths[-1] == encoder.dimensions and depths[0] >= 1 and depths[-1] == encoder.layers
@@ -142,6 +144,5 @@ def plot(points: Sequence[Point], path: Path) -> None:
     axes.set_ylabel("Spearman × 100, mean over " + ", ".join(points[0].spearman))
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

@@ -173,9 +173,11 @@ class StsResults(Results[StsTaskResult]):
 
     def to_dict(self) -> dict[str, Any]:
         """All values, for JSON; `pairs` has cosine and gold score of each pair, for `read_scores`."""
+        facts = super().to_dict()
         return {
             "variant": " + ".join(dict.fromkeys(task.variant for task in self.tasks.values())),
-            **super().to_dict(),
+            "sentences": facts.pop("texts"),
+            **facts,
             "pairs": {
                 name: {"cosine": scores.cosine.tolist(), "gold": scores.gold.tolist()}
                 for name, scores in self.scores.items()

@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 import pyarrow
@@ -10,6 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from angle_llm.data.corpus import Corpus, CorpusText
+from angle_llm.data.file_types import JsonLinesFile
 from angle_llm.data.formats import DataError
 from angle_llm.data.readers import BadRow
 
@@ -52,14 +54,26 @@ def test_folder_is_read_in_order_of_names(tmp_path: Path) -> None:
     assert texts(Corpus.open(tmp_path / "in", "body")) == ["a1.txt", "a2.txt", "b/x.txt", "two"]
 
 
+@pytest.mark.parametrize("part", ["", "not JSON\n"])
+@pytest.mark.parametrize("column", [None, "text"])
+def test_folder_may_have_json_files_without_a_usable_row(part: str, column: str | None, tmp_path: Path) -> None:
+    for name, content in (("a", '{"text": "one"}\n'), ("b", part), ("c", '{"text": "two"}\n')):
+        (tmp_path / f"{name}.jsonl").write_text(content)
+    corpus = Corpus.open(tmp_path, column)
+    assert texts(corpus) == ["one", "two"]
+    assert corpus.survey(skip_bad=True).bad == (part != "")
+
+
 def test_lines_of_text_end_with_any_line_end(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\rthree\x0bstill three\n last, not stripped ")
     assert texts(Corpus.open(tmp_path / "a.txt")) == ["one", "two", "three\x0bstill three", " last, not stripped "]
 
 
-def test_standard_input_can_be_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_can_be_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("one\nzwei – 2\n".encode())))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     corpus = Corpus.open("-")
+    assert not Path("/proc/self/fd").is_dir() or not list(tmp_path.iterdir()), "a killed process would leave its copy"
     assert corpus.survey(skip_bad=False).rows == 2
     assert texts(corpus) == texts(corpus) == ["one", "zwei – 2"]
 
@@ -116,6 +130,13 @@ def test_unusable_source_or_column_is_refused(
         Corpus.open(path.parent if "/" in name else path, **options).survey(skip_bad=True)
 
 
+def test_id_column_is_refused_for_text_files_beside_tables(tmp_path: Path) -> None:
+    lines(tmp_path / "a.csv", ["id,text", "1,x"])
+    lines(tmp_path / "b.txt", ["y"])
+    with pytest.raises(DataError, match=r"b\.txt has one text per line.* unset --id-column"):
+        Corpus.open(tmp_path, id_column="id")
+
+
 @pytest.mark.parametrize("rows", [11, 12, 13])
 def test_blocks_of_all_ranks_have_every_row_once(rows: int, tmp_path: Path) -> None:
     corpus = Corpus.open(lines(tmp_path / "a.txt", [str(number) for number in range(rows)]))
@@ -127,12 +148,29 @@ def test_blocks_of_all_ranks_have_every_row_once(rows: int, tmp_path: Path) -> N
     assert sorted(block.number for block in blocks) == list(range(-(-rows // 4)))
 
 
+def test_rows_of_other_blocks_are_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = Corpus.open(lines(tmp_path / "a.jsonl", [json.dumps({"text": str(number)}) for number in range(9)]))
+    parsed = []
+    parse = JsonLinesFile._parse
+    monkeypatch.setattr(JsonLinesFile, "_parse", lambda self, line: parsed.append(line) or parse(self, line))
+    (block,) = corpus.blocks(4, lambda number: number == 1)
+    assert [row.text for row in block.rows if isinstance(row, CorpusText)] == ["4", "5", "6", "7"]
+    assert len(parsed) == 4
+
+
 def test_changed_file_is_detected(tmp_path: Path) -> None:
     corpus = Corpus.open(lines(tmp_path / "a.txt", ["one"]))
     survey = corpus.survey(skip_bad=False)
     lines(tmp_path / "a.txt", ["one", "one more"])
     with pytest.raises(DataError, match="was changed"):
         corpus.check_unchanged(survey)
+
+
+def test_parquet_file_with_a_column_name_twice_is_refused(tmp_path: Path) -> None:
+    twice = pyarrow.Table.from_arrays([pyarrow.array(["x"]), pyarrow.array(["y"])], names=["text", "text"])
+    parquet.write_table(twice, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet: .*twice.*text"):
+        Corpus.open(tmp_path / "a.parquet", "text")
 
 
 def test_row_group_of_parquet_is_not_in_memory_as_a_whole(tmp_path: Path) -> None:

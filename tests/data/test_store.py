@@ -18,7 +18,7 @@ from pyarrow import parquet
 from angle_llm.config import DataSource
 from angle_llm.data import DataError, Example, PositivePair, ScoredPair, Triple, store
 from angle_llm.data.examples import load_examples
-from angle_llm.data.store import StoredExamples, digest_of, write_store
+from angle_llm.data.store import StoredExamples, digest_of, open_store, write_store
 
 ROWS = 10_000
 
@@ -100,6 +100,31 @@ def test_damaged_store_is_written_again(name: str, damage: str, source: DataSour
     assert list(again.examples) == load_examples(source).examples
     assert again.report == expected.report
     assert name != "account.json" or path.read_bytes() == content
+
+
+@pytest.mark.parametrize("other", [{"rows_out": 3}, {"rejected": None}, {"rejected": [["file", 7]]}], ids=str)
+def test_report_with_other_fields_is_written_again(
+    other: dict[str, object], source: DataSource, tmp_path: Path
+) -> None:
+    expected = load_examples(source, tmp_path / "cache")
+    (path,) = (tmp_path / "cache").glob("examples/*/account.json")
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"account": content["account"] | other}))
+    assert load_examples(source, tmp_path / "cache").report == expected.report
+    assert json.loads(path.read_text()) == content
+
+
+def test_undamaged_store_that_the_system_cannot_open_is_kept(source: DataSource, tmp_path: Path) -> None:
+    examples = list(load_examples(source, tmp_path / "cache").examples)
+    (folder,) = (tmp_path / "cache" / "examples").iterdir()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(DataError, match=r"cannot be opened: .*Too many open files"):
+            open_store(folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert list(open_store(folder) or []) == examples
 
 
 @pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="limits the file size in place of a full disk")

@@ -197,6 +197,10 @@ def test_undefined_correlation_gives_nan_differences() -> None:
     one, two = models(3, 50, (1.0, 1.0))
     collapsed = PairScores(np.full(50, 0.5) + 1e-16 * np.arange(50), two.gold)  # constant but for rounding
     comparison = compare({"stsb": one, "sickr": one}, {"stsb": collapsed, "sickr": two})
+    exchanged = compare({"stsb": collapsed, "sickr": two}, {"stsb": one, "sickr": one})
+    for there, back in zip(differences(comparison), differences(exchanged), strict=True):
+        assert (there.spearman, back.spearman) == pytest.approx((back.other, there.other), nan_ok=True)
+    assert not math.isnan(exchanged.tasks["stsb"].other)
     for difference in (comparison.tasks["stsb"], comparison.average):
         assert difference is not None
         for number in (difference.other, difference.difference, difference.interval.low, difference.p_value):

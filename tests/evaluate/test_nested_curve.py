@@ -45,6 +45,18 @@ def test_invalid_layers_and_dimensions_are_refused(cuts: dict[str, list[int]]) -
         )
 
 
+def test_tasks_and_the_folder_of_the_plot_are_checked_before_encoding(tmp_path: Path) -> None:
+    encoder, task = tiny_encoder("llama"), read_pairs(PAIRS)
+    encoder.encode_layers = lambda *_, **__: pytest.fail("texts were encoded")  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="unique names"):
+        quality_curve(encoder, [task, task], layers=[], dimensions=[])
+    pytest.importorskip("matplotlib", reason="needs the extra: pip install 'angle_llm[bench]'")
+    (tmp_path / "file").touch()
+    settings = NestedEvalSettings(model="tiny", tasks=(PAIRS,), plot=tmp_path / "file" / "curve.svg")
+    with pytest.raises(OSError, match="file"):
+        nested_main(settings, lambda path, /, **options: encoder)
+
+
 def test_dimensions_are_halved_down_to_eight() -> None:
     assert halves(576) == [9, 18, 36, 72, 144, 288]
     assert halves(64) == [8, 16, 32]

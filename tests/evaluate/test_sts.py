@@ -227,6 +227,7 @@ def test_command_opens_the_encoder_with_its_flags_and_writes_json(
     printed = capsys.readouterr().out
     assert rows_of(printed)["**m**"] == ["file", f"{content['tasks']['pairs']['spearman']:.2f}"]
     assert "Prompt plain, pooling sum, at most 77 tokens." in printed
+    assert content["sentences"] == 80
     assert content["settings"]["max_length"] == 50
     assert content["encoder"]["prompt"]["template"] == "{text}"
     assert (content["encoder"]["pooling"], content["encoder"]["max_length"]) == ("sum", 77)

@@ -130,11 +130,12 @@ def add_speed(path: Path, results: Path) -> None:
         "measures": "{}",
     }
     new_runs = new[["grid", "row", "seed"]].drop_duplicates().assign(label=lambda lines: lines.row, **run)
+    new = new.assign(**{c: [f"{x:.7g}" if pd.notna(x) else "" for x in new[c]] for c in ("value", "n")})
     for file, added in ((results, new), (results.with_name("runs.csv"), new_runs)):
         old = pd.read_csv(file, dtype=str, keep_default_na=False)
         table = pd.concat([old[old.grid != path.stem], added])[old.columns]
         table = table.sort_values(["grid", "row", "seed"], kind="stable")
-        write_text(file, table.to_csv(index=False, float_format="%.7g", lineterminator="\n"))
+        write_text(file, table.to_csv(index=False, lineterminator="\n"))
 
 
 def summarise(measured: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:

@@ -88,7 +88,9 @@ def main(settings: Settings) -> None:
     """
     data_dir = settings.data_dir.expanduser().resolve()
     if not data_dir.is_dir():
-        raise SettingsError(f"--data-dir: no folder at {settings.data_dir}. README.md lists the files it must hold.")
+        raise SettingsError(
+            f"--data-dir: no folder at {settings.data_dir}. docs/evaluation.md lists the files it must hold."
+        )
     grid = load_grid(settings.grid)
     every = experiments(grid, data_dir)
     selected = experiments(grid, data_dir, settings.rows, settings.seeds)

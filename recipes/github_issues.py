@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 from journal import Journal
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from angle_llm import __version__
 from angle_llm.data import DataError
@@ -86,7 +86,7 @@ class Issue(Entry):
 class Comment(Entry):
     """A comment under an issue."""
 
-    issue_url: str
+    issue_url: str = Field(pattern=r"/[^/]+/[^/]+/issues/\d+$")
     author_association: str = ""
 
     @property
@@ -114,7 +114,7 @@ def parsed(kind: type[Kind], row: Any) -> Kind:
     try:
         return kind.model_validate(row)
     except ValidationError:
-        problem = f"expected an {kind.__name__.lower()} of GitHub's REST API, got {str(row)[:100]!r}"
+        problem = f"expected {kind.__name__.lower()} of GitHub's REST API, got {str(row)[:100]!r}"
         raise DataError(f"--api: {problem}") from None
 
 
@@ -183,10 +183,8 @@ class GitHub:
                 if not isinstance(content, list):
                     raise DataError(f"--api: {path}: expected a list of GitHub's REST API, got {str(content)[:100]}")
                 found = [parsed(kind, row) for row in content]
-                for row in found:
-                    if rows.get(row.id) != row:
-                        journal.append(row.model_dump(mode="json"))
-                    rows[row.id] = row
+                journal.append(*(row.model_dump(mode="json") for row in found if rows.get(row.id) != row))
+                rows |= {row.id: row for row in found}
                 left = re.search(r'[?&]page=(\d+)[^>]*>; rel="last"', headers.get("link", ""))
                 estimate = f", about {int(left[1]) - page:,} more" if left else ""
                 print(f"{path}: {len(rows):,} rows after {self.sent:,} requests{estimate}", flush=True)
@@ -197,11 +195,14 @@ class GitHub:
                 since, page = (newest, 1) if newest > since else (since, page + 1)
         return sorted(list(rows.values())[:most], key=lambda row: row.id)
 
-    def one(self, path: str, version: str = "") -> Any:
-        """The object at a path, requested once for each version of it; None if it is deleted or not visible."""
+    def one(self, path: str, kind: type[BaseModel], version: str = "") -> Any:
+        """The object or list at a path, requested once for each version of it; None if it is deleted or not visible."""
         key = f"{path} {version}"
         if key not in self._objects and not self._offline:
-            self._objects[key] = self._request(path, required=False)[1]
+            content = self._request(path, required=False)[1]
+            rows = content if isinstance(content, list) else [] if content is None else [content]
+            kept = [parsed(kind, row).model_dump(mode="json") for row in rows]
+            self._objects[key] = kept if isinstance(content, list) else next(iter(kept), None)
             self._journal.append({"key": key, "content": self._objects[key]})
         return self._objects.get(key)
 
@@ -209,7 +210,7 @@ class GitHub:
         """The events or comments of an issue."""
         path, rows = f"/repos/{issue.repo}/issues/{issue.number}/{what}?per_page={PER_PAGE}", list[Kind]()
         for page in itertools.count(1):
-            found = self.one(f"{path}&page={page}", issue.updated_at.isoformat()) or []
+            found = self.one(f"{path}&page={page}", kind, issue.updated_at.isoformat()) or []
             rows += [parsed(kind, row) for row in found]
             if len(found) < PER_PAGE:
                 break
@@ -286,7 +287,7 @@ def read_targets(github: GitHub, found: Found, targets: set[Key]) -> dict[Key, s
     """Add issues outside the listings to `found`; returns why others are missing."""
     missing = dict[Key, str]()
     for target in sorted(targets - set(found.issues)):
-        row = None if target in found.pull_requests else github.one(f"/repos/{target[0]}/issues/{target[1]}")
+        row = None if target in found.pull_requests else github.one(f"/repos/{target[0]}/issues/{target[1]}", Issue)
         issue = None if row is None else parsed(Issue, row)
         if target in found.pull_requests or (issue and issue.pull_request is not None):
             missing[target] = "target is a pull request"

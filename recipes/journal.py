@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 
 class Journal:
-    """Rows of a JSON Lines file, a context manager. An appended row is on disk when `append` returns, whole or not at all.
+    """Rows of a JSON Lines file, a context manager. Appended rows are on disk when `append` returns; each is whole or absent.
 
     Raises:
         DataError: if another process has the file open, or a line is not a JSON object.
@@ -29,10 +29,14 @@ class Journal:
         except Timeout:
             raise DataError(f"{path}: another process is writing this file; wait for it, or end it") from None
         self._file = path.open("ab")
-        content = path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        self._file.truncate(whole)  # a kill cut off what follows
-        self.rows = [self._parsed(number, line) for number, line in enumerate(content[:whole].splitlines(), 1)]
+        try:
+            content = path.read_bytes()
+            whole = content.rfind(b"\n") + 1
+            self._file.truncate(whole)  # a kill cut off what follows
+            self.rows = [self._parsed(number, line) for number, line in enumerate(content[:whole].splitlines(), 1)]
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __enter__(self) -> Journal:
         return self
@@ -41,12 +45,13 @@ class Journal:
         self._file.close()
         self._lock.release()
 
-    def append(self, row: Row) -> None:
-        """Add a row to the file and to `rows`."""
-        self._file.write(json.dumps(row).encode() + b"\n")  # ASCII, because a text can have half of a surrogate pair
+    def append(self, *rows: Row) -> None:
+        """Add rows to the file and to `rows`."""
+        # ASCII, because a text can have half of a surrogate pair.
+        self._file.writelines(json.dumps(row).encode() + b"\n" for row in rows)
         self._file.flush()
         os.fsync(self._file.fileno())
-        self.rows.append(row)
+        self.rows.extend(rows)
 
     def _parsed(self, number: int, line: bytes) -> Row:
         try:

@@ -9,9 +9,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import field
 from functools import cached_property
+from itertools import islice
 from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -67,7 +68,7 @@ class GeneratorSettings:
     concurrency: Positive = 4
     """Requests that a server answers at the same time."""
     requests_per_minute: PositiveFloat | None = None
-    """Maximum rate of requests to a server."""
+    """Maximum rate of new requests to a server; retries are not counted."""
     retries: NonNegative = 5
     """Repetitions of a request that a server could not answer, after growing waits or as long as the server demands."""
     timeout: PositiveFloat = 120.0
@@ -288,12 +289,15 @@ class ChatServer:
 
     def answer(self, batch: Sequence[Request]) -> Iterator[Answered]:
         """Answers one by one, in the order in which the server completes them."""
-        pool = ThreadPoolExecutor(self._settings.concurrency)
+        most, left, futures = self._settings.concurrency, iter(batch), dict[Future[Answer], Request]()
+        pool = ThreadPoolExecutor(most)
         try:
-            futures = {pool.submit(self._answer, request): request for request in batch}
-            for future in as_completed(futures):
-                answer = future.result()
-                yield [(futures[future], answer)]
+            # A request is sent only after an earlier answer is in the journal: a kill loses at most `concurrency` answers.
+            for _ in batch:
+                futures |= {pool.submit(self._answer, each): each for each in islice(left, most - len(futures))}
+                future = next(as_completed(futures))
+                request, answer = futures.pop(future), future.result()
+                yield [(request, answer)]
                 self._failed = self._failed + 1 if answer.failure else 0
                 if self._failed >= self._settings.max_failures:
                     raise DataError(f"{self.name}: {answer.failure}. Run the same command again to resume")

@@ -91,8 +91,12 @@ class GenerateSettings(GeneratorSettings):
         for present, problem in (
             (not self.sentences, "--sentences: expected a file"),
             (not self.generator, "--generator: expected local:MODEL or URL#MODEL"),
+            (len(set(self.generator)) < len(self.generator), "--generator: expected each generator once"),
             (self.ensemble == "agree" and len(self.generator) < 2, "--ensemble agree: expected several generators"),
-            (not self.sides, "--sides: expected synonym, antonym, or both"),
+            (
+                not len(set(self.sides)) == len(self.sides) > 0,
+                "--sides: expected synonym, antonym, or both, each once",
+            ),
             (unpriced, "--max-cost: expected --prices.read or --prices.new, too"),
             (self.out.suffix != ".jsonl", f"--out: expected a name that ends in .jsonl, got {self.out}"),
             (inside, "--out: expected a file outside of --sentences"),

@@ -1,6 +1,7 @@
 """The report of the committed results: each figure has its data, and values are those of the file."""
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -60,7 +61,7 @@ def test_time_ratios_use_the_same_repetition(data: pd.DataFrame) -> None:
 def test_a_speed_comparison_is_added(tmp_path: Path) -> None:
     for name in ("results.csv", "runs.csv"):
         shutil.copy(RESULTS.with_name(name), tmp_path)
-    runs = {"angle_llm": [2.0, 4.0], "angle-emb": [6.0, 8.0], "other": [None, None]}
+    runs = {"angle_llm": [2.0, 4.0], "angle-emb": [6.0, 8.0], "other": [math.pi, None]}
     scenario = {
         "title": "Training",
         "units": 16,
@@ -77,6 +78,8 @@ def test_a_speed_comparison_is_added(tmp_path: Path) -> None:
     measured, listed = report.read(tmp_path / "results.csv")
     assert len(measured[measured.grid == "speed"]) == 12
     assert len(listed[listed.grid == "speed"]) == 6
+    written_as = pd.read_csv(tmp_path / "results.csv", dtype=str, keep_default_na=False).query("row == 'other'")
+    assert written_as[["value", "n"]].to_numpy().tolist() == [["3.141593", "16"], ["1", ""], ["", "16"], ["1", ""]]
     before = RESULTS.read_text(encoding="utf-8").splitlines()
     assert set(before) < set((tmp_path / "results.csv").read_text(encoding="utf-8").splitlines())
     ratio = line(report.summarise(measured, listed), grid="speed", metric="times ours", row="angle-emb")

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import random
 import re
 import time
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from duplicate_issues import IssueSettings, find_clusters, main, split_of
 from fake_server import FakeServer, Reply, Request
-from github_issues import Comment, Found, Issue, Label
+from github_issues import Comment, Found, Issue, Label, parsed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from issue_texts import (
@@ -218,6 +219,14 @@ def test_rows_of_one_second_on_several_pages_are_read_once(github: FakeGitHub, t
     assert len((tmp_path / "out/cache/repos-a-b-issues-2000-01-01.jsonl").read_text().splitlines()) == 350
 
 
+def test_a_page_is_written_at_once(github: FakeGitHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(github, count=350)
+    synced, fsync = list[int](), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(file), fsync(file)))
+    build(github, tmp_path / "out")
+    assert 5 <= len(synced) <= 20, "350 issues and 70 comments are 5 pages; the others are the files of pairs"
+
+
 def test_a_killed_run_resumes_without_repeating_requests(github: FakeGitHub, tmp_path: Path) -> None:
     fill(github, count=600)
     github.delay = 0.2
@@ -239,13 +248,14 @@ def test_a_killed_run_resumes_without_repeating_requests(github: FakeGitHub, tmp
 def test_duplicates_across_repositories_renamed_and_unlisted_targets(github: FakeGitHub, tmp_path: Path) -> None:
     fill(github, "One/a", 60)
     fill(github, "Other/b", 60, seed=1)
-    github.issue("Third/c", 5, "Zoom", "Nothing moves in a zoomed window")
+    github.issue("Third/c", 5, "Zoom", "Nothing moves in a zoomed window", user={"login": "x", "avatar_url": "…"})
     github.issue("Third/c", 6, "A pull request", "with a long text", pull_request={"url": "…"})
     targets = ("other/B#1", "https://github.com/Other/b/issues/2#issuecomment-1", "Third/c#5", "Third/c#6", "#999")
     for number, target in enumerate(targets, 300):
         github.issue("One/a", number, body=f"The cursor stops in dialog {WORDS[number - 300]}")
         github.duplicate("One/a", number, target)
     rows = build(github, tmp_path / "out", "one/A", "Other/b")
+    assert "avatar_url" not in (tmp_path / "out/cache/objects.jsonl").read_text(), "only declared fields are kept"
     found = {pair for pair in positives(rows) if pair[0].startswith("One/a#30")}
     assert found == {("One/a#300", "Other/b#1"), ("One/a#301", "Other/b#2"), ("One/a#302", "Third/c#5")}
     skipped = report_of(tmp_path / "out")["duplicates skipped"]
@@ -383,6 +393,9 @@ def test_other_servers_are_refused(github: FakeGitHub, tmp_path: Path, monkeypat
         github.faults.append(("/issues", Reply(wrong)))
         with pytest.raises(DataError, match=r"--api.*REST API"):
             build(github, tmp_path / "out")
+    row = {"id": 1, "created_at": stamp(1), "updated_at": stamp(1), "issue_url": f"{github.url}/repos/a/b/pulls/1"}
+    with pytest.raises(DataError, match=r"--api: expected comment of.*REST API"):
+        parsed(Comment, row)
     build(github, tmp_path / "out")  # nothing was stored
     monkeypatch.setenv("GITHUB_TOKEN", TOKEN)
     with pytest.raises(SettingsError, match="--api: a token needs https"):

@@ -15,7 +15,7 @@ from answer_pairs import FILTERS, Pair, drop_repeats, drop_surplus, read_answer,
 from fake_server import FakeServer, Reply, Request
 from hypothesis import example, given
 from hypothesis import strategies as st
-from journal import Journal
+from journal import Journal, Row
 from llm_answers import Request as LlmRequest
 from llm_answers import message_ids
 from llm_supervision import generate, load_prompts, message
@@ -159,11 +159,32 @@ def test_a_killed_command_resumes(server: ChatServer, folder: Path) -> None:
         time.sleep(0.1)
     assert run(*command).returncode == 0
     assert len(server.messages) == 80
-    assert sum(server.messages.values()) <= 80 + 2 * 8, (
-        "a kill loses the 4 requests under way and answers being written"
-    )
+    assert sum(server.messages.values()) <= 80 + 2 * 4, "a kill loses at most the 4 requests under way"
     make(folder, server.name, flags="--concurrency 1", out="alone.jsonl")
     assert (folder / "alone.jsonl").read_bytes() == (folder / "pairs.jsonl").read_bytes()
+
+
+def test_a_slow_disk_delays_requests(server: ChatServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unwritten, append = list[int](), Journal.append
+
+    def append_slowly(journal: Journal, *rows: Row) -> None:
+        time.sleep(0.05)
+        unwritten.append(len(server.requests) - len(journal.rows))
+        append(journal, *rows)
+
+    monkeypatch.setattr(Journal, "append", append_slowly)
+    assert make(folder, server.name, flags="--concurrency 2") == 0
+    assert max(unwritten) == 2, "a kill loses as many answers"
+
+
+def test_a_damaged_journal_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("[1]\n")
+    with pytest.raises(DataError, match=r"rows\.jsonl:1") as refused:
+        Journal(tmp_path / "rows.jsonl")
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    with Journal(tmp_path / "rows.jsonl") as journal:
+        assert journal.rows == [{}]
+    del refused  # until here, its traceback refers to the first journal
 
 
 def test_errors_of_the_server_are_reported(
@@ -284,6 +305,9 @@ def test_rows_without_a_sentence_and_larger_limits(server: ChatServer, folder: P
         ("--generator local:a --size 0", "size"),
         ("--generator local:a --top-p 2", "top_p"),
         ("--generator local:a --ensemble agree", "--ensemble"),
+        ("--generator local:a local:b local:a", "--generator.*once"),
+        ("--generator local:a --sides synonym synonym", "--sides.*once"),
+        ("--generator local:a --sides", "--sides"),
         ("--generator local:a --prompt papr", "--prompt.*'paper'"),
         ("--generator local:a --max-cost 3", "--max-cost"),
         ("--generator local:a --judge nowhere", "nowhere"),

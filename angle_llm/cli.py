@@ -139,7 +139,13 @@ def run(arguments: Sequence[str]) -> None:
         if default is not None:
             defaults[name] = default
     about = "Turn large language models into text-embedding models."
-    settings = parse_flags(_tree(commands, name, defaults), rest, prog="angle-llm", description=about)
+    settings = parse_flags(
+        _tree(commands, name, defaults),
+        rest,
+        root=commands[name][0] if name else None,
+        prog="angle-llm",
+        description=about,
+    )
     commands[name][1](settings)
 
 

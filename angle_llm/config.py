@@ -321,4 +321,4 @@ class TrainSettings:
 
     def fingerprint(self) -> str:
         """Hash of `identity`: equal for settings that compute the same; stored with checkpoints."""
-        return hashlib.sha256(json.dumps(settings_to_dict(self.identity)).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(settings_to_dict(self.identity), sort_keys=True).encode()).hexdigest()[:16]

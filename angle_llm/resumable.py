@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,8 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any], above: str = ""
     return found
 
 
-def check_resumable(path: Path, option: str, index: str | None = None) -> None:
-    """Check that a path is free for a `ResumableFolder` of this index: new, empty, or written by one.
+def check_resumable(path: Path, option: str, index: str | None = None, *, flat: bool = True) -> None:
+    """Check that a path is free for a `ResumableFolder` of this kind: new, empty, or written by one.
 
     Raises:
         FolderError: naming `option`, the flag of the path.
@@ -48,7 +48,7 @@ def check_resumable(path: Path, option: str, index: str | None = None) -> None:
     if path.exists() and not path.is_dir():
         raise FolderError(f"{option} {path} is a file. Give the name of a folder that is new or empty.")
     names = {item.name for item in path.iterdir()} if path.is_dir() else set()
-    known = names & {IDENTITY, index} or any(path.glob(f"*/{MANIFEST}"))
+    known = names & {IDENTITY, index} or (not flat and any(path.glob(f"*/{MANIFEST}")))
     if not known and (others := sorted(name for name in names if not name.startswith("."))):
         raise FolderError(
             f"{option} {path} contains other files ({', '.join(others[:3])}). Give the name of a folder that is new, empty, or "
@@ -98,18 +98,8 @@ class ResumableFolder:
         self._indexed: dict[str, dict[str, Any]] = {}  # manifests in the index
 
     def __enter__(self) -> ResumableFolder:
-        from filelock import FileLock, Timeout
-
-        check_resumable(self.path, self._option, self._index)
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(self.path / f".lock-{self._rank:05d}", timeout=0)
-        try:
-            self._lock.acquire()
-        except Timeout:
-            raise FolderError(
-                f"another process is writing {self.path}: another command, or a process of a launcher that was killed. Wait "
-                "for it, or end it."
-            ) from None
+        check_resumable(self.path, self._option, self._index, flat=self._flat)
+        self._acquire()
         try:
             index = (read_object(self.path / self._index) if self._index is not None else None) or {}
             try:
@@ -130,6 +120,19 @@ class ResumableFolder:
             self.__exit__()
             raise
         return self
+
+    def _acquire(self) -> None:
+        from filelock import FileLock, Timeout
+
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(self.path / f".lock-{self._rank:05d}", timeout=0)
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise FolderError(
+                f"another process is writing {self.path}: another command, or a process of a launcher that was killed. Wait "
+                "for it, or end it."
+            ) from None
 
     def __exit__(self, *_: object) -> None:
         Path(self._lock.lock_file).unlink(missing_ok=True)  # a refused command leaves a folder as it was
@@ -189,6 +192,20 @@ class ResumableFolder:
             self._manifest_path(name).unlink(missing_ok=True)
         elif (self.path / name).exists():
             remove_folder(self.path / name)
+
+    def clear(self, names: Iterable[str]) -> None:
+        """Remove parts of any identity.
+
+        Raises:
+            FolderError: if another process writes the folder.
+        """
+        if self.path.exists():
+            self._acquire()
+            try:
+                for name in names:
+                    self.remove(name)
+            finally:
+                self.__exit__()
 
     def finish(self, values: Mapping[str, Any]) -> None:
         """Write the index: the identity, `values`, and the manifests of all parts. Then remove what only the work needed."""

@@ -11,7 +11,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
-from dataclasses import asdict, field, fields
+from dataclasses import asdict, field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
@@ -46,31 +46,47 @@ class SettingsError(ValueError):
     """Settings that cannot be used; the message names what to change."""
 
 
-class _CommandLineError(Exception):
-    """A SettingsError while tyro parses flags; tyro would print a ValueError in its own words."""
+class _FlagError(Exception):
+    """Values that a settings class refuses while flags are parsed; tyro would print a ValueError in its own words."""
+
+    def __init__(self, kind: Any, problems: Sequence[Any]) -> None:
+        super().__init__()
+        self.kind, self.problems = kind, problems
 
 
-_error_class: ContextVar[type[Exception]] = ContextVar("error_class", default=SettingsError)
+_parses_flags: ContextVar[bool] = ContextVar("parses_flags", default=False)
 
 
-def parse_flags(kind: Any, arguments: Sequence[str], **options: Any) -> Any:
-    """Parse flags with tyro.
+def parse_flags(kind: Any, arguments: Sequence[str], *, root: type | None = None, **options: Any) -> Any:
+    """Parse flags with tyro. `root` is the settings class of the command, `kind` by default.
 
     Raises:
         SettingsError: for a value that is not valid and for an unknown flag, with the most similar one.
     """
     import tyro
 
-    token = _error_class.set(_CommandLineError)
+    token = _parses_flags.set(True)
     try:
         settings, unknown = tyro.cli(kind, args=arguments, return_unknown_args=True, **options)
-    except _CommandLineError as error:
-        raise SettingsError(str(error)) from None
+    except _FlagError as error:
+        prefix = f"--{_flag_prefix(root or kind, error.kind) or ''}"
+        raise SettingsError("\n".join(_explain(error.kind, one, prefix) for one in error.problems)) from None
     finally:
-        _error_class.reset(token)
+        _parses_flags.reset(token)
     if unknown:
         raise SettingsError(unknown_flag(unknown[0], settings))
     return settings
+
+
+def _flag_prefix(root: Any, kind: Any) -> str | None:
+    """The prefix of the flags of a settings class inside another: `lora.` for LoraSettings in TrainSettings."""
+    if root is kind:
+        return ""
+    for name, hint in get_type_hints(root).items():
+        inner = _flag_prefix(hint, kind) if is_dataclass(hint) else None
+        if inner is not None:
+            return f"{name}.{inner}"
+    return None
 
 
 class MissingLibraryError(RuntimeError):
@@ -103,8 +119,9 @@ def settings_class(kind: type[Settings]) -> type[Settings]:
         try:
             construct(self, *values, **named)
         except ValidationError as error:
-            message = "\n".join(f"{_explain(made, problem)} ({kind.__name__})" for problem in error.errors())
-            raise _error_class.get()(message) from None
+            if _parses_flags.get():
+                raise _FlagError(made, error.errors()) from None
+            raise SettingsError("\n".join(_explain(made, problem) for problem in error.errors())) from None
 
     made.__init__ = checked
     return cast(type[Settings], made)
@@ -124,7 +141,7 @@ def settings_from_dict(kind: type[Settings], values: object, where: str) -> Sett
         raise SettingsError("\n".join(f"{where}: {_explain(kind, problem)}" for problem in error.errors())) from error
 
 
-def _explain(kind: Any, problem: Any) -> str:
+def _explain(kind: Any, problem: Any, flag_prefix: str = "") -> str:
     path = [str(step) for step in problem["loc"]]
     if problem["type"] == "unexpected_keyword_argument":
         owner = kind
@@ -137,7 +154,9 @@ def _explain(kind: Any, problem: Any) -> str:
         return f"{unknown_name('setting', path[-1], names)} (in {'.'.join(path[:-1]) or 'the top level'})"
     if problem["type"] == "value_error":  # raised by __post_init__ above; names the setting and the value
         return str(problem["ctx"]["error"])
-    return f"{'.'.join(path) or 'settings'}: {problem['msg']}, got {problem['input']!r}."
+    name = ".".join(path) or "settings"
+    name = f"{flag_prefix}{name}".replace("_", "-") if flag_prefix else name
+    return f"{name}: {problem['msg']}, got {problem['input']!r}."
 
 
 def load_settings(kind: type[Settings], path: str | Path, defaults: Settings | None = None) -> Settings:
@@ -154,8 +173,8 @@ def load_settings(kind: type[Settings], path: str | Path, defaults: Settings | N
         )
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise SettingsError(f"{path} is not valid YAML: {error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} is not valid YAML in UTF-8: {error}") from error
     if defaults is not None and isinstance(values, dict):
         values = merged_settings(settings_to_dict(defaults), values)
     return settings_from_dict(kind, values, where=str(path))

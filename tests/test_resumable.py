@@ -12,7 +12,7 @@ from kills import check_resumes_after_any_kill, contents, flushed_before_renamed
 
 from angle_llm import io
 from angle_llm.io import FolderError, write_text
-from angle_llm.resumable import ResumableFolder
+from angle_llm.resumable import ResumableFolder, check_resumable
 
 SAME = {"input": {"rows": 5, "name": "a"}, "seed": 1}
 flat_and_nested = pytest.mark.parametrize("flat", [True, False], ids=["flat", "nested"])
@@ -152,3 +152,11 @@ def test_a_full_disk_keeps_the_earlier_parts(flat: bool, tmp_path: Path) -> None
         with pytest.raises(OSError, match="No space left"):
             folder.write("part-1", full)
         assert contents(tmp_path) == before
+
+
+def test_a_folder_of_other_files_with_a_manifest_below_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app/manifest.json").write_text("{}")
+    (tmp_path / "keep.txt").write_text("mine")
+    with pytest.raises(FolderError, match="--output"):
+        check_resumable(tmp_path, "--output", "index.json")

@@ -33,8 +33,7 @@ class AngleObjective:
 
     ``cosine`` and ``angle`` rank the scored pairs (``ranking_loss``), ``in_batch`` contrasts positives with the rest of
     the batch (``Contrast``), ``regression``, which is not in the paper, fits cosines to the scores (``regression_loss``).
-    Beyond float32 embeddings and their gradient it takes a quarter of a GB, however
-    large the batch (``blocks``).
+    Beyond float32 embeddings and their gradient it takes a quarter of a GB, however large the batch (``blocks``).
 
     Coming from angle-emb 0.6.1: temperatures divide here, as in the paper, and its tau multiplies. Its
     ``cosine_tau=20`` and ``ibn_tau=20`` are 0.05 here, its ``angle_tau=1`` (published runs) is 1.0, its

@@ -253,7 +253,8 @@ def empty_backbone(config: Any, dtype: torch.dtype | None = None) -> Any:
     if getattr(config, "quantization_config", None) is not None:
         delattr(config, "quantization_config")
     build: Any = AutoModel.from_config
-    return without_head(build(config, dtype=dtype, trust_remote_code=False))
+    options = {} if dtype is None else {"dtype": dtype}  # None would replace the stored dtype
+    return without_head(build(config, trust_remote_code=False, **options))
 
 
 def check_decoder_or_encoder(config: Any, name: str) -> None:

@@ -126,7 +126,8 @@ def check_model_files(folder: Path) -> int:
     """Check a model folder before a library opens it; return the number of stored weights.
 
     Raises:
-        ArtifactError: for anything but safetensors in the folder, or a configuration of more modules than tensors.
+        ArtifactError: for anything but safetensors in the folder, for an adapter beside the model, or a configuration that
+            names other weight files or more modules than tensors.
     """
     from safetensors import SafetensorError, safe_open
 

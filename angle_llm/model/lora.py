@@ -293,16 +293,17 @@ def _scaling(config: dict[str, Any], path: Path) -> float:
     rank, alpha, dropout = config.get("r"), config.get("lora_alpha"), config.get("lora_dropout") or 0.0
     initial = config.get("init_lora_weights", True)
     expected = {
-        "peft_type": (config.get("peft_type") == "LORA", "LORA"),
         "init_lora_weights": (isinstance(initial, bool) or initial == "gaussian", "one that keeps the base"),
         "r": (type(rank) is int and rank > 0, "a rank"),
         "lora_alpha": (type(alpha) in (int, float) and abs(alpha) < _LARGEST_ALPHA, "a number"),  # type: ignore[arg-type]
         "lora_dropout": (type(dropout) in (int, float) and 0 <= dropout <= 1, "a number in 0 .. 1"),
     }
+    if config.get("peft_type") != "LORA":
+        raise ArtifactError(f"{path}: `peft_type`: expected LORA, got {config.get('peft_type')!r}.")
     for key, value in config.items():
         if key not in _SUPPORTED and value not in (None, False, {}, [], "none"):
             raise ArtifactError(f"{path}: `{key}` = {value!r} is not supported.")
     for key, (holds, what) in expected.items():
         if not holds:
-            raise ArtifactError(f"{path}: `{key}`: expected {what}, got {config.get(key)!r}. Save it again.")
+            raise ArtifactError(f"{path}: `{key}`: expected {what}, got {config.get(key)!r}.")
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)  # type: ignore[arg-type,operator]

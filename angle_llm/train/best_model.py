@@ -102,8 +102,9 @@ class BestModel:
         """Save the current weights in `interrupted/` when a run fails, if they are complete and finite."""
         weights = [parameter.detach() for parameter in self._strategy.weights.values()]
         complete = all(weight.numel() for weight in weights)  # ZeRO-3 needs all ranks to gather them
-        finite = all(math.isfinite(float(weight.sum())) for weight in weights)
-        if not (self._strategy.processes.is_main and complete and finite):
+        if not (self._strategy.processes.is_main and complete):
+            return
+        if not all(math.isfinite(float(weight.sum())) for weight in weights):
             return
         folder = self.folder.with_name(RESCUE_FOLDER)
         try:

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from angle_llm.config import TrainSettings
-from angle_llm.io import FolderError, log, plain, remove_folder
+from angle_llm.io import FolderError, log, plain
 from angle_llm.resumable import ResumableFolder
 from angle_llm.settings_io import SettingsError
 from angle_llm.train.memory import TokenBudget
@@ -98,8 +98,7 @@ class Checkpoints:
         if resume == "never":
             if names:
                 log(f"starting over: removing the checkpoints up to {names[-1]} from {self.folder}")
-            for name in names:
-                remove_folder(self.folder / name)
+            self._parts.clear(names)
             return None
         if resume != "auto":
             names = [named_checkpoint(self.folder, resume)]

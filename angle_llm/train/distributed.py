@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
@@ -135,19 +135,20 @@ class Processes:
         """
         if self.world_size == 1:
             return make()
-        outcome: list[Any] = [None, None]
+        values: list[Any] = [None]
+        problem = ""
         try:
             if (self.local_rank if each_machine else self.rank) == 0:
-                outcome[0] = make()
+                values = [make()]
         except BaseException as error:
-            outcome[1] = f"rank {self.rank} failed: {type(error).__name__}: {error}"
+            problem = f"rank {self.rank} failed: {type(error).__name__}: {error}"
             raise
         finally:
-            outcomes = self.gather(outcome)
-        if problems := [problem for _, problem in outcomes if problem]:
+            problems = list(filter(None, self.gather(problem)))
+        if problems:
             raise RemoteRankError(problems[0])
-        value: Value = outcomes[0][0]
-        return value
+        distributed.broadcast_object_list(values, src=0)
+        return cast(Value, values[0])
 
     def broadcast(self, tensors: Mapping[str, Tensor] | None) -> Iterator[tuple[str, Tensor]]:
         """Yield the named tensors of rank 0 (the other ranks pass None) one after the other, on the device."""

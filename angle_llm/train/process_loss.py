@@ -2,7 +2,8 @@
 
 torchrun ends the processes of its own machine when one exits, and gloo fails on a closed connection. Neither notices a
 stopped process, neither names the lost rank on another machine, and NCCL waits. So each process increments a counter in the
-TCPStore of the launcher every second; a counter that does not change for `LOST_SECONDS` is that of a lost process.
+TCPStore of the launcher every second; a counter that does not change for `LOST_SECONDS` is that of a lost process. A process
+that fails writes its error there, and the others end after `GRACE_SECONDS`.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class ProcessWatch:
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self._stopped = threading.Event()
+        self._last = LEFT
         self._handles: dict[int, int] = {}
         """Processes of this machine; unlike a process id, a handle never refers to a later process."""
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._talk, self._watch)]
@@ -76,14 +78,12 @@ class ProcessWatch:
             return
         if isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "Connection")):
             self._threads[1].join(LOST_SECONDS + 5)  # `_watch` names the rank and ends this process
+        left = error is None or isinstance(error, SystemExit)  # all ranks agree on it
+        self._last = LEFT if left else f"{FAILED}: {type(error).__name__}: {error}"
         self._stopped.set()
         self._threads[0].join(2 * INTERVAL)
-        left = error is None or isinstance(error, SystemExit)  # all ranks agree on it
-        with suppress(RuntimeError):
-            counter = LEFT if left else f"{FAILED}: {type(error).__name__}: {error}"
-            self._store.set(self._ranks[self._processes.rank], counter)
-            if self._processes.is_main and not left:
-                time.sleep(2 * INTERVAL)  # the store may end with this process: the others read it first
+        if self._processes.is_main and not left:
+            time.sleep(2 * INTERVAL)  # the store may end with this process: the others read it first
         for handle in self._handles.values():
             os.close(handle)
 
@@ -94,6 +94,7 @@ class ProcessWatch:
                 count += 1
                 self._store.set(self._ranks[self._processes.rank], str(count))
                 self._counters = self._store.multi_get(self._ranks)
+            self._store.set(self._ranks[self._processes.rank], self._last)
 
     def _watch(self) -> None:
         last, unanswered, silent = self._counters, 0, [0] * self._processes.world_size
@@ -115,10 +116,13 @@ class ProcessWatch:
                 last = counters
 
     def _exit(self, rank: int, what: str) -> None:
-        _, host, pid = self._places[rank]
-        if rank in self._handles and not what.startswith(FAILED):
+        machine, host, pid = self._places[rank]
+        if not what.startswith(FAILED):
             with suppress(OSError):  # if it is only stopped, its launcher would wait for it
-                signal.pidfd_send_signal(self._handles[rank], signal.SIGKILL)
+                if rank in self._handles:
+                    signal.pidfd_send_signal(self._handles[rank], signal.SIGKILL)
+                elif machine == _machine():  # no handles, as on macOS
+                    os.kill(pid, signal.SIGKILL)
         if self._processes.is_main:
             time.sleep(2 * INTERVAL)  # as above
         lost = f"rank {rank} (host {host}, process {pid}) {what}"

@@ -103,6 +103,7 @@ class DataParallelStrategy(SingleProcess):
             flat = self.processes.sum(torch.cat([gradient.flatten() for gradient in gradients]))
             for gradient, part in zip(gradients, torch.split(flat, [one.numel() for one in gradients]), strict=True):
                 gradient.copy_(part.view_as(gradient))
+            del flat, part  # before the next buffer
 
     def zero_grad(self) -> None:
         """Discard the gradients."""

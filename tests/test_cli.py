@@ -211,8 +211,8 @@ def test_the_advice_after_training_names_the_pairs_of_the_run(
     assert f"angle-llm eval sts --model {tmp_path / 'run/model'} --tasks '{pairs}'" in shown
 
 
-def test_data_check_names_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_check_names_lines(base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rows.jsonl").write_text('{"text1": "a", "text2": "b"}\n' * 2)
     with pytest.raises(SystemExit, match="0"):
-        cli.run(["data", "check", str(tmp_path / "rows.jsonl")])
+        cli.run(["data", "check", str(tmp_path / "rows.jsonl"), "--model", base])
     assert "lines 2 and 1" in capsys.readouterr().out

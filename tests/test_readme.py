@@ -79,7 +79,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_command_of_the_readme_runs(line: str, place: Path) -> None:
     program, *arguments = shlex.split(line)
     if "recipes/" in line or program == "angle-llm":
-        trains = {"recipes/llama2_nli.py", "recipes/sts_finetune.py", "train"}
+        trains = {"recipes/llama2_nli.py", "recipes/sts_finetune.py", "train", "plan"}
         training = "--help" not in arguments and not trains.isdisjoint(arguments)
         arguments += shlex.split(TINY) if training else []
         arguments += shlex.split(STARTER) if training and "--data.path" not in arguments else []

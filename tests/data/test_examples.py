@@ -278,6 +278,7 @@ def test_unused_columns_are_listed(tmp_path: Path, settings: dict[str, Any], unu
 # ------------------------------------------------------------------------------------------------ real data
 
 
+@pytest.mark.slow
 def test_real_files_give_the_known_counts(data_dir: Path) -> None:
     triplets = load(data_dir / "nli" / "nli_triplets.jsonl.gz", where={"sts_overlap": 0})
     assert (triplets.report.format, len(triplets.examples)) == ("triple", 43_410)

@@ -119,6 +119,7 @@ def test_order_of_a_dataset_does_not_depend_on_the_others() -> None:
     assert alone == mixed
 
 
+@pytest.mark.slow
 def test_ten_million_examples_are_ordered_in_little_memory() -> None:
     """In a separate process: the order takes 80 MB, and 160 MB more to compute."""
     code = (

@@ -86,6 +86,7 @@ def test_workers_of_other_libraries_do_not_import_angle_llm() -> None:
     assert worker_environment(3).items() >= expected.items()
 
 
+@pytest.mark.slow
 def test_workers_are_processes_whose_vectors_are_compared(job: dict[str, Any], tmp_path: Path) -> None:
     encode = job | {"kind": "encode", "texts": ["A man eats.", "word " * 60, "A man eats."]}
     run = run_worker(OURS, Path(sys.executable), encode, tmp_path, tmp_path, max_gib=20)

@@ -35,6 +35,7 @@ def test_a_tiny_shape_is_checked(tmp_path: Path) -> None:
     assert "13 of 13 hold" in done.stdout
 
 
+@pytest.mark.slow
 def test_speed_is_measured(tmp_path: Path) -> None:
     flags = [*FLAGS, "--micro-batch-tokens", "64", "4096", "--json", tmp_path / "speed.json", "--profile"]
     done = run("python", EVAL / "gpu_speed.py", *flags)
@@ -61,6 +62,7 @@ def test_the_shape_for_a_gpu_is_refused_on_a_cpu() -> None:
         gpu_check.main(gpu_check.GpuCheckSettings())
 
 
+@pytest.mark.slow
 def test_peak_memory_is_compared_with_the_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
     """The peak is a fixed value: a CPU has no GPU memory."""
     encoder = gpu_check.random_encoder(SETTINGS, torch.device("cpu"))

@@ -201,6 +201,7 @@ def run(program: str) -> list[int]:
 
 
 @needs_glibc
+@pytest.mark.slow
 def test_kernels_of_new_shapes_do_not_accumulate() -> None:
     early, late = run(KERNELS)
     # KiB in use: 1,095 measured, and 417,777 with the default caches; without oneDNN nothing grows.

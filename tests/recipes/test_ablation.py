@@ -165,6 +165,7 @@ def test_without_cached_scores_the_known_interval_stays(folder: Path, results: P
     assert lines(results, kind="difference") == before
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes(folder: Path, tmp_path: Path) -> None:
     """SIGTERM reaches the training process, which writes a checkpoint; the same command resumes it."""
     grid = GRID.format(base=folder / "base", measures="{sts: [stsb-dev]}")

@@ -242,7 +242,7 @@ def test_ctrl_c_writes_a_checkpoint_even_if_the_reader_of_the_output_ends(
 @pytest.mark.parametrize(
     ("seed", "timed", "inside", "processes"),
     [
-        (1, 2, 4, 1),
+        pytest.param(1, 2, 4, 1, marks=pytest.mark.slow),
         (3, 1, 1, 2),
         pytest.param(2, 40, 20, 1, marks=pytest.mark.slow),
         pytest.param(4, 6, 4, 2, marks=pytest.mark.slow),

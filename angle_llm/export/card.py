@@ -14,7 +14,7 @@ from typing import Any, Literal
 import yaml
 
 from angle_llm import __version__
-from angle_llm.export.library import ExportFacts
+from angle_llm.export.exported_folder import ExportFacts
 from angle_llm.model.artifact import EncoderCard
 from angle_llm.model.checks import CARD_NAME, EXPORT_NAME, ArtifactError, is_saved_encoder, read_json
 

@@ -77,9 +77,13 @@ class Verification:
     first: FormFacts
     base_difference: float | None
     """Mean 1 - cos of the first form to its base without training; None if the base is unknown."""
+    base_note: str
+    """Why the base is unknown; empty if it is known."""
     comparisons: tuple[Comparison, ...]
     problems: tuple[str, ...]
     """Of all forms."""
+    notes: tuple[str, ...] = ()
+    """Facts that do not change the verdict, such as skipped texts."""
 
     @property
     def holds(self) -> bool:
@@ -94,9 +98,7 @@ class Verification:
     def text(self) -> str:
         """The report as text."""
         base = (
-            "unknown: not recorded, or not available"
-            if self.base_difference is None
-            else f"mean 1-cos {self.base_difference:.1e}"
+            f"unknown: {self.base_note}" if self.base_difference is None else f"mean 1-cos {self.base_difference:.1e}"
         )
         lines = [f"{self.texts} texts, stored weights, float32 arithmetic", "", f"  {self.first}"]
         lines.append(f"    to its base           {base}")
@@ -113,6 +115,7 @@ class Verification:
                 lines.append(
                     f"                          Spearman {other.form.spearman:.2f}, expected {self.first.spearman:.2f}"
                 )
+        lines += [f"note: {note}" for note in self.notes]
         lines += ["", "verdict: the same encoder" if self.holds else "verdict: NOT the same encoder"]
         return "\n".join([*lines, *(f"  - {problem}" for problem in self.problems)])
 

@@ -18,8 +18,7 @@ import yaml
 
 from angle_llm.export.card import MERGE_NAME, REPORT_NAME, CardFacts, file_name, is_on_hub, model_card
 from angle_llm.export.commands import PushSettings
-from angle_llm.export.library import MODULES_NAME
-from angle_llm.io import json_text
+from angle_llm.export.exported_folder import MODULES_NAME
 from angle_llm.model.checks import (
     CARD_NAME,
     EXPORT_NAME,
@@ -120,7 +119,10 @@ def _content(path: Path, facts: CardFacts) -> Path | bytes:
     cleaned = without_paths(values)
     if path.name == "adapter_config.json":
         cleaned |= {"base_model_name_or_path": facts.base, "revision": facts.revision}
-    return path if cleaned == values else json_text(cleaned).encode()
+    if cleaned == values:
+        return path
+    text = json.dumps(cleaned, indent=2, ensure_ascii=False) + "\n"  # NaN and Infinity are kept as in the file
+    return text.encode(errors="backslashreplace")
 
 
 def without_paths(value: Any) -> Any:
@@ -149,10 +151,15 @@ def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
     about: dict[str, Any] = {}
     if run is not None:
         try:
-            about["settings"] = without_paths(yaml.safe_load((run / "settings.yaml").read_text(encoding="utf-8")))
+            values = yaml.safe_load((run / "settings.yaml").read_text(encoding="utf-8"))
+            if isinstance(values, dict):
+                about["settings"] = without_paths(values)
             about["scores"] = _scores_of_run(run / "metrics.jsonl")
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            raise ValueError(f"--run: expected a run directory with settings.yaml, got {run} ({error}).") from error
+        except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError) as error:
+            raise ValueError(
+                f"--run: expected a run directory with settings.yaml and metrics.jsonl, got {run} "
+                f"({type(error).__name__}: {error})."
+            ) from error
     if settings.results is not None:
         about["scores"] = _read_scores(settings.results)
     return about
@@ -161,7 +168,7 @@ def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
 def _scores_of_run(path: Path) -> list[tuple[str, float]]:
     """The evaluation before the first step, and the best one after, which is that of the saved model."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    rows = [row for row in map(json.loads, lines) if "evaluation" in row]
+    rows = [row for row in map(json.loads, filter(str.strip, lines)) if "evaluation" in row]
     before = [row["evaluation"] for row in rows if row["step"] == 0][:1]
     after = [row["evaluation"] for row in rows if row["step"] > 0]
     named = [("before the first step", score) for score in before] + [("of the saved model", max(after, default=None))]
@@ -194,6 +201,7 @@ def _send(files: dict[str, Path | bytes], facts: CardFacts, repo: str, about: di
     from huggingface_hub.errors import LocalTokenNotFoundError, OfflineModeIsEnabled
 
     api = HfApi(library_name="angle_llm")
+    made = ""
     try:
         api.whoami()
         exists = api.repo_exists(repo)
@@ -204,6 +212,7 @@ def _send(files: dict[str, Path | bytes], facts: CardFacts, repo: str, about: di
         readme = model_card(facts, repo, license=_license(api, facts.base), **about)
         if not exists:
             api.create_repo(repo, private=private)
+            made = f" The empty repository {repo} was created."
         add = [CommitOperationAdd(name, content) for name, content in files.items()]
         gone = sorted(name for name in there - files.keys() if _is_ours(name))
         done = api.create_commit(
@@ -221,7 +230,7 @@ def _send(files: dict[str, Path | bytes], facts: CardFacts, repo: str, about: di
         status = getattr(getattr(error, "response", None), "status_code", 0)
         reason = " ".join(f"{error} {error.__cause__ or ''}".split())
         hint = _HINTS.get(status, "" if 0 < status < 500 else "Try again when the hub is reachable.")
-        raise PushError(f"{repo} was not uploaded: {reason} {hint} No local file was changed.") from error
+        raise PushError(f"{repo} was not uploaded: {reason} {hint}{made} No local file was changed.") from error
     return str(done.commit_url)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from angle_llm.export.card import MERGE_NAME
 from angle_llm.export.comparison import Verification
-from angle_llm.export.library import MODULES_NAME, ExportFacts
+from angle_llm.export.exported_folder import MODULES_NAME, ExportFacts
 from angle_llm.export.merge import check_target, merge
 from angle_llm.export.tokenizer import check_same_ids, prompt_tokenizer
 from angle_llm.export.verify import finish_folder

@@ -35,7 +35,7 @@ from angle_llm.export.comparison import (
     compare_forms,
     cosine_differences,
 )
-from angle_llm.export.library import LIBRARY, LibraryModel, is_library_folder
+from angle_llm.export.exported_folder import LIBRARY, SentenceTransformersModel, is_sentence_transformers_folder
 from angle_llm.export.texts import SENTENCES
 from angle_llm.export.weights import WeightsCount, count_wrong
 from angle_llm.io import write_json
@@ -82,8 +82,8 @@ def verify(
     if len(forms) < 2:
         raise ValueError(f"verify: expected two or more forms, got {len(forms)}.")
     names = [str(form) for form in forms] if names is None else names
-    forms = [form if is_library_folder(form) else find(str(form)).folder or form for form in forms]
-    if is_library_folder(forms[0]):
+    forms = [form if is_sentence_transformers_folder(form) else find(str(form)).folder or form for form in forms]
+    if is_sentence_transformers_folder(forms[0]):
         raise ValueError(
             f"{names[0]} is a sentence-transformers folder, which does not store how it was trained. Name the original "
             "encoder first, and the folder after it."
@@ -91,9 +91,14 @@ def verify(
     encoder = _open(forms[0], device, {}, original_base)
     assert isinstance(encoder, SentenceEncoder)
     usage = {"prompt": encoder.prompt, "pooling": encoder.pooling, "max_length": encoder.max_length}
-    texts = [text for text in SENTENCES if _has_tokens(encoder, text)] if texts is None else list(texts)
+    notes = []
+    if texts is None:
+        texts = [text for text in SENTENCES if _has_tokens(encoder, text)]
+        if skipped := len(SENTENCES) - len(texts):
+            notes.append(f"{skipped} built-in texts skipped: the tokenizer has no tokens for them.")
+    texts = list(texts)
     first = _encode(encoder, _kind(forms[0]), names[0], texts, score)
-    base_rows_ND = _base_rows(encoder, forms[0], texts, device)
+    base_rows_ND, base_note = _base_rows(encoder, forms[0], texts, device)
     del encoder  # before the next one is loaded
 
     base_difference, problems = None, []
@@ -117,7 +122,9 @@ def verify(
             )
         comparisons.append(replace(compared, weights=count, problems=tuple(found)))
         problems += [f"{name}: {problem}" for problem in found]
-    return Verification(len(texts), first.facts, base_difference, tuple(comparisons), tuple(problems))
+    return Verification(
+        len(texts), first.facts, base_difference, base_note, tuple(comparisons), tuple(problems), tuple(notes)
+    )
 
 
 def _count(forms: list[tuple[str | Path, FormFacts]], original_base: bool) -> WeightsCount | None:
@@ -136,7 +143,8 @@ def finish_folder(
     Args:
         names: names of source and folder for the user, as in `verify`.
         check: False skips the comparison, which the report records.
-        original_base: as in `verify`.
+        original_base: as in `verify`; the report and the card then note the difference from the adapter on the values
+            it was trained on.
 
     Raises:
         VerificationError: if the two differ.
@@ -148,13 +156,20 @@ def finish_folder(
             raise VerificationError(
                 f"{names[1]} was not written: it differs from the encoder in {names[0]}:\n{found.text()}"
             )
+        if original_base:
+            (trained,) = verify([source, folder], names=names, device=device).comparisons
+            note = (
+                f"The difference from the adapter on the values it was trained on is 1-cos {trained.largest_difference:.1e} "
+                f"at most, {trained.mean_difference:.1e} in the mean."
+            )
+            found = replace(found, notes=(*found.notes, note))
     write_json(folder / REPORT_NAME, {"holds": None} if found is None else found.to_dict())
     (folder / "README.md").write_text(model_card(CardFacts.read(folder), Path(names[1]).name), encoding="utf-8")
     return found
 
 
 def _kind(path: str | Path) -> str:
-    if is_library_folder(path):
+    if is_sentence_transformers_folder(path):
         return LIBRARY
     if not is_saved_encoder(path):
         return "backbone"
@@ -163,11 +178,11 @@ def _kind(path: str | Path) -> str:
 
 def _open(
     path: str | Path, device: str | None, usage: dict[str, Any], original_base: bool
-) -> SentenceEncoder | LibraryModel:
+) -> SentenceEncoder | SentenceTransformersModel:
     """Open a form with the values it has; `usage` is prompt, pooling and maximum length of the first form."""
     kind = _kind(path)
     if kind == LIBRARY:
-        return LibraryModel(path, device=device, prompt=usage["prompt"], pooling=usage["pooling"])
+        return SentenceTransformersModel(path, device=device, prompt=usage["prompt"], pooling=usage["pooling"])
     options: dict[str, Any] = usage if kind == "backbone" else {}
     if kind == "adapter" and original_base:
         options = {"dtype": "float32", "bits": None}
@@ -184,7 +199,11 @@ def _widen(encoder: SentenceEncoder) -> None:
 
 
 def _encode(
-    encoder: SentenceEncoder | LibraryModel, kind: str, name: str, texts: Sequence[str], score: Score | None
+    encoder: SentenceEncoder | SentenceTransformersModel,
+    kind: str,
+    name: str,
+    texts: Sequence[str],
+    score: Score | None,
 ) -> Encoded:
     dtype = str(encoder.dtype).removeprefix("torch.") + (f" in {encoder.bits} bits" if encoder.bits else "")
     if isinstance(encoder, SentenceEncoder):
@@ -213,14 +232,19 @@ def _has_tokens(encoder: SentenceEncoder, text: str) -> bool:
     return True
 
 
-def _base_rows(encoder: SentenceEncoder, path: str | Path, texts: Sequence[str], device: str | None) -> Rows | None:
-    """Rows of the base of the first form, with the same prompt and pooling; None if it is unknown or cannot be opened."""
+def _base_rows(
+    encoder: SentenceEncoder, path: str | Path, texts: Sequence[str], device: str | None
+) -> tuple[Rows | None, str]:
+    """Rows of the base of the first form, with the same prompt and pooling; or None and why the base is unknown."""
     if _kind(path) == "adapter":
         backbone: Any = encoder.model.backbone
         with backbone.disable_adapter():
-            return encoder.encode(texts).astype(np.float64)
+            return encoder.encode(texts).astype(np.float64), ""
+    merged = Path(path).expanduser() / MERGE_NAME
+    if not merged.is_file():
+        return None, f"not recorded (no {MERGE_NAME})"
     try:
-        origin = json.loads((Path(path).expanduser() / MERGE_NAME).read_text(encoding="utf-8"))
+        origin = json.loads(merged.read_text(encoding="utf-8"))
         base = SentenceEncoder.from_pretrained(
             origin["base"],
             prompt=encoder.prompt,
@@ -233,7 +257,7 @@ def _base_rows(encoder: SentenceEncoder, path: str | Path, texts: Sequence[str],
             layers=origin["layers"],
             dimensions=encoder.dimensions,
         )
-    except (OSError, ValueError, KeyError, TypeError):  # not merged, a damaged file, or a base that is not available
-        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:  # a damaged file, or a base that is not available
+        return None, f"cannot be opened ({error})"
     _widen(base)
-    return base.encode(texts).astype(np.float64)
+    return base.encode(texts).astype(np.float64), ""

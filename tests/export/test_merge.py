@@ -100,6 +100,12 @@ def test_the_base_has_the_values_of_training(tmp_path: Path) -> None:
             assert torch.equal(original[name], tensor), name
         else:
             assert (rounded[name] - tensor.bfloat16().float()).abs().max() > 1e-3
+    (trained,) = verify([run, tmp_path / "original"], device="cpu").comparisons
+    note = f"on the values it was trained on is 1-cos {trained.largest_difference:.1e} at most"
+    assert trained.largest_difference > 1e-7
+    for file in (REPORT_NAME, "README.md"):
+        assert note in (tmp_path / "original" / file).read_text(encoding="utf-8")
+        assert "trained on is" not in (tmp_path / "dequantised" / file).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("lora", [LoraSettings(rank=2, alpha=1), DORA])

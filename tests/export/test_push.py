@@ -180,8 +180,11 @@ def test_errors_of_the_hub_change_no_file(hub: Hub, adapter: Path, monkeypatch: 
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert "no write access" in message("org/mine")
     hub.refuse_commits = True
-    assert "user/mine was not uploaded: " in message()
+    failed = message()
+    assert "user/mine was not uploaded: " in failed
+    assert "The empty repository user/mine was created." in failed
     assert set(head(hub)) == {".gitattributes"}
+    assert "was created" not in message()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE is set" in message()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -214,6 +217,43 @@ def test_paths_are_removed_and_texts_that_look_like_paths_are_kept(hub: Hub, tmp
     assert (prompt["name"], prompt["template"]) == ("~mine", template)
     tokenizer = json.loads(head(hub)["tokenizer_config.json"])
     assert (tokenizer["name_or_path"], tokenizer["extra_special_tokens"]) == ("base", ["/", "~~"])
+
+
+def test_json_files_with_infinity_are_uploaded(hub: Hub, tmp_path: Path) -> None:
+    tiny_encoder("bert").save_pretrained(tmp_path / "whole")
+    config = tmp_path / "whole" / "config.json"
+    values = json.loads(config.read_text()) | {"_name_or_path": "/home/me/base", "time_step_limit": [0.0, float("inf")]}
+    config.write_text(json.dumps(values))
+    push(tmp_path / "whole", "user/mine")
+    assert json.loads(head(hub)["config.json"]) == values | {"_name_or_path": "base"}
+
+
+@pytest.mark.parametrize("settings", ["", "- a list\n", "3\n"])
+def test_a_run_without_readable_settings_keeps_its_scores(
+    settings: str, hub: Hub, adapter: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (adapter.parent / "settings.yaml").write_text(settings)
+    (adapter.parent / "metrics.jsonl").write_text('{"step": 0, "evaluation": 61.5}\n\n')
+    push(adapter, "user/mine", "--dry-run")
+    shown = capsys.readouterr().out
+    assert "The training settings are not recorded." in shown
+    assert "| evaluation during training, before the first step | 61.50 |" in shown
+
+
+@pytest.mark.parametrize("line", ['{"evaluation": 61.5}', "3", '{"step": 1, "evaluation": [1]}', "{"])
+def test_damaged_metrics_are_refused(line: str, hub: Hub, adapter: Path) -> None:
+    (adapter.parent / "metrics.jsonl").write_text(line)
+    with pytest.raises(ValueError, match=r"--run: expected .*metrics\.jsonl"):
+        push(adapter, "user/mine", "--dry-run")
+
+
+def test_a_report_without_comparisons_counts_as_not_compared(
+    hub: Hub, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    merge(adapter, tmp_path / "merged", check=False)
+    (tmp_path / "merged" / "verification.json").write_text('{"holds": true, "comparisons": []}')
+    push(tmp_path / "merged", "user/mine", "--dry-run")
+    assert "Not compared with its origin." in capsys.readouterr().out
 
 
 def test_a_local_base_is_not_linked_in_the_card(hub: Hub, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Where the library is not installed, the parts of the folder are combined here as
 
 import importlib.util
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from transformers import AutoModel
 
 from angle_llm import PromptTemplate, SentenceEncoder, cli, load_prompt
 from angle_llm.export import sentence_transformers as exporter
-from angle_llm.export.library import ExportFacts, is_library_folder
+from angle_llm.export.exported_folder import ExportFacts, is_sentence_transformers_folder
 from angle_llm.export.sentence_transformers import export_sentence_transformers
 from angle_llm.export.verify import verify
 from angle_llm.model.checks import EXPORT_NAME, ArtifactError
@@ -138,8 +139,8 @@ def test_the_folder_is_not_opened_as_a_backbone(run: Path, tmp_path: Path, monke
         SentenceEncoder.from_pretrained(tmp_path / "out")
     with pytest.raises(ValueError, match="is a sentence-transformers folder"):
         verify([tmp_path / "out", run])
-    assert is_library_folder(tmp_path / "out")
-    assert not is_library_folder(run)
+    assert is_sentence_transformers_folder(tmp_path / "out")
+    assert not is_sentence_transformers_folder(run)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingLibraryError, match=r"pip install 'angle_llm\[export\]'"):
         export_sentence_transformers(run, tmp_path / "other")
@@ -208,6 +209,16 @@ def test_a_folder_of_another_encoder_is_found(kind: str, tmp_path: Path) -> None
     save_file(tensors, tmp_path / "wrong.safetensors", metadata={"format": "pt"})
     wrong = (tmp_path / "wrong.safetensors").read_bytes()
     assert "exceeds 1e-05" in problems("wrong", "model.safetensors", wrong)
+
+
+@needs_library
+def test_correlations_of_the_folder_are_compared(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    export_sentence_transformers(run, tmp_path / "out", check=False)
+    command = ["verify", str(run), str(tmp_path / "out"), "--pairs", "starter:graded_pairs.tsv", "--device", "cpu"]
+    with pytest.raises(SystemExit, match="0"):
+        cli.run(command)
+    spearman, expected = re.findall(r"Spearman (\S+), expected (\S+)", capsys.readouterr().out)[0]
+    assert float(spearman) == pytest.approx(float(expected), abs=0.01)
 
 
 @needs_library

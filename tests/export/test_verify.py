@@ -13,6 +13,7 @@ from tiny import save_tiny_adapter, save_tiny_base, tiny_encoder
 from angle_llm import SentenceEncoder, load_prompt
 from angle_llm.config import LoraSettings
 from angle_llm.evaluate import sts_score
+from angle_llm.export import verify as verify_module
 from angle_llm.export.comparison import TIMES_SMALLER, Verification
 from angle_llm.export.merge import merge
 from angle_llm.export.texts import SENTENCES
@@ -119,7 +120,7 @@ def test_one_wrong_tensor_and_one_that_is_not_finite(forms: Path, tmp_path: Path
     assert verify([forms / "adapter", other], tolerance=0.5, device="cpu").comparisons[0].tolerance == 0.5
     tensors["norm.weight"][3] = torch.nan
     save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ArtifactError, match="states of this LlamaModel are not finite"):
+    with pytest.raises(ArtifactError, match=r"norm\.weight is not finite"):
         verify([forms / "adapter", other], device="cpu")
 
 
@@ -148,7 +149,24 @@ def test_a_merged_folder_records_its_base(forms: Path, tmp_path: Path) -> None:
     unknown = verify([change(forms, tmp_path / "bare"), forms / "merged"], device="cpu")
     assert unknown.holds
     assert unknown.base_difference is None
-    assert "to its base           unknown" in unknown.text()
+    assert "to its base           unknown: not recorded (no merge.json)" in unknown.text()
+
+
+def test_the_report_gives_the_reason_for_an_unknown_base(forms: Path, tmp_path: Path) -> None:
+    other = change(forms, tmp_path / "other")
+    origin = json.loads((forms / "merged" / "merge.json").read_text())
+    (other / "merge.json").write_text(json.dumps(origin | {"base": str(tmp_path / "gone")}))
+    found = verify([other, forms / "merged"], device="cpu")
+    assert f"cannot be opened (no model at {tmp_path / 'gone'}" in found.to_dict()["base_note"]
+    assert found.base_note in found.text()
+
+
+def test_skipped_built_in_texts_are_counted(forms: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_module, "SENTENCES", ("hello", " ", "\n"))
+    found = verify([forms / "adapter", forms / "merged"], device="cpu")
+    assert found.texts == 1
+    assert "note: 2 built-in texts skipped" in found.text()
+    assert found.to_dict()["notes"] == list(found.notes)
 
 
 def test_correlations_are_compared_too(forms: Path) -> None:

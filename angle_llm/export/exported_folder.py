@@ -60,12 +60,12 @@ class ExportFacts:
             raise ArtifactError(f"{path} is damaged ({error}). Export the encoder again.") from error
 
 
-def is_library_folder(path: str | Path) -> bool:
+def is_sentence_transformers_folder(path: str | Path) -> bool:
     """Whether a folder is a sentence-transformers folder and not a saved encoder."""
     return (Path(path).expanduser() / MODULES_NAME).is_file() and not is_saved_encoder(path)
 
 
-class LibraryModel:
+class SentenceTransformersModel:
     """`SentenceTransformer(folder)` with its stored values, computing in float32, with the interface of an encoder."""
 
     bits = None
@@ -94,7 +94,7 @@ class LibraryModel:
         """Token ids of each text."""
         return [self.model.tokenizer(text, truncation=True)["input_ids"] for text in texts]
 
-    def encode(self, texts: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """`model.encode(texts)`: (N, D) float32."""
+    def encode(self, texts: Sequence[str], **_: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """`model.encode(texts)`: (N, D) float32. Options of `SentenceEncoder.encode` have no effect."""
         rows_ND: np.ndarray[Any, np.dtype[np.float32]] = self.model.encode(list(texts), show_progress_bar=False)
         return rows_ND

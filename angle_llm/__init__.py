@@ -1,6 +1,6 @@
 """Turn large language models into sentence encoders with the AnglE objectives and LoRA.
 
-The public names are loaded on first use, so that importing the package is quick and asks for no heavy library.
+The public names are loaded on first use, so importing the package is quick and imports no heavy library.
 """
 
 from __future__ import annotations

@@ -25,14 +25,15 @@ _NO_LIMIT = 1 << 30
 
 @dataclass(frozen=True)
 class CheckSettings(RowSettings):
-    """Check data files: format, bad rows, repeated and contradictory rows, overlap with evaluation sets, lengths in tokens."""
+    """Check data files: format, bad, repeated and contradictory rows, overlap with evaluation sets, token lengths."""
 
     files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE …]")]
     """Files as training reads them. A row that repeats a row of an earlier file is reported for the later file."""
     against: tuple[str, ...] = ()
     """Evaluation sets that must not be trained on: files, or folders of them (files named after train are skipped)."""
     model: str | None = None
-    """Model whose tokens are counted and printed; only its tokenizer is loaded. none: no tokens. None: SmolLM2 if installed."""
+    """Model whose tokens are counted and printed; only its tokenizer is loaded. none: no tokens.
+    None: SmolLM2 if installed."""
     prompt: str | None = None
     """Prompt name or YAML file. None: as saved with the model."""
     pooling: str | None = None
@@ -42,8 +43,8 @@ class CheckSettings(RowSettings):
     json: bool = False
     """Print JSON instead of text."""
     fix: Path | None = None
-    """A new folder for cleaned copies, NAME.jsonl, without bad, repeated, contradictory and contaminated rows. Removed rows are
-    written to NAME.quarantine.jsonl with the reason."""
+    """A new folder for cleaned copies, NAME.jsonl, without bad, repeated, contradictory and contaminated rows. Removed
+    rows are written to NAME.quarantine.jsonl with the reason."""
 
     def __post_init__(self) -> None:
         if not self.files:
@@ -56,8 +57,8 @@ def check_main(settings: CheckSettings) -> None:
     """Check files and print the reports; exit code 1 if a file has trouble, else 0.
 
     Raises:
-        DataError, FileNotFoundError, ArtifactError, PromptError, ValueError: for evaluation sets, a model or a `--fix` folder
-            that cannot be used. Errors of a data file are part of its report.
+        DataError, FileNotFoundError, ArtifactError, PromptError, ValueError: for evaluation sets, a model or a `--fix`
+            folder that cannot be used. Errors of a data file are part of its report.
     """
     from angle_llm.data.keys import sound
     from angle_llm.data.leakage import read_evaluation_sets
@@ -115,7 +116,7 @@ class TokenCounter:
     max_length: int
 
     def lengths(self, texts: list[str]) -> list[int | str]:
-        """Number of tokens of each text without a limit, or the error message for a text without any token."""
+        """Return the number of tokens of each text without a limit, or the error message of a text without tokens."""
         unlimited = type(self.tokenize)(self.tokenize.tokenizer, self.tokenize.prompt, _NO_LIMIT)
         try:
             return [len(ids) for ids in unlimited(texts)]
@@ -123,7 +124,7 @@ class TokenCounter:
             return [str(error)] if len(texts) == 1 else [self.lengths([text])[0] for text in texts]
 
     def render(self, text: str) -> str:
-        """The tokens of a text between bars, the pooled one in ⟦ ⟧."""
+        """Return the tokens of a text between bars, the pooled one in ⟦ ⟧."""
         from angle_llm.data.keys import sound
 
         (ids,) = self.tokenize([text])
@@ -137,7 +138,7 @@ class TokenCounter:
 
 
 def _tokens(settings: CheckSettings) -> tuple[TokenCounter | None, str]:
-    """The tokenizer of the model, and a remark on it."""
+    """Return the tokenizer of the model and a remark on it."""
     if settings.model == "none":
         return None, "no model: tokens are not counted"
     path = settings.model or USUAL_MODEL

@@ -45,7 +45,7 @@ def train(settings: TrainSettings) -> None:
 
 
 def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
-    """Command name → settings, function, help text. Modules import heavy libraries only inside their functions."""
+    """Return command name → settings, function, help text. Heavy libraries are imported inside functions only."""
     from angle_llm.check import CheckSettings, check_main
     from angle_llm.embed import EmbedSettings, embed_main
     from angle_llm.evaluate import StsEvalSettings, sts_main
@@ -98,7 +98,7 @@ _GROUPS = {"eval": "Evaluate an encoder.", "data": "Check and prepare training d
 
 
 def _tree(commands: dict[str, tuple[type, Callable[[Any], None], str]], chosen: str, defaults: dict[str, Any]) -> Any:
-    """The commands as a nested union of settings types, which tyro parses as sub-commands."""
+    """Return the commands as a nested union of settings types, which tyro parses as sub-commands."""
     from tyro.conf import subcommand
 
     top: list[Any] = []
@@ -150,7 +150,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """The `angle-llm` command."""
+    """Run the `angle-llm` command."""
     if sys.argv[1:] == ["--version"]:
         print(__version__)
     else:
@@ -165,9 +165,9 @@ def launch(defaults: TrainSettings, arguments: Sequence[str] | None = None, *, d
 def guarded(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
     """Call a function and end the program as a command line tool does.
 
-    Exit code 2 and a message without traceback for invalid input, 130 after SIGINT, 141 when the reader of the output closed
-    the pipe. A training run that SIGINT or SIGTERM stopped exits with 130 or 143 after its checkpoint is written. Progress
-    bars of libraries are off when standard error is not a terminal.
+    Exit code 2 and a message without traceback for invalid input, 130 after SIGINT, 141 when the reader of the output
+    closed the pipe. A training run that SIGINT or SIGTERM stopped exits with 130 or 143 after its checkpoint is
+    written. Progress bars of libraries are off when standard error is not a terminal.
     """
     if not sys.stderr.isatty():
         for variable in NO_BARS:
@@ -192,7 +192,8 @@ def guarded(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
 
 
 def _is_explained(error: Exception) -> bool:
-    """Whether this package wrote the message: its own error classes, and built-in ones other than RuntimeError that it raises."""
+    """Return whether this package wrote the message:
+    its own error classes, and built-in ones other than RuntimeError that it raises."""
     if type(error).__module__.startswith("angle_llm."):
         return True
     if isinstance(error, RuntimeError) or getattr(error, "errno", None) is not None:

@@ -1,7 +1,7 @@
 """Settings of a training run: one object, set by a YAML file, by flags or in Python.
 
-Setting `a.b` is the flag `--a.b`, or `b` under `a` in YAML. The text below a field is its `--help` text. The resolved settings
-are saved with the run and start the same run again. `settings_io` reads and writes them.
+Setting `a.b` is the flag `--a.b`, or `b` under `a` in YAML. The text below a field is its `--help` text. The resolved
+settings are saved with the run and start the same run again. `settings_io` reads and writes them.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class DataSource:
     """One dataset and how its rows are read."""
 
     path: str = "starter:nli_triples.jsonl.gz"
-    """A JSONL, JSON, CSV, TSV (each also .gz) or Parquet file, `starter:NAME` for a file of the package, a dataset folder, or a
-    Hugging Face dataset id; only an id uses the network. FOLDER@NAME is the file FOLDER/NAME.*, ID@SPLIT a split of a dataset. A
-    relative path is searched in the working directory, then in ANGLE_LLM_DATA. Several datasets with weights:
-    stsb@train:2.0,my.jsonl; or `sets` in a YAML file."""
+    """A JSONL, JSON, CSV, TSV (each also .gz) or Parquet file, `starter:NAME` for a file of the package, a dataset
+    folder, or a Hugging Face dataset id; only an id uses the network. FOLDER@NAME is the file FOLDER/NAME.*, ID@SPLIT a
+    split of a dataset. A relative path is searched in the working directory, then in ANGLE_LLM_DATA. Several datasets
+    with weights: stsb@train:2.0,my.jsonl; or `sets` in a YAML file."""
     format: str = "auto"
     """Meaning of a row: scored_pair, positive_pair, triple, nli_pairs, nli_triples. auto: detected from the columns."""
     columns: dict[str, str] = field(default_factory=dict)
@@ -51,8 +51,8 @@ class DataSource:
     name: str | None = None
     """Configuration of a hub dataset."""
     score_range: tuple[float, float] | None = None
-    """Scores of two unrelated texts and of two texts with the same meaning; scores are rescaled to 0..1. A reversed range, such
-    as 1 0, is for labels where a small number means similar."""
+    """Scores of two unrelated texts and of two texts with the same meaning; scores are rescaled to 0..1. A reversed
+    range, such as 1 0, is for labels where a small number means similar."""
     where: dict[str, str | int | float] = field(default_factory=dict)
     """Keep only rows whose columns equal these values."""
     limit: int | None = None
@@ -74,8 +74,8 @@ class MixedSet(DataSource):
     prompt: str | None = None
     """Prompt name or YAML file for the texts of this dataset. None: the prompt of the run."""
     objective: dict[str, float | str] = field(default_factory=dict)
-    """Objective settings that differ for this dataset, such as {in_batch_weight: 0, cosine_weight: 1}. In a mixed batch,
-    datasets with another objective or prompt are not used as negatives."""
+    """Objective settings that differ for this dataset, such as {in_batch_weight: 0, cosine_weight: 1}. In a mixed
+    batch, datasets with another objective or prompt are not used as negatives."""
 
 
 @settings_class
@@ -83,11 +83,11 @@ class DataSettings(DataSource):
     """The training data: one dataset, or a mixture of several."""
 
     sets: list[MixedSet] = field(default_factory=list)
-    """Datasets of a mixture, each with its own format, range, prompt, weight and objective. YAML only; single values change with
-    --data.sets.0.weight 2."""
+    """Datasets of a mixture, each with its own format, range, prompt, weight and objective. YAML only; a flag such as
+    --data.sets.0.weight 2 changes single values."""
     temperature: PositiveFloat = 1.0
-    """Share of each dataset in an epoch: proportional to weight · n^(1/temperature) for n examples, at the epoch length of
-    temperature 1. A large temperature gives all datasets equal shares."""
+    """Share of each dataset in an epoch: proportional to weight · n^(1/temperature) for n examples, at the epoch length
+    of temperature 1. A large temperature gives all datasets equal shares."""
     batches: Literal["mixed", "by_set"] = "mixed"
     """mixed: a batch holds examples of all datasets. by_set: each batch holds one dataset only."""
 
@@ -110,20 +110,20 @@ class ModelSettings:
     revision: str | None = None
     """Commit, tag or branch of a hub id."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "bfloat16"
-    """Dtype of the base weights; adapter weights are always float32. auto: as stored. With bits: the dtype of computation. Train
-    in bfloat16 or float32: there is no loss scaling, and float16 loses small gradients."""
+    """Dtype of the base weights; adapter weights are always float32. auto: as stored. With bits: the dtype of
+    computation. Train in bfloat16 or float32: there is no loss scaling, and float16 loses small gradients."""
     bits: Literal[4, 8] | None = None
-    """Quantise the linear layers of the base to 4 bits (NF4 with double quantisation: QLoRA) or 8 bits (LLM.int8()). Needs
-    bitsandbytes: pip install 'angle_llm[quantization]'. None: not quantised."""
+    """Quantise the linear layers of the base to 4 bits (NF4 with double quantisation: QLoRA) or 8 bits (LLM.int8()).
+    Needs bitsandbytes: pip install 'angle_llm[quantization]'. None: not quantised."""
     prompt: str | None = None
-    """Prompt name, or path of a prompt YAML file. None: as saved with the model, else summarize_one_word for a causal model
-    and plain for a bidirectional one."""
+    """Prompt name, or path of a prompt YAML file. None: as saved with the model, else summarize_one_word for a causal
+    model and plain for a bidirectional one."""
     pooling: str | None = None
-    """Pooling: last, cls, mean, last-avg, last-max, cls-last-avg, first-last-avg. None: as saved with the model, else last for
-    a causal model and mean for a bidirectional one."""
+    """Pooling: last, cls, mean, last-avg, last-max, cls-last-avg, first-last-avg. None: as saved with the model, else
+    last for a causal model and mean for a bidirectional one."""
     max_length: Positive | None = None
-    """Maximum tokens of a text, prompt and special tokens included. A longer text is cut at its end, the prompt never. None: as
-    saved with the model, else 512 or the number of positions of the model."""
+    """Maximum tokens of a text, prompt and special tokens included. A longer text is cut at its end, the prompt never.
+    None: as saved with the model, else 512 or the number of positions of the model."""
 
 
 @settings_class
@@ -176,8 +176,8 @@ class ObjectiveSettings:
 
 @settings_class
 class NestedSettings:
-    """Layers and dimensions at which the loss is computed too, so that the encoder can be truncated (Matryoshka). The full
-    vector after all layers is always included; every number of layers is combined with every number of dimensions."""
+    """Layers and dimensions at which the loss is computed too, so that the encoder can be truncated (Matryoshka). The
+    full vector after all layers is always included; all numbers of layers and of dimensions are combined."""
 
     dimensions: list[int] = field(default_factory=list)
     """Numbers of leading dimensions, ascending, such as 64 128 256."""
@@ -224,7 +224,7 @@ class OptimizerSettings:
             raise SettingsError(f"optimizer.warmup: expected a share below 1 or a whole number, got {self.warmup}.")
 
     def warmup_steps(self, steps: int) -> int:
-        """Number of warm-up steps in a run of `steps` steps."""
+        """Return the number of warm-up steps in a run of `steps` steps."""
         return math.ceil(self.warmup * steps) if self.warmup < 1 else int(self.warmup)
 
 
@@ -247,8 +247,8 @@ class CheckpointSettings:
     """Checkpoints to resume from. They do not change what a run computes."""
 
     every_steps: NonNegative = 0
-    """Write a checkpoint every this many optimizer steps and at the end; 0: only on SIGINT (exit code 130) or SIGTERM (143),
-    which write one before the next step in any case."""
+    """Write a checkpoint every this many optimizer steps and at the end; 0: only on SIGINT (exit code 130) or SIGTERM
+    (143), which write one before the next step in any case."""
     keep: Positive = 2
     """Number of newest checkpoints to keep."""
 
@@ -263,9 +263,9 @@ class TrainSettings:
     )
 
     run_dir: str = "runs/latest"
-    """Output folder: settings.yaml, metrics.jsonl, tensorboard/, model/, result.json (of a finished run), checkpoints/, and
-    interrupted/ (weights of a run that failed, removed when it is finished). A folder of another run, or of a finished one, is
-    refused."""
+    """Output folder: settings.yaml, metrics.jsonl, tensorboard/, model/, result.json (of a finished run), checkpoints/,
+    and interrupted/ (weights of a run that failed, removed when it is finished). A folder of another run, or of a
+    finished one, is refused."""
     batch_size: Positive = 64
     """Examples of one contrastive batch: all other texts of the batch are negatives. Not limited by memory."""
     epochs: Positive = 1
@@ -277,15 +277,15 @@ class TrainSettings:
     seed: Annotated[int, Ge(0), Lt(2**32)] = 42
     """Seed of adapter initialisation, data order and dropout."""
     resume: str = "never"
-    """auto: resume from the newest complete checkpoint in run_dir; start if there is none. never: start again and remove
-    checkpoints. Otherwise the name or path of a checkpoint in run_dir."""
+    """auto: resume from the newest complete checkpoint in run_dir; start if there is none. never: start again and
+    remove checkpoints. Otherwise the name or path of a checkpoint in run_dir."""
     overwrite: bool = False
     """Remove model and checkpoints of a finished run in run_dir, and train again."""
     micro_batch_tokens: Positive = 8192
     """Maximum tokens of one forward pass, padding included, in training and in encoding."""
     graph_tokens: NonNegative = 16384
-    """Maximum computed tokens of a batch whose activations are kept for the backward pass. A larger batch is encoded twice
-    (gradient caching): the same gradient with less memory and about 50 % more time."""
+    """Maximum computed tokens of a batch whose activations are kept for the backward pass. A larger batch is encoded
+    twice (gradient caching): the same gradient with less memory and about 50 % more time."""
     model: ModelSettings = field(default_factory=ModelSettings)
     data: DataSettings = field(default_factory=DataSettings)
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
@@ -320,5 +320,5 @@ class TrainSettings:
         return replace(self, run_dir="", resume="never", overwrite=False, checkpoint=CheckpointSettings())
 
     def fingerprint(self) -> str:
-        """Hash of `identity`: equal for settings that compute the same; stored with checkpoints."""
+        """Return a hash of `identity`: equal for settings that compute the same; stored with checkpoints."""
         return hashlib.sha256(json.dumps(settings_to_dict(self.identity), sort_keys=True).encode()).hexdigest()[:16]

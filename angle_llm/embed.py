@@ -1,7 +1,8 @@
-"""`angle-llm embed`: a corpus of any size becomes vectors on disk.
+"""`angle-llm embed`: embed a corpus of any size and write the vectors to disk.
 
-Rows are read, encoded and written in blocks. A block is a shard and depends on nothing else, so that any process can compute it
-at any time: a killed command resumes with the first block whose shard is missing. Memory is that of one block.
+Rows are read, encoded and written in blocks. A block is a shard and depends on nothing else, so that any process can
+compute it at any time: a killed command resumes with the first block whose shard is missing. Memory is that of one
+block.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 _FILE_ENDINGS = (
     ".txt", ".csv", ".tsv", ".json", ".jsonl", ".parquet", ".gz", ".npz", ".pt", ".bin", ".index", ".safetensors",
 )  # fmt: skip
-"""Unlikely names of folders: who gives one expects a file."""
+"""Extensions that are unlikely for a folder: such an output is meant as a file."""
 _POLL_SECONDS = 1.0
 _LOG_SECONDS = 60
 
@@ -52,10 +53,11 @@ class EmbedSettings:
     model: str
     """The encoder: a saved directory, a hub id, a .gguf file, or package:NAME/path/inside."""
     input: Path
-    """UTF-8 text, one text per line; .jsonl, .csv, .tsv (each also .gz) or .parquet; a folder of such files; `-` reads text
-    from standard input."""
+    """UTF-8 text, one text per line; .jsonl, .csv, .tsv (each also .gz) or .parquet; a folder of such files;
+    `-` reads text from standard input."""
     output: Path
-    """A folder for shards and their index; or one .npy file with a row per text. The same command resumes after a kill."""
+    """A folder for shards and their index; or one .npy file with a row per text.
+    The same command resumes after a kill."""
     column: str | None = None
     """Column of a table that contains the text. None: `text`, `sentence`, or the only one."""
     id_column: str | None = None
@@ -67,7 +69,7 @@ class EmbedSettings:
     prompt: str | None = None
     """Prompt name or YAML file. None: the one saved with the model."""
     pooling: str | None = None
-    """How token states become a vector. None: the one saved with the model."""
+    """Pooling of token states to a vector. None: the one saved with the model."""
     normalize: bool = False
     """Scale every row to length 1."""
     dim: int | None = None
@@ -83,8 +85,8 @@ class EmbedSettings:
     store_text: bool = False
     """Store the texts beside the vectors."""
     on_bad_row: Literal["error", "skip"] = "error"
-    """For a text that is empty or not valid UTF-8. error: stop before the model is loaded. skip: skip the row, and list it in a
-    .skipped.jsonl file beside the shard or the .npy file."""
+    """For a text that is empty or not valid UTF-8. error: stop before the model is loaded. skip: skip the row, and list
+    it in a .skipped.jsonl file beside the shard or the .npy file."""
 
     def __post_init__(self) -> None:
         whole = self.precision in ("float32", "float16")
@@ -115,8 +117,8 @@ def embed_main(settings: EmbedSettings) -> None:
     Under torchrun or accelerate launch all processes share the work.
 
     Raises:
-        SettingsError, FolderError, DataError: for input that cannot be read and output that cannot be written; before the model
-            is loaded where possible.
+        SettingsError, FolderError, DataError: for input that cannot be read and output that cannot be written; before
+            the model is loaded where possible.
     """
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if world_size > 1 and str(settings.input) == STANDARD_INPUT:
@@ -176,7 +178,7 @@ def _check_output(path: Path, input: Path) -> None:
         raise SettingsError(f"--output {path} is inside --input {input}, and would be read as input.")
 
 
-# --- the work ---------------------------------------------------------------------------------------------------------------
+# --- the work ---------------------------------------------------------------------------------------------------------
 
 
 def embed_corpus(
@@ -192,10 +194,11 @@ def embed_corpus(
     rank: int = 0,
     world_size: int = 1,
 ) -> int:
-    """Embed this process's share of a corpus into `folder`, or resume it. Rank 0 then waits for the others, and writes the
-    index, or the one file `target` and removes the folder.
+    """Embed this process's share of a corpus into `folder`, or resume it. Rank 0 then waits for the others, and writes
+    the index, or the one file `target` and removes the folder.
 
-    `model` is the name that the encoder was loaded by. Returns the number of vectors of the whole corpus, 0 in other ranks.
+    `model` is the name that the encoder was loaded by. Returns the number of vectors of the whole corpus, 0 in other
+    ranks.
 
     Raises:
         FolderError: if the folder contains other files, or was started with other input, model or settings.
@@ -297,7 +300,7 @@ def _join(paths: list[Path], target: Path, rows: int) -> None:
 def _encode_block(
     block: TextBlock, encoder: SentenceEncoder, skip_bad: bool, show_progress: bool
 ) -> tuple[dict[int, CorpusText], Array, list[dict[str, Any]]]:
-    """Usable rows of a block by index in the corpus, their vectors (N, D), and an entry for each skipped row."""
+    """Return the usable rows of a block by corpus index, their vectors (N, D), and an entry for each skipped row."""
     texts: dict[int, CorpusText] = {}
     bad: dict[int, tuple[str, str]] = {}
     for number, row in enumerate(block.rows, block.first):

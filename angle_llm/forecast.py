@@ -1,4 +1,4 @@
-"""Forecast of a training run: the plans of its first batches, the memory of its largest step, and budgets that fit a device."""
+"""Forecast of a training run: plans of its first batches, memory of its largest step, budgets that fit a device."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class _Planned(NamedTuple):
 
 
 def _sample(settings: PlanSettings, data: Mixture, planner: BatchPlanner) -> list[_Planned]:
-    """The first batches of the run."""
+    """Return the first batches of the run."""
     found: list[_Planned] = []
     for _, batches in StepSchedule(data.draws, settings).after(0):
         for indices in batches:
@@ -181,7 +181,7 @@ def _sample(settings: PlanSettings, data: Mixture, planner: BatchPlanner) -> lis
 def _largest_step(
     sample: list[_Planned], device: Device, measure: Callable[..., StepMemory]
 ) -> tuple[StepMemory, bool]:
-    """The step with the largest memory, and whether it is cached."""
+    """Return the step with the largest memory, and whether it is cached."""
     steps = []
     if kept := [one.plan for one in sample if not one.cached]:
         plan = max(kept, key=lambda plan: plan.largest_share)
@@ -195,7 +195,8 @@ def _largest_step(
 
 
 def _token_ids(sample: list[_Planned], planner: BatchPlanner) -> list[list[int]]:
-    """Token ids of distinct texts, only as many as fill the largest step: texts of many batches share more prefixes."""
+    """Return the token ids of distinct texts, only as many as fill the largest step:
+    texts of many batches share more prefixes."""
     texts: dict[tuple[int, str], None] = {}
     ids: list[list[int]] = []
     for one in sample:
@@ -207,7 +208,8 @@ def _token_ids(sample: list[_Planned], planner: BatchPlanner) -> list[list[int]]
 
 
 def _at(line: list[StepMemory], tokens: int) -> StepMemory:
-    """Memory of a step of one micro-batch with so many tokens, interpolated between the two nearest measured steps."""
+    """Return the memory of a step of one micro-batch of `tokens` tokens,
+    interpolated between the nearest measured ones."""
     above = next((place for place, step in enumerate(line) if place and step.tokens >= tokens), len(line) - 1)
     before, after = line[above - 1], line[above]
     share = (tokens - before.tokens) / (after.tokens - before.tokens)
@@ -217,7 +219,7 @@ def _at(line: list[StepMemory], tokens: int) -> StepMemory:
 
 
 def _fitting(memory: int, device: Device, line: list[StepMemory], sample: list[_Planned], budget: TokenBudget) -> int:
-    """The largest token budget that fits, up to the largest batch; 0 if the longest text does not fit."""
+    """Return the largest token budget that fits, up to the largest batch; 0 if the longest text does not fit."""
     plans = [one.plan for one in sample]
     useful = max(budget.micro_batch_tokens, budget.graph_tokens, *(plan.largest_share for plan in plans))
     longest = max(group.computed_tokens // len(group.rows) for plan in plans for group in plan.groups)
@@ -248,7 +250,7 @@ def _work(settings: PlanSettings, data: Mixture, sample: list[_Planned], flops: 
 
 
 def loss_memory(objective: Objective, examples: Sequence[Example], dimensions: int) -> int:
-    """Peak bytes of the loss of a batch and its gradient, embeddings (N, `dimensions`) included; random embeddings are used."""
+    """Return the peak bytes of loss and gradient of a batch, including its (random) embeddings (N, `dimensions`)."""
     whole, part = len(examples), min(len(examples), MAX_EXAMPLES)
 
     def peak(count: int) -> int:

@@ -36,19 +36,20 @@ class NegativeRules:
     """Which candidates become negatives of a pair."""
 
     ranks: tuple[int, int | None] = (10, 50)
-    """First and last rank that is used, 1 the candidate nearest to the anchor; the nearest are often unlabelled paraphrases.
-    None as the last: all."""
+    """First and last rank that is used, 1 the candidate nearest to the anchor; the nearest are often unlabelled
+    paraphrases. None as the last: all."""
     margin: float | None = None
     """A negative's cosine must be below its positive's by more than this. None: no bound."""
     relative_margin: float | None = 0.05
-    """A negative's cosine must be below its positive's by more than this share of it: 0.05 is below 95 % of it, the best of the
-    positive-aware rules in NV-Retriever (arXiv 2407.15831). None: no bound."""
+    """A negative's cosine must be below its positive's by more than this share of it: 0.05 is below 95 % of it, the
+    best of the positive-aware rules in NV-Retriever (arXiv 2407.15831). None: no bound."""
     max_score: float | None = None
     """Largest cosine of a negative."""
     min_score: float | None = None
     """Smallest cosine of a negative."""
     same_cluster: Literal["refuse", "allow"] = "refuse"
-    """Texts that positive pairs link, over any number of steps, are a cluster: whether a negative may be of its anchor's."""
+    """Texts that positive pairs link, over any number of steps, are a cluster:
+    whether a negative may be of the cluster of its anchor."""
     negatives: int = 1
     """Negatives per pair; each makes a triple."""
     sampling: Literal["top", "random"] = "top"
@@ -78,7 +79,7 @@ class NegativeRules:
                 raise SettingsError(f"--{name.replace('_', '-')} must be finite, got {bound}.")
 
     def check_candidates(self, count: int) -> None:
-        """Raises `SettingsError` if the ranks need more candidates than there are."""
+        """Raise `SettingsError` if the ranks need more candidates than there are."""
         first, last = self.ranks
         if (needed := last or first + self.negatives - 1) > count:
             raise SettingsError(
@@ -87,7 +88,7 @@ class NegativeRules:
             )
 
 
-# --- guards -----------------------------------------------------------------------------------------------------------------
+# --- guards -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -152,11 +153,11 @@ def make_guards(material: Material, rules: NegativeRules, judge: Judge | None = 
     return {reason: guard for reason, (setting, guard) in zip(REASONS, guards, strict=True) if setting is not None}
 
 
-# --- selection --------------------------------------------------------------------------------------------------------------
+# --- selection --------------------------------------------------------------------------------------------------------
 
 
 class MinedPart(NamedTuple):
-    """What was mined for some pairs, as plain JSON values."""
+    """Triples and counts of some pairs, as plain JSON values."""
 
     rows: list[dict[str, Any]]
     """Triples, as they are written."""
@@ -245,7 +246,7 @@ class Miner:
 
 
 def _sampled(count: int, rules: NegativeRules, example: int) -> Array:
-    """Positions of the negatives among `count` candidates: the first, or random ones in order.
+    """Return the positions of the negatives among `count` candidates: the first, or random ones in order.
 
     Sorted by random(), the one generator that gives the same numbers in every version of Python.
     """
@@ -256,11 +257,11 @@ def _sampled(count: int, rules: NegativeRules, example: int) -> Array:
     return np.array(sorted(sorted(range(count), key=keys.__getitem__)[: rules.negatives]), dtype=np.int64)
 
 
-# --- account ----------------------------------------------------------------------------------------------------------------
+# --- account ----------------------------------------------------------------------------------------------------------
 
 
 def account(parts: Sequence[dict[str, Any]], out: Path, pairs: int) -> dict[str, Any]:
-    """Return what became of every pair and every candidate, and quantiles of cosines and ranks.
+    """Return the outcome of every pair and every candidate, and quantiles of cosines and ranks.
 
     Raises:
         RuntimeError: if a pair is unaccounted for, which is a bug.

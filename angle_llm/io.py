@@ -1,11 +1,11 @@
-"""Files and folders that a kill or a power failure leaves whole, JSON, checksums, and progress of long commands.
+"""Atomic writes of files and folders, JSON, checksums, and progress of long commands.
 
 write_file, write_text, write_json   one file, written whole or not at all
 write_folder                         one folder, written whole or not at all
 checksums, check_files               sizes and SHA-256 of the files of a folder
 progress_bar, log                    a bar on a terminal, lines in a log file
 
-What is written gets a hidden name first, is flushed to disk, and then renamed, which is atomic. `resumable` builds on this.
+Data is written under a hidden name, flushed to disk, and then renamed, which is atomic. `resumable` uses this.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def _hidden(path: Path, writer: str | None) -> Path:
 def write_folder(target: Path, fill: Callable[[Path], object], writer: str | None = None) -> None:
     """Write a folder whole or not at all; an existing folder is replaced with everything in it.
 
-    `fill` gets an empty folder beside the target. All files get the mode of ordinary files, 0666 less the umask: libraries
-    create some with 0600. `writer` as in `write_file`.
+    `fill` gets an empty folder beside the target. All files get the mode of ordinary files, 0666 less the umask:
+    libraries create some with 0600. `writer` as in `write_file`.
     """
     target = Path(os.path.realpath(target))
     with filled(target, fill, writer) as temporary:
@@ -126,7 +126,7 @@ def write_folder(target: Path, fill: Callable[[Path], object], writer: str | Non
 
 
 def restore_folder(folder: Path) -> None:
-    """Undo what a killed `write_folder` left of a folder: put the old one back if none is there, remove hidden remains."""
+    """Repair a folder after a killed `write_folder`: restore the old one if none exists, and remove hidden remains."""
     retired = folder.with_name(f".{folder.name}.old")
     if retired.exists() and not folder.exists():
         retired.replace(folder)
@@ -135,13 +135,14 @@ def restore_folder(folder: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder, or the remains of a killed removal: a hidden name first, so that no half of it keeps its own name."""
+    """Remove a folder, or the remains of a killed removal:
+    rename it to a hidden name first, so that no partial folder keeps its name."""
     swap(None, folder)
 
 
 @contextmanager
 def filled(target: Path, fill: Callable[[Path], object], writer: str | None) -> Iterator[Path]:
-    """A hidden folder beside the target, filled and flushed to disk; removed at the end if it is still there."""
+    """Yield a hidden folder beside the target, filled and flushed to disk; remove it at the end if it still exists."""
     temporary = _hidden(target, writer)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -159,7 +160,7 @@ def filled(target: Path, fill: Callable[[Path], object], writer: str | None) -> 
 
 
 def swap(new: Path | None, target: Path) -> None:
-    """Rename `new` to `target`, if given. An existing target is renamed out of the way first and deleted last."""
+    """Rename `new` to `target`, if given. An existing target is first renamed to a hidden name, and deleted last."""
     retired = target.with_name(f".{target.name}.old")
     shutil.rmtree(retired, ignore_errors=True)
     if target.exists():
@@ -226,7 +227,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def log(line: str) -> None:
-    """Print a line, beside a progress bar if there is one. A closed pipe is ignored: work continues without a reader."""
+    """Print a line, beside a progress bar if there is one. A closed pipe is ignored: work continues."""
     from tqdm import tqdm
 
     with suppress(OSError, ValueError):
@@ -235,8 +236,8 @@ def log(line: str) -> None:
 
 
 def discard_closed_pipes() -> None:
-    """Flush stdout and stderr. If the reader of one has ended, redirect it to the null device: otherwise the flush at the end
-    of the program would fail and change its exit code."""
+    """Flush stdout and stderr. If the reader of one has ended, redirect it to the null device: otherwise the flush at
+    the end of the program would fail and change its exit code."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -255,7 +256,7 @@ def has_terminal() -> bool:
 def progress_bar(
     name: str, total: int, unit: str, *, done: int = 0, enabled: bool = True, transient: bool = False
 ) -> tqdm[Any]:
-    """Return a tqdm bar on stderr; where there is no terminal, it prints a line at the start, one a minute, and one at the end.
+    """Return a tqdm bar on stderr; without a terminal, it prints lines at the start, once a minute and at the end.
 
     Args:
         done: pieces done before; they count as done, but not for the rate.

@@ -2,7 +2,7 @@
 
 NAME.jsonl             the triples
 NAME.report.json       what they depend on, and an account of every pair and candidate; written last
-NAME.jsonl.parts/      during the work: parts of triples, and the vectors unless --vectors names a folder; see `resumable`
+NAME.jsonl.parts/      while mining: parts of triples, and the vectors unless --vectors is set; see `resumable`
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _TOGETHER = 8192
 _IDENTITY = (
     *(rule.name for rule in fields(NegativeRules) if not rule.name.startswith("block_")), "positive_above", "index", "shard_rows",
 )  # fmt: skip
-"""Settings that the triples depend on. Of the sizes of blocks, `shard_rows` does: texts that are embedded together affect the
-last digits of a vector."""
+"""Settings that the triples depend on. Of the sizes of blocks, `shard_rows` does: texts that are embedded together
+affect the last digits of a vector."""
 _NAMED = (
     "pairs", "format", "columns", "delimiter", "encoding", "score_range", "where", "limit", "shuffle_seed", "corpus", "column",
     "model", "judge",
@@ -60,7 +60,8 @@ class MineFiles:
     model: str
     """The encoder: a saved directory, a model folder, a hub id, a .gguf file, or package:NAME/path/inside."""
     out: Path
-    """The .jsonl file of triples; the report is written beside it, NAME.report.json. The same command resumes after a kill."""
+    """The .jsonl file of triples; the report is written beside it, NAME.report.json.
+    The same command resumes after a kill."""
 
     limit: int | None = None
     """Mine for at most this many examples."""
@@ -79,7 +80,7 @@ class MineFiles:
     prompt: str | None = None
     """Prompt name or YAML file. None: the one saved with the model, or the default of its kind."""
     pooling: str | None = None
-    """How token states become a vector. None: as saved with the model, or the default of its kind."""
+    """Pooling of token states to a vector. None: as saved with the model, or the default of its kind."""
     max_length: int | None = None
     """Maximum tokens of a text with its prompt. None: as saved with the model, or the default."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -88,9 +89,11 @@ class MineFiles:
     index: Literal["exact", "faiss"] = "exact"
     """exact: compare with every candidate. faiss: faiss finds the nearest in float32, which are then ranked exactly."""
     vectors: Path | None = None
-    """A folder that keeps the vectors, for other rules with the same texts. None: removed when the triples are written."""
+    """A folder that keeps the vectors, for other rules with the same texts.
+    None: removed when the triples are written."""
     shard_rows: int = 8192
-    """Texts embedded at a time; at most this many are embedded again after a kill. It may change the last digit of a cosine."""
+    """Texts embedded at a time; at most this many are embedded again after a kill.
+    It may change the last digit of a cosine."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +254,7 @@ class Output:
         return report
 
 
-# --- vectors ----------------------------------------------------------------------------------------------------------------
+# --- vectors ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

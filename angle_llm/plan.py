@@ -1,7 +1,7 @@
 """`angle-llm plan`: forecast memory and work of a training run without loading weights.
 
-The model is built without weights (`model.outline`), batches are planned as in training, and the largest step is run on the meta
-device, where its tensors are counted (`model.step_memory`).
+The model is built without weights (`model.outline`), batches are planned as in training, and the largest step is run on
+the meta device, where its tensors are counted (`model.step_memory`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class PlanSettings(TrainSettings):
     offload: Literal["none", "optimizer", "parameters"] = "none"
     """What ZeRO keeps in host memory: the optimizer state, or with stage 3 also the weights."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
-    """Planned device; attention kernels differ in what they keep for the backward pass. auto: cuda if available, else cpu. Name
-    cuda to plan a GPU run on a machine without one."""
+    """Planned device; attention kernels differ in what they keep for the backward pass. auto: cuda if available, else
+    cpu. Name cuda to plan a GPU run on a machine without one."""
     sample: Positive = 2048
     """Number of examples that are tokenised and planned; the work of the run is extrapolated from them."""
     json: str | None = None
@@ -74,7 +74,7 @@ def plan_main(settings: PlanSettings) -> None:
 
 
 def render(settings: PlanSettings, found: Forecast) -> str:
-    """The forecast as text."""
+    """Return the forecast as text."""
     from angle_llm.train.device_memory import Sharding
 
     work = found.work

@@ -1,7 +1,7 @@
 """Prompts: the template around a text, stored in a YAML file and saved with every encoder.
 
-A template has exactly one `{text}`. The text is inserted literally: braces, quotes, format fields and names of special tokens in
-it stay text.
+A template has exactly one `{text}`. The text is inserted literally: braces, quotes, format fields and names of special
+tokens in it stay text.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PromptTemplate:
     """A prompt. Two prompts give the same token ids exactly if their `fingerprint` is the same.
 
     Raises:
-        PromptError: If the template does not have exactly one `{text}`, or for an unknown edit or tokenization.
+        PromptError: if the template does not have exactly one `{text}`, or for an unknown edit or tokenization.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -54,10 +54,10 @@ class PromptTemplate:
     edits: tuple[str, ...] = ()
     """Names of `TEXT_EDITS` that are applied to the text first."""
     tokenization: str = "joined"
-    """joined: the formatted prompt is tokenised as one string, as for the published models; the end of the text may merge with
-    the tail. segments: head, text and tail are tokenised separately, so that the ids of the prompt do not depend on the text. A
-    text that is too long loses its end (with a full stop that an edit added) and, if joined, the quote after it; never the rest
-    of the tail."""
+    """joined: the formatted prompt is tokenised as one string, as for the published models; the end of the text may
+    merge with the tail. segments: head, text and tail are tokenised separately, so that the ids of the prompt do not
+    depend on the text. A text that is too long loses its end (with a full stop that an edit added) and, if joined, the
+    quote after it; never the rest of the tail."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "edits", tuple(self.edits))
@@ -88,13 +88,13 @@ class PromptTemplate:
         return self.template.partition(PLACEHOLDER)[2]
 
     def edit(self, text: str) -> str:
-        """The text after the edits."""
+        """Return the text after the edits."""
         for name in self.edits:
             text = TEXT_EDITS[name](text)
         return text
 
     def format(self, text: str) -> str:
-        """The template with the edited text inserted literally."""
+        """Return the template with the edited text inserted literally."""
         return self.head + self.edit(text) + self.tail
 
     @property
@@ -104,12 +104,12 @@ class PromptTemplate:
         return hashlib.sha256(content.encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain values, for JSON and YAML."""
+        """Return the fields as plain values, for JSON and YAML."""
         return asdict(self) | {"edits": list(self.edits)}
 
     @classmethod
     def from_dict(cls, values: object, where: str) -> PromptTemplate:
-        """A prompt from plain values; `where` names their origin in messages. Raises `PromptError`."""
+        """Return a prompt from plain values; `where` names their origin in messages. Raises `PromptError`."""
         try:
             return settings_from_dict(cls, values, where)
         except PromptError:
@@ -119,15 +119,15 @@ class PromptTemplate:
 
 
 def bundled_prompts() -> dict[str, Path]:
-    """The prompt files of the package, by name."""
+    """Return the prompt files of the package, by name."""
     return bundled_files("prompts")
 
 
 def load_prompt(name_or_path: str | Path) -> PromptTemplate:
-    """A prompt of the package by name, or from the path of a YAML file.
+    """Return a prompt of the package by name, or from the path of a YAML file.
 
     Raises:
-        PromptError: For an unknown name, a missing or malformed file, or a template that cannot be used.
+        PromptError: for an unknown name, a missing or malformed file, or a template that cannot be used.
     """
     name = str(name_or_path)
     bundled = bundled_prompts()

@@ -1,4 +1,4 @@
-"""A folder of parts for long work: killed anywhere, the same command resumes it. Used by checkpoints, embed and mine."""
+"""A folder of parts for long work: after a kill, the same command resumes. For checkpoints, embed and mine."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class ResumableFolder:
         NAME/…                the files of a part
         NAME/manifest.json    values of the part, sizes and SHA-256 of its files
 
-    A part is a folder, renamed into place when complete (checkpoints). With `flat`, the files of all parts are in the folder
-    itself, and `.NAME.json`, the manifest, is renamed last: a part without it does not count (embed, mine). Identity and
-    values are JSON values. Usage, here for checkpoints:
+    A part is a folder, renamed into place when complete (checkpoints). With `flat`, the files of all parts are in the
+    folder itself, and `.NAME.json`, the manifest, is renamed last: a part without it does not count (embed, mine).
+    Identity and values are JSON values. Usage, here for checkpoints:
 
         with ResumableFolder(run_dir / "checkpoints", {"settings": …}, option="--run-dir") as folder:
             for name in reversed(folder.names()):                        # newest first
@@ -76,8 +76,8 @@ class ResumableFolder:
     As a context manager it holds a lock, which ends with the process.
 
     Raises (on entering):
-        FolderError: if the folder contains other files, another process writes it, or its parts have another identity; the
-            message names the fields that differ.
+        FolderError: if the folder contains other files, another process writes it, or its parts have another identity;
+            the message names the fields that differ.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class ResumableFolder:
                 self.__exit__()
 
     def finish(self, values: Mapping[str, Any]) -> None:
-        """Write the index: the identity, `values`, and the manifests of all parts. Then remove what only the work needed."""
+        """Write the index (identity, `values` and all manifests), then remove files that are needed to resume only."""
         assert self._index is not None, "the folder has no index"
         parts = [self.manifest(name) for name in self.names()]
         write_json(self.path / self._index, {**self.identity, **values, "parts": parts}, writer="")
@@ -218,7 +218,7 @@ class ResumableFolder:
         sync_folder(self.path)
 
     def _is_signed(self, name: str) -> bool:
-        """Whether the manifest of a part is of this work; needs no identity file."""
+        """Return whether the manifest of a part is of this work; needs no identity file."""
         with suppress(FolderError):
             return bool(self.manifest(name))
         return False
@@ -238,5 +238,5 @@ class ResumableFolder:
         return manifest
 
     def _signature(self, body: Mapping[str, Any]) -> str:
-        """SHA-256 of a manifest and of the identity it belongs to."""
+        """Return the SHA-256 of a manifest and of the identity it belongs to."""
         return hashlib.sha256(json.dumps([self.identity, body], sort_keys=True).encode()).hexdigest()

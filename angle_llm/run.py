@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 def fine_tune(settings: TrainSettings) -> Path:
     """Fine-tune a language model into a text-embedding model; return the directory of the model to use.
 
-    Names, paths and the run directory are checked first, then the data are read, and then the weights are loaded. With a
-    launcher of several processes, each of them calls this. `train.run_folder` lists the files of the run directory.
+    Names, paths and the run directory are checked first, then the data are read, and then the weights are loaded. With
+    a launcher of several processes, each of them calls this. `train.run_folder` lists the files of the run directory.
 
     Raises:
-        SettingsError: if the run directory belongs to another or a finished run, the checkpoint to resume from does not exist,
-            or the launch is not supported.
+        SettingsError: if the run directory belongs to another or a finished run, the checkpoint to resume from does not
+            exist, or the launch is not supported.
         Interrupted: a `SystemExit`, after SIGINT or SIGTERM; `resume="auto"` continues the run.
         ValueError: for an unknown pooling or dtype.
         ArtifactError, DataError, PromptError, TrainingError, FileNotFoundError: see the modules that raise them.
@@ -111,7 +111,7 @@ def check_names(settings: TrainSettings) -> None:
 
 
 def load_data(settings: DataSettings, processes: Processes) -> Mixture:
-    """Read the training data. The first process of a machine reads first and caches datasets that do not fit in memory."""
+    """Read the training data. The first process of a machine reads first and caches large datasets."""
     from angle_llm.data.mixture import load_mixture
     from angle_llm.data.store import cache_folder
 

@@ -1,9 +1,9 @@
 """Similarity search: exact, the same to the last bit whatever the blocks. And `angle-llm search`.
 
-Sums of float products depend on their order, and so on the shape of a block and on the position of a row in it. Therefore
-vectors of length 1 are rounded to multiples of 2⁻²⁶, four times finer than float32 just below 1. Their products are multiples
-of 2⁻⁵², and no partial sum is above 2 (Cauchy-Schwarz), so float64 holds every sum exactly and no order rounds anything. Equal
-vectors have equal cosines, and the earlier one comes first.
+Sums of float products depend on their order, and so on the shape of a block and on the position of a row in it.
+Therefore vectors of length 1 are rounded to multiples of 2⁻²⁶, four times finer than float32 just below 1. Their
+products are multiples of 2⁻⁵², and no partial sum is above 2 (Cauchy-Schwarz), so float64 holds every sum exactly and
+no order rounds anything. Equal vectors have equal cosines, and the earlier one comes first.
 
 Legend: N rows, Q queries, C candidates, D dimensions, K stored dimensions, R results per query.
 """
@@ -30,12 +30,12 @@ FAISS_SLACK = 64
 _TEXT_SHOWN = 200
 
 Search = Callable[[Array, int], tuple[Array, Array]]
-"""`search(queries_QD, top)` of queries on the grid: positions (Q, R) and cosines (Q, R) of the candidates, best first."""
+"""`search(queries_QD, top)` of queries on the grid: positions and cosines (Q, R) of candidates, best first."""
 
 
 def on_grid(rows_ND: Array) -> Array:
-    """Return the directions of vectors (N, D) in steps of 2⁻²⁶, as integers in float64. A zero vector stays 0, one that is not
-    finite contains NaN."""
+    """Return the directions of vectors (N, D) in steps of 2⁻²⁶, as integers in float64.
+    A zero vector stays 0, one that is not finite contains NaN."""
     rows: Array = np.array(rows_ND, dtype=np.float64, order="C")
     length = np.sqrt((rows * rows).sum(axis=1, keepdims=True))
     with np.errstate(invalid="ignore"):
@@ -56,7 +56,7 @@ def cosine_matrix(queries_QD: Array, candidates_CD: Array) -> Array:
 
 
 def best(position_QC: Array, score_QC: Array, top: int) -> tuple[Array, Array]:
-    """Return positions and scores (Q, R) of the `top` largest scores of each row, largest first; of equal ones the first."""
+    """Return positions and scores (Q, R) of the `top` largest scores of each row, largest first; ties in order."""
     if score_QC.shape[1] > top:
         edge_Q1 = np.partition(score_QC, -top, axis=1)[:, -top, None]
         above, at_edge = score_QC > edge_Q1, score_QC == edge_Q1
@@ -71,8 +71,8 @@ def best(position_QC: Array, score_QC: Array, top: int) -> tuple[Array, Array]:
 def nearest(queries_QD: Array, blocks: Iterable[Array], top: int) -> tuple[Array, Array]:
     """Compare queries on the grid with every candidate, in blocks (C, D) of vectors of any length.
 
-    Returns positions (Q, R), counted through all blocks, and cosines (Q, R), best first, of equals the earlier. The result is
-    the same for any block size. Memory is Q × (R + C). Vectors that are not finite give NaN.
+    Returns positions (Q, R), counted through all blocks, and cosines (Q, R), best first, of equals the earlier. The
+    result is the same for any block size. Memory is Q × (R + C). Vectors that are not finite give NaN.
     """
     position_QR = np.empty((len(queries_QD), 0), dtype=np.int64)
     score_QR = np.empty((len(queries_QD), 0))
@@ -88,11 +88,12 @@ def nearest(queries_QD: Array, blocks: Iterable[Array], top: int) -> tuple[Array
 
 
 def searcher(vectors_ND: Array, rows: Array | None = None, *, block: int = 8192, faiss: bool = False) -> Search:
-    """Return the search among some `rows` (None: all) of vectors in memory or mapped from disk; positions count in `rows`.
+    """Return the search among `rows` (None: all) of vectors in memory or mapped from disk; positions count in `rows`.
 
     With `faiss`, its exact index in float32 finds somewhat more than requested, which is then ranked exactly.
 
-    Raises `MissingLibraryError` for `faiss` if it is not installed.
+    Raises:
+        MissingLibraryError: for `faiss` if it is not installed.
     """
     rows = np.arange(len(vectors_ND)) if rows is None else rows
 
@@ -118,7 +119,7 @@ def searcher(vectors_ND: Array, rows: Array | None = None, *, block: int = 8192,
     return search
 
 
-# --- angle-llm search -------------------------------------------------------------------------------------------------------
+# --- angle-llm search -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ class SearchSettings:
 
 
 class Hit(NamedTuple):
-    """A row that was found: its cosine with the query, index in the corpus from 0, id and text where they are stored."""
+    """A row that was found: cosine with the query, index in the corpus from 0, id and text if they are stored."""
 
     cosine: float
     row: int
@@ -194,10 +195,10 @@ def search_main(settings: SearchSettings) -> None:
 
 
 def search_folder(folder: Path, index: VectorIndex, queries_QD: Array, top: int) -> list[list[Hit]]:
-    """Return for each query the `top` rows of largest cosine in a finished folder, best first; of equals the earlier row.
+    """Return the `top` rows of largest cosine in a finished folder for each query, best first; ties in order.
 
-    `queries_QD` are whole vectors of the encoder; they are cut as the rows were. Rows of int8 are compared as stored, of binary
-    by their signs. Memory is that of one shard.
+    `queries_QD` are whole vectors of the encoder; they are cut as the rows were. Rows of int8 are compared as stored,
+    of binary by their signs. Memory is that of one shard.
 
     Raises:
         FolderError: if the folder is damaged, or the queries are not finite.
@@ -216,7 +217,7 @@ def search_folder(folder: Path, index: VectorIndex, queries_QD: Array, top: int)
 
 
 def _rows_at(folder: Path, index: VectorIndex, positions: set[int]) -> dict[int, tuple[int, str | None, str | None]]:
-    """(index in the corpus, id, text) of some stored rows, by position; only their shards are read."""
+    """Return (index in the corpus, id, text) of some stored rows, by position; only their shards are read."""
     found = {}
     start = 0
     for shard in index.parts:

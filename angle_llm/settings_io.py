@@ -47,7 +47,7 @@ class SettingsError(ValueError):
 
 
 class _FlagError(Exception):
-    """Values that a settings class refuses while flags are parsed; tyro would print a ValueError in its own words."""
+    """Values that a settings class refuses while flags are parsed; tyro would print a ValueError in another format."""
 
     def __init__(self, kind: Any, problems: Sequence[Any]) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def parse_flags(kind: Any, arguments: Sequence[str], *, root: type | None = None
 
 
 def _flag_prefix(root: Any, kind: Any) -> str | None:
-    """The prefix of the flags of a settings class inside another: `lora.` for LoraSettings in TrainSettings."""
+    """Return the prefix of the flags of a settings class inside another: `lora.` for LoraSettings in TrainSettings."""
     if root is kind:
         return ""
     for name, hint in get_type_hints(root).items():
@@ -110,7 +110,7 @@ def unknown_name(what: str, given: str, known: Iterable[str]) -> str:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def settings_class(kind: type[Settings]) -> type[Settings]:
-    """Class decorator: a frozen pydantic dataclass without extra keys, whose errors are `SettingsError`."""
+    """Decorate a class as a frozen pydantic dataclass without extra keys, whose errors are `SettingsError`."""
     made: Any = dataclass(frozen=True, config=STRICT)(kind)
     construct = made.__init__
 
@@ -181,7 +181,7 @@ def load_settings(kind: type[Settings], path: str | Path, defaults: Settings | N
 
 
 def bundled_files(folder: str) -> dict[str, Path]:
-    """The YAML files of `prompts` or `recipes` by name: in an installed package, or in a checkout."""
+    """Return the YAML files of `prompts` or `recipes` by name: in an installed package, or in a checkout."""
     package = Path(__file__).parent
     places = [place for place in (package / f"bundled_{folder}", package.parent / folder) if place.is_dir()]
     return {path.stem: path for path in sorted(places[0].glob("*.yaml"))} if places else {}
@@ -197,7 +197,7 @@ def merged_settings(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any
 
 
 def changed_settings(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> list[str]:
-    """Dotted names of the settings that differ."""
+    """Return the dotted names of the settings that differ."""
     changed = []
     for key, value in after.items():
         old = before.get(key)
@@ -209,7 +209,7 @@ def changed_settings(before: dict[str, Any], after: dict[str, Any], prefix: str 
 
 
 def settings_to_dict(settings: Any) -> dict[str, Any]:
-    """Plain values that YAML and JSON can hold."""
+    """Return plain values that YAML and JSON can hold."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -241,7 +241,7 @@ def parse_settings(defaults: Settings, arguments: Sequence[str] | None = None, *
 
 
 def describe(kind: type, summary: str) -> str:
-    """The text above the flags in `--help`."""
+    """Return the text above the flags in `--help`."""
     text = "--config FILE reads settings from a YAML file; flags override it."
     if common := getattr(kind, "COMMON_FLAGS", ""):
         text += f" {common}"
@@ -251,7 +251,7 @@ def describe(kind: type, summary: str) -> str:
 def config_defaults(
     kind: type[Settings], arguments: Sequence[str], defaults: Settings | None = None
 ) -> tuple[Settings | None, list[str]]:
-    """Settings from `--config FILE` (None without one), and the remaining arguments."""
+    """Return the settings from `--config FILE` (None without one), and the remaining arguments."""
     rest = list(arguments)
     for position, argument in enumerate(rest):
         name, equals, value = argument.partition("=")
@@ -263,7 +263,7 @@ def config_defaults(
 
 
 def unknown_flag(flag: str, settings: Any) -> str:
-    """Message for an unknown flag: the flag with the same last word, the same initials (`--lr`), or a similar name."""
+    """Return the message for an unknown flag: one with the same last word or initials (`--lr`), or a similar name."""
     if not flag.startswith("--"):
         return f"unexpected argument {flag!r}. Settings are flags, such as --seed 1; --help lists them."
 

@@ -1,4 +1,4 @@
-"""Vectors on disk: what is stored of them, the shards of a folder, and how search reads them back.
+"""Vectors on disk: their stored form, the shards of a folder, and reading them for search.
 
     OUT/
         shard-000000.parquet         row, id, text, scale, embedding of a block of rows; columns as requested
@@ -6,7 +6,8 @@
         shard-000000.skipped.jsonl   rows of the block that were skipped: number, place, reason
         embeddings.json              the index: encoder, form of the vectors, source, every shard with size and SHA-256
 
-While `angle-llm embed` works there is no index, see `resumable`. Legend: N rows, D dimensions of the encoder, K stored ones.
+While `angle-llm embed` works there is no index, see `resumable`. Legend: N rows, D dimensions of the encoder, K stored
+ones.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ class VectorForm:
     """How vectors are stored.
 
     * float32, float16: the values, rounded.
-    * int8: value ≈ int8 · scale, where scale is the row's largest magnitude / 127. A scale per row, not per dimension, needs no
-      other rows, so that shards are independent, and does not change a cosine.
-    * binary: the signs, one bit per dimension, 1 for values above 0; eight per byte, the first in the highest bit, the last byte
-      padded with 0 (as `numpy.packbits` does).
+    * int8: value ≈ int8 · scale, where scale is the row's largest magnitude / 127. A scale per row, not per dimension,
+      needs no other rows, so that shards are independent, and does not change a cosine.
+    * binary: the signs, one bit per dimension, 1 for values above 0; eight per byte, the first in the highest bit, the
+      last byte padded with 0 (as `numpy.packbits` does).
     """
 
     dimensions: int
@@ -131,7 +132,7 @@ def write_shard(
     sides: Mapping[str, Any],
     skipped: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Write the files of a shard: vectors in the `columns` of `VectorForm.stored`, and `sides` (row, id, text) beside them."""
+    """Write the files of a shard: vectors (`columns`, from `VectorForm.stored`) and `sides` (row, id, text)."""
     import pyarrow
     from pyarrow import parquet
 
@@ -156,7 +157,7 @@ def write_shard(
         (folder / f"{name}{SKIPPED}").write_text(text, encoding="utf-8")
 
 
-# --- the encoder ------------------------------------------------------------------------------------------------------------
+# --- the encoder ------------------------------------------------------------------------------------------------------
 
 
 def encoder_identity(encoder: SentenceEncoder) -> dict[str, Any]:
@@ -173,7 +174,7 @@ def encoder_identity(encoder: SentenceEncoder) -> dict[str, Any]:
 
 
 def fingerprint(encoder: SentenceEncoder) -> str:
-    """Return a short hash of what was loaded: weights of the base, adapter and its scale, number of layers, tokenizer."""
+    """Return a short hash of an encoder: weights of the base, adapter and its scale, number of layers, tokenizer."""
     import torch
 
     from angle_llm.model.backbone import weights_fingerprint
@@ -197,7 +198,7 @@ def fingerprint(encoder: SentenceEncoder) -> str:
     return digest.hexdigest()[:16]
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------------
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 @checked_dataclass(frozen=True, config=_STRICT)

@@ -2,7 +2,8 @@
 
     python eval/data_scale.py --rows 1000000
 
-Writes triples of random words and reads them as a training run does, without a model. Each measurement has its own process.
+Writes triples of random words and reads them as a training run does, without a model. Each measurement has its own
+process.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def main(settings: ScaleSettings) -> dict[str, float]:
 def in_processes(
     count: int, measure: Callable[[Path, int], dict[str, float]], path: Path, batch_size: int
 ) -> list[dict[str, float]]:
-    """Results of a function in new processes that run at the same time."""
+    """Return the results of a function in new processes that run at the same time."""
     with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
         return list(pool.map(measure, [path] * count, [batch_size] * count))
 
@@ -90,14 +91,14 @@ def write_rows(path: Path, rows: int) -> None:
 
 
 def open_data(path: Path, batch_size: int) -> tuple[Mixture, StepSchedule]:
-    """The data and the batches of two epochs."""
+    """Return the data and the batches of two epochs."""
     data = load_mixture(DataSettings(path=str(path)), path.parent / "cache")
     run = TrainSettings(batch_size=batch_size, epochs=2, optimizer=OptimizerSettings(warmup=0))
     return data, StepSchedule(data.draws, run)
 
 
 def first_batches(path: Path, batch_size: int) -> dict[str, float]:
-    """Seconds to the first batch, examples per second of the next thousand batches, and memory growth."""
+    """Return the seconds to the first batch, examples per second of the next thousand batches, and memory growth."""
     process = psutil.Process()
     memory, started = process.memory_info().rss, time.perf_counter()
     data, plan = open_data(path, batch_size)
@@ -117,7 +118,7 @@ def first_batches(path: Path, batch_size: int) -> dict[str, float]:
 
 
 def resume(path: Path, batch_size: int) -> dict[str, float]:
-    """Seconds to the next batch of a run that stopped in the second epoch."""
+    """Return the seconds to the next batch of a run that stopped in the second epoch."""
     data, plan = open_data(path, batch_size)
     started = time.perf_counter()
     _, (indices,) = next(plan.after(plan.steps * 3 // 4))
@@ -126,7 +127,7 @@ def resume(path: Path, batch_size: int) -> dict[str, float]:
 
 
 def whole_epoch(path: Path, batch_size: int) -> dict[str, float]:
-    """Seconds of an epoch, a hash of its rows in their order, and the number of rows seen once."""
+    """Return the seconds of an epoch, a hash of its rows in their order, and the number of rows seen once."""
     started = time.perf_counter()
     data, plan = open_data(path, batch_size)
     digest, seen = hashlib.sha256(), bytearray(len(data))

@@ -3,9 +3,9 @@
     python eval/gpu_check.py                      # 7B shape, some minutes on one GPU of 48 GB
     python eval/gpu_check.py --layers 2 --hidden 64 --heads 4 --intermediate 96 --batch 4 --steps 3   # a smoke test, on a CPU
 
-A LLaMA shape with random weights is trained with LoRA on a bfloat16 base and on a 4-bit one, with graphs kept and with gradient
-caching. Peak memory is compared with the forecast, and gradients with those of another layout or mode. The exit code is 1 if a
-forecast is off by more than the tolerance, or another check fails.
+A LLaMA shape with random weights is trained with LoRA on a bfloat16 base and on a 4-bit one, with graphs kept and with
+gradient caching. Peak memory is compared with the forecast, and gradients with those of another layout or mode. The
+exit code is 1 if a forecast is off by more than the tolerance, or another check fails.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class GpuCheckSettings(ShapeSettings):
 
 
 def main(settings: GpuCheckSettings) -> bool:
-    """Print a line for each check; returns whether all hold."""
+    """Print a line for each check; return whether all pass."""
     device, name = find_device()
     if device.type == "cpu" and settings.hidden >= GpuCheckSettings.hidden:
         raise ValueError(f"this machine has no GPU, which a model of this shape needs. A smoke test: {SMALL}")
@@ -78,7 +78,7 @@ def main(settings: GpuCheckSettings) -> bool:
 def checks(
     settings: GpuCheckSettings, examples: list[Example], bits: int | None, device: torch.device
 ) -> Iterator[dict[str, Any]]:
-    """All checks of a base in bfloat16, or quantized to `bits`."""
+    """Yield all checks of a base in bfloat16, or quantized to `bits`."""
     encoder = random_encoder(settings, device)
     if bits is not None:
         quantization.quantize(encoder.model.backbone, bits, device)
@@ -128,7 +128,7 @@ def randomize_adapter(encoder: SentenceEncoder) -> None:
 def train(
     settings: GpuCheckSettings, encoder: SentenceEncoder, plan: Plan, batch: TextBatch, *, cached: bool
 ) -> list[float]:
-    """Losses of some optimizer steps on one batch."""
+    """Return the losses of some optimizer steps on one batch."""
     trainable = [parameter for parameter in encoder.model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trainable, lr=settings.learning_rate)
     encoder.model.train()
@@ -151,7 +151,7 @@ def forecast(
     *,
     cached: bool,
 ) -> Memory:
-    """Memory of these steps as `angle-llm plan` forecasts it."""
+    """Return the memory of these steps as `angle-llm plan` forecasts it."""
     kept: Any = encoder.model.backbone.config  # peft and bitsandbytes have added to it
     config = type(kept)(**{key: value for key, value in kept.to_dict().items() if key != "quantization_config"})
     backbone = outline.backbone_outline(config, torch.bfloat16, settings.lora(), bits=bits)
@@ -188,7 +188,7 @@ def measured(settings: GpuCheckSettings, expected: Memory, device: torch.device,
 
 
 def gradient(encoder: SentenceEncoder, plan: Plan, batch: TextBatch, *, cached: bool) -> Tensor:
-    """Gradient of all adapter weights as one vector on the CPU."""
+    """Return the gradient of all adapter weights as one vector on the CPU."""
     encoder.model.train()
     encoder.model.zero_grad()
     boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=graph_tokens(plan, cached))
@@ -199,7 +199,7 @@ def gradient(encoder: SentenceEncoder, plan: Plan, batch: TextBatch, *, cached: 
 
 
 def graph_tokens(plan: Plan, cached: bool) -> int:
-    """Value of the setting with which a batch is encoded twice, or its graphs are kept."""
+    """Return the value of the setting with which a batch is encoded twice, or its graphs are kept."""
     return 0 if cached else plan.computed_tokens
 
 
@@ -219,7 +219,7 @@ def padding(
 
 @torch.inference_mode()
 def embedded(encoder: SentenceEncoder, plan: Plan) -> Tensor:
-    """Embeddings of the plan's texts in their order, on the CPU."""
+    """Return the embeddings of the plan's texts in their order, on the CPU."""
     encoder.model.eval()
     rows_UD = torch.empty(plan.unique, encoder.dimensions)
     for micro in plan.micro_batches:

@@ -3,9 +3,9 @@
     python eval/gpu_speed.py                      # 7B shape, about 3 minutes on one 80 GB GPU
     python eval/gpu_speed.py --layers 2 --hidden 64 --heads 4 --intermediate 96 --batch 4 --steps 2   # a smoke test, on a CPU
 
-Weights are random because speed does not depend on them; token lengths are those of real triples with the prompt. Utilisation
-counts computed tokens and the operations of the linear layers, against the peak of the device's data sheet (or, where that is
-not known, of a large product measured here).
+Weights are random because speed does not depend on them; token lengths are those of real triples with the prompt.
+Utilisation counts computed tokens and the operations of the linear layers, against the peak of the device's data sheet
+(or, where that is not known, of a large product measured here).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ShapeSettings:
     """Write the figures to this file."""
 
     def lora(self) -> LoraSettings:
-        """The adapter."""
+        """Return the adapter."""
         return LoraSettings(rank=self.rank, alpha=self.rank)
 
 
@@ -101,14 +101,14 @@ def main(settings: GpuSpeedSettings) -> None:
 
 
 def find_device() -> tuple[torch.device, str]:
-    """The GPU if there is one, and its name."""
+    """Return the GPU if there is one, and its name."""
     if torch.cuda.is_available():
         return torch.device("cuda"), torch.cuda.get_device_name()
     return torch.device("cpu"), "CPU"
 
 
 def random_encoder(settings: ShapeSettings, device: torch.device) -> SentenceEncoder:
-    """An encoder of the shape, with weights drawn on the device."""
+    """Return an encoder of the shape, with weights drawn on the device."""
     from transformers import AutoModel, LlamaConfig
 
     tokenizer = load_tokenizer(locate(settings.tokenizer))
@@ -129,7 +129,7 @@ def random_encoder(settings: ShapeSettings, device: torch.device) -> SentenceEnc
 
 
 def encoding(encoder: SentenceEncoder, batches: list[TextBatch], tokens: int, peak: float) -> dict[str, Any]:
-    """Median of encoding the texts of a batch."""
+    """Return the median of encoding the texts of a batch."""
     results = [encoder.encode(batch.texts, micro_batch_tokens=tokens, return_stats=True)[1] for batch in batches][1:]
     middle = sorted(results, key=lambda stats: stats.seconds)[len(results) // 2]
     forward = FlopsPerToken.of(encoder.model.backbone).forward
@@ -148,7 +148,7 @@ def encoding(encoder: SentenceEncoder, batches: list[TextBatch], tokens: int, pe
 def training(
     encoder: SentenceEncoder, batches: list[TextBatch], tokens: int, settings: GpuSpeedSettings, meter: StepMeter
 ) -> dict[str, Any]:
-    """Median of a whole optimizer step, planning included."""
+    """Return the median of a whole optimizer step, planning included."""
     trainable = [parameter for parameter in encoder.model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trainable, lr=1e-4, fused=encoder.device.type == "cuda")
     encoder.model.train()
@@ -174,7 +174,7 @@ def training(
 
 
 def profiled(encoder: SentenceEncoder, batch: TextBatch, settings: GpuSpeedSettings) -> str:
-    """The longest operations of one training step."""
+    """Return the longest operations of one training step."""
     plan = encoder.plan(batch.texts, settings.micro_batch_tokens[-1])
     with torch.profiler.profile() as record:  # of all devices
         boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=settings.graph_tokens)
@@ -184,7 +184,7 @@ def profiled(encoder: SentenceEncoder, batch: TextBatch, settings: GpuSpeedSetti
 
 
 def memory(device: torch.device) -> dict[str, float]:
-    """Peak memory since the last call, in GiB; empty on a CPU."""
+    """Return the peak memory since the last call, in GiB; empty on a CPU."""
     if device.type != "cuda":
         return {}
     peak = torch.cuda.max_memory_allocated(device) / 2**30

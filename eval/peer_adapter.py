@@ -2,10 +2,10 @@
 
     python eval/peer_adapter.py [--steps 4]
 
-angle-emb trains, saves and encodes with its own functions in its own environment (created once; needs pip's network). angle_llm
-opens base and adapter with `SentenceEncoder.from_pretrained(base, adapter=…, prompt=…)` and encodes the same texts. Prints the
-largest difference relative to the norm of a vector, and that of the base without the adapter. Exit code 1 if a vector differs by
-more than 1e-5.
+angle-emb trains, saves and encodes with its own functions in its own environment (created once; needs pip's network).
+angle_llm opens base and adapter with `SentenceEncoder.from_pretrained(base, adapter=…, prompt=…)` and encodes the same
+texts. Prints the largest difference relative to the norm of a vector, and that of the base without the adapter. Exit
+code 1 if a vector differs by more than 1e-5.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PeerAdapterSettings:
 
 
 def main(settings: PeerAdapterSettings) -> None:
-    """Train there, compare here."""
+    """Train with angle-emb, and compare the vectors with angle_llm."""
     workdir = settings.workdir.expanduser().resolve()
     python = ensure_environment("angle-emb", workdir)
     base, start = prepare_model(settings.model, workdir)
@@ -78,14 +78,14 @@ def main(settings: PeerAdapterSettings) -> None:
 
 
 def comparable_texts(encoder: SentenceEncoder) -> list[str]:
-    """Texts that angle-emb tokenizes alike: it cuts the end of a long prompt, and reads names of special tokens as such."""
+    """Return texts that angle-emb tokenizes alike: it truncates long prompts and parses special tokens."""
     uncut, special = SentenceTokenizer(encoder.tokenizer, PROMPT, 10**9), encoder.tokenizer.all_special_tokens
     texts = [text for text in SENTENCES if not any(name in text for name in special)]
     return [text for text in texts if len(uncut([text])[0]) < MAX_LENGTH]
 
 
 def largest_difference(one_ND: np.ndarray, other_ND: np.ndarray) -> float:
-    """The largest norm of a difference of rows, relative to the norm of the row."""
+    """Return the largest norm of a difference of rows, relative to the norm of the row."""
     one_ND, other_ND = one_ND.astype(np.float64), other_ND.astype(np.float64)
     return float((np.linalg.norm(one_ND - other_ND, axis=1) / np.linalg.norm(one_ND, axis=1)).max())
 

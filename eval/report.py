@@ -85,7 +85,7 @@ def main(settings: Settings) -> None:
 
 
 def read(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Measurements and runs."""
+    """Return the measurements and runs."""
     numbers = dict.fromkeys(("value", "low", "high", "n", "p"), float)
     measured = pd.read_csv(
         path, dtype={"seed": str} | numbers, keep_default_na=False, na_values={c: [""] for c in numbers}
@@ -94,7 +94,7 @@ def read(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def speed_rows(name: str, comparisons: Any) -> pd.DataFrame:
-    """Seconds and peak memory of each library and repetition, from the output of `eval/speed.py --json`."""
+    """Return the seconds and peak memory of each library and repetition, from the output of `eval/speed.py --json`."""
     found = []
     for scenario in comparisons["scenarios"]:
         for library, repetitions in scenario["runs"].items():
@@ -119,7 +119,7 @@ def draw_speed(comparisons: Any, path: Path) -> None:
 
 
 def add_speed(path: Path, results: Path) -> None:
-    """Add a speed comparison to the results file. The name of the file is its name there; an earlier one is replaced."""
+    """Add a speed comparison to the results file under its file name; replace an earlier one."""
     now = json.loads(path.read_text(encoding="utf-8"))
     new, machine = speed_rows(path.stem, now), now["machine"]
     run = {
@@ -139,10 +139,10 @@ def add_speed(path: Path, results: Path) -> None:
 
 
 def summarise(measured: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """One line per value: mean and standard deviation over seeds, and an interval.
+    """Return one line per value: mean and standard deviation over seeds, and an interval.
 
-    The interval of a value is over the pairs of the test set (ends averaged over seeds). That of a difference is over seeds (t)
-    for three and more, over pairs for one, and none for two. `trained` is False for values without a seed.
+    The interval of a value is over the pairs of the test set (ends averaged over seeds). That of a difference is over
+    seeds (t) for three and more, over pairs for one, and none for two. `trained` is False for values without a seed.
     """
     groups = measured.groupby(WHAT, sort=False, dropna=False)
     data = groups.agg(
@@ -163,7 +163,7 @@ def summarise(measured: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def times_ours(measured: pd.DataFrame) -> pd.DataFrame:
-    """Time of each library divided by ours in the same repetition: median, least and most."""
+    """Return the time of each library divided by ours in the same repetition: median, least and most."""
     key = ["grid", "row", "task"]
     seconds = measured[(measured.kind == "speed") & (measured.metric == "seconds")]
     ours = seconds[seconds.row == "angle_llm"][["grid", "task", "seed", "value"]]
@@ -175,7 +175,7 @@ def times_ours(measured: pd.DataFrame) -> pd.DataFrame:
 
 
 def svg(drawn: Figure) -> Markup:
-    """A figure as inline SVG in the colours of the page."""
+    """Return a figure as inline SVG in the colours of the page."""
     file = io.StringIO()
     drawn.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     text = file.getvalue()
@@ -186,7 +186,7 @@ def svg(drawn: Figure) -> Markup:
 
 
 def section(name: str, grid: dict[str, Any], data: pd.DataFrame, runs: pd.DataFrame) -> dict[str, Any]:
-    """Tables of a grid: values by row and task, differences, other metrics, runs; and what is missing."""
+    """Return tables of a grid: values by row and task, differences, other metrics, runs; and what is missing."""
     rows, runs = grid.get("rows", {}), runs[runs.grid == name]
     order = {row: place for place, row in enumerate(rows)}
     of = data[data.grid == name].sort_values("row", key=lambda s: s.map(order).fillna(len(order)), kind="stable")
@@ -228,7 +228,7 @@ def section(name: str, grid: dict[str, Any], data: pd.DataFrame, runs: pd.DataFr
 
 
 def cell(line: Any) -> str:
-    """A value as text: mean ± standard deviation over seeds, and its interval."""
+    """Return a value as text: mean ± standard deviation over seeds, and its interval."""
     if line.value != line.value:
         return "undefined"
     digits = "+.2f" if line.kind == "difference" else ",.6g" if line.value % 1 == 0 else ".2f"
@@ -240,12 +240,12 @@ def cell(line: Any) -> str:
 
 
 def minus(text: str) -> str:
-    """The text with true minus signs before numbers."""
+    """Return the text with true minus signs before numbers."""
     return re.sub(r"(?<![\w–-])-(?=\d)", "−", text)
 
 
 def html(table: pd.DataFrame) -> Markup:
-    """A table as HTML."""
+    """Return a table as HTML."""
     table.index.name = table.columns.name = None
     return Markup(table.to_html(border=0, escape=True))
 

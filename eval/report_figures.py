@@ -34,7 +34,7 @@ from report_plots import (
 
 Draw = Callable[[pd.DataFrame], Drawn]
 FIGURES: dict[str, Draw] = {}
-"""Title → function. The first three make the first screen."""
+"""Title → function. The first three are on the first screen."""
 TERMS = {
     "ablation": (
         "512 NLI triples, STS-B dev",
@@ -64,7 +64,7 @@ def figure(title: str) -> Callable[[Draw], Draw]:
 
 @figure("Quality by number of training triples")
 def quality(data: pd.DataFrame) -> Drawn:
-    """Spearman before training and after 512 to 43,410 NLI triples."""
+    """Draw Spearman before training and after 512 to 43,410 NLI triples."""
     places = {128: ("nli", "zero-shot"), 512: ("ablation", "in-batch"), 2048: ("nli_2048", "in-batch")}
     places |= {8000: ("nli", "in-batch"), 43410: ("nli_whole", "in-batch")}
     sets = {"stsb-dev": "STS-B dev", "stsb": "STS-B test", "average": "average of five sets"}
@@ -92,7 +92,7 @@ def quality(data: pd.DataFrame) -> Drawn:
 
 @figure("Time beside other libraries")
 def speed(data: pd.DataFrame) -> Drawn:
-    """Time of the same work divided by ours, with the peak memory."""
+    """Draw the time of the same work divided by ours, with the peak memory."""
     found = data[(data.metric == "times ours") & (data.row != "angle_llm")]
     if found.empty:
         raise LookupError("no speed comparison")
@@ -116,7 +116,7 @@ def speed(data: pd.DataFrame) -> Drawn:
 
 
 def shorter(data: pd.DataFrame, task: str) -> str:
-    """Title of a speed comparison in two lines, with our peak memory."""
+    """Return the title of a speed comparison in two lines, with our peak memory."""
     ours = data[(data.metric == "times ours") & (data.row == "angle_llm") & (data.task == task)]
     title = task.replace(" · ", ", ").replace("at most ", "≤ ").replace(" a step", "")
     head, _, rest = title.partition(", ")
@@ -125,7 +125,7 @@ def shorter(data: pd.DataFrame, task: str) -> str:
 
 @figure("Which loss terms help")
 def terms(data: pd.DataFrame) -> Drawn:
-    """Forest plot: each row minus its reference, on four kinds of data."""
+    """Draw a forest plot: each row minus its reference, on four kinds of data."""
     parts = {grid: pick(data, grid, rows, task, kind="difference") for grid, (_, task, rows) in TERMS.items()}
     fig, ax = axes(0.235 * sum(len(found) + 1.4 for found in parts.values()) + 0.4, width=6.6)
     y, headings = 0.0, []
@@ -152,7 +152,7 @@ def terms(data: pd.DataFrame) -> Drawn:
 
 @figure("First layers, first dimensions")
 def nested(data: pd.DataFrame) -> Drawn:
-    """Spearman of cut encoders, by number of dimensions and by number of layers."""
+    """Draw Spearman of cut encoders, by number of dimensions and by number of layers."""
     found = data[data.kind == "nested"].copy()
     if found.empty:
         raise LookupError("grid nested: no row")
@@ -179,7 +179,7 @@ def nested(data: pd.DataFrame) -> Drawn:
 
 @figure("Cosine by gold score")
 def by_score(data: pd.DataFrame) -> Drawn:
-    """Mean cosine with quartiles by human score, before and after training."""
+    """Draw the mean cosine with quartiles by human score, before and after training."""
     fig, ax = axes(2.7)
     of_test = data[(data.grid == "nli") & (data.task == "stsb") & data.metric.str.startswith("cosine at")]
     for label, row, colour in (("before", "zero-shot", GREY), ("after 8,000 triples", "in-batch", BLUE)):
@@ -198,7 +198,7 @@ def by_score(data: pd.DataFrame) -> Drawn:
 
 @figure("Trained and tested on one set")
 def one_set(data: pd.DataFrame) -> Drawn:
-    """Before and after training on the train split of the same set."""
+    """Draw Spearman before and after training on the train split of the same set."""
     sets = {
         "stsb": ("stsb", "STS-B"),
         "sick": ("sickr", "SICK-R"),
@@ -223,7 +223,7 @@ MODELS = {"MiniLM": "minilm", "SmolLM2": "smollm2", "SmolLM2 after 8,000 triples
 
 @figure("Transfer tasks")
 def transfer(data: pd.DataFrame) -> Drawn:
-    """Accuracy of a linear classifier on frozen embeddings."""
+    """Draw the accuracy of a linear classifier on frozen embeddings."""
     tasks = {"mr": "MR", "cr": "CR", "sst2": "SST2", "trec": "TREC", "mrpc": "MRPC"}
     rows = {label: ("transfer", row) for label, row in MODELS.items()}
     where: dict[str, Any] = {"kind": "transfer", "metric": "accuracy"}
@@ -234,7 +234,7 @@ def transfer(data: pd.DataFrame) -> Drawn:
 
 @figure("Caption retrieval, Flickr30k")
 def retrieval(data: pd.DataFrame) -> Drawn:
-    """Strict accuracy, recall, MRR and nDCG of captions."""
+    """Draw strict accuracy, recall, MRR and nDCG of captions."""
     metrics = ("strict", "in top 5", "R@1", "R@5", "R@10", "R@100", "MRR", "nDCG@10")
     found = data[(data.kind == "retrieval") & data.metric.isin(metrics)].assign(task=lambda d: d.metric, metric="value")
     rows = {label: ("transfer", row) for label, row in MODELS.items()}
@@ -249,7 +249,7 @@ def retrieval(data: pd.DataFrame) -> Drawn:
 
 @figure("Where the gradient goes")
 def saturation(data: pd.DataFrame) -> Drawn:
-    """Share of pairs, and of each term's gradient, at a cosine of 0.9 and more."""
+    """Draw the share of pairs, and of each term's gradient, at a cosine of 0.9 and more."""
     tasks = {"pairs": "pairs", "cosine": "cosine", "in_batch": "in-batch", "angle (phase)": "angle, phase"}
     tasks |= {"angle (reference)": "angle, reference", "regression": "regression"}
     rows = {"before training": ("nli", "zero-shot"), "after, published weights": ("nli", "published")}

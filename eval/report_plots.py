@@ -44,7 +44,7 @@ DIFFERENCE = "difference in Spearman × 100"
 def pick(
     data: pd.DataFrame, grid: str, rows: str = "", task: str = "", kind: str = "sts", metric: str = "spearman"
 ) -> pd.DataFrame:
-    """Lines of the summary in the order of `rows`, names separated by spaces; without names all rows of the grid."""
+    """Return the lines of the summary in the order of `rows`, names separated by spaces; without names, all rows."""
     found = data[(data.grid == grid) & (data.kind == kind) & (data.metric == metric)]
     found = found[found.task == task] if task else found
     names = rows.split()
@@ -57,18 +57,18 @@ def pick(
 
 
 def one(data: pd.DataFrame, grid: str, row: str, task: str, **more: Any) -> Any:
-    """The single line of a row."""
+    """Return the single line of a row."""
     return next(pick(data, grid, row, task, **more).itertuples())
 
 
 def axes(height: float, width: float = 5.4, columns: int = 1) -> tuple[Figure, Any]:
-    """A figure and its axes."""
+    """Return a figure and its axes."""
     fig = Figure(figsize=(width, height))
     return fig, fig.subplots(1, columns)
 
 
 def dots(ax: Axes, found: pd.DataFrame, y: Sequence[float], colour: str, label: str | None = None) -> None:
-    """Values with their intervals; hollow where a trained row has one seed."""
+    """Draw values with their intervals; hollow where a trained row has one seed."""
     for place, line in zip(y, found.itertuples(), strict=True):
         hollow = line.trained and line.seeds < 2
         ax.plot([line.low, line.high], [place, place], color=colour, lw=1.5)
@@ -85,12 +85,12 @@ def names(ax: Axes, y: Sequence[float], labels: Sequence[str], xlabel: str) -> N
 
 
 def legend(ax: Axes, columns: int = 3) -> None:
-    """A legend above the axes, where it covers nothing."""
+    """Add a legend above the axes, where it covers nothing."""
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, fontsize=8, columnspacing=1.2, borderpad=0.2)
 
 
 def wrapped(text: str, width: int = 36) -> str:
-    """A label in two lines if it is long."""
+    """Return a label in two lines if it is long."""
     cut = text.rfind(" ", 0, width) if len(text) > width else -1
     return text if cut < 0 else f"{text[:cut]}\n{text[cut + 1 :]}"
 
@@ -98,7 +98,7 @@ def wrapped(text: str, width: int = 36) -> str:
 def series(
     data: pd.DataFrame, tasks: dict[str, str], rows: dict[str, tuple[str, str]], xlabel: str, **where: Any
 ) -> Figure:
-    """Tasks below each other, one colour for each of `rows`: label → grid, row."""
+    """Return tasks below each other, one colour for each of `rows`: label → grid, row."""
     fig, ax = axes(0.36 * len(tasks) + 0.9)
     y = list(range(len(tasks)))[::-1]
     for index, ((label, (grid, row)), colour) in enumerate(zip(rows.items(), (GREY, ORANGE, BLUE), strict=False)):
@@ -112,7 +112,7 @@ def series(
 def listed(
     data: pd.DataFrame, grid: str, task: str, xlabel: str, colour: str, sentence: str, rows: str = "", kind: str = "sts"
 ) -> Drawn:
-    """Rows of one grid below each other; in the order of `rows`, or by value."""
+    """Draw the rows of one grid below each other; in the order of `rows`, or by value."""
     found = pick(data, grid, rows, task, kind=kind)
     found = found if rows else found.sort_values("value", ascending=False)
     fig, ax = axes(0.3 * len(found) + 0.6)

@@ -4,9 +4,9 @@
     python eval/speed.py --train --batch 16 64 --data DATA/nli/nli_triplets.jsonl.gz
     python eval/speed.py --encode --data-dir DATA --peers sentence-transformers
 
-Each library runs through its own public functions, in its own process and environment (created once, by pip), with the same
-weights, rows, order, prompt, adapter and objective. Losses and vectors are compared, so that a difference in the work shows. One
-process runs at a time, and repetitions alternate between the libraries.
+Each library runs through its own public functions, in its own process and environment (created once, by pip), with the
+same weights, rows, order, prompt, adapter and objective. Losses and vectors are compared, to detect a difference in the
+work. One process runs at a time, and repetitions alternate between the libraries.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def main(settings: SpeedSettings) -> list[PeerComparison]:
 
 
 def plan(settings: SpeedSettings, workdir: Path) -> list[PeerComparison]:
-    """All comparisons; data is read and the model saved before anything is timed."""
+    """Return all comparisons; data is read and the model saved before anything is timed."""
     both, libraries, comparisons = settings.train == settings.encode, [OURS, *settings.peers], list[PeerComparison]()
     triples = read_triples(settings) if settings.train or both else []
     texts = read_texts(settings) if settings.encode or both else []
@@ -190,7 +190,7 @@ def wait_until_quiet(max_load: float, patience: int) -> None:
 
 
 def read_triples(settings: SpeedSettings) -> list[list[str]]:
-    """Triples for the largest batch, shuffled: files are often sorted by premise."""
+    """Return triples for the largest batch, shuffled: files are often sorted by premise."""
     needed = max(settings.batch) * settings.steps
     rows = load_examples(DataSource(path=settings.data, format="triple", limit=needed, shuffle_seed=0)).examples
     triples = [[row.anchor, row.positive, row.negative] for row in rows if isinstance(row, Triple)]
@@ -200,7 +200,7 @@ def read_triples(settings: SpeedSettings) -> list[list[str]]:
 
 
 def read_texts(settings: SpeedSettings) -> list[str]:
-    """Texts in file order, repeats included."""
+    """Return texts in file order, repeats included."""
     if settings.texts is not None:
         texts = [line for line in settings.texts.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     else:
@@ -213,7 +213,7 @@ def read_texts(settings: SpeedSettings) -> list[str]:
 
 
 def prepare_model(model: str, workdir: Path) -> tuple[Path, Path]:
-    """A plain model folder and initial adapter weights for all libraries, saved once."""
+    """Return a plain model folder and initial adapter weights for all libraries, saved once."""
     name = re.sub(r"[^\w.]+", "_", model).strip("_")
     folder = workdir / "models" / name
     adapter = folder.with_name(f"{name}.lora{RANK}.safetensors")
@@ -228,7 +228,7 @@ def prepare_model(model: str, workdir: Path) -> tuple[Path, Path]:
 
 
 def results(comparisons: Sequence[PeerComparison], settings: SpeedSettings) -> dict[str, Any]:
-    """All results as JSON values."""
+    """Return all results as JSON values."""
     cpuinfo = Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.is_file() else []
     runs = [(library, run) for each in comparisons for library, all_runs in each.runs.items() for run in all_runs]

@@ -4,8 +4,8 @@
     python recipes/ablation.py --grid recipes/grids/nli.yaml --data-dir DATA --rows in-batch --seeds 42
     python recipes/ablation.py --grid recipes/grids/ablation.yaml --data-dir DATA --list
 
-Rows of a grid differ only in the settings they name. After a kill the same command resumes: training from its last checkpoint,
-and nothing that is in the results file is measured again. `make report` draws the results.
+Rows of a grid differ only in the settings they name. After a kill the same command resumes: training from its last
+checkpoint, and nothing that is in the results file is measured again. `make report` draws the results.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def run_experiment(
 
 
 def one_line(values: dict[str, Any]) -> str:
-    """Plain values as YAML in one line."""
+    """Return plain values as YAML in one line."""
     text: str = yaml.safe_dump(values, default_flow_style=True, width=1 << 20, sort_keys=False)
     return text.strip()
 
@@ -165,17 +165,17 @@ def compare(every: Sequence[Experiment], settings: Settings, results: Results) -
 
 
 def other_settings(one: Experiment, known: Line | None) -> list[str]:
-    """Names of the settings that a recorded run does not share with the grid."""
+    """Return the names of the settings that a recorded run does not share with the grid."""
     return changed(yaml.safe_load(known["settings"]), one.given) if known else []
 
 
 def recorded_kinds(known: Line | None) -> dict[str, Any]:
-    """Kind of measurement → what was measured, in a recorded run."""
+    """Return kind of measurement → what was measured, in a recorded run."""
     return dict(yaml.safe_load(known["measures"])) if known else {}
 
 
 def missing_kinds(one: Experiment, known: Line | None) -> list[str]:
-    """Kinds of measurement that a row asks for and its recorded run lacks, or has on other data."""
+    """Return the kinds of measurement that a row requires and its recorded run lacks, or has on other data."""
     done = recorded_kinds(known)
     return [kind for kind, what in one.stated.items() if done.get(kind) != what]
 
@@ -186,7 +186,7 @@ def folder(one: Experiment, settings: Settings) -> Path:
 
 
 def model_path(path: str, settings: Settings) -> str:
-    """A model's path or name, with `RUNS/` replaced by the folder of trained models."""
+    """Return a model's path or name, with `RUNS/` replaced by the folder of trained models."""
     found = settings.runs / path.removeprefix(RUNS)
     if not path.startswith(RUNS):
         return path
@@ -232,7 +232,7 @@ def train(grid: Grid, one: Experiment, settings: Settings, data_dir: Path) -> Pa
 
 
 def training_facts(run: Path) -> list[Measurement]:
-    """Length, time and losses of a finished run: the mean loss of its first and of its last tenth."""
+    """Return the length, time and losses of a finished run: the mean loss of its first and of its last tenth."""
     steps = pd.read_json(run / "metrics.jsonl", lines=True).dropna(subset="loss")
     tenth = max(1, len(steps) // 10)
     facts = {
@@ -248,8 +248,8 @@ def training_facts(run: Path) -> list[Measurement]:
 def run_and_forward_signals(command: list[str]) -> int:
     """Run a command in its own process group and return its exit code.
 
-    The first SIGINT, SIGTERM or SIGHUP is forwarded as SIGTERM, so that training writes a checkpoint; the program then exits
-    with 128 + its number when the command has ended. Later signals are forwarded unchanged.
+    The first SIGINT, SIGTERM or SIGHUP is forwarded as SIGTERM, so that training writes a checkpoint; the program then
+    exits with 128 + its number when the command has ended. Later signals are forwarded unchanged.
     """
     received, sent = list[int](), 0
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
@@ -273,7 +273,7 @@ def run_and_forward_signals(command: list[str]) -> int:
 
 
 def machine() -> str:
-    """Devices, or CPU threads and the processor's name."""
+    """Return devices, or CPU threads and the processor's name."""
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     cpu = Path("/proc/cpuinfo")
@@ -282,7 +282,7 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """Commit of this checkout, with + if its code or grids have changed since; empty without git."""
+    """Return the commit of this checkout, with + if its code or grids have changed since; empty without git."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(Path(__file__).parents[1]), *arguments]

@@ -7,8 +7,8 @@
     measures           what is measured on every row
     reference          the row that others are compared with; a row may name another one
 
-Two prefixes keep machine paths out of a grid: `DATA/` is the folder given as --data-dir, and a model path that starts with
-`RUNS/` is the model that a row of a grid has trained.
+Two prefixes keep machine paths out of a grid: `DATA/` is the folder given as --data-dir, and a model path that starts
+with `RUNS/` is the model that a row of a grid has trained.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _check_stages(path: Path, grid: Grid, name: str) -> None:
 
 
 def experiments(grid: Grid, data_dir: Path, rows: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[Experiment]:
-    """Rows × seeds in the order of the file, with paths below `data_dir`; `rows` and `seeds` select some of them.
+    """Return the rows × seeds in the order of the file, with paths below `data_dir`; `rows` and `seeds` select some.
 
     Raises:
         SettingsError: for a row that is not in the grid, or settings that cannot be used.
@@ -220,7 +220,7 @@ def _stated(measures: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _given(grid: Grid, row: Row, seed: int | None, where: str) -> dict[str, Any]:
-    """Settings of a row as stated in the grid. The seed decides the sample, the adapter's start and the order."""
+    """Return the settings of a row as stated in the grid. The seed sets sample, initial adapter and order."""
     values = merged_settings(merged_settings(grid.train, row.train or {}), {"model": row.model})
     data = values.get("data") or {}
     for part in (values, data, *data.get("sets", [])):
@@ -235,7 +235,7 @@ def _given(grid: Grid, row: Row, seed: int | None, where: str) -> dict[str, Any]
 
 
 def below(value: Any, data_dir: Path) -> Any:
-    """The same plain value with `DATA/` replaced by the data folder, also inside a list of sets `DATA/a:2,DATA/b`."""
+    """Return a plain value with `DATA/` replaced by the data folder, also in a list of sets `DATA/a:2,DATA/b`."""
     if isinstance(value, dict):
         return {key: below(item, data_dir) for key, item in value.items()}
     if isinstance(value, list):
@@ -244,5 +244,5 @@ def below(value: Any, data_dir: Path) -> Any:
 
 
 def changed(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Dotted names of the settings that differ, in either direction."""
+    """Return the dotted names of the settings that differ, in either direction."""
     return sorted({*changed_settings(then, now), *changed_settings(now, then)})

@@ -46,7 +46,7 @@ SCORE_BINS = 5
 
 
 def measure(encoder: SentenceEncoder, measures: Measures, kind: str, data_dir: Path, scores: Path) -> list[Measurement]:
-    """Measurements of one kind; `scores` is the cache file for the pairs of the kind `sts`."""
+    """Return the measurements of one kind; `scores` is the cache file for the pairs of the kind `sts`."""
     encode = partial(encoder.encode, show_progress=True)
     kinds: dict[str, Callable[[], Iterator[Measurement]]] = {
         "sts": lambda: _sts(encode, measures, data_dir, scores),
@@ -80,7 +80,7 @@ def _sts(encode: Any, measures: Measures, data_dir: Path, scores: Path) -> Itera
 
 
 def _by_score(task: str, scores: PairScores) -> Iterator[Measurement]:
-    """Mean and quartiles of the cosine in five equal ranges of the gold score."""
+    """Yield the mean and quartiles of the cosine in five equal ranges of the gold score."""
     edges = np.linspace(scores.gold.min(), scores.gold.max(), SCORE_BINS + 1)
     bins_P = np.clip(np.searchsorted(edges, scores.gold, side="right") - 1, 0, SCORE_BINS - 1)
     for index in range(SCORE_BINS):

@@ -1,7 +1,8 @@
 """The results file, the scores of pairs, and paired differences between two rows of a grid.
 
-The scores of all pairs go to a local cache, runs/GRID/NAME/scores.npz. Two rows whose scores are both cached are compared
-pair by pair on common bootstrap resamples. Without the cache a difference has no interval, or keeps the known one.
+The scores of all pairs go to a local cache, runs/GRID/NAME/scores.npz. Two rows whose scores are both cached are
+compared pair by pair on common bootstrap resamples. Without the cache a difference has no interval, or keeps the known
+one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SAME = 1e-2
 def measurement(
     kind: str, task: str, metric: str, value: float | None, interval: Interval | None = None, **more: Any
 ) -> Measurement:
-    """One row; a value that does not exist is None."""
+    """Return one row; a value that does not exist is None."""
     ends = {} if interval is None else {"low": interval.low, "high": interval.high}
     return {"kind": kind, "task": task, "metric": metric, "value": value, **ends, **more}
 
@@ -51,18 +52,18 @@ class Results:
         self.lock = FileLock(f"{path}.lock")
 
     def read(self) -> tuple[list[Line], list[Line]]:
-        """All measurements, all runs."""
+        """Return all measurements, all runs."""
         texts = [path.read_text(encoding="utf-8") if path.is_file() else "" for path in self.paths]
         measurements, runs = (list(csv.DictReader(io.StringIO(text))) for text in texts)
         return measurements, runs
 
     def of(self, key: Key) -> tuple[list[Line], Line | None]:
-        """Measurements of one run, and the run itself."""
+        """Return the measurements of one run, and the run itself."""
         measurements, runs = self.read()
         return [m for m in measurements if key_of(m) == key], next((run for run in runs if key_of(run) == key), None)
 
     def record(self, key: Key, run: Line, found: Iterable[Measurement]) -> None:
-        """Add measurements of a run. Its earlier ones of the same kinds, or of kinds `run` does not list, are removed."""
+        """Add measurements of a run. Remove its earlier ones of the same kinds, or of kinds not in `run`."""
         named = dict(zip(KEY, key, strict=True))
         new = [line_of(named | one) for one in found]
         keep = {*yaml.safe_load(run["measures"]), "difference"} - {one["kind"] for one in new}
@@ -92,7 +93,7 @@ def key_of(line: Mapping[str, str]) -> Key:
 
 
 def line_of(values: Measurement) -> Line:
-    """A measurement as text; seven digits, and nothing for a value that does not exist."""
+    """Return a measurement as text; seven digits, and nothing for a value that does not exist."""
     return {
         name: "" if value is None or value != value else f"{value:.7g}" if isinstance(value, float) else str(value)
         for name, value in values.items()
@@ -109,14 +110,14 @@ def save_scores(scores: Mapping[str, PairScores], path: Path) -> None:
 
 
 def load_scores(path: Path) -> dict[str, PairScores]:
-    """Cached scores by task; empty if there is no cache or it is damaged."""
+    """Return cached scores by task; empty if there is no cache or it is damaged."""
     if not path.is_file():
         return {}
     try:
         with np.load(path, allow_pickle=False) as arrays:
             tasks = dict.fromkeys(key.split("/")[0] for key in arrays.files)
             return {task: PairScores(arrays[f"{task}/cosine"], arrays[f"{task}/gold"]) for task in tasks}
-    except Exception as error:  # damaged bytes raise whatever zlib, zipfile or numpy meet first
+    except Exception as error:  # damaged bytes raise many errors of zlib, zipfile and numpy
         print(f"no paired intervals: {path} cannot be read ({error!r}). Remove it, or measure its row with --again.")
         return {}
 
@@ -124,10 +125,10 @@ def load_scores(path: Path) -> dict[str, PairScores]:
 def differences(
     rows: Iterable[Experiment], measured: Iterable[Line], scores: Mapping[Any, Mapping[str, PairScores]]
 ) -> list[Measurement]:
-    """Spearman of each row minus that of its reference with the same seed, by task and on average over the published tasks.
+    """Return Spearman of each row minus that of its reference with the same seed, by task and as published average.
 
-    A row without training is compared with each seed of its reference, and the other way round. `measured` are the lines of the
-    results file about the grid, with the known differences; `scores` the cached scores by key.
+    A row without training is compared with each seed of its reference, and the other way round. `measured` are the
+    lines of the results file about the grid, with the known differences; `scores` the cached scores by key.
     """
     values: dict[Any, dict[str, Line]] = {}
     known: dict[Any, Line] = {}
@@ -162,7 +163,7 @@ def differences(
 
 
 def _paired(ours: Mapping[str, PairScores], theirs: Mapping[str, PairScores]) -> dict[str, Measurement]:
-    """Paired differences by task from cached scores; empty if they are of different pairs."""
+    """Return paired differences by task from cached scores; empty if they are of different pairs."""
     try:
         compared = compare(ours, theirs) if ours.keys() & theirs.keys() else None
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""From the answers of language models to pairs: every line of an answer is a pair, or is dropped for a named reason.
+"""Parse answers of language models into pairs: every line is a pair, or is dropped for a named reason.
 
-An answer can be a numbered list, bullets, quoted lines, one JSON list, with remarks around it, in code fences, or cut off. It can
-have any content and length, so every pattern takes linear time.
+An answer can be a numbered list, bullets, quoted lines, one JSON list, with remarks around it, in code fences, or cut
+off. It can have any content and length, so every pattern takes linear time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Line(NamedTuple):
 
 
 def read_answer(answer: str, *, finished: bool = True) -> list[Line]:
-    """Every line of an answer. `finished` False: the answer was cut off, and its last line is dropped.
+    """Return every line of an answer. `finished` False: the answer was cut off, and its last line is dropped.
 
     Lines inside of <think> … </think> are thoughts. In an answer with a list, lines outside of it are remarks.
     """
@@ -83,7 +83,7 @@ def _why_dropped(piece: str, is_list: bool) -> str | None:
 
 
 def _without_marks(line: str) -> str:
-    """The text without list marker, label, and quotes or stars around all of it."""
+    """Return the text without list marker, label, and quotes or stars around all of it."""
     text = _LABEL.sub("", _MARKER.sub("", line.strip(), count=1), count=1).strip()
     while True:
         bare = text.removesuffix(",") if text.endswith(('",', "',", "”,")) else text
@@ -100,7 +100,7 @@ def _without_marks(line: str) -> str:
 
 
 def _inline_pieces(line: str) -> Iterator[str]:
-    """The line, or its parts if it is a whole list, numbered from 1."""
+    """Yield the line, or its parts if it is a whole list, numbered from 1."""
     found = list(_INLINE.finditer(line))
     starts = [match.start() for match in found]
     before = line[: starts[0]].strip() if found else ""
@@ -114,7 +114,7 @@ def _inline_pieces(line: str) -> Iterator[str]:
 
 
 def _json_list(answer: str) -> list[str] | None:
-    """The texts of an answer that is a JSON list of texts, or an object with only such a list."""
+    """Return the texts of an answer that is a JSON list of texts, or an object with only such a list."""
     bare = answer.strip()
     if _FENCE.match(bare) and bare.endswith(("```", "~~~")):
         bare = bare.partition("\n")[2][:-3].strip()
@@ -173,11 +173,12 @@ FILTERS: dict[str, Callable[[str, str, str], bool]] = {
     "too long": lambda sentence, source, _: len(sentence) > min(MAX_CHARACTERS, MAX_RATIO * len(source)),
     "other script": _other_script,
 }
-"""Reason → whether a generated sentence is dropped, by its source and the prompt. A word of the source is never a reason."""
+"""Reason → whether a generated sentence is dropped, by its source and the prompt.
+A word of the source is never a reason."""
 
 
 def why_dropped(sentence: str, source: str, prompt: str) -> str | None:
-    """The first reason to drop a sentence, or None."""
+    """Return the first reason to drop a sentence, or None."""
     return next((reason for reason, applies in FILTERS.items() if applies(sentence, source, prompt)), None)
 
 
@@ -207,12 +208,12 @@ class Pair:
 
 
 def kept(pairs: Iterable[Pair]) -> list[Pair]:
-    """The pairs that are not dropped."""
+    """Return the pairs that are not dropped."""
     return [pair for pair in pairs if pair.dropped is None]
 
 
 def read_pairs(requests: Sequence[Request], answers: Mapping[str, Answer], prompts: Mapping[str, str]) -> list[Pair]:
-    """The lines of all answers, each filtered alone."""
+    """Return the lines of all answers, each filtered alone."""
     pairs = []
     for request in requests:
         prompt = prompts[request.side].replace("{size}", " ").replace("{text}", " ")

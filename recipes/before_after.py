@@ -46,7 +46,7 @@ def _train_settings(settings: Any) -> TrainSettings:
 
 
 def pairs_task(name: str, source: DataSource) -> StsTask:
-    """An evaluation task from scored pairs of any format.
+    """Return an evaluation task from scored pairs of any format.
 
     Raises:
         DataError: if the data has other examples only.
@@ -59,7 +59,7 @@ def pairs_task(name: str, source: DataSource) -> StsTask:
 
 
 def encoder_options(model: ModelSettings) -> dict[str, Any]:
-    """Arguments of `SentenceEncoder.from_pretrained` that open a backbone as training does."""
+    """Return the arguments of `SentenceEncoder.from_pretrained` that open a backbone as training does."""
     return {name: getattr(model, name) for name in ("prompt", "pooling", "max_length", "dtype", "revision", "bits")}
 
 

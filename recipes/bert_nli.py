@@ -23,8 +23,8 @@ PUBLISHED = config.TrainSettings(
     lora=config.LoraSettings(rank=0),
     # 3. SNLI and MNLI train: entailment is 1, contradiction 0, neutral dropped.
     data=config.DataSettings(path="SeanLee97/all_nli_angle_format_a", format="scored_pair"),
-    # 4. The objective, without the cosine term. The published in-batch weight 30 is 15 here (see recipes/llama2_nli.py).
-    #    The published angle temperature 20 multiplies; 0.05 divides.
+    # 4. The objective, without the cosine term. The published in-batch weight 30 is 15 here (see
+    #    recipes/llama2_nli.py). The published angle temperature 20 multiplies; 0.05 divides.
     objective=config.ObjectiveSettings(
         cosine_weight=0,
         in_batch_weight=15,

@@ -3,10 +3,10 @@
     python recipes/duplicate_issues.py OWNER/REPO [OWNER/REPO …] --out FOLDER
     angle-llm train --data.path FOLDER/train.jsonl.gz …
 
-Reads issues and comments through GitHub's REST API and writes train, valid and test.jsonl.gz with text1, text2 and label, and
-report.json, which accounts for every duplicate. A token from the environment variable GITHUB_TOKEN allows 5,000 requests an
-hour instead of 60. Everything read is kept in FOLDER/cache: a killed command resumes, a later one reads only what changed.
-The texts belong to their authors. User names are removed from the pairs, not from the cache.
+Reads issues and comments through GitHub's REST API and writes train, valid and test.jsonl.gz with text1, text2 and
+label, and report.json, which accounts for every duplicate. A token from the environment variable GITHUB_TOKEN allows
+5,000 requests an hour instead of 60. Everything read is kept in FOLDER/cache: a killed command resumes, a later one
+reads only what changed. The texts belong to their authors. User names are removed from the pairs, not from the cache.
 """
 
 from __future__ import annotations
@@ -61,10 +61,11 @@ class IssueSettings:
     since: str = "2000-01-01"
     """Only issues and comments updated since this date, such as 2024-01-31."""
     max_issues: int | None = None
-    """Stop reading a repository after this many issues and pull requests; those without updates for the longest time first."""
+    """Stop reading a repository after this many issues and pull requests;
+    those without updates for the longest time first."""
     comments: Literal["all", "marked"] = "all"
-    """all: every comment, a hundred per request; finds duplicates that only a comment names. marked: the comments of issues that
-    are labelled or closed as duplicates, a request for each."""
+    """all: every comment, a hundred per request; finds duplicates that only a comment names. marked: the comments of
+    issues that are labelled or closed as duplicates, a request for each."""
     closing_days: float = 7.0
     """Days before and after the closing in which a comment can name the duplicate."""
     cluster_pairs: int = 0
@@ -72,8 +73,8 @@ class IssueSettings:
     negatives: dict[Literal["random", "overlap", "labels"], float] = field(
         default_factory=lambda: {"random": 0.5, "overlap": 0.35, "labels": 0.15}
     )
-    """Negatives for each positive, by kind. random: any two issues; overlap: two with many common words; labels: two with a
-    common label. Some of the last two can be duplicates that are not marked."""
+    """Negatives for each positive, by kind. random: any two issues; overlap: two with many common words; labels: two
+    with a common label. Some of the last two can be duplicates that are not marked."""
     splits: tuple[float, float, float] = (0.8, 0.1, 0.1)
     """Shares of train, valid and test. All issues of a cluster are in one split, also when more is read later."""
     min_characters: int = 20
@@ -102,7 +103,7 @@ class IssueSettings:
 
 
 def main(settings: IssueSettings) -> None:
-    """From repositories to files of pairs."""
+    """Read repositories and write files of pairs."""
     out = settings.out.expanduser()
     if not (out / "cache").is_dir() and (present := [path.name for path in out.glob("*")]):
         raise SettingsError(f"--out: {out} has files of another program ({present[0]}, …). Choose a new folder.")
@@ -136,7 +137,7 @@ def main(settings: IssueSettings) -> None:
 
 
 def clean_texts(found: Found, settings: IssueSettings) -> tuple[dict[Key, str], dict[Key, str]]:
-    """The texts of the issues, and why issues are skipped."""
+    """Return the texts of the issues, and why issues are skipped."""
     entries = [*found.issues.values(), *itertools.chain(*found.comments.values())]
     people = {entry.author.login.lower() for entry in entries}
     texts, skipped = dict[Key, str](), dict[Key, str]()
@@ -159,7 +160,7 @@ def _age(key: Key) -> tuple[int, str]:
 
 
 def find_clusters(links: Sequence[tuple[Key, Key]]) -> dict[Key, Key]:
-    """Linked issues → the oldest issue of their connected component, so that later issues do not rename it."""
+    """Return linked issues → the oldest issue of their connected component, which later issues do not change."""
     keys = sorted({key for pair in links for key in pair}, key=_age)
     place = {key: number for number, key in enumerate(keys)}
     one, other = ([place[pair[side]] for pair in links] for side in (0, 1))
@@ -170,12 +171,12 @@ def find_clusters(links: Sequence[tuple[Key, Key]]) -> dict[Key, Key]:
 
 
 def _hash(text: str) -> float:
-    """A number from 0 to 1."""
+    """Return a number from 0 to 1."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
 
 
 def split_of(cluster: Key, shares: Sequence[float]) -> str:
-    """The split of a cluster, a function of its oldest member."""
+    """Return the split of a cluster, a function of its oldest member."""
     place, ends = _hash(f"{cluster[0]}#{cluster[1]}") * sum(shares), itertools.accumulate(shares)
     return next(name for name, end in zip(SPLITS, ends, strict=True) if place < end)
 
@@ -195,7 +196,7 @@ class Pairs:
         self._anchors = list[Key]()
 
     def rows_of(self, split: str) -> list[Row]:
-        """The rows of a split, in an order that depends on nothing but each row."""
+        """Return the rows of a split, in an order that depends on nothing but each row."""
         return sorted(self._rows[split], key=lambda row: _hash(f"{row['id1']} {row['id2']}"))
 
     def _add(self, one: Key, other: Key, label: int, kind: str, why: str) -> None:
@@ -248,7 +249,7 @@ class Pairs:
         return {"negatives not found": missing}
 
     def _is_negative(self, one: Key, other: Key, cosine: float) -> bool:
-        """Whether two issues are new, of two clusters that do not mention each other, and their words are not too similar."""
+        """Return whether a new pair is of two clusters without mutual mentions, and its words are not too similar."""
         clusters = frozenset((self._clusters[one], self._clusters[other]))
         new = frozenset((self._words[one], self._words[other])) not in self._seen
         return len(clusters) == 2 and clusters not in self._mentioned and new and cosine <= SIMILAR
@@ -262,7 +263,7 @@ class Pairs:
 
 
 def cluster_claims(claims: Sequence[Claim], clusters: Mapping[Key, Key], most: int) -> Iterator[Claim]:
-    """Further pairs of each cluster, at most `most`, the younger issue first."""
+    """Yield further pairs of each cluster, at most `most`, the younger issue first."""
     members = defaultdict[Key, set[Key]](set)
     for claim in claims:
         members[clusters[claim.target]].update(claim[:2])
@@ -286,7 +287,7 @@ class NegativePool:
         self._rows_NV = vectorizer.fit_transform(words[key][:20_000] for key in self._keys)
 
     def candidates(self, kind: str, anchor: Key) -> list[tuple[Key, float]]:
-        """Issues and their similarity to the anchor: random ones, of a common label, or the most similar ones."""
+        """Return issues and their similarity to the anchor: random, with a common label, or most similar."""
         here = self._place[anchor]
         cosine_N = (self._rows_NV @ self._rows_NV[here].T).toarray().ravel()
         if kind == "overlap":

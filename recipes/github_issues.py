@@ -110,7 +110,7 @@ EntryKind = TypeVar("EntryKind", bound=Entry)
 
 
 def parsed(kind: type[Kind], row: Any) -> Kind:
-    """A row of the API; DataError if it is not one."""
+    """Return a row of the API as an object; raise `DataError` if it is not one."""
     try:
         return kind.model_validate(row)
     except ValidationError:
@@ -119,7 +119,7 @@ def parsed(kind: type[Kind], row: Any) -> Kind:
 
 
 def read_token(api: str) -> str | None:
-    """The token of the environment, if any; refused where it would be sent unencrypted to another machine."""
+    """Return the token of the environment, if any; refused where it would be sent unencrypted to another machine."""
     token = os.environ.get(TOKEN, "").strip() or None
     parts = urlsplit(api)
     if token is None:
@@ -136,7 +136,7 @@ def read_token(api: str) -> str | None:
 class GitHub:
     """GitHub's REST API through PyGithub, with a cache on disk.
 
-    PyGithub waits for rate limits and repeats requests after errors of the server. Raises DataError for a refusal.
+    PyGithub waits for rate limits and repeats requests after errors of the server. Raises `DataError` for a refusal.
     """
 
     def __init__(self, api: str, folder: Path, token: str | None, *, offline: bool) -> None:
@@ -164,14 +164,14 @@ class GitHub:
         self._journal.__exit__()
 
     def name(self, repo: str) -> str:
-        """The current name of a repository. With a former one PyGithub follows the redirect, but drops the parameters."""
+        """Return the current name of a repository. PyGithub drops parameters when it follows a redirect."""
         return repo if self._offline else str(self._request(f"/repos/{repo}", required=True)[1].get("full_name", repo))
 
     def listing(self, path: str, kind: type[EntryKind], since: str, most: int | None = None) -> list[EntryKind]:
-        """Issues or comments that were updated after a date, at most `most`; only new versions are requested.
+        """Return issues or comments that were updated after a date, at most `most`; only new versions are requested.
 
-        A request is for what was updated since the last row that is kept. Page numbers would miss rows, because a row that is
-        updated meanwhile moves the others.
+        A request is for what was updated since the last row that is kept. Page numbers would miss rows, because a row
+        that is updated meanwhile moves the others.
         """
         with Journal(self._folder / f"{path.strip('/').replace('/', '-')}-{since}.jsonl") as journal:
             rows, page = {row["id"]: parsed(kind, row) for row in journal.rows}, 1
@@ -196,7 +196,7 @@ class GitHub:
         return sorted(list(rows.values())[:most], key=lambda row: row.id)
 
     def one(self, path: str, kind: type[BaseModel], version: str = "") -> Any:
-        """The object or list at a path, requested once for each version of it; None if it is deleted or not visible."""
+        """Return the object or list at a path, requested once per version; None if it is deleted or not visible."""
         key = f"{path} {version}"
         if key not in self._objects and not self._offline:
             content = self._request(path, required=False)[1]
@@ -207,7 +207,7 @@ class GitHub:
         return self._objects.get(key)
 
     def under(self, issue: Issue, what: str, kind: type[Kind]) -> list[Kind]:
-        """The events or comments of an issue."""
+        """Return the events or comments of an issue."""
         path, rows = f"/repos/{issue.repo}/issues/{issue.number}/{what}?per_page={PER_PAGE}", list[Kind]()
         for page in itertools.count(1):
             found = self.one(f"{path}&page={page}", kind, issue.updated_at.isoformat()) or []
@@ -217,12 +217,12 @@ class GitHub:
         return rows
 
     def has_event(self, issue: Issue) -> bool:
-        """Whether a maintainer marked an issue as a duplicate and did not undo it."""
+        """Return whether a maintainer marked an issue as a duplicate and did not undo it."""
         events = [each.event for each in self.under(issue, "events", Event)]
         return [each for each in events if each.endswith("marked_as_duplicate")][-1:] == ["marked_as_duplicate"]
 
     def _request(self, path: str, *, required: bool) -> tuple[dict[str, Any], Any]:
-        """Headers and content at a path; the content is None for what is not `required` and does not exist."""
+        """Return headers and content at a path; the content is None for what is not `required` and does not exist."""
         import requests
 
         remaining, pause = self._requester.rate_limiting[0], self._requester.rate_limiting_resettime + 1 - time.time()
@@ -265,7 +265,7 @@ class Found:
 def read_repositories(
     github: GitHub, repos: Sequence[str], since: str, max_issues: int | None, marked: Callable[[Issue], object] | None
 ) -> Found:
-    """Issues of the repositories and comments: all of them, or those under issues that are `marked`."""
+    """Return issues of the repositories and comments: all of them, or those under issues that are `marked`."""
     found = Found()
     for name in dict.fromkeys(map(github.name, repos)):
         listed = github.listing(f"/repos/{name}/issues", Issue, since, max_issues)

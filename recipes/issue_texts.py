@@ -1,7 +1,7 @@
 """Issues and comments of GitHub's API: which issue was closed as a duplicate of which, and texts without the answer.
 
-GitHub stores that an issue was closed as a duplicate (`state_reason`, or the event `marked_as_duplicate`), but not of which
-issue. The target is therefore read from the comments around the closing:
+GitHub stores that an issue was closed as a duplicate (`state_reason`, or the event `marked_as_duplicate`), but not of
+which issue. The target is therefore read from the comments around the closing:
 
 | reason | comments around the closing | condition |
 |---|---|---|
@@ -10,8 +10,8 @@ issue. The target is therefore read from the comments around the closing:
 | label | name a duplicate, or refer to exactly one issue | the issue has a duplicate label |
 | event | name a duplicate | the issue has the event |
 
-Negated or doubtful phrases ("not a duplicate of", "possible duplicate of", "a duplicate of #12?"), quoted lines and code do not
-count. Every pattern takes linear time, because a body may have any content and size.
+Negated or doubtful phrases ("not a duplicate of", "possible duplicate of", "a duplicate of #12?"), quoted lines and
+code do not count. Every pattern takes linear time, because a body may have any content and size.
 """
 
 from __future__ import annotations
@@ -72,26 +72,26 @@ class Claim(NamedTuple):
 
 
 def is_duplicate_label(label: str) -> bool:
-    """Whether a label marks a duplicate without doubt."""
+    """Return whether a label marks a duplicate without doubt."""
     words = re.sub(r"[_/:-]", " ", label)
     found = _LABEL.search(words)
     return found is not None and not any(map(_DOUBT.search, (words, words[: found.start()]))) and "?" not in words
 
 
 def mark(issue: Issue) -> str:
-    """What marks an issue as a duplicate: state_reason, label, or nothing."""
+    """Return what marks an issue as a duplicate: state_reason, label, or nothing."""
     if issue.state_reason == "duplicate":
         return "state_reason"
     return "label" if any(is_duplicate_label(label.name) for label in issue.labels) else ""
 
 
 def references(text: str, repo: str) -> list[Key]:
-    """The issues that a text refers to outside code and quotes; `repo` is the repository of bare numbers."""
+    """Return the issues that a text refers to outside code and quotes; `repo` is the repository of bare numbers."""
     return list(_keys(_without_quotes(text), repo))
 
 
 def named_duplicates(text: str, repo: str) -> list[Key]:
-    """The issues that a text names as duplicates without doubt."""
+    """Return the issues that a text names as duplicates without doubt."""
     text = _without_quotes(text)
     return [
         key for match in DUPLICATE_PHRASE.finditer(text) if not _doubtful(text, match) for key in _keys(match[0], repo)
@@ -99,7 +99,7 @@ def named_duplicates(text: str, repo: str) -> list[Key]:
 
 
 def mentioned_pairs(found: Found) -> set[frozenset[Key]]:
-    """Pairs of issues of which one mentions the other anywhere, in any words, at any time."""
+    """Return the pairs of issues of which one mentions the other anywhere, in any words, at any time."""
     pairs = set[frozenset[Key]]()
     for key, issue in found.issues.items():
         texts = [issue.title or "", *(each.body or "" for each in (issue, *found.comments.get(key, ())))]
@@ -110,7 +110,7 @@ def mentioned_pairs(found: Found) -> set[frozenset[Key]]:
 def find_claims(
     found: Found, closing_days: float, has_event: Callable[[Issue], bool]
 ) -> tuple[list[Claim], dict[str, int]]:
-    """The claims, and how many issues look like duplicates of an issue that is not clear, by reason.
+    """Return the claims, and how many issues look like duplicates of an issue that is not clear, by reason.
 
     `has_event` sends a request, so it is called only where it decides.
     """
@@ -171,10 +171,10 @@ _PASSES = 4  # removing a phrase can form a new one
 
 
 def issue_text(title: str, body: str, people: Set[str], max_characters: int) -> str:
-    """Title, blank line and body, without template comments, duplicate phrases and user names.
+    """Return the title, blank line and body, without template comments, duplicate phrases and user names.
 
-    `@name` and links to profiles become `@someone`; in code only the names in `people` (lower case) do, because `@property`
-    is not a person. Stack traces, code and logs stay.
+    `@name` and links to profiles become `@someone`; in code only the names in `people` (lower case) do, because
+    `@property` is not a person. Stack traces, code and logs stay.
     """
     title, body = " ".join(_TITLE_MARK.sub(" ", title[:max_characters]).split()), body[: 4 * max_characters]
     text = f"{title}\n\n{body}" if body.strip() else title
@@ -186,7 +186,7 @@ def issue_text(title: str, body: str, people: Set[str], max_characters: int) -> 
 
 
 def _pieces(text: str) -> list[str]:
-    """Pieces of the text, in turn prose, and a hidden comment or code. Inside of code, `<!--` is code."""
+    """Return pieces of the text, in turn prose, and a hidden comment or code. Inside of code, `<!--` is code."""
     end = text.rfind("-->") + 3
     # Comments without an end are prose. The mark prevents that each of them is searched to the end of the text.
     marked = text[:end] + text[end:].replace("<!--", "<\0!--")

@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 
 class Journal:
-    """Rows of a JSON Lines file, a context manager. Appended rows are on disk when `append` returns; each is whole or absent.
+    """Rows of a JSON Lines file, a context manager. `append` returns when rows are on disk, each whole or absent.
 
     Raises:
         DataError: if another process has the file open, or a line is not a JSON object.

@@ -3,8 +3,8 @@
     accelerate launch --num_processes 1 recipes/llama2_nli.py
     accelerate launch --num_processes 1 recipes/llama2_nli.py --config recipes/starter.yaml
 
-Without options it downloads LLaMA-2-7B and AllNLI from the hub and trains with the published settings. A settings file or
-single flags replace any of them.
+Without options it downloads LLaMA-2-7B and AllNLI from the hub and trains with the published settings. A settings file
+or single flags replace any of them.
 """
 
 from angle_llm import config
@@ -20,8 +20,8 @@ PUBLISHED = config.TrainSettings(
     lora=config.LoraSettings(rank=32, alpha=32, dropout=0.1, targets=["q_proj", "v_proj"]),
     # 3. SNLI and MNLI train: entailment is 1, contradiction 0, neutral dropped.
     data=config.DataSettings(path="SeanLee97/all_nli_angle_format_a", format="scored_pair"),
-    # 4. The objective. The published weights are 1/35/1, with an in-batch mean over all rows. Here the mean is over the rows
-    #    with a positive, half of the rows of this data, so 17.5 is the same as 35 there.
+    # 4. The objective. The published weights are 1/35/1, with an in-batch mean over all rows. Here the mean is over the
+    #    rows with a positive, half of the rows of this data, so 17.5 is the same as 35 there.
     objective=config.ObjectiveSettings(
         cosine_weight=1,
         in_batch_weight=17.5,
@@ -37,7 +37,8 @@ PUBLISHED = config.TrainSettings(
     batch_size=120,
     accumulation=16,
     epochs=1,
-    # 6. Memory: activations of 4,096 tokens need about 23 GiB (estimate), the base 12.3. Larger batches are encoded twice.
+    # 6. Memory: activations of 4,096 tokens need about 23 GiB (estimate), the base 12.3. Larger batches are encoded
+    #    twice.
     micro_batch_tokens=4096,
     graph_tokens=4096,
 )

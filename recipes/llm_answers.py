@@ -1,4 +1,4 @@
-"""Answers of language models to requests, within a budget; each is in a journal before it is used, so none is paid for twice."""
+"""Answers of language models, within a budget; a journal keeps each one, so none is paid for twice."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Prices:
     """Of a million tokens of answers."""
 
     def cost(self, read_tokens: int, new_tokens: int) -> float:
-        """The price of a request."""
+        """Return the price of a request."""
         return (read_tokens * self.read + new_tokens * self.new) / 1e6
 
 
@@ -74,7 +74,8 @@ class GeneratorSettings:
     timeout: PositiveFloat = 120.0
     """Seconds to wait for an answer of a server."""
     api_key_variable: str = "OPENAI_API_KEY"
-    """Environment variable with the key of a server. The key is sent by https or to this machine only, and never written."""
+    """Environment variable with the key of a server.
+    The key is sent by https or to this machine only, and never written."""
     body: dict[str, str] = field(default_factory=dict)
     """Further fields of requests to a server, values as YAML; null removes one, such as seed null."""
     max_requests: NonNegative | None = None
@@ -113,7 +114,7 @@ Answered = list[tuple[Request, Answer]]
 
 
 def make_request(settings: GeneratorSettings, name: str, row: int, text: str, side: str, message: str) -> Request:
-    """A request with its own seed and its key."""
+    """Return a request with its own seed and its key."""
     seed = int.from_bytes(_digest([settings.seed, row, side])[:4], "big") >> 1  # servers take 31 bits
     how = settings.dtype if name.startswith(LOCAL) else settings.body
     sampling = [settings.max_new_tokens, settings.temperature, settings.top_p, how]
@@ -158,7 +159,8 @@ class Answers:
                     progress(sum(not answer.failure for _, answer in answered))
 
     def _affordable(self, requests: Sequence[Request]) -> Sequence[Request]:
-        """The first requests within the budget, if each takes all tokens it can: one for each byte of its message."""
+        """Return the first requests within the budget,
+        if each takes all tokens it can (one per byte of its message)."""
         limits, cost = self._settings, self.cost
         most = math.inf if limits.max_requests is None else limits.max_requests - self.requests
         for count, request in enumerate(requests):
@@ -208,7 +210,7 @@ class LocalModel:
         return model.to(settings.device or ("cuda" if torch.cuda.is_available() else "cpu")), tokenizer, ends
 
     def answer(self, batch: Sequence[Request]) -> Iterator[Answered]:
-        """Answers to a batch, sampled together, in one list."""
+        """Yield answers to a batch, sampled together, in one list."""
         import torch
 
         model, tokenizer, ends = self._loaded
@@ -239,7 +241,7 @@ class LocalModel:
 
 
 def message_ids(tokenizer: Any, message: str) -> list[int]:
-    """Token ids of a user's message in the chat template, if there is one. Names of special tokens in it are plain text."""
+    """Return the token ids of a user's message in the chat template, if there is one. Special tokens are plain text."""
     from angle_llm.model.tokenizer import plain_ids
 
     if not tokenizer.chat_template:
@@ -288,11 +290,12 @@ class ChatServer:
         self._pace, self._next_request = threading.Lock(), 0.0
 
     def answer(self, batch: Sequence[Request]) -> Iterator[Answered]:
-        """Answers one by one, in the order in which the server completes them."""
+        """Yield answers one by one, in the order in which the server completes them."""
         most, left, futures = self._settings.concurrency, iter(batch), dict[Future[Answer], Request]()
         pool = ThreadPoolExecutor(most)
         try:
-            # A request is sent only after an earlier answer is in the journal: a kill loses at most `concurrency` answers.
+            # A request is sent only after an earlier answer is in the journal: a kill loses at most `concurrency`
+            # answers.
             for _ in batch:
                 futures |= {pool.submit(self._answer, each): each for each in islice(left, most - len(futures))}
                 future = next(as_completed(futures))
@@ -342,5 +345,5 @@ class ChatServer:
 
 
 def open_generator(name: str, settings: GeneratorSettings) -> LocalModel | ChatServer:
-    """The generator that the user named."""
+    """Return the generator that the user named."""
     return LocalModel(name, settings) if name.startswith(LOCAL) else ChatServer(name, settings)

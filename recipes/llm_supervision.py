@@ -5,12 +5,13 @@
         --prompt examples --size 2 --max-new-tokens 48 --temperature 0.8 --top-p 0.95
     ANGLE_LLM_DATA=DATA python recipes/llm_supervision.py train
 
-generate: for each sentence, a request for sentences of the same meaning (score 1) and one for the opposite meaning (score 0).
-Answers are kept in OUT.journal.jsonl: a killed command resumes, and other filters need no new requests. OUT.report.json accounts
-for every line of every answer. A server needs pip install 'angle_llm[supervision]'; nothing is sent unless --generator names one.
+generate: for each sentence, a request for sentences of the same meaning (score 1) and one for the opposite meaning
+(score 0). Answers are kept in OUT.journal.jsonl: a killed command resumes, and other filters need no new requests.
+OUT.report.json accounts for every line of every answer. A server needs pip install 'angle_llm[supervision]'; nothing is
+sent unless --generator names one.
 
-train: trains on the generated pairs and on equally many human-scored pairs, and prints the Spearman correlation on the test
-pairs: without training, and after each.
+train: trains on the generated pairs and on equally many human-scored pairs, and prints the Spearman correlation on the
+test pairs: without training, and after each.
 """
 
 import json
@@ -85,7 +86,7 @@ class GenerateSettings(GeneratorSettings):
     """With --judge: largest cosine of an antonym pair."""
 
     def check(self) -> None:
-        """Raises SettingsError for settings that do not fit together."""
+        """Raise SettingsError for settings that do not fit together."""
         unpriced = self.max_cost is not None and not any(asdict(self.prices).values())
         inside = Path(self.sentences).resolve() in self.out.resolve().parents
         for present, problem in (
@@ -146,7 +147,7 @@ STARTER = LlmSupervisionSettings(
 
 
 def main() -> None:
-    """`generate` or `train`."""
+    """Run the subcommand `generate` or `train`."""
     steps = {"generate": generate, "train": train}
     step = sys.argv.pop(1) if len(sys.argv) > 1 else "--help"
     if step in ("-h", "--help"):
@@ -196,7 +197,7 @@ def generate(arguments: Sequence[str] | None = None) -> None:
 
 
 def load_prompts(name: str) -> dict[str, str]:
-    """The template of each side."""
+    """Return the template of each side."""
     known = {path.stem: path for path in PROMPTS.glob("*.yaml")}
     path = known.get(name, Path(name).expanduser())
     if not path.is_file():
@@ -215,14 +216,14 @@ def load_prompts(name: str) -> dict[str, str]:
 
 
 def message(template: str, text: str, size: int) -> str:
-    """The message for a sentence, which is inserted literally; a full stop of the template replaces that of the sentence."""
+    """Return the message for a sentence, inserted literally; a full stop of the template replaces that of the text."""
     head, _, tail = template.partition("{text}")
     text = text.removesuffix(".") if tail.startswith(".") else text
     return head.replace("{size}", str(size)) + text + tail.replace("{size}", str(size))
 
 
 def read_sentences(settings: GenerateSettings) -> tuple[list[tuple[int, str]], dict[str, int]]:
-    """(index of the row, sentence), and the account of the rows."""
+    """Return (index of the row, sentence) pairs and the account of the rows."""
     sentences, account, seen = list[tuple[int, str]](), Counter[str](), set[str]()
     for index, row in enumerate(Corpus.open(settings.sentences, settings.column)):
         if isinstance(row, BadRow):
@@ -274,7 +275,7 @@ def write_pairs(pairs: Sequence[Pair], settings: GenerateSettings) -> None:
 
 
 def account(requests: Sequence[Request], answers: Answers, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """Counts of requests, tokens and lines; the lines of each generator and side add up by reason."""
+    """Return the counts of requests, tokens and lines; the lines of each generator and side add up by reason."""
     lines: dict[str, Counter[str]] = {f"{request.side} by {request.generator}": Counter() for request in requests}
     for pair in pairs:
         lines[f"{pair.request.side} by {pair.request.generator}"][pair.dropped or "kept"] += 1

@@ -4,10 +4,10 @@
     python recipes/sts_finetune.py --data.path DATA/stsb/train.tsv --data.score-range 0 5 --test.path DATA/stsb/test.tsv
     accelerate launch recipes/sts_finetune.py --data.path train.jsonl --test.path test.jsonl --test.score-range 0 1
 
-Prints the Spearman correlation of cosine and score on the test pairs, before and after training. Without options it uses the
-starter triples, and the starter graded pairs as the test. Any files of scored pairs can be used; labels 0 and 1 are scores, too.
-QNLI, where 0 means that the sentence has the answer, needs the score range 1 0. For long texts set --model.max-length.
-`recipes/grids/nontransfer.yaml` is the table of the report.
+Prints the Spearman correlation of cosine and score on the test pairs, before and after training. Without options it
+uses the starter triples, and the starter graded pairs as the test. Any files of scored pairs can be used; labels 0 and
+1 are scores, too. QNLI, where 0 means that the sentence has the answer, needs the score range 1 0. For long texts set
+--model.max-length. `recipes/grids/nontransfer.yaml` is the table of the report.
 """
 
 from dataclasses import field

@@ -16,16 +16,19 @@ from angle_llm.data.formats import Example, pairs_of
 
 @dataclass
 class TextBatch:
-    """N unique texts and P scored pairs of them; every data format takes this form before it is encoded.
+    """N unique texts and P scored pairs of them; every data format is converted to it before encoding.
 
-    A text that occurs five times is one entry of `texts`: it is encoded once and is never its own negative. A pair may relate a
-    text to itself (`left == right`), and the same pair may occur more than once. A text under two prompts is two entries.
+    A text that occurs five times is one entry of `texts`: it is encoded once and is never its own negative. A pair may
+    relate a text to itself (`left == right`), and the same pair may occur more than once. A text under two prompts is
+    two entries.
 
-    Fields that describe texts have N rows (`prompts`; sides such as query and document would be another), fields that describe
-    the relation have P rows (`left`, `right`, `score`; groups, teacher scores and excluded pairs would be others).
+    Fields that describe texts have N rows (`prompts`; sides such as query and document would be another), fields that
+    describe the relation have P rows (`left`, `right`, `score`; groups, teacher scores and excluded pairs would be
+    others).
 
-    Raises `ValueError` if the tensors of the relation differ in length, have another dtype or point outside `texts`, and if a
-    text occurs twice under one prompt.
+    Raises:
+        ValueError: if the tensors of the relation differ in length, have another dtype or point outside `texts`, and if
+            a text occurs twice under one prompt.
     """
 
     texts: list[str]
@@ -58,16 +61,16 @@ class TextBatch:
             raise ValueError("TextBatch.texts must be unique; use TextBatch.from_examples")
 
     def __len__(self) -> int:
-        """Number of unique texts, N: the rows that the encoder computes."""
+        """Return the number of unique texts, N: the rows that the encoder computes."""
         return len(self.texts)
 
     @classmethod
     def from_examples(cls, examples: Sequence[Example], prompts: Sequence[int] = ()) -> TextBatch:
-        """A batch of examples. Texts are numbered by first occurrence, pairs are in the order of the examples.
+        """Return a batch of examples. Texts are numbered by first occurrence, pairs are in the order of the examples.
 
         A scored pair gives the pair `(left, right, score)`, a positive pair `(left, right, 1)`, a triple two pairs:
-        `(anchor, positive, 1)`, then `(anchor, negative, 0)`. `prompts` has the prompt number of each example. Without examples
-        the batch is empty (N = P = 0), so that a rank without a share of a batch can take part in it.
+        `(anchor, positive, 1)`, then `(anchor, negative, 0)`. `prompts` has the prompt number of each example. Without
+        examples the batch is empty (N = P = 0), for a rank without a share of the batch.
         """
         row_of: dict[tuple[int, str], int] = {}
         pairs: list[tuple[int, int, float]] = []

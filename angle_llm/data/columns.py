@@ -1,7 +1,7 @@
 """Which column of a file holds which field of a format.
 
-Recognised are the column names of the usual datasets and libraries. Names of several rows may be mixed, such as `query` and
-`answer`; the format is the one whose fields are all found.
+The column names of the usual datasets and libraries are recognised. Names of several rows may be mixed, such as `query`
+and `answer`; the format is the one whose fields are all found.
 
 | columns | read as | used by |
 |---|---|---|
@@ -20,13 +20,15 @@ Recognised are the column names of the usual datasets and libraries. Names of se
 | `premise hypothesis label` | NLI, **0 entailment, 1 neutral, 2 contradiction** | AllNLI `pair-class`, SNLI and MNLI on the hub |
 | `sentence1 sentence2 gold_label` | NLI | SNLI and MNLI as released |
 
-A `label` beside `premise` is a class, and 0 is the most similar; beside two texts of any other name it is a score, and 1 is the
-most similar. AnglE's own NLI files have 1 for entailment, 0 for contradiction and no neutral pairs, as `text1 text2 label`.
-`sentence1 sentence2 label` with the words of NLI (AllNLI as one table) is refused with advice: set format to nli_pairs.
-SICK's second judgement (`entailment`, `entailment_label`) is read only if it is mapped: `columns: {label: entailment}`.
-QNLI and RTE, where 0 is the entailment and 1 is not, need `score_range: [1, 0]`, and QNLI a mapping of its texts.
-SentEval's downloads are read unchanged: STS.input.NAME.txt with the scores of STS.gs.NAME.txt, sts-train.csv (tabs, no header),
-SICK and MRPC (.txt with a header). Its transfer tasks, and other single texts with a class, are not pairs.
+A `label` beside `premise` is a class, and 0 is the most similar. Beside two texts of any other name it is a score, and
+1 is the most similar. AnglE's own NLI files have 1 for entailment, 0 for contradiction and no neutral pairs; their
+columns are `text1 text2 label`. `sentence1 sentence2 label` with the words of NLI (AllNLI as one table) is refused with
+advice: set format to nli_pairs. SICK's second judgement (`entailment`, `entailment_label`) is read only if it is
+mapped: `columns: {label: entailment}`. QNLI and RTE, where 0 is the entailment and 1 is not, need `score_range: [1,
+0]`; QNLI also needs a mapping of its texts.
+
+SentEval's downloads are read unchanged: STS.input.NAME.txt with the scores of STS.gs.NAME.txt, sts-train.csv (tabs, no
+header), SICK and MRPC (.txt with a header). Its transfer tasks, and other single texts with a class, are not pairs.
 """
 
 from __future__ import annotations
@@ -73,13 +75,15 @@ _SYNONYMS = {
 
 
 def resolve_format(format: str, mapping: Mapping[str, str], columns: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Name of the format, and the column of each of its fields.
+    """Return the name of the format, and the column of each of its fields.
 
-    `format="auto"` takes the format whose fields are all found; of two such formats the one that reads more columns (a scored
-    pair before a positive pair), and a scored pair before NLI where both read the same columns. `nli_triples` is never guessed.
+    `format="auto"` takes the format whose fields are all found; of two such formats the one that reads more columns (a
+    scored pair before a positive pair), and a scored pair before NLI where both read the same columns. `nli_triples` is
+    never guessed.
 
     Raises:
-        DataError: For an unknown format or field, a missing column, several columns for one field, or several formats that fit.
+        DataError: for an unknown format or field, a missing column, several columns for one field, or several formats
+            that fit.
     """
     if format not in ("auto", *FORMATS):
         if suggested := next((right for right, names in _SYNONYMS.items() if format.lower() in names), None):

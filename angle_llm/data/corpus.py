@@ -1,7 +1,7 @@
 """The texts of a corpus: one column of a row source, row by row, with an id where there is one.
 
-Rows have their index in the corpus, from 0 through all files, bad rows included, so that the index of a row does not depend on
-which rows are skipped.
+Rows have their index in the corpus, from 0 through all files, bad rows included, so that the index of a row does not
+depend on which rows are skipped.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class Corpus:
         delimiter: str | None = None,
         encoding: str = "utf-8",
     ) -> Corpus:
-        """Opens a source as `open_rows` does; without `column` that is text or sentence, or the only one.
+        """Open a source as `open_rows` does; without `column` that is text or sentence, or the only one.
 
         Raises:
-            DataError: If there is no such source, or no such column.
+            DataError: if there is no such source, or no such column.
         """
         rows = open_rows(source, delimiter=delimiter, encoding=encoding)
         flat = [file.name for file in rows.files if isinstance(file, TextFile)]
@@ -113,7 +113,8 @@ class Corpus:
                 yield partial(self._text, row, column)
 
     def blocks(self, size: int, wanted: Callable[[int], bool]) -> Iterator[TextBlock]:
-        """Blocks of `size` rows with a wanted number; the last block may be shorter. Rows of other blocks are not parsed."""
+        """Yield the blocks of `size` rows whose number is wanted; the last block may be shorter.
+        Rows of other blocks are not parsed."""
         rows = self._unparsed()
         for number in count():
             if not (block := list(islice(rows, size))):
@@ -122,7 +123,7 @@ class Corpus:
                 yield TextBlock(number, number * size, [parse() for parse in block])
 
     def texts(self, indices: set[int]) -> dict[int, str]:
-        """The texts of rows, by index; those of bad rows are missing."""
+        """Return the texts of rows, by index; those of bad rows are missing."""
         rows = enumerate(islice(self, max(indices, default=-1) + 1))
         return {index: row.text for index, row in rows if index in indices and isinstance(row, CorpusText)}
 
@@ -130,8 +131,8 @@ class Corpus:
         """Reads every row once.
 
         Raises:
-            DataError: For the first bad row, with its file and line, unless bad rows are skipped; if there is no text; if a
-                file changes meanwhile.
+            DataError: for the first bad row, with its file and line, unless bad rows are skipped; if there is no text;
+                if a file changes meanwhile.
         """
         stamps = self.source.stamps()
         rows = bad = 0
@@ -148,7 +149,7 @@ class Corpus:
         return survey
 
     def check_unchanged(self, survey: Survey) -> None:
-        """Raises `DataError` if a file was changed since the survey."""
+        """Raise `DataError` if a file was changed since the survey."""
         if self.source.stamps() != survey.stamps:
             raise DataError(f"{self.source.name} was changed while it was read. Start again when it is complete")
 
@@ -169,5 +170,5 @@ class Corpus:
 
 
 def bad_row(place: str, reason: str) -> DataError:
-    """The error for a row that cannot be embedded."""
+    """Return the error for a row that cannot be embedded."""
     return DataError(f"{place}: {reason}. Fix the row, or skip bad rows with --on-bad-row skip")

@@ -2,8 +2,8 @@
 
     open_rows ──► Row ──► columns ──► `Format.read` ──► examples (a list, or a `store`) + `DataReport`
 
-Each row is used, dropped for a documented reason, or rejected; `rows_in = rows_used + dropped + rejected` is checked. By
-default the first bad row is an error with its file and line.
+Each row is used, dropped for a documented reason, or rejected; `rows_in = rows_used + dropped + rejected` is checked.
+By default the first bad row is an error with its file and line.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class DataReport:
     rejected: list[BadRow] = field(default_factory=list)
 
     def drop(self, reason: str, rows: int = 1) -> None:
-        """Counts dropped rows."""
+        """Count dropped rows."""
         if rows:
             self.dropped[reason] = self.dropped.get(reason, 0) + rows
 
     def count(self, result: Example | Dropped | BadRow) -> None:
-        """Counts a row."""
+        """Count a row."""
         self.rows_in += 1
         if isinstance(result, Dropped):
             self.drop(result.reason)
@@ -63,7 +63,7 @@ class DataReport:
             self.rejected.append(result)
 
     def use(self, examples: int) -> None:
-        """Sets the number of examples; raises `RuntimeError` if a row is not accounted for."""
+        """Set the number of examples; raise `RuntimeError` if a row is not accounted for."""
         self.examples, self.rows_used = examples, examples * FORMATS[self.format].rows_per_example
         accounted = self.rows_used + sum(self.dropped.values()) + len(self.rejected)
         if self.rows_in != accounted:
@@ -72,8 +72,8 @@ class DataReport:
             )
 
     def summary(self) -> str:
-        """One line: `a.tsv: 90 examples from 90 of 98 rows as scored_pair (text1 = q1, text2, score); columns not used:
-        id; dropped: …`."""
+        """Return one line: `a.tsv: 90 examples from 90 of 98 rows as scored_pair (text1 = q1, text2, score);
+        columns not used: id; dropped: …`."""
         columns = (name if name == used else f"{name} = {sound(used)}" for name, used in self.columns.items())
         detected = ", guessed from the columns" if self.source.format == "auto" else ""
         parts = [
@@ -104,14 +104,14 @@ class ExampleReader:
     """Field → column."""
 
     def report(self) -> DataReport:
-        """An empty report; reads the columns."""
+        """Return an empty report; read the columns."""
         used = {*self.columns.values(), *self.source.where}
         return DataReport(
             self.source, self.format, self.columns, [name for name in self.rows.columns if name not in used]
         )
 
     def outcomes(self) -> Iterator[tuple[Row | BadRow, Example | Dropped | BadRow]]:
-        """Every row in file order and what it is read as, before rows are combined, shuffled and limited."""
+        """Yield every row in file order and what it is read as, before rows are combined, shuffled and limited."""
         labels = self.rows.files[0].label_names.get(self.columns.get("label", ""), [])
         for row in self.rows:
             if isinstance(row, BadRow):
@@ -131,9 +131,10 @@ class ExampleReader:
         return FORMATS[self.format].read(fields, self.source.score_range)
 
     def examples(self, report: DataReport) -> Iterator[Example]:
-        """The examples; all other rows are counted in the report.
+        """Yield the examples; all other rows are counted in the report.
 
-        Raises `DataError` for the first bad row, unless bad rows are skipped.
+        Raises:
+            DataError: for the first bad row, unless bad rows are skipped.
         """
         format = FORMATS[self.format]
         if format.combine is None:
@@ -158,10 +159,10 @@ class ExampleReader:
 
 
 def open_examples(source: DataSource) -> ExampleReader:
-    """Opens a source and resolves its columns. Only a hub id that is not a local path uses the network.
+    """Open a source and resolve its columns. Only a hub id that is not a local path uses the network.
 
     Raises:
-        DataError: If the source cannot be opened, columns are missing or fit several formats, or settings do not fit them.
+        DataError: if the source cannot be opened, columns are missing or fit several formats, or settings do not fit.
     """
     rows = _open_rows(source)
     columns = rows.columns
@@ -198,7 +199,8 @@ def _check_settings(source: DataSource, format: Format, columns: dict[str, str],
 
 
 def _equal(cell: Any, wanted: str | int | float) -> bool:
-    """Equality that ignores whether a number is written as text: TSV files and flags have "0", JSON has 0."""
+    """Return whether two values are equal, ignoring whether a number is written as text:
+    TSV files and flags have "0", JSON has 0."""
     if isinstance(cell, bool):
         return str(cell).lower() == str(wanted).lower()
     if isinstance(cell, str) == isinstance(wanted, str):
@@ -210,7 +212,7 @@ def _equal(cell: Any, wanted: str | int | float) -> bool:
 
 
 def label_word(value: Any, names: list[str]) -> Any:
-    """The name of an integer label: datasets number their labels in an order of their own."""
+    """Return the name of an integer label: datasets number their labels in an order of their own."""
     return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
 
 
@@ -226,15 +228,16 @@ class LoadedData:
 
 
 def load_examples(source: DataSource, cache: Path | None = None) -> LoadedData:
-    """All examples of a source, see `open_examples`.
+    """Return all examples of a source, see `open_examples`.
 
-    A bad row (no text, no number as a score, broken JSON, wrong number of fields, invalid bytes) raises `DataError` with file
-    and line, or is skipped and listed in the report (`on_bad_row`); a larger share of bad rows than `max_bad_ratio` raises.
-    Damage that hides an unknown number of rows (a truncated gzip, an unclosed quote over several lines) always raises, and so do
-    missing columns, and a source without examples. The whole source is read and checked, also beyond `limit`.
+    A bad row (no text, no number as a score, broken JSON, wrong number of fields, invalid bytes) raises `DataError`
+    with file and line, or is skipped and listed in the report (`on_bad_row`); a larger share of bad rows than
+    `max_bad_ratio` raises. Damage that hides an unknown number of rows (a truncated gzip, an unclosed quote over
+    several lines) always raises, and so do missing columns, and a source without examples. The whole source is read and
+    checked, also beyond `limit`.
 
-    With a `cache` folder, examples of more than `store.MEMORY_LIMIT` bytes are written to disk, and the next call reads them
-    from there.
+    With a `cache` folder, examples of more than `store.MEMORY_LIMIT` bytes are written to disk, and the next call reads
+    them from there.
     """
     if source.limit is not None and source.limit < 1:
         raise DataError(f"limit must be at least 1, got {source.limit}")
@@ -258,7 +261,7 @@ def load_examples(source: DataSource, cache: Path | None = None) -> LoadedData:
 
 
 def _stored(source: DataSource, folder: Path | None) -> tuple[Sequence[Example], DataReport] | None:
-    """Examples and report of an earlier call."""
+    """Return the examples and the report of an earlier call."""
     found = None if folder is None else store.open_store(folder)
     if folder is None or found is None:
         return None
@@ -271,7 +274,7 @@ def _stored(source: DataSource, folder: Path | None) -> tuple[Sequence[Example],
 
 
 def _read(source: DataSource, folder: Path | None) -> tuple[Sequence[Example], DataReport]:
-    """All examples of a source; in a store if they do not fit memory and there is a folder for it."""
+    """Return all examples of a source; in a store if they do not fit memory and there is a folder for it."""
     reader = open_examples(source)
     report = reader.report()
     examples = reader.examples(report)
@@ -291,7 +294,7 @@ def _read(source: DataSource, folder: Path | None) -> tuple[Sequence[Example], D
 
 
 def _store_name(source: DataSource) -> str:
-    """Different for other files, changed files, and files that are read with other settings."""
+    """Return a folder name that differs for other files, changed files, and other settings of reading."""
     rows = _open_rows(source)
     settings = asdict(replace(source, limit=None, shuffle_seed=None, max_bad_ratio=0))
     content = json.dumps([1, [file.identity for file in rows.files], rows.stamps(), settings], sort_keys=True)
@@ -300,7 +303,7 @@ def _store_name(source: DataSource) -> str:
 
 
 def _selected(examples: Sequence[Example], source: DataSource) -> Sequence[Example]:
-    """The examples shuffled and cut to the limit."""
+    """Return the examples shuffled and cut to the limit."""
     n = len(examples)
     if source.shuffle_seed is None and (source.limit is None or source.limit >= n):
         return examples

@@ -42,7 +42,7 @@ class JsonLinesFile(FileReader):
 
     @cached_property
     def columns(self) -> list[str]:
-        """Names of all columns. The file is read whole for it: a key that only later rows have counts too."""
+        """Names of all columns. Reads the whole file, since later rows can have further keys."""
         names: dict[str, None] = {}
         first_bad, found = "", False
         for row in self.rows():
@@ -93,20 +93,21 @@ class JsonFile(JsonLinesFile):
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | RowError:
-    """An object, or the error for one with a key twice: the json module would keep the last value silently."""
+    """Return an object, or the error for a repeated key,
+    of which the json module would silently keep the last value."""
     found = dict(pairs)
     return found if len(found) == len(pairs) else RowError(f"the object has keys twice: {_twice(k for k, _ in pairs)}")
 
 
 def _checked(found: Any) -> dict[str, Any]:
-    """A parsed JSON value. Raises `RowError` if it is not an object, or has a key twice."""
+    """Return a parsed JSON value. Raises `RowError` if it is not an object, or has a key twice."""
     if not isinstance(found, dict):
         raise found if isinstance(found, RowError) else RowError(f"expected an object, got {type(found).__name__}")
     return found
 
 
 def _json_problem(error: ValueError | RecursionError) -> str:
-    """Why a text is not JSON, with the start of the line."""
+    """Return why a text is not JSON, with the start of the line."""
     if not isinstance(error, json.JSONDecodeError):
         return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
     line = error.doc.split("\n")[error.lineno - 1].strip()
@@ -115,7 +116,7 @@ def _json_problem(error: ValueError | RecursionError) -> str:
 
 
 def _twice(names: Iterator[str] | list[str]) -> list[str]:
-    """Names that occur more than once."""
+    """Return the names that occur more than once."""
     found = sorted(names)
     return [name for name, group in itertools.groupby(found) if len(list(group)) > 1]
 
@@ -153,7 +154,7 @@ class TsvFile(FileReader):
         return dict(zip(self.columns, fields, strict=True))
 
     def _lists(self) -> Iterator[tuple[int, list[str] | RowError]]:
-        """Line numbers, and the fields of the line; the header is the first."""
+        """Yield line numbers, and the fields of the line; the header is the first."""
         for number, line in self.lines():
             if line.strip("\r\n"):
                 yield number, line.removesuffix("\n").removesuffix("\r").split(self.delimiter or "\t")
@@ -207,7 +208,7 @@ class StsBenchmarkFile(TsvFile):
 
     @classmethod
     def matches(cls, reader: FileReader) -> bool:
-        """Whether the first line of a file has a score as its fifth tab-separated field."""
+        """Return whether the first line of a file has a score as its fifth tab-separated field."""
         fields = next((line for _, line in reader.lines()), "").split("\t")
         return len(fields) >= len(cls.header) and re.fullmatch(r"\d(\.\d+)?", fields[4].strip()) is not None
 
@@ -216,7 +217,8 @@ class StsBenchmarkFile(TsvFile):
 
 
 class StsPartFile(TsvFile):
-    """`STS.input.NAME.txt`: two sentences per line; `STS.gs.NAME.txt` beside it: their scores. A pair without score is no row."""
+    """`STS.input.NAME.txt`: two sentences per line; `STS.gs.NAME.txt` beside it: their scores.
+    Pairs without score are skipped."""
 
     header = ("sentence1", "sentence2", "score")
 

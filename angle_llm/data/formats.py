@@ -1,4 +1,4 @@
-"""Meaning of a row: a dictionary from field names to raw values becomes an `Example`, or is `Dropped`, or raises `RowError`.
+"""Meaning of a row: field names and raw values give an `Example`, or `Dropped`, or raise `RowError`.
 
 `columns` finds the column of a file that holds each field.
 """
@@ -52,7 +52,7 @@ class Dropped:
 
 
 def pairs_of(example: Example) -> list[tuple[str, str, float]]:
-    """The scored pairs of an example: left text, right text, score."""
+    """Return the scored pairs of an example: left text, right text, score."""
     if isinstance(example, ScoredPair):
         return [(example.left, example.right, example.score)]
     if isinstance(example, PositivePair):
@@ -71,7 +71,7 @@ class RowError(ValueError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`"; nearest: 'score'"` for the known names most similar to `name`, or the empty string."""
+    """Return `"; nearest: 'score'"` for the known names most similar to `name`, or the empty string."""
     found = difflib.get_close_matches(name, list(known), n=3)
     return f"; nearest: {', '.join(map(repr, found))}" if found else ""
 
@@ -80,7 +80,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def read_text(row: Values, field: str) -> str:
-    """The text of a field, unchanged. Refused: other types, white space only, NUL characters, lone surrogates."""
+    """Return the text of a field, unchanged; refuse other types, blank text, NUL characters and lone surrogates."""
     text = _value(row, field)
     if text is None:
         raise RowError(f"{field} is null, expected a text")
@@ -98,7 +98,7 @@ def read_text(row: Values, field: str) -> str:
 
 
 def read_score(row: Values, field: str, score_range: ScoreRange | None) -> float:
-    """The score of a field as a number in [0, 1], rescaled from `score_range`.
+    """Return the score of a field as a number in [0, 1], rescaled from `score_range`.
 
     Accepts numbers and numeric strings. Refused: booleans, NaN, infinity, values outside the range.
     """
@@ -125,7 +125,7 @@ _NLI_LABELS = ("entailment", "neutral", "contradiction")  # in the usual order: 
 
 
 def read_nli_label(row: Values, field: str) -> str:
-    """One of entailment, neutral, contradiction, or "no gold label". Accepts the words and 0, 1, 2."""
+    """Return one of entailment, neutral, contradiction, or "no gold label". Accepts the words and 0, 1, 2."""
     value = _value(row, field)
     word = str(value).strip().lower() if isinstance(value, int | str) and not isinstance(value, bool) else ""
     if word in ("-", "-1"):  # SNLI as released, and on the hub
@@ -166,7 +166,8 @@ def _triple(row: Values, _: ScoreRange | None) -> Triple:
 
 
 def _nli_pair(row: Values, _: ScoreRange | None) -> ScoredPair | Dropped:
-    """Entailment is score 1, contradiction 0; neutral rows and rows without gold label are dropped."""
+    """Return a scored pair: entailment is score 1, contradiction 0;
+    neutral rows and rows without gold label are dropped."""
     label = read_nli_label(row, "label")
     if label not in ("entailment", "contradiction"):
         return Dropped(label)
@@ -174,10 +175,10 @@ def _nli_pair(row: Values, _: ScoreRange | None) -> ScoredPair | Dropped:
 
 
 def pair_by_premise(pairs: Iterable[Example]) -> list[Triple]:
-    """Triples: for each premise its k-th entailed and its k-th contradicted hypothesis, in file order.
+    """Return triples: for each premise its k-th entailed and its k-th contradicted hypothesis, in file order.
 
-    A row is used at most once; surplus rows of either label stay unpaired. Triples are in the order in which their premises
-    first occur.
+    A row is used at most once; surplus rows of either label stay unpaired. Triples are in the order in which their
+    premises first occur.
     """
     labelled: dict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
     for pair in pairs:

@@ -21,29 +21,30 @@ _SEPARATORS = _Separators()
 
 
 def near(text: str) -> str:
-    """The text without case, spacing, punctuation and compatibility forms: equal for near duplicates.
+    """Return the text without case, spacing, punctuation and compatibility forms: equal for near duplicates.
 
-    "Isn't it 1.5?" equals SentEval's "isn 't it 1.5 ?"; 1.5 and 15 differ. Punctuation is kept if the text has nothing else.
+    "Isn't it 1.5?" equals SentEval's "isn 't it 1.5 ?"; 1.5 and 15 differ. Punctuation is kept if the text has nothing
+    else.
     """
     folded = unicodedata.normalize("NFKC", text).casefold()
     return " ".join(folded.translate(_SEPARATORS).split()) or "".join(folded.split())
 
 
 def is_telling(near_text: str) -> bool:
-    """Whether a repeated text is unlikely to be a coincidence: 4 words, or 8 letters of a script without spaces."""
+    """Return whether a repeated text is hardly a coincidence: 4 words, or 8 letters of a script without spaces."""
     return near_text.count(" ") >= 3 or (not near_text.isascii() and len(near_text) >= 8)
 
 
 def key(*parts: str) -> int:
-    """64 bits of the parts in their order; two of a million texts collide with probability 3e-8."""
+    """Return a 64-bit key of the parts in their order; two of a million texts collide with probability 3e-8."""
     return int.from_bytes(blake2b("\0".join(parts).encode(), digest_size=8).digest(), "little")
 
 
 def pair_key(left: str, right: str) -> int:
-    """64 bits of two texts in any order."""
+    """Return a 64-bit key of two texts in any order."""
     return key(*sorted((left, right)))
 
 
 def sound(text: str) -> str:
-    """The text with lone surrogates escaped, so that it can be printed and encoded."""
+    """Return the text with lone surrogates escaped, so that it can be printed and encoded."""
     return text.encode(errors="backslashreplace").decode()

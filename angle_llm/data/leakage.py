@@ -1,7 +1,7 @@
 """Rows that repeat, contradict each other, or occur in an evaluation set.
 
-Texts are compared by 8-byte keys (`data.keys`), to the letter and without case, spacing and punctuation ("near"). A row takes
-about 60 bytes and a distinct text about 170, so a million triples take about 0.6 GB.
+Texts are compared by 8-byte keys (`data.keys`), exactly, and without case, spacing and punctuation ("near"). A row
+takes about 60 bytes and a distinct text about 170, so a million triples take about 0.6 GB.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHOWN_PLACES = 5
 NEUTRAL_SCORE = 0.5
 """Score of a dropped neutral row when it is compared with other rows."""
 CONTRADICTION = 0.5
-"""Labels of one pair that differ by more than this, on the scale 0..1, contradict each other."""
+"""Labels of one pair that differ by more than this contradict each other (scale 0..1)."""
 _TROUBLE = ("contradiction", "unlike itself", "contamination")
 _REMOVED = (*_TROUBLE, "duplicate", "near duplicate", "across files")
 """Findings whose rows `--fix` removes."""
@@ -61,7 +61,7 @@ class FileKeys:
     texts: set[int] = field(default_factory=set)
     """Exact keys of all texts."""
     sentences: set[int] = field(default_factory=set)
-    """Near keys of texts that are long enough to be telling."""
+    """Near keys of the texts for which `keys.is_telling`."""
 
     def add(self, line: int, example: Example) -> Iterator[str]:
         """Add a row; yield its texts that are new."""
@@ -88,7 +88,8 @@ class FileKeys:
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Near keys of the pairs (in any order) and of the telling sentences of one evaluation file."""
+    """Near keys of the pairs (in any order) of one evaluation file,
+    and of its sentences for which `keys.is_telling`."""
 
     name: str
     path: Path
@@ -163,7 +164,7 @@ def compare_rows(
 
 
 def _table(parts: Sequence[array[int]], columns: list[str]) -> pd.DataFrame:
-    """The values of all files as columns, and the number of the file."""
+    """Return the values of all files as columns, and the number of the file."""
     import pandas as pd
 
     values = [np.asarray(part, dtype=np.uint64).reshape(-1, len(columns)) for part in parts]
@@ -177,7 +178,8 @@ def _table(parts: Sequence[array[int]], columns: list[str]) -> pd.DataFrame:
 def read_evaluation_sets(paths: Iterable[str | Path]) -> tuple[list[EvaluationSet], list[str]]:
     """Read evaluation files, and all those in folders; return them and what was skipped.
 
-    In a folder, files named after training are skipped, and files not named after a test, dev or validation set if others are.
+    In a folder, files named after training are skipped, and files not named after a test, dev or validation set if
+    others are.
 
     Raises:
         DataError: for a path that does not exist, and for a named file that has no texts or cannot be read.
@@ -235,7 +237,7 @@ def _read_set(path: Path, name: str, skipped: list[str]) -> EvaluationSet:
 
 
 def _text_columns(columns: Sequence[str]) -> list[tuple[str, ...]]:
-    """Columns of pairs, else of single texts or lists of texts."""
+    """Return the columns of pairs, else of single texts or lists of texts."""
     for format, pairs in (
         ("triple", [("anchor", "positive"), ("anchor", "negative")]),
         ("positive_pair", [("text1", "text2")]),

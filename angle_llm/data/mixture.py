@@ -48,7 +48,7 @@ class Mixture(ByIndex):
 
     @classmethod
     def of(cls, examples: Sequence[Example]) -> Mixture:
-        """A mixture of one dataset; a mixture unchanged."""
+        """Return a mixture of one dataset; a mixture is returned unchanged."""
         return examples if isinstance(examples, Mixture) else cls([LoadedSet("data", examples)])
 
     def __len__(self) -> int:
@@ -59,20 +59,20 @@ class Mixture(ByIndex):
         return self.sets[number].examples[index - (self._ends[number - 1] if number else 0)]
 
     def set_of(self, index: int) -> int:
-        """Number of the dataset of an example."""
+        """Return the number of the dataset of an example."""
         if not 0 <= index < len(self):
             raise IndexError(f"example {index} of {len(self)}")
         return bisect_right(self._ends, index)
 
     @property
     def digest(self) -> str:
-        """Equal for equal examples with equal draws and prompts."""
+        """Hash, equal for equal examples with equal draws and prompts."""
         plain = Draws.of_one(len(self)) == self.draws and self.sets[0].prompt is None
         how = "" if plain else f" {self.draws} {[each.prompt for each in self.sets]}"
         return "+".join(digest_of(each.examples) for each in self.sets) + how
 
     def summary(self) -> Iterator[str]:
-        """The report of each dataset, and its share of an epoch."""
+        """Yield the report of each dataset, and its share of an epoch."""
         total = sum(self.draws.counts)
         for each, count in zip(self.sets, self.draws.counts, strict=True):
             if each.report is not None:
@@ -86,7 +86,8 @@ class Mixture(ByIndex):
 def load_mixture(settings: DataSettings, cache: Path | None = None) -> Mixture:
     """Reads the datasets of the settings; `cache` as in `load_examples`.
 
-    Raises `DataError` for a dataset that cannot be read, or is named twice.
+    Raises:
+        DataError: for a dataset that cannot be read, or is named twice.
     """
     sets = sets_of(settings)
     loaded = []
@@ -98,7 +99,7 @@ def load_mixture(settings: DataSettings, cache: Path | None = None) -> Mixture:
 
 
 def sets_of(settings: DataSettings) -> list[MixedSet]:
-    """The datasets of the settings, at least one. Raises `DataError` for a dataset that is named twice."""
+    """Return the datasets of the settings, at least one. Raises `DataError` for a dataset that is named twice."""
     sets = list(settings.sets)
     if not sets:
         common = {item.name: getattr(settings, item.name) for item in fields(DataSource)}
@@ -112,7 +113,7 @@ def sets_of(settings: DataSettings) -> list[MixedSet]:
 
 
 def _listed(path: str) -> list[tuple[str, float]]:
-    """Paths and weights of `a:2.0,b`; a file whose name has a comma or ends like a weight is one path."""
+    """Return paths and weights of `a:2.0,b`; a file whose name has a comma or ends like a weight is one path."""
     if find_path(path).exists():
         return [(path, 1.0)]
     listed = []
@@ -125,7 +126,7 @@ def _listed(path: str) -> list[tuple[str, float]]:
 
 
 def _names(paths: Sequence[str]) -> list[str]:
-    """Short and different names."""
+    """Return short, distinct names."""
     names: list[str] = []
     for path in paths:
         extension = next((each for each in sorted(EXTENSIONS, key=len, reverse=True) if path.endswith(each)), "")

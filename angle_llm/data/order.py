@@ -1,6 +1,6 @@
 """Which examples each batch of each epoch holds: a function of seed and epoch, over one dataset or several.
 
-The orders are the same on every machine and in every version, so that a resumed run and all ranks see the same batches.
+The orders are the same on every machine and in every version, so a resumed run and all ranks get the same batches.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ Order = NDArray[np.int64]
 
 
 def random_order(n: int, key: int) -> Order:
-    """The indices 0 … n - 1 in random order; ten million take seconds.
+    """Return the indices 0 … n - 1 in random order; ten million take seconds.
 
-    They are sorted by the first n values of `random.Random(key).random()`: of Python's generators only `random()` gives the
-    same values in every version.
+    They are sorted by the first n values of `random.Random(key).random()`: of Python's generators only `random()` gives
+    the same values in every version.
     """
     return random_orders(n, 1, key)
 
 
 def random_orders(n: int, count: int, key: int) -> Order:
-    """Several orders of 0 … n - 1, concatenated: (count · n,). Each continues with the generator of the one before."""
+    """Return several orders of 0 … n - 1, concatenated: (count · n,).
+    Each continues the generator of the previous one."""
     _, words, _ = random.Random(key).getstate()
-    # numpy's RandomState is frozen and draws the same values from the same state, a hundred times faster.
+    # numpy guarantees that RandomState draws the same values from the same state; it is a hundred times faster.
     generator = np.random.RandomState()
     generator.set_state(("MT19937", np.array(words[:-1], np.uint32), words[-1], 0, 0.0))
     return np.argsort(generator.random_sample((count, n)), axis=1, kind="stable").reshape(-1)
@@ -37,9 +38,9 @@ def random_orders(n: int, count: int, key: int) -> Order:
 class Draws:
     """How many examples an epoch draws from each of K datasets, and in which order.
 
-    The examples of a dataset are drawn in random orders, concatenated, each order a new one; an epoch continues where the
-    last one ended. So no example is repeated before all others were drawn. Indices run through all datasets: those of the
-    second dataset follow those of the first.
+    The examples of a dataset are drawn in random orders, concatenated, each order a new one; an epoch continues where
+    the last one ended. So no example is repeated before all others were drawn. Indices run through all datasets: those
+    of the second dataset follow those of the first.
     """
 
     sizes: tuple[int, ...]
@@ -51,7 +52,8 @@ class Draws:
 
     @classmethod
     def of(cls, sizes: Sequence[int], weights: Sequence[float], temperature: float, *, by_set: bool) -> Draws:
-        """Counts in proportion to weight · size^(1 / temperature), at least 1; their sum is that of temperature 1."""
+        """Return draws whose counts are proportional to weight · size^(1 / temperature), at least 1;
+        their sum is that of temperature 1."""
         total = sum(weight * size for weight, size in zip(weights, sizes, strict=True))
         largest = max(sizes)  # so that no power overflows
         shares = np.array(
@@ -65,16 +67,17 @@ class Draws:
 
     @classmethod
     def of_one(cls, size: int) -> Draws:
-        """Every example of one dataset once."""
+        """Return draws of every example of one dataset, once each."""
         return cls((size,), (size,))
 
     def batches(self, batch_size: int) -> int:
-        """Number of batches of an epoch."""
+        """Return the number of batches of an epoch."""
         parts = self.counts if self.by_set else (sum(self.counts),)
         return sum(-(-count // batch_size) for count in parts)
 
     def epoch(self, epoch: int, batch_size: int, *, seed: int, first: int = 0) -> Iterator[list[int]]:
-        """The batches of an epoch from number `first`; the last one (with `by_set`: of each dataset) may be smaller."""
+        """Yield the batches of an epoch from number `first`;
+        the last one (with `by_set`: of each dataset) may be smaller."""
         starts = np.cumsum([0, *self.sizes])
         streams = [starts[number] + self._stream(number, epoch, seed) for number in range(len(self.sizes))]
         key = _key(len(self.sizes), seed, epoch)
@@ -88,11 +91,12 @@ class Draws:
             yield batch.tolist()
 
     def _stream(self, number: int, epoch: int, seed: int) -> Order:
-        """Indices that an epoch draws of a dataset: a slice of its concatenated random orders."""
+        """Return the indices that an epoch draws of a dataset: a slice of its concatenated random orders."""
         size, count = self.sizes[number], self.counts[number]
         if not count:
             return np.zeros(0, dtype=np.int64)
-        # Several orders at a time for a dataset that is drawn several times: seeding a generator costs more than a short order.
+        # Several orders at a time for a dataset that is drawn several times: seeding a generator costs more than a
+        # short order.
         together = -(-count // size)
         start = epoch * count
         blocks = range(start // (size * together), (start + count - 1) // (size * together) + 1)
@@ -102,7 +106,7 @@ class Draws:
 
 
 def _mixed(streams: Sequence[Order], key: int) -> Order:
-    """The streams shuffled together, each in its own order."""
+    """Return the streams shuffled together, each in its own order."""
     source = np.repeat(np.arange(len(streams)), [len(stream) for stream in streams])
     source = source[random_order(len(source), key)]
     mixed = np.empty(len(source), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Positive pairs and the texts around them, for mining: numbers, candidates, and which texts are known to belong together.
+"""Positive pairs and candidates for mining: text numbers, and which texts are known to belong together.
 
 Legend: T distinct texts, K near keys (equal for texts that differ in case, spacing and punctuation only), C candidates.
 """
@@ -147,7 +147,7 @@ def gather(examples: Sequence[Example], corpus: Iterable[str] | None, positive_a
 
 
 def _clusters(keys: int, links: list[tuple[int, int]]) -> Array:
-    """(K,) number of the cluster of each near key."""
+    """Return the number (K,) of the cluster of each near key."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 

@@ -1,4 +1,4 @@
-"""What is found in a data file before training: format, columns, scores, bad rows, lengths; and a cleaned copy.
+"""Check a data file before training: format, columns, scores, bad rows, lengths; write a cleaned copy.
 
 | finding | trouble | meaning |
 |---|---|---|
@@ -11,7 +11,7 @@
 | untokenisable | yes | texts without any token; training stops at them |
 | label not read | no | positive pairs beside a column of numbers that may be their label |
 | scale | no | scores outside 0..1, and the scale they were read on |
-| one label | no | all scores are equal: ranking terms learn nothing |
+| one label | no | all scores are equal: ranking terms have no gradient |
 | duplicate, near duplicate, across files | no | rows that repeat an earlier row |
 | other label | no | a pair whose labels differ by half the scale or less |
 | same texts | no | two equal texts with a high score |
@@ -56,10 +56,10 @@ class Tokens(Protocol):
         """Maximum tokens of a text."""
 
     def lengths(self, texts: list[str]) -> list[int | str]:
-        """Number of tokens of each text without a limit, or the error message for a text without any token."""
+        """Return the number of tokens of each text without a limit, or the error message of a text without tokens."""
 
     def render(self, text: str) -> str:
-        """The tokens of a text, one by one."""
+        """Return the tokens of a text, one by one."""
 
 
 @dataclass
@@ -227,7 +227,7 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
 
 
 def _with_scale(source: DataSource, report: FileReport) -> DataSource:
-    """The source with the scale that its scores fit, if none is set and it is not 0..1."""
+    """Return the source with the scale that its scores fit, if none is set and it is not 0..1."""
     reading = open_examples(source)
     report.score_range = source.score_range
     if reading.format != "scored_pair" or source.score_range is not None:
@@ -305,8 +305,8 @@ def _flags(source: DataSource, reading: ExampleReader) -> str:
 def write_fixed(files: Sequence[CheckedFile], folder: Path, out: Path) -> list[dict[str, Any]]:
     """Write NAME.jsonl and NAME.quarantine.jsonl for each file into a folder; `out` is its final name.
 
-    Kept rows keep all their columns; dropped rows (neutral labels) are kept, as readers drop them again. A quarantined row has
-    its file, line and reason; `row` is null if it could not be read. Rows in = kept + quarantined.
+    Kept rows keep all their columns; dropped rows (neutral labels) are kept, as readers drop them again. A quarantined
+    row has its file, line and reason; `row` is null if it could not be read. Rows in = kept + quarantined.
     """
     fixed: list[dict[str, Any]] = []
     for source, report in files:

@@ -1,7 +1,7 @@
 """Rows of any data source. The only reader of the package: train, embed, mine, check and evaluate use it.
 
     rows = open_rows("pairs.csv")                 a file, a folder, standard input ("-"), starter:NAME, a hub id
-    for row in rows:                              again and again; a `Row`, or a `BadRow` where a row cannot be read
+    for row in rows:                              repeatable; a `Row`, or a `BadRow` where a row cannot be read
         if isinstance(row, BadRow): ...           row.file, row.line, row.reason
         else: ...                                 row.values["text1"], row.place -> "pairs.csv:3"
 
@@ -76,7 +76,7 @@ def open_rows(
     split: str | None = None,
     revision: str | None = None,
 ) -> RowSource:
-    """Opens a source, see the table above; rows are read when they are iterated.
+    """Open a source (see the table above); rows are read when they are iterated.
 
     Args:
         source: Path of a file or folder, `-`, `starter:NAME`, FOLDER@NAME, or a hub id.
@@ -88,7 +88,7 @@ def open_rows(
         revision: Commit, tag or branch of a hub dataset.
 
     Raises:
-        DataError: If there is no such source, its type is unknown, or options do not fit it.
+        DataError: if there is no such source, its type is unknown, or options do not fit it.
     """
     delimiter = "\t" if delimiter in ("\\t", "tab") else delimiter
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n'):
@@ -169,7 +169,7 @@ class _Opener(NamedTuple):
         )
 
     def _folder(self, folder: Path) -> RowSource:
-        """All data files in a folder and its subfolders; not hidden files, nor those of other programs (`_SUCCESS`, .json)."""
+        """Return the data files in a folder and its subfolders, except .json files and names that start with . or _."""
         paths = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
         paths = [path for path in paths if not any(part.startswith((".", "_")) for part in path.parts)]
         readable = tuple(extension for extension in EXTENSIONS if extension.removesuffix(".gz") != ".json")
@@ -184,7 +184,7 @@ class _Opener(NamedTuple):
         return RowSource(path, [DatasetReader(path, self.name, split, self.revision, hint)])
 
     def _part(self, name: str, part: str) -> RowSource:
-        """FOLDER@NAME: the file FOLDER/NAME with a known extension, or a split of a dataset."""
+        """Return the source of FOLDER@NAME: the file FOLDER/NAME with a known extension, or a split of a dataset."""
         if self.split not in (None, "train"):
             raise DataError(f"{self.source} names the split {part}, and `split` is {self.split}; unset one of them")
         folder = find_path(name)
@@ -205,7 +205,7 @@ class _Opener(NamedTuple):
 
 
 def find_path(path: str) -> Path:
-    """The path; a relative one that does not exist is looked up in the folder that `ANGLE_LLM_DATA` names."""
+    """Return the path; a relative one that does not exist is looked up in the folder that `ANGLE_LLM_DATA` names."""
     here, data = Path(path).expanduser(), os.environ.get(DATA_VARIABLE)
     if data and not here.exists() and not here.is_absolute() and (Path(data).expanduser() / here).exists():
         return Path(data).expanduser() / here
@@ -213,12 +213,13 @@ def find_path(path: str) -> Path:
 
 
 def _is_hub_id(path: str) -> bool:
-    """Whether a path that does not exist is the id of a hub dataset: ORG/NAME without the extension of a data file."""
+    """Return whether a path that does not exist is the id of a hub dataset:
+    ORG/NAME without the extension of a data file."""
     return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", path) is not None and not path.endswith(EXTENSIONS)
 
 
 def _beside(path: Path) -> str:
-    """What the folder of a missing path contains, for messages."""
+    """Return the content of the folder of a missing path, for messages."""
     if not path.parent.is_dir():
         return f"The folder {path.parent} does not exist either"
     names = sorted(entry.name for entry in path.parent.iterdir())
@@ -233,7 +234,7 @@ def _starter_file(name: str) -> Path:
 
 
 def _standard_input() -> Path:
-    """Standard input, copied to a temporary file, so that it can be read again.
+    """Return a temporary file with a copy of standard input, which can be read again.
 
     On Linux the file has no name, so that a killed process does not leave it on disk.
     """

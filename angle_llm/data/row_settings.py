@@ -1,4 +1,4 @@
-"""Flags for the rows of data files, of the commands beside training."""
+"""Flags for reading the rows of data files, for all commands except training."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ class RowSettings:
     encoding: str = "utf-8"
     """Character encoding of text files, such as utf-8 or cp1252."""
     score_range: tuple[float, float] | None = None
-    """Scores of two unrelated texts and of two texts with the same meaning. None: 0 and 1; data check: the scale that fits."""
+    """Scores of two unrelated texts and of two texts with the same meaning.
+    None: 0 and 1; in data check: a fitting scale."""
     where: dict[str, str] = field(default_factory=dict)
     """Keep only rows whose columns equal these values."""
 
     def source_of(self, path: str, **more: Any) -> DataSource:
-        """A file that is read in this way."""
+        """Return a file as a data source with these settings."""
         shared = {item.name: getattr(self, item.name) for item in fields(RowSettings)}
         return DataSource(path=path, **shared, **more)

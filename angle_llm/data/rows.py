@@ -1,7 +1,7 @@
 """Rows with their file and line, the base class of all types of files, and a source of one or several files.
 
-A row that cannot be read (broken JSON, invalid bytes, too many fields) is a `BadRow`. Damage that hides an unknown number of
-rows raises `DataError`.
+A row that cannot be read (broken JSON, invalid bytes, too many fields) is a `BadRow`. Damage that hides an unknown
+number of rows raises `DataError`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Unit = Literal["line", "row"]
 
 
 def place(file: str, line: int, unit: Unit) -> str:
-    """Where a row is, for messages: `x.tsv:3`, or `x.parquet row 3`."""
+    """Return the location of a row, for messages: `x.tsv:3`, or `x.parquet row 3`."""
     return f"{file}:{line}" if unit == "line" else f"{file} row {line}"
 
 
@@ -92,11 +92,11 @@ class FileReader:
         raise NotImplementedError
 
     def rows(self, columns: list[str] | None = None) -> Iterator[Row | BadRow]:
-        """All rows. Parquet files read only `columns`."""
+        """Return all rows. Parquet files read only `columns`."""
         return (parse() for parse in self.unparsed(columns))
 
     def unparsed(self, columns: list[str] | None = None) -> Iterator[Callable[[], Row | BadRow]]:
-        """All rows, each as a function that parses it, so that skipped rows take little time."""
+        """Yield all rows, each as a function that parses it, so that skipped rows take little time."""
         for number, record in self._records(columns):
             yield partial(self._row, number, record)
 
@@ -107,16 +107,17 @@ class FileReader:
             return BadRow(self.name, number, str(error), self.unit)
 
     def _records(self, columns: list[str] | None) -> Iterator[tuple[int, Any]]:
-        """Line or row numbers from 1, and rows before they are parsed."""
+        """Return line or row numbers from 1, and rows before they are parsed."""
         raise NotImplementedError
 
     def _parse(self, record: Any) -> dict[str, Any]:
-        """Values of a record by column. Raises `RowError` if it cannot be read."""
+        """Return the values of a record by column. Raises `RowError` if it cannot be read."""
         row: dict[str, Any] = record
         return row
 
     def lines(self, newline: str | None = "\n") -> Iterator[tuple[int, str]]:
-        """Line numbers from 1, and lines with their ends. Invalid bytes become lone surrogates, see `_refuse_bad_bytes`."""
+        """Yield line numbers from 1, and lines with their ends.
+        Invalid bytes become lone surrogates, see `_refuse_bad_bytes`."""
         number = 0
         try:
             with gzip.open(self.path) if self.path.suffix == ".gz" else self.path.open("rb") as stream:
@@ -135,7 +136,7 @@ class FileReader:
             raise DataError(f"{self.name}:{number + 1}: cannot be decoded as {self.encoding}: {error}") from None
 
     def _refuse_bad_bytes(self, text: str) -> None:
-        """Raises `RowError` if the text holds bytes that the encoding does not have."""
+        """Raise `RowError` if the text holds bytes that the encoding does not have."""
         try:
             if not text.isascii():
                 text.encode()
@@ -147,7 +148,7 @@ class FileReader:
 
 
 def _refuse_utf_16(name: str, start: bytes) -> None:
-    """UTF-16 and UTF-32 files: without this check every row would be reported as broken, without the reason."""
+    """Refuse UTF-16 and UTF-32 files; without this check, every row would be reported as broken without the reason."""
     marked = start.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff"))
     if marked or start.count(0) * 3 > len(start) > 1:  # without a byte order mark: every second byte of English is 0
         raise DataError(
@@ -171,16 +172,17 @@ class RowSource:
 
     @cached_property
     def columns(self) -> list[str]:
-        """Names of the columns of all files; JSON files are read whole for it."""
+        """Names of the columns of all files; reads the whole of JSON files."""
         return list(dict.fromkeys(column for file in self.files for column in file.columns))
 
     def __iter__(self) -> Iterator[Row | BadRow]:
         return (row for file in self.files for row in file.rows())
 
     def good_rows(self, columns: Iterable[str] = ()) -> Iterator[Row]:
-        """Rows of a source that must have no bad ones.
+        """Yield the rows of a source that must have no bad ones.
 
-        Raises `DataError` for the first bad row, with file and line, and if a file lacks one of `columns`.
+        Raises:
+            DataError: for the first bad row, with file and line, and if a file lacks one of `columns`.
         """
         names = list(columns)
         for file in self.files if names else ():
@@ -195,12 +197,12 @@ class RowSource:
             yield row
 
     def stamps(self) -> list[tuple[int, int]]:
-        """Size in bytes and modification time in ns of each file that is read; cheap."""
+        """Return the size in bytes and modification time in ns of each file that is read; cheap."""
         paths = [path for file in self.files for path in (file.path, *file.beside)]
         return [(status.st_size, status.st_mtime_ns) for status in (path.stat() for path in paths if path.exists())]
 
     def fingerprint(self) -> list[dict[str, Any]]:
-        """Name, size in bytes and SHA-256 of each file (packed, as on disk): equal for the same rows."""
+        """Return the name, size in bytes and SHA-256 of each file (packed, as on disk): equal for the same rows."""
         return [
             {"name": Path(file.name).name, "size": file.path.stat().st_size, "sha256": sha256_of(file.path)}
             for file in self.files

@@ -1,12 +1,12 @@
-"""Examples that do not fit memory: written once to an Arrow file in a cache, memory-mapped from then on.
+"""Examples that do not fit memory: written once to an Arrow file in a cache, then memory-mapped.
 
     CACHE/examples/NAME-KEY/
         examples.arrow     the examples
         account.json       the report of the rows, and a digest of the examples
 
-The folder is written whole or not at all. KEY depends on path, size and modification time of the source files and on the
-settings that affect how they are read. `datasets.Dataset.from_generator` would do the same, but takes 27 µs per row (this: 12),
-4 s to import, and has no place for the report of the rows.
+The folder is written whole or not at all. KEY depends on path, size and modification time of the source files and on
+the settings that affect how they are read. `datasets.Dataset.from_generator` would do the same, but takes 27 µs per row
+(this: 12), 4 s to import, and does not store the report of the rows.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _KINDS: dict[str, type[Example]] = {kind.__name__: kind for kind in (ScoredPair,
 
 
 def cache_folder() -> Path:
-    """The cache: `ANGLE_LLM_CACHE`, or the cache folder of the user. It can be removed at any time."""
+    """Return the cache: `ANGLE_LLM_CACHE`, or the cache folder of the user. It can be removed at any time."""
     usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "angle_llm"
     return Path(os.environ.get(CACHE_VARIABLE) or usual).expanduser()
 
 
 def bytes_of(example: Example) -> int:
-    """Approximate memory of an example."""
+    """Return the approximate memory of an example in bytes."""
     return _BYTES_PER_OBJECT + sum(len(value) for value in _values(example) if isinstance(value, str))
 
 
 def digest_of(examples: Iterable[Example]) -> str:
-    """Equal for equal examples in the same order."""
+    """Return a hash: equal for equal examples in the same order."""
     if isinstance(examples, StoredExamples):
         return examples.digest
     digest = hashlib.sha256()
@@ -65,7 +65,7 @@ class ByIndex(Sequence[Example], ABC):
 
     @abstractmethod
     def _at(self, index: int) -> Example:
-        """The example with an index from 0 to below the length."""
+        """Return the example with an index from 0 to below the length."""
 
     @overload
     def __getitem__(self, index: int) -> Example: ...
@@ -97,7 +97,7 @@ class StoredExamples(ByIndex):
             self.digest = hashlib.sha256(self.digest.encode() + order.tobytes()).hexdigest()[:16]
 
     def select(self, order: Order) -> StoredExamples:
-        """The examples with these indices."""
+        """Return the examples with these indices."""
         return StoredExamples(self.folder, order)
 
     def __len__(self) -> int:
@@ -109,9 +109,10 @@ class StoredExamples(ByIndex):
 
 
 def write_store(folder: Path, examples: Iterable[Example], account: Callable[[], dict[str, Any]]) -> StoredExamples:
-    """Writes examples of one type, at least one. `account` is called when all of them are read.
+    """Write examples of one type, at least one. `account` is called when all of them are read.
 
-    Raises `DataError` if the disk is full or the folder cannot be written.
+    Raises:
+        DataError: if the disk is full or the folder cannot be written.
     """
     digest, rows = hashlib.sha256(), iter(examples)
 
@@ -150,15 +151,16 @@ def write_store(folder: Path, examples: Iterable[Example], account: Callable[[],
 
 
 def open_store(folder: Path) -> StoredExamples | None:
-    """The examples of a folder; None if it does not exist, or is damaged: then it is removed.
+    """Return the examples of a folder; None if it does not exist. A damaged folder is removed and also gives None.
 
-    Raises `DataError` if the system cannot open it (too many open files, no memory, no permission).
+    Raises:
+        DataError: if the system cannot open it (too many open files, no memory, no permission).
     """
     if not folder.exists():
         return None
     try:
         return StoredExamples(folder)
-    except (OSError, ValueError, LookupError) as error:  # such are the errors of pyarrow and json
+    except (OSError, ValueError, LookupError) as error:  # pyarrow and json raise these
         if getattr(error, "errno", None) not in (None, errno.ENOENT):
             raise DataError(f"{folder} cannot be opened: {error}. Remove it to write it again") from error
         remove_damaged(folder, error)
@@ -166,9 +168,9 @@ def open_store(folder: Path) -> StoredExamples | None:
 
 
 def remove_damaged(folder: Path, error: Exception) -> None:
-    """Removes a folder of `write_store`, with a warning."""
+    """Remove a folder of `write_store`, with a warning."""
     log(f"warning: {folder} is damaged ({error!r}); it is written again")
-    with suppress(OSError):  # another process was faster
+    with suppress(OSError):  # another process has removed it
         remove_folder(folder)
 
 

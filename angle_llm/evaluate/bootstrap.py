@@ -79,12 +79,13 @@ class PairedDifferences:
 def compare(
     ours: Mapping[str, PairScores], theirs: Mapping[str, PairScores], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> PairedDifferences:
-    """`ours` minus `theirs` on every common task, and on the average over the published ones.
+    """Return the differences `ours` minus `theirs` on every common task, and on the average over the published ones.
 
     Tasks are resampled independently, both models with the same resamples. Exchanging the models changes the signs and
     no p-value; two equal models differ by 0 with p-value 1.
 
-    Raises `ValueError` if there is no common task, or the gold scores of a task differ (other pairs or another order).
+    Raises:
+        ValueError: if there is no common task, or the gold scores of a task differ (other pairs or another order).
     """
     common = [name for name in ours if name in theirs]
     if not common:
@@ -105,7 +106,7 @@ def compare(
 
 
 def _both(name: str, ours: PairScores, theirs: PairScores, resamples: int, seed: int) -> tuple[int, Floats, Floats]:
-    """Number of pairs; Spearman × 100 (2,) of both models, and in each resample (2, B)."""
+    """Return the number of pairs; Spearman × 100 (2,) of both models, and in each resample (2, B)."""
     if not np.array_equal(ours.gold, theirs.gold):
         raise ValueError(
             f"--against: task {name!r} has different pairs ({len(ours.gold)} and {len(theirs.gold)} gold scores). "
@@ -130,7 +131,7 @@ def _difference(pairs: int, scores_2: Floats, resampled_2B: Floats) -> Differenc
 def resampled_spearman(
     scores_MP: ArrayLike, gold_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, stream: str = ""
 ) -> Floats:
-    """Spearman's correlation (M, B) in [-1, 1] of each of M lists of finite scores with finite gold scores.
+    """Return Spearman's correlation (M, B) in [-1, 1] of each of M lists of finite scores with finite gold scores.
 
     All lists share the resamples. Ties, also those of items drawn twice, have their average rank; ranks follow from
     counts, without sorting. NaN if all drawn scores, or all drawn gold scores, are equal.
@@ -155,7 +156,8 @@ def resampled_spearman(
 
 
 def _centred_ranks(values_P: NDArray[np.generic]) -> Callable[[Floats], Floats]:
-    """Counts (P, B) → average rank of each item in each resample, minus the mean rank: multiples of 1/2, sums are exact.
+    """Return a function: counts (P, B) → average rank of each item in each resample, minus the mean rank:
+    multiples of 1/2, sums are exact.
 
     c equal values with the last one at rank C have ranks C - c + 1 to C: on average C - (c - 1) / 2. The mean of all
     ranks is (P + 1) / 2.
@@ -173,7 +175,7 @@ def _centred_ranks(values_P: NDArray[np.generic]) -> Callable[[Floats], Floats]:
 
 
 def _counts(size: int, resamples: int, seed: int, stream: str) -> Iterator[Floats]:
-    """Blocks of counts: how often each item (row) is drawn in each resample (column)."""
+    """Yield blocks of counts: how often each item (row) is drawn in each resample (column)."""
     if size < 1 or resamples < 1 or seed < 0:
         raise ValueError(
             "expected at least one item, one resample and a seed of at least 0, got "
@@ -188,14 +190,14 @@ def _counts(size: int, resamples: int, seed: int, stream: str) -> Iterator[Float
 
 
 def mean_interval(values_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, stream: str = "") -> Interval:
-    """Interval of the mean of one value per item: an accuracy, a recall, a reciprocal rank."""
+    """Return the interval of the mean of one value per item: an accuracy, a recall, a reciprocal rank."""
     values = np.asarray(values_P, dtype=np.float64)
     means = [values @ counts_PB / len(values) for counts_PB in _counts(len(values), resamples, seed, stream)]
     return percentile_interval(np.concatenate(means))
 
 
 def accuracy_interval(right: int, tested: int) -> Interval:
-    """Wilson's interval of an accuracy × 100 of `right` of `tested` items."""
+    """Return Wilson's interval of an accuracy × 100 of `right` of `tested` items."""
     from scipy.stats import binomtest
 
     ends = binomtest(right, tested).proportion_ci(CONFIDENCE, method="wilson")
@@ -203,14 +205,14 @@ def accuracy_interval(right: int, tested: int) -> Interval:
 
 
 def percentile_interval(values_B: ArrayLike) -> Interval:
-    """Interval with the middle `CONFIDENCE` of the resampled values."""
+    """Return the interval with the middle `CONFIDENCE` of the resampled values."""
     outside = 50 * (1 - CONFIDENCE)
     low, high = np.percentile(np.asarray(values_B, dtype=np.float64), [outside, 100 - outside])
     return Interval(float(low), float(high))
 
 
 def two_sided_p(differences_B: ArrayLike) -> float:
-    """p-value: twice the share of resampled differences on the other side of zero.
+    """Return the p-value: twice the share of resampled differences on the other side of zero.
 
     This is the level at which the percentile interval of the difference touches zero (Efron & Tibshirani 1993, ch. 15;
     for dependent rank correlations Wilcox 2016, "Comparing dependent robust correlations"). One resample is added on

@@ -27,7 +27,7 @@ class PairScores(NamedTuple):
 def pair_cosines(
     embeddings_ND: NDArray[np.floating[Any]], left_P: NDArray[np.intp], right_P: NDArray[np.intp]
 ) -> NDArray[np.float64]:
-    """Cosine (P,) of rows `left_P` with rows `right_P`, in float64. The cosine with a zero vector is 0."""
+    """Return the cosine (P,) of rows `left_P` with rows `right_P`, in float64. The cosine with a zero vector is 0."""
     cosines_P = np.empty(len(left_P), dtype=np.float64)
     for start in range(0, len(left_P), _PAIRS_AT_ONCE):  # a float64 copy of a 7B model's matrix would be gigabytes
         chunk = slice(start, start + _PAIRS_AT_ONCE)
@@ -37,10 +37,11 @@ def pair_cosines(
 
 
 def spearman(x_P: ArrayLike, y_P: ArrayLike) -> float:
-    """Spearman's rank correlation in [-1, 1] with average ranks for ties: `scipy.stats.spearmanr`.
+    """Return Spearman's rank correlation in [-1, 1] with average ranks for ties: `scipy.stats.spearmanr`.
 
-    Raises `UndefinedCorrelationError` for fewer than two pairs, values that are not finite, or a constant side
-    (relative range up to 1e-13: such ranks would be those of rounding errors).
+    Raises:
+        UndefinedCorrelationError: for fewer than two pairs, values that are not finite, or a constant side (relative
+            range up to 1e-13: such ranks would be those of rounding errors).
     """
     from scipy.stats import spearmanr
 
@@ -48,7 +49,7 @@ def spearman(x_P: ArrayLike, y_P: ArrayLike) -> float:
 
 
 def pearson(x_P: ArrayLike, y_P: ArrayLike) -> float:
-    """Pearson's correlation in [-1, 1]: `scipy.stats.pearsonr`. Raises like `spearman`."""
+    """Return Pearson's correlation in [-1, 1]: `scipy.stats.pearsonr`. Raises like `spearman`."""
     from scipy.stats import pearsonr
 
     return float(pearsonr(*_checked(x_P, y_P)).statistic)

@@ -73,15 +73,15 @@ class EncodedTexts:
     seconds: float
 
     def index(self, texts: Iterable[str]) -> NDArray[np.intp]:
-        """The rows (M,) of the texts, in their order, repeats included."""
+        """Return the rows (M,) of the texts, in their order, repeats included."""
         return np.array([self.row_of[text] for text in texts], dtype=np.intp)
 
     def rows(self, texts: Iterable[str]) -> Rows:
-        """The vectors (M, D) of the texts."""
+        """Return the vectors (M, D) of the texts."""
         return self.embeddings_ND[self.index(texts)]
 
     def facts(self) -> dict[str, Any]:
-        """Numbers of texts, dimensions and zero vectors, and the time, as fields of `Results`."""
+        """Return the numbers of texts, dimensions and zero vectors, and the time, as fields of `Results`."""
         return {
             "texts": len(self.row_of),
             "dimensions": self.embeddings_ND.shape[1],
@@ -93,7 +93,8 @@ class EncodedTexts:
 def encode_distinct(encode: Encode, texts: Iterable[str]) -> EncodedTexts:
     """Call `encode` once with the distinct texts in order of first appearance.
 
-    Raises `ValueError` for no texts, and if `encode` does not return one finite row per text.
+    Raises:
+        ValueError: for no texts, and if `encode` does not return one finite row per text.
     """
     distinct = list(dict.fromkeys(texts))
     if not distinct:
@@ -139,7 +140,7 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def encode_with(encoder: SentenceEncoder, micro_batch_tokens: int | None, show_progress: bool = True) -> Encode:
-    """A function from texts to rows."""
+    """Return a function from texts to rows."""
     return lambda texts: encoder.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
 
 

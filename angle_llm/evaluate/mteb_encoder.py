@@ -45,7 +45,8 @@ class MtebEncoder:
     ) -> None:
         """`name` is ORGANISATION/MODEL in mteb's results.
 
-        Raises `ValueError` for a name without a slash, or a prompt that cannot be read.
+        Raises:
+            ValueError: for a name without a slash, or a prompt that cannot be read.
         """
         if "/" not in name:
             raise ValueError(f"--name: expected ORGANISATION/MODEL, got {name!r}.")
@@ -79,7 +80,7 @@ class MtebEncoder:
         prompt_type: Any = None,
         **kwargs: Any,
     ) -> NDArray[np.float32]:
-        """Embeddings (N, D) of the texts of all batches, with the prompt for this task and side."""
+        """Return the embeddings (N, D) of the texts of all batches, with the prompt for this task and side."""
         texts = [text for batch in inputs for text in batch["text"]]
         rows_ND = np.zeros((len(texts), self._encoder.dimensions), dtype=np.float32)
         full = [place for place, text in enumerate(texts) if text.strip()]
@@ -92,7 +93,7 @@ class MtebEncoder:
         return rows_ND
 
     def encoder_for(self, task_metadata: Any, prompt_type: Any = None) -> SentenceEncoder:
-        """The encoder with the prompt for a task and side."""
+        """Return the encoder with the prompt for a task and side."""
         key = get_prompt_name(self._prompts, task_metadata, prompt_type) if self._prompts else None
         return self._encoder if key is None else self._encoder_of[key]
 

@@ -57,7 +57,9 @@ class MtebScore:
 def mteb_main(settings: MtebSettings, open_encoder: OpenEncoder) -> list[MtebScore]:
     """Look up the tasks, open the encoder, run mteb, print the table, write the files.
 
-    Raises `MissingLibraryError` without mteb, `ValueError` for an unknown task.
+    Raises:
+        MissingLibraryError: without mteb.
+        ValueError: for an unknown task.
     """
     need_library("mteb", "tasks of MTEB", "mteb")
     tasks = [_task(name) for name in settings.tasks]
@@ -82,7 +84,7 @@ def mteb_main(settings: MtebSettings, open_encoder: OpenEncoder) -> list[MtebSco
 
 
 def evaluate_mteb(model: MtebEncoder, tasks: Sequence[Any], output: Path | None = None) -> list[MtebScore]:
-    """Main scores of mteb's task objects.
+    """Return the main scores of mteb's task objects.
 
     Stored results are not used: mteb would use those of another model with the same name.
     """
@@ -113,13 +115,13 @@ def evaluate_mteb(model: MtebEncoder, tasks: Sequence[Any], output: Path | None 
 
 
 def named_after(model: str) -> str:
-    """ORGANISATION/MODEL of a model: a hub id unchanged, else local/ and the last part of the path."""
+    """Return ORGANISATION/MODEL of a model: a hub id unchanged, else local/ and the last part of the path."""
     is_hub_id = model.count("/") == 1 and not model.startswith((".", "/", "~", "package:")) and not Path(model).exists()
     return model if is_hub_id else f"local/{Path(model).expanduser().resolve().name}"
 
 
 def _task(name: str) -> Any:
-    """mteb's object of a task."""
+    """Return mteb's object of a task."""
     import mteb
 
     try:

@@ -93,11 +93,12 @@ def quality_curve(
     dimensions: Sequence[int],
     micro_batch_tokens: int | None = None,
 ) -> list[Point]:
-    """A point for each number of layers and of dimensions, all of them included, in ascending order.
+    """Return a point for each number of layers and of dimensions, all of them included, in ascending order.
 
     Texts are encoded once; the embeddings of all layers, N × M × D numbers, are in memory.
 
-    Raises `ValueError` for layers or dimensions that the encoder does not have, and like `evaluate`.
+    Raises:
+        ValueError: for layers or dimensions that the encoder does not have, and like `evaluate`.
     """
     check_names([task.name for task in tasks])
     depths = sorted({*layers, encoder.layers})
@@ -120,7 +121,7 @@ def quality_curve(
 
 
 def halves(dimensions: int) -> list[int]:
-    """Half of the dimensions, a quarter, and so on down to 8, ascending."""
+    """Return half of the dimensions, a quarter, and so on down to 8, ascending."""
     found = [dimensions // 2]
     while found[-1] // 2 >= 8:
         found.append(found[-1] // 2)

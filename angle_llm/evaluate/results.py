@@ -27,7 +27,7 @@ class TaskResult:
         return float(getattr(self, self.metric))
 
     def to_dict(self) -> dict[str, Any]:
-        """All values, for JSON."""
+        """Return all values, for JSON."""
         return asdict(self)
 
 
@@ -66,7 +66,7 @@ class Results(Generic[Result]):
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """All values, for JSON."""
+        """Return all values, for JSON."""
         content: dict[str, Any] = {}
         if self.averaged:
             [metric] = {task.metric for task in self.tasks.values()}
@@ -81,14 +81,14 @@ class Results(Generic[Result]):
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """Published scores × 100 of a model by task (empty if only the average is known), and their average as published."""
+    """Published scores × 100 of a model by task (empty if only the average is known), and their published average."""
 
     model: str
     scores: Mapping[str, float]
     average: float
 
     def average_over(self, tasks: Sequence[str], all_tasks: Sequence[str]) -> float | None:
-        """Mean over `tasks`: the published average for all tasks, None if a score is missing."""
+        """Return the mean over `tasks`: the published average for all tasks, None if a score is missing."""
         if set(tasks) == set(all_tasks):
             return self.average
         if not tasks or any(task not in self.scores for task in tasks):
@@ -99,7 +99,7 @@ class PublishedRow:
 def published_table(
     results: Results[Any], model: str, published: Sequence[PublishedRow], text: str | None = None
 ) -> str:
-    """Main scores of the model and published ones, averaged over the evaluated tasks.
+    """Return the main scores of the model and published ones, averaged over the evaluated tasks.
 
     `text` adds a column with the text variant: that of the model's row; published rows have `senteval`.
     """
@@ -117,7 +117,7 @@ def published_table(
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], words: int) -> str:
-    """A padded Markdown table; the first `words` columns are left-aligned, the others right-aligned.
+    """Return a padded Markdown table; the first `words` columns are left-aligned, the others right-aligned.
 
     Floats have two decimals, intervals are 78.10–79.90, None is a dash.
     """
@@ -142,7 +142,7 @@ def _cell(value: object) -> str:
 
 
 def report(model: str, tables: Sequence[str], notes: Sequence[str], results: Results[Any] | None = None) -> str:
-    """Markdown: tables, and a list of notes with the model first and the facts of the encoding last."""
+    """Return Markdown: tables, and a list of notes with the model first and the facts of the encoding last."""
     notes = [f"Model: {model}.", *notes]
     if results is not None:
         if results.averaged:

@@ -4,8 +4,8 @@
 
 All metrics follow from the **ranks of the answers**: the rank of an answer is 1, plus the candidates that are not
 answers and at least as similar to the query, plus the answers before it. So only one block of similarities is kept, the
-search is exact for any number of candidates, and ties are pessimistic: a candidate that is not an answer wins every tie
-(similarities within 1e-9 are equal); among answers the earlier candidate comes first.
+search is exact for any number of candidates, and ties are pessimistic: of equal similarities (within 1e-9), candidates
+that are not answers rank first. Among answers, the earlier candidate ranks first.
 
 Metrics of a query with R answers (the query itself is never a candidate):
 
@@ -63,8 +63,8 @@ class RetrievalSettings(EncoderSettings):
     """Folder with flickr30k/test_2016.jsonl.gz, to evaluate on it."""
 
     groups: tuple[Path, ...] = ()
-    """Files with a list of texts in each row: the first text is a query, the others its answers, among all texts of the
-    file."""
+    """Files with a list of texts in each row: the first text is a query,
+    the others its answers, among all texts of the file."""
 
     column: str | None = None
     """Column of the lists. None: captions, texts or set."""
@@ -110,7 +110,8 @@ def evaluate_retrieval(
     `encode` is called once with the distinct texts; queries and candidates have the same prompt. Intervals are
     percentile bootstraps over queries.
 
-    Raises `ValueError` for no tasks, equal task names, or rows that are not finite.
+    Raises:
+        ValueError: for no tasks, equal task names, or rows that are not finite.
     """
     check_names([task.name for task in tasks])
     encoded = encode_distinct(encode, (text for task in tasks for text in (*task.queries, *task.candidates)))
@@ -120,7 +121,8 @@ def evaluate_retrieval(
 def answer_ranks(
     queries_QD: Rows, candidates_CD: Rows, relevant: Sequence[Mapping[int, float]], itself: Sequence[int | None]
 ) -> list[dict[int, int]]:
-    """For each query, answer → rank (from 1) by cosine similarity, in order of rank. A zero vector has similarity 0.
+    """Return for each query, answer → rank (from 1) by cosine similarity, in order of rank.
+    A zero vector has similarity 0.
 
     Two passes: the similarities of the answers, then the number of other candidates that reach them.
     """
@@ -149,7 +151,7 @@ def answer_ranks(
 def query_metrics(
     ranks: Sequence[Mapping[int, int]], relevant: Sequence[Mapping[int, float]]
 ) -> dict[str, list[float]]:
-    """Metrics of each query in [0, 1] by name."""
+    """Return the metrics of each query in [0, 1] by name."""
     metrics: dict[str, list[float]] = {"strict": [], "in top 5": []}
     metrics |= {f"R@{k}": [] for k in RECALLS} | {"MRR": [], "nDCG@10": []}
     for rank_of, grades in zip(ranks, relevant, strict=True):
@@ -191,7 +193,7 @@ def _evaluate(encoded: EncodedTexts, task: RetrievalTask, resamples: int, seed: 
 
 
 def retrieval_report(results: RetrievalResults, model: str, remarks: Sequence[str] = ()) -> str:
-    """Markdown: a table for each task, and notes, `remarks` first."""
+    """Return Markdown: a table for each task, and notes, `remarks` first."""
     tables = []
     notes = [
         *remarks,

@@ -40,7 +40,7 @@ class RetrievalTask:
 
 
 def groups_task(groups: Sequence[Sequence[str]], name: str, *, source: str = "") -> RetrievalTask:
-    """A task with the first text of each group as query and the others as its answers, among all other texts.
+    """Return a task with the first text of each group as query and the others as its answers, among all other texts.
 
     Groups of one text add a candidate and no query. Raises `ValueError` if no group has two texts.
     """
@@ -60,9 +60,10 @@ def groups_task(groups: Sequence[Sequence[str]], name: str, *, source: str = "")
 
 
 def read_groups(path: str | Path, column: str | None = None) -> RetrievalTask:
-    """A task from a file with a list of texts in each row, in `column`; None: captions, texts or set.
+    """Return a task from a file with a list of texts in each row, in `column`; None: captions, texts or set.
 
-    Raises `DataError` with file and line of a malformed row.
+    Raises:
+        DataError: with file and line of a malformed row.
     """
     path = Path(path).expanduser()
     groups: list[list[str]] = []
@@ -80,17 +81,18 @@ def read_groups(path: str | Path, column: str | None = None) -> RetrievalTask:
 
 
 def read_flickr30k(data_dir: str | Path) -> RetrievalTask:
-    """The test captions of Flickr30k, five for each of 1,000 images, as in AnglE's paper."""
+    """Return the test captions of Flickr30k, five for each of 1,000 images, as in AnglE's paper."""
     task = read_groups(Path(data_dir).expanduser() / _FLICKR30K_FILE, "captions")
     return replace(task, name=FLICKR30K, label="Flickr30k test captions")
 
 
 def read_judged(folder: str | Path, split: str = "test") -> RetrievalTask:
-    """A task from a BEIR folder. Queries without an answer above 0 are skipped, as in trec_eval.
+    """Return a task from a BEIR folder. Queries without an answer above 0 are skipped, as in trec_eval.
 
     A candidate with the id of the query (as in ArguAna and Quora) is skipped for this query.
 
-    Raises `DataError` for missing files, malformed rows and unknown ids in judgements.
+    Raises:
+        DataError: for missing files, malformed rows and unknown ids in judgements.
     """
     root = Path(folder).expanduser()
     corpus = _by_id(root / "corpus.jsonl", titled=True)

@@ -29,7 +29,7 @@ SATURATED = 0.9
 
 
 def _alone(**term: Any) -> AngleObjective:
-    """An objective of one term with weight 1."""
+    """Return an objective of one term with weight 1."""
     return AngleObjective(**{"in_batch_weight": 0.0, **term})
 
 
@@ -43,7 +43,7 @@ TERMS = {
 
 
 def saturation(rows_of: dict[str, Tensor], examples: Sequence[Example], *, batch_size: int = 64) -> dict[str, Any]:
-    """Share of pairs, and of each term's gradient, by range of the cosine.
+    """Return the share of pairs, and of each term's gradient, by range of the cosine.
 
     `rows_of` maps every text of the examples to its embedding (D,). Returns `edges`, `pairs` (a share per range),
     `terms` (the same for each term), `saturated` (the share at a |cosine| of 0.9 or more, of the pairs and of each

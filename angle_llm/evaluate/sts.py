@@ -126,7 +126,7 @@ class Correlations:
         return None if self.resampled is None else percentile_interval(self.resampled)
 
     def to_dict(self) -> dict[str, Any]:
-        """All values, for JSON, without the resamples and those of single pairs."""
+        """Return all values, for JSON, without the resamples and those of single pairs."""
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.repr} | {"interval": self.interval}
         return {key: value.to_dict() if isinstance(value, Correlations) else value for key, value in values.items()}
 
@@ -135,8 +135,8 @@ class Correlations:
 class StsTaskResult(Correlations, TaskResult):
     """Correlations of a task over all pairs, and of each sub-task by name; means over sub-tasks, if there are some.
 
-    `text` is the variant in tables: `senteval`, or `senteval, edited`. The second mean is weighted by pairs. Means are NaN
-    if one correlation is.
+    `text` is the variant in tables: `senteval`, or `senteval, edited`. The second mean is weighted by pairs. Means are
+    NaN if one correlation is.
     """
 
     metric = "spearman"
@@ -152,7 +152,7 @@ class StsTaskResult(Correlations, TaskResult):
     sentences: tuple[StsPair, ...] = field(compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """All values, for JSON, without those of single pairs."""
+        """Return all values, for JSON, without those of single pairs."""
         return super().to_dict() | {"subtasks": {name: one.to_dict() for name, one in self.subtasks.items()}}
 
 
@@ -172,7 +172,7 @@ class StsResults(Results[StsTaskResult]):
         return {name: task.scores for name, task in self.tasks.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """All values, for JSON; `pairs` has cosine and gold score of each pair, for `read_scores`."""
+        """Return all values, for JSON; `pairs` has cosine and gold score of each pair, for `read_scores`."""
         facts = super().to_dict()
         return {
             "variant": " + ".join(dict.fromkeys(task.variant for task in self.tasks.values())),
@@ -186,13 +186,14 @@ class StsResults(Results[StsTaskResult]):
 
 
 def evaluate(encode: Encode, tasks: Sequence[StsTask], *, resamples: int = 0, seed: int = 0) -> StsResults:
-    """Correlation of cosine similarity with gold scores for each task.
+    """Return the correlation of cosine similarity with gold scores for each task.
 
     `encode` is called once, with the distinct sentences of all tasks in order of first appearance. Each Spearman
     correlation has an interval from `resamples` bootstrap resamples of the pairs; 0: no intervals.
 
-    Raises `ValueError` for no tasks, equal names, a task without pairs, or if `encode` does not return one finite row
-    per sentence.
+    Raises:
+        ValueError: for no tasks, equal names, a task without pairs, or if `encode` does not return one finite row per
+            sentence.
     """
     check_names([task.name for task in tasks])
     for task in tasks:
@@ -204,7 +205,7 @@ def evaluate(encode: Encode, tasks: Sequence[StsTask], *, resamples: int = 0, se
 
 
 def sts_score(pairs: str | Path, *, micro_batch_tokens: int | None = None) -> Callable[[SentenceEncoder], float]:
-    """A function from an encoder to its Spearman × 100 on a pair file, for evaluation during training.
+    """Return a function from an encoder to its Spearman × 100 on a pair file, for evaluation during training.
 
     The file is read at once. The function raises `UndefinedCorrelationError` with the reason instead of returning NaN.
     """
@@ -287,7 +288,7 @@ def sts_main(settings: StsEvalSettings, open_encoder: OpenEncoder) -> StsResults
     def run(given: StsEvalSettings) -> tuple[StsResults, Used]:
         def evaluate_edited(encoder: Any, encode: Encode) -> StsResults:
             used = tasks
-            if given.edits == "published":  # a prompt with the same edits changes nothing more
+            if given.edits == "published":  # a prompt with the same edits has no further effect
                 edit = replace(encoder.prompt, edits=PUBLISHED_EDITS).edit
                 used = [edited(task, given.edits, edit) for task in tasks]
             return evaluate(encode, used, resamples=given.resamples, seed=given.seed)

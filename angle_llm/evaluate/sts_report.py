@@ -65,7 +65,7 @@ def sts_report(
     comparison: PairedDifferences | None = None,
     other: str = "the other",
 ) -> str:
-    """Tables (published rows, Spearman, Pearson, sub-tasks, differences to `other`) and notes, `remarks` first."""
+    """Return tables (published rows, Spearman, Pearson, sub-tasks, differences to `other`) and notes with `remarks`."""
     tasks = results.tasks.values()
     texts = " + ".join(dict.fromkeys(task.text for task in tasks))
     spearman, pearson, subtasks = [], [], list[list[object]]()
@@ -146,9 +146,12 @@ def _notes(results: StsResults) -> list[str]:
 
 
 def read_scores(path: str | Path) -> tuple[str, dict[str, PairScores]]:
-    """Name of the model, and cosines and gold scores by task, in a file written by `--json`.
+    """Return the name of the model, and cosines and gold scores by task, in a file written by `--json`.
 
-    Raises `FileNotFoundError`, or `ValueError` for other or damaged files."""
+    Raises:
+        FileNotFoundError: if the file does not exist.
+        ValueError: for other or damaged files.
+    """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"--against: no results file at {path}; expected a model, or a file written by --json.")
@@ -182,7 +185,7 @@ def write_lines(path: Path, lines: Sequence[Mapping[str, object]]) -> None:
 
 
 def score_lines(results: StsResults, model: str) -> Iterator[dict[str, object]]:
-    """A line per score: `all`, `mean` and `weighted mean` of each task, each `subtask`, and the `average`."""
+    """Yield a line per score: `all`, `mean` and `weighted mean` of each task, each `subtask`, and the `average`."""
     columns = ("task", "subtask", "figure", "text", "pairs", "spearman", "spearman_low", "spearman_high", "pearson")
     empty = {"model": model} | dict.fromkeys((*columns, "undefined"))
 
@@ -207,7 +210,8 @@ def score_lines(results: StsResults, model: str) -> Iterator[dict[str, object]]:
 
 
 def pair_lines(results: StsResults, with_text: bool) -> Iterator[dict[str, object]]:
-    """Task, sub-task, index in the task (from 0), cosine and gold score of each pair, optionally its sentences."""
+    """Yield task, sub-task, index in the task (from 0), cosine and gold score of each pair,
+    and with `with_text` its sentences."""
     for task in results.tasks.values():
         for index, (pair, cosine) in enumerate(zip(task.sentences, task.scores.cosine.tolist(), strict=True)):
             line = {"task": task.name, "subtask": pair.subtask, "index": index, "cosine": cosine, "gold": pair.score}

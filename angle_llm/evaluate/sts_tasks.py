@@ -145,7 +145,7 @@ TASKS = tuple(_FILES)
 
 
 def select_tasks(names: Sequence[str], data_dir: Path | None, variant: TextVariant | Literal["auto"]) -> list[StsTask]:
-    """Tasks by name or path of a pair file; without names all published tasks that are available.
+    """Return tasks by name or path of a pair file; without names all published tasks that are available.
 
     `auto` is the variant `senteval` for a directory that has no other text, else `raw`. On the hub only all splits of
     SICK together are available, so that `sickr-all` replaces `sickr`.
@@ -172,9 +172,10 @@ def _is_path(name: str) -> bool:
 
 
 def available_tasks(data_dir: str | Path | None, variant: TextVariant = "raw") -> list[str]:
-    """Names of the tasks with all files below `data_dir`; without a directory, those of the hub.
+    """Return the names of the tasks with all files below `data_dir`; without a directory, those of the hub.
 
-    Raises `FileNotFoundError` if the directory does not exist.
+    Raises:
+        FileNotFoundError: if the directory does not exist.
     """
     if data_dir is None:
         return [name for name, files in _FILES.items() if files.hub is not None] if variant == "raw" else []
@@ -182,10 +183,12 @@ def available_tasks(data_dir: str | Path | None, variant: TextVariant = "raw") -
 
 
 def read_task(data_dir: str | Path | None, task: str, variant: TextVariant = "raw") -> StsTask:
-    """A named task, from files below `data_dir` (this project's layout first), or from the hub without a directory.
+    """Return a named task, from files below `data_dir` (this project's layout first), or without one from the hub.
 
-    Raises `ValueError` for an unknown name or a malformed file, `FileNotFoundError` with the expected files, and
-    `ConnectionError` if the hub dataset cannot be loaded.
+    Raises:
+        ValueError: for an unknown name or a malformed file.
+        FileNotFoundError: with the expected files.
+        ConnectionError: if the hub dataset cannot be loaded.
     """
     if task not in _FILES:
         raise ValueError(
@@ -208,7 +211,7 @@ def read_task(data_dir: str | Path | None, task: str, variant: TextVariant = "ra
 
 
 def read_pairs(path: str | Path) -> StsTask:
-    """A task named after a file with columns sentence1, sentence2, score, and optionally subtask or genre.
+    """Return a task named after a file with columns sentence1, sentence2, score, and optionally subtask or genre.
 
     `path` is a TSV, CSV, JSONL or Parquet file, or `starter:NAME`. Raises `FileNotFoundError`, or `ValueError` with
     file and line of a malformed row.
@@ -221,13 +224,13 @@ def read_pairs(path: str | Path) -> StsTask:
 
 
 def edited(task: StsTask, name: str, edit: Callable[[str], str]) -> StsTask:
-    """The task with all sentences edited by the function called `name`."""
+    """Return the task with all sentences edited by the function called `name`."""
     pairs = tuple(pair._replace(sentence1=edit(pair.sentence1), sentence2=edit(pair.sentence2)) for pair in task.pairs)
     return replace(task, pairs=pairs, edits=name)
 
 
 def _pairs(rows: RowSource, columns: Sequence[str] = COLUMNS) -> Iterator[StsPair]:
-    """Pairs of a source; at least one is expected."""
+    """Yield the pairs of a source; at least one is expected."""
     first, second, gold = columns
     group = next((column for column in _SUBTASK_COLUMNS if column in rows.columns), "")
     empty = True
@@ -240,9 +243,10 @@ def _pairs(rows: RowSource, columns: Sequence[str] = COLUMNS) -> Iterator[StsPai
 
 
 def _senteval_pairs(path: Path) -> Iterator[StsPair]:
-    """Pairs of one of SentEval's files, words joined by single spaces as in SentEval's evaluation.
+    """Yield the pairs of one of SentEval's files, words joined by single spaces as in SentEval's evaluation.
 
-    Raises `DataError` for capital letters in STS: the text was not prepared by SentEval's script.
+    Raises:
+        DataError: for capital letters in STS: the text was not prepared by SentEval's script.
     """
     is_year, is_sick = path.name.startswith("STS.input."), path.parent.name == "SICK"
     for pair in _pairs(open_rows(path, tables=True), _SICK_COLUMNS if is_sick else COLUMNS):
@@ -257,7 +261,7 @@ def _senteval_pairs(path: Path) -> Iterator[StsPair]:
 
 
 def _layouts(data_dir: str | Path, task: str, variant: TextVariant) -> list[Layout]:
-    """All files of a task in each layout with this text; this project's layout first."""
+    """Return all files of a task in each layout with this text; this project's layout first."""
     root = data_folder(data_dir, "sts/, stsb/ and sick/, or SentEval's STS/ and SICK/; unset it to use the hub")
     own = [file if variant == "raw" else file.replace("/", "_senteval_tok/", 1) for file in _FILES[task].own]
     layouts: list[Layout] = [[data_file(root / file) for file in own]]
@@ -269,7 +273,7 @@ def _layouts(data_dir: str | Path, task: str, variant: TextVariant) -> list[Layo
 
 
 def _read_hub(task: str, hub: tuple[str, str] | None, variant: TextVariant) -> tuple[str, tuple[StsPair, ...]]:
-    """Source and pairs of a task on the hub."""
+    """Return the source and pairs of a task on the hub."""
     if variant != "raw":
         raise ValueError(f"--variant {variant}: task {task!r} has only raw text on the hub; set --data-dir.")
     if hub is None:

@@ -14,7 +14,7 @@ Layout = Sequence[Path]
 
 
 def data_folder(data_dir: str | Path, expected: str) -> Path:
-    """The data directory. Raises `FileNotFoundError` if it does not exist; `expected` is what it should hold."""
+    """Return the data directory. Raises `FileNotFoundError` with the `expected` content if it does not exist."""
     root = Path(data_dir).expanduser()
     if not root.is_dir():
         raise FileNotFoundError(f"--data-dir: no directory at {root}. Expected a directory with {expected}.")
@@ -22,25 +22,26 @@ def data_folder(data_dir: str | Path, expected: str) -> Path:
 
 
 def senteval_folder(root: Path) -> Path:
-    """The folder with SentEval's tasks: the directory, or its folder `downstream`."""
+    """Return the folder with SentEval's tasks: the directory, or its folder `downstream`."""
     return root / "downstream" if (root / "downstream").is_dir() else root
 
 
 def data_file(path: Path) -> Path:
-    """The file, or the same table in another format or packed; if there is none, the path itself."""
+    """Return the file, or the same table in another format or packed; if there is none, the path itself."""
     others = (path.with_name(path.name.removesuffix(path.suffix) + ending) for ending in EXTENSIONS)
     return next((each for each in (path, *others) if each.is_file()), path)
 
 
 def is_complete(files: Layout) -> bool:
-    """Whether all files exist."""
+    """Return whether all files exist."""
     return all(path.is_file() for path in files)
 
 
 def first_complete(task: str, layouts: Sequence[Layout], present: Sequence[str]) -> Layout:
-    """The first layout with all its files.
+    """Return the first layout with all its files.
 
-    Raises `FileNotFoundError` with the missing files; `present` are the tasks that are there.
+    Raises:
+        FileNotFoundError: with the missing files, and the tasks that are available (`present`).
     """
     complete = next(filter(is_complete, layouts), None)
     if complete is None:
@@ -55,7 +56,7 @@ def first_complete(task: str, layouts: Sequence[Layout], present: Sequence[str])
 
 
 def text_of(row: Row, column: str) -> str:
-    """The text in a column. Raises `DataError` with file and line for an empty one, which has no embedding."""
+    """Return the text in a column. Raises `DataError` with file and line for an empty one, which has no embedding."""
     text = row.values.get(column)
     if not isinstance(text, str) or not text.strip():
         raise DataError(f"{row.place}: column {column}: expected a text, got {text!r}.")
@@ -63,7 +64,7 @@ def text_of(row: Row, column: str) -> str:
 
 
 def score_of(row: Row, column: str) -> float:
-    """The number in a column. Raises `DataError` with file and line if it is not finite."""
+    """Return the number in a column. Raises `DataError` with file and line if it is not finite."""
     try:
         score = float(str(row.values.get(column)))
     except ValueError:

@@ -109,13 +109,14 @@ def evaluate_transfer(
     folds: int = FOLDS,
     seed: int = FOLD_SEED,
 ) -> TransferResults:
-    """Accuracy of logistic regression on the vectors by SentEval's protocols.
+    """Return the accuracy of logistic regression on the vectors by SentEval's protocols.
 
     `encode` is called once with the distinct texts. `limit_train` samples training examples, `drop_repeated` drops
     those whose text is tested too, `seed` is that of folds and sample.
 
-    Raises `ValueError` for no tasks, equal task names, too few examples for the folds, or rows that are not finite;
-    `MissingLibraryError` without scikit-learn.
+    Raises:
+        ValueError: for no tasks, equal task names, too few examples for the folds, or rows that are not finite.
+        MissingLibraryError: without scikit-learn.
     """
     check_names([task.name for task in tasks])
     if folds < 2 or (limit_train is not None and limit_train < 1):
@@ -151,7 +152,7 @@ def _evaluate(encoded: EncodedTexts, task: TransferTask, folds: int, seed: int) 
 
 
 def _features(encoded: EncodedTexts, rows: Sequence[LabelledText]) -> Part:
-    """Features and classes in SentEval's order, which decides the folds: by number of words, then class."""
+    """Return the features and classes in SentEval's order, which decides the folds: by number of words, then class."""
     ordered = sorted(rows, key=lambda row: (len(row.text.split()), len(row.second.split()), row.label))
     features_ND = encoded.rows(row.text for row in ordered).astype(np.float64)
     if ordered[0].second:
@@ -161,7 +162,7 @@ def _features(encoded: EncodedTexts, rows: Sequence[LabelledText]) -> Part:
 
 
 def transfer_report(results: TransferResults, model: str, remarks: Sequence[str] = ()) -> str:
-    """Markdown: comparison with published scores, results of every task, and notes, `remarks` first."""
+    """Return Markdown: comparison with published scores, results of every task, and notes, `remarks` first."""
     details: list[list[object]] = []
     for task in results.tasks.values():
         rows = task.rows

@@ -9,8 +9,8 @@ From `senteval/tools/validation.py` of facebookresearch/SentEval, with scikit-le
 | train_dev_test | 2^-2 … 2^3 | dev | train | accuracy on test |
 
 As in SentEval, folds are stratified and shuffled with seed 1111, examples are first sorted by number of words, then
-class, accuracies are compared at two decimals of a percent, and the smallest C wins a tie. Features are neither centred
-nor scaled.
+class, accuracies are compared at two decimals of a percent, and of equal accuracies the smallest C is chosen. Features
+are neither centred nor scaled.
 
 Differences: the intercept is not regularised (SentEval's liblinear does), and fits converge, so that the solver does
 not change accuracies: Newton's method for two classes, lbfgs with tolerance 1e-6 if its Hessian is large (many columns,
@@ -61,17 +61,18 @@ class ProtocolResult:
     unconverged: int
 
     def f1(self, positive: str) -> float:
-        """F1 of one class; 0 if it neither occurs nor is predicted."""
+        """Return F1 of one class; 0 if it neither occurs nor is predicted."""
         from sklearn.metrics import f1_score
 
         return float(f1_score(self.gold_N == positive, self.predicted_N == positive, zero_division=0))
 
 
 def run_protocol(protocol: Protocol, parts: dict[Split, Part], folds: int, seed: int) -> ProtocolResult:
-    """Search C, fit and predict. In cross-validation every example is tested once, by a classifier whose search and fit
-    exclude its fold.
+    """Search C, fit and predict. In cross-validation every example is tested once,
+    by a classifier whose search and fit exclude its fold.
 
-    Raises `ValueError` for too few examples of a class for the folds.
+    Raises:
+        ValueError: for too few examples of a class for the folds.
     """
     fitter = Fitter()
     grid = [2.0**power for power in (range(-1, 6) if protocol == "train_test" else range(-2, 4))]
@@ -105,7 +106,7 @@ class Fitter:
         self.fits = self.unconverged = 0
 
     def new(self, train: Part) -> Any:
-        """A classifier with the solver for these features and classes."""
+        """Return a classifier with the solver for these features and classes."""
         from sklearn.linear_model import LogisticRegression
 
         newton = len(np.unique(train[1])) == 2 and train[0].shape[1] <= _NEWTON_COLUMNS
@@ -113,26 +114,26 @@ class Fitter:
         return LogisticRegression(max_iter=_ITERATIONS, warm_start=True, **how)
 
     def fit(self, classifier: Any, train: Part, strength: float) -> Any:
-        """The classifier, fitted with this C from where it is."""
+        """Return the classifier, fitted with this C from its current coefficients."""
         from scipy.linalg import LinAlgWarning
         from sklearn.exceptions import ConvergenceWarning
 
         with warnings.catch_warnings():  # counted instead
             warnings.simplefilter("ignore", ConvergenceWarning)
-            warnings.simplefilter("ignore", LinAlgWarning)  # Newton's method falls back on lbfgs by itself
+            warnings.simplefilter("ignore", LinAlgWarning)  # scikit-learn then uses lbfgs instead of Newton's method
             classifier.set_params(C=strength).fit(*train)
         self.fits += 1
         self.unconverged += int(np.max(classifier.n_iter_) >= _ITERATIONS)
         return classifier
 
     def path(self, train: Part, grid: Sequence[float], test: Part) -> list[float]:
-        """Accuracy on `test` for each C; each fit starts from the previous one."""
+        """Return the accuracy on `test` for each C; each fit starts from the previous one."""
         classifier = self.new(train)
         return [_accuracy(self.fit(classifier, train, strength).predict(test[0]), test[1]) for strength in grid]
 
 
 def _folds(part: Part, folds: int, seed: int) -> Iterator[tuple[Part, Part]]:
-    """Training and test part of each fold."""
+    """Yield the training and test part of each fold."""
     from sklearn.model_selection import StratifiedKFold
 
     features_ND, labels_N = part

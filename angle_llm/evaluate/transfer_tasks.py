@@ -68,7 +68,7 @@ class TransferTask:
     sampled: bool = False
 
     def texts(self) -> Iterator[str]:
-        """All texts of the examples, repeats included."""
+        """Return all texts of the examples, repeats included."""
         return (text for rows in self.splits.values() for row in rows for text in (row.text, row.second) if text)
 
 
@@ -146,14 +146,16 @@ PUBLISHED_TRANSFER = tuple(
 
 
 def available_transfer_tasks(data_dir: str | Path) -> list[str]:
-    """Names of the tasks with all files below `data_dir`, in either layout."""
+    """Return the names of the tasks with all files below `data_dir`, in either layout."""
     return [name for name in TRANSFER_TASKS if any(map(is_complete, _layouts(data_dir, name)))]
 
 
 def read_transfer_task(data_dir: str | Path, name: str) -> TransferTask:
-    """A task from files below `data_dir`, this project's layout first.
+    """Return a task from files below `data_dir`, this project's layout first.
 
-    Raises `ValueError` for an unknown name or a malformed file, `FileNotFoundError` with the expected files.
+    Raises:
+        ValueError: for an unknown name or a malformed file.
+        FileNotFoundError: with the expected files.
     """
     if name not in _FILES:
         raise ValueError(unknown_name("transfer task", name, TRANSFER_TASKS))
@@ -175,14 +177,14 @@ def read_transfer_task(data_dir: str | Path, name: str) -> TransferTask:
 
 
 def _layouts(data_dir: str | Path, name: str) -> list[Layout]:
-    """All files of a task in each layout, in the order of its splits; this project's layout first."""
+    """Return all files of a task in each layout, in the order of its splits; this project's layout first."""
     root, files = data_folder(data_dir, "transfer/, or SentEval's MR/, CR/ …"), _FILES[name]
     theirs = [senteval_folder(root) / file for paths in files.senteval.values() for file in paths]
     return [[data_file(root / file) for file in files.own.values()], theirs]
 
 
 def _table(path: Path, columns: tuple[str, ...]) -> Iterator[LabelledText]:
-    """Rows of a table with columns for text, class and perhaps a second text."""
+    """Yield the rows of a table with columns for text, class and perhaps a second text."""
     text, label, *second = columns
     for row in open_rows(path, tables=True).good_rows(columns):
         if row.values[label] in (None, ""):
@@ -191,7 +193,7 @@ def _table(path: Path, columns: tuple[str, ...]) -> Iterator[LabelledText]:
 
 
 def _senteval(path: Path, name: str) -> Iterator[LabelledText]:
-    """Rows of one of SentEval's files. A file of one class has it in its name: `.pos` and `.objective` are 1."""
+    """Yield the rows of one of SentEval's files. For a file of one class, `.pos` and `.objective` mean class 1."""
     if name == "mrpc":
         yield from _table(path, _MRPC_COLUMNS)
         return
@@ -209,7 +211,7 @@ def _senteval(path: Path, name: str) -> Iterator[LabelledText]:
 
 
 def prepared(task: TransferTask, limit: int | None, drop_repeated: bool, seed: int) -> TransferTask:
-    """The task with its repeated examples counted and perhaps dropped, and at most `limit` training examples."""
+    """Return the task with its repeated examples counted and perhaps dropped, and at most `limit` training examples."""
     used = without_repeated(task) if drop_repeated else task
     dropped = sum(len(rows) - len(used.splits[split]) for split, rows in task.splits.items())
     split: Split = "all" if "all" in used.splits else "train"
@@ -222,7 +224,7 @@ def prepared(task: TransferTask, limit: int | None, drop_repeated: bool, seed: i
 
 
 def repeated_examples(task: TransferTask) -> int:
-    """Number of test examples with the text (the pair of texts, in any order) of a training or dev example.
+    """Return the number of test examples with the text (the pair of texts, in any order) of a training or dev example.
 
     In cross-validation every example is tested, so all examples that share a text count.
     """
@@ -234,8 +236,8 @@ def repeated_examples(task: TransferTask) -> int:
 
 
 def without_repeated(task: TransferTask) -> TransferTask:
-    """The task without test texts in training: in cross-validation the first example of each text, else train without
-    the texts of dev and test, and dev without those of test."""
+    """Return the task without test texts in training: in cross-validation the first example of each text, else train
+    without the texts of dev and test, and dev without those of test."""
     if task.protocol == "cross_validation":
         first: dict[tuple[str, ...], LabelledText] = {}
         for row in task.splits["all"]:

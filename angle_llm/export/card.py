@@ -119,7 +119,7 @@ def model_card(
 
 
 def _is_simple(facts: CardFacts) -> bool:
-    """Whether a few lines of `transformers` compute the vectors."""
+    """Return whether a few lines of `transformers` compute the vectors."""
     if isinstance(facts.usage, ExportFacts):
         return True
     prompt, base = facts.usage.prompt, facts.base
@@ -128,7 +128,7 @@ def _is_simple(facts: CardFacts) -> bool:
 
 
 def is_on_hub(base: str | None) -> bool:
-    """Whether a base name is a hub id and not a path or a file in a package."""
+    """Return whether a base name is a hub id and not a path or a file in a package."""
     if not base or ":" in base or base.startswith(("~", ".")) or base.count("/") > 1:
         return False
     return not (PurePath(base).is_absolute() or Path(base).exists())

@@ -1,5 +1,5 @@
-"""The commands `angle-llm merge`, `export`, `verify` and `push`: settings and output. Heavy imports are inside
-functions."""
+"""The commands `angle-llm merge`, `export`, `verify` and `push`: settings and output.
+Functions import heavy libraries."""
 
 from __future__ import annotations
 

@@ -91,12 +91,12 @@ class Verification:
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; NaN is null."""
+        """Return plain values for JSON; NaN is null."""
         values: dict[str, Any] = plain({"holds": self.holds} | asdict(self))
         return values
 
     def text(self) -> str:
-        """The report as text."""
+        """Return the report as text."""
         base = (
             f"unknown: {self.base_note}" if self.base_difference is None else f"mean 1-cos {self.base_difference:.1e}"
         )
@@ -129,7 +129,7 @@ class Encoded(NamedTuple):
 
 
 def cosine_differences(rows_ND: Rows, others_ND: Rows) -> Rows:
-    """1 - cos (N,), as half the squared distance of unit vectors: accurate far below the rounding of the cosine."""
+    """Return 1 - cos (N,), as half the squared distance of unit vectors, which is more accurate than the cosine."""
     differences_N: Rows = ((unit_rows(rows_ND) - unit_rows(others_ND)) ** 2).sum(axis=1) / 2
     return differences_N
 

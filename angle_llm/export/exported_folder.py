@@ -61,7 +61,7 @@ class ExportFacts:
 
 
 def is_sentence_transformers_folder(path: str | Path) -> bool:
-    """Whether a folder is a sentence-transformers folder and not a saved encoder."""
+    """Return whether a folder is a sentence-transformers folder and not a saved encoder."""
     return (Path(path).expanduser() / MODULES_NAME).is_file() and not is_saved_encoder(path)
 
 
@@ -91,10 +91,10 @@ class SentenceTransformersModel:
         self.max_length = int(self.model.max_seq_length)
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text."""
+        """Return the token ids of each text."""
         return [self.model.tokenizer(text, truncation=True)["input_ids"] for text in texts]
 
     def encode(self, texts: Sequence[str], **_: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """`model.encode(texts)`: (N, D) float32. Options of `SentenceEncoder.encode` have no effect."""
+        """Return `model.encode(texts)`: (N, D) float32. Options of `SentenceEncoder.encode` have no effect."""
         rows_ND: np.ndarray[Any, np.dtype[np.float32]] = self.model.encode(list(texts), show_progress_bar=False)
         return rows_ND

@@ -140,7 +140,7 @@ def _write_weights(
 
 
 def _merged(name: str, weights: BaseWeights, adapter: LoraAdapter, dtype: torch.dtype) -> Tensor:
-    """A tensor of the merged model in the stored dtype."""
+    """Return a tensor of the merged model in the stored dtype."""
     path, _, kind = name.rpartition(".")
     values = weights.values(name)
     if kind == "weight" and path in adapter.updates:

@@ -4,7 +4,7 @@
 
 One commit holds everything; the folder itself is not changed. In the repository, files of kinds that a push writes
 (weights, configurations, tokenizer, cards: `_OURS`) are replaced, and deleted if this push has none of that name; other
-files are kept. The token is that of `hf auth login` or HF_TOKEN; it is no argument and is never printed.
+files are kept. The token is that of `hf auth login` or HF_TOKEN; it is not an argument and is never printed.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _check(facts: CardFacts, folder: Path, *, unverified: bool) -> None:
 
 
 def _content(path: Path, facts: CardFacts) -> Path | bytes:
-    """A file as it is uploaded: with the base name of the card and without local paths."""
+    """Return a file as it is uploaded: with the base name of the card and without local paths."""
     if path.suffix != ".json" or path.name in _LARGE_JSON:
         return path
     values = read_json(path)
@@ -144,7 +144,7 @@ def without_paths(value: Any) -> Any:
 
 
 def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
-    """Settings and scores for the card, from the run directory and `--results`."""
+    """Return the settings and scores for the card, from the run directory and `--results`."""
     run, parent = settings.run, folder.resolve().parent
     if run is None and (parent / "settings.yaml").is_file():
         run = parent
@@ -166,7 +166,7 @@ def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
 
 
 def _scores_of_run(path: Path) -> list[tuple[str, float]]:
-    """The evaluation before the first step, and the best one after, which is that of the saved model."""
+    """Return the evaluation before the first step, and the best one after, which is that of the saved model."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     rows = [row for row in map(json.loads, filter(str.strip, lines)) if "evaluation" in row]
     before = [row["evaluation"] for row in rows if row["step"] == 0][:1]
@@ -176,7 +176,7 @@ def _scores_of_run(path: Path) -> list[tuple[str, float]]:
 
 
 def _read_scores(path: Path) -> list[tuple[str, float]]:
-    """Scores of a JSON file of `angle-llm eval sts --json`: the tasks and their average."""
+    """Return the scores of a JSON file of `angle-llm eval sts --json`: the tasks and their average."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         scores = [(f"{name} ({content['variant']})", task["spearman"]) for name, task in content["tasks"].items()]
@@ -235,7 +235,7 @@ def _send(files: dict[str, Path | bytes], facts: CardFacts, repo: str, about: di
 
 
 def _license(api: Any, base: str | None) -> str | None:
-    """The license on the card of the base; None if it has none, or is not on the hub."""
+    """Return the license on the card of the base; None if it has none, or is not on the hub."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     if base is None or not is_on_hub(base) or "/" not in base:

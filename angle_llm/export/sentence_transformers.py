@@ -113,7 +113,7 @@ def _weights_files(folder: Path) -> list[Path]:
 
 
 def _is_rebuilt(folder: Path, sentences: SentenceTokenizer) -> bool:
-    """Whether `transformers` would rebuild the tokenizer of the folder instead of reading it.
+    """Return whether `transformers` would rebuild the tokenizer of the folder instead of reading it.
 
     Raises:
         ArtifactError: if its ids differ from the encoder's even when it is read unchanged.
@@ -130,7 +130,7 @@ def _write_library_files(folder: Path, card: EncoderCard, *, rebuilt: bool) -> N
     backbone: Any = open_base(BackboneLocation(str(folder)), dtype=card.dtype).skeleton
     config = backbone.config.get_text_config()
     dimensions: int = getattr(config, "word_embed_proj_dim", None) or config.hidden_size
-    # Names and keys that all versions of the library know.
+    # Names and keys that all versions of the library accept.
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
         {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},

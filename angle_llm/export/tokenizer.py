@@ -1,7 +1,7 @@
 """A `tokenizer.json` that contains the prompt, its tail and its text edits.
 
-Tools that take a plain text and a tokenizer support prompts as prefixes at best. But `tokenizer.json` has places for
-text and ids, which every tool that reads it applies, without any code:
+Tools that take a plain text and a tokenizer support prompts as prefixes at best. But `tokenizer.json` has fields for
+text and ids, which every tool applies without any code:
 
     text ──► normalizer ──► pre-tokenizer ──► model ──► truncation ──► post-processor ──► ids
              edits, head,                               last tokens     special tokens, and the ids of the
@@ -73,7 +73,7 @@ def prompt_tokenizer(sentences: SentenceTokenizer) -> PromptTokenizer:
         for token in spec["added_tokens"]:
             if not token["special"]:
                 plain_names.append(token["content"])
-                token["special"] = True  # and `split_special_tokens` leaves special ones alone
+                token["special"] = True  # and `split_special_tokens` does not split special tokens
     spec["post_processor"] = _around(tokenizer, [*special.before, *before], [*after, *special.after])
     spec["truncation"] = spec["padding"] = None
     return PromptTokenizer(spec, _config(tokenizer, sentences.max_length), plain_names)
@@ -100,7 +100,7 @@ def check_same_ids(exported: Tokenizer, sentences: SentenceTokenizer) -> None:
 
 
 def _around(tokenizer: Tokenizer, before: Sequence[int], after: Sequence[int]) -> dict[str, Any]:
-    """A post-processor that adds ids before and after the text."""
+    """Return a post-processor that adds ids before and after the text."""
     tokens = {
         name: {"id": name, "ids": list(ids), "tokens": tokenizer.convert_ids_to_tokens(list(ids))}
         for name, ids in (("before", before), ("after", after))

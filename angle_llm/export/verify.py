@@ -128,7 +128,7 @@ def verify(
 
 
 def _count(forms: list[tuple[str | Path, FormFacts]], original_base: bool) -> WeightsCount | None:
-    """Wrong weights of two forms, if one is an adapter and the other a model with weights that are not quantised."""
+    """Return the wrong weights of two forms, if one is an adapter and the other a model that is not quantised."""
     (adapter, its), (model, facts) = sorted(forms, key=lambda form: form[1].kind != "adapter")
     if its.kind != "adapter" or facts.kind == "adapter" or "bits" in facts.dtype:
         return None
@@ -235,7 +235,7 @@ def _has_tokens(encoder: SentenceEncoder, text: str) -> bool:
 def _base_rows(
     encoder: SentenceEncoder, path: str | Path, texts: Sequence[str], device: str | None
 ) -> tuple[Rows | None, str]:
-    """Rows of the base of the first form, with the same prompt and pooling; or None and why the base is unknown."""
+    """Return the rows of the base of the first form, with the same prompt and pooling; or None and the reason."""
     if _kind(path) == "adapter":
         backbone: Any = encoder.model.backbone
         with backbone.disable_adapter():

@@ -1,9 +1,9 @@
 """Check that stored weights are an adapter's merge, computed in float32 and rounded once.
 
 Vectors cannot show it: rounding every weight to bfloat16 moves them about as far as adding the adapter in bfloat16, but
-the second loses training. The weights can: W' computed in float32, in any order, lies within a known distance of the
-exact W' (computed here in float64), and rounding preserves order. So a stored weight is correct if it lies between the
-two ends of that interval, each rounded to the stored dtype. One tensor is in memory at a time.
+the second loses part of the training. The weights can: W' computed in float32, in any order, is within a known distance
+of the exact W' (computed here in float64), and rounding preserves order. So a stored weight is correct if it is between
+the two ends of that interval, each rounded to the stored dtype. One tensor is in memory at a time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The AnglE objective: cosine ranking, in-batch contrast, angle ranking and regression, as one weighted sum of named parts.
+"""The AnglE objective: weighted sum of cosine ranking, in-batch contrast, angle ranking and regression.
 
 Shapes: N rows (unique texts), D columns, P scored pairs.
 """
@@ -22,30 +22,31 @@ class ObjectiveValue:
     """The loss of a batch and its parts."""
 
     loss: Tensor
-    """A scalar; call ``backward`` on this."""
+    """A scalar; call `backward` on this."""
     parts: dict[str, Tensor]
     """Each part before its weight, detached scalars for logs; parts of weight 0 are absent."""
 
 
 @dataclass(frozen=True)
 class AngleObjective:
-    """L = w₁·L_cosine + w₂·L_in_batch + w₃·L_angle + w₄·L_regression over embeddings (arXiv 2309.12871, total objective).
+    """L = w₁·L_cosine + w₂·L_in_batch + w₃·L_angle + w₄·L_regression (arXiv 2309.12871, total objective).
 
-    ``cosine`` and ``angle`` rank the scored pairs (``ranking_loss``), ``in_batch`` contrasts positives with the rest of
-    the batch (``Contrast``), ``regression``, which is not in the paper, fits cosines to the scores (``regression_loss``).
-    Beyond float32 embeddings and their gradient it takes a quarter of a GB, however large the batch (``blocks``).
+    `cosine` and `angle` rank the scored pairs (`ranking_loss`), `in_batch` contrasts positives with the rest of
+    the batch (`Contrast`), `regression`, which is not in the paper, fits cosines to the scores (`regression_loss`).
+    Beyond float32 embeddings and their gradient it takes a quarter of a GB for any batch size (`blocks`).
 
-    Coming from angle-emb 0.6.1: temperatures divide here, as in the paper, and its tau multiplies. Its
-    ``cosine_tau=20`` and ``ibn_tau=20`` are 0.05 here, its ``angle_tau=1`` (published runs) is 1.0, its
-    ``angle_tau=20`` (the default of its ``AngleLoss``) 0.05. On scored pairs without repeats its losses equal those of
-    ``angle_form="reference"`` and ``contrastive_form="symmetric"``, except that its in-batch mean divides by all 2P
-    rows, ours by the anchors: theirs is ours times anchors / 2P.
+    Migration from angle-emb 0.6.1: temperatures divide, as in the paper; tau in angle-emb multiplies. Its
+    `cosine_tau=20` and `ibn_tau=20` correspond to 0.05, `angle_tau=1` (published runs) to 1.0, and `angle_tau=20`
+    (default of its `AngleLoss`) to 0.05. On scored pairs without repeats, its losses equal those of
+    `angle_form="reference"` and `contrastive_form="symmetric"`, except for the in-batch mean. angle-emb divides by all
+    2P rows, this class by the anchors: multiply by anchors / 2P to get the value of angle-emb.
 
-    Weights of 0 omit a part. Temperatures divide cosines (``in_batch``) or differences. ``angle_form`` is a key of
-    ``ANGLE_FORMS``, ``contrastive_form`` of ``CONTRASTIVE_FORMS``; a pair with a score above ``positive_above`` is a positive
+    Weights of 0 omit a part. Temperatures divide cosines (`in_batch`) or differences. `angle_form` is a key of
+    `ANGLE_FORMS`, `contrastive_form` of `CONTRASTIVE_FORMS`; a pair with a score above `positive_above` is a positive
     of the in-batch part.
 
-    Raises ``ValueError`` for a weight or temperature out of range, or an unknown form.
+    Raises:
+        ValueError: for a weight or temperature out of range, or an unknown form.
     """
 
     cosine_weight: float = 0.0
@@ -93,13 +94,14 @@ class AngleObjective:
         right_P: Tensor | None = None,
         score_P: Tensor | None = None,
     ) -> ObjectiveValue:
-        """The loss of a batch, given its relation, or three tensors: rows left_P[p] and right_P[p] have score_P[p].
+        """Return the loss of a batch, given its relation or tensors: rows left_P[p] and right_P[p] have score_P[p].
 
         Computes in float32 at least, also under autocast: half precision is raised, float64 stays. The relation can be
         on another device than the embeddings. In a batch without a positive, or with a single score, some parts are
-        exactly 0; ``backward`` works on them.
+        exactly 0; `backward` works on them.
 
-        Raises ``ValueError`` for shapes that do not fit, row numbers out of range, and scores that are not finite.
+        Raises:
+            ValueError: for shapes that do not fit, row numbers out of range, and scores that are not finite.
         """
         if not isinstance(left_P, Relation):
             if right_P is None or score_P is None:
@@ -119,7 +121,7 @@ class AngleObjective:
         return ObjectiveValue(loss, {name: part.detach() for name, (_, part) in weighted.items()})
 
     def _parts(self, x_ND: Tensor, relation: Relation) -> dict[str, tuple[float, Tensor]]:
-        """Weight and value of every part whose weight is not 0."""
+        """Return the weight and value of every part whose weight is not 0."""
         needed: dict[str, RowVector] = {}
         if self.cosine_weight or self.in_batch_weight or self.regression_weight:
             needed["cosine"] = PairSimilarity(cosine, relation.left, relation.right)

@@ -2,12 +2,13 @@
 
 Shapes: N rows, D columns, P scored pairs, B of a block, V the entries of any vector.
 
-All that an objective reads of an embedding matrix is a few short vectors: the cosine of each pair, the angle of each pair,
+An objective reads only a few short vectors from an embedding matrix: the cosine of each pair, the angle of each pair,
 the repulsion of each anchor. Only the intermediate results are large, P × D for pairs and A × C for a contrast. So each
 vector is computed in blocks, forward without a graph and backward again with one, and all vectors add their gradient to
 one (N, D) matrix. The rest of the objective is ordinary autograd.
 
-A batch whose vectors take one block each, such as 2,000 texts of 1,024 dimensions, keeps its graph: the same code, run once.
+A batch whose vectors take one block each, such as 2,000 texts of 1,024 dimensions, keeps its graph: the same code, run
+once.
 """
 
 import math
@@ -23,25 +24,25 @@ from angle_llm.losses.similarity import Similarity
 BLOCK_ELEMENTS = 2**22
 """Maximum of numbers in the rows of a block, and in its similarity matrix; a block has at least one row per side.
 
-A block uses about fifteen arrays of that size or half of it, a quarter of a GB in float32. In smaller blocks, matrix
-products would wait for memory (at D = 4096 these compare 512 rows with 512); larger ones gain little."""
+A block uses about fifteen arrays of that size or half of it, a quarter of a GB in float32. Smaller blocks are limited
+by memory bandwidth (at D = 4096 a block compares 512 rows with 512); larger ones gain little."""
 
 
 class RowVector(Protocol):
     """A vector that is a function of rows, computed in blocks."""
 
     def fits(self, columns: int) -> bool:
-        """Whether one block is enough for rows of so many columns."""
+        """Return whether one block is enough for rows of so many columns."""
 
     def value(self, x_ND: Tensor) -> Tensor:
-        """The vector (V,). Differentiable under autograd; without a graph, the memory of each block is released after it."""
+        """Return the vector (V,), differentiable under autograd; without a graph, each block is freed after use."""
 
     def add_gradient(self, x_ND: Tensor, value_V: Tensor, gradient_V: Tensor, into_ND: Tensor) -> None:
-        """Add to ``into_ND`` the gradient with respect to the rows, given that with respect to ``value(x_ND)``."""
+        """Add to `into_ND` the gradient with respect to the rows, given that with respect to `value(x_ND)`."""
 
 
 def from_rows(x_ND: Tensor, *vectors: RowVector) -> tuple[Tensor, ...]:
-    """The value of every vector, differentiable once, in the precision of the rows also under autocast."""
+    """Return the value of every vector, differentiable once, in the precision of the rows also under autocast."""
     with torch.autocast(x_ND.device.type, enabled=False):
         if all(vector.fits(x_ND.shape[1]) for vector in vectors):
             return tuple(vector.value(x_ND) for vector in vectors)
@@ -79,28 +80,28 @@ class PairSimilarity:
 
 
 def rows_a_side(columns: int) -> int:
-    """Rows of a block on each of its two sides."""
+    """Return the number of rows of a block on each of its two sides."""
     return max(1, BLOCK_ELEMENTS // (2 * max(columns, 1)))
 
 
 def square_side(columns: int) -> int:
-    """Rows on each side of a block that compares every row of one side with every row of the other."""
+    """Return the number of rows on each side of a block that compares every row of one side with all of the other."""
     return max(1, min(rows_a_side(columns), math.isqrt(BLOCK_ELEMENTS)))
 
 
 def slices(length: int, size: int) -> Iterator[slice]:
-    """0 .. length in slices of at most ``size``; one empty slice of nothing."""
+    """Yield slices of at most `size` that cover 0 .. length; one empty slice if the length is 0."""
     for start in range(0, max(length, 1), size):
         yield slice(start, min(start + size, length))
 
 
 def rows(x_ND: Tensor, index_B: Tensor) -> Tensor:
-    """x_ND[index_B]. Unlike indexing, sums the gradients of a row in the same order on every run."""
+    """Return x_ND[index_B]. Unlike indexing, this sums the gradients of a row in the same order on every run."""
     return torch.nn.functional.embedding(index_B, x_ND)
 
 
 def add_rows(into_ND: Tensor, index_B: Tensor, x_BD: Tensor) -> None:
-    """into_ND[index_B] += x_BD, with repeated rows added each time, in the same order on every run."""
+    """Add x_BD to into_ND[index_B], with repeated rows added each time, in the same order on every run."""
     if into_ND.device.type == "cpu":
         into_ND.index_add_(0, index_B, x_BD)
     else:  # index_add_ is not deterministic there; this sorts
@@ -108,7 +109,7 @@ def add_rows(into_ND: Tensor, index_B: Tensor, x_BD: Tensor) -> None:
 
 
 def pull_back(function: Callable[..., Tensor], arguments: tuple[Tensor, ...], gradient: Tensor) -> tuple[Tensor, ...]:
-    """The gradients by each argument, given the gradient by the value of the function."""
+    """Return the gradients by each argument, given the gradient by the value of the function."""
     leaves = [argument.detach().requires_grad_() for argument in arguments]
     with torch.enable_grad():
         value = function(*leaves)

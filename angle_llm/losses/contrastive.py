@@ -1,7 +1,7 @@
 """The in-batch contrastive loss: an anchor's positives are closer to it than the other rows of the batch.
 
-Shapes: N rows (unique texts), D columns, P scored pairs, M (anchor, positive) edges, A anchors, C candidates, K pairs of
-an anchor and a candidate that it skips. In blocks: a anchors, c candidates, and B blocks of candidates.
+Shapes: N rows (unique texts), D columns, P scored pairs, M (anchor, positive) edges, A anchors, C candidates, K pairs
+of an anchor and a candidate that it skips. In blocks: a anchors, c candidates, and B blocks of candidates.
 
 A text is one row however often it occurs. So the paper's detection of identical sentences holds by construction: a text
 is never its own negative, and its partners are positives wherever it occurs.
@@ -37,9 +37,9 @@ ContrastiveForm = Callable[[Relation, Tensor, int], Edges]
 
 
 def symmetric(relation: Relation, is_positive_P: Tensor, rows: int) -> Edges:
-    """Both ends of every positive pair are anchors, and every row is a candidate.
+    """Return edges whose anchors are both ends of every positive pair; every row is a candidate.
 
-    On pairs without repeated texts this is angle-emb 0.6.1's ``in_batch_negative_loss`` (arXiv 2309.12871, in-batch
+    On pairs without repeated texts this is angle-emb 0.6.1's `in_batch_negative_loss` (arXiv 2309.12871, in-batch
     negative objective, with both directions), except for the mean: angle-emb divides by all 2P rows, of which those of
     label 0 add nothing; here the mean is over anchors, so the loss does not shrink when a batch holds fewer positives.
     """
@@ -49,10 +49,10 @@ def symmetric(relation: Relation, is_positive_P: Tensor, rows: int) -> Edges:
 
 
 def forward(relation: Relation, is_positive_P: Tensor, rows: int) -> Edges:
-    """The left end of every positive pair is an anchor; rows on the right of any pair are candidates.
+    """Return edges whose anchors are the left ends of positive pairs; rows on the right of any pair are candidates.
 
     Queries against [positives; hard negatives], as in supervised SimCSE (Gao et al. 2021) and angle-emb 0.6.1's
-    ``contrastive_with_negative_loss``. Queries do not repel each other. Where p is a partner only by (p, a, 1), p is
+    `contrastive_with_negative_loss`. Queries do not repel each other. Where p is a partner only by (p, a, 1), p is
     neither a positive nor a negative of a.
     """
     anchor_M, positive_M = _distinct(relation.left[is_positive_P], relation.right[is_positive_P], rows)
@@ -68,18 +68,18 @@ class Contrast:
 
         loss_ap = -log( exp(s_ap) / (exp(s_ap) + Σ_k exp(s_ak)) ),   s = cosine / temperature
 
-    A pair is positive if its score exceeds a threshold; the form (a value of ``CONTRASTIVE_FORMS``) gives the anchors and
-    the candidates. k runs over the candidates that are neither a nor a partner of a, in either direction; so a pair given
-    both as positive and as negative is positive. Pairs of a row with itself are dropped. An anchor's other positives are
-    not in the denominator of loss_ap: there they do not repel.
+    A pair is positive if its score exceeds a threshold; the form (a value of `CONTRASTIVE_FORMS`) gives the anchors and
+    the candidates. k runs over the candidates that are neither a nor a partner of a, in either direction; so a pair
+    given both as positive and as negative is positive. Pairs of a row with itself are dropped. An anchor's other
+    positives are not in the denominator of loss_ap: there they do not repel.
 
-    Without a positive pair the loss and its gradient are exactly 0, and ``backward`` works. An anchor without negatives
+    Without a positive pair the loss and its gradient are exactly 0, and `backward` works. An anchor without negatives
     adds 0 to the mean.
 
-    The embeddings enter as two vectors: the cosine of every scored pair, and ``repulsion``. Memory: one gradient as large
-    as the embeddings, and a block (``blocks``) of the A × C similarities at a time.
+    The embeddings enter as two vectors: the cosine of every scored pair, and `repulsion`. Memory: one gradient as large
+    as the embeddings, and a block (`blocks`) of the A × C similarities at a time.
 
-    Source: arXiv 2309.12871, in-batch negative objective; ``symmetric`` and ``forward`` describe angle-emb 0.6.1's.
+    Source: arXiv 2309.12871, in-batch negative objective; `symmetric` and `forward` describe angle-emb 0.6.1's.
     """
 
     temperature: float
@@ -95,7 +95,7 @@ class Contrast:
     def of(
         cls, relation: Relation, rows: int, temperature: float, positive_above: float, form: ContrastiveForm
     ) -> "Contrast":
-        """The contrast of a relation on so many rows."""
+        """Return the contrast of a relation on `rows` rows."""
         is_positive_P = (relation.score > positive_above) & (relation.left != relation.right)
         edges = form(relation, is_positive_P, rows)
         anchor_A, anchor_of_M, positives_A = torch.unique(edges.anchor, return_inverse=True, return_counts=True)
@@ -103,7 +103,7 @@ class Contrast:
         return cls(temperature, _pair_of_edge(edges, relation, rows), anchor_of_M, positives_A, repulsion)
 
     def loss(self, cosine_P: Tensor, repulsion_A: Tensor) -> Tensor:
-        """The loss, from the cosine of every scored pair and the value of ``repulsion``."""
+        """Return the loss, from the cosine of every scored pair and the value of `repulsion`."""
         attraction_M = cosine_P[self.pair_of_M] / self.temperature
         loss_M: Tensor = -logsigmoid(attraction_M - repulsion_A[self.anchor_of_M])
         return loss_M.div(self.positives_A[self.anchor_of_M] * len(self.positives_A)).sum()
@@ -111,7 +111,7 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Repulsion:
-    """log Σ_k exp(cosine / temperature) of each anchor over the candidates k it does not skip, (A,); a ``RowVector``."""
+    """log Σ_k exp(cosine / temperature) of each anchor over the candidates k it does not skip, (A,); a `RowVector`."""
 
     temperature: float
     anchor_A: Tensor
@@ -136,7 +136,7 @@ class Repulsion:
         return value_A
 
     def add_gradient(self, x_ND: Tensor, value_V: Tensor, gradient_V: Tensor, into_ND: Tensor) -> None:
-        """The derivative of a log-sum-exp by each of its terms s is exp(s - value)."""
+        """Add the gradient: the derivative of a log-sum-exp by each of its terms s is exp(s - value)."""
         value_A = value_V.masked_fill(value_V == -math.inf, 0)  # no negatives: exp(-inf - 0) is 0
         for a in slices(len(self.anchor_A), square_side(x_ND.shape[1])):
             anchor_aD = rows(x_ND, self.anchor_A[a])
@@ -157,7 +157,7 @@ class Repulsion:
             yield c, rows(x_ND, self.candidate_C[c])
 
     def _similarity(self, unit_aD: Tensor, unit_cD: Tensor, a: slice, c: slice) -> Tensor:
-        """Cosine / temperature of a block, (a, c); -inf where an anchor skips a candidate."""
+        """Return the cosine / temperature of a block, (a, c); -inf where an anchor skips a candidate."""
         similarity_ac = (unit_aD / self.temperature) @ unit_cD.T
         row_K, column_K = self.skipping_K - a.start, self.skipped_K - c.start
         inside_K = (row_K >= 0) & (row_K < len(unit_aD)) & (column_K >= 0) & (column_K < len(unit_cD))
@@ -167,13 +167,13 @@ class Repulsion:
 
 
 def _distinct(anchor_M: Tensor, positive_M: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Edges, each once, ordered by anchor."""
+    """Return edges, each once, ordered by anchor."""
     key_M = torch.unique(anchor_M * rows + positive_M)
     return key_M // max(rows, 1), key_M % max(rows, 1)
 
 
 def _pair_of_edge(edges: Edges, relation: Relation, rows: int) -> Tensor:
-    """A scored pair of the two rows of each edge, (M,), in either direction."""
+    """Return a scored pair of the two rows of each edge, (M,), in either direction."""
 
     def key(one: Tensor, other: Tensor) -> Tensor:
         return torch.minimum(one, other) * rows + torch.maximum(one, other)
@@ -183,8 +183,8 @@ def _pair_of_edge(edges: Edges, relation: Relation, rows: int) -> Tensor:
 
 
 def _skips(edges: Edges, anchor_A: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Positions of anchors in A and of candidates in C, (K,) each: an anchor skips itself and its partners, in either
-    direction of the pair."""
+    """Return the positions of anchors in A and of candidates in C, (K,) each:
+    an anchor skips itself and its partners, in either direction of the pair."""
     position_in_A = _positions(anchor_A, rows)
     position_in_C = _positions(edges.candidate, rows)
     skipping = position_in_A[torch.cat((edges.anchor, edges.positive, anchor_A))]
@@ -194,7 +194,7 @@ def _skips(edges: Edges, anchor_A: Tensor, rows: int) -> tuple[Tensor, Tensor]:
 
 
 def _positions(row_K: Tensor, rows: int) -> Tensor:
-    """The position of each of the N rows in ``row_K``, -1 for the others; shape (N,)."""
+    """Return the position of each of the N rows in `row_K`, -1 for the others; shape (N,)."""
     position_N = torch.full((rows,), -1, device=row_K.device)
     position_N[row_K] = torch.arange(len(row_K), device=row_K.device)
     return position_N

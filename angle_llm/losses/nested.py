@@ -23,27 +23,28 @@ Objective = Callable[[Tensor, Relation], ObjectiveValue]
 class NestedObjective:
     """L = Σ w_mk · L_plain(E_mk): E_mk are the first k columns of the vectors after m layers; the weights sum to 1.
 
-    Widths are the full width D and each of ``dimensions``: Matryoshka representation learning (arXiv 2205.13147). Depths
-    are all layers and each of ``layers``; every depth is combined with every width: 2D Matryoshka, espresso sentence
-    embeddings (arXiv 2402.14776), without its additional terms that align shallow vectors with the deep one. w_mk is the
-    product of the weight of m and the weight of k. A term of weight 0 is not computed.
+    Widths are the full width D and each of `dimensions`: Matryoshka representation learning (arXiv 2205.13147). Depths
+    are all layers and each of `layers`; every depth is combined with every width: 2D Matryoshka, espresso sentence
+    embeddings (arXiv 2402.14776), without its additional terms that align shallow vectors with the deep one. w_mk is
+    the product of the weight of m and the weight of k. A term of weight 0 is not computed.
 
-    A row of the embeddings (N, S·D) holds the vector after all layers, then one vector for each of ``layers``, as
-    ``EmbeddingModel.read_layers`` makes it. An angle term reads the halves of the k columns, so every k must be even.
+    A row of the embeddings (N, S·D) holds the vector after all layers, then one vector for each of `layers`, as
+    `EmbeddingModel.read_layers` makes it. An angle term reads the halves of the k columns, so every k must be even.
 
     The parts of its value are those of the plain objective on the full vector after all layers, under their names, and
-    the loss of every other term: ``dim64``, ``layer12``, ``layer12_dim64``.
+    the loss of every other term: `dim64`, `layer12`, `layer12_dim64`.
 
-    Raises ``ValueError`` for an odd width with an angle weight.
+    Raises:
+        ValueError: for an odd width with an angle weight.
     """
 
     plain: AngleObjective
     dimensions: Sequence[int] = ()
     layers: Sequence[int] = ()
     dimension_weights: Sequence[float] = ()
-    """Relative weights of ``dimensions``, and last of the full width; empty: equal."""
+    """Relative weights of `dimensions`, and last of the full width; empty: equal."""
     layer_weights: Sequence[float] = ()
-    """Relative weights of ``layers``, and last of all layers; empty: equal."""
+    """Relative weights of `layers`, and last of all layers; empty: equal."""
 
     def __post_init__(self) -> None:
         odd = [width for width in self.dimensions if width % 2]
@@ -54,7 +55,7 @@ class NestedObjective:
             )
 
     def check_width(self, columns: int) -> None:
-        """Raise ``ValueError`` if a vector of so many columns is too narrow for the widths."""
+        """Raise `ValueError` if a vector of so many columns is too narrow for the widths."""
         too_wide = [width for width in self.dimensions if width >= columns]
         if too_wide:
             raise ValueError(
@@ -63,7 +64,7 @@ class NestedObjective:
             )
 
     def weight(self, layer: int | None, width: int | None) -> float:
-        """w_mk for a number of layers and of columns (None: all)."""
+        """Return w_mk for a number of layers and of columns (None: all)."""
         weight = 1.0
         for values, weights, value in (
             (self.layers, self.layer_weights, layer),
@@ -74,9 +75,10 @@ class NestedObjective:
         return weight
 
     def __call__(self, embeddings_NC: Tensor, relation: Relation) -> ObjectiveValue:
-        """The loss of a batch, given rows (N, S·D).
+        """Return the loss of a batch, given rows (N, S·D).
 
-        Raises ``ValueError`` for rows that are not S vectors, or as ``AngleObjective`` does.
+        Raises:
+            ValueError: for rows that are not S vectors, or as `AngleObjective` does.
         """
         depths = [None, *self.layers]
         columns = embeddings_NC.shape[-1] // len(depths)
@@ -113,16 +115,16 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class MixedObjective:
-    """L = Σ_g share_g · L_g: objective g sees the pairs of its part and the rows they name, and nothing else of the batch.
+    """L = Σ_g share_g · L_g: objective g gets only the pairs of its part and their rows.
 
-    So texts of different parts are not negatives of one another, and are not ranked against one another. A text in pairs
-    of several parts is a row of each. A part of the value is the mean over the objectives that have it, by share.
+    So texts of different parts are not negatives of one another, and are not ranked against one another. A text in
+    pairs of several parts is a row of each. A part of the value is the mean over the objectives that have it, by share.
     """
 
     parts: Sequence[Part]
 
     def __call__(self, embeddings_ND: Tensor, relation: Relation) -> ObjectiveValue:
-        """The loss of a batch whose pairs are those of all parts together."""
+        """Return the loss of a batch whose pairs are those of all parts together."""
         losses: list[Tensor] = []
         weighted: dict[str, Tensor] = {}
         shares: dict[str, float] = {}

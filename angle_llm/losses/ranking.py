@@ -8,17 +8,18 @@ from torch import Tensor
 
 
 def ranking_loss(similarity_P: Tensor, score_P: Tensor, temperature: float) -> Tensor:
-    """log(1 + Σ exp((similarity_i - similarity_j) / temperature)) over all i, j with score_i < score_j; a scalar >= 0.
+    """Return log(1 + Σ exp((similarity_i - similarity_j) / temperature)) over all i, j with score_i < score_j.
 
-    The sum over P² comparisons separates into a product: for each j, exp(-similarity_j) times the sum of
-    exp(similarity_i) over the pairs with a lower score. Sorted by score, that sum is cumulative: value and gradient of
-    the full sum take O(P log P) time and O(P) memory. All terms stay in logarithms, so nothing overflows.
+    The result is a scalar >= 0. The sum over P² comparisons separates into a product: for each j, exp(-similarity_j)
+    times the sum of exp(similarity_i) over the pairs with a lower score. Sorted by score, that sum is cumulative: value
+    and gradient of the full sum take O(P log P) time and O(P) memory. All terms stay in logarithms, so nothing
+    overflows.
 
     Only the order of the scores counts, so they can be any finite numbers (0-1, 0-5); equal scores are not compared.
-    With fewer than two distinct scores the loss and its gradient are exactly 0, and ``backward`` works.
+    With fewer than two distinct scores the loss and its gradient are exactly 0, and `backward` works.
 
     Source: arXiv 2309.12871, cosine and angle objectives (eq. 8); the loss is CoSENT (Su 2022). angle-emb 0.6.1
-    (``cosine_loss``, ``angle_loss``) builds the P × P matrix and multiplies by tau = 1 / temperature.
+    (`cosine_loss`, `angle_loss`) builds the P × P matrix and multiplies by tau = 1 / temperature.
     """
     score_P, order_P = score_P.sort()
     logit_P = similarity_P[order_P] / temperature
@@ -31,13 +32,14 @@ def ranking_loss(similarity_P: Tensor, score_P: Tensor, temperature: float) -> T
 
 
 def regression_loss(cosine_P: Tensor, score_P: Tensor) -> Tensor:
-    """Σ (cosine - score)² / P, the mean over pairs; a scalar >= 0. Without pairs it is exactly 0, and ``backward`` works.
+    """Return Σ (cosine - score)² / P, a scalar >= 0. Without pairs it is exactly 0, and `backward` works.
 
     It compares with the scores themselves, so they must be on the scale of the cosine: divide grades of 0 to 5 by 5.
 
-    Raises ``ValueError`` for a score outside of -1 .. 1.
+    Source: SBERT's regression objective (arXiv 1908.10084, section 3), `CosineSimilarityLoss` in sentence-transformers.
 
-    Source: SBERT's regression objective (arXiv 1908.10084, section 3), ``CosineSimilarityLoss`` in sentence-transformers.
+    Raises:
+        ValueError: for a score outside of -1 .. 1.
     """
     beyond_P = score_P.abs() > 1
     if beyond_P.any():

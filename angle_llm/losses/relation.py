@@ -15,8 +15,8 @@ from torch import Tensor
 class Relation:
     """P scored pairs of rows: `score[p]` is the similarity of rows `left[p]` and `right[p]`.
 
-    All losses read a batch through this class. Further fields (the side of a row, groups, teacher scores, excluded pairs)
-    belong here, with a default that changes nothing.
+    All losses read a batch through this class. Further fields (the side of a row, groups, teacher scores, excluded
+    pairs) belong here, with a default that changes nothing.
 
     Raises:
         ValueError: for tensors of different lengths, row numbers that are not integers, or scores that are not finite.
@@ -50,7 +50,7 @@ class Relation:
             )
 
     def __len__(self) -> int:
-        """P, the number of scored pairs."""
+        """Return P, the number of scored pairs."""
         return len(self.left)
 
     def check_rows(self, rows: int) -> None:
@@ -63,7 +63,7 @@ class Relation:
                 )
 
     def to(self, device: torch.device) -> Relation:
-        """The same on a device, with int64 row numbers and scores of float32 at least."""
+        """Return the relation on a device, with int64 row numbers and scores of float32 at least."""
         score_P = self.score.to(device)
         return Relation(
             self.left.to(device).long(),
@@ -72,7 +72,7 @@ class Relation:
         )
 
     def subset(self, pairs: Tensor) -> tuple[Tensor, Relation]:
-        """The rows (n,) that some of the pairs name, ascending, and the relation of these pairs on those rows alone."""
+        """Return the ascending rows (n,) of some of the pairs, and the relation of these pairs on those rows."""
         rows, numbers = torch.unique(torch.cat([self.left[pairs], self.right[pairs]]), return_inverse=True)
         left, right = numbers.chunk(2)
         return rows, Relation(left, right, self.score[pairs])

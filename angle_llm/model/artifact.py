@@ -1,4 +1,4 @@
-"""The saved folder of an encoder: weights or adapter, tokenizer, and a card that makes it usable as it was trained.
+"""The saved folder of an encoder: weights or adapter, tokenizer, and a card with prompt, pooling and base.
 
 adapter_model.safetensors + adapter_config.json     an adapter, on the base that the card names
 model.safetensors + config.json                     or a whole backbone
@@ -129,7 +129,8 @@ def load_parts(
     revision: str | None,
     bits: int | Literal["auto"] | None,
 ) -> Parts:
-    """Load a saved folder, here or on the hub, or a backbone. Arguments and errors as in `SentenceEncoder.from_pretrained`."""
+    """Load a saved folder, here or on the hub, or a backbone. Arguments and errors as in
+    `SentenceEncoder.from_pretrained`."""
     other = Path(adapter or "").expanduser()
     foreign = None if adapter is None else read_foreign(other, path, prompt)
     found = hub.find(path, revision)
@@ -169,7 +170,7 @@ def _load_saved(
     with as_artifact_error(folder):
         check_loaded(backbone, tokenizer, folder)
     if card.base is None:
-        base = str(folder) if commit is None else path  # not its place in the cache
+        base = str(folder) if commit is None else path  # not its path in the cache
         return Parts(folder, backbone, tokenizer, base, commit, card=card)
     fingerprint = weights_fingerprint(backbone)
     # Rounding to float16 and then to the bfloat16 of the fingerprint is not rounding to bfloat16 directly.
@@ -197,7 +198,7 @@ def save_parts(
         card = replace(card, base=None, base_revision=None, base_fingerprint=None, layers=None)
 
     def fill(target: Path) -> None:
-        # Otherwise peft would ask the hub whether the vocabulary was resized.
+        # Otherwise peft would query the hub for a resized vocabulary.
         backbone.save_pretrained(target, **({"save_embedding_layers": False} if is_adapted(backbone) else {}))
         tokenizer.save_pretrained(target)
         (target / "README.md").unlink(missing_ok=True)  # the empty model card of peft

@@ -1,7 +1,7 @@
 """Attention of a prefix trie, and whether a backbone gives the same states with it as without.
 
-Legend: T nodes (tokens) of a trie; in a group of texts of like length: U texts, Q nodes they add to the trie, L nodes of a
-whole text; H heads, K key-value heads, G = H / K, S dimensions of a head.
+Legend: T nodes (tokens) of a trie; in a group of texts of like length: U texts, Q nodes they add to the trie, L nodes
+of a whole text; H heads, K key-value heads, G = H / K, S dimensions of a head.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _TrieContext:
         self._masks: dict[tuple[int, int], Tensor] = {}
 
     def mask(self, number: int, repeats: int, dtype: torch.dtype) -> Tensor:
-        """Return the mask that is added to the scores of a group, (U, 1, repeats × Q, L): 0 for visible keys, else -inf."""
+        """Return the additive mask of a group's scores, (U, 1, repeats × Q, L): 0 for visible keys, else -inf."""
         if (number, repeats) not in self._masks:
             group = self.trie.groups[number]
             device = group.key_UL.device
@@ -58,10 +58,10 @@ def path_attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of a trie, in the interface of `transformers`: the nodes that a text adds attend to the nodes of that text.
+    """Return attention of a trie in the interface of `transformers`: nodes that a text adds attend to its nodes.
 
-    Query (1, H, T, S), key and value (1, K, T, S); returns (1, T, H, S). Keys and values are gathered for each text of a
-    group; scores are computed within texts only.
+    Query (1, H, T, S), key and value (1, K, T, S); returns (1, T, H, S). Keys and values are gathered for each text of
+    a group; scores are computed within texts only.
 
     Raises:
         ValueError: for arguments of a kind of attention that is not supported.
@@ -99,8 +99,8 @@ def path_attention(
 
 
 class _Gather(torch.autograd.Function):
-    """states_TD[index_I]. The gradients of a node that several texts share are summed in float32 and rounded once, in the same
-    order on every run; torch's own indexing does so on a CPU only."""
+    """states_TD[index_I]. The gradients of a node that several texts share are summed in float32 and rounded once, in
+    the same order on every run; torch's own indexing does so on a CPU only."""
 
     @staticmethod
     def forward(ctx: Any, states_TD: Tensor, index_I: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ def _gathered(states_TD: Tensor, index_I: Tensor) -> Tensor:
 def _softcapped(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float, scaling: float | None, softcap: float
 ) -> Tensor:
-    """Attention with scores squashed to ±softcap (Gemma 2), which no fused kernel computes."""
+    """Return attention with scores squashed to ±softcap (Gemma 2), which no fused kernel computes."""
     scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     weights = (torch.tanh(scores / softcap) * softcap + mask).softmax(dim=-1, dtype=torch.float32).to(query.dtype)
     return nn.functional.dropout(weights, dropout) @ value
@@ -179,7 +179,8 @@ def _trie_attention(backbone: Any) -> Iterator[None]:
 
 
 MOST_TOKENS = 1024
-"""Longer texts are padded: attention of a trie needs a mask of queries × keys of a text, and that of one text needs none."""
+"""Longer texts are padded: attention of a trie needs a mask of queries × keys of a text, and that of one text needs
+none."""
 
 _NO_WINDOW = {"max_window_layers"}  # Qwen: the first layer with a window
 
@@ -207,8 +208,8 @@ def find_sharing(backbone: nn.Module, pooling: str, *, causal: bool) -> PrefixSh
         and type(value) is int
         and value > 0
     }
-    # The mask of a sliding window depends on positions, so it hides nothing in a trie that is no deeper. Other windows depend
-    # on the order of nodes in the trie.
+    # The mask of a sliding window depends on positions, so it masks nothing in a trie that is no deeper. Other windows
+    # depend on the order of nodes in the trie.
     longest = min(MOST_TOKENS, windows.pop("sliding_window", MOST_TOKENS), _steady_positions(config))
     if windows:
         return PrefixSharing(f"its config has an unknown window, {next(iter(windows))}")
@@ -218,7 +219,7 @@ def find_sharing(backbone: nn.Module, pooling: str, *, causal: bool) -> PrefixSh
 
 
 def _steady_positions(config: Any) -> int:
-    """Longest text whose rotary embedding does not depend on other texts."""
+    """Return the longest text whose rotary embedding does not depend on other texts."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
     rope = rope if isinstance(rope, dict) else {}
     steady = MOST_TOKENS
@@ -231,7 +232,7 @@ def _steady_positions(config: Any) -> int:
 
 
 def _probe_texts(backbone: nn.Module) -> list[list[int]]:
-    """All prefixes of eight texts that branch early, late and not at all, with ids from the whole vocabulary."""
+    """Return all prefixes of eight texts that branch early, late and not at all, with ids from the whole vocabulary."""
     vocabulary: int = backbone.config.get_text_config().vocab_size  # type: ignore[operator,union-attr]
 
     def token(number: int) -> int:
@@ -245,7 +246,8 @@ def _probe_texts(backbone: nn.Module) -> list[list[int]]:
 
 
 def _probe(backbone: nn.Module) -> str | None:
-    """Compare the states of some texts as a trie and one by one, relative to the effect of rounding; return why they differ."""
+    """Compare the states of some texts as a trie and one by one,
+    relative to the effect of rounding; return why they differ."""
     texts = _probe_texts(backbone)
     full = [text for text in texts if len(text) == max(map(len, texts))]
     ids_1T, trie = build_trie(texts, shared_prefixes(texts))

@@ -38,7 +38,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class BackboneLocation:
-    """A backbone by its name for `transformers`: a folder or hub id, and the GGUF file inside the folder if it is one."""
+    """A backbone as `transformers` names it: a folder or hub id, and the GGUF file in the folder, if any."""
 
     name: str
     gguf_file: str | None = None
@@ -60,7 +60,7 @@ class BackboneLocation:
 
 
 def locate(path_or_id: str) -> BackboneLocation:
-    """Find a backbone: a folder, a `.gguf` file, a hub id, or `package:NAME/path/inside` of an installed Python package.
+    """Find a backbone: a folder, a `.gguf` file, a hub id, or `package:NAME/path/inside` of a Python package.
 
     Raises:
         FileNotFoundError: if there is none.
@@ -101,7 +101,7 @@ def _inside_package(reference: str) -> Path:
 
 
 def absolute_name(path_or_id: str) -> str:
-    """Return a name that is valid in any working directory: a local path absolute, `package:` and hub names unchanged."""
+    """Return a name that is valid in any working directory: local paths become absolute, others are unchanged."""
     path = Path(path_or_id).expanduser()
     return str(path.absolute()) if path.exists() else path_or_id
 
@@ -148,7 +148,7 @@ def load_tokenizer(location: BackboneLocation, revision: str | None = None) -> A
 def open_pretrained(kind: str, location: BackboneLocation, *, dtype: str = "auto", revision: str | None = None) -> Any:
     """Load a model of one of transformers' automatic classes, such as AutoModel, with all its weights from the files.
 
-    `dtype` "auto" keeps the stored dtype; a GGUF file is dequantized to float32. Code of a folder or the hub never runs.
+    `dtype` "auto" keeps the stored dtype; a GGUF file is dequantized to float32. Code of a model never runs.
 
     Raises:
         ArtifactError: for a folder that cannot be opened, or lacks weights; they would be random.
@@ -193,7 +193,7 @@ def open_pretrained(kind: str, location: BackboneLocation, *, dtype: str = "auto
 
 @contextmanager
 def _without_load_report() -> Iterator[None]:
-    """Hold back the report of transformers on unused or missing weights; it is shown if loading fails.
+    """Suppress the report of transformers on unused or missing weights; show it if loading fails.
 
     Missing weights are refused by `open_pretrained`; those of a pooler, which is dropped, are not needed.
     """
@@ -230,7 +230,7 @@ def _explained(repo: str) -> Iterator[None]:
 
 
 def without_head(model: Any) -> Any:
-    """Drop the pooler of a BERT: it feeds a head that is not there, and its weights would have no gradient."""
+    """Drop the pooler of a BERT: only the head, which is not loaded, uses it, and it would get no gradient."""
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
     return model
@@ -276,8 +276,8 @@ def load_backbone(
 ) -> nn.Module:
     """Load the layers without a language-model head or pooler, in evaluation mode, on `device`.
 
-    `dtype` as in `open_pretrained`. With `bits`, the linear layers are then quantized one by one (see `quantization`) and
-    compute in that dtype; a folder that is stored in bits stays as it is.
+    `dtype` as in `open_pretrained`. With `bits`, the linear layers are then quantized one by one (see `quantization`)
+    and compute in that dtype; a folder that is stored in bits stays as it is.
 
     Raises:
         ArtifactError: if the folder lacks weights of the backbone.
@@ -317,8 +317,8 @@ def state_sizes(backbone: nn.Module) -> tuple[int, int]:
 def weights_fingerprint(backbone: nn.Module) -> str:
     """Return a short hash of the base weights: names, shapes, and a sample of the values of each tensor.
 
-    Values are rounded to bfloat16, so the fingerprint is the same in float32 and bfloat16. A backbone that `load_backbone`
-    quantized has the fingerprint of its original weights.
+    Values are rounded to bfloat16, so the fingerprint is the same in float32 and bfloat16. A backbone that
+    `load_backbone` quantized has the fingerprint of its original weights.
     """
     original: str | None = getattr(backbone, ORIGINAL, None)
     state = backbone.state_dict()

@@ -1,6 +1,6 @@
 """Checks of model folders: links, pickles and damage before a library opens them; tokenizer and states after.
 
-Files can come from anywhere. Weights must be safetensors inside the folder, and a configuration must not describe more than
+Files are untrusted. Weights must be safetensors inside the folder, and a configuration must not describe more than
 they hold. Then every token must have an embedding, texts must have known tokens, and states must be finite.
 """
 
@@ -31,7 +31,7 @@ _LARGEST_JSON = 1 << 28
 _PICKLES = {".bin", ".pt", ".pth", ".pkl", ".ckpt"}
 _MODULE_COUNTS = re.compile(r"layers?$|^n_layer|blocks?$|experts?$|depth|branches|groups|stages|codebooks")
 _FEWEST_MODULES = 256
-"""Up to this count, modules are made in no time, whatever the weights are."""
+"""Up to this count, creating the modules takes negligible time, whatever the weights are."""
 _PROBE_TEXTS = ("A man is eating 3 apples.", "Привет", "你好，世界", "مرحبا", "नमस्ते", "안녕", "ACGT", "こんにちは")
 
 
@@ -84,7 +84,7 @@ def check_links(folder: Path) -> None:
 
 @contextmanager
 def as_artifact_error(place: object) -> Iterator[None]:
-    """Turn the errors of a library on the files of a folder into an `ArtifactError` that names the folder and the reason.
+    """Convert errors of a library on the files of a folder to an `ArtifactError` with the folder and the reason.
 
     Libraries raise anything for a damaged file: a KeyError, a TypeError, a Rust panic. Errors of this package pass
     unchanged, and so do errors of the machine: memory, permissions, the GPU.
@@ -112,7 +112,7 @@ def _is_of_the_machine(error: BaseException) -> bool:
 
 
 def _is_of_this_package(error: BaseException) -> bool:
-    """Whether this package raised an error, with a message for the user; not a library."""
+    """Return whether this package raised an error, with a message for the user; not a library."""
     if type(error).__module__.startswith("angle_llm."):
         return True
     place = error.__traceback__
@@ -126,8 +126,8 @@ def check_model_files(folder: Path) -> int:
     """Check a model folder before a library opens it; return the number of stored weights.
 
     Raises:
-        ArtifactError: for anything but safetensors in the folder, for an adapter beside the model, or a configuration that
-            names other weight files or more modules than tensors.
+        ArtifactError: for anything but safetensors in the folder, for an adapter beside the model, or a configuration
+            that names other weight files or more modules than tensors.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -158,7 +158,7 @@ def check_model_files(folder: Path) -> int:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder, as `transformers` chooses them."""
+    """Return the safetensors files of a folder, as `transformers` chooses them."""
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
     index = folder / "model.safetensors.index.json"
@@ -178,7 +178,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _numbers(values: object, key: str = "") -> Iterator[tuple[str, float]]:
-    """Every number in a JSON value, with the key above it."""
+    """Yield every number in a JSON value, with the key above it."""
     if isinstance(values, dict):
         for name, value in values.items():
             yield from _numbers(value, name)
@@ -191,7 +191,7 @@ def _numbers(values: object, key: str = "") -> Iterator[tuple[str, float]]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[torch.device]:
-    """Evaluation mode without gradients; yields the device. Afterwards the model has its former mode."""
+    """Set evaluation mode without gradients and yield the device; restore the former mode afterwards."""
     was_training = model.training
     model.eval()
     try:

@@ -1,7 +1,8 @@
 """The layers of a backbone: states between them, and a backbone with only the first ones.
 
-A state *after m layers* is that of a backbone of the first m layers: the output of layer m after what follows the last layer
-(the final norm of a LLaMA, nothing in a BERT). So one forward pass of all layers contains the states of every shorter one.
+A state *after m layers* is that of a backbone of the first m layers: the output of layer m after what follows the last
+layer (the final norm of a LLaMA, nothing in a BERT). So one forward pass of all layers contains the states of every
+shorter one.
 
 Legend: B texts, T tokens, D dimensions, R pooled positions, L layers.
 """
@@ -73,8 +74,8 @@ class LayerStack:
 
     @contextmanager
     def states_after(self, numbers: Sequence[int], pick: Callable[[Tensor], Tensor]) -> Iterator[dict[int, Tensor]]:
-        """Yield a dictionary that a forward pass fills: for each number m, `pick` of the unfinished states (B, T, D) after
-        layer m."""
+        """Yield a dictionary that a forward pass fills:
+        for each number m, `pick` of the unfinished states (B, T, D) after layer m."""
         found: dict[int, Tensor] = {}
 
         def keeper(number: int) -> Callable[..., None]:
@@ -155,5 +156,5 @@ def first_layers(backbone: nn.Module, keep: int) -> nn.Module:
 
 
 def _are_equal(one_BTD: Tensor, other_BTD: Tensor) -> bool:
-    """Equal up to rounding, three digits in half precision."""
+    """Return whether states are equal up to rounding (three digits in half precision)."""
     return relative_difference(one_BTD, other_BTD) < (1e-2 if other_BTD.dtype.itemsize == 2 else 1e-5)

@@ -1,4 +1,4 @@
-"""`SentenceEncoder`: texts in, one row each out.
+"""`SentenceEncoder`: maps texts to vectors, one row per text.
 
 Legend: N texts, D dimensions, U unique texts of a plan.
 """
@@ -56,11 +56,11 @@ class SentenceEncoder:
         base: str | None = None,
         base_revision: str | None = None,
     ) -> None:
-        """Wrap a loaded backbone. Defaults: prompt `summarize_one_word` and pooling `last` for a causal model, `plain` and
-        `mean` for a bidirectional one. `base` is the name of the backbone, with which an adapter is saved.
+        """Wrap a loaded backbone. Defaults: prompt `summarize_one_word` and pooling `last` for a causal model, `plain`
+        and `mean` for a bidirectional one. `base` is the name of the backbone, with which an adapter is saved.
 
         Raises:
-            ValueError: for a pooling that is unknown or not possible, or a `max_length` beyond the positions of the backbone.
+            ValueError: for an unknown or impossible pooling, or a `max_length` beyond the positions of the backbone.
         """
         bound_kernel_caches()
         patch_bitsandbytes(backbone)  # both before its first forward pass
@@ -98,11 +98,13 @@ class SentenceEncoder:
 
         Args:
             adapter: a folder written by peft or angle-emb, for the backbone; needs `prompt` (see `foreign`).
-            prompt: name, YAML file or template. None: as saved, or as in the constructor; likewise `pooling`, `max_length`.
+            prompt: name, YAML file or template. None: as saved, or as in the constructor; likewise `pooling`,
+                `max_length`.
             dtype: "auto": of training for a saved folder, as stored for a backbone.
             device: None: the GPU if there is one.
             revision: of a hub id.
-            bits: 4 or 8: quantize the weights (see `quantization`). "auto": as in training for a saved folder, else None.
+            bits: 4 or 8: quantize the weights (see `quantization`). "auto": as in training for a saved folder, else
+                None.
             dimensions, layers: keep only the first ones (see `truncated`); None: as saved.
 
         Raises:
@@ -150,7 +152,7 @@ class SentenceEncoder:
         return other
 
     def truncated(self, *, dimensions: int | None = None, layers: int | None = None) -> SentenceEncoder:
-        """Return the encoder of the first `layers` layers and `dimensions` dimensions, on the same weights; None keeps all.
+        """Return the encoder of the first `layers` layers and `dimensions` dimensions, sharing weights; None keeps all.
 
         It computes only these layers, and can be saved and trained. An encoder that was trained for it (`nested` in the
         settings) loses little; any other can lose much. `encode_complex` uses halves of the kept dimensions.
@@ -210,7 +212,7 @@ class SentenceEncoder:
         return 0 if pad is None else int(pad)
 
     def add_lora(self, settings: LoraSettings) -> None:
-        """Add a new adapter; from now on only the adapter trains."""
+        """Add a new adapter; afterwards only the adapter is trained."""
         if lora.is_adapted(self.model.backbone):
             raise ValueError(f"this encoder already has an adapter. Start from its base, {self.base}.")
         self.base_fingerprint = weights_fingerprint(self.model.backbone)
@@ -235,11 +237,11 @@ class SentenceEncoder:
         show_progress: bool = False,
         return_stats: bool = False,
     ) -> Rows | tuple[Rows, EncodeStats]:
-        """Return the vectors of the texts, (N, D) float32, in the given order; with `return_stats`, also counts and time.
+        """Return the vectors of the texts, (N, D) float32, in order; with `return_stats`, also counts and time.
 
         Repeated texts and, in a causal model, shared prefixes are computed once. Micro-batches have at most
-        `micro_batch_tokens` tokens with padding (default: 2,048 on a CPU, whose caches are small, and 16,384 elsewhere). The
-        vector of a text does not depend on the other texts, up to rounding in the dtype of the weights.
+        `micro_batch_tokens` tokens with padding (default: 2,048 on a CPU, whose caches are small, and 16,384
+        elsewhere). The vector of a text does not depend on the other texts, up to rounding in the dtype of the weights.
 
         Raises:
             TypeError, ValueError: for a text that is not a string or is empty, with its position.
@@ -273,7 +275,7 @@ class SentenceEncoder:
     def encode_complex(
         self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
     ) -> np.ndarray[Any, np.dtype[np.complex64]]:
-        """Return the vectors as the angle loss reads them: (N, D/2) complex64, first half real, second half imaginary."""
+        """Return the vectors as (N, D/2) complex64: first half real, second half imaginary, as in the angle loss."""
         rows_ND = self.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
         real, imaginary = np.split(rows_ND, 2, axis=1)
         return np.asarray(real + 1j * imaginary, dtype=np.complex64)
@@ -281,7 +283,7 @@ class SentenceEncoder:
     def _rows(
         self, texts: Sequence[str], micro_batch_tokens: int | None, show_progress: bool
     ) -> tuple[Rows, EncodeStats]:
-        """The model's rows of the texts, (N, C): C = D columns, and as many for each inner layer that is read."""
+        """Return the model's rows of the texts, (N, C): C = D columns, and D more for each inner layer."""
         started = time.perf_counter()
         check_texts(texts)
         on_cpu = self.device.type == "cpu"
@@ -303,15 +305,15 @@ class SentenceEncoder:
         return rows_NC, EncodeStats.of(plans, time.perf_counter() - started)
 
     def tokenize(self, texts: Sequence[str], first: int = 0) -> list[list[int]]:
-        """Return the token ids of each text, prompt and special tokens included; errors count positions from `first`."""
+        """Return the token ids of each text, with prompt and special tokens; errors count positions from `first`."""
         return self.sentence_tokenizer(texts, first)
 
     def plan(self, texts: Sequence[str], token_budget: int, processes: int = 1) -> Plan:
-        """Return the plan of a batch: its micro-batches, their layout and the reason for it, and the process of each."""
+        """Return the plan of a batch: its micro-batches, their processes, their layout and the reason for it."""
         return self.plan_ids(self.tokenize(texts) if len(texts) else [], token_budget, processes)
 
     def plan_ids(self, ids: Sequence[Sequence[int]], token_budget: int, processes: int = 1) -> Plan:
-        """`plan` for the token ids of texts."""
+        """Return `plan` for the token ids of texts."""
         return plan_micro_batches(ids, token_budget, self.pad_id, self.sharing, processes)
 
     def check_savable(self, folder: str | Path) -> None:
@@ -321,8 +323,9 @@ class SentenceEncoder:
     def save_pretrained(self, folder: str | Path, check: Callable[[Path], None] | None = None) -> None:
         """Write a folder that `from_pretrained` reads back exactly; whole or not at all.
 
-        An adapted encoder is saved as its adapter and the name of its base, any other as the whole backbone. `check` gets the
-        written folder before it replaces the target, and raises to prevent this. Errors as in `artifact.check_savable`.
+        An adapted encoder is saved as its adapter and the name of its base, any other as the whole backbone. `check`
+        gets the written folder before it replaces the target, and raises to prevent this. Errors as in
+        `artifact.check_savable`.
         """
         self.check_savable(folder)
         card = EncoderCard(

@@ -1,7 +1,7 @@
-"""Fast paths that patch a library: all of them, each with its reason, its measured gain, and the test that proves it equal.
+"""Fast paths that patch a library, each with its reason, measured gain, and the test that proves it equal.
 
-use_short_lora        LoRA layers of peft in fewer passes over memory. SmolLM2, CPU: float32 229 to 243 tokens/s, bfloat16 306
-                      to 401.
+use_short_lora        LoRA layers of peft in fewer passes over memory. SmolLM2, CPU: float32 229 to 243 tokens/s,
+                      bfloat16 306 to 401.
 PooledLastLayer       last layer of a decoder for pooled positions only. 2.5 % fewer operations at 30 layers.
 PLAIN_ATTENTION_TOKENS  attention of short texts on a CPU without a fused kernel. Up to 2x in bfloat16.
 patch_bitsandbytes    quantized layers that train correctly after an evaluation.
@@ -32,8 +32,8 @@ from torch.autograd.function import once_differentiable
 from angle_llm.model.checks import evaluating, relative_difference
 
 PLAIN_ATTENTION_TOKENS = 128
-"""Longest text (tokens) for which a CPU attends without a fused kernel: its flash kernel is slower there (2x in bfloat16), and
-faster from 256 tokens on, where plain attention also keeps the scores of every layer."""
+"""Longest text (tokens) for which a CPU attends without a fused kernel: its flash kernel is slower there (2x in
+bfloat16), and faster from 256 tokens on, where plain attention also keeps the scores of every layer."""
 
 
 class _LoraLinear(torch.autograd.Function):
@@ -67,17 +67,18 @@ def lora_linear(
 ) -> Tensor:
     """Return x Wᵀ + bias + scaling · (x Aᵀ) Bᵀ for x (…, in), weight (out, in), lora_a (rank, in), lora_b (out, rank).
 
-    Step by step, the update needs as many passes over (T, out) as the layer itself. Here the scaling is applied to (T, rank),
-    and the products do the sums. Value and gradients are those of peft up to the order of additions. Weight and bias are
-    frozen. All is computed in the dtype of `x` and the weight; a wider adapter is rounded for its products, as under
-    autocast (peft computes the update of a half-precision base in float32 and rounds the sum). No second derivative.
+    Step by step, the update needs as many passes over (T, out) as the layer itself. Here, the scaling applies to the
+    (T, rank) product, and the matrix products add up. Value and gradients are those of peft up to the order of
+    additions. Weight and bias are frozen. All is computed in the dtype of `x` and the weight; a wider adapter is
+    rounded for its products, as under autocast (peft computes the update of a half-precision base in float32 and rounds
+    the sum). No second derivative.
     """
     y: Tensor = _LoraLinear.apply(x, weight, bias, lora_a, lora_b, scaling)  # type: ignore[no-untyped-call]
     return y
 
 
 def use_short_lora(adapted: nn.Module) -> None:
-    """Make plain LoRA layers of peft compute with `lora_linear`; everything else about them stays."""
+    """Make plain LoRA layers of peft compute with `lora_linear`; everything else is unchanged."""
     from peft.tuners.lora.layer import Linear
 
     for layer in adapted.modules():
@@ -120,7 +121,7 @@ def _short_lora_class() -> type[nn.Module]:
 
 
 def _is_patched(layer: nn.Module) -> bool:
-    """Whether a layer has hooks or a forward of its own."""
+    """Return whether a layer has hooks or a forward of its own."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return "forward" in vars(layer) or any(getattr(layer, name) for name in hooks)
 
@@ -135,9 +136,10 @@ _LAYER_PARTS = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp
 class PooledLastLayer:
     """Makes a backbone return rows (R, D) instead of states (B, T, D), inside `pooled`.
 
-    Last-token pooling reads one state per text. After the keys and values of the last layer, which need every token, its
-    output projection, MLP and the final norm run on R rows, not B × T. For decoders whose layers are *norm, attention, add,
-    norm, MLP, add* (LLaMA, Mistral, Qwen, …); `find` compares states with those of the unchanged backbone.
+    Last-token pooling reads one state per text. After the keys and values of the last layer, which need every token,
+    its output projection, MLP and the final norm run on R rows, not B × T. For decoders whose layers are *norm,
+    attention, add, norm, MLP, add* (LLaMA, Mistral, Qwen, …); `find` compares states with those of the unchanged
+    backbone.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -176,7 +178,7 @@ class PooledLastLayer:
         return rows_RD
 
     def _is_equal(self, backbone: nn.Module) -> bool:
-        """Whether states are equal: layers of the same parts can combine them differently (Granite scales sums)."""
+        """Return whether states are equal: layers can combine the same parts differently (Granite scales sums)."""
         try:
             with evaluating(backbone) as device:
                 ids_BT = torch.tensor([[7, 5, 3, 1], [4, 2, 6, 8]], device=device)
@@ -204,11 +206,11 @@ def bits_of_layer(layer: nn.Module) -> int | None:
 def patch_bitsandbytes(model: nn.Module) -> None:
     """Make quantized layers train correctly; call it before their first forward pass.
 
-    bitsandbytes 0.50.2 on a CPU with AVX512-BF16: a forward pass of a 4-bit layer in evaluation repacks its weights for a
-    kernel without a backward pass. Later training steps use that kernel, with wrong gradients and no error.
+    bitsandbytes 0.50.2 on a CPU with AVX512-BF16: a forward pass of a 4-bit layer in evaluation repacks its weights for
+    a kernel without a backward pass. Later training steps use that kernel, with wrong gradients and no error.
 
-    An 8-bit layer keeps its scales in an object that does not move to another device with the layer, and loses them when its
-    weight is set again (as peft does for DoRA on a CPU).
+    An 8-bit layer keeps its scales in an object that does not move to another device with the layer, and loses them
+    when its weight is set again (as peft does for DoRA on a CPU).
     """
     for layer in model.modules():
         held: Any = layer
@@ -230,8 +232,9 @@ def _set_scale(layer: Any, _: object) -> None:
 def bound_kernel_caches() -> None:
     """Limit two caches of oneDNN kernels, of torch and of oneDNN, to 128 kernels each instead of 1,024; x86 only.
 
-    Each size of a micro-batch needs kernels of its own, 5 to 13 MiB, so memory grew with the batch. All layers share the
-    kernels of a size. Variables of the environment that are already set stay. Call it before the first product in bfloat16.
+    Each size of a micro-batch needs kernels of its own, 5 to 13 MiB, so memory grows with the batch. All layers share
+    the kernels of a size. Variables of the environment that are already set stay. Call it before the first product in
+    bfloat16.
     """
     if platform.machine() in ("x86_64", "AMD64"):
         for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
@@ -240,7 +243,8 @@ def bound_kernel_caches() -> None:
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
 _KEPT = 1 << 30
-# The limits that glibc's own adjustment reaches once a process has freed a block of 32 MiB; setting one ends the adjustment.
+# The limits that glibc's own adjustment reaches once a process has freed a block of 32 MiB; setting one ends the
+# adjustment.
 _USUAL_MMAP = 32 << 20
 _USUAL_TRIM = 2 * _USUAL_MMAP
 
@@ -249,9 +253,10 @@ _USUAL_TRIM = 2 * _USUAL_MMAP
 def keep_freed_memory() -> Iterator[None]:
     """Reuse up to 1 GiB of freed memory instead of returning it to the system; afterwards, glibc's usual limits hold.
 
-    By default glibc returns the top of its heap at some MiB. The temporaries of a layer are tens of MiB, so the kernel had to
-    provide them again page by page. This is a setting of the process: it has an effect in the main thread, and the first of
-    two concurrent users to leave ends it for both. No effect without glibc, or where its own variables are set.
+    By default glibc returns the top of its heap at some MiB. The temporaries of a layer are tens of MiB, so the kernel
+    would map them again page by page. This is a setting of the process: it has an effect in the main thread, and the
+    first of two concurrent contexts to exit ends it for both. No effect without glibc, or where its own variables are
+    set.
     """
     mallopt = _mallopt()
     own = "malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(name.startswith("MALLOC_") for name in os.environ)
@@ -270,5 +275,5 @@ def keep_freed_memory() -> Iterator[None]:
 
 @cache
 def _mallopt() -> Any:
-    """`mallopt` of glibc, None without it."""
+    """Return `mallopt` of glibc, None without it."""
     return getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None

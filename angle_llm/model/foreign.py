@@ -5,9 +5,9 @@
 The names of their tensors contain the path of a layer in the model they were trained on: with a language-model head
 (`CAUSAL_LM`: base_model.model.**model.**layers.0…) or without (`FEATURE_EXTRACTION`: base_model.model.layers.0…).
 
-An adapter that is applied in part gives other vectors without an error. So every tensor must have its layer, of its shape;
-the rank is that of the configuration; parts other than LoRA, rsLoRA or DoRA on linear layers are refused (see `lora`); and
-the base is the one that the adapter names. Only safetensors is read; no code of the folder runs.
+An adapter that is applied in part gives other vectors without an error. So every tensor must have its layer, of its
+shape; the rank is that of the configuration; parts other than LoRA, rsLoRA or DoRA on linear layers are refused (see
+`lora`); and the base is the one that the adapter names. Only safetensors is read; no code of the folder runs.
 """
 
 from __future__ import annotations

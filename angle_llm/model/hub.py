@@ -1,8 +1,8 @@
 """Saved encoders on the hub: recognised by their card, fetched into the local cache, and opened from there.
 
-A repository with `angle_llm.json` is a saved encoder, adapter or whole; any other is a bare backbone, which `transformers`
-fetches. Of a saved encoder, only card, safetensors and tokenizer are fetched, all from one commit. Without an answer from
-the hub, or with HF_HUB_OFFLINE=1, only the cache is read.
+A repository with `angle_llm.json` is a saved encoder, adapter or whole; any other is a bare backbone, which
+`transformers` fetches. Of a saved encoder, only card, safetensors and tokenizer are fetched, all from one commit.
+Without an answer from the hub, or with HF_HUB_OFFLINE=1, only the cache is read.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def find(path_or_id: str, revision: str | None = None) -> Found:
 
 
 def _offline_reason(repo: str, revision: str | None) -> str:
-    """Why the hub does not answer; empty if it does. One request, since otherwise each file would wait for a timeout."""
+    """Return why the hub does not answer; empty if it does.
+    One request, since otherwise each file would wait for a timeout."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -95,7 +96,7 @@ def _offline_reason(repo: str, revision: str | None) -> str:
 
 
 def _fetch(repo: str, name: str, revision: str | None, *, cache_only: bool) -> Path | None:
-    """A small file of a repository, in the cache; None if it does not exist.
+    """Return a small file of a repository, in the cache; None if it does not exist.
 
     Warns if the cache has the repository, but not whether it has a card.
     """

@@ -91,7 +91,8 @@ def add_lora(backbone: nn.Module, settings: LoraSettings) -> nn.Module:
 
 
 def _existing(backbone: nn.Module, targets: list[str]) -> list[str]:
-    """The targets, each of which is the name of a layer or the end of one; peft ignores a misspelt one among others."""
+    """Return the targets, each of which is the name of a layer or the end of one;
+    peft ignores a misspelt one among others."""
     paths = dict(backbone.named_modules())
     for target in targets:
         if not any(path == target or path.endswith(f".{target}") for path in paths):
@@ -119,7 +120,7 @@ def _wrapped(backbone: nn.Module, **options: Any) -> nn.Module:
 
 @contextmanager
 def _quiet_peft() -> Iterator[None]:
-    """Without two warnings: of a deprecated name of transformers 5.23, and of missing keys, which `apply_lora` refuses."""
+    """Suppress warnings of a deprecated name in transformers 5.23, and of missing keys, which `apply_lora` refuses."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
         warnings.filterwarnings("ignore", message="Found missing adapter keys", category=UserWarning)
@@ -235,7 +236,8 @@ def apply_lora(backbone: nn.Module, adapter: LoraAdapter) -> nn.Module:
 
 
 def _targets(backbone: nn.Module, adapter: LoraAdapter) -> list[str]:
-    """The layers of the adapter: by the names in its configuration if these select exactly them, else by their paths."""
+    """Return the layers of the adapter: by the names in its configuration if these select exactly them, else by their
+    paths."""
     names = adapter.config.get("target_modules")
     if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
         ends = tuple(f".{name}" for name in names)
@@ -289,7 +291,7 @@ def read_adapter(folder: Path) -> LoraAdapter:
 
 
 def _scaling(config: dict[str, Any], path: Path) -> float:
-    """s; refuses a configuration that needs more than the formulas above."""
+    """Return s; refuse a configuration that needs more than the formulas above."""
     rank, alpha, dropout = config.get("r"), config.get("lora_alpha"), config.get("lora_dropout") or 0.0
     initial = config.get("init_lora_weights", True)
     expected = {

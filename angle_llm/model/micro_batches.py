@@ -1,8 +1,8 @@
-"""The plan of a batch: which tokens go through the model together, so that as few as possible are computed.
+"""The plan of a batch: which tokens are computed together, so that as few as possible are computed.
 
-Two layouts give the same rows. **trie**: shared prefixes are computed once (`prefix_trie`), for causal models. **padded**:
-unique texts of similar length, padded on the right, for every model. `plan_micro_batches` takes the one that computes fewer
-tokens.
+Two layouts give the same rows. **trie**: shared prefixes are computed once (`prefix_trie`), for causal models.
+**padded**: unique texts of similar length, padded on the right, for every model. `plan_micro_batches` takes the one
+that computes fewer tokens.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Plan:
         return max(map(len, self.shares))
 
     def share(self, process: int) -> Sequence[MicroBatch]:
-        """The micro-batches of a process, equally many for all, as collective operations need."""
+        """Return the micro-batches of a process, equally many for all, as collective operations need."""
         mine = [self.groups[position] for position in self.shares[process]]
         return _LazyMicroBatches(mine + [_DUMMY] * (self.rounds - len(mine)))
 
@@ -218,7 +218,7 @@ def _tokens(groups: Sequence[Group]) -> int:
 
 
 class _Tries:
-    """Groups of texts that share prefixes, neighbours in sorted order."""
+    """Groups of texts that share prefixes, adjacent in sorted order."""
 
     def __init__(self, texts: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
         self._order = sorted(rows, key=lambda row: tuple(texts[row]))
@@ -271,8 +271,8 @@ class _Padded:
 
 
 def _balanced(grouped: Callable[[int], list[Group]], token_budget: int, processes: int) -> list[Group]:
-    """Groups within the budget; for several processes, with the smallest budget that needs no further round, so that all
-    groups have about equally many tokens."""
+    """Return groups within the budget; for several processes, with the smallest budget that needs no further round, so
+    that all groups have about equally many tokens."""
     groups = grouped(token_budget)
     if processes == 1 or not groups:
         return groups

@@ -1,8 +1,8 @@
 """Models without weights, for the forecast: made from the configuration only.
 
-The **twin** is the architecture in small, with random weights on the CPU: probes (causal? prefix sharing?) run on it. The
-**outline** has the shapes, dtypes and adapters of the model on torch's `meta` device, where tensors take no memory: a step
-of it makes every tensor of the real step.
+The **twin** is a small model of the same architecture, with random weights on the CPU: probes (causal? prefix sharing?)
+run on it. The **outline** has the shapes, dtypes and adapters of the model on torch's `meta` device, where tensors take
+no memory: a step of it makes every tensor of the real step.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def encoder_twin(settings: ModelSettings) -> tuple[SentenceEncoder, Any]:
 
 
 def twin(config: Any) -> nn.Module:
-    """Return the architecture in small, with random weights on the CPU; wider where the smallest one fails.
+    """Return a small model of the architecture, with random weights on the CPU; wider where the smallest one fails.
 
     Raises:
         ValueError: if it fails in all sizes.
@@ -150,7 +150,7 @@ def put_in(model: EmbeddingModel, backbone: Any) -> EmbeddingModel:
 
 
 def _nf4(layer: nn.Linear) -> Any:
-    """Half a byte per weight, a byte per 64 of them, and four per 256 of those."""
+    """Return the layer in NF4: half a byte per weight, one byte per 64 weights, and four bytes per 256 of those."""
     bnb: Any = importlib.import_module("bitsandbytes")
     held = empty_layer(layer, 4)
     blocks = -(-layer.weight.numel() // _BLOCK)
@@ -175,7 +175,7 @@ def _nf4(layer: nn.Linear) -> Any:
 
 
 def _int8(layer: nn.Linear) -> Any:
-    """A byte per weight, and four per row."""
+    """Return the layer in 8 bits: one byte per weight, and four per row."""
     bnb: Any = importlib.import_module("bitsandbytes")
     held = empty_layer(layer, 8)
     rounded = torch.empty(layer.weight.shape, dtype=torch.int8)

@@ -1,7 +1,7 @@
-"""From a micro-batch to one row of `E` per text: backbone and pooling.
+"""Backbone and pooling: map a micro-batch to one row of `E` per text.
 
-Legend: B texts of a micro-batch, T tokens, R pooled positions, D dimensions. `mask_BT` is 1 at real tokens. Poolings have the
-names of the paper (arXiv 2309.12871, table 6) where it has one.
+Legend: B texts of a micro-batch, T tokens, R pooled positions, D dimensions. `mask_BT` is 1 at real tokens. Poolings
+have the names of the paper (arXiv 2309.12871, table 6) where it has one.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from angle_llm.settings_io import unknown_name
 
 
 def last_position(mask_BT: Tensor) -> Tensor:
-    """Position of the last real token of each text in the flattened B × T, with padding on either side."""
+    """Return the position of the last real token of each text in the flattened B × T, with padding on either side."""
     texts, tokens = mask_BT.shape
     position_B = (mask_BT * torch.arange(1, tokens + 1, device=mask_BT.device)).argmax(dim=1)
     return position_B + tokens * torch.arange(texts, device=mask_BT.device)
 
 
 def last_token(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """The state of the last real token."""
+    """Return the state of the last real token."""
     return states_BTD.flatten(0, 1)[last_position(mask_BT)]
 
 
 def first_token(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """The state of the first real token ([CLS] of a BERT)."""
+    """Return the state of the first real token ([CLS] of a BERT)."""
     position_B = mask_BT.long().argmax(dim=1)
     return states_BTD[torch.arange(len(states_BTD), device=states_BTD.device), position_B]
 
 
 def mean_of_tokens(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """The mean over real tokens, prompt and special tokens included."""
+    """Return the mean over real tokens, prompt and special tokens included."""
     weight_BT1 = mask_BT.unsqueeze(-1).to(states_BTD.dtype)
     # In half precision the sum of a long text overflows (float16), and its length is rounded (bfloat16 counts to 256).
     wide = torch.promote_types(states_BTD.dtype, torch.float32)
@@ -52,12 +52,12 @@ def mean_of_tokens(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def max_of_tokens(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """The maximum over real tokens in each dimension."""
+    """Return the maximum over real tokens in each dimension."""
     return states_BTD.masked_fill(~mask_BT.bool().unsqueeze(-1), float("-inf")).amax(dim=1)
 
 
 def cls_and_mean(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """The average of the first token's state and the mean over tokens."""
+    """Return the average of the first token's state and the mean over tokens."""
     return (first_token(states_BTD, mask_BT) + mean_of_tokens(states_BTD, mask_BT)) / 2
 
 
@@ -113,19 +113,21 @@ _LOCKS_LOCK = threading.Lock()
 
 
 def _lock_of(backbone: nn.Module) -> threading.RLock:
-    """The lock of a backbone: a forward pass sets its attention and layer outputs, which another thread would use."""
+    """Return the lock of a backbone: a forward pass sets its attention and layer outputs, which another thread would
+    use."""
     with _LOCKS_LOCK:
         return _LOCKS.setdefault(without_adapter(backbone), threading.RLock())
 
 
 class EmbeddingModel(nn.Module):
-    """Backbone and pooling: a micro-batch in, float32 rows out. Training wraps and calls this module.
+    """Backbone and pooling: maps a micro-batch to float32 rows. Training wraps and calls this module.
 
-    A micro-batch has one of two layouts (see `micro_batches`). A causal backbone gets no mask for padding: on the right,
-    padding follows every real token and is invisible to it, and without a mask attention can use its fast kernel.
+    A micro-batch has one of two layouts (see `micro_batches`). A causal backbone gets no mask for padding: on the
+    right, padding follows every real token and is invisible to it, and without a mask attention can use its fast
+    kernel.
 
-    A row is the first `dimensions` of the pooled state (None: all). After `read_layers` it is that, and the same after fewer
-    layers, side by side. `cut_to` is the number of layers if some were dropped, else None.
+    A row is the first `dimensions` of the pooled state (None: all). After `read_layers` it is that, and the same after
+    fewer layers, side by side. `cut_to` is the number of layers if some were dropped, else None.
     """
 
     def __init__(self, backbone: nn.Module, pooling: str, causal: bool, dimensions: int | None = None) -> None:
@@ -146,7 +148,7 @@ class EmbeddingModel(nn.Module):
         return self.dimensions or state_sizes(self.backbone)[0]
 
     def read_layers(self, layers: Sequence[int]) -> None:
-        """From now on, a row is `1 + len(layers)` vectors side by side: after all layers, then after each of these numbers.
+        """Make each row `1 + len(layers)` vectors side by side: after all layers, then after each of these numbers.
 
         Raises:
             ValueError: for numbers that are not of inner layers, or a backbone without known states between layers.
@@ -170,7 +172,7 @@ class EmbeddingModel(nn.Module):
 
     @contextmanager
     def reading(self, layers: Sequence[int]) -> Iterator[None]:
-        """`read_layers` for the time of this context; other threads wait."""
+        """Apply `read_layers` inside this context; other threads wait."""
         with _lock_of(self.backbone):
             before = self.inner_layers, self._stack
             self.read_layers(layers)
@@ -211,7 +213,7 @@ class EmbeddingModel(nn.Module):
         return row.to(torch.promote_types(row.dtype, torch.float32))
 
     def _rows_at(self, end_R: Tensor, states: Callable[[], Tensor]) -> list[Tensor]:
-        """Rows from the states at some positions, with the short last layer if there is one."""
+        """Return the rows from the states at some positions, with the short last layer if there is one."""
 
         def at_end(states_BTD: Tensor) -> Tensor:
             return states_BTD.flatten(0, 1)[end_R]

@@ -1,13 +1,13 @@
 """Texts as a prefix trie: tokens of a common prefix are computed once.
 
-In a causal model the state of a token depends on the tokens before it only. So texts share the states of a common prefix: of
-the whole text if it is repeated, of the head of a prompt, of any common beginning. A trie goes through the model as one
-sequence without padding: every node once, depth first, with its depth as its position. Linear layers need no change; in
-attention, the nodes that a text adds attend to the nodes of that text (`attention`). Values and gradients are those of the
-texts one by one, up to the order of additions.
+In a causal model the state of a token depends on the tokens before it only. So texts share the states of a common
+prefix: of the whole text if it is repeated, of the head of a prompt, of any common beginning. The model computes a trie
+as one sequence without padding: every node once, depth first, with its depth as its position. Linear layers need no
+change; in attention, the nodes that a text adds attend to the nodes of that text (`attention`). Values and gradients
+are those of the texts one by one, up to the order of additions.
 
-Legend: T nodes (tokens) of a trie, R texts of a micro-batch; in a group of texts of similar length: U texts, Q nodes they add
-to the trie, L nodes of a whole text.
+Legend: T nodes (tokens) of a trie, R texts of a micro-batch; in a group of texts of similar length: U texts, Q nodes
+they add to the trie, L nodes of a whole text.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 KEYS_A_NODE = 8
-"""Most gathered keys per node of the token budget. A key and its value take about 6 % of the memory that a node keeps for the
-backward pass (LLaMA without grouped queries), so a long prompt head of many short texts adds at most half as much memory."""
+"""Most gathered keys per node of the token budget. A key and its value take about 6 % of the memory that a node keeps
+for the backward pass (LLaMA without grouped queries), so a long prompt head of many short texts adds at most half as
+much memory."""
 
 MOST_TEXTS = 2048
 """Most texts of a trie; bounds the time of `cut`."""
@@ -74,10 +75,11 @@ def shared_prefixes(texts: Sequence[Sequence[int]]) -> list[int]:
 
 
 def cut(lengths: Sequence[int], shared: Sequence[int], most_nodes: int) -> tuple[list[int], int]:
-    """Cut the sorted texts into tries with the fewest nodes in total: return the first text of each trie, and the nodes.
+    """Cut sorted texts into tries with the fewest nodes; return the first text of each trie, and the nodes.
 
-    A trie has at most `most_nodes` nodes and `KEYS_A_NODE` times as many gathered keys (a longer text is alone). The tokens
-    that two texts share are computed twice if a cut separates them. Dynamic programming over the first texts of tries.
+    A trie has at most `most_nodes` nodes and `KEYS_A_NODE` times as many gathered keys (a longer text is alone). The
+    tokens that two texts share are computed twice if a cut separates them. Dynamic programming over the first texts of
+    tries.
     """
     count = len(lengths)
     lengths_N, shared_N = np.asarray(lengths, dtype=np.int64), np.asarray(shared, dtype=np.int64)
@@ -110,7 +112,8 @@ def cut(lengths: Sequence[int], shared: Sequence[int], most_nodes: int) -> tuple
 
 
 def build_trie(texts: Sequence[Sequence[int]], shared: Sequence[int]) -> tuple[Tensor, Trie]:
-    """Return ids (1, T) and trie of sorted texts, given the tokens shared with the one before; `shared[0]` is ignored."""
+    """Return ids (1, T) and trie of sorted texts,
+    given the tokens shared with the previous one; `shared[0]` is ignored."""
     shared = [0, *shared[1:]]
     first_node = np.concatenate(
         ([0], np.cumsum([len(text) - common for text, common in zip(texts, shared, strict=True)]))
@@ -132,8 +135,8 @@ def build_trie(texts: Sequence[Sequence[int]], shared: Sequence[int]) -> tuple[T
 def _group(
     paths: Sequence[NDArray[np.int64]], shared: Sequence[int], first_node: NDArray[np.int64]
 ) -> tuple[tuple[TrieGroup, ...], NDArray[np.int64]]:
-    """Group texts whose lengths, and whose numbers of added nodes, are between the same powers of two, so that at most four
-    times the necessary scores are computed. Texts that add no node are in no group."""
+    """Group texts whose lengths, and whose numbers of added nodes, are between the same powers of two, so that at most
+    four times the necessary scores are computed. Texts that add no node are in no group."""
     adding: dict[tuple[int, int], list[int]] = {}
     for number, path in enumerate(paths):
         added = len(path) - shared[number]

@@ -1,8 +1,9 @@
 """A base in 4 or 8 bits through bitsandbytes, on which LoRA trains.
 
-4 bits are NF4 with double quantization (QLoRA, arXiv 2305.14314), 8 bits LLM.int8() (arXiv 2208.07339). All linear layers of
-the backbone are quantized, on any device; embeddings, norms and biases stay. The layers are replaced one by one after
-loading. So GGUF files and folders work alike, the full weights are never all on a GPU, and their fingerprint is known.
+4 bits are NF4 with double quantization (QLoRA, arXiv 2305.14314), 8 bits LLM.int8() (arXiv 2208.07339). All linear
+layers of the backbone are quantized, on any device; embeddings, norms and biases stay. The layers are replaced one by
+one after loading. So GGUF files and folders work alike, the full weights are never all on a GPU, and their fingerprint
+is known.
 
 bitsandbytes is optional; it is imported for a quantized base only.
 """
@@ -105,8 +106,8 @@ def _quantized(layer: nn.Linear, bits: int, device: torch.device) -> Any:
 def without_outliers(backbone: nn.Module) -> Iterator[None]:
     """Make the product of an 8-bit layer for a token independent of the other tokens, for probes of an architecture.
 
-    LLM.int8() chooses outlier dimensions over all tokens of a micro-batch: states of equal tokens differ by some percent
-    between micro-batches.
+    LLM.int8() chooses outlier dimensions over all tokens of a micro-batch: states of equal tokens differ by some
+    percent between micro-batches.
     """
     layers: list[Any] = [layer for layer in backbone.modules() if bits_of_layer(layer) == 8]
     before = [(layer.state, layer.state.threshold) for layer in layers]
@@ -123,9 +124,9 @@ def without_outliers(backbone: nn.Module) -> Iterator[None]:
 def dequantize(backbone: nn.Module, dtype: torch.dtype | None = None) -> None:
     """Replace every quantized layer by a plain one, in place, with the values of its forward pass; adapted or not.
 
-    These are not the original weights: an adapter trained on a quantized base belongs to these, and is merged into these.
-    `dtype` None keeps the dtype of the products; to merge, use float32. A weight is first rounded to the dtype of the
-    products, as in use. Layers that were not quantized keep their dtype.
+    These are not the original weights: an adapter trained on a quantized base belongs to these, and is merged into
+    these. `dtype` None keeps the dtype of the products; to merge, use float32. A weight is first rounded to the dtype
+    of the products, as in use. Layers that were not quantized keep their dtype.
 
     Raises:
         QuantizationError: if nothing is quantized, or bitsandbytes has repacked a layer (see `patch_bitsandbytes`).
@@ -161,7 +162,7 @@ def _use_plain_lora(adapted: nn.Module) -> None:
 
 
 def _values(layer: Any, name: str, computed: torch.dtype) -> torch.Tensor:
-    """The weight (out, in) of the products."""
+    """Return the weight (out, in) of the products."""
     if bits_of_layer(layer) == 8:
         scale_O = layer.scale_O.unsqueeze(1).mul(1.0 / 127.0)
         values: torch.Tensor = layer.weight.data.to(computed).mul_(scale_O)
@@ -187,7 +188,8 @@ def _bitsandbytes() -> Any:
 
 
 def _is_relevant(record: logging.LogRecord) -> bool:
-    """Whether to show a message: not of a missing kernel that is not used (`patch_bitsandbytes`), nor of int8 casts."""
+    """Return whether to show a message: not of a missing kernel that is unused (`patch_bitsandbytes`), nor of int8
+    casts."""
     return not record.getMessage().startswith(
         ("Failed to load CPU gemm_4bit_forward", "MatMul8bitLt: inputs will be cast")
     )

@@ -1,7 +1,7 @@
 """Memory of a training step, counted without weights: tensors on torch's `meta` device have shapes but no values.
 
-Every storage that an operation allocates is counted while it exists. Memory that an operation allocates and frees internally
-is not counted, except where `_FusedAttention` states it. Legend: U unique texts, D dimensions.
+Every storage that an operation allocates is counted while it exists. Memory that an operation allocates and frees
+internally is not counted, except where `_FusedAttention` states it. Legend: U unique texts, D dimensions.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         return result
 
     def of_peak(self, tensors: Iterable[Tensor]) -> int:
-        """Bytes of those tensors that existed at the peak."""
+        """Return the bytes of those tensors that existed at the peak."""
         storages = {id(tensor.untyped_storage()): tensor.untyped_storage() for tensor in tensors}.values()
         return sum(_tiled(one.nbytes(), GRANULE) for one in storages if 0 < self._born.get(one, 0) <= self._peak_event)
 
@@ -78,7 +78,7 @@ def _tiled(size: int, tile: int) -> int:
 
 
 def _int8_rows(rows: Tensor, threshold: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
-    """LLM.int8() rounds rows. The number of outlier dimensions depends on values; here it is 0."""
+    """Return rows rounded as in LLM.int8(). The number of outlier dimensions depends on values; here it is 0."""
     scales = rows.new_empty(rows.numel() // rows.shape[-1], dtype=torch.float32)
     return rows.new_empty(rows.shape, dtype=torch.int8), scales, rows.new_empty(0, dtype=torch.int64)
 
@@ -99,9 +99,9 @@ _META_RESULTS: dict[str, Any] = {
 class FusedKernels(TorchFunctionMode):
     """Make attention and dropout save the tensors that fused kernels save for the backward pass.
 
-    On the meta device torch decomposes attention, as on a CPU without a fused kernel, and would save the scores. Fused kernels
-    save queries, keys, values, the output and one number per query. A GPU also saves one byte per element of a dropout mask;
-    the flash kernel of a CPU has no dropout.
+    On the meta device torch decomposes attention, as on a CPU without a fused kernel, and would save the scores. Fused
+    kernels save queries, keys, values, the output and one number per query. A GPU also saves one byte per element of a
+    dropout mask; the flash kernel of a CPU has no dropout.
     """
 
     def __init__(self, *, on_gpu: bool) -> None:
@@ -125,7 +125,7 @@ def _gpu_dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: 
 def _attention(
     on_gpu: bool, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **_: Any
 ) -> Tensor:
-    """Attention by `_FusedAttention`: on a GPU the flash kernel if possible (half precision, no mask), else memory-efficient."""
+    """Compute attention by `_FusedAttention`: on a GPU flash (half precision, no mask), else memory-efficient."""
     half = query.dtype in (torch.float16, torch.bfloat16)
     kernel = "cpu" if not on_gpu else "flash" if half and attn_mask is None else "efficient"
     repeats = query.shape[-3] // key.shape[-3]

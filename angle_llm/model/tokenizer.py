@@ -1,4 +1,4 @@
-"""From texts to token ids: prompt, truncation of the text (never of the prompt), inert special tokens."""
+"""Map texts to token ids: prompt, truncation of the text (never of the prompt), inert special tokens."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TEXTS_TOGETHER, CHARACTERS_TOGETHER = 1024, 2**20
 
 
 def plain_ids(tokenizer: Tokenizer, texts: Sequence[str], most: int | None = None) -> list[list[int]]:
-    """Return the ids of the texts without special tokens, the first `most` of each; `</s>` in a text is plain characters."""
+    """Return the ids of the texts without special tokens, the first `most` of each; `</s>` is plain text."""
     ids: list[list[int]] = []
     part: list[str] = []
     characters = 0
@@ -133,10 +133,10 @@ class TokenizedTemplate(NamedTuple):
 class SentenceTokenizer:
     """Applies a prompt to texts and returns at most `max_length` ids each, special tokens included.
 
-    A text that is too long loses its last tokens; prompt and special tokens stay, since last-token pooling reads the last
-    token. With tokenization `joined`, the merge span is lost with the end of the text; a tail that is nothing but merge span,
-    as in `"{text}"`, is lost (`segments` keeps it). Edits apply to the whole text, so a full stop that they append is
-    truncated with the end. Ids depend on the text only, not on other texts or the padding side.
+    A text that is too long loses its last tokens; prompt and special tokens stay, since last-token pooling reads the
+    last token. With tokenization `joined`, the merge span is lost with the end of the text; a tail that consists of the
+    merge span only, as in `"{text}"`, is lost (`segments` keeps it). Edits apply to the whole text, so a full stop that
+    they append is truncated with the end. Ids depend on the text only, not on other texts or the padding side.
 
     Raises:
         ValueError: if `max_length` is too small for prompt and text, or a text is empty or not valid Unicode.
@@ -179,10 +179,11 @@ class SentenceTokenizer:
 
 
 def _joined(tokenizer: Tokenizer, prompt: PromptTemplate) -> TokenizedTemplate:
-    """The ids of prompt and text as one string, in two parts: those that can depend on the text, and the rest of the tail.
+    """Return the ids of prompt and text as one string, in two parts: ids that can depend on the text, and the others.
 
-    The merge span is the shortest start of the tail after which the ids are equal for all `TEXT_ENDS`: often one character, at
-    most the whole tail. It never ends inside a word, since words merge in more ways than the probes cover."""
+    The merge span is the shortest start of the tail after which the ids are equal for all `TEXT_ENDS`: often one
+    character, at most the whole tail. It never ends inside a word, since words merge in more ways than the probes
+    cover."""
     head, tail = prompt.head, prompt.tail
     probes = [*TEXT_ENDS, *(f"A man eats{end}" for end in TEXT_ENDS)]
     whole = plain_ids(tokenizer, [head + text + tail for text in probes])
@@ -197,7 +198,7 @@ def _joined(tokenizer: Tokenizer, prompt: PromptTemplate) -> TokenizedTemplate:
 
 
 def _segments(tokenizer: Tokenizer, prompt: PromptTemplate) -> TokenizedTemplate:
-    """Head and tail as separate ids, whatever the text."""
+    """Return head and tail as separate ids, whatever the text."""
     head_ids, tail_ids = plain_ids(tokenizer, [prompt.head, prompt.tail])
     return TokenizedTemplate(head_ids, "", "", tail_ids)
 

@@ -1,8 +1,8 @@
-"""The weights of a backbone: one tensor at a time, so that work on all needs the memory of one, and operations per token.
+"""The weights of a backbone, one tensor at a time to save memory; and operations per token.
 
-A folder or hub id in safetensors is read in place: the backbone is built without memory for its weights, and each tensor is
-read from its file. Other sources (a GGUF file, tensors that `transformers` renames or packs while loading, a class that keeps
-some layers in float32) are loaded as a whole, with the same result.
+A folder or hub id in safetensors is read in place: the backbone is built without memory for its weights, and each
+tensor is read from its file. Other sources (a GGUF file, tensors that `transformers` renames or packs while loading, a
+class that keeps some layers in float32) are loaded as a whole, with the same result.
 """
 
 from __future__ import annotations
@@ -47,10 +47,7 @@ class BaseWeights:
     known_fingerprint: str | None = None
 
     def values(self, name: str) -> Tensor:
-        """Return a tensor with the values that the backbone computes with; those of a quantized layer dequantized to float32.
-
-        Read-only.
-        """
+        """Return a read-only tensor with the values of the forward pass; 4 and 8 bits are dequantized to float32."""
         path, _, kind = name.rpartition(".")
         layer: Any = self.skeleton.get_submodule(path) if self.bits is not None and kind == "weight" else None
         if self.bits is None or type(layer) is not nn.Linear:
@@ -94,7 +91,7 @@ def open_base(
 def _streamed(
     location: BackboneLocation, dtype: torch.dtype, revision: str | None, bits: int | None
 ) -> BaseWeights | None:
-    """None if a tensor of the backbone differs from that in the files."""
+    """Return the streamed weights, or None if a tensor of the backbone differs from that in the files."""
     from safetensors import safe_open
 
     files = _safetensors_files(location.name, revision)
@@ -128,7 +125,7 @@ def _streamed(
 
 
 def _safetensors_files(name: str, revision: str | None) -> list[Path]:
-    """The safetensors files of a folder or hub id, as `transformers` finds them."""
+    """Return the safetensors files of a folder or hub id, as `transformers` finds them."""
     from transformers.utils import hub
 
     def found(file: str) -> str | None:
@@ -150,8 +147,8 @@ def _safetensors_files(name: str, revision: str | None) -> list[Path]:
 class FlopsPerToken:
     """Operations of the linear layers per token.
 
-    Attention between tokens is not counted (2 % at 7B and 50 tokens); the last layer is counted in full, although half of it
-    runs for pooled tokens only (2 to 3 % at 30 layers).
+    Attention between tokens is not counted (2 % at 7B and 50 tokens); the last layer is counted in full, although half
+    of it runs for pooled tokens only (2 to 3 % at 30 layers).
     """
 
     forward: int
@@ -161,7 +158,7 @@ class FlopsPerToken:
 
     @classmethod
     def of(cls, backbone: nn.Module) -> FlopsPerToken:
-        """Count by the shapes of the layers."""
+        """Count the operations by the shapes of the layers."""
         forward = backward = 0
         for module in backbone.modules():
             # Conv1D of GPT-2 is a linear layer with a transposed weight.

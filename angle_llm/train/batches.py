@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 
 
 def make_losses(settings: TrainSettings) -> list[Objective]:
-    """One loss per dataset: the loss of the run, with the settings that the dataset overrides.
+    """Return one loss per dataset: the loss of the run, with the settings that the dataset overrides.
 
     Raises:
         SettingsError, ValueError: for settings that are not valid.
@@ -79,12 +79,12 @@ class BatchPlanner:
             yield epoch, [self._planned(indices) for indices in batches]
 
     def batch(self, indices: Sequence[int]) -> TextBatch:
-        """The texts and relation of some examples."""
+        """Return the texts and relation of some examples."""
         prompts = [self.prompts[self.data.set_of(index)] for index in indices]
         return TextBatch.from_examples([self.data[index] for index in indices], prompts)
 
     def tokenize(self, texts: Sequence[str], prompts: Sequence[int]) -> list[list[int]]:
-        """Token ids of texts, each formatted with its prompt."""
+        """Return the token ids of texts, each formatted with its prompt."""
         ids: list[list[int]] = [[] for _ in texts]
         for prompt in set(prompts):
             places = [place for place, one in enumerate(prompts) if one == prompt]
@@ -93,12 +93,12 @@ class BatchPlanner:
         return ids
 
     def plan(self, batch: TextBatch) -> Plan:
-        """Micro-batches of a batch within the current budget."""
+        """Return the micro-batches of a batch within the current budget."""
         ids = self.tokenize(batch.texts, batch.prompts)
         return self.encoder.plan_ids(ids, self.budget.micro_batch_tokens, self.world_size)
 
     def digest(self) -> str:
-        """Hash of what determines a plan: layout, pooling, padding, and the token ids of some examples."""
+        """Return a hash of what determines a plan: layout, pooling, padding, and the token ids of some examples."""
         some = self.batch(range(min(DIGEST_EXAMPLES, len(self.data))))
         encoder = self.encoder
         values = (encoder.sharing, encoder.pooling, encoder.pad_id, self.tokenize(some.texts, some.prompts))
@@ -112,8 +112,8 @@ class BatchPlanner:
         return PlannedBatch(batch, self.plan(batch), self._loss(indices, sets), counts)
 
     def _loss(self, indices: list[int], sets: list[int]) -> Objective:
-        """The loss of the datasets in a batch. If losses or prompts differ, each applies to the pairs of its datasets only:
-        with another prompt, the same text is another row and would be its own negative."""
+        """Return the loss of the datasets in a batch. If losses or prompts differ, each applies to the pairs of its
+        datasets only: with another prompt, the same text is another row and would be its own negative."""
         kinds = [(self.losses[number], self.prompts[number]) for number in sets]
         different = [kind for place, kind in enumerate(kinds) if kind not in kinds[:place]]
         if len(different) == 1:

@@ -14,7 +14,7 @@ from angle_llm.train.metrics import Metrics
 from angle_llm.train.strategies import DataParallelStrategy
 
 Evaluate = Callable[[SentenceEncoder], float]
-"""From an encoder to one number; a larger number is better."""
+"""Map an encoder to one number; a larger number is better."""
 RESCUE_FOLDER = "interrupted"
 """Folder of the run directory with the weights of a run that failed; removed when the run is finished."""
 
@@ -22,7 +22,7 @@ RESCUE_FOLDER = "interrupted"
 class BestModel:
     """Evaluates the encoder and keeps the best one in `folder`; without an evaluation, the last one.
 
-    All ranks evaluate; the score of rank 0 counts, and it alone writes.
+    All ranks evaluate; only the score of rank 0 is used, and only rank 0 writes.
     """
 
     def __init__(

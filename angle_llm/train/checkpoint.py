@@ -171,7 +171,7 @@ class Checkpoints:
 
 
 def checkpoint_names(folder: Path) -> list[str]:
-    """Names of the checkpoints in a folder, oldest first, complete or not."""
+    """Return the names of the checkpoints in a folder, oldest first, complete or not."""
     return sorted((path.name for path in folder.glob("step-*") if path.name[5:].isdecimal()), key=_step_of)
 
 
@@ -180,7 +180,7 @@ def _step_of(name: str) -> int:
 
 
 def named_checkpoint(folder: Path, resume: str) -> str:
-    """The name of the checkpoint that `--resume` gives as name or path.
+    """Return the name of the checkpoint that `--resume` gives as name or path.
 
     Raises:
         SettingsError: if it is no checkpoint of this folder.

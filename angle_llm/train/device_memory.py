@@ -1,6 +1,7 @@
 """Memory of one device in a training run, alone or with ZeRO (arXiv 1910.02054).
 
-Arithmetic from the documentation of torch and DeepSpeed. DeepSpeed's buffers have the `auto` sizes that accelerate sets.
+Arithmetic from the documentation of torch and DeepSpeed. DeepSpeed's buffers have the `auto` sizes that accelerate
+sets.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Sharding:
         return f"ZeRO-{self.zero}, processes: {self.processes}, offloaded: {self.offload}"
 
     def part(self, size: int, from_stage: int) -> int:
-        """Share of one process, if the stage partitions it."""
+        """Return the share of one process, if the stage partitions it."""
         return -(-size // self.processes) if self.zero >= from_stage else size
 
 
@@ -108,14 +109,14 @@ class Device:
         loss: int,
         accumulates: bool,
     ) -> Device:
-        """A device for a model outline of hidden size `width`."""
+        """Return a device for a model outline of hidden size `width`."""
         trained = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
         size, numbers = sum(one.nbytes for one in trained), sum(one.numel() for one in trained)
         base = held_bytes(backbone) - size
         return cls(kind, sharding, base, size, numbers, width**2, embeddings, loss, accumulates)
 
     def memory(self, step: StepMemory, *, cached: bool) -> Memory:
-        """Memory in the backward pass, the loss or the update, whichever is largest."""
+        """Return the memory of the backward pass, the loss or the update, whichever is largest."""
         before = self.trained_bytes if cached or self.accumulates else 0
         pending = 2 * self.embedding_bytes if cached else 0  # a kept step's are among its activations
         # AdamW updates all weights at once on a GPU, with one more of each; on a CPU one after another.

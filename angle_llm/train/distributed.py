@@ -22,7 +22,7 @@ from angle_llm.settings_io import SettingsError
 Value = TypeVar("Value")
 
 STALE_LOCK_SECONDS = 1800
-"""Age from which a compilation lock of DeepSpeed is taken for one of a killed process."""
+"""Age above which a compilation lock of DeepSpeed is removed as that of a killed process."""
 
 
 class RemoteRankError(RuntimeError):
@@ -67,7 +67,8 @@ class Processes:
         )
         state: Any = accelerator.state
         if with_deepspeed:
-            # Otherwise transformers would partition the weights while it loads them, and probes could not run the model.
+            # Otherwise transformers would partition the weights while it loads them, and probes could not run the
+            # model.
             state.deepspeed_plugin.dschf = None
         device = torch.device("cpu") if state.device.type == "cpu" else state.device  # Accelerate may number CPUs
         processes = cls(state.process_index, state.num_processes, device, state.local_process_index, accelerator)
@@ -91,8 +92,8 @@ class Processes:
         return self.accelerator.state.deepspeed_plugin.deepspeed_config if self.zero_stage else {}
 
     def load_device(self, bits: int | None) -> torch.device:
-        """Device on which a model is loaded. ZeRO-3 partitions weights from the CPU: no device ever holds all of them.
-        Quantised weights are packed layer by layer on the device that uses them."""
+        """Return the device on which a model is loaded. ZeRO-3 partitions weights from the CPU: no device ever holds
+        all of them. Quantised weights are packed layer by layer on the device that uses them."""
         return torch.device("cpu") if self.zero_stage == 3 and bits is None else self.device
 
     def __str__(self) -> str:
@@ -127,8 +128,8 @@ class Processes:
         return values
 
     def from_main(self, make: Callable[[], Value], *, each_machine: bool = False) -> Value:
-        """Call `make` on rank 0 and return its value, a small one, on every rank. With `each_machine`, the first rank of every
-        machine calls it.
+        """Call `make` on rank 0 and return its value, a small one, on every rank.
+        With `each_machine`, the first rank of every machine calls it.
 
         Raises:
             RemoteRankError: on the other ranks, if it fails on one.
@@ -202,7 +203,7 @@ def check_launch(kind: str, deepspeed_config: Mapping[str, Any], environment: Ma
 
 
 def _deepspeed_plugin() -> Any:
-    """The plugin of the launcher's config file or flags, with the values that every run needs."""
+    """Return the plugin of the launcher's config file or flags, with the values that every run needs."""
     folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path.home() / ".cache" / "torch_extensions"))
     for lock in folder.glob("**/deepspeed*/lock"):  # DeepSpeed would wait for it without limit
         if time.time() - lock.stat().st_mtime > STALE_LOCK_SECONDS:

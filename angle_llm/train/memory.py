@@ -1,4 +1,4 @@
-"""Out of memory: detected on any rank, and answered on all ranks with smaller micro-batches and the same update."""
+"""Out of memory: detected on any rank, and handled on all ranks with smaller micro-batches and the same update."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RankMemoryError(RuntimeError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed; on a CPU only the message of the error shows it."""
+    """Return whether an allocation failed; on a CPU only the message of the error shows it."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in _MESSAGES)
 
 
@@ -51,8 +51,8 @@ class TokenBudget:
     """Tokens of a batch up to which activations are kept for the backward pass."""
 
     def halved(self, plans: Sequence[Plan]) -> TokenBudget | None:
-        """Half of the budget, or of what the plans need if that is less. None if nothing can be halved: every micro-batch is
-        a single text and no activations are kept."""
+        """Return half of the budget, or of what the plans need if that is less. None if nothing can be halved: every
+        micro-batch is a single text and no activations are kept."""
         largest = max(group.computed_tokens for plan in plans for group in plan.groups)
         kept = max(plan.largest_share for plan in plans)
         if self.graph_tokens < kept and all(len(group.rows) == 1 for plan in plans for group in plan.groups):

@@ -54,7 +54,7 @@ class Metrics:
             self._board.close()
 
     def bytes_on_disk(self) -> int:
-        """Length of metrics.jsonl after all lines are flushed to disk."""
+        """Return the length of metrics.jsonl after all lines are flushed to disk."""
         if self._file is None:
             return 0
         self._file.flush()
@@ -75,8 +75,8 @@ class Metrics:
     def log_step(
         self, step: int, epoch: int, results: Sequence[StepResult], rate: float, norm: float, counts: dict[str, float]
     ) -> None:
-        """Log an optimizer step: means over its batches of the loss and its parts (of a part, over the batches that have it),
-        the counts, and the layout of the first batch."""
+        """Log an optimizer step: means over its batches of the loss and its parts (of a part, over the batches that
+        have it), the counts, and the layout of the first batch."""
         names = dict.fromkeys(name for result in results for name in result.parts)
         parts = {name: [result.parts[name] for result in results if name in result.parts] for name in names}
         values = {
@@ -92,7 +92,7 @@ class Metrics:
 
 
 def mean_loss(results: Sequence[StepResult]) -> float:
-    """Loss of an optimizer step: the mean over its batches."""
+    """Return the loss of an optimizer step: the mean over its batches."""
     return sum(result.loss for result in results) / len(results)
 
 
@@ -105,10 +105,11 @@ class StepMeter:
         self._peak, self._devices = peak, devices
 
     def counts(self, results: Sequence[StepResult], seconds: float) -> dict[str, float]:
-        """Sums and rates of an optimizer step.
+        """Return the sums and rates of an optimizer step.
 
-        `logical_tokens` are the tokens of the texts, `computed_tokens` went through the model. `utilisation` is the share of
-        the devices' peak that the computed tokens needed. `imbalance` is the largest share of a rank, relative to the mean.
+        `logical_tokens` are the tokens of the texts, `computed_tokens` those that the model computes. `utilisation` is
+        the share of the devices' peak that the computed tokens needed. `imbalance` is the largest share of a rank,
+        relative to the mean.
         """
         computed = sum(result.plan.computed_tokens for result in results)
         twice = sum(result.plan.computed_tokens for result in results if result.cached)
@@ -128,11 +129,11 @@ class StepMeter:
 
 
 DATASHEET_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12}
-"""Peak of dense 16-bit matrix products per second, from the data sheets (SXM variants), by a word of the device name."""
+"""Peak of dense 16-bit matrix products per second, from data sheets (SXM variants), by device name."""
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Peak floating-point operations per second: from the data sheet, or measured with a large matrix product (0.1 s)."""
+    """Return the peak floating-point operations per second: from the data sheet, or measured in 0.1 s."""
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
         name = torch.cuda.get_device_name(device)
         for key, flops in DATASHEET_FLOPS.items():

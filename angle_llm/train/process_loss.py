@@ -1,8 +1,8 @@
 """End every process of a run, with a message that names the rank, when one of them is killed, stopped or fails.
 
-torchrun ends the processes of its own machine when one exits, and gloo fails on a closed connection. Neither notices a
-stopped process, neither names the lost rank on another machine, and NCCL waits. So each process increments a counter in the
-TCPStore of the launcher every second; a counter that does not change for `LOST_SECONDS` is that of a lost process. A process
+torchrun ends the processes of its own machine when one exits, and gloo fails on a closed connection. Neither detects a
+stopped process or names the lost rank on another machine, and NCCL blocks. So each process increments a counter in the
+TCPStore of the launcher every second; if the counter does not change for `LOST_SECONDS`, the process is lost. A process
 that fails writes its error there, and the others end after `GRACE_SECONDS`.
 """
 
@@ -25,7 +25,7 @@ from angle_llm.train.distributed import Processes
 INTERVAL = 1.0
 """Seconds between two increments."""
 LOST_SECONDS = 12
-"""A process also stays silent while something holds Python's interpreter lock."""
+"""A process also increments nothing while something holds Python's interpreter lock."""
 GRACE_SECONDS = 3
 """Time for a process to end by itself, with its own message, after another one has failed."""
 EXIT_CODE = 3
@@ -37,11 +37,11 @@ exit_lock = threading.Lock()
 
 
 class ProcessWatch:
-    """Context manager around everything that a process does with the others.
+    """Context manager for the part of a run in which processes communicate.
 
-    One thread talks to the store, a second one counts: a store whose process is stopped blocks a call for ever, whatever
-    its timeout. Silence is counted in intervals of the second thread, so that a process which was itself suspended does not
-    take the others for lost.
+    One thread calls the store, and a second one counts: if the process of the store is stopped, a call blocks forever,
+    whatever its timeout. Missing increments are counted in intervals of the second thread, so that a process that was
+    itself suspended does not report the others as lost.
     """
 
     def __init__(self, processes: Processes) -> None:
@@ -54,7 +54,7 @@ class ProcessWatch:
 
     def __enter__(self) -> ProcessWatch:
         if self._processes.world_size > 1:
-            run = self._processes.from_main(lambda: os.urandom(8).hex())  # a restarted run may meet the same store
+            run = self._processes.from_main(lambda: os.urandom(8).hex())  # a restarted run may use the same store
             address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             limit = timedelta(seconds=LOST_SECONDS)
             store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=limit)
@@ -89,7 +89,7 @@ class ProcessWatch:
 
     def _talk(self) -> None:
         count = 0
-        with suppress(RuntimeError):  # no answer: `_watch` notices
+        with suppress(RuntimeError):  # no answer: `_watch` detects it
             while not self._stopped.wait(INTERVAL):
                 count += 1
                 self._store.set(self._ranks[self._processes.rank], str(count))
@@ -135,7 +135,7 @@ class ProcessWatch:
 
 
 def _machine() -> str:
-    """Equal for processes whose process ids are comparable; host names may be equal in two containers."""
+    """Return an id of the process namespace: two containers can have equal host names."""
     with suppress(OSError):
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text()} {Path('/proc/self/ns/pid').readlink()}"
     return socket.gethostname()

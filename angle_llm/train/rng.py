@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def torch_state(device: torch.device) -> list[Tensor]:
-    """States of the generators that dropout draws from: the CPU's, and the device's unless it is the CPU."""
+    """Return the states of the generators that dropout draws from: the CPU's, and the device's unless it is the CPU."""
     if device.type == "cpu":
         return [torch.get_rng_state()]
     if device.type == "cuda":  # of this GPU, which need not be the current one
@@ -32,7 +32,7 @@ def set_torch_state(state: Sequence[Tensor], device: torch.device) -> None:
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """States of all generators (Python, numpy, torch) as JSON values."""
+    """Return the states of all generators (Python, numpy, torch) as JSON values."""
     name, words, *rest = np.random.get_state()  # noqa: NPY002  # the global one, which libraries draw from
     return {
         "python": random.getstate(),

@@ -33,7 +33,7 @@ RESULT = "result.json"
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Where a run ended."""
+    """Result of a run."""
 
     model_dir: Path
     """The encoder to use: the best one if the run evaluates, else the last one."""
@@ -55,12 +55,12 @@ class Run:
     @classmethod
     @contextmanager
     def start(cls, settings: TrainSettings) -> Iterator[Run]:
-        """Connect the processes, check the run directory, and watch the other processes until the end of the context: if one
-        is lost, this one ends with a message.
+        """Connect the processes, check the run directory, and watch the other processes until the end of the context:
+        if one is lost, this one ends with a message.
 
         Raises:
-            SettingsError: if the launch is not supported; if the directory belongs to another run or to a finished one, or does
-                not have the checkpoint that `resume` names.
+            SettingsError: if the launch is not supported; if the directory belongs to another run or to a finished one,
+                or does not have the checkpoint that `resume` names.
         """
         run = cls(settings, Processes.start())
         run.log(str(run.processes))
@@ -94,7 +94,7 @@ class Run:
         return starts_over
 
     def prepare(self, data: Mixture) -> None:
-        """Write settings.yaml and rejected.jsonl, on the main process. With `overwrite`, remove the model of a finished run."""
+        """Write settings.yaml and rejected.jsonl on the main process. With `overwrite`, remove a finished model."""
         self.processes.from_main(lambda: self._prepare(data))
 
     def _prepare(self, data: Mixture) -> None:

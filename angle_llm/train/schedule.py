@@ -1,6 +1,7 @@
 """Optimizer steps of a run: the examples of each step and its learning rate.
 
-Steps are numbered from 1, and no step has learning rate 0 (common schedulers start at 0, one step in thirty of a short run).
+Steps are numbered from 1, and no step has learning rate 0 (common schedulers start at 0, one step in thirty of a short
+run).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class StepSchedule:
         self.warmup = settings.optimizer.warmup_steps(self.steps)
 
     def warnings(self) -> list[str]:
-        """Settings that have no effect, as messages."""
+        """Return the settings that have no effect, as messages."""
         settings, found = self._settings, []
         if settings.max_steps is not None and settings.max_steps > self.steps:
             found.append(
@@ -54,17 +55,17 @@ class StepSchedule:
             epoch, first = epoch + 1, 0
 
     def learning_rate(self, step: int) -> float:
-        """Learning rate of step `step`."""
+        """Return the learning rate of step `step`."""
         decay = SCHEDULES[self._settings.optimizer.schedule]
         return self._settings.optimizer.learning_rate * rate_share(decay, step, self.warmup, self.steps)
 
     def evaluates_at(self, step: int) -> bool:
-        """Whether the encoder is evaluated after this step; step 0 is before the first."""
+        """Return whether the encoder is evaluated after this step; step 0 is before the first."""
         every = self._settings.evaluation.every_steps
         return step in (0, self.steps) or (every > 0 and step % every == 0)
 
     def saves_at(self, step: int) -> bool:
-        """Whether a checkpoint is written after this step; also after the last one, so that a rerun has nothing to do."""
+        """Return whether a checkpoint is written after this step; also after the last one, for a rerun."""
         every = self._settings.checkpoint.every_steps
         return every > 0 and (step == self.steps or step % every == 0)
 
@@ -74,11 +75,11 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "cosine": lambda left: (1 - math.cos(math.pi * left)) / 2,
     "constant": lambda left: 1.0,
 }
-"""Map the remaining share of the decay (1 after warm-up, towards 0 at the end) to the share of the peak learning rate."""
+"""Map the remaining share of the decay (1 after warm-up, 0 at the end) to the share of the peak learning rate."""
 
 
 def rate_share(decay: Callable[[float], float], step: int, warmup: int, steps: int) -> float:
-    """Share of the peak learning rate in step `step` of `steps` (from 1)."""
+    """Return the share of the peak learning rate in step `step` of `steps` (from 1)."""
     if step <= warmup:
         return step / warmup
     return decay((steps - step + 1) / (steps - warmup + 1))

@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Interrupted(SystemExit):
-    """A signal ended the run after a checkpoint. The exit code is 128 + the signal's number: SIGINT 130, SIGTERM 143."""
+    """A signal ended the run after a checkpoint. The exit code is 130 for SIGINT and 143 for SIGTERM."""
 
 
 class StopSignals:

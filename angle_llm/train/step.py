@@ -22,7 +22,7 @@ from angle_llm.train.rng import set_torch_state, torch_state
 from angle_llm.train.strategies import SingleProcess
 
 Boundary = Callable[[Tensor], tuple[ObjectiveValue, Tensor]]
-"""From the rows of unique texts (U, D) to the loss and dE (U, D)."""
+"""Map the rows of unique texts (U, D) to the loss and dE (U, D)."""
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
 
 
@@ -57,13 +57,14 @@ def boundary_step(
 ) -> StepResult:
     """Add the gradient of `weight` times the loss of a batch to the model's parameters.
 
-    `model` maps a micro-batch of the plan to rows (R, D). Activations are kept if no rank computes more than `graph_tokens`
-    tokens; otherwise each micro-batch is encoded again for its part of the backward pass (gradient caching, Gao et al. 2021,
-    arXiv 2101.06983), with the same dropout masks. The gradient is the same. Texts that share a prefix share its dropout mask.
+    `model` maps a micro-batch of the plan to rows (R, D). Activations are kept if no rank computes more than
+    `graph_tokens` tokens; otherwise each micro-batch is encoded again for its part of the backward pass (gradient
+    caching, Gao et al. 2021, arXiv 2101.06983), with the same dropout masks. The gradient is the same. Texts that share
+    a prefix share its dropout mask.
 
-    All ranks of a `strategy` call this with the same batch and plan. Each encodes its share of the plan; the rows of all ranks
-    form one `E`, so every text is a negative for every other text. Each rank computes loss and `dE`, and back-propagates the
-    rows it encoded. The gradient of the step is the sum over ranks.
+    All ranks of a `strategy` call this with the same batch and plan. Each encodes its share of the plan; the rows of
+    all ranks form one `E`, so every text is a negative for every other text. Each rank computes loss and `dE`, and
+    back-propagates the rows it encoded. The gradient of the step is the sum over ranks.
 
     Raises:
         DivergedError: on every rank, before anything is back-propagated.
@@ -84,8 +85,8 @@ def loss_and_gradient(
 ) -> tuple[ObjectiveValue, Tensor]:
     """Return the loss of detached rows of unique texts, and `weight` times dE.
 
-    Two texts of a batch may have the same ids (cut at `max_length`, or with letters that the tokenizer maps to the same ids).
-    They are one row, like a repeated text, and not each other's negatives at a cosine of 1.
+    Two texts of a batch may have the same ids (cut at `max_length`, or with letters that the tokenizer maps to the same
+    ids). They are one row, like a repeated text, and not each other's negatives at a cosine of 1.
     """
     row_of_N = torch.tensor(plan.row_of)
     leaf_UD = rows_UD.detach().requires_grad_()
@@ -147,8 +148,8 @@ def step_cached(model: nn.Module, plan: Plan, boundary: Boundary, strategy: Sing
 def gather_and_loss(
     plan: Plan, strategy: SingleProcess, boundary: Boundary, parts: Sequence[tuple[list[int], Tensor]]
 ) -> tuple[ObjectiveValue, Tensor]:
-    """Return the loss and dE of the rows (U, D) of all ranks. Each row is 0 on all ranks but one, so their sum is exact. The
-    rows of a large batch need as much memory as its gradient; they are freed on return."""
+    """Return the loss and dE of the rows (U, D) of all ranks. Each row is 0 on all ranks but one, so their sum is
+    exact. The rows of a large batch need as much memory as its gradient; they are freed on return."""
     rows_UD = strategy.guard_oom(lambda: parts[0][1].new_zeros(plan.unique, parts[0][1].shape[1]))
     for rows, part_RD in parts:
         rows_UD[rows] = part_RD[: len(rows)]
@@ -157,5 +158,5 @@ def gather_and_loss(
 
 
 def surrogate_loss(rows: list[int], part_RD: Tensor, gradient_UD: Tensor) -> Tensor:
-    """A scalar whose gradient with respect to `part_RD` is dE of its rows; 0 for a stand-in without rows."""
+    """Return a scalar whose gradient with respect to `part_RD` is dE of its rows; 0 for a dummy without rows."""
     return (part_RD * (gradient_UD[rows] if rows else 0)).sum()

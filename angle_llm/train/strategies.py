@@ -1,8 +1,8 @@
 """How an optimizer step is distributed over processes. Every strategy computes the same update.
 
-`DataParallelStrategy` (one or several processes): every rank holds all weights and back-propagates its texts; one sum over
-ranks follows. torch's DDP would sum inside the backward pass. A sum after it lets the ranks first agree that none ran out of
-memory, and needs no equal number of backward passes.
+`DataParallelStrategy` (one or several processes): every rank holds all weights and back-propagates its texts; one sum
+over ranks follows. torch's DDP would sum inside the backward pass. A sum after it lets the ranks first agree that none
+ran out of memory, and needs no equal number of backward passes.
 
 `ZeroStrategy` (DeepSpeed ZeRO): optimizer state (stage 1), gradients (2) and weights (3) are partitioned over ranks.
 
@@ -33,7 +33,7 @@ SUM_BUFFER = 64 * 2**20
 
 
 class SingleProcess:
-    """What a step needs; here for one process that only accumulates gradients, without an optimizer."""
+    """Operations that a step needs, for one process that only accumulates gradients, without an optimizer."""
 
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
@@ -52,7 +52,7 @@ class SingleProcess:
 
 
 class DataParallelStrategy(SingleProcess):
-    """What a training run needs; here every rank holds all weights. Also for one process."""
+    """Operations that a training run needs, with all weights on every rank. Also used for one process."""
 
     def __init__(self, model: nn.Module, settings: OptimizerSettings, processes: Processes) -> None:
         super().__init__(processes)
@@ -110,12 +110,12 @@ class DataParallelStrategy(SingleProcess):
         self.optimizer.zero_grad()
 
     def gather_params(self) -> Any:
-        """A context in which the trainable weights are complete, for reading."""
+        """Return a context in which the trainable weights are complete, for reading."""
         return nullcontext()
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        """Optimizer state on the CPU of rank 0: NAME/exp_avg, NAME/exp_avg_sq, NAME/step. Empty before the first step, and on
-        the other ranks."""
+        """Return the optimizer state on the CPU of rank 0: NAME/exp_avg, NAME/exp_avg_sq, NAME/step.
+        Empty before the first step, and on the other ranks."""
         if not self.processes.is_main:
             return {}
         names = list(self.weights)  # the optimizer numbers its parameters in this order
@@ -207,7 +207,7 @@ class ZeroStrategy(DataParallelStrategy):
         return self._gathered(list(self.weights.values()))
 
     def _gathered(self, weights: list[nn.Parameter], rank: int | None = None) -> Any:
-        """A context in which weights are complete; changes of `rank` are kept."""
+        """Return a context in which weights are complete; changes of `rank` are kept."""
         from deepspeed.runtime.zero import GatheredParameters
 
         return GatheredParameters(weights, modifier_rank=rank, enabled=self.stage == 3)

@@ -1,4 +1,4 @@
-"""The training loop: examples in, a saved encoder out."""
+"""The training loop: train an encoder on examples and save it."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class TrainingError(RuntimeError):
 class Trainer:
     """Trains the trainable weights of an encoder and writes the run directory.
 
-    Each optimizer step averages `accumulation` batches. With `evaluate`, the encoder is evaluated before the first step, every
-    `evaluation.every_steps` steps and at the end, and the best one is kept in `model/`. A run that fails leaves its weights in
-    `interrupted/`.
+    Each optimizer step averages `accumulation` batches. With `evaluate`, the encoder is evaluated before the first
+    step, every `evaluation.every_steps` steps and at the end, and the best one is kept in `model/`. A run that fails
+    leaves its weights in `interrupted/`.
 
-    Checkpoints are written every `checkpoint.every_steps` steps and on SIGINT or SIGTERM; `resume` continues from one. The
-    weights and metrics at the end are those of a run that was never interrupted, bit for bit.
+    Checkpoints are written every `checkpoint.every_steps` steps and on SIGINT or SIGTERM; `resume` continues from one.
+    The weights and metrics at the end are those of a run that was never interrupted, bit for bit.
 
-    Every rank creates a trainer with an equal encoder and the same examples and settings. The ranks share the texts of each
-    batch; batches, losses and update are those of one process, up to the order of additions.
+    Every rank creates a trainer with an equal encoder and the same examples and settings. The ranks share the texts of
+    each batch; batches, losses and update are those of one process, up to the order of additions.
     """
 
     def __init__(
@@ -99,7 +99,8 @@ class Trainer:
         """Train from the first step, or from a checkpoint, to the end.
 
         Raises:
-            TrainingError: for a loss or gradient that is not finite, or zero embeddings; the optimizer has not taken that step.
+            TrainingError: for a loss or gradient that is not finite, or zero embeddings; the optimizer has not taken
+                that step.
             CheckpointError, FolderError: for a checkpoint that cannot be written or read, or is of another run.
             RemoteRankError: if another rank failed.
             Interrupted: a `SystemExit`, after a signal and its checkpoint.
@@ -138,7 +139,7 @@ class Trainer:
         return result
 
     def _train(self, bar: tqdm[Any]) -> None:
-        """All optimizer steps that are left."""
+        """Run all remaining optimizer steps."""
         with paused(bar):
             self._evaluate_and_save()
         started = time.perf_counter()
@@ -199,8 +200,8 @@ class Trainer:
                 torch.cuda.empty_cache()
 
     def _evaluate_and_save(self) -> None:
-        """Between two steps: evaluate, write a checkpoint, stop on a signal. A signal skips an evaluation that is due; the
-        resumed run performs it."""
+        """Evaluate, write a checkpoint, or stop on a signal between two steps.
+        A signal skips an evaluation that is due; the resumed run performs it."""
         step, schedule = self._step, self._schedule
         signal = self._signal()
         if schedule.evaluates_at(step) and not signal:
@@ -220,5 +221,5 @@ class Trainer:
                 raise Interrupted(128 + signal)
 
     def _signal(self) -> int:
-        """The signal that any rank received, 0 without one."""
+        """Return the signal that any rank received, 0 without one."""
         return self._processes.max(int(self._signals.received or 0))

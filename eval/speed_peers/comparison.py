@@ -39,7 +39,7 @@ class PeerComparison:
     runs: dict[str, list[Run]] = field(default_factory=dict)
 
     def summary(self, library: str) -> dict[str, float]:
-        """`COLUMNS`: median time, units per second, peak memory, and time divided by ours, repetition by repetition."""
+        """Return `COLUMNS`: median time, units per second, peak memory, and time divided by ours per repetition."""
         times = [run.seconds for run in self.runs[library] if run.seconds]
         if not times:
             return {}
@@ -52,7 +52,7 @@ class PeerComparison:
         return found | ({"cosine_min": min(cosines)} if cosines else {})
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, without texts and the folders of this machine."""
+        """Return plain values for JSON, without texts and the folders of this machine."""
         job = {k: without_folder(v) for k, v in self.job.items() if k not in ("triples", "texts")}
         return {
             **asdict(self),
@@ -61,7 +61,7 @@ class PeerComparison:
         }
 
     def report(self) -> str:
-        """Times, losses and notes as text."""
+        """Return times, losses and notes as text."""
         lines = [self.title]
         for library in self.runs:
             found = self.summary(library)
@@ -71,7 +71,7 @@ class PeerComparison:
         return "\n".join([*lines, *self.notes()])
 
     def notes(self) -> list[str]:
-        """Problems, results that differ from ours, disturbances, and numbers of texts and tokens."""
+        """Return problems, results that differ from ours, disturbances, and numbers of texts and tokens."""
         lines = []
         ours = next((run.losses for run in self.runs.get(OURS, ()) if run.losses), None)
         for library, runs in self.runs.items():
@@ -96,5 +96,5 @@ class PeerComparison:
 
 
 def without_folder(value: Any) -> Any:
-    """The last part of an absolute path; other values unchanged."""
+    """Return the last part of an absolute path; other values unchanged."""
     return Path(value).name if isinstance(value, str | Path) and Path(value).is_absolute() else value

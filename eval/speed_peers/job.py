@@ -1,9 +1,10 @@
-"""The frame of a worker: a job in a JSON file, the answer in another one.
+"""Main function of a worker: read a job from a JSON file, and write the answer to another one.
 
 Three interpreters with different packages import this module, so it needs the standard library, torch and numpy only.
 
-train: optimizer steps on triples. In-batch cross-entropy of each anchor against all positives and negatives, cosine / 0.05; LoRA
-on all linear layers; AdamW, constant learning rate, gradients clipped to norm 1. Answer: step_seconds, losses.
+train: optimizer steps on triples. In-batch cross-entropy of each anchor against all positives and negatives, cosine /
+0.05; LoRA on all linear layers; AdamW, constant learning rate, gradients clipped to norm 1. Answer: step_seconds,
+losses.
 encode: texts to vectors. Answer: seconds, rows.
 """
 
@@ -24,7 +25,7 @@ Answer = dict[str, Any]
 
 
 def serve(*kinds: Callable[[Job], Answer]) -> None:
-    """Main function of a worker: `python -m WORKER FOLDER` reads job.json and writes result.json and rows.npy.
+    """Run a worker: `python -m WORKER FOLDER` reads job.json and writes result.json and rows.npy.
 
     `kinds`: a function for each kind of job, with its name.
     """
@@ -49,7 +50,7 @@ def serve(*kinds: Callable[[Job], Answer]) -> None:
 
 
 def timed(encode: Callable[[list[str]], Any], job: Job) -> Answer:
-    """Time and rows of all texts, after a first batch that warms up threads and memory."""
+    """Return the time and rows of all texts, after a first batch that warms up threads and memory."""
     encode(job.texts[: job.batch])
     started = time.perf_counter()
     rows = encode(job.texts)
@@ -106,5 +107,5 @@ def load_start(model: Any, adapter: str) -> None:
 
 
 def adapter_key(name: str) -> str:
-    """A parameter name without the prefixes of the library, from `layers.` on."""
+    """Return a parameter name without the prefixes of the library, from `layers.` on."""
     return name[name.index("layers.") :].replace(".default", "") if "layers." in name else name

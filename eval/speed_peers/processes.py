@@ -33,7 +33,7 @@ REQUIREMENTS: dict[str, list[str]] = {
 
 
 def ensure_environment(name: str, workdir: Path) -> Path:
-    """The Python interpreter of a library's environment, which is created once for its requirements.
+    """Return the Python interpreter of a library's environment, which is created once for its requirements.
 
     Raises:
         RuntimeError: if pip fails, for example without a network.
@@ -122,13 +122,13 @@ def watched(command: list[str], environment: dict[str, str], limit: int, log: Pa
 
 
 def _other_seconds() -> float:
-    """Processor time of all programs but the ended children of this one."""
+    """Return processor time of all programs but the ended children of this one."""
     system, own = psutil.cpu_times(), os.times()
     return float(system.user + system.system) - own.children_user - own.children_system
 
 
 def smallest_cosine(rows_ND: np.ndarray, other_ND: np.ndarray) -> float:
-    """The smallest cosine of corresponding rows."""
+    """Return the smallest cosine of corresponding rows."""
     if rows_ND.shape != other_ND.shape:
         raise ValueError(f"expected rows of shape {rows_ND.shape}, got {other_ND.shape}.")
     one, other = rows_ND.astype(np.float64), other_ND.astype(np.float64)
@@ -136,7 +136,7 @@ def smallest_cosine(rows_ND: np.ndarray, other_ND: np.ndarray) -> float:
 
 
 def worker_environment(threads: int) -> dict[str, str]:
-    """Environment variables of a worker: no network, no GPU, no packages of another environment."""
+    """Return environment variables of a worker: no network, no GPU, no packages of another environment."""
     limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
     offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "CUDA_VISIBLE_DEVICES": ""}
     paths = {"PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONUNBUFFERED": "1"}

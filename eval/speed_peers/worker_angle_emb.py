@@ -26,7 +26,7 @@ def adapter(job: Job) -> Answer:
 
 
 def fit(job: Job) -> tuple[Any, Clock]:
-    """The trained model, and its clock."""
+    """Return the trained model, and its clock."""
     from datasets import Dataset
 
     model = angle.AnglE(

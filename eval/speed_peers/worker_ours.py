@@ -25,7 +25,7 @@ NO_LIMIT = 8192  # tokens
 
 
 def train(job: Job) -> Answer:
-    """The steps of the trainer, with tokenization in line: the times of the others include it, too."""
+    """Return times and losses of training steps; tokenization is included, as in the times of the other libraries."""
     encoder = open_encoder(job)
     encoder.add_lora(LoraSettings(rank=job.rank, alpha=job.alpha, dropout=0, targets=["all-linear"]))
     load_start(encoder.model, job.adapter)
@@ -66,7 +66,7 @@ def open_encoder(job: Job) -> SentenceEncoder:
 
 
 def text_facts(encoder: SentenceEncoder, texts: Sequence[str]) -> dict[str, int]:
-    """Numbers of texts, unique texts, and texts that are longer than the maximum."""
+    """Return the numbers of texts, unique texts, and texts that are longer than the maximum."""
     uncut = SentenceTokenizer(encoder.tokenizer, encoder.prompt, NO_LIMIT)
     too_long = sum(len(ids) > encoder.max_length for ids in uncut(texts))
     return {"texts": len(texts), "unique_texts": len(set(texts)), "too_long": too_long}

@@ -128,7 +128,7 @@ class Corpus:
         return {index: row.text for index, row in rows if index in indices and isinstance(row, CorpusText)}
 
     def survey(self, *, skip_bad: bool) -> Survey:
-        """Reads every row once.
+        """Read every row once.
 
         Raises:
             DataError: for the first bad row, with its file and line, unless bad rows are skipped; if there is no text;

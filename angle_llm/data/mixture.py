@@ -84,7 +84,7 @@ class Mixture(ByIndex):
 
 
 def load_mixture(settings: DataSettings, cache: Path | None = None) -> Mixture:
-    """Reads the datasets of the settings; `cache` as in `load_examples`.
+    """Read the datasets of the settings; `cache` as in `load_examples`.
 
     Raises:
         DataError: for a dataset that cannot be read, or is named twice.

@@ -205,7 +205,7 @@ def test_ignored_signals_stay_ignored_and_threads_install_no_handler() -> None:
     assert seen == handlers()
 
 
-@pytest.mark.parametrize("reader", ["stays", "ends"])
+@pytest.mark.parametrize("reader", [pytest.param("stays", marks=pytest.mark.slow), "ends"])
 def test_ctrl_c_writes_a_checkpoint_even_if_the_reader_of_the_output_ends(
     reader: str, settings: TrainSettings, tmp_path: Path
 ) -> None:
@@ -243,7 +243,7 @@ def test_ctrl_c_writes_a_checkpoint_even_if_the_reader_of_the_output_ends(
     ("seed", "timed", "inside", "processes"),
     [
         pytest.param(1, 2, 4, 1, marks=pytest.mark.slow),
-        (3, 1, 1, 2),
+        pytest.param(3, 1, 1, 2, marks=pytest.mark.slow),
         pytest.param(2, 40, 20, 1, marks=pytest.mark.slow),
         pytest.param(4, 6, 4, 2, marks=pytest.mark.slow),
     ],

@@ -44,7 +44,8 @@ def test_every_file_is_tested_and_described() -> None:
         assert f"ZeRO-{stage}" in STRATEGY[name]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in STRATEGY])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRATEGY)
 def test_the_recipe_runs_with_it(name: str, tmp_path: Path) -> None:
     if name != "data_parallel":
         pytest.importorskip("deepspeed", reason="the extra `distributed` is not installed")

@@ -191,18 +191,11 @@ def test_accumulated_batches_equal_their_mean(files: Files, tmp_path: Path) -> N
     (line,) = metrics(tmp_path / "eight")
     assert len(losses) == 8
     assert line["loss"] == pytest.approx(sum(losses) / 8, rel=1e-5)
+    again = shutil.copy(files.triples, tmp_path / "again.jsonl")
+    same = ["--data.path", f"{files.triples},{again}", "--data.batches", "by_set", "--batch-size", "24"]
     for accumulation in ("1", "2"):  # all rows in each batch: the same gradient, however many are averaged
-        run = [
-            *training(files, tmp_path / accumulation),
-            *still,
-            "--batch-size",
-            "24",
-            "--epochs",
-            "2",
-            "--max-steps",
-            "1",
-        ]
-        command("angle-llm", "train", *run, "--accumulation", accumulation, "--data.batches", "by_set")
+        run = [*training(files, tmp_path / accumulation), *still, *same, "--max-steps", "1"]
+        command("angle-llm", "train", *run, "--accumulation", accumulation)
     one, two = (metrics(tmp_path / accumulation)[0]["gradient_norm"] for accumulation in ("1", "2"))
     assert two == pytest.approx(one, rel=1e-5)
 

@@ -24,21 +24,11 @@ from pydantic.dataclasses import dataclass
 from typing_extensions import dataclass_transform
 
 Settings = TypeVar("Settings")
-
-
 STRICT = ConfigDict(extra="forbid")
-
-
 # Their keys are the user's own names, not settings.
 _FREE_KEYS = ("columns", "where")
-
-
 Positive = Annotated[int, Ge(1)]
-
-
 NonNegative = Annotated[int, Ge(0)]
-
-
 PositiveFloat = Annotated[float, Gt(0), Lt(math.inf)]
 
 

@@ -60,7 +60,7 @@ FAULTS = [
     Fault("missing-deduplication", "plan_micro_batches", "texts = list(row_of_ids)",
           "row_of, texts = list(range(len(ids))), [tuple(text) for text in ids]", SHARED),
     Fault("cut-prompt-tail", "SentenceTokenizer._apply", "[before + ids + after for ids in found]",
-          "[(before + ids + after)[: self._room] for ids in found]", contract("encoder", "loses_its_end")),
+          "[(before + ids + after)[: self._text_tokens] for ids in found]", contract("encoder", "loses_its_end")),
     Fault("special-tokens-parsed", "plain_ids", "split_special_tokens=True", "split_special_tokens=False",
           contract("encoder", "plain_text")),
     Fault("edits-skipped", "SentenceTokenizer.__call__", "self.prompt.edit(text)", "text",

@@ -154,10 +154,10 @@ class SentenceTokenizer:
         overhead = len(before) + sum(map(len, plain_ids(tokenizer, [head, merge_span]))) + len(after)
         if max_length - special <= overhead:
             raise ValueError(
-                f"max_length {max_length} leaves no room for a text: prompt {prompt.name!r} takes {overhead} tokens and special "
+                f"max_length {max_length} is too small for a text: prompt {prompt.name!r} takes {overhead} tokens and special "
                 f"tokens {special}. Raise max_length, or choose a shorter prompt."
             )
-        self._room = max_length - special - len(before) - len(after)
+        self._text_tokens = max_length - special - len(before) - len(after)
         (self._textless_ids,) = self._apply([""])
 
     def __call__(self, texts: Sequence[str], first: int = 0) -> list[list[int]]:
@@ -168,13 +168,13 @@ class SentenceTokenizer:
             if ids == self._textless_ids:
                 raise ValueError(
                     f"text {first + position}: {texts[position]!r:.80} has no token beside prompt {self.prompt.name!r}. Either "
-                    f"the tokenizer drops all its characters, or max_length {self.max_length} has no room for its first one."
+                    f"the tokenizer drops all its characters, or max_length {self.max_length} is too small for its first one."
                 )
         return [self.special_tokens.before + ids + self.special_tokens.after for ids in found]
 
     def _apply(self, texts: Sequence[str]) -> list[list[int]]:
         before, head, merge_span, after = self.template
-        found = plain_ids(self.tokenizer, [head + text + merge_span for text in texts], self._room)
+        found = plain_ids(self.tokenizer, [head + text + merge_span for text in texts], self._text_tokens)
         return [before + ids + after for ids in found]
 
 

@@ -24,7 +24,12 @@ from angle_llm.model.attention import find_sharing
 from angle_llm.model.backbone import absolute_name, is_causal, torch_device, weights_fingerprint
 from angle_llm.model.checks import CARD_NAME, ArtifactError, as_artifact_error, check_states, evaluating
 from angle_llm.model.depth import LayerStack
-from angle_llm.model.fast_paths import bound_kernel_caches, keep_freed_memory, patch_bitsandbytes
+from angle_llm.model.fast_paths import (
+    attention_kernels,
+    bound_kernel_caches,
+    keep_freed_memory,
+    patch_bitsandbytes,
+)
 from angle_llm.model.micro_batches import EncodeStats, Plan, plan_micro_batches
 from angle_llm.model.pooling import EmbeddingModel, checked_pooling
 from angle_llm.model.quantization import bits_of, without_outliers
@@ -292,7 +297,8 @@ class SentenceEncoder:
         rows_NC = np.empty((len(texts), columns), dtype=np.float32)
         plans: list[Plan] = []
         bar = progress_bar("encode", len(texts), "text", enabled=show_progress, transient=True)
-        with evaluating(self.model) as device, keep_freed_memory() if on_cpu else nullcontext(), bar as progress:
+        memory = keep_freed_memory() if on_cpu else nullcontext()
+        with evaluating(self.model) as device, attention_kernels(self.device), memory, bar as progress:
             for first in range(0, len(texts), TEXTS_PLANNED):
                 plan = self.plan_ids(self.tokenize(texts[first : first + TEXTS_PLANNED], first), budget)
                 rows_UC = torch.empty(plan.unique, columns)

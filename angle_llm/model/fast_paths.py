@@ -3,7 +3,8 @@
 use_short_lora        LoRA layers of peft in fewer passes over memory. SmolLM2, CPU: float32 229 to 243 tokens/s,
                       bfloat16 306 to 401.
 PooledLastLayer       last layer of a decoder for pooled positions only. 2.5 % fewer operations at 30 layers.
-PLAIN_ATTENTION_TOKENS  attention of short texts on a CPU without a fused kernel. Up to 2x in bfloat16.
+attention_kernels     attention of short texts on a CPU without a fused kernel: up to 2x in bfloat16. On a GPU without
+                      cuDNN: torch prefers it on Hopper, and it plans again for each shape (by reading; not measured).
 patch_bitsandbytes    quantized layers that train correctly after an evaluation.
 bound_kernel_caches   fewer oneDNN kernels in memory. Peak of a step of 4,096 triples: 4,338 to 3,168 MiB.
 keep_freed_memory     no page faults for temporaries. 12 % of the time of encoding in float32 on a CPU.
@@ -21,19 +22,31 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from angle_llm.model.checks import evaluating, relative_difference
 
 PLAIN_ATTENTION_TOKENS = 128
 """Longest text (tokens) for which a CPU attends without a fused kernel: its flash kernel is slower there (2x in
 bfloat16), and faster from 256 tokens on, where plain attention also keeps the scores of every layer."""
+
+_GPU_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Without cuDNN: its plans are cached by exact shape, in an unbounded cache, and micro-batches have many shapes."""
+
+
+def attention_kernels(device: torch.device, longest_text: int | None = None) -> AbstractContextManager[None]:
+    """Return a context that selects the kernels of attention; `longest_text` (tokens) is that of a training step."""
+    if device.type != "cpu":
+        return sdpa_kernel(_GPU_KERNELS)
+    plain = longest_text is not None and longest_text <= PLAIN_ATTENTION_TOKENS
+    return sdpa_kernel(SDPBackend.MATH) if plain else nullcontext()
 
 
 class _LoraLinear(torch.autograd.Function):

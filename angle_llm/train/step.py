@@ -11,11 +11,10 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from angle_llm.data.batch import TextBatch
 from angle_llm.losses import Objective, ObjectiveValue, Relation
-from angle_llm.model import fast_paths
+from angle_llm.model.fast_paths import attention_kernels
 from angle_llm.model.micro_batches import MicroBatch, Plan
 from angle_llm.train.distributed import Processes
 from angle_llm.train.rng import set_torch_state, torch_state
@@ -23,7 +22,6 @@ from angle_llm.train.strategies import SingleProcess
 
 Boundary = Callable[[Tensor], tuple[ObjectiveValue, Tensor]]
 """Map the rows of unique texts (U, D) to the loss and dE (U, D)."""
-_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
 
 
 @dataclass(frozen=True)
@@ -73,8 +71,7 @@ def boundary_step(
     strategy = strategy or SingleProcess(Processes(device=next(model.parameters()).device))
     cached = plan.largest_share > graph_tokens
     run = step_cached if cached else step_with_graphs
-    plain = strategy.processes.device.type == "cpu" and plan.longest_text <= fast_paths.PLAIN_ATTENTION_TOKENS
-    with sdpa_kernel([SDPBackend.MATH] if plain else _KERNELS):
+    with attention_kernels(strategy.processes.device, plan.longest_text):
         value = run(model, plan, partial(loss_and_gradient, plan, batch, objective, weight), strategy)
     parts = {name: float(part) for name, part in value.parts.items()}
     return StepResult(float(value.loss), parts, len(batch), len(batch.left), plan, cached)

@@ -16,7 +16,7 @@ from transformers import AutoModel, GraniteConfig
 from angle_llm import SentenceEncoder
 from angle_llm.config import LoraSettings
 from angle_llm.model import fast_paths, lora
-from angle_llm.model.fast_paths import PooledLastLayer, lora_linear
+from angle_llm.model.fast_paths import PooledLastLayer, attention_kernels, lora_linear
 from angle_llm.model.micro_batches import PrefixSharing
 
 TEXTS = ["A man is eating.", "Someone eats.", "A man is eating bread.", "Hi", "Hi"]
@@ -215,3 +215,14 @@ def test_freed_memory_is_kept_inside_and_returned_afterwards() -> None:
     assert before < 100
     assert inside >= 400
     assert after < 100
+
+
+def test_attention_on_a_gpu_does_not_use_cudnn() -> None:
+    def enabled() -> tuple[bool, bool, bool]:
+        backends = torch.backends.cuda
+        return backends.flash_sdp_enabled(), backends.mem_efficient_sdp_enabled(), backends.cudnn_sdp_enabled()
+
+    before = enabled()
+    with attention_kernels(torch.device("cuda"), longest_text=50):
+        assert enabled() == (True, True, False)
+    assert enabled() == before

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from angle_llm.model.activation_checkpointing import uses_other_checkpointing
 from angle_llm.model.checks import evaluating, relative_difference
 from angle_llm.model.micro_batches import PrefixSharing
 from angle_llm.model.prefix_trie import Trie, build_trie, shared_prefixes
@@ -145,12 +146,14 @@ def trie_states(backbone: nn.Module, ids_1T: Tensor, trie: Trie) -> Tensor:
     """Return the last hidden states (1, T, D) of the nodes. Not thread-safe: `EmbeddingModel` holds a lock.
 
     Raises:
-        RuntimeError: under activation checkpointing, which would compute the layers again with the usual attention.
+        RuntimeError: under the activation checkpointing of transformers, which would compute the layers again with the
+            usual attention.
     """
-    if backbone.training and any(getattr(module, "gradient_checkpointing", False) for module in backbone.modules()):
+    if backbone.training and uses_other_checkpointing(backbone):
         raise RuntimeError(
-            "prefix sharing does not work with activation checkpointing. Call "
-            "activation_checkpointing_disable() on the backbone; a smaller graph_tokens saves the same memory."
+            "prefix sharing does not work with the activation checkpointing of transformers. Call "
+            "activation_checkpointing_disable() on the backbone, and checkpoint_activations(True) on the EmbeddingModel "
+            "(setting: activation_checkpointing)."
         )
     with _trie_attention(backbone):
         states_1TD: Tensor = backbone(

@@ -146,13 +146,17 @@ def test_rotary_frequencies_that_depend_on_the_longest_text_limit_sharing() -> N
     assert _steady_positions(SimpleNamespace(rope_parameters=None)) == MOST_TOKENS
 
 
-def test_activation_checkpointing_is_refused() -> None:
+def test_the_activation_checkpointing_of_transformers_is_refused() -> None:
     encoder = wide("llama")
     plan = encoder.plan(TEXTS, 10_000)
     encoder.model.train()
     encoder.model.backbone.activation_checkpointing_enable()
+    inputs = plan.micro_batches[0].inputs(torch.device("cpu"))
     with pytest.raises(RuntimeError, match="activation_checkpointing_disable"):
-        encoder.model(**plan.micro_batches[0].inputs(torch.device("cpu")))
+        encoder.model(**inputs)
+    encoder.model.backbone.activation_checkpointing_disable()
+    encoder.model.checkpoint_activations(True)
+    assert encoder.model(**inputs).shape == (len(plan.groups[0].rows), encoder.dimensions)
 
 
 def test_a_long_prompt_head_does_not_multiply_the_gathered_keys() -> None:

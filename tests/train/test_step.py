@@ -16,6 +16,7 @@ from angle_llm.config import LoraSettings
 from angle_llm.data.batch import TextBatch
 from angle_llm.data.formats import PositivePair, ScoredPair, Triple
 from angle_llm.losses import AngleObjective, MixedObjective, NestedObjective, ObjectiveValue, Part, Relation
+from angle_llm.model.depth import LayerStack
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.micro_batches import PrefixSharing
 from angle_llm.train.step import DivergedError, StepResult, boundary_step
@@ -227,6 +228,48 @@ def test_dropout_is_the_same_in_both_passes_of_a_cached_step() -> None:
     assert kept_next == cached_next, "the generator is left where a kept step leaves it"
     torch.manual_seed(6)
     assert step(encoder, 60, KEEP).loss != kept_loss, "dropout was on"
+
+
+@pytest.mark.parametrize("graph_tokens", [KEEP, CACHE], ids=["kept", "cached"])
+@pytest.mark.parametrize("nested", [False, True], ids=["", "nested"])
+@pytest.mark.parametrize(
+    ("kind", "pooling", "layout"),
+    [
+        ("llama", None, "trie"),
+        ("llama", None, "padded"),
+        ("llama", "mean", "padded"),
+        ("qwen3", None, "trie"),
+        ("gpt2", None, "trie"),
+        ("opt", None, "trie"),
+        ("bert", None, "padded"),
+        ("roberta", "cls", "padded"),
+    ],
+)
+@pytest.mark.usefixtures("_float64_norm")
+def test_layers_computed_again_give_the_same_gradient_with_dropout(
+    kind: str, pooling: str | None, layout: str, nested: bool, graph_tokens: int
+) -> None:
+    encoder = force(layout, trainable_encoder(kind, torch.float64, dropout=0.3, pooling=pooling))
+    objective = NestedObjective(OBJECTIVE, dimensions=[8], layers=[1]) if nested else OBJECTIVE
+    encoder.model.read_layers([1] if nested else [])
+    encoder.model.train()
+    calls: list[object] = []
+    layer: Any = LayerStack.of(encoder.model.backbone).layers[0]
+    next(layer.children()).register_forward_hook(lambda module, *_: calls.append(module))
+    results = []
+    for enabled in (False, True):
+        encoder.model.checkpoint_activations(enabled)
+        calls.clear()
+        torch.manual_seed(5)
+        result = step(encoder, 60, graph_tokens, objective=objective)
+        assert (result.plan.layout, result.cached) == (layout, graph_tokens == CACHE)
+        results.append((result.loss, take_gradients(encoder.model), len(calls), torch.rand(1)))
+    (loss, gradients, once, next_number), (again_loss, again_gradients, twice, again_number) = results
+    assert again_loss == loss
+    assert largest_difference(gradients, again_gradients) < 1e-12
+    passes = 2 if graph_tokens == CACHE else 1
+    assert twice == once * (passes + 1) / passes, "a layer is computed once more for the backward pass"
+    assert next_number == again_number, "the generator is left where the step without checkpointing leaves it"
 
 
 def test_the_graph_of_the_loss_is_freed_before_the_second_pass() -> None:

@@ -1,0 +1,81 @@
+"""Activation checkpointing: a layer keeps its input only, and is computed again in the backward pass.
+
+The attention of a prefix trie is set on the configuration of the backbone during its forward pass. The second
+computation of a layer runs later, so `LayerCheckpoint` sets the same attention again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from angle_llm.model.depth import LayerStack
+from angle_llm.model.lora import without_adapter
+
+_LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+_LOCKS_LOCK = threading.Lock()
+
+
+def forward_lock(backbone: nn.Module) -> threading.RLock:
+    """Return the lock of a backbone: a forward pass, and a layer computed again, set its attention and layer outputs,
+    which another thread would use."""
+    with _LOCKS_LOCK:
+        return _LOCKS.setdefault(without_adapter(backbone), threading.RLock())
+
+
+@dataclass(frozen=True)
+class LayerCheckpoint:
+    """Computes a layer with `torch.utils.checkpoint`: with the same attention and dropout masks both times."""
+
+    backbone: nn.Module
+
+    def __call__(self, layer: Callable[..., Any], *states: Any) -> Any:
+        return checkpoint(layer, *states, use_reentrant=False, context_fn=self._contexts)
+
+    def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        config: Any = without_adapter(self.backbone).config.get_text_config()  # type: ignore[operator,union-attr]
+        return nullcontext(), self._again(config, config._attn_implementation)
+
+    @contextmanager
+    def _again(self, config: Any, attention: str) -> Iterator[None]:
+        with forward_lock(self.backbone):  # on a GPU, another thread than that of the forward pass
+            usual = config._attn_implementation
+            config._attn_implementation = attention
+            try:
+                yield
+            finally:
+                config._attn_implementation = usual
+
+
+def uses_other_checkpointing(backbone: nn.Module) -> bool:
+    """Return whether the backbone checkpoints activations in another way, as transformers enables it."""
+    return any(
+        getattr(module, "gradient_checkpointing", False)
+        and not isinstance(getattr(module, "_gradient_checkpointing_func", None), LayerCheckpoint)
+        for module in backbone.modules()
+    )
+
+
+def checkpoint_layers(backbone: nn.Module, *, enabled: bool) -> None:
+    """Checkpoint the activations of all layers but the last one, which the backward pass computes again at once.
+
+    Raises:
+        ValueError: if the layers of the backbone cannot be checkpointed.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers: list[Any] = list(LayerStack.of(backbone).layers)
+    other = [type(layer).__name__ for layer in layers if not isinstance(layer, GradientCheckpointingLayer)]
+    if other:
+        name = type(without_adapter(backbone)).__name__
+        raise ValueError(f"activation checkpointing: {name} has layers of type {other[0]}, which do not support it.")
+    for layer in layers[:-1]:
+        layer.gradient_checkpointing = enabled
+        layer._gradient_checkpointing_func = LayerCheckpoint(backbone)

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # accelerate gives a CPU process one thread unless told otherwise.
 CORES ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
-.PHONY: demo extras test test-all check bench report
+.PHONY: demo extras test test-all test-gpu check bench report
 
 # Installs once; again when the pins or the package's metadata change.
 $(VENV)/installed: .ci/constraints.txt pyproject.toml
@@ -31,6 +31,10 @@ test: $(VENV)/installed
 
 test-all: $(VENV)/installed
 	$(BIN)/python -m pytest
+
+# On a machine with a GPU; every other target hides it from the tests.
+test-gpu: $(VENV)/extras
+	$(BIN)/python -m pytest -m gpu -n 0
 
 check: $(VENV)/extras  # types of optional packages too
 	$(BIN)/ruff check .

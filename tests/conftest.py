@@ -25,8 +25,22 @@ LONGEST = (
 """Files that take a minute and more."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide GPUs, unless only their tests are selected (`pytest -m gpu`): all other tests are for a CPU."""
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the longest files first: at the end they would keep one worker busy while the others are idle."""
+    """Run the longest files first: at the end they would keep one worker busy while the others are idle.
+    Skip tests of a GPU where none is visible."""
+    if any(item.get_closest_marker("gpu") for item in items):
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in items:
+                if item.get_closest_marker("gpu"):
+                    item.add_marker(pytest.mark.skip(reason="needs a GPU and `pytest -m gpu`"))
     order = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
 

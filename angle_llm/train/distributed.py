@@ -53,13 +53,13 @@ class Processes:
         from accelerate import Accelerator
         from accelerate.utils import InitProcessGroupKwargs
 
-        with_deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false") == "true"
+        with_deepspeed = _flag(os.environ, "ACCELERATE_USE_DEEPSPEED")
         several = with_deepspeed or int(os.environ.get("WORLD_SIZE", "1")) > 1
-        no_device = several and not torch.accelerator.is_available()
-        backend = "gloo" if no_device else "nccl" if torch.cuda.is_available() else None
+        on_cpu = _flag(os.environ, "ACCELERATE_USE_CPU") or (several and not torch.accelerator.is_available())
+        backend = "gloo" if on_cpu else "nccl" if torch.cuda.is_available() else None
         accelerator = Accelerator(
             # True would turn DeepSpeed off; False without a GPU would not connect the processes.
-            cpu=no_device and not with_deepspeed,
+            cpu=on_cpu and not with_deepspeed,
             mixed_precision="no",  # the settings choose the dtype, not the launcher
             deepspeed_plugin=_deepspeed_plugin() if with_deepspeed else None,
             # ProcessWatch detects a lost process; a rank that writes or reads data may take long.
@@ -182,11 +182,16 @@ def check_launch(kind: str, deepspeed_config: Mapping[str, Any], environment: Ma
     Raises:
         SettingsError: with the reason and a supported alternative.
     """
-    fsdp = environment.get("ACCELERATE_USE_FSDP", "false") == "true"  # without a GPU, `kind` does not show it
+    fsdp = _flag(environment, "ACCELERATE_USE_FSDP")  # without a GPU, `kind` does not show it
     if fsdp or not (kind in ("NO", "DEEPSPEED") or kind.startswith("MULTI_")):
         raise SettingsError(
             f"the launcher selects {'FSDP' if fsdp else kind}, which is not supported. To partition weights, use ZeRO-3: "
             "accelerate launch --config_file deepspeed_configs/zero3.yaml."
+        )
+    if _flag(environment, "ACCELERATE_USE_DEEPSPEED") and _flag(environment, "ACCELERATE_USE_CPU"):
+        raise SettingsError(
+            "the launcher selects DeepSpeed and the CPU, and Accelerate then turns DeepSpeed off. Set use_cpu: false in the "
+            "config file and omit --cpu; to keep a run off the GPUs, set CUDA_VISIBLE_DEVICES=''."
         )
     if environment.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() != "no":
         raise SettingsError("the launcher selects torch.compile, which is not supported: use --dynamo_backend no.")
@@ -200,6 +205,11 @@ def check_launch(kind: str, deepspeed_config: Mapping[str, Any], environment: Ma
             "the DeepSpeed config selects tensor, pipeline or sequence parallelism, but every rank encodes its own texts. "
             "Remove that section. To partition weights, use ZeRO-3."
         )
+
+
+def _flag(environment: Mapping[str, str], name: str) -> bool:
+    """Return whether a variable of the launcher is true, as Accelerate reads it."""
+    return environment.get(name, "false").lower() in ("y", "yes", "t", "true", "on", "1")
 
 
 def _deepspeed_plugin() -> Any:
@@ -219,6 +229,6 @@ def _deepspeed_plugin() -> Any:
         zero_allow_untested_optimizer=True,
         zero_force_ds_cpu_optimizer=False,  # torch's AdamW also with offload: same numbers, nothing to compile
     )
-    if plugin.zero_stage != 2:  # with any number of backward passes, DeepSpeed can overlap in stage 2 only
+    if plugin.zero_stage < 2:  # DeepSpeed cannot overlap there with any number of backward passes
         plugin.deepspeed_config["zero_optimization"]["overlap_comm"] = False
     return plugin

@@ -5,15 +5,17 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from programs import run
 
 from angle_llm.config import ModelSettings, TrainSettings
 from angle_llm.run import check_names
 from angle_llm.settings_io import SettingsError
-from angle_llm.train.distributed import check_launch
+from angle_llm.train.distributed import Processes, check_launch
 
 
 def program(name: str, *arguments: str) -> str:
@@ -75,6 +77,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, str], str]] = {
     "compile": ("NO", {}, {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "--dynamo_backend no"),
     "fp16": ("DEEPSPEED", {"fp16": {"enabled": True}}, {}, "bf16 or fp16.*model.dtype"),
     "tensor": ("DEEPSPEED", {"tensor_parallel": {"autotp_size": 2}}, {}, "tensor.*ZeRO-3"),
+    "DeepSpeed on a CPU": (
+        "NO",
+        {},
+        {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_USE_CPU": "True"},
+        "turns DeepSpeed off.*use_cpu: false",
+    ),
     "pipeline": ("DEEPSPEED", {"pipeline": {}}, {}, "pipeline.*ZeRO-3"),
 }
 
@@ -89,6 +97,29 @@ def test_an_unsupported_launch_is_refused_with_an_alternative(case: str) -> None
 @pytest.mark.parametrize("kind", ["NO", "MULTI_CPU", "MULTI_GPU", "DEEPSPEED"])
 def test_other_launches_are_accepted(kind: str) -> None:
     check_launch(kind, {"bf16": {"enabled": "auto"}, "tensor_parallel": {}}, {"ACCELERATE_DYNAMO_BACKEND": "NO"})
+
+
+@pytest.mark.parametrize(("use_cpu", "backend"), [("True", "gloo"), ("False", "nccl")])
+def test_use_cpu_holds_on_a_machine_with_gpus(use_cpu: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`use_cpu: true` of a launcher's config file; no GPU and no other process is needed to see what is requested."""
+    requested: dict[str, Any] = {}
+
+    def accelerator(**named: Any) -> SimpleNamespace:
+        requested.update(named)
+        device = torch.device("cpu" if named["cpu"] else "cuda:0")
+        state = SimpleNamespace(device=device, process_index=0, num_processes=2, local_process_index=0)
+        state.deepspeed_plugin = None
+        return SimpleNamespace(state=state, distributed_type=SimpleNamespace(value="NO"))
+
+    monkeypatch.setattr("accelerate.Accelerator", accelerator)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", use_cpu)
+    processes = Processes.start()
+    assert processes.device.type == ("cpu" if use_cpu == "True" else "cuda")
+    assert requested["cpu"] is (use_cpu == "True")
+    assert requested["kwargs_handlers"][0].backend == backend
 
 
 def test_quantisation_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

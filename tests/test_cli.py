@@ -12,7 +12,7 @@ from programs import run
 from tiny import save_tiny_base
 
 from angle_llm import cli
-from angle_llm.cli import DEBUG_VARIABLE, NO_BARS, guarded, main
+from angle_llm.cli import ALLOCATOR, DEBUG_VARIABLE, NO_BARS, guarded, main
 from angle_llm.config import DataSource
 from angle_llm.data import DataError
 from angle_llm.data.examples import DataReport
@@ -187,6 +187,18 @@ def test_progress_bars_are_shown_only_in_terminals(terminal: bool, monkeypatch: 
     seen: list[str | None] = []
     guarded(lambda: seen.extend(os.environ.get(variable) for variable in NO_BARS))
     assert seen == [None if terminal else "1"] * 3
+
+
+@pytest.mark.parametrize("given", [{}, {"PYTORCH_ALLOC_CONF": "garbage_collection_threshold:0.8"}])
+def test_gpu_memory_is_allocated_in_growing_segments(given: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ALLOCATOR:
+        monkeypatch.setenv(variable, "")  # so that it is restored afterwards
+        monkeypatch.delenv(variable)
+    for variable, value in given.items():
+        monkeypatch.setenv(variable, value)
+    seen: list[str | None] = []
+    guarded(lambda: seen.append(os.environ.get(ALLOCATOR[0])))
+    assert seen == [None if given else "expandable_segments:True"], "settings of the user have priority"
 
 
 def test_redirected_output_is_readable(base: str, tmp_path: Path) -> None:

@@ -96,6 +96,14 @@ class Processes:
         all of them. Quantised weights are packed layer by layer on the device that uses them."""
         return torch.device("cpu") if self.zero_stage == 3 and bits is None else self.device
 
+    def use_tf32(self) -> bool:
+        """Compute float32 products of a GPU in TF32 (10 bits of mantissa): about eight times the peak of true float32.
+        Return whether this device is a GPU. The environment variable NVIDIA_TF32_OVERRIDE=0 prevents it."""
+        on_gpu = self.device.type == "cuda"
+        if on_gpu:
+            torch.set_float32_matmul_precision("high")
+        return on_gpu
+
     def __str__(self) -> str:
         zero = self.deepspeed_config.get("zero_optimization", {})
         offload = any(

@@ -122,6 +122,15 @@ def test_use_cpu_holds_on_a_machine_with_gpus(use_cpu: str, backend: str, monkey
     assert requested["kwargs_handlers"][0].backend == backend
 
 
+def test_float32_products_use_tf32_on_a_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[str] = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", chosen.append)
+    assert not Processes().use_tf32()
+    assert chosen == []
+    assert Processes(device=torch.device("cuda:0")).use_tf32()
+    assert chosen == ["high"]
+
+
 def test_quantisation_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     settings = TrainSettings(model=ModelSettings("org/model", bits=4))

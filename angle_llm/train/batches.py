@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -42,13 +43,21 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
 
 
 class PlannedBatch(NamedTuple):
-    """A batch, the plan of its computation, and its loss."""
+    """A batch and its loss."""
 
     batch: TextBatch
-    plan: Plan
     loss: Objective
     counts: dict[str, int]
     """Examples per dataset; empty if there is one dataset."""
+
+
+class PlannedGroup(NamedTuple):
+    """Batches of a step that are encoded together, and the plan of their texts, one batch after the other."""
+
+    batches: list[PlannedBatch]
+    plan: Plan
+    budget: TokenBudget
+    """The budget of the plan."""
 
 
 class BatchPlanner:
@@ -73,10 +82,10 @@ class BatchPlanner:
                 self._tokenizers.append(encoder.with_prompt(prompt).tokenize)
             self.prompts.append(known[prompt.fingerprint])
 
-    def steps(self, steps: Iterator[tuple[int, list[list[int]]]]) -> Iterator[tuple[int, list[PlannedBatch]]]:
+    def steps(self, steps: Iterator[tuple[int, list[list[int]]]]) -> Iterator[tuple[int, list[PlannedGroup]]]:
         """Yield the epoch and the batches of each optimizer step, given their example indices."""
         for epoch, batches in steps:
-            yield epoch, [self._planned(indices) for indices in batches]
+            yield epoch, self.grouped([self._batch(indices) for indices in batches])
 
     def batch(self, indices: Sequence[int]) -> TextBatch:
         """Return the texts and relation of some examples."""
@@ -93,9 +102,37 @@ class BatchPlanner:
         return ids
 
     def plan(self, batch: TextBatch) -> Plan:
-        """Return the micro-batches of a batch within the current budget."""
+        """Return the micro-batches of a batch alone, within the current budget."""
         ids = self.tokenize(batch.texts, batch.prompts)
         return self.encoder.plan_ids(ids, self.budget.micro_batch_tokens, self.world_size)
+
+    def grouped(self, batches: Sequence[PlannedBatch]) -> list[PlannedGroup]:
+        """Plan the batches of a step within the current budget, as many together as keep their activations.
+
+        Batches are together, in order, only if no rank computes more than `graph_tokens` tokens of them. So a batch
+        that is encoded twice is alone, and none is encoded twice that would be encoded once if it were alone. The
+        result depends on token ids, budget and number of ranks only.
+        """
+        budget = self.budget  # another thread may lower it
+        ids = [self.tokenize(each.batch.texts, each.batch.prompts) for each in batches]
+        tokens = [sum(map(len, texts)) for texts in ids]
+        groups: list[PlannedGroup] = []
+        share = 0.0  # tokens of the largest rank per token of the texts, in the last plan
+        first = 0
+        while first < len(batches):
+            count = left = len(batches) - first
+            while True:
+                while count > 1 and share * sum(tokens[first : first + count]) > budget.graph_tokens:
+                    count -= 1
+                count = -(-left // -(-left // count))  # as many groups, of about equally many batches
+                together = list(chain.from_iterable(ids[first : first + count]))
+                plan = self.encoder.plan_ids(together, budget.micro_batch_tokens, self.world_size)
+                share = plan.largest_share / sum(tokens[first : first + count])
+                if plan.largest_share <= budget.graph_tokens or count == 1:
+                    break
+            groups.append(PlannedGroup(list(batches[first : first + count]), plan, budget))
+            first += count
+        return groups
 
     def digest(self) -> str:
         """Return a hash of what determines a plan: layout, pooling, padding, and the token ids of some examples."""
@@ -104,12 +141,12 @@ class BatchPlanner:
         values = (encoder.sharing, encoder.pooling, encoder.pad_id, self.tokenize(some.texts, some.prompts))
         return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
 
-    def _planned(self, indices: list[int]) -> PlannedBatch:
+    def _batch(self, indices: list[int]) -> PlannedBatch:
         batch = self.batch(indices)
         sets = [self.data.set_of(index) for index in indices]
         names = [each.name for each in self.data.sets]
         counts = {name: sets.count(number) for number, name in enumerate(names)} if len(names) > 1 else {}
-        return PlannedBatch(batch, self.plan(batch), self._loss(indices, sets), counts)
+        return PlannedBatch(batch, self._loss(indices, sets), counts)
 
     def _loss(self, indices: list[int], sets: list[int]) -> Objective:
         """Return the loss of the datasets in a batch. If losses or prompts differ, each applies to the pairs of its

@@ -48,13 +48,14 @@ class TokenBudget:
     micro_batch_tokens: int
     """Tokens of one forward pass."""
     graph_tokens: int
-    """Tokens of a batch up to which activations are kept for the backward pass."""
+    """Tokens, of batches encoded together, up to which activations are kept for the backward pass."""
 
     def halved(self, plans: Sequence[Plan]) -> TokenBudget | None:
         """Return half of the budget, or of what the plans need if that is less. None if nothing can be halved: every
         micro-batch is a single text and no activations are kept."""
         largest = max(group.computed_tokens for plan in plans for group in plan.groups)
-        kept = max(plan.largest_share for plan in plans)
-        if self.graph_tokens < kept and all(len(group.rows) == 1 for plan in plans for group in plan.groups):
+        shares = [plan.largest_share for plan in plans]
+        single_texts = all(len(group.rows) == 1 for plan in plans for group in plan.groups)
+        if single_texts and min(shares) > self.graph_tokens:
             return None
-        return TokenBudget(max(min(self.micro_batch_tokens, largest) // 2, 1), min(self.graph_tokens, kept) // 2)
+        return TokenBudget(max(min(self.micro_batch_tokens, largest) // 2, 1), min(self.graph_tokens, max(shares)) // 2)

@@ -76,9 +76,10 @@ class Metrics:
         self, step: int, epoch: int, results: Sequence[StepResult], rate: float, norm: float, counts: dict[str, float]
     ) -> None:
         """Log an optimizer step: means over its batches of the loss and its parts (of a part, over the batches that
-        have it), the counts, and the layout of the first batch."""
-        names = dict.fromkeys(name for result in results for name in result.parts)
-        parts = {name: [result.parts[name] for result in results if name in result.parts] for name in names}
+        have it), the counts, and the layout of the first group of batches."""
+        batches = [each for result in results for each in result.losses]
+        names = dict.fromkeys(name for each in batches for name in each.parts)
+        parts = {name: [each.parts[name] for each in batches if name in each.parts] for name in names}
         values = {
             "step": step,
             "epoch": epoch,
@@ -93,7 +94,8 @@ class Metrics:
 
 def mean_loss(results: Sequence[StepResult]) -> float:
     """Return the loss of an optimizer step: the mean over its batches."""
-    return sum(result.loss for result in results) / len(results)
+    batches = [each.loss for result in results for each in result.losses]
+    return sum(batches) / len(batches)
 
 
 class StepMeter:

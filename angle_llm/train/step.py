@@ -1,42 +1,62 @@
-"""One training step at the embedding boundary: encode, loss, dE, and back-propagation through the encoder.
+"""One training step at the embedding boundary: encode, losses, dE, and back-propagation through the encoder.
 
-Legend: N texts of the batch, U of them with different token ids, R texts of a micro-batch, D dimensions.
+Legend: N texts of the batches, U of them with different token ids, B of them in one batch, R texts of a micro-batch, D
+dimensions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from angle_llm.data.batch import TextBatch
-from angle_llm.losses import Objective, ObjectiveValue, Relation
+from angle_llm.losses import Objective, Relation
 from angle_llm.model.fast_paths import attention_kernels
 from angle_llm.model.micro_batches import MicroBatch, Plan
+from angle_llm.train.batches import PlannedBatch
 from angle_llm.train.distributed import Processes
 from angle_llm.train.rng import set_torch_state, torch_state
 from angle_llm.train.strategies import SingleProcess
 
-Boundary = Callable[[Tensor], tuple[ObjectiveValue, Tensor]]
-"""Map the rows of unique texts (U, D) to the loss and dE (U, D)."""
+
+@dataclass(frozen=True)
+class BatchLoss:
+    """The loss of one batch."""
+
+    loss: float
+    parts: dict[str, float]
+    """Each part before its weight."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """Loss and counts of a step."""
+    """Losses and counts of batches that were encoded together."""
 
-    loss: float
-    parts: dict[str, float]
+    losses: list[BatchLoss]
+    """One per batch."""
     texts: int
+    """Sum over the batches; a text of two batches counts twice."""
     pairs: int
-    """Scored pairs of the relation; a triple is two."""
+    """Scored pairs of the relations; a triple is two."""
     plan: Plan
     """Layout and tokens."""
     cached: bool
     """Whether each micro-batch was encoded twice (gradient caching)."""
+
+    @property
+    def loss(self) -> float:
+        """Mean over the batches."""
+        return sum(each.loss for each in self.losses) / len(self.losses)
+
+
+Boundary = Callable[[Tensor], tuple[list[BatchLoss], Tensor]]
+"""Map the rows of unique texts (U, D) to the losses and dE (U, D)."""
 
 
 class DivergedError(RuntimeError):
@@ -53,16 +73,33 @@ def boundary_step(
     weight: float = 1.0,
     strategy: SingleProcess | None = None,
 ) -> StepResult:
-    """Add the gradient of `weight` times the loss of a batch to the model's parameters.
+    """Add the gradient of `weight` times the loss of one batch to the model's parameters; see `group_step`."""
+    batches = [PlannedBatch(batch, objective, {})]
+    return group_step(model, plan, batches, graph_tokens=graph_tokens, weight=weight, strategy=strategy)
+
+
+def group_step(
+    model: nn.Module,
+    plan: Plan,
+    batches: Sequence[PlannedBatch],
+    *,
+    graph_tokens: int,
+    weight: float = 1.0,
+    strategy: SingleProcess | None = None,
+) -> StepResult:
+    """Add the gradient of `weight` times the sum of the losses of some batches to the model's parameters.
+
+    `plan` is that of the texts of all batches, one batch after the other; a text of two batches is encoded once. The
+    loss of a batch gets the rows of its own texts only: texts of other batches are not negatives.
 
     `model` maps a micro-batch of the plan to rows (R, D). Activations are kept if no rank computes more than
     `graph_tokens` tokens; otherwise each micro-batch is encoded again for its part of the backward pass (gradient
     caching, Gao et al. 2021, arXiv 2101.06983), with the same dropout masks. The gradient is the same. Texts that share
     a prefix share its dropout mask.
 
-    All ranks of a `strategy` call this with the same batch and plan. Each encodes its share of the plan; the rows of
-    all ranks form one `E`, so every text is a negative for every other text. Each rank computes loss and `dE`, and
-    back-propagates the rows it encoded. The gradient of the step is the sum over ranks.
+    All ranks of a `strategy` call this with the same batches and plan. Each encodes its share of the plan; the rows of
+    all ranks form one `E`, so every text is a negative for every other text of its batch. Each rank computes losses and
+    `dE`, and back-propagates the rows it encoded. The gradient of the step is the sum over ranks.
 
     Raises:
         DivergedError: on every rank, before anything is back-propagated.
@@ -72,88 +109,156 @@ def boundary_step(
     cached = plan.largest_share > graph_tokens
     run = step_cached if cached else step_with_graphs
     with attention_kernels(strategy.processes.device, plan.longest_text):
-        value = run(model, plan, partial(loss_and_gradient, plan, batch, objective, weight), strategy)
-    parts = {name: float(part) for name, part in value.parts.items()}
-    return StepResult(float(value.loss), parts, len(batch), len(batch.left), plan, cached)
+        losses = run(model, plan, partial(losses_and_gradient, plan, batches, weight), strategy)
+    texts, pairs = sum(len(each.batch) for each in batches), sum(len(each.batch.left) for each in batches)
+    return StepResult(losses, texts, pairs, plan, cached)
 
 
-def loss_and_gradient(
-    plan: Plan, batch: TextBatch, objective: Objective, weight: float, rows_UD: Tensor
-) -> tuple[ObjectiveValue, Tensor]:
-    """Return the loss of detached rows of unique texts, and `weight` times dE.
+def losses_and_gradient(
+    plan: Plan, batches: Sequence[PlannedBatch], weight: float, rows_UD: Tensor
+) -> tuple[list[BatchLoss], Tensor]:
+    """Return the losses of the rows of unique texts, and `weight` times dE of their sum."""
+    if len(batches) == 1:  # its rows are those of the plan
+        ((_, relation),) = relations(plan, batches)
+        value, gradient_UD = loss_and_gradient(batches[0].loss, relation, weight, rows_UD)
+        return checked_losses([value]), gradient_UD
+    values = []
+    gradient_UD = torch.zeros_like(rows_UD)
+    for each, (rows, relation) in zip(batches, relations(plan, batches), strict=True):
+        index_B = on_device(rows, rows_UD.device)
+        value, gradient_BD = loss_and_gradient(each.loss, relation, weight, rows_UD[index_B])
+        gradient_UD.index_add_(0, index_B, gradient_BD)  # a row occurs once: no order of additions
+        values.append(value)
+    return checked_losses(values), gradient_UD
+
+
+def relations(plan: Plan, batches: Sequence[PlannedBatch]) -> Iterator[tuple[list[int], Relation]]:
+    """Yield the rows of each batch among the plan's unique texts, and its relation on these rows.
 
     Two texts of a batch may have the same ids (cut at `max_length`, or with letters that the tokenizer maps to the same
     ids). They are one row, like a repeated text, and not each other's negatives at a cosine of 1.
     """
-    row_of_N = torch.tensor(plan.row_of)
-    leaf_UD = rows_UD.detach().requires_grad_()
-    value = objective(leaf_UD, Relation(row_of_N[batch.left], row_of_N[batch.right], batch.score))
-    zero = (leaf_UD == 0).all(dim=1)  # weights that overflow can give zeros instead of NaN
-    if zero.any() or not torch.isfinite(value.loss):
-        parts = ", ".join(f"{name} {float(part)}" for name, part in value.parts.items())
-        state = "finite" if torch.isfinite(leaf_UD).all() else "not finite either"
-        state = f"zero for {int(zero.sum())} of {len(zero)} texts" if zero.any() else state
-        raise DivergedError(f"the loss is {float(value.loss.detach())} ({parts}); the embeddings are {state}")
-    (gradient_UD,) = torch.autograd.grad(value.loss * weight, leaf_UD)
-    # Without its graph, which holds the rows of the whole batch.
-    return replace(value, loss=value.loss.detach()), gradient_UD
+    first = 0
+    for batch, _, _ in batches:
+        place: dict[int, int] = {}  # of a row of the plan among those of the batch
+        row_of = plan.row_of[first : first + len(batch)]
+        row_of_N = torch.tensor([place.setdefault(row, len(place)) for row in row_of], dtype=torch.int64)
+        first += len(batch)
+        yield list(place), Relation(row_of_N[batch.left], row_of_N[batch.right], batch.score)
 
 
-def step_with_graphs(model: nn.Module, plan: Plan, boundary: Boundary, strategy: SingleProcess) -> ObjectiveValue:
+class _LossValue(NamedTuple):
+    """Scalars of a batch, on the device."""
+
+    loss: Tensor
+    zero_rows: Tensor
+    """Number of embeddings that are zero: weights that overflow can give zeros instead of NaN."""
+    finite: Tensor
+    """Whether all embeddings are."""
+    parts: dict[str, Tensor]
+    rows: int
+
+
+def loss_and_gradient(
+    objective: Objective, relation: Relation, weight: float, rows_BD: Tensor
+) -> tuple[_LossValue, Tensor]:
+    """Return the loss of detached rows of a batch, and `weight` times dE. The graph, which holds the rows, is freed."""
+    leaf_BD = rows_BD.detach().requires_grad_()
+    value = objective(leaf_BD, relation)
+    (gradient_BD,) = torch.autograd.grad(value.loss * weight, leaf_BD)
+    largest_B = torch.linalg.vector_norm(rows_BD, math.inf, dim=1)
+    zero_rows, finite = (largest_B == 0).sum(), largest_B.isfinite().all()
+    return _LossValue(value.loss.detach(), zero_rows, finite, value.parts, len(rows_BD)), gradient_BD
+
+
+def checked_losses(values: Sequence[_LossValue]) -> list[BatchLoss]:
+    """Return the losses of batches. All scalars are read at once, because a read waits for the device.
+
+    Raises:
+        DivergedError: for a loss that is not finite, or a zero row.
+    """
+    scalars = [scalar for each in values for scalar in (*each[:3], *each.parts.values())]
+    numbers = iter(torch.stack([scalar.to(scalars[0]) for scalar in scalars]).tolist())
+    losses = []
+    for value in values:
+        loss, zero_rows, finite = next(numbers), int(next(numbers)), next(numbers)
+        parts = {name: next(numbers) for name in value.parts}
+        if zero_rows or not math.isfinite(loss):
+            state = "finite" if finite else "not finite either"
+            state = f"zero for {zero_rows} of {value.rows} texts" if zero_rows else state
+            listed = ", ".join(f"{name} {part}" for name, part in parts.items())
+            raise DivergedError(f"the loss is {loss} ({listed}); the embeddings are {state}")
+        losses.append(BatchLoss(loss, parts))
+    return losses
+
+
+def step_with_graphs(model: nn.Module, plan: Plan, boundary: Boundary, strategy: SingleProcess) -> list[BatchLoss]:
     """Encode every micro-batch once and keep its activations for one backward pass."""
     device = strategy.processes.device
     own = plan.share(strategy.processes.rank)
-    parts = strategy.guard_oom(lambda: [(micro.rows, model(**micro.inputs(device))) for micro in own])
-    value, gradient_UD = gather_and_loss(
-        plan, strategy, boundary, [(rows, part_RD.detach()) for rows, part_RD in parts]
-    )
+
+    def forward() -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+        parts = [(on_device(micro.rows, device), model(**micro.inputs(device))) for micro in own]
+        return parts, own_rows(plan, ((index_R, part_RD.detach()) for index_R, part_RD in parts))
 
     def backward() -> None:
         # One backward pass: after several forward passes, ZeRO-3 adds a wrong gradient for every pass but the first.
-        losses = [surrogate_loss(rows, part_RD, gradient_UD) for rows, part_RD in parts]
-        strategy.backward(torch.stack(losses).sum())
+        strategy.backward(torch.stack([surrogate_loss(*part, gradient_UD) for part in parts]).sum())
 
+    parts, rows_UD = strategy.guard_oom(forward)
+    losses, gradient_UD = gather_and_loss(strategy, boundary, rows_UD)
+    del rows_UD
     strategy.guard_oom(backward)
-    return value
+    return losses
 
 
-def step_cached(model: nn.Module, plan: Plan, boundary: Boundary, strategy: SingleProcess) -> ObjectiveValue:
+def step_cached(model: nn.Module, plan: Plan, boundary: Boundary, strategy: SingleProcess) -> list[BatchLoss]:
     """Encode every micro-batch without activations, then again, one by one, for the backward pass."""
     device = strategy.processes.device
     own = plan.share(strategy.processes.rank)
-    states = []
+    states, indices = [], []
 
-    def forward(micro: MicroBatch) -> tuple[list[int], Tensor]:
+    def forward(micro: MicroBatch) -> tuple[Tensor, Tensor]:
         states.append(torch_state(device))
-        return micro.rows, model(**micro.inputs(device))
+        indices.append(on_device(micro.rows, device))
+        return indices[-1], model(**micro.inputs(device))
 
     def backward() -> None:
-        for micro, state in zip(own, states, strict=True):
+        for micro, state, index_R in zip(own, states, indices, strict=True):
             set_torch_state(state, device)  # the same dropout masks as in the first pass
-            strategy.backward(surrogate_loss(micro.rows, model(**micro.inputs(device)), gradient_UD))
+            strategy.backward(surrogate_loss(index_R, model(**micro.inputs(device)), gradient_UD))
 
     with torch.no_grad():
-        parts = strategy.guard_oom(lambda: [forward(micro) for micro in own])
-    value, gradient_UD = gather_and_loss(plan, strategy, boundary, parts)
-    del parts
+        rows_UD = strategy.guard_oom(lambda: own_rows(plan, map(forward, own)))
+    losses, gradient_UD = gather_and_loss(strategy, boundary, rows_UD)
+    del rows_UD  # they need as much memory as the gradient
     after = torch_state(device)
     strategy.guard_oom(backward)
     set_torch_state(after, device)
-    return value
+    return losses
 
 
-def gather_and_loss(
-    plan: Plan, strategy: SingleProcess, boundary: Boundary, parts: Sequence[tuple[list[int], Tensor]]
-) -> tuple[ObjectiveValue, Tensor]:
-    """Return the loss and dE of the rows (U, D) of all ranks. Each row is 0 on all ranks but one, so their sum is
-    exact. The rows of a large batch need as much memory as its gradient; they are freed on return."""
-    rows_UD = strategy.guard_oom(lambda: parts[0][1].new_zeros(plan.unique, parts[0][1].shape[1]))
-    for rows, part_RD in parts:
-        rows_UD[rows] = part_RD[: len(rows)]
+def own_rows(plan: Plan, parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return the rows of unique texts (U, D), 0 for those of other ranks, from an index (R,) and rows of each part."""
+    rows_UD = torch.empty(0)
+    for index_R, part_RD in parts:
+        if not rows_UD.numel():
+            rows_UD = part_RD.new_zeros(plan.unique, part_RD.shape[1])
+        rows_UD[index_R] = part_RD[: len(index_R)]
+    return rows_UD
+
+
+def gather_and_loss(strategy: SingleProcess, boundary: Boundary, rows_UD: Tensor) -> tuple[list[BatchLoss], Tensor]:
+    """Return the losses and dE of the rows of all ranks. Each row is 0 on all ranks but one, so the sum is exact."""
     strategy.processes.sum(rows_UD)
     return strategy.guard_oom(lambda: boundary(rows_UD))
 
 
-def surrogate_loss(rows: list[int], part_RD: Tensor, gradient_UD: Tensor) -> Tensor:
+def surrogate_loss(index_R: Tensor, part_RD: Tensor, gradient_UD: Tensor) -> Tensor:
     """Return a scalar whose gradient with respect to `part_RD` is dE of its rows; 0 for a dummy without rows."""
-    return (part_RD * (gradient_UD[rows] if rows else 0)).sum()
+    return (part_RD[: len(index_R)] * gradient_UD[index_R]).sum()
+
+
+def on_device(rows: Sequence[int], device: torch.device) -> Tensor:
+    """Return row numbers as an index on the device, without waiting for it."""
+    return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=device.type == "cuda")

@@ -15,7 +15,7 @@ from angle_llm.data.mixture import Mixture
 from angle_llm.io import paused, progress_bar
 from angle_llm.losses import Objective
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.train.batches import BatchPlanner, PlannedBatch, ahead
+from angle_llm.train.batches import BatchPlanner, PlannedGroup, ahead
 from angle_llm.train.best_model import BestModel, Evaluate
 from angle_llm.train.checkpoint import Checkpoints, Progress
 from angle_llm.train.memory import RankMemoryError, TokenBudget
@@ -25,7 +25,7 @@ from angle_llm.train.rng import seed_rank, set_torch_state, torch_state
 from angle_llm.train.run_folder import Run, TrainResult
 from angle_llm.train.schedule import StepSchedule
 from angle_llm.train.signals import Interrupted, StopSignals
-from angle_llm.train.step import DivergedError, StepResult, boundary_step
+from angle_llm.train.step import DivergedError, StepResult, group_step
 from angle_llm.train.strategies import make_strategy
 
 if TYPE_CHECKING:
@@ -143,16 +143,17 @@ class Trainer:
         with paused(bar):
             self._evaluate_and_save()
         started = time.perf_counter()
-        for epoch, batches in ahead(self._planner.steps(self._schedule.after(self._step))):
+        for epoch, groups in ahead(self._planner.steps(self._schedule.after(self._step))):
             rate = self._schedule.learning_rate(self._step + 1)
-            results = self._accumulate(batches)
+            results = self._accumulate(groups)
             norm = self._strategy.update(rate)
             if not math.isfinite(norm):
                 raise DivergedError(f"the loss is {mean_loss(results)} and the gradient norm is {norm}")
             self._step += 1
             seconds = time.perf_counter() - started
-            sets = dict.fromkeys(name for planned in batches for name in planned.counts)
-            examples = {f"examples/{name}": sum(planned.counts.get(name, 0) for planned in batches) for name in sets}
+            batches = [each for group in groups for each in group.batches]
+            sets = dict.fromkeys(name for each in batches for name in each.counts)
+            examples = {f"examples/{name}": sum(each.counts.get(name, 0) for each in batches) for name in sets}
             counts = self._meter.counts(results, seconds) | examples
             self._metrics.log_step(self._step, epoch, results, rate, norm, counts)
             speed = f"{counts['pairs_per_second']:.1f} pairs/s, {counts['logical_tokens'] / seconds:,.0f} tokens/s"
@@ -162,7 +163,7 @@ class Trainer:
                 self._evaluate_and_save()
             started = time.perf_counter()
 
-    def _accumulate(self, batches: Sequence[PlannedBatch]) -> list[StepResult]:
+    def _accumulate(self, groups: Sequence[PlannedGroup]) -> list[StepResult]:
         """Add up the gradients of the batches of a step, each with an equal weight.
 
         If a rank runs out of memory, the step is repeated with half the tokens at once: the update is the same.
@@ -170,20 +171,19 @@ class Trainer:
         strategy, planner, device = self._strategy, self._planner, self._processes.device
         strategy.model.train()
         generators = torch_state(device)
+        batches = [each for group in groups for each in group.batches]
         while True:
-            if any(planned.plan.token_budget > planner.budget.micro_batch_tokens for planned in batches):
-                batches = [planned._replace(plan=planner.plan(planned.batch)) for planned in batches]
+            if any(group.budget != planner.budget for group in groups):
+                groups = planner.grouped(batches)
             try:
                 weight, kept = 1 / len(batches), planner.budget.graph_tokens
                 return [
-                    boundary_step(
-                        strategy.model, plan, batch, loss, graph_tokens=kept, weight=weight, strategy=strategy
-                    )
-                    for batch, plan, loss, _ in batches
+                    group_step(strategy.model, plan, some, graph_tokens=kept, weight=weight, strategy=strategy)
+                    for some, plan, _ in groups
                 ]
             except RankMemoryError as error:
                 reason = str(error)
-            budget = planner.budget.halved([planned.plan for planned in batches])
+            budget = planner.budget.halved([group.plan for group in groups])
             if budget is None:
                 raise TrainingError(
                     f"out of memory ({reason}) with a single text per micro-batch. Lower --model.max-length, or use a smaller "

@@ -6,6 +6,7 @@ float64 STEPS WORLDS      a tiny LLaMA on ragged data in float64, in each of WOR
 deepspeed [NAME …]        10 steps in float32: data parallel and ZeRO-1, -2, -3, each also with offload (or those named),
                           against one process; kept and cached graphs
 bits NAME …               the same with a base in 4 and in 8 bits
+together                  accumulated batches in float64: one by one in one process, and together in two
 elastic [ZeRO]            interrupted by a signal to one process and resumed with other numbers of processes and strategies
 mixture CONFIG            a mixture of datasets stored on disk, in 1, 2 and 3 processes
 shortage PROCESSES MB     one process has MB of memory left from the first step on: every rank repeats the step
@@ -130,6 +131,28 @@ def float64(folder: Path, steps: str, worlds: str) -> None:
         assert max(float(tensor.abs().max()) for name, tensor in adapter.items() if "lora_B" in name) > 0.01
         assert len(metrics) == int(steps)
         check_close(f"{world} processes", folder / "world1", mine.run_path, losses=1e-9, weights=1e-9)
+
+
+def together(folder: Path) -> None:
+    use_float64_norm()
+    save_tiny_base("llama", folder / "base")
+    examples = ragged(60)  # nine batches of seven
+    grouped, step = trainer.BatchPlanner.grouped, trainer.group_step
+
+    def run(mine: TrainSettings, world: int, count: int) -> None:
+        def checked(model: Any, plan: Any, batches: Any, **named: Any) -> Any:
+            assert (len(batches), len(plan.shares)) == (count, world)
+            return step(model, plan, batches, **named)
+
+        trainer.group_step = checked
+        if count == 1:
+            trainer.BatchPlanner.grouped = lambda planner, batches: [grouped(planner, [one])[0] for one in batches]  # type: ignore[method-assign]
+        train(mine, world, examples, dtype=torch.float64)
+
+    for name, world, count in (("one by one", 1, 1), ("together", 2, 3)):
+        mine = settings(folder, name, accumulation=3, epochs=3, max_steps=7)
+        forked.run(world, lambda _, m=mine, w=world, c=count: run(m, w, c), folder / f"log {name}")
+        check_close(name, folder / "one by one", mine.run_path, losses=1e-12, weights=1e-11)
 
 
 def environment(folder: Path, name: str) -> dict[str, str]:
@@ -280,5 +303,5 @@ def shortage(folder: Path, processes: str, megabytes: str) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    commands = {one.__name__: one for one in (float64, deepspeed, bits, elastic, mixture, shortage)}
+    commands = {one.__name__: one for one in (float64, together, deepspeed, bits, elastic, mixture, shortage)}
     commands[sys.argv[2]](Path(sys.argv[1]), *sys.argv[3:])  # type: ignore[operator]

@@ -12,6 +12,7 @@ from angle_llm.data.formats import PositivePair, ScoredPair, Triple
 from angle_llm.data.mixture import LoadedSet, Mixture
 from angle_llm.losses import AngleObjective, MixedObjective
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.micro_batches import Plan
 from angle_llm.train.batches import BatchPlanner, PlannedBatch, ahead
 from angle_llm.train.memory import TokenBudget
 from angle_llm.train.step import boundary_step
@@ -29,9 +30,10 @@ def planner(
     return BatchPlanner(encoder, Mixture(sets), losses, 1, TokenBudget(budget, 0))
 
 
-def planned(made: BatchPlanner, *indices: int) -> PlannedBatch:
-    ((_, (batch,)),) = made.steps(iter([(0, [list(indices)])]))
-    return batch
+def planned(made: BatchPlanner, *indices: int) -> tuple[PlannedBatch, Plan]:
+    ((_, ((batches, plan, _),)),) = made.steps(iter([(0, [list(indices)])]))
+    (batch,) = batches
+    return batch, plan
 
 
 def test_plans_are_those_of_the_texts_and_follow_the_budget() -> None:
@@ -40,15 +42,16 @@ def test_plans_are_those_of_the_texts_and_follow_the_budget() -> None:
     steps = list(made.steps(iter([(0, [[1], [0]]), (1, [[0, 1]])])))
     assert [epoch for epoch, _ in steps] == [0, 1]
     texts = [TextBatch.from_examples(examples).texts for examples in (TRIPLES[1:], TRIPLES[:1], TRIPLES)]
-    assert [batch.batch.texts for _, batches in steps for batch in batches] == texts
-    for _, batches in steps:
-        for batch, plan, given, counts in batches:
+    assert [each.batch.texts for _, groups in steps for group in groups for each in group.batches] == texts
+    for _, groups in steps:
+        for ((batch, given, counts),), plan, budget in groups:
             expected = encoder.plan(batch.texts, 60)
             assert (plan.layout, plan.row_of) == (expected.layout, expected.row_of)
             assert plan.computed_tokens == expected.computed_tokens
-            assert (given, counts) == (loss, {})
+            assert (given, counts, budget) == (loss, {}, made.budget)
     made.budget = TokenBudget(20, 0)
-    assert made.plan(steps[1][1][0].batch).token_budget == 20
+    (group,) = made.grouped(steps[1][1][0].batches)
+    assert group.plan.token_budget == 20
 
 
 def test_each_text_is_formatted_with_its_own_prompt() -> None:
@@ -72,9 +75,9 @@ def test_each_text_is_formatted_with_its_own_prompt() -> None:
 def test_datasets_with_equal_losses_and_prompts_share_negatives() -> None:
     encoder, loss = tiny_encoder("llama"), AngleObjective()
     sets = [LoadedSet("a", POSITIVE[:5]), LoadedSet("b", POSITIVE[5:])]
-    assert planned(planner(encoder, sets, [loss, AngleObjective()]), 0, 7).loss == loss
+    assert planned(planner(encoder, sets, [loss, AngleObjective()]), 0, 7)[0].loss == loss
     sets = [LoadedSet("a", POSITIVE[:2]), LoadedSet("b", POSITIVE[:2], prompt="plain")]
-    joint = planned(planner(encoder, sets), 0, 3).loss  # the same text under two prompts is not a negative of itself
+    joint = planned(planner(encoder, sets), 0, 3)[0].loss  # the same text under two prompts is not a negative of itself
     assert isinstance(joint, MixedObjective)
     assert [(part.share, part.pairs.tolist()) for part in joint.parts] == [(0.5, [0]), (0.5, [1])]
 
@@ -85,11 +88,11 @@ def test_a_step_on_a_mixed_batch_is_the_sum_of_the_steps_of_its_datasets(graph_t
     encoder = tiny_encoder("opt", torch.float64)
     sets = [LoadedSet("scored", SCORED, prompt="plain"), LoadedSet("positive", POSITIVE)]
     losses = [AngleObjective(cosine_weight=1, in_batch_weight=0), AngleObjective(in_batch_weight=2)]
-    made = planned(planner(encoder, sets, losses), 0, 12, 5, 20, 14, 9, 15)
+    made, its_plan = planned(planner(encoder, sets, losses), 0, 12, 5, 20, 14, 9, 15)
     assert made.counts == {"scored": 3, "positive": 4}
     assert len(made.batch.texts) == 14  # the text of both datasets has two prompts
     encoder.model.eval()  # without dropout, whose masks would differ
-    value = boundary_step(encoder.model, made.plan, made.batch, made.loss, graph_tokens=graph_tokens)
+    value = boundary_step(encoder.model, its_plan, made.batch, made.loss, graph_tokens=graph_tokens)
     together = {name: one.grad.clone() for name, one in encoder.model.named_parameters() if one.grad is not None}
     assert together
 

@@ -38,6 +38,11 @@ def test_any_number_of_processes_gives_the_same_adapter_in_float64(tmp_path: Pat
     assert printed.count("adapters by") == len(worlds)
 
 
+def test_accumulated_batches_together_give_the_adapter_of_the_batches_one_by_one(tmp_path: Path) -> None:
+    printed = program("distributed_runs.py", str(tmp_path), "together")
+    assert printed.count("adapters by") == 2
+
+
 @pytest.mark.usefixtures("_deepspeed")
 @pytest.mark.parametrize("names", [["ZeRO-3"], pytest.param([], marks=pytest.mark.slow)], ids=["stage 3", "all"])
 def test_every_strategy_gives_the_result_of_one_process(tmp_path: Path, names: list[str]) -> None:

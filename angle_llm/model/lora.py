@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from angle_llm.config import LoraSettings
 from angle_llm.io import sha256_of
 from angle_llm.model.checks import ArtifactError, read_json
-from angle_llm.model.fast_paths import use_short_lora
+from angle_llm.model.lora_product import use_short_lora
 from angle_llm.settings_io import unknown_name
 
 ALL_LINEAR = "all-linear"

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from angle_llm.model.fast_paths import bits_of_layer, patch_bitsandbytes, use_short_lora
+from angle_llm.model.fast_paths import bits_of_layer, patch_bitsandbytes
 from angle_llm.model.lora import is_adapted, without_adapter
+from angle_llm.model.lora_product import frozen_weight, use_short_lora
 
 BITS = (4, 8)
 OUTLIER = 6.0
@@ -163,18 +164,15 @@ def _use_plain_lora(adapted: nn.Module) -> None:
 
 def _values(layer: Any, name: str, computed: torch.dtype) -> torch.Tensor:
     """Return the weight (out, in) of the products."""
-    if bits_of_layer(layer) == 8:
-        scale_O = layer.scale_O.unsqueeze(1).mul(1.0 / 127.0)
-        values: torch.Tensor = layer.weight.data.to(computed).mul_(scale_O)
-        return values
-    state = layer.weight.quant_state
+    state: Any = getattr(layer.weight, "quant_state", None)
     if getattr(state, "packing_format_for_cpu", False):
         raise QuantizationError(
             f"bitsandbytes has repacked the weights of {name}, so they cannot be read. Load the backbone again with angle_llm, "
             "which prevents this."
         )
-    values = _bitsandbytes().functional.dequantize_4bit(layer.weight.data, state)
-    return values.to(layer.compute_dtype or values.dtype)
+    if bits_of_layer(layer) == 4:
+        computed = layer.compute_dtype or state.dtype
+    return frozen_weight(layer, computed)
 
 
 def _bitsandbytes() -> Any:

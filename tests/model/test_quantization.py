@@ -1,5 +1,6 @@
 """A base in 4 or 8 bits: LoRA trains on it as on plain layers of the same values, also after an evaluation."""
 
+import importlib
 import importlib.util
 import json
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft.tuners.lora import LoraLayer
 from tiny import KINDS, tiny_backbone, train_a_little, write_gguf
 from tiny_tokenizers import TOKENIZERS, VOCABULARY
 from torch import Tensor, nn
@@ -18,6 +20,7 @@ from transformers import AutoModel, BitsAndBytesConfig, LlamaConfig, LlamaModel
 
 from angle_llm import SentenceEncoder
 from angle_llm.config import LoraSettings
+from angle_llm.model import lora
 from angle_llm.model.backbone import load_backbone, load_tokenizer, locate, weights_fingerprint
 from angle_llm.model.checks import CARD_NAME
 from angle_llm.model.lora import add_lora, count_parameters
@@ -25,6 +28,7 @@ from angle_llm.model.quantization import QuantizationError, bits_of, dequantize,
 from angle_llm.model.weights import FlopsPerToken
 
 bnb: Any = pytest.importorskip("bitsandbytes", reason="needs the extra: pip install 'angle_llm[quantization]'")
+bnb_layers: Any = importlib.import_module("peft.tuners.lora.bnb")
 
 TEXTS = ["A man is eating.", 'Someone eats something, and it seems to be "bread".', "A man is asleep.", "Birds!"]
 BITS = pytest.mark.parametrize("bits", [4, 8])
@@ -93,6 +97,7 @@ def rows_and_gradient(encoder: SentenceEncoder, training: bool = True) -> tuple[
     """Rows (N, D), and the gradient of a random projection of them for all weights of the adapter, in one vector."""
     encoder.model.train(training).zero_grad()
     (micro,) = encoder.plan(TEXTS, 10_000).micro_batches
+    torch.manual_seed(3)  # of dropout
     rows = encoder.model(**micro.inputs(encoder.device))
     (rows * torch.randn(rows.shape, generator=torch.Generator().manual_seed(2))).sum().backward()
     parts = [p.grad.flatten() for p in encoder.model.parameters() if p.requires_grad and p.grad is not None]
@@ -122,6 +127,34 @@ def test_gradients_equal_those_on_the_dequantized_base_before_and_after_an_evalu
         for found, rounded, expected in zip(rows_and_gradient(encoder, training), plain, truth, strict=True):
             assert 1 - cosine(found, expected) < max(1 - LEAST_COSINE[bits], 2 * (1 - cosine(rounded, expected)))
         encoder.encode(TEXTS)  # an evaluation
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@BITS
+def test_the_adapter_on_a_quantized_base_computes_what_that_of_peft_computes(
+    bits: int, dropout: float, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32 to the order of sums. In bfloat16 both are off from rounding all states, by about the same."""
+
+    def found(dtype: str) -> list[Tensor]:
+        encoder = with_lora(
+            SentenceEncoder.from_pretrained(base, device="cpu", bits=bits, dtype=dtype), dropout=dropout
+        )
+        kinds = [type(layer) for layer in encoder.model.modules() if isinstance(layer, LoraLayer)]
+        assert {kind in (bnb_layers.Linear4bit, bnb_layers.Linear8bitLt) for kind in kinds} == {of_peft}
+        return [*rows_and_gradient(encoder)]
+
+    of_peft = False
+    short, short_half = found("float32"), found("bfloat16")
+    monkeypatch.setattr(lora, "use_short_lora", lambda model: None)
+    of_peft = True
+    plain, plain_half = found("float32"), found("bfloat16")
+    assert max(relative_errors(short, plain)) < 1e-5
+    assert sum(relative_errors(short_half, plain)) < 1.5 * sum(relative_errors(plain_half, plain))
+
+
+def relative_errors(found: list[Tensor], expected: list[Tensor]) -> list[float]:
+    return [float((one - other).norm() / other.norm()) for one, other in zip(found, expected, strict=True)]
 
 
 def can_be_repacked(model: nn.Module) -> set[bool]:

@@ -32,9 +32,9 @@ def fine_tune(settings: TrainSettings) -> Path:
 
     from angle_llm.evaluate.sts import sts_score
     from angle_llm.losses import NestedObjective
-    from angle_llm.model.encoder import SentenceEncoder
     from angle_llm.model.lora import count_parameters
     from angle_llm.train.batches import make_losses
+    from angle_llm.train.loading import load_encoder
     from angle_llm.train.run_folder import Run
     from angle_llm.train.trainer import Trainer
 
@@ -53,17 +53,7 @@ def fine_tune(settings: TrainSettings) -> Path:
         # 3. The encoder: base model, prompt, pooling, adapter.
         set_seed(settings.seed)
         run.log(f"loading {settings.model.path}")
-        model = settings.model
-        encoder = SentenceEncoder.from_pretrained(
-            model.path,
-            prompt=model.prompt,
-            pooling=model.pooling,
-            max_length=model.max_length,
-            dtype=model.dtype,
-            revision=model.revision,
-            bits=model.bits,
-            device=run.processes.load_device(model.bits),
-        )
+        encoder = load_encoder(settings.model, run.processes)
         if encoder.dtype == torch.float32 and run.processes.use_tf32():
             run.log("float32 products are computed in TF32; NVIDIA_TF32_OVERRIDE=0 prevents it")
         if isinstance(losses[0], NestedObjective):

@@ -157,6 +157,8 @@ class ZeroStrategy(DataParallelStrategy):
     """DeepSpeed ZeRO, through Accelerate."""
 
     def __init__(self, model: nn.Module, settings: OptimizerSettings, processes: Processes) -> None:
+        if any(parameter.is_meta for parameter in model.parameters()):  # see `load_encoder`
+            model.to_empty(device="cpu")  # takes no memory: pages are mapped when they are written
         super().__init__(model, settings, processes)
         config = processes.deepspeed_config
         config["gradient_clipping"] = settings.max_gradient_norm
@@ -168,10 +170,11 @@ class ZeroStrategy(DataParallelStrategy):
             # Partition where it was loaded: the engine would first move the whole model to the device.
             from deepspeed.runtime.zero import Init
 
-            Init(module=model, config_dict_or_path=config)
-            for module in model.modules():  # Init moves weights only
-                for name, buffer in module.named_buffers(recurse=False):
-                    module._buffers[name] = buffer.to(processes.device)
+            Init(module=model, config_dict_or_path=config)  # each weight is that of rank 0
+            buffers = dict(model.named_buffers(remove_duplicate=False))
+            for name, buffer in processes.broadcast(buffers if processes.is_main else None):
+                owner, _, leaf = name.rpartition(".")
+                model.get_submodule(owner)._buffers[leaf] = buffer
         self.model, _ = processes.accelerator.prepare(model, self.optimizer)
         self._engine: Any = self.model
         self._zero: Any = self._engine.optimizer

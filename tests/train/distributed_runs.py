@@ -45,10 +45,13 @@ from angle_llm.data import store
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import Example, ScoredPair
 from angle_llm.losses import AngleObjective
+from angle_llm.model import artifact
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.run import fine_tune
 from angle_llm.settings_io import load_settings
 from angle_llm.train import trainer
+from angle_llm.train.loading import load_encoder
+from angle_llm.train.run_folder import Run
 from angle_llm.train.signals import Interrupted
 from angle_llm.train.strategies import DataParallelStrategy, ZeroStrategy, make_strategy
 
@@ -102,6 +105,9 @@ def train(
 
     trainer.make_strategy = checked
     torch.manual_seed(0)
+    if stage == 3 and mine.model.bits is None:
+        train_partitioned(mine, examples)
+        return
     if dtype == torch.float64:
         encoder = tiny_encoder("llama", max_length=60, base=mine.model.path)
     else:
@@ -109,6 +115,21 @@ def train(
     encoder.add_lora(mine.lora)
     encoder.model.to(dtype)
     fit(encoder, examples, LOSS, mine)
+
+
+def train_partitioned(mine: TrainSettings, examples: list[Example]) -> None:
+    """The run of one process under ZeRO-3; checks that other ranks than 0 do not read the weights."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("weights are read by this rank")
+
+    with Run.start(mine) as run:
+        if not run.processes.is_main:
+            artifact.load_backbone = refuse
+        encoder = load_encoder(mine.model, run.processes)
+        encoder.add_lora(mine.lora)
+        assert {parameter.is_meta for parameter in encoder.model.parameters()} == {not run.processes.is_main}
+        trainer.Trainer(run, encoder, examples, [LOSS], None, mine).fit()
 
 
 def check_close(name: str, one: Path, other: Path, *, losses: float = 1e-5, weights: float = 1e-3) -> None:

@@ -13,6 +13,9 @@ they add to the trie, L nodes of a whole text.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import accumulate
+from operator import sub
 from typing import NamedTuple
 
 import numpy as np
@@ -24,9 +27,6 @@ KEYS_A_NODE = 8
 """Most gathered keys per node of the token budget. A key and its value take about 6 % of the memory that a node keeps
 for the backward pass (LLaMA without grouped queries), so a long prompt head of many short texts adds at most half as
 much memory."""
-
-MOST_TEXTS = 2048
-"""Most texts of a trie; bounds the time of `cut`."""
 
 LENGTH_STEP = 8
 """Lengths are rounded up to a multiple of this: memory-efficient attention needs aligned masks."""
@@ -79,36 +79,30 @@ def cut(lengths: Sequence[int], shared: Sequence[int], most_nodes: int) -> tuple
 
     A trie has at most `most_nodes` nodes and `KEYS_A_NODE` times as many gathered keys (a longer text is alone). The
     tokens that two texts share are computed twice if a cut separates them. Dynamic programming over the first texts of
-    tries.
+    tries, in O(N log N): a first text that no longer fits never fits again.
     """
     count = len(lengths)
-    lengths_N, shared_N = np.asarray(lengths, dtype=np.int64), np.asarray(shared, dtype=np.int64)
     # The trie of texts first..last has the nodes they add, and those that the first one shares with the trie before.
-    added_N1 = np.concatenate(([0], np.cumsum(lengths_N - shared_N)))
-    keys_N1 = np.concatenate(([0], np.cumsum(lengths_N)))
-    least_N1 = np.zeros(count + 1, dtype=np.int64)
-    start_N = np.zeros(count, dtype=np.int64)
-    earliest = 0
+    added = list(accumulate(map(sub, lengths, shared), initial=0))
+    keys = list(accumulate(lengths, initial=0))
+    least, start = [0] * (count + 1), [0] * count
+    heap: list[tuple[int, int]] = []  # nodes of the best cut before a first text, without what texts add; first text
     for last in range(count):
-        while earliest < last and (
-            added_N1[last + 1] - added_N1[earliest] > most_nodes
-            or keys_N1[last + 1] - keys_N1[earliest] > KEYS_A_NODE * most_nodes
-            or last - earliest >= MOST_TEXTS
-        ):
-            earliest += 1
-        first = np.arange(earliest, last + 1)
-        nodes = added_N1[last + 1] - added_N1[first] + shared_N[first]
-        fits = nodes <= most_nodes
-        fits[-1] = True
-        total = np.where(fits, least_N1[first] + nodes, np.iinfo(np.int64).max)
-        best = int(total.argmin())
-        least_N1[last + 1], start_N[last] = total[best], first[best]
+        heappush(heap, (least[last] - added[last] + shared[last], last))
+        while True:
+            nodes_before, first = heap[0]
+            nodes = added[last + 1] - added[first] + shared[first]
+            fits = nodes <= most_nodes and keys[last + 1] - keys[first] <= KEYS_A_NODE * most_nodes
+            if fits or first == last:
+                break
+            heappop(heap)  # nor does it fit with a later text
+        least[last + 1], start[last] = nodes_before + added[last + 1], first
     starts: list[int] = []
     last = count
     while last > 0:
-        last = int(start_N[last - 1])
+        last = start[last - 1]
         starts.append(last)
-    return starts[::-1], int(least_N1[count])
+    return starts[::-1], least[count]
 
 
 def build_trie(texts: Sequence[Sequence[int]], shared: Sequence[int]) -> tuple[Tensor, Trie]:

@@ -1,52 +1,244 @@
-"""Attention of a prefix trie, and whether a backbone gives the same states with it as without.
+"""Attention of texts in one sequence (`prefix_trie`): one function in the interface of `transformers`, three kernels.
 
-Legend: T nodes (tokens) of a trie; in a group of texts of like length: U texts, Q nodes they add to the trie, L nodes
-of a whole text; H heads, K key-value heads, G = H / K, S dimensions of a head.
+gathered  Keys and values are gathered for each text of a group of similar lengths, and scores computed within texts.
+          For every device, dtype and dropout; fastest on a CPU.
+flex      FlexAttention (arXiv 2412.05496): one compiled call per layer without gathers. Key k is visible from query q
+          iff k <= q < end[k], so one vector is the mask, and its blocks follow from the vector. For CUDA, without
+          dropout. A CPU computes it without fusion, forward only.
+varlen    Packed flash attention with a variable number of keys per text. The nodes that a text adds are contiguous, so
+          queries need no gather; keys and values are gathered where texts share them. CUDA, half precision, no dropout.
+
+Legend: T nodes (tokens) of a sequence; in a group of texts of similar length: U texts, Q nodes they add, L nodes of a
+whole text; H heads, K key-value heads, G = H / K, S dimensions of a head; I gathered rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from angle_llm.model.activation_checkpointing import uses_other_checkpointing
-from angle_llm.model.checks import evaluating, relative_difference
-from angle_llm.model.micro_batches import PrefixSharing
-from angle_llm.model.prefix_trie import Trie, build_trie, shared_prefixes
+from angle_llm.model.gather import gathered
+from angle_llm.model.lora import without_adapter
+from angle_llm.model.prefix_trie import Trie, TrieGroup, on_device
 
 ATTENTION_NAME = "angle_llm_trie"
+KERNELS = ("gathered", "flex", "varlen")
+BLOCK = 128
+"""Tokens of a block of FlexAttention; sequences are filled up to a multiple."""
 
-_UNUSED = {"sliding_window", "is_causal", "position_ids", "use_cache"}
-"""Arguments of attention without effect on a trie: windows are wider than its texts, and states contain positions."""
+_FLEX_DTYPES = {torch.float32, torch.bfloat16, torch.float16}
+_UNUSED = {"sliding_window", "is_causal", "position_ids", "use_cache", "deterministic", "output_hidden_states"}
+"""Arguments of attention without effect here: windows are wider than the texts, and states contain positions."""
 
 
 class _TrieContext:
-    """The trie of a forward pass, with the masks that all layers share."""
+    """The structure of a forward pass, with the masks and indices that all layers share."""
 
-    def __init__(self, trie: Trie) -> None:
-        self.trie = trie
-        self._masks: dict[tuple[int, int], Tensor] = {}
+    def __init__(self, trie: Trie, device: torch.device, kernel: str | None) -> None:
+        if kernel is not None and kernel not in KERNELS:
+            raise ValueError(f"expected an attention kernel among {', '.join(KERNELS)}, got {kernel!r}.")
+        self.trie, self.device = trie, device
+        self.kernel = kernel or ("flex" if device.type == "cuda" else "gathered")
+        self._fixed = kernel is not None
+        nodes = int(trie.starts[-1])
+        self.tokens = -(-nodes // BLOCK) * BLOCK if self.kernel == "flex" else nodes
+        self._cache: dict[Any, Any] = {}
 
-    def mask(self, number: int, repeats: int, dtype: torch.dtype) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float, softcap: float | None
+    ) -> Tensor:
+        """Return attention (1, T, H, S) of query (1, H, T, S), key and value (1, K, T, S)."""
+        plain = not dropout and query.dtype in _FLEX_DTYPES
+        if self.kernel == "gathered" or not (plain or self._fixed):
+            return self._gathered(query, key, value, scaling, dropout, softcap)
+        if dropout:
+            raise ValueError(f"attention kernel {self.kernel!r} has no dropout; use 'gathered'.")
+        if self.kernel == "flex":
+            return self._flex(query, key, value, scaling, softcap)
+        if softcap is not None:
+            raise ValueError("attention kernel 'varlen' has no softcap; use 'gathered' or 'flex'.")
+        return self._varlen(query, key, value, scaling)
+
+    def _once(self, what: object, make: Callable[[], Any]) -> Any:
+        """Return what the first layer made."""
+        if what not in self._cache:
+            self._cache[what] = make()
+        return self._cache[what]
+
+    def _on_device(self, numbers: Any, dtype: torch.dtype = torch.int64) -> Tensor:
+        return on_device(torch.as_tensor(numbers, dtype=dtype), self.device)
+
+    # gathered
+
+    def _groups(self) -> tuple[list[tuple[TrieGroup, bool]], Tensor]:
+        """Return the groups on the device, each with whether its scores need a mask, and the places of all nodes."""
+        groups, place_T = self.trie.groups()
+        place_T = nn.functional.pad(place_T, (0, self.tokens - len(place_T)))
+        masked = [self.trie.causal or int(group.length_U.min()) < group.key_UL.shape[1] for group in groups]
+        on_device = [TrieGroup(*map(self._on_device, group)) for group in groups]
+        return list(zip(on_device, masked, strict=True)), self._on_device(place_T)
+
+    def mask(self, group: TrieGroup, repeats: int, dtype: torch.dtype) -> Tensor:
         """Return the additive mask of a group's scores, (U, 1, repeats × Q, L): 0 for visible keys, else -inf."""
-        if (number, repeats) not in self._masks:
-            group = self.trie.groups[number]
-            device = group.key_UL.device
-            query_Q, key_L = (
-                torch.arange(indices.shape[1], device=device) for indices in (group.query_UQ, group.key_UL)
-            )
+        added, length = group.query_UQ.shape[1], group.key_UL.shape[1]
+        query_Q, key_L = (torch.arange(count, device=self.device) for count in (added, length))
+        if self.trie.causal:
             hidden_UQL = key_L > (group.shared_U[:, None] + query_Q)[:, :, None]
-            mask_UQL = torch.zeros(hidden_UQL.shape, dtype=dtype, device=device).masked_fill_(hidden_UQL, -torch.inf)
-            self._masks[number, repeats] = mask_UQL.repeat(1, repeats, 1).unsqueeze(1)
-        return self._masks[number, repeats]
+        else:
+            hidden_UQL = (key_L >= group.length_U[:, None, None]).expand(-1, added, -1)
+        mask_UQL = torch.zeros(hidden_UQL.shape, dtype=dtype, device=self.device).masked_fill_(hidden_UQL, -torch.inf)
+        return mask_UQL.repeat(1, repeats, 1).unsqueeze(1)
+
+    def _gathered(
+        self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float, softcap: float | None
+    ) -> Tensor:
+        heads, kv_heads = query.shape[1], key.shape[1]
+        repeats = heads // kv_heads
+        query_TD, key_TD, value_TD = (states[0].transpose(0, 1).flatten(1) for states in (query, key, value))
+        groups, place_T = self._once("groups", self._groups)
+        outputs = []
+        for number, (group, masked) in enumerate(groups):
+            (texts, added), length = group.query_UQ.shape, group.key_UL.shape[1]
+            # Heads that share keys become more queries, so keys need no copies.
+            query_UKQS = (
+                query_TD.index_select(0, group.query_UQ.flatten())
+                .view(texts, added, kv_heads, repeats, -1)
+                .permute(0, 2, 3, 1, 4)
+                .flatten(2, 3)
+            )
+            key_UKLS, value_UKLS = (
+                gathered(states, group.key_UL.flatten()).view(texts, length, kv_heads, -1).transpose(1, 2)
+                for states in (key_TD, value_TD)
+            )
+            make = partial(self.mask, group, repeats, query.dtype)
+            mask: Tensor | None = self._once((number, repeats, query.dtype), make) if masked else None
+            if softcap is None:
+                output_UKQS = nn.functional.scaled_dot_product_attention(
+                    query_UKQS, key_UKLS, value_UKLS, attn_mask=mask, dropout_p=dropout, scale=scaling
+                )
+            else:
+                output_UKQS = _softcapped(query_UKQS, key_UKLS, value_UKLS, mask, dropout, scaling, softcap)
+            output_UQKGS = output_UKQS.view(texts, kv_heads, repeats, added, -1).permute(0, 3, 1, 2, 4)
+            outputs.append(output_UQKGS.reshape(texts * added, -1))
+        output_TD = torch.cat(outputs).index_select(0, place_T)
+        return output_TD.view(1, len(output_TD), heads, -1)
+
+    # flex
+
+    def _flex(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, softcap: float | None) -> Tensor:
+        shared_heads = query.shape[1] != key.shape[1]
+        if query.is_meta:  # for counting memory: a fused kernel without a mask saves the same tensors
+            attended = nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=shared_heads)
+            return attended.transpose(1, 2)
+        mask = self._once("blocks", lambda: block_mask(self.trie, self.tokens, self.device))
+        attend = _compiled_flex() if query.is_cuda else flex_attention
+        output: Tensor = attend(
+            query,
+            key,
+            value,
+            score_mod=None if softcap is None else (lambda score, *_: softcap * torch.tanh(score / softcap)),
+            block_mask=mask,
+            scale=scaling,
+            enable_gqa=shared_heads,
+        )
+        return output.transpose(1, 2)
+
+    # varlen
+
+    def _varlen(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+        from torch.nn.attention.varlen import varlen_attn
+
+        queries, keys, index_I = self._once("sequences", self._sequences)
+        query_THS, key_TKS, value_TKS = (states[0].transpose(0, 1) for states in (query, key, value))
+        if index_I is not None:
+            key_TKS, value_TKS = (
+                gathered(states.flatten(1), index_I).view(-1, *states.shape[1:]) for states in (key_TKS, value_TKS)
+            )
+        output: Any = varlen_attn(
+            query_THS.contiguous(),
+            key_TKS.contiguous(),
+            value_TKS.contiguous(),
+            self._once("first queries", lambda: self._on_device(starts(queries), torch.int32)),
+            self._once("first keys", lambda: self._on_device(starts(keys), torch.int32)),
+            int(queries.max()),
+            int(keys.max()),
+            scale=scaling,
+            # Query q of Q sees keys up to q + L − Q, which is shared + q.
+            window_size=(-1, 0) if self.trie.causal else (-1, -1),
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        return output.unsqueeze(0)  # type: ignore[no-any-return]
+
+    def _sequences(self) -> tuple[Any, Any, Tensor | None]:
+        """Return the queries and keys of each text that adds a node, and the gathered keys if any are shared."""
+        queries = self.trie.lengths_R - self.trie.shared_R
+        adding = queries > 0
+        index_I = None
+        if self.trie.shared_R.any():
+            paths = [path for path, adds in zip(self.trie.paths(), adding, strict=True) if adds]
+            index_I = self._on_device(np.concatenate(paths))
+        return queries[adding], self.trie.lengths_R[adding], index_I
 
 
-def path_attention(
+def starts(lengths: Any) -> Any:
+    """Return where each of some contiguous sequences starts, and where the last one ends."""
+    return np.concatenate(([0], np.cumsum(lengths)))
+
+
+def block_mask(trie: Trie, tokens: int, device: torch.device) -> BlockMask:
+    """Return the mask of a sequence that is filled up to `tokens`, a multiple of `BLOCK`; filling sees itself only.
+
+    Blocks are found on the host in O(T + blocks²), without a mask of T × T elements: a later query block sees a node of
+    a key block iff the longest subtree of the key block reaches its first query, and every node iff the shortest one
+    covers its last query.
+    """
+    end_T = np.arange(1, tokens + 1)
+    nodes = int(trie.starts[-1])
+    end_T[:nodes] = trie.subtree_ends()
+    count = tokens // BLOCK
+    end_JB = end_T.reshape(count, BLOCK)
+    first_I = np.arange(count)[:, None] * BLOCK
+    earlier_IJ = np.tri(count, k=-1, dtype=bool)  # key block J before query block I
+    some_IJ = earlier_IJ & (end_JB.max(axis=1) > first_I)
+    every_IJ = earlier_IJ & (end_JB.min(axis=1) >= first_I + BLOCK)
+    same_IJ = np.eye(count, dtype=bool)
+    if not trie.causal:
+        some_IJ |= some_IJ.T
+        every_IJ |= every_IJ.T | (same_IJ & (end_JB.min(axis=1) >= first_I + BLOCK))
+    some_IJ |= same_IJ
+    end_on_device = on_device(torch.as_tensor(end_T, dtype=torch.int32), device)
+
+    def visible(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (query < end_on_device[key])
+
+    def visible_in_text(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key < end_on_device[query]) & (query < end_on_device[key])
+
+    # For each query block the number of its key blocks, and their indices first; partly visible ones, then others.
+    lists = []
+    for blocks_IJ in (some_IJ & ~every_IJ, every_IJ):
+        for numbers in (blocks_IJ.sum(axis=1), np.argsort(~blocks_IJ, axis=1, kind="stable")):
+            lists.append(on_device(torch.as_tensor(numbers, dtype=torch.int32)[None, None], device))
+    return BlockMask.from_kv_blocks(
+        lists[0], lists[1], lists[2], lists[3], BLOCK, visible if trie.causal else visible_in_text
+    )
+
+
+@cache
+def _compiled_flex() -> Any:
+    """Return FlexAttention compiled once for all lengths."""
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def trie_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -59,91 +251,40 @@ def path_attention(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Return attention of a trie in the interface of `transformers`: nodes that a text adds attend to its nodes.
-
-    Query (1, H, T, S), key and value (1, K, T, S); returns (1, T, H, S). Keys and values are gathered for each text of
-    a group; scores are computed within texts only.
+    """Return attention of a sequence of texts in the interface of `transformers`; see `_TrieContext.attend`.
 
     Raises:
         ValueError: for arguments of a kind of attention that is not supported.
     """
     if unknown := sorted(name for name, value in others.items() if name not in _UNUSED and value is not None):
         raise ValueError(f"attention with {', '.join(unknown)} cannot be computed on a trie")
-    heads, kv_heads = query.shape[1], key.shape[1]
-    repeats = heads // kv_heads
-    query_TD, key_TD, value_TD = (states[0].transpose(0, 1).flatten(1) for states in (query, key, value))
-    outputs = []
-    for number, group in enumerate(trie_context.trie.groups):
-        (texts, added), length = group.query_UQ.shape, group.key_UL.shape[1]
-        # Heads that share keys become more queries, so keys need no copies.
-        query_UKQS = (
-            query_TD.index_select(0, group.query_UQ.flatten())
-            .view(texts, added, kv_heads, repeats, -1)
-            .permute(0, 2, 3, 1, 4)
-            .flatten(2, 3)
-        )
-        key_UKLS, value_UKLS = (
-            _gathered(states, group.key_UL.flatten()).view(texts, length, kv_heads, -1).transpose(1, 2)
-            for states in (key_TD, value_TD)
-        )
-        mask = trie_context.mask(number, repeats, query.dtype)
-        if softcap is None:
-            output_UKQS = nn.functional.scaled_dot_product_attention(
-                query_UKQS, key_UKLS, value_UKLS, attn_mask=mask, dropout_p=dropout, scale=scaling
-            )
-        else:
-            output_UKQS = _softcapped(query_UKQS, key_UKLS, value_UKLS, mask, dropout, scaling, softcap)
-        output_UQKGS = output_UKQS.view(texts, kv_heads, repeats, added, -1).permute(0, 3, 1, 2, 4)
-        outputs.append(output_UQKGS.reshape(texts * added, -1))
-    output_TD = torch.cat(outputs).index_select(0, trie_context.trie.place_T)
-    return output_TD.view(1, len(output_TD), heads, -1), None
-
-
-class _Gather(torch.autograd.Function):
-    """states_TD[index_I]. The gradients of a node that several texts share are summed in float32 and rounded once, in
-    the same order on every run; torch's own indexing does so on a CPU only."""
-
-    @staticmethod
-    def forward(ctx: Any, states_TD: Tensor, index_I: Tensor) -> Tensor:
-        ctx.save_for_backward(index_I)
-        ctx.nodes = len(states_TD)
-        return states_TD.index_select(0, index_I)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient_ID: Tensor) -> tuple[Tensor, None]:
-        (index_I,) = ctx.saved_tensors
-        wide = torch.promote_types(gradient_ID.dtype, torch.float32)
-        sum_TD = gradient_ID.new_zeros(ctx.nodes, gradient_ID.shape[1], dtype=wide)
-        for some in range(0, len(index_I), _BLOCK_ROWS):
-            index, terms = index_I[some : some + _BLOCK_ROWS], gradient_ID[some : some + _BLOCK_ROWS].to(wide)
-            if sum_TD.device.type == "cpu":
-                sum_TD.index_add_(0, index, terms)
-            else:  # index_add_ is not deterministic there; this sorts
-                sum_TD.index_put_((index,), terms, accumulate=True)
-        return sum_TD.to(gradient_ID.dtype), None
-
-
-_BLOCK_ROWS = 8192
-"""Rows converted to float32 at a time."""
-
-
-def _gathered(states_TD: Tensor, index_I: Tensor) -> Tensor:
-    rows_ID: Tensor = _Gather.apply(states_TD, index_I)  # type: ignore[no-untyped-call]
-    return rows_ID
+    return trie_context.attend(query, key, value, scaling, dropout, softcap), None
 
 
 def _softcapped(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float, scaling: float | None, softcap: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    scaling: float | None,
+    softcap: float,
 ) -> Tensor:
     """Return attention with scores squashed to ±softcap (Gemma 2), which no fused kernel computes."""
     scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    weights = (torch.tanh(scores / softcap) * softcap + mask).softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    scores = torch.tanh(scores / softcap) * softcap
+    weights = (scores if mask is None else scores + mask).softmax(dim=-1, dtype=wide).to(query.dtype)
     return nn.functional.dropout(weights, dropout) @ value
 
 
-def trie_states(backbone: nn.Module, ids_1T: Tensor, trie: Trie) -> Tensor:
-    """Return the last hidden states (1, T, D) of the nodes. Not thread-safe: `EmbeddingModel` holds a lock.
+def trie_output(
+    backbone: nn.Module, ids_1T: Tensor, trie: Trie, kernel: str | None = None, *, all_states: bool = False
+) -> Any:
+    """Return the output of a backbone for texts in one sequence; states (1, T, D), or longer with `flex`.
+
+    `kernel`: None: flex on CUDA (gathered with attention dropout), gathered elsewhere. `all_states`: also those of each
+    layer. Not thread-safe: `EmbeddingModel` holds a lock.
 
     Raises:
         RuntimeError: under the activation checkpointing of transformers, which would compute the layers again with the
@@ -155,23 +296,34 @@ def trie_states(backbone: nn.Module, ids_1T: Tensor, trie: Trie) -> Tensor:
             "activation_checkpointing_disable() on the backbone, and checkpoint_activations(True) on the EmbeddingModel "
             "(setting: activation_checkpointing)."
         )
-    with _trie_attention(backbone):
-        states_1TD: Tensor = backbone(
-            input_ids=ids_1T,
+    context = _TrieContext(trie, ids_1T.device, kernel)
+    options = ({"use_cache": False} if trie.causal else {}) | ({"output_hidden_states": True} if all_states else {})
+    fill = (0, context.tokens - ids_1T.shape[1])
+    position_1T = trie.depth_1T + _first_position(backbone)
+    with _trie_attention(backbone), _recompilation_is_an_error() if context.kernel == "flex" else nullcontext():
+        return backbone(
+            input_ids=nn.functional.pad(ids_1T, fill),
             # With four dimensions a mask counts as prepared: no mask of T × T elements is made. This one is not used.
             attention_mask=torch.zeros(1, 1, 1, 1, device=ids_1T.device),
-            position_ids=trie.depth_1T,
-            use_cache=False,
-            trie_context=_TrieContext(trie),
-        ).last_hidden_state
-    return states_1TD
+            position_ids=nn.functional.pad(position_1T, fill, value=_first_position(backbone)),
+            trie_context=context,
+            **options,
+        )
+
+
+def _first_position(backbone: Any) -> int:
+    """Return the position of the first token: 0, or in models like RoBERTa the one after the padding index."""
+    embeddings: Any = getattr(without_adapter(backbone), "embeddings", None)
+    if hasattr(embeddings, "create_position_ids_from_input_ids"):
+        return int(embeddings.padding_idx) + 1
+    return 0
 
 
 @contextmanager
 def _trie_attention(backbone: Any) -> Iterator[None]:
     from transformers import AttentionInterface
 
-    AttentionInterface.register(ATTENTION_NAME, path_attention)
+    AttentionInterface.register(ATTENTION_NAME, trie_attention)
     config = backbone.config.get_text_config()
     usual = config._attn_implementation
     config._attn_implementation = ATTENTION_NAME
@@ -181,96 +333,10 @@ def _trie_attention(backbone: Any) -> Iterator[None]:
         config._attn_implementation = usual
 
 
-MOST_TOKENS = 1024
-"""Longer texts are padded: attention of a trie needs a mask of queries × keys of a text, and that of one text needs
-none."""
+def _recompilation_is_an_error() -> Any:
+    """Return a context in which torch raises after too many compilations; by default it would continue without
+    compilation, with scores of T × T elements."""
+    import torch._dynamo.config
 
-_NO_WINDOW = {"max_window_layers"}  # Qwen: the first layer with a window
-
-_DYNAMIC_ROPE = {"longrope", "dynamic"}
-"""Rotary embeddings with frequencies that depend on the longest text of the batch, beyond the original positions."""
-
-
-def find_sharing(backbone: nn.Module, pooling: str, *, causal: bool) -> PrefixSharing:
-    """Return whether texts of the backbone can share prefixes: by its config, and by comparing states."""
-    if not causal:
-        return PrefixSharing("in a bidirectional model the state of a token depends on later tokens")
-    if pooling != "last":
-        return PrefixSharing(f"pooling {pooling} reads more than the last token of a text")
-    config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
-    odd = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if odd:
-        return PrefixSharing(f"layers of type {min(odd)} are not plain attention")
-    windows = {
-        name: value
-        for name, value in config.to_dict().items()
-        if ("window" in name or "chunk" in name)
-        and not name.startswith("_")
-        and not name.endswith("_pattern")
-        and name not in _NO_WINDOW
-        and type(value) is int
-        and value > 0
-    }
-    # The mask of a sliding window depends on positions, so it masks nothing in a trie that is no deeper. Other windows
-    # depend on the order of nodes in the trie.
-    longest = min(MOST_TOKENS, windows.pop("sliding_window", MOST_TOKENS), _steady_positions(config))
-    if windows:
-        return PrefixSharing(f"its config has an unknown window, {next(iter(windows))}")
-    if longest < max(map(len, _probe_texts(backbone))):
-        return PrefixSharing(f"its attention window has {longest} tokens")
-    return PrefixSharing(_probe(backbone), longest)
-
-
-def _steady_positions(config: Any) -> int:
-    """Return the longest text whose rotary embedding does not depend on other texts."""
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
-    rope = rope if isinstance(rope, dict) else {}
-    steady = MOST_TOKENS
-    for rotary in [rope, *rope.values()]:  # Gemma has one per type of layer
-        if isinstance(rotary, dict) and rotary.get("rope_type") in _DYNAMIC_ROPE:
-            own = rotary.get("original_max_position_embeddings")
-            own = own or getattr(config, "original_max_position_embeddings", None) or config.max_position_embeddings
-            steady = min(steady, int(own))
-    return steady
-
-
-def _probe_texts(backbone: nn.Module) -> list[list[int]]:
-    """Return all prefixes of eight texts that branch early, late and not at all, with ids from the whole vocabulary."""
-    vocabulary: int = backbone.config.get_text_config().vocab_size  # type: ignore[operator,union-attr]
-
-    def token(number: int) -> int:
-        return number * 7919 % vocabulary
-
-    texts = [
-        [token(1), token(2), token(branch + 3), token(5), token(6 + leaf)] for branch in (0, 1) for leaf in range(4)
-    ]
-    prefixes = {tuple(text[:length]) for text in texts for length in range(1, 6)}
-    return sorted([list(text) for text in prefixes])
-
-
-def _probe(backbone: nn.Module) -> str | None:
-    """Compare the states of some texts as a trie and one by one,
-    relative to the effect of rounding; return why they differ."""
-    texts = _probe_texts(backbone)
-    full = [text for text in texts if len(text) == max(map(len, texts))]
-    ids_1T, trie = build_trie(texts, shared_prefixes(texts))
-    try:
-        with evaluating(backbone) as device:
-
-            def states(some: list[list[int]]) -> Tensor:
-                ids_BT = torch.tensor(some, device=device)
-                states_BTD: Tensor = backbone(input_ids=ids_BT, use_cache=False).last_hidden_state
-                return states_BTD
-
-            shared_RD = trie_states(backbone, ids_1T.to(device), trie.to(device))[0, trie.end_R.to(device)]
-            together_BTD = states(full)
-            alone_BTD = torch.cat([states([text]) for text in full])
-    except Exception as error:  # an architecture can refuse unknown arguments in any way
-        return f"the architecture does not accept positions or attention as arguments ({type(error).__name__})"
-    place = {tuple(text[: end + 1]): (row, end) for row, text in enumerate(full) for end in range(len(text))}
-    plain_RD = torch.stack([alone_BTD[place[tuple(text)]] for text in texts])
-    # float32 sums in another order differ by about 1e-7 of a state; half precision and TF32 show in `rounding`.
-    rounding = relative_difference(together_BTD, alone_BTD)
-    if relative_difference(shared_RD, plain_RD) <= max(1e-4, min(4 * rounding, 0.05)):
-        return None
-    return "the architecture gives other states as a trie"
+    # The limit counts models of other sizes too; lengths and masks need no compilation of their own.
+    return torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, recompile_limit=64)

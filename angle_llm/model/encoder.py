@@ -20,7 +20,6 @@ from angle_llm.config import LoraSettings
 from angle_llm.io import progress_bar
 from angle_llm.model import lora
 from angle_llm.model.artifact import EncoderCard, check_savable, load_parts, save_parts
-from angle_llm.model.attention import find_sharing
 from angle_llm.model.backbone import absolute_name, is_causal, torch_device, weights_fingerprint
 from angle_llm.model.checks import CARD_NAME, ArtifactError, as_artifact_error, check_states, evaluating
 from angle_llm.model.depth import LayerStack
@@ -33,6 +32,7 @@ from angle_llm.model.fast_paths import (
 from angle_llm.model.micro_batches import EncodeStats, Plan, plan_micro_batches
 from angle_llm.model.pooling import EmbeddingModel, checked_pooling
 from angle_llm.model.quantization import bits_of, without_outliers
+from angle_llm.model.sharing import find_sharing
 from angle_llm.model.tokenizer import SentenceTokenizer, Tokenizer, check_texts, checked_length
 from angle_llm.prompts import PromptTemplate, load_prompt
 
@@ -75,6 +75,7 @@ class SentenceEncoder:
         with without_outliers(backbone):  # for the probes
             self.model = EmbeddingModel(backbone, pooling, causal)
             self.sharing = find_sharing(backbone, pooling, causal=causal)
+        self.model.attention_kernel = self.sharing.kernel
         self.tokenizer = tokenizer
         prompt = prompt or load_prompt("summarize_one_word" if causal else "plain")
         self.sentence_tokenizer = SentenceTokenizer(tokenizer, prompt, max_length)

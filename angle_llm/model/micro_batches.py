@@ -1,8 +1,8 @@
 """The plan of a batch: which tokens are computed together, so that as few as possible are computed.
 
-Two layouts give the same rows. **trie**: shared prefixes are computed once (`prefix_trie`), for causal models.
-**padded**: unique texts of similar length, padded on the right, for every model. `plan_micro_batches` takes the one
-that computes fewer tokens.
+Three layouts give the same rows. **trie**: shared prefixes are computed once (`prefix_trie`), for causal models that
+read the last token. **packed**: unique texts one after the other, for other models. **padded**: unique texts of similar
+length, padded on the right, for every model. `plan_micro_batches` takes the one that computes fewer tokens.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from angle_llm.model.prefix_trie import Trie, build_trie, cut, shared_prefixes
+from angle_llm.model.prefix_trie import Trie, build_trie, cut, on_device, shared_prefixes
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Texts that the model computes together: padded with a mask, or as a trie."""
+    """Texts that the model computes together: padded with a mask, or in one sequence, as a trie or packed."""
 
     rows: list[int]
     """Their rows among the plan's unique texts, in the order of the model's output."""
@@ -39,18 +39,28 @@ class MicroBatch:
 
     def inputs(self, device: torch.device) -> dict[str, Any]:
         """Return the arguments of `EmbeddingModel.forward`, on a device."""
-        given = {"ids_BT": self.ids_BT, "mask_BT": self.mask_BT, "trie": self.trie}
-        return {name: value.to(device) for name, value in given.items() if value is not None}
+        given: dict[str, Any] = {"ids_BT": on_device(self.ids_BT, device)}
+        if self.mask_BT is not None:
+            given["mask_BT"] = on_device(self.mask_BT, device)
+        if self.trie is not None:
+            given["trie"] = self.trie.to(device)
+        return given
 
 
 @dataclass(frozen=True)
 class PrefixSharing:
-    """Whether texts of a model can share prefixes."""
+    """Whether texts of a model can share prefixes, or at least be packed without padding."""
 
     disabled_because: str | None
-    """The reason why not; None if they can."""
+    """The reason why they cannot share prefixes; None if they can."""
     max_tokens: int | None = None
-    """Longest text that can share, such as the sliding window; None: any."""
+    """Longest text that can share or be packed, such as the sliding window; None: any."""
+    packs: bool = False
+    """Whether texts that do not share prefixes can be packed."""
+    causal: bool = False
+    """Whether a token of a packed text sees the tokens before it only."""
+    kernel: str | None = None
+    """Kernel of attention (see `attention`); None: the usual one of the device."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,7 @@ class Group:
     computed_tokens: int
     """Tokens the model computes, padding included."""
     longest_side: int
-    """Tokens of the longest sequence; all nodes of a trie are one sequence."""
+    """Tokens of the longest sequence; a trie and packed texts are one sequence."""
     make: Callable[[], MicroBatch]
 
 
@@ -74,7 +84,7 @@ class Plan:
     row_of: list[int]
     """For each of the N texts, its row among the unique ones; texts with equal ids share a row."""
     layout: str
-    """trie or padded."""
+    """trie, packed or padded."""
     reason: str
     """Why this layout."""
     logical_tokens: int
@@ -148,7 +158,7 @@ class EncodeStats:
     computed_tokens: int
     """Tokens computed by the model, with padding; shared prefixes and repeats once."""
     layout: str
-    """trie or padded; of several plans, that of the first."""
+    """trie, packed or padded; of several plans, that of the first."""
     reason: str
     """Why this layout."""
     seconds: float
@@ -183,7 +193,7 @@ def plan_micro_batches(
 ) -> Plan:
     """Plan N texts, in micro-batches of at most `token_budget` tokens with padding (a longer text is alone).
 
-    Texts that are too long to share are padded beside the trie of the others. Several processes get equally many
+    Texts that are too long to share or to be packed are padded beside the others. Several processes get equally many
     micro-batches, of about equally many tokens.
     """
     row_of_ids: dict[tuple[int, ...], int] = {}
@@ -192,19 +202,23 @@ def plan_micro_batches(
     padded = _Padded(texts, pad_id)
     longest = sharing.max_tokens or math.inf
     fitting = [row for row, text in enumerate(texts) if len(text) <= longest]
-    layout, reason = "padded", sharing.disabled_because
+    shares = sharing.disabled_because is None
+    layout, reason = "padded", sharing.disabled_because or ""
     grouped: Callable[[int], list[Group]] = partial(padded, range(len(texts)))
-    if reason is None and texts and not fitting:
-        reason = f"every text is longer than {longest} tokens, the longest that can share prefixes"
-    if reason is None:
-        tries = _Tries(texts, fitting)
-        rest = [row for row, text in enumerate(texts) if len(text) > longest]
-        nodes, tokens = (_tokens(groups) for groups in (tries(token_budget), padded(fitting, token_budget)))
-        reason = f"{nodes} tokens as a trie, {tokens} padded"
-        reason += f"; {len(rest)} texts longer than {longest} tokens are padded" if rest else ""
-        if nodes < tokens:
-            layout = "trie"
-            grouped = lambda budget: tries(budget) + padded(rest, budget)  # noqa: E731
+    if shares or sharing.packs:
+        wanted, name = ("trie", "as a trie") if shares else ("packed", "packed")
+        reason += "; " if reason else ""
+        if not fitting and texts:
+            reason += f"every text is longer than {longest} tokens, the longest that can be {name}"
+        else:
+            sequences = _Tries(texts, fitting) if shares else _Packed(texts, fitting, sharing.causal)
+            rest = [row for row, text in enumerate(texts) if len(text) > longest]
+            nodes, tokens = (_tokens(groups) for groups in (sequences(token_budget), padded(fitting, token_budget)))
+            reason += f"{nodes} tokens {name}, {tokens} padded"
+            reason += f"; {len(rest)} texts longer than {longest} tokens are padded" if rest else ""
+            if nodes < tokens:
+                layout = wanted
+                grouped = lambda budget: sequences(budget) + padded(rest, budget)  # noqa: E731
     groups, lengths = _balanced(grouped, token_budget, processes), [len(text) for text in ids]
     # Largest first: a lack of memory shows at once.
     groups.sort(key=lambda group: -group.longest_side)
@@ -239,6 +253,33 @@ class _Tries:
     def _make(self, first: int, last: int) -> MicroBatch:
         ids_1T, trie = build_trie(self._ordered[first:last], self._shared[first:last])
         return MicroBatch(self._order[first:last], ids_1T, trie=trie)
+
+
+class _Packed:
+    """Groups of texts one after the other, of similar length: attention computes texts of equal length together."""
+
+    def __init__(self, texts: Sequence[Sequence[int]], rows: Sequence[int], causal: bool) -> None:
+        self._texts, self._causal = texts, causal
+        self._order = sorted(rows, key=lambda row: (-len(texts[row]), row))
+
+    def __call__(self, token_budget: int) -> list[Group]:
+        groups: list[list[int]] = []
+        tokens = 0
+        for row in self._order:
+            tokens += len(self._texts[row])
+            if not groups or tokens > token_budget:
+                groups.append([])
+                tokens = len(self._texts[row])
+            groups[-1].append(row)
+        return [self._group(rows) for rows in groups]
+
+    def _group(self, rows: list[int]) -> Group:
+        tokens = sum(len(self._texts[row]) for row in rows)
+        return Group(rows, tokens, tokens, partial(self._make, rows))
+
+    def _make(self, rows: list[int]) -> MicroBatch:
+        ids_1T, trie = build_trie([self._texts[row] for row in rows], causal=self._causal)
+        return MicroBatch(rows, ids_1T, trie=trie)
 
 
 class _Padded:

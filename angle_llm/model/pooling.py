@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from angle_llm.model.activation_checkpointing import checkpoint_layers, forward_lock
-from angle_llm.model.attention import trie_states
+from angle_llm.model.attention import trie_output
 from angle_llm.model.backbone import state_sizes
 from angle_llm.model.depth import LayerStack, first_layers
 from angle_llm.model.fast_paths import PooledLastLayer
@@ -110,12 +110,13 @@ def checked_pooling(name: str | None, backbone: nn.Module, *, causal: bool) -> s
 class EmbeddingModel(nn.Module):
     """Backbone and pooling: maps a micro-batch to float32 rows. Training wraps and calls this module.
 
-    A micro-batch has one of two layouts (see `micro_batches`). A causal backbone gets no mask for padding: on the
+    A micro-batch has one of three layouts (see `micro_batches`). A causal backbone gets no mask for padding: on the
     right, padding follows every real token and is invisible to it, and without a mask attention can use its fast
     kernel.
 
     A row is the first `dimensions` of the pooled state (None: all). After `read_layers` it is that, and the same after
-    fewer layers, side by side. `cut_to` is the number of layers if some were dropped, else None.
+    fewer layers, side by side. `cut_to` is the number of layers if some were dropped, else None. `attention_kernel`
+    computes attention of texts in one sequence (see `attention`); None: the usual one of the device.
     """
 
     def __init__(self, backbone: nn.Module, pooling: str, causal: bool, dimensions: int | None = None) -> None:
@@ -125,6 +126,7 @@ class EmbeddingModel(nn.Module):
         self.causal = causal
         self.dimensions = dimensions
         self.cut_to: int | None = None
+        self.attention_kernel: str | None = None
         self.inner_layers: tuple[int, ...] = ()
         self._stack: LayerStack | None = None
         self._last_layer = PooledLastLayer.find(without_adapter(backbone)) if causal and pooling == "last" else None
@@ -192,13 +194,16 @@ class EmbeddingModel(nn.Module):
         dimensions = self.dimensions if dimensions in (None, self.width) else dimensions
         short = EmbeddingModel(backbone, self.pooling, self.causal, dimensions)
         short.cut_to = layers or self.cut_to
+        short.attention_kernel = self.attention_kernel
         return short
 
     def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None, trie: Trie | None = None) -> Tensor:
-        """Return rows (B, D) of right-padded texts, given `mask_BT`; or rows (R, D) of the texts of a trie."""
+        """Return rows (B, D) of right-padded texts, given `mask_BT`; or rows (R, D) of texts in one sequence."""
         with forward_lock(self.backbone):
-            if trie is not None:
-                rows = self._rows_at(trie.end_R, lambda: trie_states(self.backbone, ids_BT, trie))
+            if trie is not None and self.causal and self.pooling == "last":
+                rows = self._rows_at(trie.end_R, lambda: self._sequence_output(ids_BT, trie).last_hidden_state)
+            elif trie is not None:
+                rows = self._packed_rows(ids_BT, trie)
             else:
                 assert mask_BT is not None, "a micro-batch has a mask or a trie"
                 if self.causal and self.pooling == "last":
@@ -232,6 +237,21 @@ class EmbeddingModel(nn.Module):
             output = self._output(ids_BT, attention_mask=mask, output_hidden_states=both)
         states_BTD = (output.hidden_states[1] + output.last_hidden_state) / 2 if both else output.last_hidden_state
         return [pooling.function(states_BTD, mask_BT), *(inner[layer] for layer in self.inner_layers)]
+
+    def _packed_rows(self, ids_1T: Tensor, trie: Trie) -> list[Tensor]:
+        pooling = pooling_named(self.pooling)
+        both = pooling.averages_first_layer
+
+        def rows_of(states_1TD: Tensor) -> Tensor:
+            return torch.cat([pooling.function(*padded) for padded in trie.padded_states(states_1TD[0])])
+
+        with self._inner(lambda stack, states_1TD: rows_of(stack.finish(states_1TD))) as inner:
+            output = self._sequence_output(ids_1T, trie, all_states=both)
+        states_1TD = (output.hidden_states[1] + output.last_hidden_state) / 2 if both else output.last_hidden_state
+        return [rows_of(states_1TD), *(inner[layer] for layer in self.inner_layers)]
+
+    def _sequence_output(self, ids_1T: Tensor, trie: Trie, *, all_states: bool = False) -> Any:
+        return trie_output(self.backbone, ids_1T, trie, self.attention_kernel, all_states=all_states)
 
     def _output(self, ids_BT: Tensor, **options: Any) -> Any:
         return self.backbone(input_ids=ids_BT, **options, **({"use_cache": False} if self.causal else {}))

@@ -15,9 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModel, LlamaConfig, Phi3Config
 
 from angle_llm import SentenceEncoder
-from angle_llm.model.attention import MOST_TOKENS, _gathered, _steady_positions, find_sharing, trie_states
+from angle_llm.model.attention import trie_output
+from angle_llm.model.gather import gathered
 from angle_llm.model.micro_batches import PrefixSharing, plan_micro_batches
 from angle_llm.model.prefix_trie import KEYS_A_NODE, LENGTH_STEP, build_trie, cut, shared_prefixes
+from angle_llm.model.sharing import MOST_TOKENS, _steady_positions, find_sharing
 
 WINDOWED = ("mistral", "gemma2")
 TEXTS = [
@@ -75,11 +77,12 @@ def test_every_node_is_one_query_and_sees_its_prefix(texts: list[list[int]]) -> 
     texts = sorted(texts)
     ids_1T, trie = build_trie(texts, shared_prefixes(texts))
     ids_T, depth_T = ids_1T[0], trie.depth_1T[0]
-    queries = torch.cat([group.query_UQ.flatten() for group in trie.groups])
-    assert queries[trie.place_T].tolist() == list(range(len(ids_T))), "each node reads its own output"
+    groups, place_T = trie.groups()
+    queries = torch.cat([group.query_UQ.flatten() for group in groups])
+    assert queries[place_T].tolist() == list(range(len(ids_T))), "each node reads its own output"
     seen = {}
-    for group in trie.groups:
-        for query_Q, key_L, shared in zip(*group, strict=True):
+    for group in groups:
+        for query_Q, key_L, shared, _ in zip(*group, strict=True):
             for q, node in enumerate(query_Q.tolist()):
                 if q == 0 or node:  # padding is node 0
                     seen[node] = ids_T[key_L[: int(shared) + q + 1]].tolist()
@@ -165,8 +168,8 @@ def test_a_long_prompt_head_does_not_multiply_the_gathered_keys() -> None:
     assert plan.layout == "trie"
     for micro in plan.micro_batches:
         assert micro.trie is not None
-        keys = sum(group.key_UL.numel() for group in micro.trie.groups)
-        scores = sum(group.query_UQ.shape[1] * group.key_UL.numel() for group in micro.trie.groups)
+        keys = sum(group.key_UL.numel() for group in micro.trie.groups()[0])
+        scores = sum(group.query_UQ.shape[1] * group.key_UL.numel() for group in micro.trie.groups()[0])
         needed = 450**2 + len(micro.rows) * 3 * 453
         assert keys <= 2 * KEYS_A_NODE * 2048
         assert scores <= 4 * needed
@@ -237,7 +240,7 @@ def test_no_tensor_grows_with_the_square_of_the_nodes() -> None:
     ids_1T, trie = build_trie(texts, shared_prefixes(texts))
     backbone = tiny_backbone("llama")
     with Largest() as seen:
-        trie_states(backbone, ids_1T, trie).sum().backward()
+        trie_output(backbone, ids_1T, trie).last_hidden_state.sum().backward()
     nodes = ids_1T.numel()
     widest = 48  # of the MLP; the vocabulary's gradient is larger, and of a fixed size
     vocabulary = backbone.embed_tokens.weight.numel()
@@ -248,12 +251,12 @@ def test_no_tensor_grows_with_the_square_of_the_nodes() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_gradients_of_a_shared_node_are_added_in_float32(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand equal terms, eight at a time: in half precision the sum would stop growing."""
-    monkeypatch.setattr("angle_llm.model.attention._BLOCK_ROWS", 8)
+    monkeypatch.setattr("angle_llm.model.gather.BLOCK_ROWS", 8)
     states_TD = torch.ones(3, 4, dtype=dtype, requires_grad=True)
     index_I = torch.zeros(20_000, dtype=torch.int64)
     index_I[10_000:] = 2
     terms_ID = torch.full((20_000, 4), 2.0**-8, dtype=dtype)
-    _gathered(states_TD, index_I).backward(terms_ID)
+    gathered(states_TD, index_I).backward(terms_ID)
     assert states_TD.grad is not None
     assert states_TD.grad.dtype == dtype
     # 10,000 / 256, rounded once.

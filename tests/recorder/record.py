@@ -60,7 +60,9 @@ def plan(encoder: SentenceEncoder, texts: list[str], token_budget: int, processe
     for micro in made.micro_batches:
         tensors += [micro.ids_BT] if micro.mask_BT is None else [micro.ids_BT, micro.mask_BT]
         if micro.trie is not None:
-            tensors += [micro.trie.depth_1T, micro.trie.end_R, micro.trie.place_T, *sum(micro.trie.groups, ())]
+            kept: Any = micro.trie.groups  # attributes of the trie before, a method now
+            groups, place_T = kept() if callable(kept) else (kept, micro.trie.place_T)
+            tensors += [micro.trie.depth_1T, micro.trie.end_R, place_T, *(one for group in groups for one in group[:3])]
     return {
         "row of each text": [made.row_of],
         "rows of each group": [group.rows for group in made.groups],

@@ -61,8 +61,9 @@ def step(encoder: SentenceEncoder, micro_batch_tokens: int, graph_tokens: int, *
 
 
 def force(layout: str, encoder: SentenceEncoder) -> SentenceEncoder:
-    """The trie wherever it computes fewer tokens, or padding always."""
-    encoder.sharing = PrefixSharing({"trie": None, "padded": "the test needs it"}[layout])
+    """The trie, or packing, wherever it computes fewer tokens; or padding always."""
+    reason = None if layout == "trie" else "the test needs it"
+    encoder.sharing = PrefixSharing(reason, packs=layout == "packed", causal=encoder.model.causal)
     return encoder
 
 
@@ -89,8 +90,18 @@ def plain_gradients(encoder: SentenceEncoder) -> tuple[float, dict[str, Tensor]]
 
 @pytest.mark.parametrize("graph_tokens", [KEEP, CACHE], ids=["kept", "cached"])
 @pytest.mark.parametrize("micro_batch_tokens", [1, 60, 10**6])
-@pytest.mark.parametrize("layout", ["trie", "padded"])
-@pytest.mark.parametrize("kind", ["llama", "llama-tied"])
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        ("llama", "trie"),
+        ("llama", "packed"),
+        ("llama", "padded"),
+        ("llama-tied", "trie"),
+        ("bert", "packed"),
+        ("bert", "padded"),
+        ("roberta", "packed"),
+    ],
+)
 @pytest.mark.usefixtures("_float64_norm")
 def test_any_micro_batches_kept_or_cached_equal_plain_back_propagation_in_float64(
     kind: str, layout: str, micro_batch_tokens: int, graph_tokens: int
@@ -169,7 +180,7 @@ def test_every_kind_of_backbone_agrees_in_float32(kind: str) -> None:
     loss, expected = plain_gradients(encoder)
     for graph_tokens in (KEEP, CACHE):
         result = step(encoder, 60, graph_tokens)
-        assert result.plan.layout == ("trie" if encoder.model.causal else "padded")
+        assert result.plan.layout == ("trie" if encoder.model.causal else "packed")
         assert result.loss == pytest.approx(loss, rel=1e-5)
         # float32 sums in another order: 1e-7 a term, some hundred terms, divided by temperatures of 0.05
         assert largest_difference(expected, take_gradients(encoder.model)) < 2e-3

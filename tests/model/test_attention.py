@@ -1,0 +1,238 @@
+"""Attention of texts in one sequence: every kernel, pooling and kind of backbone equals the texts one by one."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import POSITIONS, tiny_backbone
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.attention import flex_attention as flex
+from transformers import AutoModel, ModernBertConfig, MPNetConfig
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from angle_llm.model import attention
+from angle_llm.model.attention import BLOCK, _TrieContext, block_mask, trie_output
+from angle_llm.model.micro_batches import PrefixSharing, plan_micro_batches
+from angle_llm.model.pooling import POOLINGS, EmbeddingModel
+from angle_llm.model.prefix_trie import Trie, build_trie, shared_prefixes
+from angle_llm.model.sharing import find_sharing
+
+CPU = torch.device("cpu")
+
+
+def some_texts(count: int, longest: int = 9, vocabulary: int = 3) -> list[tuple[int, ...]]:
+    """Sorted texts that share many prefixes."""
+    draw = random.Random(0)
+    return sorted(
+        {tuple(draw.randrange(1, 1 + vocabulary) for _ in range(draw.randint(1, longest))) for _ in range(count)}
+    )
+
+
+def sequence(texts: list[tuple[int, ...]], *, causal: bool) -> tuple[Tensor, Trie]:
+    return build_trie(texts, shared_prefixes(texts) if causal else None, causal=causal)
+
+
+def visible(texts: list[tuple[int, ...]], *, causal: bool) -> Tensor:
+    """Which node sees which, (T, T), from the texts alone: by prefixes, or within texts."""
+    if causal:
+        nodes = sorted({text[:end] for text in texts for end in range(1, len(text) + 1)})
+        return torch.tensor([[key == query[: len(key)] for key in nodes] for query in nodes])
+    owner_T = torch.tensor([number for number, text in enumerate(texts) for _ in text])
+    return owner_T[:, None] == owner_T
+
+
+@pytest.fixture
+def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms in float64, and FlexAttention on a CPU with gradients, which torch refuses."""
+    monkeypatch.setattr(
+        LlamaRMSNorm,
+        "forward",
+        lambda self, x: self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon),
+    )
+    monkeypatch.setattr(
+        Gemma2RMSNorm,
+        "forward",
+        lambda self, x: (1 + self.weight) * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps),
+    )
+    monkeypatch.setattr(flex, "_validate_device", lambda *_: None)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("count", [3, 40, 300])
+def test_block_masks_are_those_of_the_dense_rule(causal: bool, count: int) -> None:
+    texts = some_texts(count, longest=7 if causal else 30)
+    _, trie = sequence(texts, causal=causal)
+    nodes = int(trie.starts[-1])
+    tokens = -(-nodes // BLOCK) * BLOCK
+    expected_TT = torch.eye(tokens, dtype=torch.bool)
+    expected_TT[:nodes, :nodes] = visible(texts, causal=causal)
+    mask: Any = block_mask(trie, tokens, CPU)
+    index_T = torch.arange(tokens)
+    zero = torch.zeros((), dtype=torch.int64)
+    assert torch.equal(mask.mask_mod(zero, zero, index_T[:, None], index_T), expected_TT)
+    blocks_IJ = expected_TT.view(tokens // BLOCK, BLOCK, -1, BLOCK).transpose(1, 2)
+    full_IJ = blocks_IJ.all(dim=(2, 3))
+    for found, counts, expected in (
+        (mask.kv_indices, mask.kv_num_blocks, blocks_IJ.any(dim=(2, 3)) & ~full_IJ),
+        (mask.full_kv_indices, mask.full_kv_num_blocks, full_IJ),
+    ):
+        for row, indices, number in zip(expected, found[0, 0], counts[0, 0], strict=True):
+            assert indices[: int(number)].tolist() == row.nonzero().flatten().tolist()
+
+
+def test_a_long_text_has_full_blocks() -> None:
+    _, trie = build_trie([range(3 * BLOCK), range(4 * BLOCK)], [0, 3 * BLOCK])
+    mask = block_mask(trie, 4 * BLOCK, CPU)
+    assert mask.full_kv_num_blocks is not None
+    assert mask.full_kv_num_blocks[0, 0].tolist() == [0, 1, 2, 3]
+    assert mask.kv_num_blocks[0, 0].tolist() == [1, 1, 1, 1], "the diagonal"
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt2", "bert", "roberta"])
+@pytest.mark.usefixtures("_exact")
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # inside torch
+def test_flex_attention_equals_gathered_keys_in_value_and_gradient(kind: str) -> None:
+    causal = kind not in ("bert", "roberta")
+    backbone = tiny_backbone(kind, torch.float64, **({"window": POSITIONS} if kind == "gemma2" else {}))
+    ids_1T, trie = sequence(some_texts(120), causal=causal)
+    found = []
+    for kernel in ("gathered", "flex"):
+        states_1TD = trie_output(backbone, ids_1T, trie, kernel).last_hidden_state
+        assert states_1TD.shape[1] == (
+            ids_1T.shape[1] if kernel == "gathered" else -(-ids_1T.shape[1] // BLOCK) * BLOCK
+        )
+        states_1TD[:, : ids_1T.shape[1]].sin().sum().backward()
+        gradients = {name: one.grad.clone() for name, one in backbone.named_parameters() if one.grad is not None}
+        found.append((states_1TD[:, : ids_1T.shape[1]].detach(), gradients))
+        backbone.zero_grad()
+    (states, gradients), (flex_states, flex_gradients) = found
+    assert gradients.keys() == flex_gradients.keys()
+    # Sums of float64 terms in another order, relative to the largest gradient (that of a key's bias is 0).
+    torch.testing.assert_close(flex_states, states, rtol=1e-12, atol=1e-12)
+    largest = max(float(gradient.abs().max()) for gradient in gradients.values())
+    for name, gradient in gradients.items():
+        assert float((flex_gradients[name] - gradient).abs().max()) < 1e-13 * largest, name
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_is_compiled_a_few_times_for_all_lengths() -> None:
+    """Counts graphs with a backend that runs them as they are: new lengths and new masks need no new graph."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    compiled: Any = torch.compile(flex.flex_attention, dynamic=True, backend=counter)
+    draw = random.Random(0)
+    lengths = set()
+    with attention._recompilation_is_an_error():
+        for number in range(24):
+            texts = sorted({tuple(draw.randrange(50) for _ in range(8)) for _ in range(16 * (1 + number % 12))})
+            ids_1T, trie = sequence(texts, causal=True)
+            tokens = -(-ids_1T.shape[1] // BLOCK) * BLOCK
+            lengths.add(tokens)
+            query, key = torch.randn(1, 4, tokens, 8), torch.randn(1, 2, tokens, 8)
+            compiled(query, key, key, block_mask=block_mask(trie, tokens, CPU), enable_gqa=True)
+    assert len(lengths) >= 10
+    assert counter.frame_count <= 2, "one block, and several"
+    torch._dynamo.reset()
+
+
+def test_too_many_compilations_are_an_error() -> None:
+    with attention._recompilation_is_an_error():
+        assert torch._dynamo.config.fail_on_recompile_limit_hit  # type: ignore[attr-defined]
+    assert not torch._dynamo.config.fail_on_recompile_limit_hit  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_sequences_of_varlen_attention_give_the_rule_of_the_trie(causal: bool) -> None:
+    """The kernel needs a GPU; its rule here: query i of Q sees key j of L iff j <= i + L − Q, or all keys."""
+    texts = some_texts(60)
+    texts = sorted([*texts, texts[7], texts[7]]) if causal else texts  # a repeated text adds no node
+    ids_1T, trie = sequence(texts, causal=causal)
+    queries, keys, index_I = _TrieContext(trie, CPU, "varlen")._sequences()
+    nodes = ids_1T.shape[1]
+    assert queries.sum() == nodes
+    index_I = torch.arange(nodes) if index_I is None else index_I
+    found_TT = torch.zeros(nodes, nodes, dtype=torch.bool)
+    for first, count, before, length in zip(np.cumsum(queries), queries, np.cumsum(keys), keys, strict=True):
+        for i in range(count):
+            seen = (length - count) + i + 1 if causal else length
+            found_TT[first - count + i, index_I[before - length : before - length + seen]] = True
+    assert torch.equal(found_TT, visible(sorted(set(texts)), causal=causal))
+
+
+def test_a_kernel_that_cannot_compute_the_attention_is_refused() -> None:
+    _, trie = sequence(some_texts(5), causal=True)
+    states = torch.randn(1, 2, int(trie.starts[-1]), 4)
+    with pytest.raises(ValueError, match="gathered, flex, varlen, got 'fast'"):
+        _TrieContext(trie, CPU, "fast")
+    for kernel in ("flex", "varlen"):
+        with pytest.raises(ValueError, match="no dropout; use 'gathered'"):
+            _TrieContext(trie, CPU, kernel).attend(states, states, states, None, 0.1, None)
+    with pytest.raises(ValueError, match="no softcap"):
+        _TrieContext(trie, CPU, "varlen").attend(states, states, states, None, 0.0, 30.0)
+
+
+def modern_bert(**changes: Any) -> Any:
+    sizes = {"vocab_size": 400, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
+    sizes |= {"num_attention_heads": 4, "max_position_embeddings": POSITIONS, "pad_token_id": 0}
+    torch.manual_seed(0)
+    return AutoModel.from_config(ModernBertConfig(**sizes, local_attention=16, **changes)).eval().double()
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert", "llama", "opt"])
+@pytest.mark.usefixtures("_exact")
+def test_packed_texts_equal_single_ones_in_value_and_gradient(kind: str, pooling: str) -> None:
+    causal = kind in ("llama", "opt")
+    if (causal and pooling in ("cls", "last")) or (kind == "opt" and pooling == "first-last-avg"):
+        pytest.skip("a trie, or not possible")
+    backbone = modern_bert() if kind == "modernbert" else tiny_backbone(kind, torch.float64)
+    sharing = find_sharing(backbone, pooling, causal=causal)
+    assert sharing.packs
+    assert sharing.max_tokens == (8 if kind == "modernbert" else 1024)
+    model = EmbeddingModel(backbone, pooling, causal)
+    ids = [list(text) for text in some_texts(30, longest=8, vocabulary=300)]
+    plan = plan_micro_batches(ids, 60, 0, sharing)
+    assert plan.layout == "packed"
+    assert plan.computed_tokens == sum(map(len, ids))
+    found = []
+    for micro_batches in (
+        [(micro.rows, micro.inputs(CPU)) for micro in plan.micro_batches],
+        [
+            ([row], {"ids_BT": torch.tensor([text]), "mask_BT": torch.ones(1, len(text)).long()})
+            for row, text in enumerate(ids)
+        ],
+    ):
+        rows_UD = torch.zeros(plan.unique, model.width, dtype=torch.float64)
+        parts = [(rows, model(**inputs)) for rows, inputs in micro_batches]
+        sum(part_RD.sin().sum() for _, part_RD in parts).backward()
+        for rows, part_RD in parts:
+            rows_UD[rows] = part_RD.detach()
+        found.append((rows_UD, {name: one.grad for name, one in backbone.named_parameters() if one.grad is not None}))
+        backbone.zero_grad()
+    (packed_UD, gradients), (alone_UD, expected) = found
+    # Sums of some dozen float64 terms in another order.
+    torch.testing.assert_close(packed_UD, alone_UD, rtol=1e-12, atol=1e-12)
+    for name, gradient in expected.items():
+        assert float((gradients[name] - gradient).abs().max()) <= 1e-12 * float(gradient.abs().max()) + 1e-12, name
+
+
+def test_a_bias_by_relative_position_is_found_by_the_probe() -> None:
+    sizes = {"vocab_size": 400, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    backbone = AutoModel.from_config(MPNetConfig(**sizes, num_attention_heads=4)).eval()
+    sharing = find_sharing(backbone, "mean", causal=False)
+    assert not sharing.packs
+    assert "the architecture" in str(sharing.disabled_because)
+    assert plan_micro_batches([[1, 2], [3]], 60, 0, sharing).layout == "padded"
+
+
+def test_texts_too_long_to_be_packed_are_padded_beside_the_others() -> None:
+    ids = [[1] * 4, [2] * 9, [3] * 2, [4] * 5]
+    plan = plan_micro_batches(ids, 100, 0, PrefixSharing("bidirectional", 8, packs=True))
+    assert plan.layout == "packed"
+    assert plan.reason == "bidirectional; 11 tokens packed, 15 padded; 1 texts longer than 8 tokens are padded"
+    assert plan.computed_tokens == 11 + 9

@@ -13,7 +13,7 @@ from torch import Tensor
 from angle_llm.losses.blocks import PairSimilarity, RowVector, from_rows
 from angle_llm.losses.contrastive import CONTRASTIVE_FORMS, Contrast
 from angle_llm.losses.ranking import ranking_loss, regression_loss
-from angle_llm.losses.relation import Relation
+from angle_llm.losses.relation import Relation, on_device
 from angle_llm.losses.similarity import ANGLE_FORMS, cosine
 
 
@@ -116,21 +116,23 @@ class AngleObjective:
         device = embeddings_ND.device
         with torch.autocast(device.type, enabled=False):
             x_ND = embeddings_ND.to(torch.promote_types(embeddings_ND.dtype, torch.float32))
-            weighted = self._parts(x_ND, left_P.to(device))
+            weighted = self._parts(x_ND, left_P.widened())
             loss = torch.stack([weight * part for weight, part in weighted.values()]).sum()
         return ObjectiveValue(loss, {name: part.detach() for name, (_, part) in weighted.items()})
 
     def _parts(self, x_ND: Tensor, relation: Relation) -> dict[str, tuple[float, Tensor]]:
         """Return the weight and value of every part whose weight is not 0."""
         needed: dict[str, RowVector] = {}
+        left_P, right_P = on_device(relation.left, x_ND.device), on_device(relation.right, x_ND.device)
         if self.cosine_weight or self.in_batch_weight or self.regression_weight:
-            needed["cosine"] = PairSimilarity(cosine, relation.left, relation.right)
+            needed["cosine"] = PairSimilarity(cosine, left_P, right_P)
         if self.in_batch_weight:
             form = CONTRASTIVE_FORMS[self.contrastive_form]
-            contrast = Contrast.of(relation, len(x_ND), self.in_batch_temperature, self.positive_above, form)
+            limits = self.in_batch_temperature, self.positive_above
+            contrast = Contrast.of(relation, len(x_ND), *limits, form, x_ND.device)
             needed["repulsion"] = contrast.repulsion
         if self.angle_weight:
-            needed["angle"] = PairSimilarity(ANGLE_FORMS[self.angle_form], relation.left, relation.right)
+            needed["angle"] = PairSimilarity(ANGLE_FORMS[self.angle_form], left_P, right_P)
         # One call, so that all gradients are added in one matrix.
         vector = dict(zip(needed, from_rows(x_ND, *needed.values()), strict=True))
 

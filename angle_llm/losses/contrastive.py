@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from angle_llm.losses.blocks import add_rows, pull_back, rows, slices, square_side
-from angle_llm.losses.relation import Relation
+from angle_llm.losses.relation import Relation, on_device
 from angle_llm.losses.similarity import unit
 
 
@@ -93,14 +93,24 @@ class Contrast:
 
     @classmethod
     def of(
-        cls, relation: Relation, rows: int, temperature: float, positive_above: float, form: ContrastiveForm
+        cls,
+        relation: Relation,
+        rows: int,
+        temperature: float,
+        positive_above: float,
+        form: ContrastiveForm,
+        device: torch.device,
     ) -> "Contrast":
-        """Return the contrast of a relation on `rows` rows."""
+        """Return the contrast of a relation on `rows` rows, for embeddings on a device."""
         is_positive_P = (relation.score > positive_above) & (relation.left != relation.right)
         edges = form(relation, is_positive_P, rows)
         anchor_A, anchor_of_M, positives_A = torch.unique(edges.anchor, return_inverse=True, return_counts=True)
-        repulsion = Repulsion(temperature, anchor_A, edges.candidate, *_skips(edges, anchor_A, rows))
-        return cls(temperature, _pair_of_edge(edges, relation, rows), anchor_of_M, positives_A, repulsion)
+        skips = _skips(edges, anchor_A, rows)
+        repulsion = Repulsion(temperature, on_device(anchor_A, device), on_device(edges.candidate, device), *skips)
+        pair_of_M, anchor_of_M, positives_A = (
+            on_device(index, device) for index in (_pair_of_edge(edges, relation, rows), anchor_of_M, positives_A)
+        )
+        return cls(temperature, pair_of_M, anchor_of_M, positives_A, repulsion)
 
     def loss(self, cosine_P: Tensor, repulsion_A: Tensor) -> Tensor:
         """Return the loss, from the cosine of every scored pair and the value of `repulsion`."""
@@ -117,7 +127,7 @@ class Repulsion:
     anchor_A: Tensor
     candidate_C: Tensor
     skipping_K: Tensor
-    """Position in A of an anchor …"""
+    """On the device of the relation: position in A of an anchor …"""
     skipped_K: Tensor
     """… that skips the candidate at this position in C."""
 
@@ -162,7 +172,8 @@ class Repulsion:
         row_K, column_K = self.skipping_K - a.start, self.skipped_K - c.start
         inside_K = (row_K >= 0) & (row_K < len(unit_aD)) & (column_K >= 0) & (column_K < len(unit_cD))
         # In place: the product's backward does not need its result, and this is the one large matrix.
-        similarity_ac[row_K[inside_K], column_K[inside_K]] = -math.inf
+        skip = tuple(on_device(index_K[inside_K], similarity_ac.device) for index_K in (row_K, column_K))
+        similarity_ac[skip] = -math.inf
         return similarity_ac
 
 

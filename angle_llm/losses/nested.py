@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from angle_llm.losses.angle import AngleObjective, ObjectiveValue
-from angle_llm.losses.relation import Relation
+from angle_llm.losses.relation import Relation, on_device
 
 Objective = Callable[[Tensor, Relation], ObjectiveValue]
 """(embeddings, relation) -> value: what training expects of an objective."""
@@ -130,7 +130,7 @@ class MixedObjective:
         shares: dict[str, float] = {}
         for objective, share, pairs in self.parts:
             rows, own = relation.subset(pairs)
-            value = objective(embeddings_ND[rows.to(embeddings_ND.device)], own)
+            value = objective(embeddings_ND[on_device(rows, embeddings_ND.device)], own)
             losses.append(share * value.loss)
             for name, part in value.parts.items():
                 weighted[name] = weighted.get(name, 0) + share * part

@@ -6,6 +6,8 @@ Shapes: P scored pairs, R pairs that rank above at least one other.
 import torch
 from torch import Tensor
 
+from angle_llm.losses.relation import on_device
+
 
 def ranking_loss(similarity_P: Tensor, score_P: Tensor, temperature: float) -> Tensor:
     """Return log(1 + Σ exp((similarity_i - similarity_j) / temperature)) over all i, j with score_i < score_j.
@@ -22,12 +24,14 @@ def ranking_loss(similarity_P: Tensor, score_P: Tensor, temperature: float) -> T
     (`cosine_loss`, `angle_loss`) builds the P × P matrix and multiplies by tau = 1 / temperature.
     """
     score_P, order_P = score_P.sort()
-    logit_P = similarity_P[order_P] / temperature
     below_P = torch.searchsorted(score_P, score_P)  # number of pairs with a strictly lower score; equal for ties
+    ranked_R = below_P.nonzero().squeeze(1)
+    order_P, ranked_R, below_R = (
+        on_device(index, similarity_P.device) for index in (order_P, ranked_R, below_P[ranked_R] - 1)
+    )
+    logit_P = similarity_P[order_P] / temperature
     sum_up_to_P = logit_P.logcumsumexp(dim=0)
-
-    ranked_P = below_P > 0
-    violation_R = sum_up_to_P[below_P[ranked_P] - 1] - logit_P[ranked_P]
+    violation_R = sum_up_to_P[below_R] - logit_P[ranked_R]
     return torch.nn.functional.pad(violation_R, (1, 0)).logsumexp(dim=0)  # the padded 0 is the 1 under the logarithm
 
 
@@ -48,4 +52,4 @@ def regression_loss(cosine_P: Tensor, score_P: Tensor) -> Tensor:
             f"regression: expected scores from -1 to 1, the range of a cosine; got {score_P[pair].item()} for pair {pair}. "
             "Rescale the scores (data.score_range), or set regression_weight to 0."
         )
-    return (cosine_P - score_P).square().sum() / max(len(score_P), 1)
+    return (cosine_P - on_device(score_P, cosine_P.device)).square().sum() / max(len(score_P), 1)

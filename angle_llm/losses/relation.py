@@ -11,9 +11,17 @@ import torch
 from torch import Tensor
 
 
+def on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return the tensor on a device. A copy to a GPU does not wait for the work in its queue."""
+    return tensor.to(device, non_blocking=device.type == "cuda")
+
+
 @dataclass(frozen=True)
 class Relation:
     """P scored pairs of rows: `score[p]` is the similarity of rows `left[p]` and `right[p]`.
+
+    A relation on the CPU fits embeddings on every device. Losses compute there what depends on the relation only, since
+    its sizes depend on values, and reading a value of a GPU waits for the GPU.
 
     All losses read a batch through this class. Further fields (the side of a row, groups, teacher scores, excluded
     pairs) belong here, with a default that changes nothing.
@@ -62,14 +70,10 @@ class Relation:
                     f"{int(index_P.min())} .. {int(index_P.max())}. Check that texts and pairs are of the same batch."
                 )
 
-    def to(self, device: torch.device) -> Relation:
-        """Return the relation on a device, with int64 row numbers and scores of float32 at least."""
-        score_P = self.score.to(device)
-        return Relation(
-            self.left.to(device).long(),
-            self.right.to(device).long(),
-            score_P.to(torch.promote_types(score_P.dtype, torch.float32)),
-        )
+    def widened(self) -> Relation:
+        """Return the relation with int64 row numbers and scores of float32 at least."""
+        score_P = self.score.to(torch.promote_types(self.score.dtype, torch.float32))
+        return Relation(self.left.long(), self.right.long(), score_P)
 
     def subset(self, pairs: Tensor) -> tuple[Tensor, Relation]:
         """Return the ascending rows (n,) of some of the pairs, and the relation of these pairs on those rows."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from angle_llm.data.batch import TextBatch
 from angle_llm.losses import Objective, Relation
+from angle_llm.losses.relation import on_device
 from angle_llm.model.fast_paths import attention_kernels
 from angle_llm.model.micro_batches import MicroBatch, Plan
 from angle_llm.train.batches import PlannedBatch
@@ -125,7 +126,7 @@ def losses_and_gradient(
     values = []
     gradient_UD = torch.zeros_like(rows_UD)
     for each, (rows, relation) in zip(batches, relations(plan, batches), strict=True):
-        index_B = on_device(rows, rows_UD.device)
+        index_B = on_device(torch.tensor(rows), rows_UD.device)
         value, gradient_BD = loss_and_gradient(each.loss, relation, weight, rows_UD[index_B])
         gradient_UD.index_add_(0, index_B, gradient_BD)  # a row occurs once: no order of additions
         values.append(value)
@@ -198,7 +199,7 @@ def step_with_graphs(model: nn.Module, plan: Plan, boundary: Boundary, strategy:
     own = plan.share(strategy.processes.rank)
 
     def forward() -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-        parts = [(on_device(micro.rows, device), model(**micro.inputs(device))) for micro in own]
+        parts = [(row_index(micro, device), model(**micro.inputs(device))) for micro in own]
         return parts, own_rows(plan, ((index_R, part_RD.detach()) for index_R, part_RD in parts))
 
     def backward() -> None:
@@ -220,7 +221,7 @@ def step_cached(model: nn.Module, plan: Plan, boundary: Boundary, strategy: Sing
 
     def forward(micro: MicroBatch) -> tuple[Tensor, Tensor]:
         states.append(torch_state(device))
-        indices.append(on_device(micro.rows, device))
+        indices.append(row_index(micro, device))
         return indices[-1], model(**micro.inputs(device))
 
     def backward() -> None:
@@ -259,6 +260,6 @@ def surrogate_loss(index_R: Tensor, part_RD: Tensor, gradient_UD: Tensor) -> Ten
     return (part_RD[: len(index_R)] * gradient_UD[index_R]).sum()
 
 
-def on_device(rows: Sequence[int], device: torch.device) -> Tensor:
-    """Return row numbers as an index on the device, without waiting for it."""
-    return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=device.type == "cuda")
+def row_index(micro: MicroBatch, device: torch.device) -> Tensor:
+    """Return the rows of a micro-batch as an index (R,) on the device."""
+    return on_device(torch.tensor(micro.rows, dtype=torch.int64), device)

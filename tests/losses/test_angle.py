@@ -1,6 +1,7 @@
 """The weighted sum of the parts: equal to the slow formulas and to angle-emb. Refusals: tests/contract."""
 
 import importlib.util
+from contextlib import nullcontext
 from dataclasses import FrozenInstanceError, asdict, replace
 from itertools import product
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from angle_llm.config import ObjectiveSettings
-from angle_llm.losses import AngleObjective, blocks
+from angle_llm.losses import AngleObjective, MixedObjective, NestedObjective, Part, blocks
 from angle_llm.losses.contrastive import CONTRASTIVE_FORMS
 from angle_llm.losses.similarity import ANGLE_FORMS
 
@@ -108,6 +109,22 @@ def test_autocast_does_not_lower_the_precision() -> None:
         inside = objective(embeddings_ND, pairs).loss
     assert inside.dtype == torch.float32
     assert_close(inside.double(), objective(embeddings_ND.double(), pairs).loss, rtol=1e-5, atol=0)
+
+
+@every_combination
+@pytest.mark.parametrize("block_elements", [8, blocks.BLOCK_ELEMENTS])
+def test_no_value_is_read_from_the_device_of_the_embeddings(angle: str, contrastive: str, block_elements: int) -> None:
+    """A read waits for a GPU. Meta tensors have no values: whatever reads one fails."""
+    embeddings_ND = torch.empty(6, 4, device="meta", requires_grad=True)
+    plain = all_parts(angle, contrastive)
+    mixed = MixedObjective([Part(plain, 0.5, torch.tensor([0, 1])), Part(plain, 0.5, torch.tensor([2, 3]))])
+    no_autocast = patch.object(torch, "autocast", lambda *_, **__: nullcontext())  # it does not accept "meta"
+    with patch.object(blocks, "BLOCK_ELEMENTS", block_elements), no_autocast:
+        for objective in (plain, NestedObjective(plain, dimensions=[2]), mixed):
+            value = objective(embeddings_ND, relation(TRIPLES))
+            assert {part.device.type for part in (value.loss, *value.parts.values())} == {"meta"}
+            (gradient_ND,) = torch.autograd.grad(value.loss, embeddings_ND)
+            assert gradient_ND.shape == embeddings_ND.shape
 
 
 @pytest.mark.parametrize("index", [torch.int32, torch.uint8])

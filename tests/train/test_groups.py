@@ -1,6 +1,7 @@
 """Accumulated batches that are planned and encoded together give the gradient of the batches one by one."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from angle_llm.losses import AngleObjective, NestedObjective, ObjectiveValue, Re
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.train.batches import BatchPlanner, PlannedBatch, PlannedGroup
 from angle_llm.train.memory import TokenBudget
-from angle_llm.train.step import DivergedError, StepResult, boundary_step, group_step
+from angle_llm.train.step import DivergedError, StepResult, boundary_step, group_step, losses_and_gradient
 
 
 @pytest.fixture
@@ -117,9 +118,8 @@ def test_batches_of_a_mixture_keep_their_losses_and_prompts() -> None:
     made = BatchPlanner(encoder, Mixture(sets), losses, 1, TokenBudget(60, KEEP))
     ((_, groups),) = made.steps(iter([(0, indices)]))
     ((batches, _, _),) = groups
-    assert [each.counts for each in batches] == [
-        {"scored": 2 * (n != 1) - (n == 2), "positive": (0, 3, 2)[n]} for n in range(3)
-    ]
+    expected = [{"scored": 2, "positive": 0}, {"scored": 0, "positive": 3}, {"scored": 1, "positive": 2}]
+    assert [each.counts for each in batches] == expected
     found = []
     for some in (one_by_one(made, batches), groups):
         steps = run(encoder, some, KEEP)
@@ -208,6 +208,19 @@ def test_small_batches_on_eight_processes_are_fewer_and_larger_forward_passes() 
     assert found["together"][0] <= 4
     assert found["together"][1] <= found["one by one"][1]
     assert found["together"][2] >= 2 * found["one by one"][2]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_losses_of_a_group_are_read_from_the_device_once(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meta tensors have no values: whatever reads one fails."""
+    batches = batches_of(BATCHES[:count])
+    (group,) = planner(tiny_encoder("llama"), TokenBudget(60, KEEP)).grouped(batches)
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # it does not accept "meta"
+    reads: list[Any] = []
+    monkeypatch.setattr("angle_llm.train.step.checked_losses", lambda values: reads.append(values) or [])
+    _, gradient_UD = losses_and_gradient(group.plan, batches, 0.5, torch.empty(group.plan.unique, 8, device="meta"))
+    assert gradient_UD.shape == (group.plan.unique, 8)
+    assert [len(values) for values in reads] == [count]
 
 
 def test_the_step_of_one_batch_is_a_group_of_one() -> None:

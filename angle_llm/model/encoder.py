@@ -9,6 +9,7 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast, overload
 
@@ -30,6 +31,7 @@ from angle_llm.model.fast_paths import (
     patch_bitsandbytes,
 )
 from angle_llm.model.micro_batches import EncodeStats, Plan, plan_micro_batches
+from angle_llm.model.out_of_memory import encode_planned
 from angle_llm.model.pooling import EmbeddingModel, checked_pooling
 from angle_llm.model.quantization import bits_of, without_outliers
 from angle_llm.model.sharing import find_sharing
@@ -247,7 +249,8 @@ class SentenceEncoder:
 
         Repeated texts and, in a causal model, shared prefixes are computed once. Micro-batches have at most
         `micro_batch_tokens` tokens with padding (default: 2,048 on a CPU, whose caches are small, and 16,384
-        elsewhere). The vector of a text does not depend on the other texts, up to rounding in the dtype of the weights.
+        elsewhere; half as many each time memory runs out). The vector of a text does not depend on the other texts, up
+        to rounding in the dtype of the weights.
 
         Raises:
             TypeError, ValueError: for a text that is not a string or is empty, with its position.
@@ -299,14 +302,11 @@ class SentenceEncoder:
         plans: list[Plan] = []
         bar = progress_bar("encode", len(texts), "text", enabled=show_progress, transient=True)
         memory = keep_freed_memory() if on_cpu else nullcontext()
-        with evaluating(self.model) as device, attention_kernels(self.device), memory, bar as progress:
+        with evaluating(self.model), attention_kernels(self.device), memory, bar as progress:
             for first in range(0, len(texts), TEXTS_PLANNED):
-                plan = self.plan_ids(self.tokenize(texts[first : first + TEXTS_PLANNED], first), budget)
-                rows_UC = torch.empty(plan.unique, columns)
-                repeats = len(plan.row_of) / max(plan.unique, 1)
-                for micro in plan.micro_batches:
-                    rows_UC[micro.rows] = self.model(**micro.inputs(device)).float().cpu()
-                    progress.update(round(len(micro.rows) * repeats))
+                make_plan = partial(self.plan_ids, self.tokenize(texts[first : first + TEXTS_PLANNED], first))
+                plan, rows_UC = encode_planned(self.model, make_plan, budget, columns, progress.update)
+                budget = plan.token_budget
                 rows_NC[first : first + TEXTS_PLANNED] = rows_UC.numpy()[plan.row_of]
                 plans.append(plan)
         return rows_NC, EncodeStats.of(plans, time.perf_counter() - started)

@@ -51,10 +51,15 @@ class BestModel:
         return best
 
     def evaluate(self, step: int, metrics: Metrics) -> None:
-        """Evaluate once after a step. Step 0 is the untrained model: evaluated for comparison, not kept."""
-        if self._evaluate is None or self.evaluated == step:
+        """Evaluate once after a step. Step 0 is the untrained model: evaluated for comparison, not kept.
+
+        Raises:
+            RankMemoryError: on every rank, if one has not enough memory for a single text.
+        """
+        evaluate = self._evaluate
+        if evaluate is None or self.evaluated == step:
             return
-        own = self._evaluate(self._encoder)
+        own = self._strategy.guard_oom(lambda: evaluate(self._encoder))
         score = self._strategy.processes.from_main(lambda: own)
         metrics.log({"step": step, "evaluation": score})
         if self._strategy.processes.is_main:

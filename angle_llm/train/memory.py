@@ -6,21 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import torch
-
 from angle_llm.model.micro_batches import Plan
+from angle_llm.model.out_of_memory import is_out_of_memory
 
 Value = TypeVar("Value")
-_MESSAGES = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 class RankMemoryError(RuntimeError):
     """This rank or another one ran out of memory; no gradient of the step is valid."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an allocation failed; on a CPU only the message of the error shows it."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in _MESSAGES)
 
 
 def guard_oom(work: Callable[[], Value], max_of_ranks: Callable[[int], int]) -> Value:

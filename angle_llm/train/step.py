@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from angle_llm.data.batch import TextBatch
 from angle_llm.losses import Objective, Relation
-from angle_llm.losses.relation import on_device
 from angle_llm.model.fast_paths import attention_kernels
 from angle_llm.model.micro_batches import MicroBatch, Plan
+from angle_llm.model.prefix_trie import on_device
 from angle_llm.train.batches import PlannedBatch
 from angle_llm.train.distributed import Processes
 from angle_llm.train.rng import set_torch_state, torch_state

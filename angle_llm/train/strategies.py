@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from angle_llm.config import OptimizerSettings
+from angle_llm.model.out_of_memory import is_out_of_memory
 from angle_llm.train.distributed import Processes
-from angle_llm.train.memory import guard_oom, is_out_of_memory
+from angle_llm.train.memory import guard_oom
 
 Value = TypeVar("Value")
 Named = Iterable[tuple[str, Tensor]]

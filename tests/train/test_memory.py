@@ -10,7 +10,8 @@ import pytest
 import torch
 from tiny import tiny_encoder
 
-from angle_llm.train.memory import RankMemoryError, TokenBudget, guard_oom, is_out_of_memory
+from angle_llm.model.out_of_memory import is_out_of_memory
+from angle_llm.train.memory import RankMemoryError, TokenBudget, guard_oom
 
 
 def test_the_budget_is_halved_from_what_was_used_until_nothing_is_left() -> None:

@@ -1,0 +1,68 @@
+"""Out of memory: how it is detected, and encoding that continues with smaller micro-batches.
+
+Legend: U unique texts of a plan, R texts of a micro-batch, C columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from angle_llm.io import log
+from angle_llm.model.micro_batches import Plan
+from angle_llm.model.prefix_trie import on_device
+
+_MESSAGES = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an allocation failed; on a CPU only the message of the error shows it."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in _MESSAGES)
+
+
+def encode_planned(
+    model: nn.Module,
+    make_plan: Callable[[int], Plan],
+    token_budget: int,
+    columns: int,
+    progress: Callable[[int], object],
+) -> tuple[Plan, Tensor]:
+    """Return the plan of texts for a token budget, and their unique rows (U, C), float32 on the CPU.
+
+    If memory runs out, all texts are encoded again with half the tokens per micro-batch; not if ZeRO-3 has partitioned
+    the weights, because the other ranks wait in the failed forward pass. `progress` gets the number of texts of each
+    micro-batch, and a negative one before texts are encoded again. The rows are read from a GPU once.
+
+    Raises:
+        RuntimeError: if there is not enough memory for a single text.
+    """
+    device = next(model.parameters()).device
+    partitioned = not all(parameter.numel() for parameter in model.parameters())
+    while True:
+        plan, done = make_plan(token_budget), 0
+        repeats = len(plan.row_of) / max(plan.unique, 1)
+        try:
+            rows_UC = torch.empty(plan.unique, columns, device=device)
+            for micro in plan.micro_batches:
+                rows_UC[on_device(torch.tensor(micro.rows), device)] = model(**micro.inputs(device)).float()
+                texts = round(len(micro.rows) * repeats)
+                progress(texts)
+                done += texts
+            return plan, rows_UC.cpu()
+        except (RuntimeError, MemoryError) as error:
+            if partitioned or not is_out_of_memory(error):
+                raise
+            if all(len(group.rows) == 1 for group in plan.groups):
+                raise RuntimeError(
+                    f"out of memory with a single text per micro-batch, of up to {plan.longest_text} tokens. Lower max_length "
+                    "(--model.max-length in training), or use a smaller model or more memory."
+                ) from error
+        # Here the error and the tensors of its frames are freed.
+        rows_UC = micro = None  # type: ignore[assignment]
+        progress(-done)
+        token_budget = max(min(token_budget, max(group.computed_tokens for group in plan.groups)) // 2, 1)
+        log(f"out of memory: encoding with at most {token_budget} tokens per micro-batch")
+        if device.type == "cuda":
+            torch.cuda.empty_cache()

@@ -1,0 +1,75 @@
+"""Encoding continues with smaller micro-batches when memory runs out."""
+
+from contextlib import nullcontext
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+from tiny import tiny_encoder
+
+from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.out_of_memory import is_out_of_memory
+
+TEXTS = [f"Text {number} is about a house, {number % 7} dogs and {number} cats." for number in range(40)] * 2
+
+
+def limit(encoder: SentenceEncoder, tokens: int, error: type[Exception] = torch.OutOfMemoryError) -> list[int]:
+    """Fail in the last layer of micro-batches with more tokens; return the tokens of all of them."""
+    used: list[int] = []
+
+    def check(*given: Any) -> None:
+        if used[-1] > tokens:
+            raise error("CUDA out of memory. Tried to allocate 2.00 GiB" if error is not MemoryError else "")
+
+    encoder.model.register_forward_pre_hook(
+        lambda _, args, given: used.append(given["ids_BT"].numel()), with_kwargs=True
+    )
+    encoder.model.backbone.layers[-1].register_forward_pre_hook(check)  # type: ignore[index,union-attr]
+    return used
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
+def test_encoding_continues_with_half_the_tokens(
+    error: type[Exception], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = tiny_encoder("llama")
+    monkeypatch.setattr("angle_llm.model.encoder.TEXTS_PLANNED", 30)
+    expected = encoder.encode(TEXTS, micro_batch_tokens=100)
+    used, shown = limit(encoder, 150, error), Mock()
+    monkeypatch.setattr("angle_llm.model.encoder.progress_bar", lambda *_, **__: nullcontext(shown))
+    rows_ND, stats = encoder.encode(TEXTS, micro_batch_tokens=10_000, return_stats=True)
+    np.testing.assert_allclose(rows_ND, expected, rtol=1e-5, atol=1e-6)  # float32, other micro-batches
+    failed = [tokens for tokens in used if tokens > 150]
+    assert failed == sorted(failed, reverse=True)
+    assert 1 <= len(failed) <= 4
+    assert failed == used[: len(failed)], "later texts start with the lower limit"
+    assert stats.texts == len(TEXTS)
+    assert capsys.readouterr().out.count("out of memory: encoding with at most") == len(failed)
+    assert sum(call.args[0] for call in shown.update.call_args_list) == len(TEXTS), "each text is counted once"
+
+
+def test_a_single_text_that_does_not_fit_is_an_error() -> None:
+    encoder = tiny_encoder("llama")
+    used = limit(encoder, 5)
+    with pytest.raises(
+        RuntimeError, match=r"single text per micro-batch, of up to \d+ tokens.*--model.max-length"
+    ) as found:
+        encoder.encode(TEXTS[:9])
+    assert is_out_of_memory(found.value)
+    assert used[-1] == max(map(len, encoder.tokenize(TEXTS[:9]))), "the last attempt is one text"
+
+
+def test_other_errors_and_partitioned_weights_are_not_repeated() -> None:
+    encoder = tiny_encoder("llama")
+    used = limit(encoder, 5, ValueError)
+    with pytest.raises(ValueError, match="allocate"):
+        encoder.encode(TEXTS[:9])
+    assert len(used) == 1
+    encoder = tiny_encoder("llama")
+    used = limit(encoder, 5)
+    encoder.model.register_parameter("partitioned", torch.nn.Parameter(torch.empty(0)))  # as ZeRO-3 shows weights
+    with pytest.raises(torch.OutOfMemoryError):
+        encoder.encode(TEXTS[:9])
+    assert len(used) == 1

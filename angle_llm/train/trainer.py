@@ -15,6 +15,7 @@ from angle_llm.data.mixture import Mixture
 from angle_llm.io import paused, progress_bar
 from angle_llm.losses import Objective
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.out_of_memory import is_out_of_memory
 from angle_llm.train.batches import BatchPlanner, PlannedGroup, ahead
 from angle_llm.train.best_model import BestModel, Evaluate
 from angle_llm.train.checkpoint import Checkpoints, Progress
@@ -146,7 +147,7 @@ class Trainer:
         for epoch, groups in ahead(self._planner.steps(self._schedule.after(self._step))):
             rate = self._schedule.learning_rate(self._step + 1)
             results = self._accumulate(groups)
-            norm = self._strategy.update(rate)
+            norm = self._update(rate)
             if not math.isfinite(norm):
                 raise DivergedError(f"the loss is {mean_loss(results)} and the gradient norm is {norm}")
             self._step += 1
@@ -198,6 +199,22 @@ class Trainer:
             set_torch_state(generators, device)
             if device.type == "cuda":
                 torch.cuda.empty_cache()
+
+    def _update(self, learning_rate: float) -> float:
+        """Take an optimizer step; return the gradient norm.
+
+        The allocator has freed what it could, and all activations are freed: nothing is left to repeat it with.
+        """
+        try:
+            return self._strategy.update(learning_rate)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise TrainingError(
+                f"step {self._step + 1}: out of memory in the optimizer, which keeps two numbers per trainable weight ({error}). "
+                "Lower --lora.rank, partition the optimizer state (deepspeed_configs/zero2.yaml), or use more memory; "
+                "--resume auto continues from the last checkpoint."
+            ) from error
 
     def _evaluate_and_save(self) -> None:
         """Evaluate, write a checkpoint, or stop on a signal between two steps.

@@ -147,6 +147,48 @@ def test_a_run_stops_before_the_optimizer_takes_a_bad_step(
     assert not (settings.run_path / "model").exists()
 
 
+@pytest.mark.parametrize("place", ["torch.optim.AdamW._init_group", "torch.nn.utils.clip_grad_norm_"])
+def test_out_of_memory_in_the_optimizer_names_the_flags(
+    place: str, settings: TrainSettings, encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where AdamW allocates its state in the first step, and in the norm of the gradients."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(place, fail)
+    before = {name: parameter.clone() for name, parameter in encoder.model.named_parameters()}
+    with pytest.raises(TrainingError, match=r"step 1: out of memory in the optimizer.*--lora\.rank.*zero2\.yaml"):
+        fit(encoder, TRIPLES, AngleObjective(), settings)
+    assert all(torch.equal(parameter, before[name]) for name, parameter in encoder.model.named_parameters())
+
+
+def test_memory_that_runs_out_in_an_evaluation_and_in_a_step_is_used_in_smaller_parts(
+    settings: TrainSettings,
+    encoder: SentenceEncoder,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A step of three batches is planned again with half the budget, an evaluation encodes with half the tokens."""
+    used: list[tuple[bool, int]] = []
+
+    def check(model: torch.nn.Module, _: object, given: dict[str, torch.Tensor]) -> None:
+        used.append((model.training, given["ids_BT"].numel()))
+        if used[-1][1] > (150 if model.training else 60):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    texts = [each.anchor for each in TRIPLES]
+    limited = replace(settings, batch_size=2, accumulation=3, epochs=1, micro_batch_tokens=5000, graph_tokens=5000)
+    limited = replace(limited, evaluation=EvaluationSettings(pairs="scripted", every_steps=1))
+    encoder.model.register_forward_pre_hook(check, with_kwargs=True)
+    result = fit(encoder, TRIPLES, AngleObjective(), limited, lambda it: float(it.encode(texts).sum()))
+    assert result.steps == 2
+    printed = capsys.readouterr().out
+    assert "out of memory: repeating the step with" in printed
+    assert "out of memory: encoding with at most" in printed
+    assert [line["texts"] for line in read_metrics(settings.run_path) if "texts" in line] == [18, 18]
+
+
 def test_late_failures_are_detected_before_the_first_step(
     settings: TrainSettings, encoder: SentenceEncoder, tmp_path: Path
 ) -> None:

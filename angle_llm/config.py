@@ -281,11 +281,18 @@ class TrainSettings:
     remove checkpoints. Otherwise the name or path of a checkpoint in run_dir."""
     overwrite: bool = False
     """Remove model and checkpoints of a finished run in run_dir, and train again."""
-    micro_batch_tokens: Positive = 8192
-    """Maximum tokens of one forward pass, padding included, in training and in encoding."""
-    graph_tokens: NonNegative = 16384
-    """Maximum computed tokens of a batch whose activations are kept for the backward pass. A larger batch is encoded
-    twice (gradient caching): the same gradient with less memory and about 50 % more time."""
+    micro_batch_tokens: Positive | None = None
+    """Maximum tokens of one forward pass, padding included, in training and in evaluation. None: chosen at the start
+    for the free memory of the device and kept with checkpoints; at most 16384, on a CPU 8192."""
+    graph_tokens: NonNegative | None = None
+    """Maximum computed tokens of one process whose activations are kept for the backward pass, of one batch or of
+    several accumulated ones. A larger batch is encoded twice (gradient caching): the same gradient with less memory and
+    about 50 % more time. None: chosen like micro_batch_tokens; on a CPU at most 16384."""
+    activation_checkpointing: Literal["auto", "always", "never"] = "auto"
+    """Keep only the inputs of layers in the forward pass and compute the layers again in the backward pass: the same
+    gradient with less memory and about 50 % more time. Needed for long texts only; for a large batch, graph_tokens has
+    the same cost. auto: if the forecast at the start says that the longest text does not fit otherwise, or only
+    micro-batches below 1024 tokens of a larger step. Not with ZeRO-3."""
     model: ModelSettings = field(default_factory=ModelSettings)
     data: DataSettings = field(default_factory=DataSettings)
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)

@@ -22,7 +22,7 @@ class PlanSettings(TrainSettings):
     """Settings of a training run, and the devices it is planned for."""
 
     memory: PositiveFloat | None = None
-    """Memory of one device in GiB; the largest micro_batch_tokens and graph_tokens that fit are proposed."""
+    """Memory of one device in GiB, for which budgets that are not set are chosen as in a run. None: those of a CPU."""
     processes: Positive = 1
     """Number of processes, one per device."""
     zero: Literal[0, 1, 2, 3] = 0
@@ -80,9 +80,9 @@ def render(settings: PlanSettings, found: Forecast) -> str:
     work = found.work
     bits = f", linear layers in {settings.model.bits} bits" if settings.model.bits else ""
     cached = (
-        f"{work.cached_batches} of {work.sampled_batches} are encoded twice (larger than graph_tokens {settings.graph_tokens:,})"
-        if work.cached_batches
-        else f"all graphs are kept (graph_tokens {settings.graph_tokens:,})"
+        f"{work.cached_groups} of {work.sampled_groups} are encoded twice (larger than graph_tokens)"
+        if work.cached_groups
+        else "all graphs are kept"
     )
     lines = [
         f"model       {settings.model.path}: {found.architecture}, {settings.model.dtype}{bits}",
@@ -90,7 +90,8 @@ def render(settings: PlanSettings, found: Forecast) -> str:
         f"run         {work.examples:,} examples, {work.steps:,} steps of {settings.accumulation} × {settings.batch_size}",
         f"tokens      {work.logical_tokens:,} logical, {work.computed_tokens:,} computed "
         f"({work.computed_tokens / work.logical_tokens:.0%}, {work.layout}), {work.operations:.3g} operations",
-        f"batches     at most {work.largest_batch:,} computed tokens a process in {work.sampled_batches} sampled; {cached}",
+        f"batches     at most {work.largest_group:,} computed tokens a process in {work.sampled_groups} sampled groups; {cached}",
+        f"budgets     {found.budget}",
         f"devices     {settings.device_kind}, {Sharding(settings.processes, settings.zero, settings.offload)}",
         "",
         f"{'GiB on one device':26}{'expected':>10}{'budget full':>14}",
@@ -106,18 +107,22 @@ def render(settings: PlanSettings, found: Forecast) -> str:
         f"\nActivations: {found.step.kept / found.step.tokens / 2**20:.3g} MiB per computed token. The allowance "
         "(device context, libraries, fragmentation) is an estimate."
     )
-    if found.proposed_tokens:
-        assert found.proposed is not None
-        lines += [
-            f"\nLargest budgets that fit {settings.memory:g} GiB ({_gib(found.proposed.total)} GiB when full):",
-            f"  --micro-batch-tokens {found.proposed_tokens} --graph-tokens {found.proposed_tokens}",
-        ]
-    elif found.proposed_tokens == 0:
-        lines.append(
-            f"\nNothing fits {settings.memory:g} GiB: the memory without activations is "
-            f"{_gib(found.expected.total - found.expected.activations)} GiB. Try --model.bits 4, a smaller --lora.rank or "
-            "--model.max-length, or --zero with more --processes."
-        )
+    if found.choice is not None:
+        assert settings.memory is not None
+        needed = f"{_gib(found.choice.forecast_bytes)} of {settings.memory:g} GiB when full"
+        if found.choice.fits:
+            budget = found.budget
+            always = " --activation-checkpointing always" if budget.activation_checkpointing else ""
+            lines += [
+                f"\nA run on this device chooses these budgets ({needed}). To fix them:",
+                f"  --micro-batch-tokens {budget.micro_batch_tokens} --graph-tokens {budget.graph_tokens}{always}",
+            ]
+        else:
+            lines.append(
+                f"\nThe run does not fit ({needed}): the memory without activations is "
+                f"{_gib(found.expected.total - found.expected.activations)} GiB. Try --model.bits 4, a smaller --lora.rank or "
+                "--model.max-length, or --zero with more --processes."
+            )
     return "\n".join(lines)
 
 

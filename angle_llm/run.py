@@ -11,6 +11,7 @@ from angle_llm.settings_io import SettingsError
 
 if TYPE_CHECKING:
     from angle_llm.data.mixture import Mixture
+    from angle_llm.model.encoder import SentenceEncoder
     from angle_llm.train.distributed import Processes
 
 
@@ -34,6 +35,7 @@ def fine_tune(settings: TrainSettings) -> Path:
     from angle_llm.losses import NestedObjective
     from angle_llm.model.lora import count_parameters
     from angle_llm.train.batches import make_losses
+    from angle_llm.train.budget import choose_budget
     from angle_llm.train.loading import load_encoder
     from angle_llm.train.run_folder import Run
     from angle_llm.train.trainer import Trainer
@@ -43,7 +45,11 @@ def fine_tune(settings: TrainSettings) -> Path:
         check_names(settings)
         losses = make_losses(settings)
         pairs = settings.evaluation.pairs
-        evaluate = sts_score(pairs, micro_batch_tokens=settings.micro_batch_tokens) if pairs else None
+        score = sts_score(pairs) if pairs else None
+
+        def evaluate(encoder: SentenceEncoder) -> float:
+            assert score is not None
+            return score(encoder, micro_batch_tokens=trainer.budget.micro_batch_tokens)
 
         # 2. The examples.
         data = load_data(settings.data, run.processes)
@@ -64,9 +70,13 @@ def fine_tune(settings: TrainSettings) -> Path:
         trainable, total = count_parameters(encoder.model)
         run.log(f"training {trainable:,} of {total:,} parameters ({trainable / total:.2%})")
 
-        # 4. Train, and keep the best model.
+        # 4. Token budgets that fit the memory of the device.
+        budget = choose_budget(settings, encoder, data, losses, run.processes)
+
+        # 5. Train, and keep the best model.
         run.prepare(data)
-        result = Trainer(run, encoder, data, losses, evaluate, settings).fit()
+        trainer = Trainer(run, encoder, data, losses, None if score is None else evaluate, settings, budget)
+        result = trainer.fit()
         if result.best_score is not None:
             scores = f"{result.start_score:.2f} before, {result.best_score:.2f} after"
             run.log(f"evaluation: {scores} (Spearman × 100 on {pairs})")

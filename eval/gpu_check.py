@@ -25,13 +25,13 @@ from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.cli import guarded
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import Example
-from angle_llm.forecast import loss_memory
 from angle_llm.io import write_json
 from angle_llm.model import outline, quantization
 from angle_llm.model.micro_batches import Plan, PrefixSharing, plan_micro_batches
 from angle_llm.model.step_memory import model_step
 from angle_llm.train.device_memory import GIB, Device, Memory, Sharding
 from angle_llm.train.step import boundary_step
+from angle_llm.train.step_forecast import loss_memory
 
 SMALL = "python eval/gpu_check.py --layers 2 --hidden 64 --heads 4 --intermediate 96 --batch 4 --steps 3"
 SAME_GRADIENT = 0.02

@@ -48,10 +48,7 @@ PUBLISHED = config.TrainSettings(
     batch_size=120,
     accumulation=16,
     epochs=1,
-    # 6. Memory: activations of 4,096 tokens need about 23 GiB (estimate), the base 3.5 (12.3 in bfloat16). Larger
-    #    batches are encoded twice.
-    micro_batch_tokens=4096,
-    graph_tokens=4096,
+    # 6. Memory: the token budgets are chosen for the free memory of the GPU when the run starts.
 )
 
 

@@ -14,16 +14,19 @@ from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.config import DataSource, LoraSettings, ModelSettings
 from angle_llm.data.examples import load_examples
 from angle_llm.data.order import Draws
-from angle_llm.forecast import ROUND_TOKENS, forecast, loss_memory
+from angle_llm.forecast import forecast
 from angle_llm.model import outline, quantization
 from angle_llm.model.micro_batches import Plan
 from angle_llm.model.step_memory import META, FusedKernels, MemoryLedger, StepMemory, model_step
 from angle_llm.model.weights import FlopsPerToken
 from angle_llm.plan import PlanSettings, render
 from angle_llm.settings_io import SettingsError, settings_from_dict
+from angle_llm.train.budget import ROUND_TOKENS, USABLE
 from angle_llm.train.device_memory import GIB, Device, Sharding
+from angle_llm.train.memory import TokenBudget
 from angle_llm.train.schedule import StepSchedule
 from angle_llm.train.step import boundary_step
+from angle_llm.train.step_forecast import loss_memory
 
 LORA = LoraSettings(rank=4, alpha=4)
 EVERYTHING_KEPT = 10**9
@@ -153,7 +156,7 @@ def test_a_cached_step_takes_its_largest_micro_batch_and_the_embeddings(examples
 def test_the_loss_of_a_large_batch_is_extrapolated(examples: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     objective = AngleObjective(in_batch_weight=0, cosine_weight=1)
     whole = loss_memory(objective, examples, 512)
-    monkeypatch.setattr("angle_llm.forecast.MAX_EXAMPLES", 32)
+    monkeypatch.setattr("angle_llm.train.step_forecast.MAX_EXAMPLES", 32)
     assert loss_memory(objective, examples, 512) == pytest.approx(whole, rel=0.1)
 
 
@@ -288,26 +291,26 @@ def test_work_is_counted_by_the_real_planner_without_weights(folder: Path) -> No
     encoder = tiny_encoder("llama", max_length=100)
     batches = [indices for _, step in StepSchedule(Draws.of_one(100), plan).after(0) for indices in step]
     texts = [TextBatch.from_examples([examples[index] for index in indices]).texts for indices in batches]
-    plans = [encoder.plan(some, plan.micro_batch_tokens) for some in texts]
+    plans = [encoder.plan(some, 8192) for some in texts]
     assert found.work.steps == len(plans) == 14
-    assert found.work.sampled_batches == 14
+    assert found.work.sampled_groups == 14
     assert found.work.logical_tokens == sum(one.logical_tokens for one in plans)
     assert found.work.computed_tokens == sum(one.computed_tokens for one in plans)
-    assert found.work.largest_batch == max(one.computed_tokens for one in plans)
-    assert (found.work.layout, found.work.cached_batches) == ("trie", 0)
+    assert found.work.largest_group == max(one.computed_tokens for one in plans)
+    assert (found.work.layout, found.work.cached_groups) == ("trie", 0)
     assert found.architecture == "llama"
     assert found.trainable < found.parameters
     one_batch = forecast(settings(folder, sample=16)).work
-    assert one_batch.sampled_batches == 1
+    assert one_batch.sampled_groups == 1
     assert one_batch.computed_tokens == pytest.approx(found.work.computed_tokens, rel=0.15)
 
 
 def test_the_forecast_is_of_the_largest_step_and_of_a_full_budget(folder: Path) -> None:
     kept = forecast(settings(folder, device="cpu"))
-    assert kept.step.tokens == kept.work.largest_batch
+    assert kept.step.tokens == kept.work.largest_group
     assert kept.at_budget.total > 3 * kept.expected.total - 2 * kept.expected.allowance
     cached = forecast(settings(folder, device="cpu", graph_tokens=0, micro_batch_tokens=200))
-    assert cached.work.cached_batches == cached.work.sampled_batches
+    assert cached.work.cached_groups == cached.work.sampled_groups
     assert cached.step.tokens <= 200
     assert cached.expected.activations < kept.expected.activations / 2
     full = forecast(settings(folder, lora={"rank": 0}))
@@ -318,22 +321,24 @@ def test_the_forecast_is_of_the_largest_step_and_of_a_full_budget(folder: Path) 
 
 
 def test_the_largest_budgets_that_fit_are_proposed(folder: Path) -> None:
-    plenty = forecast(settings(folder, memory=64))
-    assert plenty.proposed_tokens == 16_384  # no batch has more
-    tight = settings(folder, memory=plenty.at_budget.total / GIB - 0.005, batch_size=100)
+    gpu = {"device": "cuda", "activation_checkpointing": "never"}
+    plenty = forecast(settings(folder, memory=64, **gpu))
+    assert plenty.budget == TokenBudget(16_384, 16_384)  # no step has more
+    assert plenty.at_budget.total == pytest.approx(plenty.choice.forecast_bytes, rel=0.01)
+    tight = settings(folder, memory=(plenty.at_budget.total - plenty.at_budget.activations / 2) / USABLE / GIB, **gpu)
     found = forecast(tight)
-    assert found.proposed_tokens
-    assert found.proposed is not None
-    assert 0 < found.proposed_tokens < 16_384
-    assert found.proposed_tokens % ROUND_TOKENS == 0
-    assert found.proposed.total <= tight.memory * GIB  # type: ignore[operator]
-    assert f"--micro-batch-tokens {found.proposed_tokens} --graph-tokens {found.proposed_tokens}" in render(
+    budget = found.budget
+    assert found.choice.fits
+    assert 0 < budget.graph_tokens < 16_384
+    assert budget.graph_tokens % ROUND_TOKENS == 0
+    assert found.choice.forecast_bytes <= USABLE * tight.memory * GIB  # type: ignore[operator]
+    assert f"--micro-batch-tokens {budget.micro_batch_tokens} --graph-tokens {budget.graph_tokens}" in render(
         tight, found
     )
-    none = settings(folder, memory=0.1)
+    none = settings(folder, memory=0.1, **gpu)
     found = forecast(none)
-    assert (found.proposed_tokens, found.proposed) == (0, None)
-    assert "Nothing fits 0.1 GiB" in render(none, found)
+    assert not found.choice.fits
+    assert "The run does not fit (" in render(none, found)
 
 
 @pytest.mark.parametrize(

@@ -122,8 +122,13 @@ def cut_layers(backbone: nn.Module, keep: int) -> None:
     if not 1 <= keep <= total:
         raise ValueError(f"layers: expected 1 .. {total}, the layers of the backbone; got {keep}.")
     setattr(stack.owner, stack.name, stack.layers[:keep])
-    config: Any = without_adapter(backbone).config.get_text_config()  # type: ignore[operator,union-attr]
-    values = config.to_dict()
+    cut_config(without_adapter(backbone).config, keep)
+
+
+def cut_config(config: Any, keep: int) -> None:
+    """Change the config of a backbone to that of its first `keep` layers."""
+    config = config.get_text_config()
+    values, total = config.to_dict(), config.num_hidden_layers
     config.num_hidden_layers = keep
     for name, value in values.items():
         if "layer" in name and isinstance(value, list) and len(value) == total:

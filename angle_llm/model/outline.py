@@ -27,6 +27,7 @@ from angle_llm.model.backbone import (
     torch_dtype,
 )
 from angle_llm.model.checks import ArtifactError, is_saved_encoder
+from angle_llm.model.depth import cut_config
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.fast_paths import PooledLastLayer
 from angle_llm.model.lora import add_lora, without_adapter
@@ -118,18 +119,27 @@ def stored_dtype(config: Any, name: str) -> torch.dtype:
 
 
 def backbone_outline(
-    config: Any, dtype: torch.dtype, lora: LoraSettings | None = None, *, bits: int | None = None, divided: bool = False
+    config: Any,
+    dtype: torch.dtype,
+    lora: LoraSettings | None = None,
+    *,
+    bits: int | None = None,
+    divided: bool = False,
+    layers: int | None = None,
 ) -> Any:
     """Return the backbone of training on the meta device: its base in `dtype` or in bits, its adapter in float32.
 
-    `divided`: as under ZeRO-3, where layers gather their weights.
+    `divided`: as under ZeRO-3, where layers gather their weights. `layers`: only the first ones.
 
     Raises:
         ValueError: if no layer has the name of a target of the adapter.
         QuantizationError: as `quantize`.
     """
+    config = copy.deepcopy(config)
+    if layers is not None:
+        cut_config(config, layers)
     with torch.device("meta"):
-        backbone = empty_backbone(copy.deepcopy(config), dtype)
+        backbone = empty_backbone(config, dtype)
         if bits is not None:
             check_bits(bits)
             replace_linear(backbone, bits, _nf4 if bits == 4 else _int8)
@@ -142,11 +152,15 @@ def backbone_outline(
 
 
 def put_in(model: EmbeddingModel, backbone: Any) -> EmbeddingModel:
-    """Put the layers of the outline into the model of the twin, with the short last layer if the twin has it."""
+    """Return a copy of a model around an outline, with the short last layer if the model has it; it reads the last
+    layer only."""
     inner: Any = without_adapter(backbone)
-    model.backbone = backbone
-    model._last_layer = None if model._last_layer is None else PooledLastLayer(inner.layers[-1])
-    return model.train()
+    sketch = copy.copy(model)
+    sketch._modules = {}  # the copy shares the dictionary
+    sketch.backbone = backbone
+    sketch._last_layer = None if model._last_layer is None else PooledLastLayer(inner.layers[-1])
+    sketch.read_layers(())
+    return sketch.train()
 
 
 def _nf4(layer: nn.Linear) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Variable
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -166,6 +167,13 @@ class _FusedAttention(torch.autograd.Function):
         return (*made, None, None)
 
 
+def _backward(scalar: Tensor) -> None:
+    """Back-propagate by the engine itself: `torch.autograd.backward` is a torch function, and inside of one no
+    `FusedKernels` are active for the layers that activation checkpointing computes again."""
+    engine: Any = Variable._execution_engine
+    engine.run_backward((scalar,), (torch.ones_like(scalar),), False, False, (), True, True)
+
+
 @dataclass(frozen=True)
 class StepMemory:
     """Bytes of the encoder in a training step, without its weights."""
@@ -199,7 +207,7 @@ def model_step(
             parameter.grad = torch.empty_like(parameter)
         rows_UD = torch.cat([model(**micro.inputs(META)) for micro in micro_batches])
         kept = ledger.live - sum(parameter.grad.nbytes for parameter in trained if parameter.grad is not None)
-        torch.autograd.backward((rows_UD * torch.empty_like(rows_UD)).sum())
+        _backward((rows_UD * torch.empty_like(rows_UD)).sum())
     gradients = ledger.of_peak([parameter.grad for parameter in trained if parameter.grad is not None])
     for parameter in trained:
         parameter.grad = None

@@ -6,12 +6,16 @@ sets.
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
+import torch
 from torch import nn
 
 from angle_llm.model.outline import held_bytes
 from angle_llm.model.step_memory import StepMemory
+from angle_llm.train.distributed import Processes
 
 GIB = 2**30
 MASTER_BYTES = 4
@@ -35,6 +39,14 @@ class Sharding:
     """ZeRO stage; 0: none."""
     offload: str = "none"
     """none, optimizer or parameters: kept in host memory."""
+
+    @classmethod
+    def of(cls, processes: Processes) -> Sharding:
+        """Return that of a launch."""
+        zero = processes.deepspeed_config.get("zero_optimization", {})
+        far = [zero.get(f"offload_{what}", {}).get("device", "none") != "none" for what in ("param", "optimizer")]
+        offload = "parameters" if far[0] else "optimizer" if far[1] else "none"
+        return cls(processes.world_size, processes.zero_stage, offload)
 
     def __str__(self) -> str:
         if not self.zero:
@@ -163,3 +175,46 @@ class Device:
         """Host memory of one process."""
         weights = self.sharding.part(self.base_bytes + self.trained_bytes, 3)
         return {"none": 0, "optimizer": self._states, "parameters": self._states + weights}[self.sharding.offload]
+
+
+def free_memory(processes: Processes) -> int | None:
+    """Return the bytes that this rank can use on its device, those that it uses already included: the least of all
+    ranks. None for a device whose memory is unknown."""
+    processes.max(0)  # all ranks have loaded their weights
+    device = processes.device
+    free = None
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    elif device.type == "cpu" and (available := _available_memory()) is not None:
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", processes.world_size))
+        free = available // local + _resident_memory()
+    least = -processes.max(-(free or 0))
+    return least or None
+
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUPS = (  # limit and use of a container: version 2, and version 1
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.stat"), "anon"),
+    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.stat"), "rss"),
+)
+
+
+def _available_memory() -> int | None:
+    """Return the bytes that this machine or container can still give; None if the system does not report them."""
+    if not _MEMINFO.is_file():
+        return None
+    available = 1024 * _number(_MEMINFO, "MemAvailable:")
+    for limit, use, name in _CGROUPS:
+        if limit.is_file() and (most := limit.read_text().strip()).isdecimal():
+            available = min(available, int(most) - _number(use, name))
+    return max(available, 0)
+
+
+def _resident_memory() -> int:
+    return 1024 * _number(Path("/proc/self/status"), "VmRSS:")
+
+
+def _number(path: Path, name: str) -> int:
+    """Return the number after a name in a file of the kernel; 0 if it is not there."""
+    lines = (line.split() for line in path.read_text().splitlines()) if path.is_file() else []
+    return next((int(words[1]) for words in lines if words and words[0] == name), 0)

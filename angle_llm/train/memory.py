@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from angle_llm.model.micro_batches import Plan
@@ -42,6 +42,12 @@ class TokenBudget:
     """Tokens of one forward pass."""
     graph_tokens: int
     """Tokens, of batches encoded together, up to which activations are kept for the backward pass."""
+    activation_checkpointing: bool = False
+    """Whether layers keep their inputs only, and are computed again in the backward pass."""
+
+    def __str__(self) -> str:
+        layers = ", activation checkpointing" if self.activation_checkpointing else ""
+        return f"micro_batch_tokens {self.micro_batch_tokens:,}, graph_tokens {self.graph_tokens:,}{layers}"
 
     def halved(self, plans: Sequence[Plan]) -> TokenBudget | None:
         """Return half of the budget, or of what the plans need if that is less. None if nothing can be halved: every
@@ -51,4 +57,5 @@ class TokenBudget:
         single_texts = all(len(group.rows) == 1 for plan in plans for group in plan.groups)
         if single_texts and min(shares) > self.graph_tokens:
             return None
-        return TokenBudget(max(min(self.micro_batch_tokens, largest) // 2, 1), min(self.graph_tokens, max(shares)) // 2)
+        micro, graph = min(self.micro_batch_tokens, largest) // 2, min(self.graph_tokens, max(shares)) // 2
+        return replace(self, micro_batch_tokens=max(micro, 1), graph_tokens=graph)

@@ -59,8 +59,10 @@ class Trainer:
         losses: Sequence[Objective],
         evaluate: Evaluate | None,
         settings: TrainSettings,
+        budget: TokenBudget,
     ) -> None:
-        """`losses` has one entry per dataset of `data`, a `Mixture` or one dataset.
+        """`losses` has one entry per dataset of `data`, a `Mixture` or one dataset. A resumed run has the budget of its
+        checkpoint instead of `budget`.
 
         Raises:
             TrainingError, ArtifactError: for a run that cannot start.
@@ -84,7 +86,6 @@ class Trainer:
             "base weights": encoder.base_fingerprint,
             "kind of device": self._processes.device.type,
         }
-        budget = TokenBudget(settings.micro_batch_tokens, settings.graph_tokens)
         self._planner = BatchPlanner(encoder, mixture, losses, self._processes.world_size, budget)
         same = {"run directory": str(run.folder), "checkpoints": settings.checkpoint, "resume": settings.resume}
         for what, value in {**identity, **same, "tokens and layout": self._planner.digest()}.items():
@@ -95,6 +96,11 @@ class Trainer:
         self._strategy.check_replicas()
         self._checkpoints = Checkpoints(settings, identity, self._strategy)
         self._model = BestModel(encoder, evaluate, run.folder / "model", self._strategy)
+
+    @property
+    def budget(self) -> TokenBudget:
+        """The current token budget."""
+        return self._planner.budget
 
     def fit(self) -> TrainResult:
         """Train from the first step, or from a checkpoint, to the end.
@@ -110,7 +116,11 @@ class Trainer:
         seed_rank(self._settings.seed, self._processes.rank)
         progress = self._checkpoints.resume()
         self._model.resume(progress)
-        self._planner.budget = progress.budget or self._planner.budget
+        if progress.budget and progress.budget != self._planner.budget:
+            self._run.log(f"budget of the checkpoint: {progress.budget}")
+            self._planner.budget = progress.budget
+        if self._planner.budget.activation_checkpointing:
+            self._planner.encoder.model.checkpoint_activations(True)
         self._step = self._resumed = progress.step
         with (
             Metrics(self._run.folder, progress.metrics_bytes, progress.step, enabled=main) as self._metrics,

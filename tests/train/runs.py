@@ -24,6 +24,7 @@ from angle_llm.data.formats import Example
 from angle_llm.losses import Objective
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.train.best_model import Evaluate
+from angle_llm.train.budget import default_budget
 from angle_llm.train.run_folder import Run, TrainResult
 from angle_llm.train.trainer import Trainer
 
@@ -59,7 +60,7 @@ def fit(
 ) -> TrainResult:
     """Train on examples in memory."""
     with Run.start(settings) as run:
-        return Trainer(run, encoder, examples, [loss], evaluate, settings).fit()
+        return Trainer(run, encoder, examples, [loss], evaluate, settings, default_budget(settings)).fit()
 
 
 def checkpoint_names(run_dir: Path) -> list[str]:

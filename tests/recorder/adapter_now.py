@@ -26,6 +26,6 @@ def batches(config: Path, encoder: SentenceEncoder) -> Iterator[tuple[int, list[
     """For each optimizer step: the epoch, the examples of its batches, and the batches."""
     settings = load_settings(TrainSettings, config)
     data = load_mixture(settings.data, Path("cache"))
-    planner = BatchPlanner(encoder, data, make_losses(settings), 1, TokenBudget(settings.micro_batch_tokens, 0))
+    planner = BatchPlanner(encoder, data, make_losses(settings), 1, TokenBudget(8192, 0))
     for epoch, together in StepSchedule(data.draws, settings).after(0):
         yield epoch, together, [planner.batch(indices) for indices in together]

@@ -22,7 +22,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from angle_llm.model import fast_paths
+from angle_llm.model.lora import without_adapter
 from angle_llm.model.micro_batches import MicroBatch
+from angle_llm.model.pooling import EmbeddingModel
 
 META = torch.device("meta")
 GRANULE = 512
@@ -188,12 +190,21 @@ class StepMemory:
     """Gradients of weights at the peak."""
 
 
+_ATTENTION_DROPOUT = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
+
+
+def _has_attention_dropout(backbone: nn.Module) -> bool:
+    config = without_adapter(backbone).config.get_text_config()  # type: ignore[operator,union-attr]
+    return any(getattr(config, name, 0) for name in _ATTENTION_DROPOUT)
+
+
 def model_step(
-    model: nn.Module, micro_batches: Sequence[MicroBatch], *, on_gpu: bool, gradients_before: bool = False
+    model: EmbeddingModel, micro_batches: Sequence[MicroBatch], *, on_gpu: bool, gradients_before: bool = False
 ) -> StepMemory:
     """Run a forward pass that keeps all graphs, and the backward pass, on the meta device.
 
-    `gradients_before`: weights have gradients from an earlier micro-batch or batch.
+    `gradients_before`: weights have gradients from an earlier micro-batch or batch. A GPU has its usual kernel for
+    texts in one sequence, if the model has not another one.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     longest = max(
@@ -202,6 +213,8 @@ def model_step(
     )
     fused = on_gpu or longest > fast_paths.PLAIN_ATTENTION_TOKENS
     ledger = MemoryLedger([*model.parameters(), *model.buffers()])
+    given = model.attention_kernel
+    model.attention_kernel = given or ("flex" if on_gpu and not _has_attention_dropout(model.backbone) else None)
     with ledger, FusedKernels(on_gpu=on_gpu) if fused else nullcontext():
         for parameter in trained if gradients_before else ():
             parameter.grad = torch.empty_like(parameter)
@@ -209,6 +222,7 @@ def model_step(
         kept = ledger.live - sum(parameter.grad.nbytes for parameter in trained if parameter.grad is not None)
         _backward((rows_UD * torch.empty_like(rows_UD)).sum())
     gradients = ledger.of_peak([parameter.grad for parameter in trained if parameter.grad is not None])
+    model.attention_kernel = given
     for parameter in trained:
         parameter.grad = None
     return StepMemory(sum(micro.computed_tokens for micro in micro_batches), kept, ledger.peak, gradients)

@@ -282,6 +282,10 @@ class _Packed:
         return MicroBatch(rows, ids_1T, trie=trie)
 
 
+SPLIT_TOKENS = 256
+"""Most padding of a padded micro-batch beside its first text: about what a further micro-batch costs."""
+
+
 class _Padded:
     """Groups of texts of similar length, longest first."""
 
@@ -291,11 +295,13 @@ class _Padded:
 
     def __call__(self, rows: Sequence[int], token_budget: int) -> list[Group]:
         groups: list[list[int]] = []
+        longest = padding = 0
         for row in sorted(rows, key=lambda row: (-len(self._texts[row]), row)):
-            if groups and (len(groups[-1]) + 1) * len(self._texts[groups[-1][0]]) <= token_budget:
-                groups[-1].append(row)
-            else:
-                groups.append([row])
+            padding += longest - len(self._texts[row])
+            if not groups or (len(groups[-1]) + 1) * longest > token_budget or padding > SPLIT_TOKENS:
+                groups.append([])
+                longest, padding = len(self._texts[row]), 0
+            groups[-1].append(row)
         return [self._group(group) for group in groups]
 
     def _group(self, rows: list[int]) -> Group:

@@ -14,7 +14,7 @@ from angle_llm.data.batch import TextBatch
 from angle_llm.data.examples import load_examples
 from angle_llm.data.order import Draws
 from angle_llm.model.backbone import load_tokenizer, locate
-from angle_llm.model.micro_batches import MicroBatch, Plan, PrefixSharing, plan_micro_batches
+from angle_llm.model.micro_batches import SPLIT_TOKENS, MicroBatch, Plan, PrefixSharing, plan_micro_batches
 from angle_llm.model.tokenizer import SentenceTokenizer
 from angle_llm.prompts import load_prompt
 
@@ -76,6 +76,15 @@ def test_padded_micro_batches(ids: list[list[int]], budget: int) -> None:
         for mask_T, ids_T, length in zip(mask_BT, ids_BT, lengths.tolist(), strict=True):
             assert mask_T.tolist() == [1] * length + [0] * (len(mask_T) - length)
             assert (ids_T[length:] == PAD).all()
+
+
+def test_texts_of_different_lengths_are_split_rather_than_padded() -> None:
+    ids = [[number] * length for number in range(4) for length in range(1, 120)]
+    plan = padded_plan(ids, 10**6)
+    for micro in plan.micro_batches:
+        assert micro.mask_BT is not None
+        assert micro.computed_tokens - int(micro.mask_BT.sum()) <= SPLIT_TOKENS
+    assert 1 < plan.computed_tokens / plan.logical_tokens < 1.15
 
 
 @pytest.mark.parametrize("sharing", [NO_SHARING, SHARING])

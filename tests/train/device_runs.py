@@ -1,0 +1,206 @@
+"""Training and encoding on the device of `separate_device`, beside the CPU; prints one JSON line per run.
+
+    python tests/train/device_runs.py
+
+A program of its own: torch registers a device for the whole process.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+from separate_device import DeviceTensor, DeviceWork, gpu, move, separate_device
+from tiny import tiny_encoder, train_a_little
+from torch import Tensor, distributed, nn
+from torch.nn.attention import varlen as torch_varlen
+from torch.nn.functional import scaled_dot_product_attention
+
+from angle_llm import AngleObjective, SentenceEncoder, TextBatch
+from angle_llm.config import DataSource, LoraSettings, OptimizerSettings
+from angle_llm.data.examples import load_examples
+from angle_llm.losses import NestedObjective
+from angle_llm.model import attention
+from angle_llm.model.micro_batches import PrefixSharing
+from angle_llm.train.batches import PlannedBatch
+from angle_llm.train.distributed import Processes
+from angle_llm.train.step import group_step
+from angle_llm.train.strategies import DataParallelStrategy
+
+EXAMPLES = load_examples(DataSource(limit=8)).examples
+OBJECTIVES = {
+    "all terms": AngleObjective(cosine_weight=1, angle_weight=1, regression_weight=1),
+    "nested": NestedObjective(AngleObjective(cosine_weight=1), dimensions=[8], layers=[]),
+}
+BUDGET = 150
+
+
+def main() -> None:
+    gpu()  # before the first backward pass: torch makes its threads then
+    for kind, layout in (("llama", "trie"), ("bert", "packed"), ("bert", "padded")):
+        for graph_tokens in (10**6, 0):
+            step(kind, layout, graph_tokens)
+    step("llama", "padded", 10**6)
+    step("llama", "trie", 10**6, "nested")
+    with kernels_of_a_gpu():
+        for kind, layout, kernel in (("llama", "trie", "flex"), ("qwen2", "trie", "varlen")):
+            step(kind, layout, 10**6, kernel=kernel)
+            step("bert", "packed", 10**6, kernel=kernel)
+    for kind in ("llama", "bert"):
+        encoding(kind)
+    several_processes()
+
+
+@contextmanager
+def kernels_of_a_gpu() -> Iterator[None]:
+    """Replace FlexAttention and varlen attention by plain ones that refuse tensors of the host."""
+
+    def flex(query: Tensor, key: Tensor, value: Tensor, *, block_mask: Any, scale: float, **named: Any) -> Tensor:
+        tensors = [query, key, value, *(one for one in block_mask.as_tuple() if isinstance(one, Tensor))]
+        assert all(isinstance(tensor, DeviceTensor) for tensor in tensors)
+        node_T = torch.arange(query.shape[2], device=query.device)
+        visible_TT = block_mask.mask_mod(None, None, node_T[:, None], node_T)
+        return scaled_dot_product_attention(query, key, value, visible_TT, scale=scale, enable_gqa=named["enable_gqa"])
+
+    def varlen(query: Tensor, key: Tensor, value: Tensor, first_q: Any, first_k: Any, *_: int, **named: Any) -> Tensor:
+        assert all(isinstance(tensor, DeviceTensor) for tensor in (query, key, value, first_q, first_k))
+        assert {first_q.dtype, first_k.dtype} == {torch.int32}
+        causal = named["window_size"] == (-1, 0)
+        outputs = []
+        for q, k in zip(pairwise(first_q.held.tolist()), pairwise(first_k.held.tolist()), strict=True):
+            parts = [one[slice(*ends)].transpose(0, 1) for one, ends in ((query, q), (key, k), (value, k))]
+            queries, keys = q[1] - q[0], k[1] - k[0]
+            seen_QL = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries) if causal else None
+            mask = None if seen_QL is None else seen_QL.to(query.device)
+            attended = scaled_dot_product_attention(*parts, mask, scale=named["scale"], enable_gqa=named["enable_gqa"])
+            outputs.append(attended.transpose(0, 1))
+        return torch.cat(outputs)
+
+    before = attention.flex_attention, torch_varlen.varlen_attn
+    attention.flex_attention, torch_varlen.varlen_attn = flex, varlen  # type: ignore[assignment]
+    yield
+    attention.flex_attention, torch_varlen.varlen_attn = before
+
+
+def encoder_of(kind: str, layout: str) -> SentenceEncoder:
+    encoder = tiny_encoder(kind)
+    encoder.add_lora(LoraSettings(rank=4, alpha=4, dropout=0.0))
+    train_a_little(encoder.model)
+    if layout == "padded":
+        encoder.sharing = PrefixSharing("off")
+    return encoder
+
+
+def batches(objective: str) -> list[PlannedBatch]:
+    """Two accumulated batches, which share texts."""
+    return [
+        PlannedBatch(TextBatch.from_examples(some), OBJECTIVES[objective], {}) for some in (EXAMPLES[:5], EXAMPLES[3:])
+    ]
+
+
+def step(kind: str, layout: str, graph_tokens: int, objective: str = "all terms", kernel: str | None = None) -> None:
+    """A step of accumulated batches: losses and gradients must be those of the CPU."""
+    encoder = encoder_of(kind, layout)
+    for module in encoder.model.modules() if kernel else ():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0  # only `gathered` has dropout
+    given = batches(objective)
+    plan = encoder.plan([text for each in given for text in each.batch.texts], BUDGET)
+
+    def run() -> tuple[float, dict[str, Tensor]]:
+        torch.manual_seed(0)  # dropout draws from the generator of the CPU on both devices
+        encoder.model.train().zero_grad()
+        loss = group_step(encoder.model, plan, given, graph_tokens=graph_tokens).loss
+        return loss, gradients(encoder)
+
+    loss, expected = run()
+    move(encoder.model)
+    encoder.model.attention_kernel = kernel
+    with separate_device() as work:
+        loss_there, found = run()
+    assert found.keys() == expected.keys()
+    report(
+        work,
+        run="step",
+        kind=kind,
+        layout=plan.layout,
+        kernel=kernel,
+        cached=not graph_tokens,
+        objective=objective,
+        micro_batches=len(plan.groups),
+        batches=len(given),
+        loss=abs(loss_there - loss) / abs(loss),
+        gradient=max(float((found[name] - one).abs().max() / one.abs().max()) for name, one in expected.items()),
+    )
+
+
+def gradients(encoder: SentenceEncoder) -> dict[str, Tensor]:
+    named = {name: one.grad for name, one in encoder.model.named_parameters() if one.grad is not None}
+    return {name: one.held if isinstance(one, DeviceTensor) else one.clone() for name, one in named.items()}
+
+
+def encoding(kind: str) -> None:
+    encoder = encoder_of(kind, "")
+    texts = TextBatch.from_examples(EXAMPLES).texts
+    expected = encoder.encode(texts, micro_batch_tokens=BUDGET)
+    move(encoder.model)
+    with separate_device() as work:
+        found = encoder.encode(texts, micro_batch_tokens=BUDGET)
+    plan = encoder.plan(texts, BUDGET)
+    report(work, run="encode", kind=kind, micro_batches=len(plan.groups), rows=float(abs(found - expected).max()))
+
+
+def several_processes() -> None:
+    """What rank 0 of 2 does; exchanges of tensors fail for those of the host, as with NCCL."""
+    exchanged: list[str] = []
+
+    def checked(name: str) -> Callable[..., None]:
+        def exchange(tensor: Tensor, *_: object, **__: object) -> None:
+            assert isinstance(tensor, DeviceTensor), f"{name} of a tensor of the host, {tuple(tensor.shape)}"
+            assert tensor.is_contiguous(), f"{name} of a tensor that is not contiguous, {tuple(tensor.shape)}"
+            exchanged.append(name)
+
+        return exchange
+
+    def gathered(values: list[Any], value: Any) -> None:
+        values[:] = [value] * len(values)
+
+    for name in ("all_reduce", "broadcast"):
+        setattr(distributed, name, checked(name))
+    distributed.all_gather_object = gathered
+    distributed.broadcast_object_list = lambda values, src: None
+    encoder = encoder_of("llama", "")
+    move(encoder.model)
+    with separate_device() as work:
+        processes = Processes(0, 2, gpu())
+        strategy = DataParallelStrategy(encoder.model, OptimizerSettings(), processes)
+        given = batches("all terms")
+        # Rank 0 has the whole plan: there is no other process with rows.
+        plan = encoder.plan([text for each in given for text in each.batch.texts], BUDGET)
+        strategy.model.train()
+        for graph_tokens in (10**6, 0):
+            group_step(strategy.model, plan, given, graph_tokens=graph_tokens, strategy=strategy)
+            assert strategy.update(1e-3) > 0
+        strategy.check_replicas()
+        strategy.load_state(
+            processes.broadcast({name: one.detach().cpu() for name, one in strategy.weights.items()}),
+            processes.broadcast(strategy.optimizer_state()),
+        )
+        assert processes.max(3) == 3
+        processes.check_equal("number", 1)
+    report(work, run="processes", exchanged={name: exchanged.count(name) for name in exchanged})
+
+
+def report(work: DeviceWork, **values: Any) -> None:
+    counts = {"kernels": work.kernels.total(), "copies": dict(work.copies), "waits": dict(work.waits)}
+    print(json.dumps({**values, **counts}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -3,8 +3,8 @@
 gathered  Keys and values are gathered for each text of a group of similar lengths, and scores computed within texts.
           For every device, dtype and dropout; fastest on a CPU.
 flex      FlexAttention (arXiv 2412.05496): one compiled call per layer without gathers. Key k is visible from query q
-          iff k <= q < end[k], so one vector is the mask, and its blocks follow from the vector. For CUDA, without
-          dropout. A CPU computes it without fusion, forward only.
+          iff k <= q < end[k], so one vector is the mask, and its blocks follow from the vector. For CUDA; with
+          attention dropout, or in float64, keys are gathered. A CPU computes it without fusion, forward only.
 varlen    Packed flash attention with a variable number of keys per text. The nodes that a text adds are contiguous, so
           queries need no gather; keys and values are gathered where texts share them. CUDA, half precision, no dropout.
 
@@ -34,7 +34,6 @@ KERNELS = ("gathered", "flex", "varlen")
 BLOCK = 128
 """Tokens of a block of FlexAttention; sequences are filled up to a multiple."""
 
-_FLEX_DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 _UNUSED = {"sliding_window", "is_causal", "position_ids", "use_cache", "deterministic", "output_hidden_states"}
 """Arguments of attention without effect here: windows are wider than the texts, and states contain positions."""
 
@@ -47,7 +46,6 @@ class _TrieContext:
             raise ValueError(f"expected an attention kernel among {', '.join(KERNELS)}, got {kernel!r}.")
         self.trie, self.device = trie, device
         self.kernel = kernel or ("flex" if device.type == "cuda" else "gathered")
-        self._fixed = kernel is not None
         nodes = int(trie.starts[-1])
         self.tokens = -(-nodes // BLOCK) * BLOCK if self.kernel == "flex" else nodes
         self._cache: dict[Any, Any] = {}
@@ -56,16 +54,13 @@ class _TrieContext:
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float, softcap: float | None
     ) -> Tensor:
         """Return attention (1, T, H, S) of query (1, H, T, S), key and value (1, K, T, S)."""
-        plain = not dropout and query.dtype in _FLEX_DTYPES
-        if self.kernel == "gathered" or not (plain or self._fixed):
+        if self.kernel == "varlen":
+            if dropout or softcap is not None:
+                raise ValueError("attention kernel 'varlen' has no dropout and no softcap; use 'gathered' or 'flex'.")
+            return self._varlen(query, key, value, scaling)
+        if self.kernel == "gathered" or dropout or (query.is_cuda and query.dtype == torch.float64):
             return self._gathered(query, key, value, scaling, dropout, softcap)
-        if dropout:
-            raise ValueError(f"attention kernel {self.kernel!r} has no dropout; use 'gathered'.")
-        if self.kernel == "flex":
-            return self._flex(query, key, value, scaling, softcap)
-        if softcap is not None:
-            raise ValueError("attention kernel 'varlen' has no softcap; use 'gathered' or 'flex'.")
-        return self._varlen(query, key, value, scaling)
+        return self._flex(query, key, value, scaling, softcap)
 
     def _once(self, what: object, make: Callable[[], Any]) -> Any:
         """Return what the first layer made."""
@@ -283,7 +278,7 @@ def trie_output(
 ) -> Any:
     """Return the output of a backbone for texts in one sequence; states (1, T, D), or longer with `flex`.
 
-    `kernel`: None: flex on CUDA (gathered with attention dropout), gathered elsewhere. `all_states`: also those of each
+    `kernel`: None: flex on CUDA, gathered elsewhere. `all_states`: also those of each
     layer. Not thread-safe: `EmbeddingModel` holds a lock.
 
     Raises:

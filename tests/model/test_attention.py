@@ -169,11 +169,23 @@ def test_a_kernel_that_cannot_compute_the_attention_is_refused() -> None:
     states = torch.randn(1, 2, int(trie.starts[-1]), 4)
     with pytest.raises(ValueError, match="gathered, flex, varlen, got 'fast'"):
         _TrieContext(trie, CPU, "fast")
-    for kernel in ("flex", "varlen"):
-        with pytest.raises(ValueError, match="no dropout; use 'gathered'"):
-            _TrieContext(trie, CPU, kernel).attend(states, states, states, None, 0.1, None)
-    with pytest.raises(ValueError, match="no softcap"):
-        _TrieContext(trie, CPU, "varlen").attend(states, states, states, None, 0.0, 30.0)
+    for dropout, softcap in ((0.1, None), (0.0, 30.0)):
+        with pytest.raises(ValueError, match="no dropout and no softcap; use 'gathered'"):
+            _TrieContext(trie, CPU, "varlen").attend(states, states, states, None, dropout, softcap)
+
+
+@pytest.mark.usefixtures("_exact")
+def test_with_dropout_flex_attention_gathers_keys() -> None:
+    ids_1T, trie = sequence(some_texts(60), causal=False)
+    backbone = tiny_backbone("bert", torch.float64).train()
+    states = []
+    for kernel in ("gathered", "flex"):
+        torch.manual_seed(0)
+        for layer in backbone.encoder.layer:  # hidden dropout would draw for filling too
+            layer.attention.output.dropout.p = layer.output.dropout.p = 0.0
+        backbone.embeddings.dropout.p = 0.0
+        states.append(trie_output(backbone, ids_1T, trie, kernel).last_hidden_state[:, : ids_1T.shape[1]])
+    torch.testing.assert_close(*states, rtol=1e-12, atol=1e-12)  # float64 sums in another order
 
 
 def modern_bert(**changes: Any) -> Any:

@@ -110,14 +110,16 @@ def best_budget(settings: TrainSettings, forecast: StepForecast, memory: int) ->
     usable = round(memory * (USABLE_WITH_ZERO if forecast.device.sharding.zero else USABLE))
     wanted = settings.activation_checkpointing
 
-    useful = useful_tokens(forecast)
+    room = round(ROOM * forecast.sample.step_tokens)
 
     def largest(checkpointing: bool) -> BudgetChoice:
         for budget in candidates(settings, forecast):
             budget = replace(budget, activation_checkpointing=checkpointing)
-            step = replace(budget, graph_tokens=min(budget.graph_tokens, useful))
-            total = forecast.full(step).total
-            chosen = total if settings.graph_tokens is None else forecast.cached(step).total
+            if settings.graph_tokens is None:
+                total = chosen = forecast.full(budget).total
+            else:  # steps of the run do not fill a large one
+                total = forecast.full(replace(budget, graph_tokens=min(budget.graph_tokens, room))).total
+                chosen = forecast.cached(budget).total
             if chosen <= usable:
                 break
         return BudgetChoice(budget, total, total <= usable)
@@ -141,19 +143,16 @@ def candidates(settings: TrainSettings, forecast: StepForecast) -> Iterator[Toke
     """Yield the budgets to try, the best first: those of the settings where they are set."""
     micro, graph = settings.micro_batch_tokens, settings.graph_tokens
     most = CPU_BUDGET.micro_batch_tokens if forecast.device.kind == "cpu" else MICRO_TOKENS
-    sizes = range(-(-useful_tokens(forecast) // ROUND_TOKENS) * ROUND_TOKENS, 0, -ROUND_TOKENS)
+    useful = LEAST_GRAPH_TOKENS
+    if forecast.device.kind != "cpu":
+        useful = max(useful, round(ROOM * forecast.sample.step_tokens))
+    sizes = range(-(-useful // ROUND_TOKENS) * ROUND_TOKENS, 0, -ROUND_TOKENS)
     if graph is None:
         for tokens in sizes:
             yield TokenBudget(min(most, tokens) if micro is None else micro, tokens)
         graph = 0
     for tokens in (size for size in sizes if size <= most):
         yield TokenBudget(tokens if micro is None else micro, graph)
-
-
-def useful_tokens(forecast: StepForecast) -> int:
-    """Return the tokens that no step exceeds, with some room."""
-    room = 0 if forecast.device.kind == "cpu" else round(ROOM * forecast.sample.step_tokens)
-    return max(LEAST_GRAPH_TOKENS, room)
 
 
 def check_checkpointing(encoder: SentenceEncoder, sharding: Sharding) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -177,7 +178,8 @@ class Trainer:
     def _accumulate(self, groups: Sequence[PlannedGroup]) -> list[StepResult]:
         """Add up the gradients of the batches of a step, each with an equal weight.
 
-        If a rank runs out of memory, the step is repeated with half the tokens at once: the update is the same.
+        If a rank runs out of memory, the step is repeated with half the tokens at once, and for single texts with
+        activation checkpointing: the update is the same.
         """
         strategy, planner, device = self._strategy, self._planner, self._processes.device
         strategy.model.train()
@@ -194,21 +196,31 @@ class Trainer:
                 ]
             except RankMemoryError as error:
                 reason = str(error)
-            budget = planner.budget.halved([group.plan for group in groups])
+            budget = planner.budget.halved([group.plan for group in groups]) or self._checkpointing_budget()
             if budget is None:
                 raise TrainingError(
                     f"out of memory ({reason}) with a single text per micro-batch. Lower --model.max-length, or use a smaller "
                     "model or more memory."
                 )
             self._run.log(
-                f"out of memory: repeating the step with {budget.micro_batch_tokens} tokens per forward pass and activations "
-                f"kept for up to {budget.graph_tokens} (the same update, except for dropout masks)"
+                f"out of memory: repeating the step with {budget} (the same update, except for dropout masks)"
             )
             planner.budget = budget
             strategy.zero_grad()
             set_torch_state(generators, device)
             if device.type == "cuda":
                 torch.cuda.empty_cache()
+
+    def _checkpointing_budget(self) -> TokenBudget | None:
+        """Enable activation checkpointing and return the budget with it; None if it is enabled or not possible."""
+        budget = self._planner.budget
+        if budget.activation_checkpointing or self._settings.activation_checkpointing != "auto":
+            return None
+        try:
+            self._planner.encoder.model.checkpoint_activations(True)
+        except ValueError:
+            return None
+        return replace(budget, activation_checkpointing=True)
 
     def _update(self, learning_rate: float) -> float:
         """Take an optimizer step; return the gradient norm.

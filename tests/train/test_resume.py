@@ -20,6 +20,7 @@ from angle_llm.io import FolderError
 from angle_llm.run import fine_tune
 from angle_llm.settings_io import SettingsError, save_settings
 from angle_llm.train.best_model import BestModel
+from angle_llm.train.memory import TokenBudget
 from angle_llm.train.metrics import Metrics
 from angle_llm.train.signals import Interrupted, StopSignals
 
@@ -97,6 +98,21 @@ def test_a_stopped_run_resumes_bit_for_bit(
     assert path.is_dir()
     assert not (mine.run_path / "interrupted").exists()
     check_alike(outcome_of(mine), undisturbed)
+
+
+def test_a_resumed_run_keeps_its_budget_on_a_device_with_other_free_memory(
+    mine: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def choose(budget: TokenBudget) -> None:
+        monkeypatch.setattr("angle_llm.train.budget.choose_budget", lambda *_: budget)
+
+    choose(TokenBudget(60, 90, activation_checkpointing=True))
+    whole = outcome_of(replace(mine, run_dir=str(tmp_path / "whole")))
+    interrupt(mine, 2)
+    choose(TokenBudget(8192, 16_384))
+    check_alike(outcome_of(mine), whole)
+    printed = capsys.readouterr().out
+    assert "budget of the checkpoint: micro_batch_tokens 60, graph_tokens 90, activation checkpointing" in printed
 
 
 def test_checkpoints_change_nothing_and_a_finished_run_is_not_trained_again(

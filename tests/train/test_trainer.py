@@ -2,9 +2,11 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +29,7 @@ from angle_llm.config import (
 from angle_llm.data.formats import ScoredPair, Triple
 from angle_llm.losses import AngleObjective
 from angle_llm.model.checks import ArtifactError
+from angle_llm.model.depth import LayerStack
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.run import fine_tune
 from angle_llm.settings_io import SettingsError, load_settings, settings_from_dict
@@ -187,6 +190,24 @@ def test_memory_that_runs_out_in_an_evaluation_and_in_a_step_is_used_in_smaller_
     assert "out of memory: repeating the step with" in printed
     assert "out of memory: encoding with at most" in printed
     assert [line["texts"] for line in read_metrics(settings.run_path) if "texts" in line] == [18, 18]
+
+
+def test_single_texts_that_do_not_fit_are_trained_with_activation_checkpointing(
+    settings: TrainSettings,
+    encoder: SentenceEncoder,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    layer: Any = LayerStack.of(encoder.model.backbone).layers[0]
+
+    def check(model: torch.nn.Module, *_: object) -> None:
+        if model.training and not layer.gradient_checkpointing:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    encoder.model.register_forward_pre_hook(check)
+    with pytest.raises(TrainingError, match=r"out of memory .*single text per micro-batch"):
+        fit(encoder, TRIPLES, AngleObjective(), replace(settings, activation_checkpointing="never"))
+    assert fit(encoder, TRIPLES, AngleObjective(), settings).steps
+    assert re.search(r"repeating the step with .*, activation checkpointing \(the same", capsys.readouterr().out)
 
 
 def test_late_failures_are_detected_before_the_first_step(

@@ -1,0 +1,229 @@
+"""The budgets of a run: the largest useful ones that fit, as set where they are set, and kept by a resumed run."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tiny import KINDS, tiny_encoder
+from tiny_tokenizers import TOKENIZERS
+from torch import nn
+from transformers import AutoModel
+
+from angle_llm.config import DataSource, LoraSettings, TrainSettings
+from angle_llm.data.batch import TextBatch
+from angle_llm.data.examples import load_examples
+from angle_llm.data.mixture import Mixture
+from angle_llm.losses import AngleObjective
+from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.step_memory import MemoryLedger
+from angle_llm.settings_io import SettingsError
+from angle_llm.train import device_memory
+from angle_llm.train.batches import BatchPlanner
+from angle_llm.train.budget import CPU_BUDGET, USABLE, best_budget, choose_budget
+from angle_llm.train.device_memory import Sharding
+from angle_llm.train.distributed import Processes
+from angle_llm.train.memory import TokenBudget
+from angle_llm.train.step import boundary_step
+from angle_llm.train.step_forecast import FEW_LAYERS, StepForecast, StepSample
+
+MIB = 2**20
+
+
+class LinearForecast:
+    """10 MiB per token whose graph is kept, 1 with activation checkpointing, 1 GiB for everything else."""
+
+    def __init__(
+        self, kind: str = "cuda", *, step: int = 5000, longest: int = 100, zero: int = 0, supports: bool = True
+    ):
+        self.device = SimpleNamespace(kind=kind, sharding=Sharding(1, zero))
+        self.sample = SimpleNamespace(step_tokens=step, longest_text=longest)
+        self.supports_checkpointing = lambda: supports
+
+    def cached(self, budget: TokenBudget) -> Any:
+        return self._memory(max(budget.micro_batch_tokens, self.sample.longest_text), budget)
+
+    def full(self, budget: TokenBudget) -> Any:
+        kept = self._memory(budget.graph_tokens, budget)
+        return max(kept, self.cached(budget), key=lambda memory: memory.total)
+
+    def _memory(self, tokens: int, budget: TokenBudget) -> Any:
+        return SimpleNamespace(total=1024 * MIB + tokens * MIB * (1 if budget.activation_checkpointing else 10))
+
+
+def memory_for(tokens: int) -> int:
+    """Device memory whose usable part holds the graphs of so many tokens, without ZeRO."""
+    return int((1024 + 10 * tokens) * MIB / USABLE) + MIB
+
+
+@pytest.mark.parametrize(
+    ("settings", "forecast", "tokens", "expected"),
+    [
+        # The largest multiple of 256 that fits, up to what a step can use, and at least 16,384.
+        ({}, {"step": 20_000}, 4_100, (4096, 4096)),
+        ({}, {"step": 20_000}, 10**6, (16_384, 25_088)),
+        ({}, {"step": 500}, 10**6, (16_384, 16_384)),
+        ({}, {"zero": 2}, 4_100, (3584, 3584)),
+        # A budget that is set is kept.
+        ({"micro_batch_tokens": 300}, {}, 2_000, (300, 1792)),
+        ({"graph_tokens": 0}, {}, 2_000, (1792, 0)),
+        ({"graph_tokens": 10**6}, {}, 7_000, (6912, 10**6)),
+        ({"graph_tokens": 10**6}, {}, 2_000, (16_384, 10**6, True)),
+        ({"micro_batch_tokens": 7, "graph_tokens": 3}, {}, 2_000, (7, 3)),
+        # A CPU has fixed ones, unless they do not fit.
+        ({}, {"kind": "cpu", "step": 10**6}, 10**6, (8192, 16_384)),
+        ({}, {"kind": "cpu", "step": 10**6}, 9_000, (8192, 8960)),
+        # Activation checkpointing for a long text, or for many small micro-batches.
+        ({}, {"longest": 3_000}, 2_000, (16_384, 16_384, True)),
+        ({"activation_checkpointing": "never"}, {"longest": 3_000}, 2_000, (256, 0)),
+        ({}, {"longest": 3_000, "supports": False}, 2_000, (256, 0)),
+        ({}, {"step": 5000}, 1_000, (9984, 9984, True)),
+        ({}, {"step": 5000, "kind": "cpu"}, 1_000, (768, 768)),
+        ({}, {"step": 700}, 800, (768, 768)),
+        ({}, {"step": 10**5}, 1_000, (768, 768)),
+        ({}, {"step": 10**5}, 300, (2816, 2816, True)),
+        ({"activation_checkpointing": "always"}, {}, 2_000, (16_384, 16_384, True)),
+        # Nothing fits: the smallest.
+        ({}, {}, 0, (256, 0, True)),
+    ],
+)
+def test_the_largest_useful_budgets_that_fit(
+    settings: dict[str, Any], forecast: dict[str, Any], tokens: int, expected: tuple[Any, ...]
+) -> None:
+    stub: Any = LinearForecast(**forecast)
+    found = best_budget(TrainSettings(**settings), stub, memory_for(tokens))
+    assert found.budget == TokenBudget(*expected)
+    assert found.fits == (expected[:2] != (256, 0))
+
+
+def counted(encoder: Any, settings: TrainSettings, kind: str = "cpu", zero: int = 0) -> StepForecast:
+    data = Mixture.of(load_examples(DataSource(limit=40)).examples)
+    planner = BatchPlanner(encoder, data, [AngleObjective()], 1, CPU_BUDGET)
+    sample = StepSample.of(planner, settings, 100)
+    assert sample.longest_text == max(map(len, encoder.tokenize(planner.batch(range(40)).texts)))
+    backbone = encoder.model.backbone
+    return StepForecast(settings, encoder, backbone, encoder.dtype, AngleObjective(), sample, Sharding(1, zero), kind)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt2", "bert"])
+def test_the_memory_of_many_layers_is_that_of_few_extrapolated(
+    kind: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = TrainSettings(batch_size=16, accumulation=2, lora=LoraSettings(rank=4))
+    config = KINDS[kind].config()
+    config.num_hidden_layers = 12
+    if hasattr(config, "layer_types"):
+        config.layer_types = ["full_attention"] * 12
+    encoder = SentenceEncoder(AutoModel.from_config(config).eval(), TOKENIZERS[KINDS[kind].tokenizer](), max_length=100)
+    encoder.add_lora(settings.lora)
+    budget = TokenBudget(500, 2000, checkpointing)
+    found = {}
+    for few in (FEW_LAYERS, (12, 12)):
+        monkeypatch.setattr("angle_llm.train.step_forecast.FEW_LAYERS", few)
+        forecast = counted(encoder, settings)
+        assert len(forecast._models) == (1 if few == (12, 12) else 2)
+        found[few] = forecast.kept(budget).activations, forecast.cached(budget).activations
+    assert found[FEW_LAYERS] == pytest.approx(found[12, 12], rel=0.01)
+
+
+def test_activation_checkpointing_lowers_the_forecast_as_the_real_memory() -> None:
+    settings = TrainSettings(batch_size=16, lora=LoraSettings(rank=4))
+    encoder = tiny_encoder("llama", max_length=100)
+    encoder.add_lora(settings.lora)
+    forecast = counted(encoder, settings)
+    assert forecast.supports_checkpointing()
+    assert not counted(encoder, settings, zero=3).supports_checkpointing()
+    data = load_examples(DataSource(limit=16)).examples
+    batch = TextBatch.from_examples(data)
+    plan = encoder.plan(batch.texts, 10_000)
+    real, planned = {}, {}
+    encoder.model.train()
+    for enabled in (False, True):
+        encoder.model.checkpoint_activations(enabled)
+        with MemoryLedger([*encoder.model.parameters(), *encoder.model.buffers()]) as ledger:
+            boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=10_000)
+        encoder.model.zero_grad()
+        real[enabled] = ledger.peak
+        planned[enabled] = forecast.count(list(plan.micro_batches), checkpointing=enabled, gradients_before=False).peak
+    assert planned == pytest.approx(real, rel=0.05)
+    assert real[True] < 0.6 * real[False]  # three layers, of which the last one is not computed again
+
+
+def choose(settings: TrainSettings, encoder: Any, **processes: Any) -> TokenBudget:
+    data = Mixture.of(load_examples(DataSource(limit=40)).examples)
+    return choose_budget(settings, encoder, data, [AngleObjective()], Processes(**processes))
+
+
+def test_the_choice_and_its_reason_are_logged(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = TrainSettings(batch_size=16, lora=LoraSettings(rank=4))
+    encoder = tiny_encoder("llama", max_length=100)
+    encoder.add_lora(settings.lora)
+    before = torch.get_rng_state()
+    monkeypatch.setattr("angle_llm.train.budget.free_memory", lambda _: 64 * 2**30)
+    assert choose(settings, encoder) == TokenBudget(8192, 16_384)
+    assert "micro_batch_tokens 8,192, graph_tokens 16,384 (forecast 0." in capsys.readouterr().out
+    assert torch.equal(torch.get_rng_state(), before)
+    monkeypatch.setattr("angle_llm.train.budget.free_memory", lambda _: 8 * 2**30 // 10)
+    small = choose(settings, encoder)
+    assert small.graph_tokens < 16_384
+    assert " of 0.8 GiB; sampled steps have up to " in capsys.readouterr().out
+    monkeypatch.setattr("angle_llm.train.budget.free_memory", lambda _: 2**20)
+    choose(settings, encoder)
+    assert "warning: micro_batch_tokens 256, graph_tokens 0, activation checkpointing" in capsys.readouterr().out
+    monkeypatch.setattr("angle_llm.train.budget.free_memory", lambda _: None)
+    assert choose(settings, encoder) == TokenBudget(8192, 16_384)
+    fixed = replace(settings, micro_batch_tokens=5, graph_tokens=6, activation_checkpointing="always")
+    assert choose(fixed, encoder) == TokenBudget(5, 6, True)
+
+
+def test_a_model_without_a_forecast_gets_the_defaults(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError("aten::nonzero on meta")
+
+    monkeypatch.setattr("angle_llm.train.step_forecast.model_step", fails)
+    assert choose(TrainSettings(), tiny_encoder("llama")) == CPU_BUDGET
+    assert "warning: no forecast of memory (NotImplementedError: aten::nonzero on meta)" in capsys.readouterr().out
+
+
+def test_activation_checkpointing_is_refused_where_it_is_not_possible() -> None:
+    class Plain(nn.Module):
+        pass
+
+    encoder = tiny_encoder("llama")
+    encoder.model.backbone.layers[1] = Plain()
+    with pytest.raises(SettingsError, match=r"--activation-checkpointing always: .*layers of type Plain"):
+        choose(TrainSettings(activation_checkpointing="always"), encoder)
+
+
+def test_free_memory_is_the_least_of_machine_and_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meminfo, limit, stat = tmp_path / "meminfo", tmp_path / "max", tmp_path / "stat"
+    monkeypatch.setattr(device_memory, "_MEMINFO", meminfo)
+    monkeypatch.setattr(device_memory, "_CGROUPS", [(limit, stat, "anon")])
+    monkeypatch.setattr(device_memory, "_resident_memory", lambda: 5)
+    assert device_memory.free_memory(Processes()) is None
+    meminfo.write_text("MemTotal:  9 kB\nMemAvailable:     8 kB\n")
+    assert device_memory.free_memory(Processes()) == 8 * 1024 + 5
+    limit.write_text("max\n")
+    assert device_memory.free_memory(Processes()) == 8 * 1024 + 5
+    limit.write_text("7000\n")
+    stat.write_text("anon 3000\nfile 4000\n")
+    assert device_memory.free_memory(Processes()) == 4005
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert device_memory.free_memory(Processes()) == 2005
+
+
+def test_the_processes_of_a_launch_are_those_of_the_forecast() -> None:
+    zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "none"}}
+    plugin = SimpleNamespace(zero_stage=3, deepspeed_config={"zero_optimization": zero})
+    accelerator = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin))
+    assert Sharding.of(Processes(0, 4, accelerator=accelerator)) == Sharding(4, 3, "optimizer")
+    zero["offload_param"] = {"device": "cpu"}
+    assert Sharding.of(Processes(0, 4, accelerator=accelerator)) == Sharding(4, 3, "parameters")
+    assert Sharding.of(Processes()) == Sharding()

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from angle_llm.config import LoraSettings
 from angle_llm.io import sha256_of
 from angle_llm.model.checks import ArtifactError, read_json
+from angle_llm.model.kept_activations import keep_fewer_activations
 from angle_llm.model.lora_product import use_short_lora
 from angle_llm.settings_io import unknown_name
 
@@ -87,6 +88,7 @@ def add_lora(backbone: nn.Module, settings: LoraSettings) -> nn.Module:
     )
     without_adapter(adapted).config.use_cache = False  # type: ignore[union-attr]
     use_short_lora(adapted)
+    keep_fewer_activations(adapted)
     return adapted.train(backbone.training)
 
 

@@ -18,40 +18,78 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from angle_llm.model.fast_paths import bits_of_layer, set_scale
+
+
+class _SwiGlu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return functional.silu(gate).mul_(up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        return _swiglu_backward(gradient, gate, up, functional.silu(gate))
+
+
+def _swiglu_backward(gradient: Tensor, gate: Tensor, up: Tensor, silu: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of `gate` and `up`; overwrites `silu`."""
+    gradient_up = silu.mul_(gradient)
+    return torch.ops.aten.silu_backward(gradient * up, gate), gradient_up
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Return silu(gate) · up; keeps the two, and computes silu(gate) again in the backward pass."""
+    product: Tensor = _SwiGlu.apply(gate, up)  # type: ignore[no-untyped-call]
+    return product
 
 
 class _LoraLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, base: nn.Module, lora_a: Tensor, lora_b: Tensor, scaling: float, dropout: float
+        ctx: Any,
+        x: Tensor,
+        up: Tensor | None,
+        base: nn.Module,
+        lora_a: Tensor,
+        lora_b: Tensor,
+        scaling: float,
+        dropout: float,
     ) -> Tensor:
-        x_TI = x.flatten(0, -2)
+        x_TI = (x if up is None else functional.silu(x).mul_(up)).flatten(0, -2)
         mask_TI = torch.empty_like(x_TI, dtype=torch.bool).bernoulli_(1 - dropout) if dropout else None
         ctx.base, ctx.scaling = base, scaling / (1 - dropout)
         hidden_TR = (_dropped(x_TI, mask_TI) @ lora_a.to(x.dtype).T).mul_(ctx.scaling)
         y_TO: Tensor = base(x_TI).addmm_(hidden_TR, lora_b.to(x.dtype).T)
-        ctx.save_for_backward(x, mask_TI, hidden_TR, lora_a, lora_b)
+        ctx.save_for_backward(x, up, mask_TI, hidden_TR, lora_a, lora_b)
         return y_TO.view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, mask_TI, hidden_TR, lora_a, lora_b = ctx.saved_tensors
+        x, up, mask_TI, hidden_TR, lora_a, lora_b = ctx.saved_tensors
         gradient_TO = gradient.flatten(0, -2)
         gradient_TR = (gradient_TO @ lora_b.to(x.dtype)).mul_(ctx.scaling)
         gradient_b = (gradient_TO.T @ hidden_TR).to(lora_b.dtype)
-        gradient_a = (gradient_TR.T @ _dropped(x.flatten(0, -2), mask_TI)).to(lora_a.dtype)
-        gradient_x = None
-        if ctx.needs_input_grad[0]:
+        silu = None if up is None else functional.silu(x)
+        x_TI = (x if silu is None else silu * up).flatten(0, -2)
+        gradient_a = (gradient_TR.T @ _dropped(x_TI, mask_TI)).to(lora_a.dtype)
+        del x_TI
+        gradient_x = gradient_up = None
+        if any(ctx.needs_input_grad[:2]):
             gradient_TI = gradient_TO @ frozen_weight(ctx.base, x.dtype)
             if mask_TI is None:
                 gradient_TI.addmm_(gradient_TR, lora_a.to(x.dtype))
             else:
                 gradient_TI += _dropped(gradient_TR @ lora_a.to(x.dtype), mask_TI)
             gradient_x = gradient_TI.view_as(x)
-        return gradient_x, None, gradient_a, gradient_b, None, None
+            if silu is not None:
+                gradient_x, gradient_up = _swiglu_backward(gradient_x, x, up, silu)
+        return gradient_x, gradient_up, None, gradient_a, gradient_b, None, None
 
 
 def _dropped(x_TI: Tensor, mask_TI: Tensor | None) -> Tensor:
@@ -60,7 +98,13 @@ def _dropped(x_TI: Tensor, mask_TI: Tensor | None) -> Tensor:
 
 
 def lora_linear(
-    x: Tensor, base: nn.Module, lora_a: Tensor, lora_b: Tensor, scaling: float, dropout: float = 0.0
+    x: Tensor,
+    base: nn.Module,
+    lora_a: Tensor,
+    lora_b: Tensor,
+    scaling: float,
+    dropout: float = 0.0,
+    up: Tensor | None = None,
 ) -> Tensor:
     """Return base(x) + scaling · (drop(x) Aᵀ) Bᵀ for x (…, I), lora_a (R, I), lora_b (O, R), and a frozen linear layer.
 
@@ -70,10 +114,12 @@ def lora_linear(
     computed again in the backward pass. All is computed in the dtype of `x`; a wider adapter is rounded for its
     products, as under autocast (peft computes the update of a half-precision base in float32 and rounds the sum).
 
+    With `up`, the input is silu(x) · up, which is computed again in the backward pass, too.
+
     The gradient of a quantized base is that of bitsandbytes: the product with the dequantized weight. No second
     derivative.
     """
-    y: Tensor = _LoraLinear.apply(x, base, lora_a, lora_b, scaling, dropout)  # type: ignore[no-untyped-call]
+    y: Tensor = _LoraLinear.apply(x, up, base, lora_a, lora_b, scaling, dropout)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -108,13 +154,14 @@ def use_short_lora(adapted: nn.Module) -> None:
 
 @cache
 def _short_lora_class(kind: type[nn.Module]) -> type[nn.Module]:
-    return type("ShortLora", (_ShortLora, kind), {})
+    return type(kind.__name__, (ShortLora, kind), {})
 
 
-class _ShortLora(nn.Module):
+class ShortLora(nn.Module):
     """A layer of peft, with `lora_linear` where only plain LoRA is needed."""
 
-    def forward(self, x: Tensor, *args: Any, **named: Any) -> Tensor:
+    def forward(self, x: Tensor, *args: Any, up: Tensor | None = None, **named: Any) -> Tensor:
+        """Return the layer's output for x; for silu(x) · up, given `up`."""
         layer: Any = self
         active = [name for name in layer.active_adapters if name in layer.lora_A]
         if len(active) == 1 and not (args or named or layer.disable_adapters or layer.merged):
@@ -123,8 +170,8 @@ class _ShortLora(nn.Module):
             share: float = dropout.p if isinstance(dropout, nn.Dropout) and dropout.training else 0.0
             plain = name not in layer.lora_variant and lora_b.bias is None and share < 1
             if plain and _is_frozen_linear(layer.base_layer, x):
-                return lora_linear(x, layer.base_layer, lora_a.weight, lora_b.weight, layer.scaling[name], share)
-        result: Tensor = super().forward(x, *args, **named)
+                return lora_linear(x, layer.base_layer, lora_a.weight, lora_b.weight, layer.scaling[name], share, up)
+        result: Tensor = super().forward(x if up is None else swiglu(x, up), *args, **named)
         return result
 
 

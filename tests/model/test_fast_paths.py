@@ -1,10 +1,13 @@
 """Fast paths equal the library they patch: short LoRA, the last layer for pooled positions, and memory settings of a CPU."""
 
+import copy
 import ctypes
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +15,12 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora.layer import Linear
 from tiny import POSITIONS, tiny_backbone, tiny_encoder, train_a_little
 from torch import Tensor, nn
-from transformers import AutoModel, GraniteConfig
+from transformers import AutoModel, GraniteConfig, LlamaConfig, Olmo2Config
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from angle_llm import SentenceEncoder
 from angle_llm.config import LoraSettings
-from angle_llm.model import lora, lora_product
+from angle_llm.model import kept_activations, lora, lora_product
 from angle_llm.model.fast_paths import PooledLastLayer, attention_kernels
 from angle_llm.model.lora_product import lora_linear
 from angle_llm.model.micro_batches import PrefixSharing
@@ -36,21 +40,26 @@ def frozen_linear(bias: bool) -> nn.Linear:
     return base
 
 
+@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(7, 6), (2, 5, 6)])
-def test_lora_linear_equals_its_formula_in_value_and_gradient(bias: bool, shape: tuple[int, ...]) -> None:
+def test_lora_linear_equals_its_formula_in_value_and_gradient(bias: bool, shape: tuple[int, ...], gated: bool) -> None:
     base = frozen_linear(bias)
-    leaves = [draw(*size, seed=seed).requires_grad_() for seed, size in enumerate([shape, (3, 6), (4, 3)])]
+    sizes = [shape, (3, 6), (4, 3), *([shape] if gated else [])]
+    leaves = [draw(*size, seed=seed).requires_grad_() for seed, size in enumerate(sizes)]
     upstream = draw(*shape[:-1], 4, seed=4)
-    x, a, b = leaves
-    plain = base(x) + 0.7 * (x @ a.T) @ b.T
-    short = lora_linear(x, base, a, b, 0.7)
-    torch.testing.assert_close(short, plain, rtol=1e-14, atol=1e-14)  # sums of six float64 terms
-    for one, other in zip(
-        torch.autograd.grad(short, leaves, upstream), torch.autograd.grad(plain, leaves, upstream), strict=True
-    ):
-        torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
-    assert torch.autograd.gradcheck(lambda x, a, b: lora_linear(x, base, a, b, 0.7), leaves)
+
+    def plain(x: Tensor, a: Tensor, b: Tensor, up: Tensor | None = None) -> Tensor:
+        x = x if up is None else nn.functional.silu(x) * up
+        return base(x) + 0.7 * (x @ a.T) @ b.T
+
+    def short(x: Tensor, a: Tensor, b: Tensor, up: Tensor | None = None) -> Tensor:
+        return lora_linear(x, base, a, b, 0.7, up=up)
+
+    torch.testing.assert_close(short(*leaves), plain(*leaves), rtol=1e-14, atol=1e-14)  # sums of six float64 terms
+    found, expected = (torch.autograd.grad(each(*leaves), leaves, upstream) for each in (short, plain))
+    torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
+    assert torch.autograd.gradcheck(short, leaves)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -137,6 +146,104 @@ def test_dora_uses_the_layer_of_peft(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lora_product, "lora_linear", lambda *_: pytest.fail("only plain LoRA can use it"))
     encoder.model.train()
     assert encoder.model(**encoder.plan(TEXTS, 10_000).micro_batches[0].inputs(CPU)).requires_grad
+
+
+def short_layers(model: nn.Module) -> Counter[str]:
+    kinds = (kept_activations._ShortNorm, kept_activations._ShortMlp)
+    return Counter(kind.__name__ for layer in model.modules() for kind in kinds if isinstance(layer, kind))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("kind", "norms"), [("llama", 7), ("mistral", 7), ("qwen2", 7), ("qwen3", 13)])
+def test_norms_and_mlps_that_keep_less_equal_the_unchanged_ones(
+    kind: str, norms: int, dtype: torch.dtype, dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for expected in ({"_ShortNorm": norms, "_ShortMlp": 3}, {}):
+        encoder = tiny_encoder(kind, dtype)
+        torch.manual_seed(0)
+        encoder.add_lora(LoraSettings(rank=4, alpha=8, dropout=dropout))
+        train_a_little(encoder.model.train())
+        assert short_layers(encoder.model) == expected
+        found.append(rows_and_gradients(encoder))
+        monkeypatch.setattr(lora, "keep_fewer_activations", lambda model: None)
+    assert len(found[0]) == len(found[1]) == 1 + 2 * 3 * 7
+    assert torch.equal(found[0][0], found[1][0])
+    # In float32, gradients of the residual and of the two uses in a norm are added in another order.
+    assert max(errors(*found)) <= (1e-6 if dtype == torch.float32 else 0)
+
+
+def test_a_layer_keeps_each_input_of_a_product_once_and_nothing_in_float32() -> None:
+    encoder = adapted(torch.bfloat16)
+    micro = encoder.plan(TEXTS, 10_000).micro_batches[0]
+    kept: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        encoder.model(**micro.inputs(CPU))
+    weights = {parameter.untyped_storage()._cdata for parameter in encoder.model.parameters()}
+    states = [
+        one for key, one in kept.items() if key not in weights and one.ndim > 1 and micro.computed_tokens in one.shape
+    ]
+    wide = [tuple(one.shape) for one in states if one.dtype == torch.float32 and one.shape[-1] > 1]
+    assert not wide
+    assert (
+        sum(one.shape[-1] == 48 for one in states) == 2 * 2
+    )  # gate and up of all layers but the last, which is pooled
+
+
+def test_layers_of_another_form_are_unchanged() -> None:
+    for kind in ("gemma2", "opt", "gpt2", "bert"):
+        assert not short_layers(lora.add_lora(tiny_backbone(kind), LoraSettings(rank=2)))
+    sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    gelu = AutoModel.from_config(LlamaConfig(**sizes, num_attention_heads=2, hidden_act="gelu"))
+    assert short_layers(lora.add_lora(gelu, LoraSettings(rank=2))) == {"_ShortNorm": 3}
+    late = AutoModel.from_config(Olmo2Config(**sizes, num_attention_heads=2, pad_token_id=0))  # rounds after the weight
+    assert short_layers(lora.add_lora(late, LoraSettings(rank=2))) == {"_ShortMlp": 1}
+
+
+def test_a_norm_that_trains_or_is_partitioned_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone: Any = lora.add_lora(tiny_backbone("llama"), LoraSettings(rank=2)).get_base_model()  # type: ignore[operator]
+    x = torch.randn(1, 3, 32, requires_grad=True)
+    expected = backbone.norm(x)
+    monkeypatch.setattr(kept_activations._FrozenNorm, "apply", lambda *_: pytest.fail("must be unchanged"))
+    backbone.norm.weight.ds_id = 0  # of DeepSpeed ZeRO-3
+    assert torch.equal(backbone.norm(x), expected)
+    backbone.layers[0].input_layernorm.weight.requires_grad_(True)
+    backbone.layers[0].input_layernorm(x).sum().backward()
+    assert backbone.layers[0].input_layernorm.weight.grad is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_norm_of_a_gpu_rounds_like_that_of_llama(dtype: torch.dtype) -> None:
+    """On a CPU the same function of torch is a composition of other operations; the kernel needs a GPU."""
+    norm = LlamaRMSNorm(32).to(dtype)
+    norm.weight.data = draw(32).to(dtype)
+    x = draw(5, 32, seed=1).to(dtype)
+    assert torch.equal(kept_activations._fused_norm(x, norm.weight, norm.variance_epsilon), norm(x))
+
+
+def test_checkpointed_and_copied_layers_give_the_same_gradient() -> None:
+    encoder = tiny_encoder("llama")
+    encoder.add_lora(LoraSettings(rank=4, alpha=8, dropout=0.3))
+    train_a_little(encoder.model.train())
+    found = []
+    for checkpointed in (False, True):
+        model = copy.deepcopy(encoder.model)
+        model.checkpoint_activations(checkpointed)
+        calls: list[int] = []
+        model.backbone.get_base_model().layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))  # noqa: B023
+        torch.manual_seed(3)
+        (micro,) = encoder.plan(TEXTS, 10_000).micro_batches
+        rows = model(**micro.inputs(CPU))
+        rows.square().sum().backward()
+        assert len(calls) == 1 + checkpointed
+        found.append([rows, *(p.grad for p in model.parameters() if p.grad is not None)])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("kind", ["llama", "llama-tied", "mistral", "qwen2", "qwen3"])

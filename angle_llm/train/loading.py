@@ -29,7 +29,7 @@ def load_encoder(settings: ModelSettings, processes: Processes) -> SentenceEncod
     if partitioned and not processes.is_main:
         encoder, config = outline.encoder_twin(settings)
         backbone = outline.backbone_outline(config, outline.stored_dtype(config, settings.dtype))
-        outline.put_in(encoder.model, backbone)
+        encoder.model = outline.put_in(encoder.model, backbone)
     else:
         encoder = SentenceEncoder.from_pretrained(
             settings.path,

@@ -50,6 +50,7 @@ from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.run import fine_tune
 from angle_llm.settings_io import load_settings
 from angle_llm.train import trainer
+from angle_llm.train.budget import default_budget
 from angle_llm.train.loading import load_encoder
 from angle_llm.train.run_folder import Run
 from angle_llm.train.signals import Interrupted
@@ -129,7 +130,7 @@ def train_partitioned(mine: TrainSettings, examples: list[Example]) -> None:
         encoder = load_encoder(mine.model, run.processes)
         encoder.add_lora(mine.lora)
         assert {parameter.is_meta for parameter in encoder.model.parameters()} == {not run.processes.is_main}
-        trainer.Trainer(run, encoder, examples, [LOSS], None, mine).fit()
+        trainer.Trainer(run, encoder, examples, [LOSS], None, mine, default_budget(mine)).fit()
 
 
 def check_close(name: str, one: Path, other: Path, *, losses: float = 1e-5, weights: float = 1e-3) -> None:

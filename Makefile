@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # accelerate gives a CPU process one thread unless told otherwise.
 CORES ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
-.PHONY: demo extras test test-all test-gpu check bench report
+.PHONY: demo extras test test-all test-gpu gpu check bench report
 
 # Installs once; again when the pins or the package's metadata change.
 $(VENV)/installed: .ci/constraints.txt pyproject.toml
@@ -35,6 +35,11 @@ test-all: $(VENV)/installed
 # On a machine with a GPU; every other target hides it from the tests.
 test-gpu: $(VENV)/extras
 	$(BIN)/python -m pytest -m gpu -n 0
+
+# Within 25 minutes on one GPU of 80 GB; rows are written as they come. One part: `eval/gpu_speed.py --parts train`.
+gpu: $(VENV)/extras
+	$(BIN)/python eval/gpu_check.py --minutes 8 --out .bench/gpu_check.jsonl
+	$(BIN)/python eval/gpu_speed.py --minutes 15 --out .bench/gpu_speed.jsonl --profile .bench/gpu_trace.json
 
 check: $(VENV)/extras  # types of optional packages too
 	$(BIN)/ruff check .

@@ -170,12 +170,8 @@ def guarded(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
     Exit code 2 and a message without traceback for invalid input, 130 after SIGINT, 141 when the reader of the output
     closed the pipe. A training run that SIGINT or SIGTERM stopped exits with 130 or 143 after its checkpoint is
     written. Progress bars of libraries are off when standard error is not a terminal.
-
-    GPU memory is allocated in segments that grow, because micro-batches have many shapes: fewer holes between blocks.
-    Settings of the user in `ALLOCATOR` have priority.
     """
-    if not any(variable in os.environ for variable in ALLOCATOR):
-        os.environ[ALLOCATOR[0]] = "expandable_segments:True"
+    set_allocator()
     if not sys.stderr.isatty():
         for variable in NO_BARS:
             os.environ.setdefault(variable, "1")
@@ -196,6 +192,13 @@ def guarded(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
         sys.exit(2)
     finally:
         discard_closed_pipes()
+
+
+def set_allocator() -> None:
+    """Let torch allocate GPU memory in segments that grow, because micro-batches have many shapes: fewer holes between
+    blocks. Settings of the user in `ALLOCATOR` have priority. Call it before torch is imported."""
+    if not any(variable in os.environ for variable in ALLOCATOR):
+        os.environ[ALLOCATOR[0]] = "expandable_segments:True"
 
 
 def _is_explained(error: Exception) -> bool:

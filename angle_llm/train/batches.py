@@ -101,11 +101,6 @@ class BatchPlanner:
                 ids[place] = made
         return ids
 
-    def plan(self, batch: TextBatch) -> Plan:
-        """Return the micro-batches of a batch alone, within the current budget."""
-        ids = self.tokenize(batch.texts, batch.prompts)
-        return self.encoder.plan_ids(ids, self.budget.micro_batch_tokens, self.world_size)
-
     def grouped(self, batches: Sequence[PlannedBatch]) -> list[PlannedGroup]:
         """Plan the batches of a step within the current budget, as many together as keep their activations.
 

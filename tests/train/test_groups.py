@@ -64,14 +64,19 @@ def run(encoder: SentenceEncoder, groups: Sequence[PlannedGroup], graph_tokens: 
 @pytest.mark.parametrize("micro_batch_tokens", [40, 10**6])
 @pytest.mark.parametrize(
     ("kind", "layout", "nested"),
-    [("llama", "trie", False), ("llama", "padded", False), ("bert", "padded", False), ("llama", "trie", True)],
+    [
+        ("llama", "trie", False),
+        ("llama", "padded", False),
+        ("bert", "packed", False),
+        ("bert", "padded", False),
+        ("llama", "trie", True),
+    ],
 )
 def test_batches_together_have_the_gradient_of_the_batches_one_by_one(
     kind: str, layout: str, nested: bool, micro_batch_tokens: int, graph_tokens: int
 ) -> None:
     encoder = trainable_encoder(kind, torch.float64)
-    if kind == "llama":
-        force(layout, encoder)
+    force(layout, encoder)
     encoder.model.read_layers([1] if nested else [])
     loss = NestedObjective(OBJECTIVE, dimensions=[8], layers=[1]) if nested else OBJECTIVE
     batches = batches_of(BATCHES, loss)

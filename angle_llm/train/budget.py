@@ -104,7 +104,7 @@ def best_budget(settings: TrainSettings, forecast: StepForecast, memory: int) ->
     """Return the budgets for a device with so many bytes, those of the settings where they are set.
 
     Activation checkpointing has the cost of gradient caching, one more forward pass, and a batch may need both. So
-    `auto` uses it only if the longest text does not fit otherwise, or on a GPU if a step that is too large for its
+    `auto` uses it only if the longest text does not fit otherwise, or on a GPU if a batch that is too large for its
     graphs would be computed in micro-batches of less than `SMALL_TOKENS`; half of that if the batch would need both.
     """
     usable = round(memory * (USABLE_WITH_ZERO if forecast.device.sharding.zero else USABLE))
@@ -129,12 +129,12 @@ def best_budget(settings: TrainSettings, forecast: StepForecast, memory: int) ->
     plain = largest(False)
     if wanted == "never" or not forecast.supports_checkpointing():
         return plain
-    step, micro = forecast.sample.step_tokens, plain.budget.micro_batch_tokens
+    batch, micro = forecast.sample.batch_tokens, plain.budget.micro_batch_tokens
     large = micro >= SMALL_TOKENS or forecast.device.kind == "cpu"
-    if plain.fits and (large or plain.budget.graph_tokens >= step):
+    if plain.fits and (large or plain.budget.graph_tokens >= batch):
         return plain
     again = largest(True)
-    small = SMALL_TOKENS if again.budget.graph_tokens >= step else SMALL_TOKENS // 2  # with caching too, it costs more
+    small = SMALL_TOKENS if again.budget.graph_tokens >= batch else SMALL_TOKENS // 2  # with caching too, it costs more
     gains = again.fits and micro < small and again.budget.micro_batch_tokens >= 2 * micro
     return again if gains or not plain.fits else plain
 

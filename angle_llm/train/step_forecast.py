@@ -51,6 +51,8 @@ class StepSample:
     """Those of the batch with the most texts."""
     batch_texts: int
     """Most texts of a batch."""
+    batch_tokens: int
+    """Computed tokens of one process in that batch."""
     step_texts: int
     """Most texts of an optimizer step."""
     step_tokens: int
@@ -87,7 +89,8 @@ class StepSample:
                 break
         indices, largest = max(batches, key=lambda each: len(each[1]))
         longest = max([*map(len, ids), _longest_text(planner)])
-        return cls([data[index] for index in indices], len(largest), step_texts, step_tokens, longest, ids)
+        tokens = planner.plan(largest).largest_share
+        return cls([data[index] for index in indices], len(largest), tokens, step_texts, step_tokens, longest, ids)
 
 
 def _longest_text(planner: BatchPlanner) -> int:

@@ -36,10 +36,17 @@ class LinearForecast:
     """10 MiB per token whose graph is kept, 1 with activation checkpointing, 1 GiB for everything else."""
 
     def __init__(
-        self, kind: str = "cuda", *, step: int = 5000, longest: int = 100, zero: int = 0, supports: bool = True
+        self,
+        kind: str = "cuda",
+        *,
+        step: int = 5000,
+        batch: int = 0,
+        longest: int = 100,
+        zero: int = 0,
+        supports: bool = True,
     ):
         self.device = SimpleNamespace(kind=kind, sharding=Sharding(1, zero))
-        self.sample = SimpleNamespace(step_tokens=step, longest_text=longest)
+        self.sample = SimpleNamespace(step_tokens=step, batch_tokens=batch or step, longest_text=longest)
         self.supports_checkpointing = lambda: supports
 
     def cached(self, budget: TokenBudget) -> Any:
@@ -83,6 +90,8 @@ def memory_for(tokens: int) -> int:
         ({}, {"step": 5000, "kind": "cpu"}, 1_000, (768, 768)),
         ({}, {"step": 700}, 800, (768, 768)),
         ({}, {"step": 10**5}, 1_000, (768, 768)),
+        ({}, {"step": 10**5, "batch": 700}, 1_000, (768, 768)),
+        ({}, {"step": 10**5, "batch": 7_000}, 1_000, (9984, 9984, True)),
         ({}, {"step": 10**5}, 300, (2816, 2816, True)),
         ({"activation_checkpointing": "always"}, {}, 2_000, (16_384, 16_384, True)),
         # Nothing fits: the smallest.

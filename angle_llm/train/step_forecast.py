@@ -89,8 +89,12 @@ class StepSample:
                 break
         indices, largest = max(batches, key=lambda each: len(each[1]))
         longest = max([*map(len, ids), _longest_text(planner)])
-        tokens = planner.plan(largest).largest_share
-        return cls([data[index] for index in indices], len(largest), tokens, step_texts, step_tokens, longest, ids)
+        plan = planner.encoder.plan_ids(
+            planner.tokenize(largest.texts, largest.prompts), MICRO_TOKENS, planner.world_size
+        )
+        return cls(
+            [data[index] for index in indices], len(largest), plan.largest_share, step_texts, step_tokens, longest, ids
+        )
 
 
 def _longest_text(planner: BatchPlanner) -> int:

@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora.layer import Linear
 from tiny import POSITIONS, tiny_backbone, tiny_encoder, train_a_little
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModel, GraniteConfig, LlamaConfig, Olmo2Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
@@ -146,6 +149,26 @@ def test_dora_uses_the_layer_of_peft(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lora_product, "lora_linear", lambda *_: pytest.fail("only plain LoRA can use it"))
     encoder.model.train()
     assert encoder.model(**encoder.plan(TEXTS, 10_000).micro_batches[0].inputs(CPU)).requires_grad
+
+
+def test_products_of_a_gpu_use_no_tensor_of_a_cpu() -> None:
+    """On tensors without values, whose operations refuse two devices."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x, up = (torch.empty(2, 5, 8, device="cuda:0", dtype=torch.bfloat16) for _ in "xu")
+        a, b = torch.empty(3, 8, device="cuda:0"), torch.empty(6, 3, device="cuda:0")
+        base = nn.Linear(8, 6, bias=False, device="meta")
+        base.weight = nn.Parameter(torch.empty(6, 8, device="cuda:0", dtype=torch.bfloat16), requires_grad=False)
+        for dropout, gate in product((0.0, 0.1), (None, up)):
+            kept: list[Any] = []
+            context = SimpleNamespace(save_for_backward=lambda *parts: kept.extend(parts), needs_input_grad=[True] * 7)  # noqa: B023
+            y = lora_product._LoraLinear.forward(context, x, gate, base, a, b, 0.5, dropout)
+            context.saved_tensors = kept
+            gradients = lora_product._LoraLinear.backward.__wrapped__(context, torch.empty_like(y))
+            found = [(one.device.type, one.dtype, one.shape) for one in gradients if one is not None]
+            states = [("cuda", torch.bfloat16, x.shape)] * (1 if gate is None else 2)
+            assert found == [*states, ("cuda", torch.float32, a.shape), ("cuda", torch.float32, b.shape)]
+        weight = torch.empty(8, device="cuda:0", dtype=torch.bfloat16)
+        assert kept_activations._fused_norm(x, weight, 1e-5).device.type == "cuda"
 
 
 def short_layers(model: nn.Module) -> Counter[str]:

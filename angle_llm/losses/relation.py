@@ -12,8 +12,10 @@ from torch import Tensor
 
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return the tensor on a device. A copy to a GPU does not wait for the work in its queue."""
-    return tensor.to(device, non_blocking=device.type == "cuda")
+    """Return the tensor on a device. A copy to a GPU, from pinned memory, does not wait for the work in its queue."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,8 @@ class Trainer:
 
         Raises:
             TrainingError: for a loss or gradient that is not finite, or zero embeddings; the optimizer has not taken
-                that step.
+                that step. Also if there is not enough memory for a single text, or for the optimizer.
+            RankMemoryError: if an evaluation has not enough memory for a single text.
             CheckpointError, FolderError: for a checkpoint that cannot be written or read, or is of another run.
             RemoteRankError: if another rank failed.
             Interrupted: a `SystemExit`, after a signal and its checkpoint.

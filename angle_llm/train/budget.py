@@ -173,7 +173,7 @@ def check_checkpointing(encoder: SentenceEncoder, sharding: Sharding) -> None:
 def described(choice: BudgetChoice, free: int, sample: StepSample) -> str:
     """Return the line of the log."""
     needed = f"forecast {choice.forecast_bytes / GIB:.1f} of {free / GIB:.1f} GiB"
-    text = f"{choice.budget} ({needed}; sampled steps have up to {sample.step_tokens:,} tokens a process)"
+    text = f"budget: {choice.budget} ({needed}; sampled steps have up to {sample.step_tokens:,} tokens a process)"
     if choice.fits:
         return text
     return (

@@ -183,7 +183,9 @@ def test_the_choice_and_its_reason_are_logged(
     assert " of 0.8 GiB; sampled steps have up to " in capsys.readouterr().out
     monkeypatch.setattr("angle_llm.train.budget.free_memory", lambda _: 2**20)
     choose(settings, encoder)
-    assert "warning: budget: micro_batch_tokens 256, graph_tokens 0, activation checkpointing" in capsys.readouterr().out
+    assert (
+        "warning: budget: micro_batch_tokens 256, graph_tokens 0, activation checkpointing" in capsys.readouterr().out
+    )
     monkeypatch.setattr("angle_llm.train.budget.free_memory", lambda _: None)
     assert choose(settings, encoder) == TokenBudget(8192, 16_384)
     fixed = replace(settings, micro_batch_tokens=5, graph_tokens=6, activation_checkpointing="always")

@@ -99,7 +99,7 @@ class Variant:
             encoder.sharing = PrefixSharing("as a baseline", sharing.max_tokens, packs=True, causal=causal)
         elif self.layout == "padded":
             encoder.sharing = PrefixSharing("as a baseline")
-        encoder.model.attention_kernel = self.kernel
+        encoder.model.attention_kernel = self.kernel or kernel
         with ExitStack() as stack:
             if self.cudnn:
                 backends = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
@@ -166,8 +166,21 @@ class Rows:
         try:
             values = work()
         except Exception as error:  # GPU time is rare: the other rows may work
-            values = {"out_of_memory" if is_out_of_memory(error) else "error": f"{type(error).__name__}: {error}"[:400]}
+            values = _failure(error)
         self.add(**about, **values, **peak_memory(self.device), row_seconds=round(time.monotonic() - started, 1))
+
+    def part(self, name: str, work: Callable[[], None]) -> None:
+        """Call a function that adds rows; if it fails, add why, and go on."""
+        free_memory(self.device)  # also reference cycles of the model of the part before
+        try:
+            work()
+        except Exception as error:
+            self.add(what=f"part {name}", **_failure(error))
+
+
+def _failure(error: Exception) -> dict[str, str]:
+    """Return a row's values for an error; they hold no tensor."""
+    return {"out_of_memory" if is_out_of_memory(error) else "error": f"{type(error).__name__}: {error}"[:400]}
 
 
 def find_device() -> tuple[torch.device, str]:

@@ -77,11 +77,11 @@ class GpuCheckSettings(ShapeSettings):
 def main(settings: GpuCheckSettings) -> bool:
     """Print a row for each check; return whether none fails."""
     rows = Rows(settings)
-    check_attention(settings, rows)
+    rows.part("attention", partial(check_attention, settings, rows))
     for bits in (None, 4):
-        LlamaChecks(settings, rows, bits).run()
-    check_bert(settings, rows)
-    check_compilations(settings, rows)
+        rows.part(f"LLaMA, bits {bits}", lambda bits=bits: LlamaChecks(settings, rows, bits).run())  # type: ignore[misc]
+    rows.part("BERT", partial(check_bert, settings, rows))
+    rows.part("compilations", partial(check_compilations, settings, rows))
     checked = [row for row in rows.found if "what" in row and "skipped" not in row]
     failed = [row["what"] for row in checked if not row.get("holds")]
     skipped = sum("skipped" in row for row in rows.found)

@@ -87,7 +87,7 @@ def test_a_row_that_runs_out_of_memory_does_not_end_the_others(tmp_path: Path) -
     assert late["skipped"] == "1 minutes are over"
 
 
-def test_a_failed_check_gives_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_check_gives_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("check_attention", "check_bert", "check_compilations"):
         monkeypatch.setattr(gpu_check, name, lambda *_: None)
     results: list[Any] = []
@@ -103,6 +103,11 @@ def test_a_failed_check_gives_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> No
     for result, passes in ((lambda: {"holds": True}, True), (lambda: {"holds": False}, False), (lambda: 1 / 0, False)):
         results[:] = [result]
         assert gpu_check.main(CHECK) is passes, "an error fails, too"
+    results[:] = [lambda: {"holds": True}]
+    monkeypatch.setattr(gpu_check, "check_attention", lambda *_: 1 / 0)
+    assert not gpu_check.main(CHECK)
+    printed = capsys.readouterr().out
+    assert printed.rindex('"part attention", "error": "ZeroDivisionError') < printed.rindex('"something"'), "it goes on"
     one = torch.randn(100, generator=torch.Generator().manual_seed(0))
     assert gpu_check.same_gradient(one, one)["holds"]
     for other in (-one, 2 * one, torch.full((100,), torch.nan)):

@@ -61,7 +61,7 @@ class _LoraLinear(torch.autograd.Function):
         dropout: float,
     ) -> Tensor:
         x_TI = (x if up is None else functional.silu(x).mul_(up)).flatten(0, -2)
-        mask_TI = torch.empty_like(x_TI, dtype=torch.bool).bernoulli_(1 - dropout) if dropout else None
+        mask_TI = torch.empty_like(x_TI, dtype=torch.uint8).bernoulli_(1 - dropout) if dropout else None
         ctx.base, ctx.scaling = base, scaling / (1 - dropout)
         hidden_TR = (_dropped(x_TI, mask_TI) @ lora_a.to(x.dtype).T).mul_(ctx.scaling)
         y_TO: Tensor = base(x_TI).addmm_(hidden_TR, lora_b.to(x.dtype).T)
@@ -94,7 +94,8 @@ class _LoraLinear(torch.autograd.Function):
 
 def _dropped(x_TI: Tensor, mask_TI: Tensor | None) -> Tensor:
     """Return dropout of `x_TI` without its scale, which applies to the smaller (T, R) products."""
-    return x_TI if mask_TI is None else torch.where(mask_TI, x_TI, 0)
+    # Not torch.where(mask, x, 0): on a GPU it copies the 0 from the CPU, and waits.
+    return x_TI if mask_TI is None else x_TI * mask_TI
 
 
 def lora_linear(

@@ -99,7 +99,7 @@ def test_dropout_keeps_a_byte_per_element() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor), lambda _: None):
         lora_linear(x, base, torch.randn(3, 6), torch.randn(4, 3), 0.7, 0.1)
     assert [(tensor.shape, tensor.dtype) for tensor in kept[1:3]] == [
-        ((100, 6), torch.bool),
+        ((100, 6), torch.uint8),
         ((100, 3), torch.bfloat16),
     ]
     assert kept[0] is x

@@ -292,7 +292,7 @@ class TrainSettings:
     """Keep only the inputs of layers in the forward pass and compute the layers again in the backward pass: the same
     gradient with less memory and about 50 % more time. Needed for long texts only; for a large batch, graph_tokens has
     the same cost. auto: if the forecast at the start says that the longest text does not fit otherwise, or only
-    micro-batches below 1024 tokens of a larger batch. Not with ZeRO-3."""
+    micro-batches below 1024 tokens of a larger batch."""
     model: ModelSettings = field(default_factory=ModelSettings)
     data: DataSettings = field(default_factory=DataSettings)
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)

@@ -87,7 +87,7 @@ def forecast(settings: PlanSettings) -> Forecast:
         losses[0].check_width(state_sizes(without_adapter(backbone))[0])
     sharding = Sharding(settings.processes, settings.zero, settings.offload)
     if settings.activation_checkpointing == "always":
-        check_checkpointing(encoder, sharding)
+        check_checkpointing(encoder)
     planner = BatchPlanner(encoder, data, losses, settings.processes, default_budget(settings))
     steps = StepForecast(
         settings,

@@ -63,7 +63,7 @@ def choose_budget(
 
     def choose() -> TokenBudget:
         if settings.activation_checkpointing == "always":
-            check_checkpointing(encoder, sharding)
+            check_checkpointing(encoder)
         if settings.activation_checkpointing != "auto" and None not in (
             settings.micro_batch_tokens,
             settings.graph_tokens,
@@ -155,19 +155,16 @@ def candidates(settings: TrainSettings, forecast: StepForecast) -> Iterator[Toke
         yield TokenBudget(tokens if micro is None else micro, graph)
 
 
-def check_checkpointing(encoder: SentenceEncoder, sharding: Sharding) -> None:
+def check_checkpointing(encoder: SentenceEncoder) -> None:
     """Refuse activation checkpointing where it is not possible.
 
     Raises:
         SettingsError: with the reason.
     """
-    reason = "ZeRO-3 releases the weights of a layer before they are needed again" if sharding.zero == 3 else ""
     try:
         encoder.model.checkpoint_activations(True)
     except ValueError as error:
-        reason = str(error)
-    if reason:
-        raise SettingsError(f"--activation-checkpointing always: {reason}. Set it to auto or never.")
+        raise SettingsError(f"--activation-checkpointing always: {error} Set it to auto or never.") from error
 
 
 def described(choice: BudgetChoice, free: int, sample: StepSample) -> str:

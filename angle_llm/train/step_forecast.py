@@ -159,10 +159,7 @@ class StepForecast:
         )
 
     def supports_checkpointing(self) -> bool:
-        """Return whether the layers can be computed again in the backward pass: not with ZeRO-3, which releases the
-        weights of a layer in between (by reading; not tested)."""
-        if self.device.sharding.zero == 3:
-            return False
+        """Return whether the layers can be computed again in the backward pass."""
         try:
             for enabled in (True, False):
                 self._models[0].checkpoint_activations(enabled)

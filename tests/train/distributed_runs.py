@@ -224,17 +224,23 @@ def compare(folder: Path, names: list[str], **changed: Any) -> None:
         "data parallel": (2, 0, {}),
         **{name: (2, ZERO[name]["stage"], environment(folder, name)) for name in names},
     }
-    for graph_tokens, kind in ((10**6, "kept"), (0, "cached")):
-        for name, (world, stage, variables) in launches.items():
-            run = {"max_steps": 10, "epochs": 2, "accumulation": 2, "graph_tokens": graph_tokens, **changed}
-            mine = settings(folder, f"{kind} {name}", **run)
-            forked.run(
-                world,
-                lambda _, m=mine, w=world, s=stage: train(m, w, examples, s),
-                folder / f"log {kind} {name}",
-                variables,
-            )
-            check_close(f"{name}, {kind}", folder / f"{kind} one process", mine.run_path)
+    kinds: dict[str, dict[str, Any]] = {"kept": {"graph_tokens": 10**6}, "cached": {"graph_tokens": 0}}
+    runs = [(kind, name) for kind in kinds for name in launches]
+    if "ZeRO-3" in names and not changed:  # the weights of a layer are gathered again
+        kinds["computed again"] = {"graph_tokens": 10**6, "activation_checkpointing": "always"}
+        runs.append(("computed again", "ZeRO-3"))
+    for kind, name in runs:
+        world, stage, variables = launches[name]
+        run = {"max_steps": 10, "epochs": 2, "accumulation": 2, **kinds[kind], **changed}
+        mine = settings(folder, f"{kind} {name}", **run)
+        forked.run(
+            world,
+            lambda _, m=mine, w=world, s=stage: train(m, w, examples, s),
+            folder / f"log {kind} {name}",
+            variables,
+        )
+        reference = "cached" if kind == "cached" else "kept"
+        check_close(f"{name}, {kind}", folder / f"{reference} one process", mine.run_path)
 
 
 def elastic(folder: Path, *names: str) -> None:

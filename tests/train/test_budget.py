@@ -107,13 +107,13 @@ def test_the_largest_useful_budgets_that_fit(
     assert found.fits == (expected[:2] != (256, 0))
 
 
-def counted(encoder: Any, settings: TrainSettings, kind: str = "cpu", zero: int = 0) -> StepForecast:
+def counted(encoder: Any, settings: TrainSettings) -> StepForecast:
     data = Mixture.of(load_examples(DataSource(limit=40)).examples)
     planner = BatchPlanner(encoder, data, [AngleObjective()], 1, CPU_BUDGET)
     sample = StepSample.of(planner, settings, 100)
     assert sample.longest_text == max(map(len, encoder.tokenize(planner.batch(range(40)).texts)))
     backbone = encoder.model.backbone
-    return StepForecast(settings, encoder, backbone, encoder.dtype, AngleObjective(), sample, Sharding(1, zero), kind)
+    return StepForecast(settings, encoder, backbone, encoder.dtype, AngleObjective(), sample, Sharding(), "cpu")
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -144,7 +144,6 @@ def test_activation_checkpointing_lowers_the_forecast_as_the_real_memory() -> No
     encoder.add_lora(settings.lora)
     forecast = counted(encoder, settings)
     assert forecast.supports_checkpointing()
-    assert not counted(encoder, settings, zero=3).supports_checkpointing()
     data = load_examples(DataSource(limit=16)).examples
     batch = TextBatch.from_examples(data)
     plan = encoder.plan(batch.texts, 10_000)

@@ -88,9 +88,9 @@ def kernels_of_a_gpu() -> Iterator[None]:
     attention.flex_attention, torch_varlen.varlen_attn = before
 
 
-def encoder_of(kind: str, layout: str) -> SentenceEncoder:
+def encoder_of(kind: str, layout: str, dropout: float = 0.0) -> SentenceEncoder:
     encoder = tiny_encoder(kind)
-    encoder.add_lora(LoraSettings(rank=4, alpha=4, dropout=0.0))
+    encoder.add_lora(LoraSettings(rank=4, alpha=4, dropout=dropout))
     train_a_little(encoder.model)
     if layout == "padded":
         encoder.sharing = PrefixSharing("off")
@@ -106,7 +106,7 @@ def batches(objective: str) -> list[PlannedBatch]:
 
 def step(kind: str, layout: str, graph_tokens: int, objective: str = "all terms", kernel: str | None = None) -> None:
     """A step of accumulated batches: losses and gradients must be those of the CPU."""
-    encoder = encoder_of(kind, layout)
+    encoder = encoder_of(kind, layout, dropout=0.1)
     for module in encoder.model.modules() if kernel else ():
         if isinstance(module, nn.Dropout):
             module.p = 0.0  # only `gathered` has dropout

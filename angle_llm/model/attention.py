@@ -4,9 +4,11 @@ gathered  Keys and values are gathered for each text of a group of similar lengt
           For every device, dtype and dropout; fastest on a CPU.
 flex      FlexAttention (arXiv 2412.05496): one compiled call per layer without gathers. Key k is visible from query q
           iff k <= q < end[k], so one vector is the mask, and its blocks follow from the vector. For CUDA; with
-          attention dropout, or in float64, keys are gathered. A CPU computes it without fusion, forward only.
+          attention dropout, in float64, or where it does not run, keys are gathered. A CPU computes it without fusion,
+          forward only.
 varlen    Packed flash attention with a variable number of keys per text. The nodes that a text adds are contiguous, so
-          queries need no gather; keys and values are gathered where texts share them. CUDA, half precision, no dropout.
+          queries need no gather; keys and values are gathered where texts share them. CUDA, half precision, no dropout;
+          its gradients can differ in the last bit between runs.
 
 Legend: T nodes (tokens) of a sequence; in a group of texts of similar length: U texts, Q nodes they add, L nodes of a
 whole text; H heads, K key-value heads, G = H / K, S dimensions of a head; I gathered rows.
@@ -15,25 +17,22 @@ whole text; H heads, K key-value heads, G = H / K, S dimensions of a head; I gat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from functools import cache, partial
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from angle_llm.model.activation_checkpointing import uses_other_checkpointing
+from angle_llm.model.flex import BLOCK, block_mask, compiled_flex, flex_call, flex_problem
 from angle_llm.model.gather import gathered
 from angle_llm.model.lora import without_adapter
 from angle_llm.model.prefix_trie import Trie, TrieGroup, on_device
 
 ATTENTION_NAME = "angle_llm_trie"
 KERNELS = ("gathered", "flex", "varlen")
-BLOCK = 128
-"""Tokens of a block of FlexAttention; sequences are filled up to a multiple."""
-
 _UNUSED = {"sliding_window", "is_causal", "position_ids", "use_cache", "deterministic", "output_hidden_states"}
 """Arguments of attention without effect here: windows are wider than the texts, and states contain positions."""
 
@@ -46,8 +45,10 @@ class _TrieContext:
             raise ValueError(f"expected an attention kernel among {', '.join(KERNELS)}, got {kernel!r}.")
         self.trie, self.device = trie, device
         self.kernel = kernel or ("flex" if device.type == "cuda" else "gathered")
+        self._fixed = kernel is not None
         nodes = int(trie.starts[-1])
-        self.tokens = -(-nodes // BLOCK) * BLOCK if self.kernel == "flex" else nodes
+        # A single block would be a compilation of its own.
+        self.tokens = max(2, -(-nodes // BLOCK)) * BLOCK if self.kernel == "flex" else nodes
         self._cache: dict[Any, Any] = {}
 
     def attend(
@@ -58,9 +59,16 @@ class _TrieContext:
             if dropout or softcap is not None:
                 raise ValueError("attention kernel 'varlen' has no dropout and no softcap; use 'gathered' or 'flex'.")
             return self._varlen(query, key, value, scaling)
-        if self.kernel == "gathered" or dropout or (query.is_cuda and query.dtype == torch.float64):
+        if self.kernel == "gathered" or dropout or (query.is_cuda and not self._flex_runs(query, key, softcap)):
             return self._gathered(query, key, value, scaling, dropout, softcap)
         return self._flex(query, key, value, scaling, softcap)
+
+    def _flex_runs(self, query: Tensor, key: Tensor, softcap: float | None) -> bool:
+        heads, kv_heads, width = query.shape[1], key.shape[1], query.shape[-1]
+        problem = flex_problem(heads, kv_heads, width, query.dtype, softcap, self.device, query.requires_grad)
+        if problem and self._fixed:
+            raise RuntimeError(f"FlexAttention does not run here: {problem}")
+        return problem is None
 
     def _once(self, what: object, make: Callable[[], Any]) -> Any:
         """Return what the first layer made."""
@@ -78,19 +86,20 @@ class _TrieContext:
         groups, place_T = self.trie.groups()
         place_T = nn.functional.pad(place_T, (0, self.tokens - len(place_T)))
         masked = [self.trie.causal or int(group.length_U.min()) < group.key_UL.shape[1] for group in groups]
-        on_device = [TrieGroup(*map(self._on_device, group)) for group in groups]
-        return list(zip(on_device, masked, strict=True)), self._on_device(place_T)
+        groups_here = [TrieGroup(*map(self._on_device, group)) for group in groups]
+        return list(zip(groups_here, masked, strict=True)), self._on_device(place_T)
 
     def mask(self, group: TrieGroup, repeats: int, dtype: torch.dtype) -> Tensor:
-        """Return the additive mask of a group's scores, (U, 1, repeats × Q, L): 0 for visible keys, else -inf."""
+        """Return the additive mask of a group's scores, (U, 1, repeats × Q, L): 0 for visible keys, else -inf. Without
+        order all queries see the same keys: (U, 1, 1, L)."""
         added, length = group.query_UQ.shape[1], group.key_UL.shape[1]
         query_Q, key_L = (torch.arange(count, device=self.device) for count in (added, length))
         if self.trie.causal:
-            hidden_UQL = key_L > (group.shared_U[:, None] + query_Q)[:, :, None]
+            hidden_UQL = key_L > (group.shared_U[:, None] + query_Q.repeat(repeats))[:, :, None]
         else:
-            hidden_UQL = (key_L >= group.length_U[:, None, None]).expand(-1, added, -1)
+            hidden_UQL = key_L >= group.length_U[:, None, None]
         mask_UQL = torch.zeros(hidden_UQL.shape, dtype=dtype, device=self.device).masked_fill_(hidden_UQL, -torch.inf)
-        return mask_UQL.repeat(1, repeats, 1).unsqueeze(1)
+        return mask_UQL.unsqueeze(1)
 
     def _gathered(
         self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float, softcap: float | None
@@ -134,16 +143,9 @@ class _TrieContext:
             attended = nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=shared_heads)
             return attended.transpose(1, 2)
         mask = self._once("blocks", lambda: block_mask(self.trie, self.tokens, self.device))
-        attend = _compiled_flex() if query.is_cuda else flex_attention
-        output: Tensor = attend(
-            query,
-            key,
-            value,
-            score_mod=None if softcap is None else (lambda score, *_: softcap * torch.tanh(score / softcap)),
-            block_mask=mask,
-            scale=scaling,
-            enable_gqa=shared_heads,
-        )
+        cap = None if softcap is None else self._once("softcap", lambda: torch.tensor(softcap, device=self.device))
+        attend = compiled_flex() if query.is_cuda else flex_call
+        output: Tensor = attend(query, key, value, mask, cap, scaling, shared_heads)
         return output.transpose(1, 2)
 
     # varlen
@@ -153,10 +155,9 @@ class _TrieContext:
 
         queries, keys, index_I = self._once("sequences", self._sequences)
         query_THS, key_TKS, value_TKS = (states[0].transpose(0, 1) for states in (query, key, value))
-        if index_I is not None:
-            key_TKS, value_TKS = (
-                gathered(states.flatten(1), index_I).view(-1, *states.shape[1:]) for states in (key_TKS, value_TKS)
-            )
+        if index_I is not None:  # both at once: the gradient sorts the indices
+            both_IKS = gathered(torch.cat((key_TKS, value_TKS), dim=-1).flatten(1), index_I)
+            key_TKS, value_TKS = both_IKS.view(-1, key.shape[1], 2 * key.shape[-1]).chunk(2, dim=-1)
         output: Any = varlen_attn(
             query_THS.contiguous(),
             key_TKS.contiguous(),
@@ -186,51 +187,6 @@ class _TrieContext:
 def starts(lengths: Any) -> Any:
     """Return where each of some contiguous sequences starts, and where the last one ends."""
     return np.concatenate(([0], np.cumsum(lengths)))
-
-
-def block_mask(trie: Trie, tokens: int, device: torch.device) -> BlockMask:
-    """Return the mask of a sequence that is filled up to `tokens`, a multiple of `BLOCK`; filling sees itself only.
-
-    Blocks are found on the host in O(T + blocks²), without a mask of T × T elements: a later query block sees a node of
-    a key block iff the longest subtree of the key block reaches its first query, and every node iff the shortest one
-    covers its last query.
-    """
-    end_T = np.arange(1, tokens + 1)
-    nodes = int(trie.starts[-1])
-    end_T[:nodes] = trie.subtree_ends()
-    count = tokens // BLOCK
-    end_JB = end_T.reshape(count, BLOCK)
-    first_I = np.arange(count)[:, None] * BLOCK
-    earlier_IJ = np.tri(count, k=-1, dtype=bool)  # key block J before query block I
-    some_IJ = earlier_IJ & (end_JB.max(axis=1) > first_I)
-    every_IJ = earlier_IJ & (end_JB.min(axis=1) >= first_I + BLOCK)
-    same_IJ = np.eye(count, dtype=bool)
-    if not trie.causal:
-        some_IJ |= some_IJ.T
-        every_IJ |= every_IJ.T | (same_IJ & (end_JB.min(axis=1) >= first_I + BLOCK))
-    some_IJ |= same_IJ
-    end_on_device = on_device(torch.as_tensor(end_T, dtype=torch.int32), device)
-
-    def visible(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & (query < end_on_device[key])
-
-    def visible_in_text(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key < end_on_device[query]) & (query < end_on_device[key])
-
-    # For each query block the number of its key blocks, and their indices first; partly visible ones, then others.
-    lists = []
-    for blocks_IJ in (some_IJ & ~every_IJ, every_IJ):
-        for numbers in (blocks_IJ.sum(axis=1), np.argsort(~blocks_IJ, axis=1, kind="stable")):
-            lists.append(on_device(torch.as_tensor(numbers, dtype=torch.int32)[None, None], device))
-    return BlockMask.from_kv_blocks(
-        lists[0], lists[1], lists[2], lists[3], BLOCK, visible if trie.causal else visible_in_text
-    )
-
-
-@cache
-def _compiled_flex() -> Any:
-    """Return FlexAttention compiled once for all lengths."""
-    return torch.compile(flex_attention, dynamic=True)
 
 
 def trie_attention(
@@ -278,7 +234,7 @@ def trie_output(
 ) -> Any:
     """Return the output of a backbone for texts in one sequence; states (1, T, D), or longer with `flex`.
 
-    `kernel`: None: flex on CUDA, gathered elsewhere. `all_states`: also those of each
+    A `kernel` of None is flex on CUDA, gathered elsewhere. `all_states`: also those of each
     layer. Not thread-safe: `EmbeddingModel` holds a lock.
 
     Raises:
@@ -295,7 +251,7 @@ def trie_output(
     options = ({"use_cache": False} if trie.causal else {}) | ({"output_hidden_states": True} if all_states else {})
     fill = (0, context.tokens - ids_1T.shape[1])
     position_1T = trie.depth_1T + _first_position(backbone)
-    with _trie_attention(backbone), _recompilation_is_an_error() if context.kernel == "flex" else nullcontext():
+    with _trie_attention(backbone):
         return backbone(
             input_ids=nn.functional.pad(ids_1T, fill),
             # With four dimensions a mask counts as prepared: no mask of T × T elements is made. This one is not used.
@@ -326,12 +282,3 @@ def _trie_attention(backbone: Any) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation = usual
-
-
-def _recompilation_is_an_error() -> Any:
-    """Return a context in which torch raises after too many compilations; by default it would continue without
-    compilation, with scores of T × T elements."""
-    import torch._dynamo.config
-
-    # The limit counts models of other sizes too; lengths and masks need no compilation of their own.
-    return torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, recompile_limit=64)

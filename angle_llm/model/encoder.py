@@ -77,7 +77,6 @@ class SentenceEncoder:
         with without_outliers(backbone):  # for the probes
             self.model = EmbeddingModel(backbone, pooling, causal)
             self.sharing = find_sharing(backbone, pooling, causal=causal)
-        self.model.attention_kernel = self.sharing.kernel
         self.tokenizer = tokenizer
         prompt = prompt or load_prompt("summarize_one_word" if causal else "plain")
         self.sentence_tokenizer = SentenceTokenizer(tokenizer, prompt, max_length)

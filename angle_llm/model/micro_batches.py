@@ -59,8 +59,6 @@ class PrefixSharing:
     """Whether texts that do not share prefixes can be packed."""
     causal: bool = False
     """Whether a token of a packed text sees the tokens before it only."""
-    kernel: str | None = None
-    """Kernel of attention (see `attention`); None: the usual one of the device."""
 
 
 @dataclass(frozen=True)

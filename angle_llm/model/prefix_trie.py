@@ -143,7 +143,7 @@ def on_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor to a device; to a GPU from pinned memory, so that the copy does not wait for running kernels."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    return tensor.to(device, non_blocking=device.type == "cuda")
 
 
 def shared_prefixes(texts: Sequence[Sequence[int]]) -> list[int]:
@@ -201,7 +201,7 @@ def build_trie(
     ids_T = np.fromiter(chain.from_iterable(added), dtype=np.int64, count=sum(map(len, added)))
     depth_T = np.concatenate([np.arange(common, len(text)) for text, common in zip(texts, shared, strict=True)])
     lengths_R, shared_R = np.array([len(text) for text in texts]), np.array(shared)
-    trie = Trie(torch.from_numpy(depth_T)[None], torch.empty(0), lengths_R, shared_R, causal)
-    # A text that adds no node ends where the one before it ends: sorted texts that are a prefix of one are equal to it.
-    end_R = np.maximum(trie.starts[1:] - 1, 0)
-    return torch.from_numpy(ids_T)[None], replace(trie, end_R=torch.from_numpy(end_R))
+    # A text that adds no node is equal to the one before it, since texts are sorted.
+    end_R = np.cumsum(lengths_R - shared_R) - 1
+    tensors = (torch.from_numpy(one) for one in (depth_T[None], end_R))
+    return torch.from_numpy(ids_T)[None], Trie(*tensors, lengths_R, shared_R, causal)

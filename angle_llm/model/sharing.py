@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from angle_llm.io import log
 from angle_llm.model.attention import trie_output
 from angle_llm.model.checks import evaluating, relative_difference
 from angle_llm.model.micro_batches import PrefixSharing
@@ -49,14 +48,14 @@ def find_sharing(backbone: nn.Module, pooling: str, *, causal: bool) -> PrefixSh
     # depend on the order of tokens in the sequence.
     windows.pop("sliding_window", None)
     window = getattr(config, "sliding_window", None)  # of ModernBERT a property, not in the dictionary
-    longest = min(MOST_TOKENS, window or MOST_TOKENS, _steady_positions(config))
+    longest = min(MOST_TOKENS, window if window and window > 0 else MOST_TOKENS, _steady_positions(config))
     if windows:
         return PrefixSharing(f"its config has an unknown window, {next(iter(windows))}")
     if longest < max(map(len, _probe_texts(backbone))):
         return PrefixSharing(f"its attention window has {longest} tokens")
-    problem, kernel = _probe(backbone, causal=causal, shares=reason is None)
+    problem = _probe(backbone, causal=causal, shares=reason is None)
     if problem is None:
-        return PrefixSharing(reason, longest, packs=reason is not None, causal=causal, kernel=kernel)
+        return PrefixSharing(reason, longest, packs=reason is not None, causal=causal)
     return PrefixSharing(problem if reason is None else f"{reason}; {problem}", longest)
 
 
@@ -87,11 +86,9 @@ def _probe_texts(backbone: nn.Module) -> list[list[int]]:
     return sorted([list(text) for text in prefixes])
 
 
-def _probe(backbone: nn.Module, *, causal: bool, shares: bool) -> tuple[str | None, str | None]:
-    """Compare the states of some texts in one sequence and one by one, relative to the effect of rounding.
-
-    Return why they differ, and the kernel of attention; None: the usual one.
-    """
+def _probe(backbone: nn.Module, *, causal: bool, shares: bool) -> str | None:
+    """Compare the states of some texts in one sequence and one by one, relative to the effect of rounding; return why
+    they differ."""
     texts = _probe_texts(backbone)
     full = [text for text in texts if len(text) == max(map(len, texts))]
     try:
@@ -105,14 +102,7 @@ def _probe(backbone: nn.Module, *, causal: bool, shares: bool) -> tuple[str | No
 
             some = texts if shares else [*full[:3], *(text for text in texts if len(text) < 4)]
             ids_1T, trie = build_trie(some, shared_prefixes(some) if shares else None, causal=causal)
-            here = (backbone, on_device(ids_1T, device), trie.to(device))
-            try:
-                kernel, output = None, trie_output(*here)
-            except Exception as error:
-                if device.type != "cuda":
-                    raise
-                kernel, output = "gathered", trie_output(*here, "gathered")
-                log(f"warning: FlexAttention does not run here; slower attention is used ({error!r:.200})")
+            output = trie_output(backbone, on_device(ids_1T, device), trie.to(device))
             sequence_RD = output.last_hidden_state[0, : ids_1T.shape[1]]
             together_BTD = states(full)
             alone_BTD = torch.cat([states([text]) for text in full])
@@ -123,11 +113,11 @@ def _probe(backbone: nn.Module, *, causal: bool, shares: bool) -> tuple[str | No
             else:
                 plain_RD = torch.cat([states([text])[0] for text in some])
     except Exception as error:  # an architecture can refuse unknown arguments in any way
-        return f"the architecture does not accept positions or attention as arguments ({type(error).__name__})", None
+        return f"the architecture does not accept positions or attention as arguments ({type(error).__name__})"
     # float32 sums in another order differ by about 1e-7 of a state; half precision and TF32 show in `rounding`, which
     # can be 0 by chance for a few texts.
     rounding = relative_difference(together_BTD, alone_BTD)
     least = 0.02 if sequence_RD.dtype.itemsize == 2 else 1e-4
     if relative_difference(sequence_RD, plain_RD) <= max(least, min(4 * rounding, 0.05)):
-        return None, kernel
-    return f"the architecture gives other states {'as a trie' if shares else 'when texts are packed'}", None
+        return None
+    return f"the architecture gives other states {'as a trie' if shares else 'when texts are packed'}"

@@ -1,0 +1,125 @@
+"""FlexAttention of texts in one sequence (`attention`): block masks, and the compiled call.
+
+Legend: T tokens of a sequence, I query blocks and J key blocks of `BLOCK` tokens, H heads, S dimensions of a head.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from angle_llm.io import log
+from angle_llm.model.prefix_trie import Trie, build_trie, on_device
+
+BLOCK = 128
+"""Tokens of a block; sequences are filled up to a multiple."""
+
+
+def block_mask(trie: Trie, tokens: int, device: torch.device) -> BlockMask:
+    """Return the mask of a sequence that is filled up to `tokens`, a multiple of `BLOCK`; filling sees itself only.
+
+    Blocks are found on the host in O(T + blocks²), without a mask of T × T elements: a later query block sees a node of
+    a key block iff the longest subtree of the key block reaches its first query, and every node iff the shortest one
+    covers its last query.
+    """
+    end_T = np.arange(1, tokens + 1)
+    nodes = int(trie.starts[-1])
+    end_T[:nodes] = trie.subtree_ends()
+    count = tokens // BLOCK
+    end_JB = end_T.reshape(count, BLOCK)
+    first_I = np.arange(count)[:, None] * BLOCK
+    earlier_IJ = np.tri(count, k=-1, dtype=bool)  # key block J before query block I
+    some_IJ = earlier_IJ & (end_JB.max(axis=1) > first_I)
+    every_IJ = earlier_IJ & (end_JB.min(axis=1) >= first_I + BLOCK)
+    same_IJ = np.eye(count, dtype=bool)
+    if not trie.causal:
+        some_IJ |= some_IJ.T
+        every_IJ |= every_IJ.T | (same_IJ & (end_JB.min(axis=1) >= first_I + BLOCK))
+    some_IJ |= same_IJ
+    end_on_device = on_device(torch.as_tensor(end_T, dtype=torch.int32), device)
+
+    def visible(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (query < end_on_device[key])
+
+    def visible_in_text(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key < end_on_device[query]) & (query < end_on_device[key])
+
+    # For each query block the number of its key blocks, and their indices first: partly visible ones, then others.
+    # Then the same for each key block, for the backward pass.
+    partly_IJ = some_IJ & ~every_IJ
+    lists: list[Any] = []
+    for blocks in (partly_IJ, every_IJ, partly_IJ.T, every_IJ.T):
+        for numbers in (blocks.sum(axis=1), np.argsort(~blocks, axis=1, kind="stable")):
+            lists.append(on_device(torch.as_tensor(numbers, dtype=torch.int32)[None, None], device))
+    mask_mod = visible if trie.causal else visible_in_text
+    return BlockMask((tokens, tokens), *lists, BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=mask_mod)  # type: ignore[misc]
+
+
+def flex_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: BlockMask,
+    softcap: Tensor | None,
+    scaling: float | None,
+    shared_heads: bool,
+) -> Any:
+    """Return attention (1, H, T, S), without compilation; a softcap is a tensor, because a number would be compiled as
+    one that can change, which a kernel cannot read."""
+    torch._check(query.shape[2] % BLOCK == 0)  # type: ignore[no-untyped-call]  # kernels then need no masks at the end
+
+    def capped(score: Tensor, *_: Tensor) -> Tensor:
+        assert softcap is not None
+        return softcap * torch.tanh(score / softcap)
+
+    return flex_attention(
+        query, key, value, None if softcap is None else capped, mask, scale=scaling, enable_gqa=shared_heads
+    )
+
+
+@cache
+def compiled_flex(backend: str = "inductor") -> Any:
+    """Return FlexAttention compiled for all lengths and masks: once per shape of heads, dtype, and with or without
+    gradients.
+
+    `fullgraph`: too many compilations, or a call that cannot be compiled, are an error. Without it torch would compute
+    scores of T × T elements.
+    """
+    compiler: Any = torch.compile
+    return compiler(flex_call, dynamic=True, fullgraph=True, backend=backend, recompile_limit=64)
+
+
+@cache
+def flex_problem(
+    heads: int,
+    kv_heads: int,
+    width: int,
+    dtype: torch.dtype,
+    softcap: float | None,
+    device: torch.device,
+    with_gradients: bool,
+) -> str | None:
+    """Run FlexAttention once, with its backward pass if needed; return why it does not run on this device, or None."""
+    if dtype == torch.float64:
+        return "it has no float64"
+    try:
+        with torch.set_grad_enabled(with_gradients):
+            states = [
+                torch.zeros(1, count, 2 * BLOCK, width, dtype=dtype, device=device) for count in (heads, kv_heads)
+            ]
+            query, key = (one.requires_grad_(with_gradients) for one in states)
+            _, trie = build_trie([[0] * 2 * BLOCK])
+            mask = block_mask(trie, 2 * BLOCK, device)
+            cap = None if softcap is None else torch.tensor(softcap, device=device)
+            output = compiled_flex()(query, key, key, mask, cap, 1.0, heads != kv_heads)
+            if with_gradients:
+                output.sum().backward()
+    except Exception as error:  # of compilers and drivers
+        log(f"warning: FlexAttention does not run here, attention is slower ({error!r:.300})")
+        return f"{error!r:.300}"
+    return None

@@ -202,6 +202,6 @@ def build_trie(
     depth_T = np.concatenate([np.arange(common, len(text)) for text, common in zip(texts, shared, strict=True)])
     lengths_R, shared_R = np.array([len(text) for text in texts]), np.array(shared)
     # A text that adds no node is equal to the one before it, since texts are sorted.
-    end_R = np.cumsum(lengths_R - shared_R) - 1
-    tensors = (torch.from_numpy(one) for one in (depth_T[None], end_R))
-    return torch.from_numpy(ids_T)[None], Trie(*tensors, lengths_R, shared_R, causal)
+    last_R = np.cumsum(lengths_R - shared_R) - 1
+    ids_1T, depth_1T, end_R = (torch.from_numpy(one) for one in (ids_T[None], depth_T[None], last_R))
+    return ids_1T, Trie(depth_1T, end_R, lengths_R, shared_R, causal)

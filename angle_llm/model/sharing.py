@@ -15,6 +15,9 @@ from angle_llm.model.prefix_trie import build_trie, on_device, shared_prefixes
 MOST_TOKENS = 1024
 """Longer texts are padded: attention with gathered keys needs a mask of queries × keys of a text, and that of one text
 needs none."""
+MOST_TOKENS_CUDA = 16_384
+"""The same on a GPU, where FlexAttention needs no such mask."""
+_ATTENTION_DROPOUT = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
 
 _NO_WINDOW = {"max_window_layers"}  # Qwen: the first layer with a window
 
@@ -48,22 +51,26 @@ def find_sharing(backbone: nn.Module, pooling: str, *, causal: bool) -> PrefixSh
     # depend on the order of tokens in the sequence.
     windows.pop("sliding_window", None)
     window = getattr(config, "sliding_window", None)  # of ModernBERT a property, not in the dictionary
-    longest = min(MOST_TOKENS, window if window and window > 0 else MOST_TOKENS, _steady_positions(config))
+    on_gpu = next(backbone.parameters()).device.type == "cuda"
+    most = MOST_TOKENS_CUDA if on_gpu else MOST_TOKENS
+    longest = min(most, window if window and window > 0 else most, _steady_positions(config, most))
     if windows:
         return PrefixSharing(f"its config has an unknown window, {next(iter(windows))}")
     if longest < max(map(len, _probe_texts(backbone))):
         return PrefixSharing(f"its attention window has {longest} tokens")
+    if reason is not None and on_gpu and any(getattr(config, name, 0) for name in _ATTENTION_DROPOUT):
+        return PrefixSharing(f"{reason}; packed texts with attention dropout have no fused kernel on a GPU", longest)
     problem = _probe(backbone, causal=causal, shares=reason is None)
     if problem is None:
         return PrefixSharing(reason, longest, packs=reason is not None, causal=causal)
     return PrefixSharing(problem if reason is None else f"{reason}; {problem}", longest)
 
 
-def _steady_positions(config: Any) -> int:
-    """Return the longest text whose rotary embedding does not depend on other texts."""
+def _steady_positions(config: Any, most: int) -> int:
+    """Return the longest text, up to `most` tokens, whose rotary embedding does not depend on other texts."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
     rope = rope if isinstance(rope, dict) else {}
-    steady = MOST_TOKENS
+    steady = most
     for rotary in [rope, *rope.values()]:  # Gemma has one per type of layer
         if isinstance(rotary, dict) and rotary.get("rope_type") in _DYNAMIC_ROPE:
             own = rotary.get("original_max_position_embeddings")

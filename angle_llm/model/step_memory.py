@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Variable
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from angle_llm.model import fast_paths
-from angle_llm.model.lora import without_adapter
 from angle_llm.model.micro_batches import MicroBatch
 from angle_llm.model.pooling import EmbeddingModel
 
@@ -190,14 +189,6 @@ class StepMemory:
     """Gradients of weights at the peak."""
 
 
-_ATTENTION_DROPOUT = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
-
-
-def _has_attention_dropout(backbone: nn.Module) -> bool:
-    config = without_adapter(backbone).config.get_text_config()  # type: ignore[operator,union-attr]
-    return any(getattr(config, name, 0) for name in _ATTENTION_DROPOUT)
-
-
 def model_step(
     model: EmbeddingModel, micro_batches: Sequence[MicroBatch], *, on_gpu: bool, gradients_before: bool = False
 ) -> StepMemory:
@@ -214,7 +205,7 @@ def model_step(
     fused = on_gpu or longest > fast_paths.PLAIN_ATTENTION_TOKENS
     ledger = MemoryLedger([*model.parameters(), *model.buffers()])
     given = model.attention_kernel
-    model.attention_kernel = given or ("flex" if on_gpu and not _has_attention_dropout(model.backbone) else None)
+    model.attention_kernel = given or ("flex" if on_gpu else None)
     with ledger, FusedKernels(on_gpu=on_gpu) if fused else nullcontext():
         for parameter in trained if gradients_before else ():
             parameter.grad = torch.empty_like(parameter)

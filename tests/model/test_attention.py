@@ -14,8 +14,9 @@ from transformers import AutoModel, ModernBertConfig, MPNetConfig
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from angle_llm.model import attention
-from angle_llm.model.attention import BLOCK, _TrieContext, block_mask, trie_output
+from angle_llm.model import flex as our_flex
+from angle_llm.model.attention import _TrieContext, trie_output
+from angle_llm.model.flex import BLOCK, block_mask, compiled_flex, flex_call, flex_problem
 from angle_llm.model.micro_batches import PrefixSharing, plan_micro_batches
 from angle_llm.model.pooling import POOLINGS, EmbeddingModel
 from angle_llm.model.prefix_trie import Trie, build_trie, shared_prefixes
@@ -76,9 +77,12 @@ def test_block_masks_are_those_of_the_dense_rule(causal: bool, count: int) -> No
     assert torch.equal(mask.mask_mod(zero, zero, index_T[:, None], index_T), expected_TT)
     blocks_IJ = expected_TT.view(tokens // BLOCK, BLOCK, -1, BLOCK).transpose(1, 2)
     full_IJ = blocks_IJ.all(dim=(2, 3))
+    partly_IJ = blocks_IJ.any(dim=(2, 3)) & ~full_IJ
     for found, counts, expected in (
-        (mask.kv_indices, mask.kv_num_blocks, blocks_IJ.any(dim=(2, 3)) & ~full_IJ),
+        (mask.kv_indices, mask.kv_num_blocks, partly_IJ),
         (mask.full_kv_indices, mask.full_kv_num_blocks, full_IJ),
+        (mask.q_indices, mask.q_num_blocks, partly_IJ.T),  # of the backward pass
+        (mask.full_q_indices, mask.full_q_num_blocks, full_IJ.T),
     ):
         for row, indices, number in zip(expected, found[0, 0], counts[0, 0], strict=True):
             assert indices[: int(number)].tolist() == row.nonzero().flatten().tolist()
@@ -119,31 +123,60 @@ def test_flex_attention_equals_gathered_keys_in_value_and_gradient(kind: str) ->
         assert float((flex_gradients[name] - gradient).abs().max()) < 1e-13 * largest, name
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention_is_compiled_a_few_times_for_all_lengths() -> None:
-    """Counts graphs with a backend that runs them as they are: new lengths and new masks need no new graph."""
+@pytest.mark.usefixtures("_exact")
+@pytest.mark.parametrize("with_gradients", [False, True])
+@pytest.mark.parametrize("softcap", [None, 30.0])
+def test_flex_attention_is_compiled_once_for_all_lengths(softcap: float | None, with_gradients: bool) -> None:
+    """The shipped call in one graph, up to the code generation of a GPU: new lengths and masks need no new graph."""
     torch._dynamo.reset()
-    counter = CompileCounterWithBackend("eager")
-    compiled: Any = torch.compile(flex.flex_attention, dynamic=True, backend=counter)
-    draw = random.Random(0)
-    lengths = set()
-    with attention._recompilation_is_an_error():
-        for number in range(24):
-            texts = sorted({tuple(draw.randrange(50) for _ in range(8)) for _ in range(16 * (1 + number % 12))})
-            ids_1T, trie = sequence(texts, causal=True)
-            tokens = -(-ids_1T.shape[1] // BLOCK) * BLOCK
-            lengths.add(tokens)
-            query, key = torch.randn(1, 4, tokens, 8), torch.randn(1, 2, tokens, 8)
-            compiled(query, key, key, block_mask=block_mask(trie, tokens, CPU), enable_gqa=True)
-    assert len(lengths) >= 10
-    assert counter.frame_count <= 2, "one block, and several"
+    counter = CompileCounterWithBackend("aot_eager" if with_gradients else "eager")
+    compiled: Any = torch.compile(flex_call, dynamic=True, fullgraph=True, backend=counter)
+    cap = None if softcap is None else torch.tensor(softcap)
+    draw, lengths = random.Random(0), set()
+    for number in range(14):
+        texts = sorted({tuple(draw.randrange(50) for _ in range(8)) for _ in range(32 * (1 + number % 7))})
+        ids_1T, trie = sequence(texts, causal=True)
+        tokens = max(2, -(-ids_1T.shape[1] // BLOCK)) * BLOCK
+        lengths.add(tokens)
+        query, key = (torch.randn(1, heads, tokens, 8, requires_grad=with_gradients) for heads in (6, 3))
+        mask = block_mask(trie, tokens, CPU)
+        output = compiled(query, key, key, mask, cap, 0.3, True)
+    assert len(lengths) >= 6
+    assert counter.frame_count == 1
+    # float32 sums in another order
+    torch.testing.assert_close(output, flex_call(query, key, key, mask, cap, 0.3, True), rtol=1e-5, atol=1e-5)
     torch._dynamo.reset()
 
 
-def test_too_many_compilations_are_an_error() -> None:
-    with attention._recompilation_is_an_error():
-        assert torch._dynamo.config.fail_on_recompile_limit_hit  # type: ignore[attr-defined]
-    assert not torch._dynamo.config.fail_on_recompile_limit_hit  # type: ignore[attr-defined]
+def test_more_compilations_than_the_limit_are_an_error() -> None:
+    torch._dynamo.reset()
+    compiled_flex.cache_clear()
+    _, trie = sequence(some_texts(20), causal=True)
+    mask = block_mask(trie, 2 * BLOCK, CPU)
+
+    def attend(heads: int) -> None:
+        states = torch.zeros(1, heads, 2 * BLOCK, 8)
+        compiled(states, states, states, mask, None, 1.0, False)
+
+    compiled: Any = torch.compile(flex_call, dynamic=False, fullgraph=True, backend="eager", recompile_limit=1)  # type: ignore[call-overload]
+    attend(2)
+    with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+        attend(4)
+    torch._dynamo.reset()
+
+
+def test_where_flex_attention_does_not_run_keys_are_gathered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(our_flex, "compiled_flex", lambda: fail)
+    for _ in range(2):
+        assert "no compiler" in str(flex_problem(4, 2, 8, torch.float32, None, CPU, False))
+    assert capsys.readouterr().out.count("FlexAttention does not run here") == 1, "one warning"
+    flex_problem.cache_clear()
+    assert "float64" in str(flex_problem(4, 2, 8, torch.float64, None, CPU, False))
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -19,7 +19,7 @@ from angle_llm.model.attention import trie_output
 from angle_llm.model.gather import gathered
 from angle_llm.model.micro_batches import PrefixSharing, plan_micro_batches
 from angle_llm.model.prefix_trie import KEYS_A_NODE, LENGTH_STEP, build_trie, cut, shared_prefixes
-from angle_llm.model.sharing import MOST_TOKENS, _steady_positions, find_sharing
+from angle_llm.model.sharing import _steady_positions, find_sharing
 
 WINDOWED = ("mistral", "gemma2")
 TEXTS = [
@@ -145,8 +145,8 @@ def test_rotary_frequencies_that_depend_on_the_longest_text_limit_sharing() -> N
     )
     assert find_sharing(AutoModel.from_config(config).eval(), "last", causal=True).max_tokens == 16
     by_type = {"full_attention": {"rope_type": "dynamic"}, "sliding_attention": {"rope_type": "default"}}
-    assert _steady_positions(SimpleNamespace(rope_parameters=by_type, max_position_embeddings=32)) == 32
-    assert _steady_positions(SimpleNamespace(rope_parameters=None)) == MOST_TOKENS
+    assert _steady_positions(SimpleNamespace(rope_parameters=by_type, max_position_embeddings=32), 1024) == 32
+    assert _steady_positions(SimpleNamespace(rope_parameters=None), 1024) == 1024
 
 
 def test_the_activation_checkpointing_of_transformers_is_refused() -> None:

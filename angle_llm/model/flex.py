@@ -52,10 +52,11 @@ def block_mask(trie: Trie, tokens: int, device: torch.device) -> BlockMask:
     # For each query block the number of its key blocks, and their indices first: partly visible ones, then others.
     # Then the same for each key block, for the backward pass.
     partly_IJ = some_IJ & ~every_IJ
-    lists: list[Any] = []
-    for blocks in (partly_IJ, every_IJ, partly_IJ.T, every_IJ.T):
-        for numbers in (blocks.sum(axis=1), np.argsort(~blocks, axis=1, kind="stable")):
-            lists.append(on_device(torch.as_tensor(numbers, dtype=torch.int32)[None, None], device))
+    found = (partly_IJ, every_IJ, partly_IJ.T, every_IJ.T)
+    counts = np.stack([blocks.sum(axis=1) for blocks in found])
+    orders = np.stack([np.argsort(~blocks, axis=1, kind="stable") for blocks in found])
+    both = (on_device(torch.as_tensor(one, dtype=torch.int32)[:, None, None], device) for one in (counts, orders))
+    lists: list[Any] = [one for pair in zip(*both, strict=True) for one in pair]
     mask_mod = visible if trie.causal else visible_in_text
     return BlockMask((tokens, tokens), *lists, BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=mask_mod)  # type: ignore[misc]
 

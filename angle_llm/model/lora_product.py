@@ -188,7 +188,7 @@ def _is_frozen_linear(layer: Any, x: Tensor) -> bool:
     return (
         known
         and not _is_patched(layer)
-        and not layer.weight.requires_grad
+        and not any(parameter.requires_grad for parameter in layer.parameters(recurse=False))
         and not hasattr(layer.weight, "ds_id")  # ZeRO-3 gathers the weights of a layer when it is called
         and not (torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type))
     )

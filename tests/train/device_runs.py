@@ -26,7 +26,7 @@ from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.config import DataSource, LoraSettings, OptimizerSettings
 from angle_llm.data.examples import load_examples
 from angle_llm.losses import NestedObjective
-from angle_llm.model import attention
+from angle_llm.model import flex
 from angle_llm.model.micro_batches import PrefixSharing
 from angle_llm.train.batches import PlannedBatch
 from angle_llm.train.distributed import Processes
@@ -61,7 +61,9 @@ def main() -> None:
 def kernels_of_a_gpu() -> Iterator[None]:
     """Replace FlexAttention and varlen attention by plain ones that refuse tensors of the host."""
 
-    def flex(query: Tensor, key: Tensor, value: Tensor, *, block_mask: Any, scale: float, **named: Any) -> Tensor:
+    def attend(
+        query: Tensor, key: Tensor, value: Tensor, score_mod: None, block_mask: Any, *, scale: float, **named: Any
+    ) -> Tensor:
         tensors = [query, key, value, *(one for one in block_mask.as_tuple() if isinstance(one, Tensor))]
         assert all(isinstance(tensor, DeviceTensor) for tensor in tensors)
         node_T = torch.arange(query.shape[2], device=query.device)
@@ -82,10 +84,10 @@ def kernels_of_a_gpu() -> Iterator[None]:
             outputs.append(attended.transpose(0, 1))
         return torch.cat(outputs)
 
-    before = attention.flex_attention, torch_varlen.varlen_attn
-    attention.flex_attention, torch_varlen.varlen_attn = flex, varlen  # type: ignore[assignment]
+    before = flex.flex_attention, torch_varlen.varlen_attn
+    flex.flex_attention, torch_varlen.varlen_attn = attend, varlen  # type: ignore[assignment]
     yield
-    attention.flex_attention, torch_varlen.varlen_attn = before
+    flex.flex_attention, torch_varlen.varlen_attn = before
 
 
 def encoder_of(kind: str, layout: str, dropout: float = 0.0) -> SentenceEncoder:

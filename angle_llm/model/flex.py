@@ -56,7 +56,8 @@ def block_mask(trie: Trie, tokens: int, device: torch.device) -> BlockMask:
     counts = np.stack([blocks.sum(axis=1) for blocks in found])
     orders = np.stack([np.argsort(~blocks, axis=1, kind="stable") for blocks in found])
     both = (on_device(torch.as_tensor(one, dtype=torch.int32)[:, None, None], device) for one in (counts, orders))
-    lists: list[Any] = [one for pair in zip(*both, strict=True) for one in pair]
+    # Not views: their offsets would be further reasons to compile again.
+    lists: list[Any] = [one.clone() for pair in zip(*both, strict=True) for one in pair]
     mask_mod = visible if trie.causal else visible_in_text
     return BlockMask((tokens, tokens), *lists, BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=mask_mod)  # type: ignore[misc]
 

@@ -2,7 +2,7 @@
 
 Three layouts give the same rows. **trie**: shared prefixes are computed once (`prefix_trie`), for causal models that
 read the last token. **packed**: unique texts one after the other, for other models. **padded**: unique texts of similar
-length, padded on the right, for every model. `plan_micro_batches` takes the one that computes fewer tokens.
+length, padded on the right, for every model. `plan_micro_batches` takes the one that needs less time.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ import torch
 from torch import Tensor
 
 from angle_llm.model.prefix_trie import Trie, build_trie, cut, on_device, shared_prefixes
+
+TOKEN_COST = {"trie": 1.1, "packed": 1.0}
+"""Time of a computed token relative to a padded one, measured on a CPU (docs/LOG.md). A constant: measured at the start
+of a run, it would make the layout depend on chance."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +218,7 @@ def plan_micro_batches(
             nodes, tokens = (_tokens(groups) for groups in (sequences(token_budget), padded(fitting, token_budget)))
             reason += f"{nodes} tokens {name}, {tokens} padded"
             reason += f"; {len(rest)} texts longer than {longest} tokens are padded" if rest else ""
-            if nodes < tokens:
+            if nodes * TOKEN_COST[wanted] < tokens:
                 layout = wanted
                 grouped = lambda budget: sequences(budget) + padded(rest, budget)  # noqa: E731
     groups, lengths = _balanced(grouped, token_budget, processes), [len(text) for text in ids]
@@ -254,7 +258,7 @@ class _Tries:
 
 
 class _Packed:
-    """Groups of texts one after the other, of similar length: attention computes texts of equal length together."""
+    """Groups of texts one after the other, longest first."""
 
     def __init__(self, texts: Sequence[Sequence[int]], rows: Sequence[int], causal: bool) -> None:
         self._texts, self._causal = texts, causal
@@ -280,8 +284,8 @@ class _Packed:
         return MicroBatch(rows, ids_1T, trie=trie)
 
 
-SPLIT_TOKENS = 256
-"""Most padding of a padded micro-batch beside its first text: about what a further micro-batch costs."""
+SPLIT_SHARE, SPLIT_TOKENS = 1 / 32, 128
+"""Most padding of a micro-batch, as a share of the budget or in tokens: about what a further micro-batch costs."""
 
 
 class _Padded:
@@ -292,11 +296,12 @@ class _Padded:
         self._pad_id = pad_id
 
     def __call__(self, rows: Sequence[int], token_budget: int) -> list[Group]:
+        most_padding = max(SPLIT_TOKENS, SPLIT_SHARE * token_budget)
         groups: list[list[int]] = []
         longest = padding = 0
         for row in sorted(rows, key=lambda row: (-len(self._texts[row]), row)):
             padding += longest - len(self._texts[row])
-            if not groups or (len(groups[-1]) + 1) * longest > token_budget or padding > SPLIT_TOKENS:
+            if not groups or (len(groups[-1]) + 1) * longest > token_budget or padding > most_padding:
                 groups.append([])
                 longest, padding = len(self._texts[row]), 0
             groups[-1].append(row)

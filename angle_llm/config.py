@@ -253,6 +253,9 @@ class CheckpointSettings:
     """Number of newest checkpoints to keep."""
 
 
+BUDGET_SETTINGS = ("micro_batch_tokens", "graph_tokens", "activation_checkpointing")
+
+
 @settings_class
 class TrainSettings:
     """All settings of a training run."""
@@ -282,8 +285,9 @@ class TrainSettings:
     overwrite: bool = False
     """Remove model and checkpoints of a finished run in run_dir, and train again."""
     micro_batch_tokens: Positive | None = None
-    """Maximum tokens of one forward pass, padding included, in training and in evaluation. None: chosen at the start
-    for the free memory of the device and kept with checkpoints; at most 16384, on a CPU 8192."""
+    """Maximum tokens of one forward pass, padding included, in training and in evaluation. None: in training, chosen at
+    the start for the free memory of the device and kept with checkpoints, at most 16384, on a CPU 8192; in evaluation
+    16384, on a CPU 2048."""
     graph_tokens: NonNegative | None = None
     """Maximum computed tokens of one process whose activations are kept for the backward pass, of one batch or of
     several accumulated ones. A larger batch is encoded twice (gradient caching): the same gradient with less memory and
@@ -323,9 +327,12 @@ class TrainSettings:
 
     @property
     def identity(self) -> TrainSettings:
-        """Settings that affect the result; used to recognise the same run."""
-        return replace(self, run_dir="", resume="never", overwrite=False, checkpoint=CheckpointSettings())
+        """Settings that affect the result; used to recognise the same run. Token budgets change only the order of
+        additions and dropout masks: a run can resume with others."""
+        unused = {name: getattr(TrainSettings, name) for name in BUDGET_SETTINGS}
+        return replace(self, run_dir="", resume="never", overwrite=False, checkpoint=CheckpointSettings(), **unused)
 
     def fingerprint(self) -> str:
         """Return a hash of `identity`: equal for settings that compute the same; stored with checkpoints."""
-        return hashlib.sha256(json.dumps(settings_to_dict(self.identity), sort_keys=True).encode()).hexdigest()[:16]
+        values = {name: value for name, value in settings_to_dict(self.identity).items() if name not in BUDGET_SETTINGS}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

@@ -15,7 +15,7 @@ from angle_llm.model.micro_batches import Plan
 from angle_llm.model.step_memory import StepMemory
 from angle_llm.model.weights import FlopsPerToken
 from angle_llm.train.batches import BatchPlanner, make_losses
-from angle_llm.train.budget import BudgetChoice, best_budget, check_checkpointing, default_budget
+from angle_llm.train.budget import SAMPLED_EXAMPLES, BudgetChoice, best_budget, check_checkpointing, default_budget
 from angle_llm.train.device_memory import GIB, Memory, Sharding
 from angle_llm.train.memory import TokenBudget
 from angle_llm.train.schedule import StepSchedule
@@ -44,7 +44,7 @@ class Work:
     largest_group: int
     """Maximum computed tokens of one process in a group."""
     layout: str
-    """trie or padded, for the first group."""
+    """trie, packed or padded, for the first group."""
     reason: str
     """Reason for the layout."""
 
@@ -95,7 +95,7 @@ def forecast(settings: PlanSettings) -> Forecast:
         backbone,
         dtype,
         losses[0],
-        StepSample.of(planner, settings, settings.sample),
+        StepSample.of(planner, settings, SAMPLED_EXAMPLES),
         sharding,
         settings.device_kind,
     )

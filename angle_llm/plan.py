@@ -118,10 +118,12 @@ def render(settings: PlanSettings, found: Forecast) -> str:
                 f"  --micro-batch-tokens {budget.micro_batch_tokens} --graph-tokens {budget.graph_tokens}{always}",
             ]
         else:
+            bits = "--model.bits 4, " if settings.model.bits != 4 and settings.lora.rank and settings.zero < 3 else ""
+            zero = ", or --zero with more --processes" if settings.device_kind == "cuda" else ""
             lines.append(
                 f"\nThe run does not fit ({needed}): the memory without activations is "
-                f"{_gib(found.expected.total - found.expected.activations)} GiB. Try --model.bits 4, a smaller --lora.rank or "
-                "--model.max-length, or --zero with more --processes."
+                f"{_gib(found.expected.total - found.expected.activations)} GiB. Try {bits}a smaller --lora.rank or "
+                f"--model.max-length{zero}."
             )
     return "\n".join(lines)
 

@@ -11,7 +11,6 @@ from angle_llm.settings_io import SettingsError
 
 if TYPE_CHECKING:
     from angle_llm.data.mixture import Mixture
-    from angle_llm.model.encoder import SentenceEncoder
     from angle_llm.train.distributed import Processes
 
 
@@ -45,11 +44,7 @@ def fine_tune(settings: TrainSettings) -> Path:
         check_names(settings)
         losses = make_losses(settings)
         pairs = settings.evaluation.pairs
-        score = sts_score(pairs) if pairs else None
-
-        def evaluate(encoder: SentenceEncoder) -> float:
-            assert score is not None
-            return score(encoder, micro_batch_tokens=trainer.budget.micro_batch_tokens)
+        evaluate = sts_score(pairs, micro_batch_tokens=settings.micro_batch_tokens) if pairs else None
 
         # 2. The examples.
         data = load_data(settings.data, run.processes)
@@ -60,7 +55,7 @@ def fine_tune(settings: TrainSettings) -> Path:
         set_seed(settings.seed)
         run.log(f"loading {settings.model.path}")
         encoder = load_encoder(settings.model, run.processes)
-        if encoder.dtype == torch.float32 and run.processes.use_tf32():
+        if encoder.dtype == torch.float32 and run.processes.device.type == "cuda":
             run.log("float32 products are computed in TF32; NVIDIA_TF32_OVERRIDE=0 prevents it")
         if isinstance(losses[0], NestedObjective):
             losses[0].check_width(encoder.dimensions)
@@ -70,13 +65,12 @@ def fine_tune(settings: TrainSettings) -> Path:
         trainable, total = count_parameters(encoder.model)
         run.log(f"training {trainable:,} of {total:,} parameters ({trainable / total:.2%})")
 
-        # 4. Token budgets that fit the memory of the device.
-        budget = choose_budget(settings, encoder, data, losses, run.processes)
+        # 4. Token budgets that fit the memory of the device; a resumed run has those of its checkpoint.
+        budget = choose_budget(settings, encoder, data, losses, run.processes) if run.starts_over else None
 
         # 5. Train, and keep the best model.
         run.prepare(data)
-        trainer = Trainer(run, encoder, data, losses, None if score is None else evaluate, settings, budget)
-        result = trainer.fit()
+        result = Trainer(run, encoder, data, losses, evaluate, settings, budget).fit()
         if result.best_score is not None:
             scores = f"{result.start_score:.2f} before, {result.best_score:.2f} after"
             run.log(f"evaluation: {scores} (Spearman × 100 on {pairs})")

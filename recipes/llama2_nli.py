@@ -5,7 +5,8 @@
 
 Without options it downloads LLaMA-2-7B and AllNLI from the hub and trains with the published settings. A settings file
 or single flags replace any of them. The published run held its base in NF4. This one does so if bitsandbytes and a GPU
-are there; `--model.bits None` keeps the base in bfloat16, `--model.bits 4` requires NF4.
+are there; `--model.bits None` keeps the base in bfloat16, `--model.bits 4` requires NF4. Another base is not quantised
+without `--model.bits`.
 """
 
 import importlib.util
@@ -54,12 +55,15 @@ PUBLISHED = config.TrainSettings(
 
 def main() -> None:
     """Train with the published settings, replaced by `--config FILE` and flags."""
-    defaults, reason = PUBLISHED, not_quantised_because()
-    if reason is not None:
-        defaults = replace(PUBLISHED, model=replace(PUBLISHED.model, bits=None))
-    settings = parse_settings(defaults, description=__doc__ or "")
-    if reason is not None and settings.model == defaults.model and os.environ.get("RANK", "0") == "0":
-        print(f"the base is in bfloat16, not in NF4 as in the published run: {reason}")
+    plain = replace(PUBLISHED, model=replace(PUBLISHED.model, bits=None))
+    settings = parse_settings(plain, description=__doc__ or "")
+    if settings.model.path == PUBLISHED.model.path and settings.model.bits is None:
+        quantised = parse_settings(PUBLISHED)
+        reason = not_quantised_because()
+        if reason is None:
+            settings = quantised
+        elif quantised != settings and os.environ.get("RANK", "0") == "0":  # else --model.bits None is given
+            print(f"the base is in {settings.model.dtype}, not in NF4 as in the published run: {reason}")
     train(settings)
 
 

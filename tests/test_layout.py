@@ -18,7 +18,7 @@ CORE = {*BASE, "data", "model"}
 ALLOWED = {
     **{name: BASE - {"losses", "prompts"} for name in BASE},
     "data": BASE,
-    "model": BASE - {"losses"} | {"data"},
+    "model": BASE | {"data"},
     "train": CORE,
     **dict.fromkeys(("evaluate", "export", "vectors", "embed", "search", "mine", "check", "plan"), CORE),
 }

@@ -204,16 +204,16 @@ def evaluate(encode: Encode, tasks: Sequence[StsTask], *, resamples: int = 0, se
     return StsResults(found, PUBLISHED_TASKS, **encoded.facts())
 
 
-def sts_score(pairs: str | Path) -> Callable[..., float]:
+def sts_score(pairs: str | Path, *, micro_batch_tokens: int | None = None) -> Callable[[SentenceEncoder], float]:
     """Return a function from an encoder to its Spearman × 100 on a pair file, for evaluation during training.
 
-    The file is read at once. The function has the keyword `micro_batch_tokens` of `encode`. It raises
-    `UndefinedCorrelationError` with the reason instead of returning NaN.
+    The file is read at once; `micro_batch_tokens` is that of `encode`. The function raises `UndefinedCorrelationError`
+    with the reason instead of returning NaN.
     """
     task = read_pairs(pairs)
     main = os.environ.get("RANK", "0") == "0"  # all ranks evaluate; one has a progress bar
 
-    def score(encoder: SentenceEncoder, *, micro_batch_tokens: int | None = None) -> float:
+    def score(encoder: SentenceEncoder) -> float:
         result = evaluate(encode_with(encoder, micro_batch_tokens, show_progress=main), [task]).tasks[task.name]
         if result.undefined:
             raise UndefinedCorrelationError(f"{pairs}: undefined Spearman correlation: {result.undefined}.")

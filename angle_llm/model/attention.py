@@ -25,11 +25,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from angle_llm.losses.relation import on_device
 from angle_llm.model.activation_checkpointing import uses_other_checkpointing
 from angle_llm.model.flex import BLOCK, block_mask, compiled_flex, flex_call, flex_problem
 from angle_llm.model.gather import gathered
 from angle_llm.model.lora import without_adapter
-from angle_llm.model.prefix_trie import Trie, TrieGroup, on_device
+from angle_llm.model.prefix_trie import Trie, TrieGroup
 
 ATTENTION_NAME = "angle_llm_trie"
 KERNELS = ("gathered", "flex", "varlen")

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from angle_llm.io import log
-from angle_llm.model.prefix_trie import Trie, build_trie, on_device
+from angle_llm.losses.relation import on_device
+from angle_llm.model.prefix_trie import Trie, build_trie
 
 BLOCK = 128
 """Tokens of a block; sequences are filled up to a multiple."""

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from angle_llm.model.prefix_trie import Trie, build_trie, cut, on_device, shared_prefixes
+from angle_llm.losses.relation import on_device
+from angle_llm.model.prefix_trie import Trie, build_trie, cut, shared_prefixes
 
 TOKEN_COST = {"trie": 1.1, "packed": 1.0}
 """Time of a computed token relative to a padded one, measured on a CPU (docs/LOG.md). A constant: measured at the start

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from angle_llm.io import log
+from angle_llm.losses.relation import on_device
 from angle_llm.model.micro_batches import Plan
-from angle_llm.model.prefix_trie import on_device
 
 _MESSAGES = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 

@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from angle_llm.losses.relation import on_device
 from angle_llm.model.gather import gathered
 
 KEYS_A_NODE = 8
@@ -137,13 +138,6 @@ class Trie:
             index_I, mask = (on_device(torch.from_numpy(one), states_TD.device) for one in (index_BL.ravel(), mask_BL))
             yield gathered(states_TD, index_I).view(*index_BL.shape, -1), mask.long()
             first = after
-
-
-def on_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to a device; to a GPU from pinned memory, so that the copy does not wait for running kernels."""
-    if device.type == "cuda" and tensor.device.type == "cpu":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=device.type == "cuda")
 
 
 def shared_prefixes(texts: Sequence[Sequence[int]]) -> list[int]:

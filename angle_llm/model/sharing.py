@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from angle_llm.losses.relation import on_device
 from angle_llm.model.attention import trie_output
 from angle_llm.model.checks import evaluating, relative_difference
 from angle_llm.model.micro_batches import PrefixSharing
-from angle_llm.model.prefix_trie import build_trie, on_device, shared_prefixes
+from angle_llm.model.prefix_trie import build_trie, shared_prefixes
 
 MOST_TOKENS = 1024
 """Longer texts are padded: attention with gathered keys needs a mask of queries × keys of a text, and that of one text

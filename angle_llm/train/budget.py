@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -12,9 +14,10 @@ from angle_llm.data.mixture import Mixture
 from angle_llm.io import log
 from angle_llm.losses import Objective
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.lora import without_adapter
 from angle_llm.settings_io import SettingsError
 from angle_llm.train.batches import BatchPlanner
-from angle_llm.train.device_memory import GIB, Sharding, free_memory
+from angle_llm.train.device_memory import CONTEXT, GIB, Sharding, free_memory
 from angle_llm.train.distributed import Processes
 from angle_llm.train.memory import TokenBudget
 from angle_llm.train.step_forecast import MICRO_TOKENS, StepForecast, StepSample
@@ -33,6 +36,7 @@ SMALL_TOKENS = 1024
 USABLE, USABLE_WITH_ZERO = 0.92, 0.85
 """Share of free memory that a forecast may fill. ZeRO cannot repeat a step after running out of memory."""
 SAMPLED_EXAMPLES = 512
+"""Examples on whose first steps the choice depends."""
 
 
 @dataclass(frozen=True)
@@ -62,41 +66,60 @@ def choose_budget(
     sharding = Sharding.of(processes)
 
     def choose() -> TokenBudget:
+        budget = default_budget(settings)
         if settings.activation_checkpointing == "always":
             check_checkpointing(encoder)
-        if settings.activation_checkpointing != "auto" and None not in (
-            settings.micro_batch_tokens,
-            settings.graph_tokens,
-        ):
-            return default_budget(settings)
-        if free is None:
-            return default_budget(settings)
-        try:
-            with torch.random.fork_rng(devices=[]):
-                planner = BatchPlanner(encoder, data, objectives, processes.world_size, CPU_BUDGET)
-                sample = StepSample.of(planner, settings, SAMPLED_EXAMPLES)
-                backbone = encoder.model.backbone
+        fixed = None not in (settings.micro_batch_tokens, settings.graph_tokens)
+        if free is None or (fixed and settings.activation_checkpointing != "auto"):
+            return budget
+        if (fixed or kind == "cpu") and upper_bound(settings, encoder, budget) <= free:
+            log(f"budget: {budget}")
+            return budget
+        with torch.random.fork_rng(devices=[]):
+            planner = BatchPlanner(encoder, data, objectives, processes.world_size, budget)
+            sample = StepSample.of(planner, settings, SAMPLED_EXAMPLES)
+            try:
                 forecast = StepForecast(
-                    settings, encoder, backbone, encoder.dtype, objectives[0], sample, sharding, kind
+                    settings, encoder, encoder.model.backbone, encoder.dtype, objectives[0], sample, sharding, kind
                 )
                 choice = best_budget(settings, forecast, free)
-        except Exception as error:  # an architecture can fail without weights in any way; the run itself may not
-            budget = default_budget(settings)
-            log(f"warning: no forecast of memory ({type(error).__name__}: {error}); {budget}")
-            return budget
-        log(described(choice, free, sample))
+            except (RuntimeError, ValueError) as error:  # of a model whose code reads values: it has none here
+                log(f"warning: no forecast of memory ({type(error).__name__}: {error}); {budget}")
+                return budget
+        log(described(choice, free, settings, forecast))
         return choice.budget
 
     return processes.from_main(choose)
 
 
-def default_budget(settings: TrainSettings) -> TokenBudget:
-    """Return the budgets that are set, and those of a CPU for others."""
-    micro, graph = settings.micro_batch_tokens, settings.graph_tokens
+def upper_bound(settings: TrainSettings, encoder: SentenceEncoder, budget: TokenBudget) -> float:
+    """Return a simple upper bound in bytes of the memory of a step, so that small models need no forecast.
+
+    It counts five float32 values per weight (weight, gradient, AdamW state), 80 hidden states and four attention weights
+    per head and key of each token and layer (forecast for Llama: 14 and none), and 8 float32 rows per text of a step.
+    Infinite for a model whose configuration does not have the sizes.
+    """
+    backbone = encoder.model.backbone
+    config: Any = without_adapter(backbone).config.get_text_config()  # type: ignore[operator,union-attr]
+    layers, hidden, heads = (
+        getattr(config, name, math.inf) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")
+    )
+    width = max(hidden, (getattr(config, "intermediate_size", None) or 4 * hidden) / 4)
+    fixed = None not in (settings.micro_batch_tokens, settings.graph_tokens)
+    tokens = encoder.max_length if fixed else max(budget.micro_batch_tokens, budget.graph_tokens)
+    texts = 3 * settings.batch_size * settings.accumulation * (1 + len(settings.nested.layers))
+    weights = sum(parameter.numel() for parameter in backbone.parameters())
+    states = tokens * layers * (80 * width + 4 * heads * encoder.max_length)
+    return CONTEXT + 4 * (5 * weights + states + 8 * texts * width)
+
+
+def default_budget(settings: TrainSettings, others: TokenBudget = CPU_BUDGET) -> TokenBudget:
+    """Return the budgets that are set, and `others` for those that are not."""
+    micro, graph, layers = settings.micro_batch_tokens, settings.graph_tokens, settings.activation_checkpointing
     return TokenBudget(
-        CPU_BUDGET.micro_batch_tokens if micro is None else micro,
-        CPU_BUDGET.graph_tokens if graph is None else graph,
-        settings.activation_checkpointing == "always",
+        others.micro_batch_tokens if micro is None else micro,
+        others.graph_tokens if graph is None else graph,
+        others.activation_checkpointing if layers == "auto" else layers == "always",
     )
 
 
@@ -106,37 +129,42 @@ def best_budget(settings: TrainSettings, forecast: StepForecast, memory: int) ->
     Activation checkpointing has the cost of gradient caching, one more forward pass, and a batch may need both. So
     `auto` uses it only if the longest text does not fit otherwise, or on a GPU if a batch that is too large for its
     graphs would be computed in micro-batches of less than `SMALL_TOKENS`; half of that if the batch would need both.
+    A micro-batch size that is set need not fit with gradient caching; if both budgets are set, `auto` depends on the
+    longest text only.
     """
+    micro, graph = settings.micro_batch_tokens, settings.graph_tokens
     usable = round(memory * (USABLE_WITH_ZERO if forecast.device.sharding.zero else USABLE))
     wanted = settings.activation_checkpointing
-
     room = round(ROOM * forecast.sample.step_tokens)
+    batch = forecast.sample.batch_tokens
 
-    def largest(checkpointing: bool) -> BudgetChoice:
+    def largest(checkpointing: bool) -> tuple[BudgetChoice, bool]:
+        """Return the best budget, and whether it needs no more memory than there is."""
         for budget in candidates(settings, forecast):
             budget = replace(budget, activation_checkpointing=checkpointing)
-            if settings.graph_tokens is None:
-                total = chosen = forecast.full(budget).total
-            else:  # steps of the run do not fill a large one
-                total = forecast.full(replace(budget, graph_tokens=min(budget.graph_tokens, room))).total
-                chosen = forecast.cached(budget).total
-            if chosen <= usable:
+            filled = budget if graph is None else replace(budget, graph_tokens=min(graph, room))  # at most by a step
+            kept, cached = forecast.kept(filled).total, forecast.cached(budget).total
+            text = forecast.cached(replace(budget, micro_batch_tokens=1)).total
+            needed = max(kept if graph is None else 0, cached if micro is None else text)
+            if needed <= usable:
                 break
-        return BudgetChoice(budget, total, total <= usable)
+        total = max(kept, cached if micro is None or batch > budget.graph_tokens else text)
+        enough = (total if micro is None else needed) <= usable
+        return BudgetChoice(budget, total, total <= usable), enough
 
     if wanted == "always":
-        return largest(True)
-    plain = largest(False)
+        return largest(True)[0]
+    plain, enough = largest(False)
     if wanted == "never" or not forecast.supports_checkpointing():
         return plain
-    batch, micro = forecast.sample.batch_tokens, plain.budget.micro_batch_tokens
-    large = micro >= SMALL_TOKENS or forecast.device.kind == "cpu"
-    if plain.fits and (large or plain.budget.graph_tokens >= batch):
+    tokens = plain.budget.micro_batch_tokens
+    large = tokens >= SMALL_TOKENS or forecast.device.kind == "cpu"
+    if enough and (large or plain.budget.graph_tokens >= batch):
         return plain
-    again = largest(True)
+    again, _ = largest(True)
     small = SMALL_TOKENS if again.budget.graph_tokens >= batch else SMALL_TOKENS // 2  # with caching too, it costs more
-    gains = again.fits and micro < small and again.budget.micro_batch_tokens >= 2 * micro
-    return again if gains or not plain.fits else plain
+    gains = again.fits and tokens < small and again.budget.micro_batch_tokens >= 2 * tokens
+    return again if gains or not enough else plain
 
 
 def candidates(settings: TrainSettings, forecast: StepForecast) -> Iterator[TokenBudget]:
@@ -162,18 +190,21 @@ def check_checkpointing(encoder: SentenceEncoder) -> None:
         SettingsError: with the reason.
     """
     try:
-        encoder.model.checkpoint_activations(True)
+        for enabled in (True, False):
+            encoder.model.checkpoint_activations(enabled)
     except ValueError as error:
         raise SettingsError(f"--activation-checkpointing always: {error} Set it to auto or never.") from error
 
 
-def described(choice: BudgetChoice, free: int, sample: StepSample) -> str:
+def described(choice: BudgetChoice, free: int, settings: TrainSettings, forecast: StepForecast) -> str:
     """Return the line of the log."""
+    sample = forecast.sample
     needed = f"forecast {choice.forecast_bytes / GIB:.1f} of {free / GIB:.1f} GiB"
     text = f"budget: {choice.budget} ({needed}; sampled steps have up to {sample.step_tokens:,} tokens a process)"
     if choice.fits:
         return text
-    return (
-        f"warning: {text}. The run may not fit: lower --model.max-length or --lora.rank, set --model.bits 4, or use "
-        "ZeRO-3 on several devices."
-    )
+    more = settings.model.bits != 4 and settings.lora.rank > 0 and forecast.device.sharding.zero < 3
+    advice = ["lower --model.max-length or --lora.rank", *["set --model.bits 4"] * more]
+    if forecast.device.kind == "cuda" and settings.model.bits is None and forecast.device.sharding.zero < 3:
+        advice.append("use ZeRO-3 on several devices")
+    return f"warning: {text}. The run may not fit: {', or '.join(advice)}."

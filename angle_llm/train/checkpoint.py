@@ -54,7 +54,7 @@ class Progress:
     best: float | None = None
     """The best score after it, that of `model/`."""
     budget: TokenBudget | None = None
-    """Token budget after out-of-memory halvings; None before the first step."""
+    """Token budget, as set or chosen, and halved where memory ran out; None without a checkpoint."""
 
 
 class Checkpoints:

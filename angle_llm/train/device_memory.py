@@ -178,21 +178,23 @@ class Device:
 
 
 def free_memory(processes: Processes) -> int | None:
-    """Return the bytes that this rank can use on its device, those that it uses already included: the least of all
-    ranks. None for a device whose memory is unknown."""
+    """Return the bytes that this rank can use on its device, as if it used none yet: the least of all ranks. What it
+    uses already is part of a forecast (`Memory`): tensors, and the allowance for device context and NCCL.
+    None for a device whose memory is unknown."""
     processes.max(0)  # all ranks have loaded their weights
     device = processes.device
     free = None
     if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+        context = CONTEXT + (EXCHANGE_CONTEXT if processes.world_size > 1 else 0)
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) + context
     elif device.type == "cpu" and (available := _available_memory()) is not None:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", processes.world_size))
-        free = available // local + _resident_memory()
+        free = available // local + _own_memory()
     least = -processes.max(-(free or 0))
     return least or None
 
 
-_MEMINFO = Path("/proc/meminfo")
+_MEMINFO, _STATUS = Path("/proc/meminfo"), Path("/proc/self/status")
 _CGROUPS = (  # limit and use of a container: version 2, and version 1
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.stat"), "anon"),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.stat"), "rss"),
@@ -210,8 +212,9 @@ def _available_memory() -> int | None:
     return max(available, 0)
 
 
-def _resident_memory() -> int:
-    return 1024 * _number(Path("/proc/self/status"), "VmRSS:")
+def _own_memory() -> int:
+    """Return the bytes that this process would free at its end; pages of mapped files count as available already."""
+    return 1024 * sum(_number(_STATUS, name) for name in ("RssAnon:", "RssShmem:"))
 
 
 def _number(path: Path, name: str) -> int:

@@ -96,14 +96,6 @@ class Processes:
         all of them. Quantised weights are packed layer by layer on the device that uses them."""
         return torch.device("cpu") if self.zero_stage == 3 and bits is None else self.device
 
-    def use_tf32(self) -> bool:
-        """Compute float32 products of a GPU in TF32 (10 bits of mantissa): about eight times the peak of true float32.
-        Return whether this device is a GPU. The environment variable NVIDIA_TF32_OVERRIDE=0 prevents it."""
-        on_gpu = self.device.type == "cuda"
-        if on_gpu:
-            torch.set_float32_matmul_precision("high")
-        return on_gpu
-
     def __str__(self) -> str:
         zero = self.deepspeed_config.get("zero_optimization", {})
         offload = any(
@@ -237,6 +229,6 @@ def _deepspeed_plugin() -> Any:
         zero_allow_untested_optimizer=True,
         zero_force_ds_cpu_optimizer=False,  # torch's AdamW also with offload: same numbers, nothing to compile
     )
-    if plugin.zero_stage < 2:  # DeepSpeed cannot overlap there with any number of backward passes
+    if plugin.zero_stage != 2:  # with any number of backward passes, DeepSpeed documents overlap for stage 2 only
         plugin.deepspeed_config["zero_optimization"]["overlap_comm"] = False
     return plugin

@@ -21,7 +21,8 @@ def load_encoder(settings: ModelSettings, processes: Processes) -> SentenceEncod
     `ZeroStrategy` fills them.
 
     Raises:
-        RemoteRankError: if rank 0 cannot load it, or the layers of the ranks differ.
+        RemoteRankError: if the layers of the ranks differ. If rank 0 cannot load the weights, it ends, and the other
+            ranks report a lost process (`ProcessWatch`).
         ArtifactError, PromptError, QuantizationError, ValueError, FileNotFoundError: see
             `SentenceEncoder.from_pretrained`.
     """

@@ -36,12 +36,12 @@ def guard_oom(work: Callable[[], Value], max_of_ranks: Callable[[int], int]) -> 
 
 @dataclass(frozen=True)
 class TokenBudget:
-    """Limits of memory use, in computed tokens."""
+    """Limits of memory use."""
 
     micro_batch_tokens: int
-    """Tokens of one forward pass."""
+    """Computed tokens of one forward pass."""
     graph_tokens: int
-    """Tokens, of batches encoded together, up to which activations are kept for the backward pass."""
+    """Computed tokens, of batches encoded together, up to which activations are kept for the backward pass."""
     activation_checkpointing: bool = False
     """Whether layers keep their inputs only, and are computed again in the backward pass."""
 

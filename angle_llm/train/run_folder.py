@@ -6,7 +6,7 @@ model/            the encoder to use
 checkpoints/      states to resume from
 rejected.jsonl    bad rows that were skipped
 interrupted/      weights of a run that failed, until it is finished
-result.json       written last: number of steps and scores
+result.json       written last: number of steps, scores, and the token budget at the end
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from angle_llm.settings_io import SettingsError, changed_settings, load_settings
 from angle_llm.train.best_model import RESCUE_FOLDER
 from angle_llm.train.checkpoint import FOLDER, checkpoint_names, named_checkpoint
 from angle_llm.train.distributed import Processes
+from angle_llm.train.memory import TokenBudget
 from angle_llm.train.process_loss import ProcessWatch
 
 RESULT = "result.json"
@@ -42,6 +43,8 @@ class TrainResult:
     """The best evaluation, None without one."""
     start_score: float | None
     """The evaluation before the first step, None without one."""
+    budget: TokenBudget
+    """The token budget at the end: as set or chosen, and halved where memory ran out."""
 
 
 class Run:
@@ -50,7 +53,8 @@ class Run:
     def __init__(self, settings: TrainSettings, processes: Processes) -> None:
         self.settings, self.processes = settings, processes
         self.folder = settings.run_path
-        self._starts_over = processes.from_main(self._check)
+        self.starts_over = processes.from_main(self._check)
+        """Whether the run starts at step 1."""
 
     @classmethod
     @contextmanager
@@ -100,7 +104,7 @@ class Run:
     def _prepare(self, data: Mixture) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / RESULT).unlink(missing_ok=True)
-        if self.settings.overwrite and self._starts_over:
+        if self.settings.overwrite and self.starts_over:
             self._remove_encoder("model")
         defaults = TrainSettings()
         saved = replace(self.settings, resume=defaults.resume, overwrite=defaults.overwrite)
@@ -115,7 +119,7 @@ class Run:
         if self.processes.is_main:
             self._remove_encoder(RESCUE_FOLDER)
             scores = {"start": result.start_score, "best": result.best_score}
-            write_json(self.folder / RESULT, plain({"steps": result.steps, **scores}))
+            write_json(self.folder / RESULT, plain({"steps": result.steps, **scores, "budget": result.budget}))
 
     def _remove_encoder(self, name: str) -> None:
         if is_saved_encoder(self.folder / name):

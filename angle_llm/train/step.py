@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -17,9 +18,9 @@ from torch import Tensor, nn
 
 from angle_llm.data.batch import TextBatch
 from angle_llm.losses import Objective, Relation
+from angle_llm.losses.relation import on_device
 from angle_llm.model.fast_paths import attention_kernels
 from angle_llm.model.micro_batches import MicroBatch, Plan
-from angle_llm.model.prefix_trie import on_device
 from angle_llm.train.batches import PlannedBatch
 from angle_llm.train.distributed import Processes
 from angle_llm.train.rng import set_torch_state, torch_state
@@ -252,7 +253,23 @@ def own_rows(plan: Plan, parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
 def gather_and_loss(strategy: SingleProcess, boundary: Boundary, rows_UD: Tensor) -> tuple[list[BatchLoss], Tensor]:
     """Return the losses and dE of the rows of all ranks. Each row is 0 on all ranks but one, so the sum is exact."""
     strategy.processes.sum(rows_UD)
-    return strategy.guard_oom(lambda: boundary(rows_UD))
+    with matmul_precision(rows_UD.device, "highest"):
+        return strategy.guard_oom(lambda: boundary(rows_UD))
+
+
+@contextmanager
+def matmul_precision(device: torch.device, precision: str) -> Iterator[None]:
+    """Compute float32 products of a GPU with a precision of `torch.set_float32_matmul_precision` in this context: high
+    is TF32, about eight times as fast as highest. The environment variable NVIDIA_TF32_OVERRIDE=0 prevents TF32."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def surrogate_loss(index_R: Tensor, part_RD: Tensor, gradient_UD: Tensor) -> Tensor:

@@ -66,8 +66,8 @@ class StepSample:
     @classmethod
     def of(cls, planner: BatchPlanner, settings: TrainSettings, examples: int) -> StepSample:
         """Return a sample of at least one step, and of about so many examples."""
+        data, before = planner.data, planner.budget
         planner.budget = TokenBudget(MICRO_TOKENS, 10**12)  # so that all batches of a step are encoded together
-        data = planner.data
         texts: dict[tuple[int, str], None] = {}
         batches: list[tuple[list[int], TextBatch]] = []
         step_texts, step_tokens = 0, 0
@@ -81,6 +81,7 @@ class StepSample:
                 texts.update(dict.fromkeys(zip(batch.prompts, batch.texts, strict=True)))
             if len(batches) >= MAX_BATCHES or sum(len(indices) for indices, _ in batches) >= examples:
                 break
+        planner.budget = before
         ids: list[list[int]] = []
         for start in range(0, len(texts), 256):
             some = list(texts)[start : start + 256]
@@ -185,7 +186,8 @@ class StepForecast:
 
     def kept(self, budget: TokenBudget) -> Memory:
         """Return the memory of a step whose graphs fill `graph_tokens`."""
-        whole, part = self._at(budget.graph_tokens, budget), self._at(self._micro_tokens(budget), budget)
+        micro = min(budget.micro_batch_tokens, budget.graph_tokens)
+        whole, part = self._at(budget.graph_tokens, budget), self._at(micro, budget)
         step = replace(whole, peak=whole.kept + max(part.peak - part.kept, 0))
         return self.device.memory(step, cached=False)
 

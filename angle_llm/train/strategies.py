@@ -192,10 +192,10 @@ class ZeroStrategy(DataParallelStrategy):
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            # The other ranks wait for this one inside their forward or backward pass: the step cannot be repeated.
+            # The other ranks wait for this one inside their forward or backward pass.
             raise RuntimeError(
-                f"rank {self.processes.rank} ran out of memory: {error}. ZeRO cannot repeat a step: resume with --resume auto "
-                "and smaller --micro-batch-tokens and --graph-tokens."
+                f"rank {self.processes.rank} ran out of memory: {error}. ZeRO cannot repeat a step or an evaluation: resume with "
+                "--resume auto and a smaller --micro-batch-tokens, after a step also a smaller --graph-tokens."
             ) from error
 
     def update(self, learning_rate: float) -> float:

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from angle_llm.config import TrainSettings
+from angle_llm.config import BUDGET_SETTINGS, TrainSettings
 from angle_llm.data.formats import Example
 from angle_llm.data.mixture import Mixture
 from angle_llm.io import paused, progress_bar
 from angle_llm.losses import Objective
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.out_of_memory import is_out_of_memory
+from angle_llm.settings_io import SettingsError
 from angle_llm.train.batches import BatchPlanner, PlannedGroup, ahead
 from angle_llm.train.best_model import BestModel, Evaluate
+from angle_llm.train.budget import check_checkpointing, default_budget
 from angle_llm.train.checkpoint import Checkpoints, Progress
 from angle_llm.train.memory import RankMemoryError, TokenBudget
 from angle_llm.train.metrics import Metrics, StepMeter, mean_loss, peak_flops
@@ -27,7 +29,7 @@ from angle_llm.train.rng import seed_rank, set_torch_state, torch_state
 from angle_llm.train.run_folder import Run, TrainResult
 from angle_llm.train.schedule import StepSchedule
 from angle_llm.train.signals import Interrupted, StopSignals
-from angle_llm.train.step import DivergedError, StepResult, group_step
+from angle_llm.train.step import DivergedError, StepResult, group_step, matmul_precision
 from angle_llm.train.strategies import make_strategy
 
 if TYPE_CHECKING:
@@ -60,10 +62,10 @@ class Trainer:
         losses: Sequence[Objective],
         evaluate: Evaluate | None,
         settings: TrainSettings,
-        budget: TokenBudget,
+        budget: TokenBudget | None = None,
     ) -> None:
-        """`losses` has one entry per dataset of `data`, a `Mixture` or one dataset. A resumed run has the budget of its
-        checkpoint instead of `budget`.
+        """`losses` has one entry per dataset of `data`, a `Mixture` or one dataset. `budget` is that of a run that starts
+        (None: `default_budget`); one that resumes has the budget of its checkpoint, where the settings set none.
 
         Raises:
             TrainingError, ArtifactError: for a run that cannot start.
@@ -87,21 +89,19 @@ class Trainer:
             "base weights": encoder.base_fingerprint,
             "kind of device": self._processes.device.type,
         }
+        budget = budget or default_budget(settings)
         self._planner = BatchPlanner(encoder, mixture, losses, self._processes.world_size, budget)
         same = {"run directory": str(run.folder), "checkpoints": settings.checkpoint, "resume": settings.resume}
+        same |= {name: getattr(settings, name) for name in BUDGET_SETTINGS}
         for what, value in {**identity, **same, "tokens and layout": self._planner.digest()}.items():
             self._processes.check_equal(what, value)
+        self._precision = "high" if encoder.dtype == torch.float32 else "highest"
         peak = peak_flops(self._processes.device, encoder.dtype)
         self._meter = StepMeter(encoder, peak, self._processes.world_size)
         self._strategy = make_strategy(encoder.model, settings.optimizer, self._processes)
         self._strategy.check_replicas()
         self._checkpoints = Checkpoints(settings, identity, self._strategy)
         self._model = BestModel(encoder, evaluate, run.folder / "model", self._strategy)
-
-    @property
-    def budget(self) -> TokenBudget:
-        """The current token budget."""
-        return self._planner.budget
 
     def fit(self) -> TrainResult:
         """Train from the first step, or from a checkpoint, to the end.
@@ -118,11 +118,11 @@ class Trainer:
         seed_rank(self._settings.seed, self._processes.rank)
         progress = self._checkpoints.resume()
         self._model.resume(progress)
-        if progress.budget and progress.budget != self._planner.budget:
-            self._run.log(f"budget of the checkpoint: {progress.budget}")
-            self._planner.budget = progress.budget
-        if self._planner.budget.activation_checkpointing:
-            self._planner.encoder.model.checkpoint_activations(True)
+        budget = self._planner.budget
+        if progress.budget is not None:
+            budget = default_budget(self._settings, progress.budget)
+            self._run.log(f"budget of the checkpoint, or as set: {budget}")
+        self._use(budget)
         self._step = self._resumed = progress.step
         with (
             Metrics(self._run.folder, progress.metrics_bytes, progress.step, enabled=main) as self._metrics,
@@ -147,7 +147,7 @@ class Trainer:
                     f"(--optimizer.learning-rate; {rate:.3g} in this step), do not train in float16, or check the texts of the "
                     f"batch. {best}."
                 ) from error
-        result = TrainResult(self._model.folder, self._step, self._model.best, self._model.start)
+        result = TrainResult(self._model.folder, self._step, self._model.best, self._model.start, self._planner.budget)
         self._run.finish(result)
         return result
 
@@ -191,10 +191,11 @@ class Trainer:
                 groups = planner.grouped(batches)
             try:
                 weight, kept = 1 / len(batches), planner.budget.graph_tokens
-                return [
-                    group_step(strategy.model, plan, some, graph_tokens=kept, weight=weight, strategy=strategy)
-                    for some, plan, _ in groups
-                ]
+                with matmul_precision(device, self._precision):
+                    return [
+                        group_step(strategy.model, plan, some, graph_tokens=kept, weight=weight, strategy=strategy)
+                        for some, plan, _ in groups
+                    ]
             except RankMemoryError as error:
                 reason = str(error)
             budget = planner.budget.halved([group.plan for group in groups]) or self._checkpointing_budget()
@@ -206,22 +207,28 @@ class Trainer:
             self._run.log(
                 f"out of memory: repeating the step with {budget} (the same update, except for dropout masks)"
             )
-            planner.budget = budget
+            self._use(budget)
             strategy.zero_grad()
             set_torch_state(generators, device)
             if device.type == "cuda":
                 torch.cuda.empty_cache()
 
     def _checkpointing_budget(self) -> TokenBudget | None:
-        """Enable activation checkpointing and return the budget with it; None if it is enabled or not possible."""
+        """Return the budget with activation checkpointing; None if it has it already or cannot have it."""
         budget = self._planner.budget
         if budget.activation_checkpointing or self._settings.activation_checkpointing != "auto":
             return None
         try:
-            self._planner.encoder.model.checkpoint_activations(True)
-        except ValueError:
+            check_checkpointing(self._planner.encoder)
+        except SettingsError:
             return None
         return replace(budget, activation_checkpointing=True)
+
+    def _use(self, budget: TokenBudget) -> None:
+        """Compute the following steps within a budget."""
+        self._planner.budget = budget
+        if budget.activation_checkpointing:
+            self._planner.encoder.model.checkpoint_activations(True)
 
     def _update(self, learning_rate: float) -> float:
         """Take an optimizer step; return the gradient norm.

@@ -35,6 +35,18 @@ def test_nf4_needs_a_gpu_and_bitsandbytes(monkeypatch: pytest.MonkeyPatch, capsy
     assert capsys.readouterr().out == "", "one process reports"
 
 
+def test_other_settings_do_not_hide_why_there_is_no_nf4(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert started(monkeypatch, "--model.max-length", "60", gpu=False).model.bits is None
+    assert "not in NF4" in capsys.readouterr().out
+    assert started(monkeypatch, "--model.max-length", "60").model.bits == 4
+    assert started(monkeypatch, "--model.path", "other/base").model.bits is None
+    assert started(monkeypatch, "--model.path", "other/base", "--model.bits", "4", gpu=False).model.bits == 4
+    assert started(monkeypatch, "--model.bits", "None", gpu=False).model.bits is None
+    assert capsys.readouterr().out == ""
+
+
 def test_the_choice_of_the_user_has_priority(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,5 +1,6 @@
 """The budgets of a run: the largest useful ones that fit, as set where they are set, and kept by a resumed run."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from angle_llm.data.examples import load_examples
 from angle_llm.data.mixture import Mixture
 from angle_llm.losses import AngleObjective
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.step_memory import MemoryLedger
+from angle_llm.model.step_memory import MemoryLedger, StepMemory
 from angle_llm.settings_io import SettingsError
 from angle_llm.train import device_memory
 from angle_llm.train.batches import BatchPlanner
@@ -52,9 +53,8 @@ class LinearForecast:
     def cached(self, budget: TokenBudget) -> Any:
         return self._memory(max(budget.micro_batch_tokens, self.sample.longest_text), budget)
 
-    def full(self, budget: TokenBudget) -> Any:
-        kept = self._memory(budget.graph_tokens, budget)
-        return max(kept, self.cached(budget), key=lambda memory: memory.total)
+    def kept(self, budget: TokenBudget) -> Any:
+        return self._memory(budget.graph_tokens, budget)
 
     def _memory(self, tokens: int, budget: TokenBudget) -> Any:
         return SimpleNamespace(total=1024 * MIB + tokens * MIB * (1 if budget.activation_checkpointing else 10))
@@ -79,6 +79,12 @@ def memory_for(tokens: int) -> int:
         ({"graph_tokens": 10**6}, {}, 7_000, (6912, 10**6)),
         ({"graph_tokens": 10**6}, {}, 2_000, (16_384, 10**6, True)),
         ({"micro_batch_tokens": 7, "graph_tokens": 3}, {}, 2_000, (7, 3)),
+        # A micro-batch that is set need not fit encoded twice: graphs that fit are kept.
+        ({"micro_batch_tokens": 16_384}, {"step": 1_500}, 2_000, (16_384, 1792)),
+        ({"micro_batch_tokens": 16_384}, {"step": 1_500, "longest": 3_000}, 2_000, (16_384, 16_384, True)),
+        # With both set, only the longest text decides on activation checkpointing.
+        ({"micro_batch_tokens": 1_500, "graph_tokens": 1_800}, {"longest": 3_000}, 2_000, (1_500, 1_800, True)),
+        ({"micro_batch_tokens": 300, "graph_tokens": 300}, {}, 1_000, (300, 300)),
         # A CPU has fixed ones, unless they do not fit.
         ({}, {"kind": "cpu", "step": 10**6}, 10**6, (8192, 16_384)),
         ({}, {"kind": "cpu", "step": 10**6}, 9_000, (8192, 8960)),
@@ -160,6 +166,14 @@ def test_activation_checkpointing_lowers_the_forecast_as_the_real_memory() -> No
     assert real[True] < 0.6 * real[False]  # three layers, of which the last one is not computed again
 
 
+def test_the_largest_fixed_budgets_do_not_need_activation_checkpointing() -> None:
+    stub: Any = LinearForecast()
+    found = best_budget(TrainSettings(micro_batch_tokens=9_000, graph_tokens=9_000), stub, memory_for(2_000))
+    assert (found.budget, found.fits) == (TokenBudget(9_000, 9_000), False)
+    found = best_budget(TrainSettings(micro_batch_tokens=9_000), stub, memory_for(2_000))
+    assert (found.budget, found.fits) == (TokenBudget(9_000, 1792), False)
+
+
 def choose(settings: TrainSettings, encoder: Any, **processes: Any) -> TokenBudget:
     data = Mixture.of(load_examples(DataSource(limit=40)).examples)
     return choose_budget(settings, encoder, data, [AngleObjective()], Processes(**processes))
@@ -174,6 +188,10 @@ def test_the_choice_and_its_reason_are_logged(
     before = torch.get_rng_state()
     monkeypatch.setattr("angle_llm.train.budget.free_memory", lambda _: 64 * 2**30)
     assert choose(settings, encoder) == TokenBudget(8192, 16_384)
+    assert capsys.readouterr().out == "budget: micro_batch_tokens 8,192, graph_tokens 16,384\n", "without a forecast"
+    with monkeypatch.context() as patch:
+        patch.setattr("angle_llm.train.budget.upper_bound", lambda *_: math.inf)
+        assert choose(settings, encoder) == TokenBudget(8192, 16_384)
     assert "micro_batch_tokens 8,192, graph_tokens 16,384 (forecast 0." in capsys.readouterr().out
     assert torch.equal(torch.get_rng_state(), before)
     monkeypatch.setattr("angle_llm.train.budget.free_memory", lambda _: 8 * 2**30 // 10)
@@ -198,6 +216,7 @@ def test_a_model_without_a_forecast_gets_the_defaults(
         raise NotImplementedError("aten::nonzero on meta")
 
     monkeypatch.setattr("angle_llm.train.step_forecast.model_step", fails)
+    monkeypatch.setattr("angle_llm.train.budget.free_memory", lambda _: 2**29)
     assert choose(TrainSettings(), tiny_encoder("llama")) == CPU_BUDGET
     assert "warning: no forecast of memory (NotImplementedError: aten::nonzero on meta)" in capsys.readouterr().out
 
@@ -207,26 +226,43 @@ def test_activation_checkpointing_is_refused_where_it_is_not_possible() -> None:
         pass
 
     encoder = tiny_encoder("llama")
+    assert choose(TrainSettings(activation_checkpointing="always"), encoder).activation_checkpointing
+    assert not encoder.model.backbone.layers[0].gradient_checkpointing, "the trainer switches it on"
     encoder.model.backbone.layers[1] = Plain()
     with pytest.raises(SettingsError, match=r"--activation-checkpointing always: .*layers of type Plain"):
         choose(TrainSettings(activation_checkpointing="always"), encoder)
 
 
 def test_free_memory_is_the_least_of_machine_and_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    meminfo, limit, stat = tmp_path / "meminfo", tmp_path / "max", tmp_path / "stat"
+    meminfo, limit, stat, status = (tmp_path / name for name in ("meminfo", "max", "stat", "status"))
+    status.write_text("VmRSS:  9 kB\nRssAnon:  2 kB\nRssFile:  6 kB\nRssShmem:  1 kB\n")
+    own = 3 * 1024
     monkeypatch.setattr(device_memory, "_MEMINFO", meminfo)
     monkeypatch.setattr(device_memory, "_CGROUPS", [(limit, stat, "anon")])
-    monkeypatch.setattr(device_memory, "_resident_memory", lambda: 5)
+    monkeypatch.setattr(device_memory, "_STATUS", status)
     assert device_memory.free_memory(Processes()) is None
     meminfo.write_text("MemTotal:  9 kB\nMemAvailable:     8 kB\n")
-    assert device_memory.free_memory(Processes()) == 8 * 1024 + 5
+    assert device_memory.free_memory(Processes()) == 8 * 1024 + own
     limit.write_text("max\n")
-    assert device_memory.free_memory(Processes()) == 8 * 1024 + 5
+    assert device_memory.free_memory(Processes()) == 8 * 1024 + own
     limit.write_text("7000\n")
     stat.write_text("anon 3000\nfile 4000\n")
-    assert device_memory.free_memory(Processes()) == 4005
+    assert device_memory.free_memory(Processes()) == 4000 + own
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert device_memory.free_memory(Processes()) == 2005
+    assert device_memory.free_memory(Processes()) == 2000 + own
+
+
+def test_free_memory_of_a_gpu_includes_what_a_forecast_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 5000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 200)
+    monkeypatch.setattr(Processes, "max", lambda _, number: number)
+    gpu = torch.device("cuda:0")
+    assert device_memory.free_memory(Processes(device=gpu)) == 1200 + device_memory.CONTEXT
+    found = device_memory.free_memory(Processes(0, 2, gpu))
+    assert found == 1200 + device_memory.CONTEXT + device_memory.EXCHANGE_CONTEXT
+    device = device_memory.Device("cuda", Sharding(2), 0, 0, 0, 0, 0, 0)
+    forecast = device.memory(StepMemory(0, 0, 0, 0), cached=False)
+    assert forecast.total == found - 1200, "an idle GPU has room for a step without tensors"
 
 
 def test_the_processes_of_a_launch_are_those_of_the_forecast() -> None:

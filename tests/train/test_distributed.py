@@ -15,7 +15,8 @@ from programs import run
 from angle_llm.config import ModelSettings, TrainSettings
 from angle_llm.run import check_names
 from angle_llm.settings_io import SettingsError
-from angle_llm.train.distributed import Processes, check_launch
+from angle_llm.train.distributed import Processes, _deepspeed_plugin, check_launch
+from angle_llm.train.step import matmul_precision
 
 
 def program(name: str, *arguments: str) -> str:
@@ -127,13 +128,21 @@ def test_use_cpu_holds_on_a_machine_with_gpus(use_cpu: str, backend: str, monkey
     assert requested["kwargs_handlers"][0].backend == backend
 
 
-def test_float32_products_use_tf32_on_a_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float32_products_of_a_step_use_tf32_on_a_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[str] = []
     monkeypatch.setattr(torch, "set_float32_matmul_precision", chosen.append)
-    assert not Processes().use_tf32()
-    assert chosen == []
-    assert Processes(device=torch.device("cuda:0")).use_tf32()
-    assert chosen == ["high"]
+    for device in ("cpu", "cuda:0"):
+        with matmul_precision(torch.device(device), "high"):
+            pass
+    assert chosen == ["high", "highest"]
+
+
+@pytest.mark.parametrize(("stage", "overlaps"), [(1, False), (2, True), (3, False)])
+def test_deepspeed_overlaps_in_stage_2_only(stage: int, overlaps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = SimpleNamespace(zero_stage=stage, deepspeed_config={"zero_optimization": {"overlap_comm": True}})
+    monkeypatch.setattr("accelerate.utils.DeepSpeedPlugin", lambda **_: plugin)
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    assert _deepspeed_plugin().deepspeed_config["zero_optimization"]["overlap_comm"] is overlaps
 
 
 def test_quantisation_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

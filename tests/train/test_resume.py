@@ -1,5 +1,6 @@
 """An interrupted run resumes bit for bit; signals stop it between two steps, even if its output pipe is closed."""
 
+import json
 import os
 import signal
 import subprocess
@@ -112,7 +113,21 @@ def test_a_resumed_run_keeps_its_budget_on_a_device_with_other_free_memory(
     choose(TokenBudget(8192, 16_384))
     check_alike(outcome_of(mine), whole)
     printed = capsys.readouterr().out
-    assert "budget of the checkpoint: micro_batch_tokens 60, graph_tokens 90, activation checkpointing" in printed
+    assert "budget of the checkpoint, or as set: micro_batch_tokens 60, graph_tokens 90, activation check" in printed
+    result = json.loads((mine.run_path / "result.json").read_text())
+    assert TokenBudget(**result["budget"]) == TokenBudget(60, 90, activation_checkpointing=True)
+
+
+def test_a_run_resumes_with_another_token_budget(
+    mine: TrainSettings, undisturbed: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupt(mine, 2)
+    fine_tune(replace(mine, micro_batch_tokens=70, graph_tokens=0, activation_checkpointing="always"))
+    printed = capsys.readouterr().out
+    assert "or as set: micro_batch_tokens 70, graph_tokens 0, activation checkpointing" in printed
+    found = [line["loss"] for line in read_metrics(mine.run_path) if "loss" in line]
+    assert len(found) == len([line for line in undisturbed["metrics"] if "loss" in line])
+    assert json.loads((mine.run_path / "result.json").read_text())["budget"]["graph_tokens"] == 0
 
 
 def test_checkpoints_change_nothing_and_a_finished_run_is_not_trained_again(

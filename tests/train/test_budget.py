@@ -23,7 +23,7 @@ from angle_llm.model.step_memory import MemoryLedger, StepMemory
 from angle_llm.settings_io import SettingsError
 from angle_llm.train import device_memory
 from angle_llm.train.batches import BatchPlanner
-from angle_llm.train.budget import CPU_BUDGET, USABLE, best_budget, choose_budget
+from angle_llm.train.budget import CPU_BUDGET, USABLE, best_budget, choose_budget, default_budget, upper_bound
 from angle_llm.train.device_memory import Sharding
 from angle_llm.train.distributed import Processes
 from angle_llm.train.memory import TokenBudget
@@ -117,6 +117,7 @@ def counted(encoder: Any, settings: TrainSettings) -> StepForecast:
     data = Mixture.of(load_examples(DataSource(limit=40)).examples)
     planner = BatchPlanner(encoder, data, [AngleObjective()], 1, CPU_BUDGET)
     sample = StepSample.of(planner, settings, 100)
+    assert planner.budget == CPU_BUDGET
     assert sample.longest_text == max(map(len, encoder.tokenize(planner.batch(range(40)).texts)))
     backbone = encoder.model.backbone
     return StepForecast(settings, encoder, backbone, encoder.dtype, AngleObjective(), sample, Sharding(), "cpu")
@@ -142,6 +143,17 @@ def test_the_memory_of_many_layers_is_that_of_few_extrapolated(
         assert len(forecast._models) == (1 if few == (12, 12) else 2)
         found[few] = forecast.kept(budget).activations, forecast.cached(budget).activations
     assert found[FEW_LAYERS] == pytest.approx(found[12, 12], rel=0.01)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt2", "bert"])
+def test_the_simple_bound_is_above_the_forecast(kind: str) -> None:
+    settings = TrainSettings(batch_size=16, accumulation=2, lora=LoraSettings(rank=4, dropout=0.1))
+    encoder = tiny_encoder(kind, max_length=100)
+    encoder.add_lora(settings.lora)
+    bound, forecast = upper_bound(settings, encoder, CPU_BUDGET), counted(encoder, settings)
+    assert bound > forecast.full(CPU_BUDGET).total
+    fixed = replace(settings, micro_batch_tokens=10**6, graph_tokens=10**6)
+    assert forecast.cached(TokenBudget(1, 0)).total < upper_bound(fixed, encoder, default_budget(fixed)) < bound
 
 
 def test_activation_checkpointing_lowers_the_forecast_as_the_real_memory() -> None:

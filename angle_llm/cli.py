@@ -19,7 +19,7 @@ DEBUG_VARIABLE = "ANGLE_LLM_DEBUG"
 NO_BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
 """Environment variables that transformers, datasets and tqdm read when they are first imported."""
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Environment variables of torch's GPU allocator, read when torch is imported; the older one is known to all versions."""
+"""Environment variables of torch's GPU allocator, read when torch is imported; all versions accept the first."""
 
 _USAGE = """
 The encoder is saved in {model}. To use it:
@@ -195,8 +195,10 @@ def guarded(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
 
 
 def set_allocator() -> None:
-    """Let torch allocate GPU memory in segments that grow, because micro-batches have many shapes: fewer holes between
-    blocks. Settings of the user in `ALLOCATOR` have priority. Call it before torch is imported."""
+    """Set expandable segments for torch's GPU allocator, unless a variable of `ALLOCATOR` is set.
+
+    Micro-batches have many shapes, which fragment segments of a fixed size. Call it before torch is imported.
+    """
     if not any(variable in os.environ for variable in ALLOCATOR):
         os.environ[ALLOCATOR[0]] = "expandable_segments:True"
 

@@ -254,6 +254,7 @@ class CheckpointSettings:
 
 
 BUDGET_SETTINGS = ("micro_batch_tokens", "graph_tokens", "activation_checkpointing")
+"""Settings of memory use, with which a run can resume differently."""
 
 
 @settings_class
@@ -285,18 +286,18 @@ class TrainSettings:
     overwrite: bool = False
     """Remove model and checkpoints of a finished run in run_dir, and train again."""
     micro_batch_tokens: Positive | None = None
-    """Maximum tokens of one forward pass, padding included, in training and in evaluation. None: in training, chosen at
-    the start for the free memory of the device and kept with checkpoints, at most 16384, on a CPU 8192; in evaluation
-    16384, on a CPU 2048."""
+    """Maximum tokens of one forward pass, padding included, in training and evaluation. None in training: chosen at the
+    start for the free memory of the device, at most 16384 (8192 on a CPU), and stored in checkpoints. None in
+    evaluation: 16384 (2048 on a CPU)."""
     graph_tokens: NonNegative | None = None
-    """Maximum computed tokens of one process whose activations are kept for the backward pass, of one batch or of
-    several accumulated ones. A larger batch is encoded twice (gradient caching): the same gradient with less memory and
-    about 50 % more time. None: chosen like micro_batch_tokens; on a CPU at most 16384."""
+    """Maximum computed tokens per process whose activations are kept for the backward pass. Accumulated batches are
+    encoded together up to this number. A larger batch is encoded twice (gradient caching): the same gradient with less
+    memory and about 50 % more time. None: chosen like micro_batch_tokens; at most 16384 on a CPU."""
     activation_checkpointing: Literal["auto", "always", "never"] = "auto"
-    """Keep only the inputs of layers in the forward pass and compute the layers again in the backward pass: the same
-    gradient with less memory and about 50 % more time. Needed for long texts only; for a large batch, graph_tokens has
-    the same cost. auto: if the forecast at the start says that the longest text does not fit otherwise, or only
-    micro-batches below 1024 tokens of a larger batch."""
+    """Keep only the inputs of layers in the forward pass and recompute the layers in the backward pass: the same
+    gradient with less memory and about 50 % more time. Useful for long texts; for large batches, graph_tokens has the
+    same cost. auto: used if the longest text is forecast not to fit otherwise, if a GPU would compute a large batch in
+    micro-batches below 1024 tokens, or if a single text runs out of memory."""
     model: ModelSettings = field(default_factory=ModelSettings)
     data: DataSettings = field(default_factory=DataSettings)
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)

@@ -58,7 +58,7 @@ class Forecast:
     trainable: int
     work: Work
     budget: TokenBudget
-    """As set; what is not set is chosen for `memory`, without it as on a CPU."""
+    """The budgets that are set; the others are chosen for `memory`, or those of a CPU without it."""
     choice: BudgetChoice | None
     """The budget and whether it fits; None: `memory` is not set."""
     step: StepMemory

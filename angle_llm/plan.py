@@ -22,7 +22,7 @@ class PlanSettings(TrainSettings):
     """Settings of a training run, and the devices it is planned for."""
 
     memory: PositiveFloat | None = None
-    """Memory of one device in GiB, for which budgets that are not set are chosen as in a run. None: those of a CPU."""
+    """Free memory of one device in GiB; unset budgets are chosen for it as in a run. None: 8192 and 16384."""
     processes: Positive = 1
     """Number of processes, one per device."""
     zero: Literal[0, 1, 2, 3] = 0
@@ -90,7 +90,7 @@ def render(settings: PlanSettings, found: Forecast) -> str:
         f"run         {work.examples:,} examples, {work.steps:,} steps of {settings.accumulation} × {settings.batch_size}",
         f"tokens      {work.logical_tokens:,} logical, {work.computed_tokens:,} computed "
         f"({work.computed_tokens / work.logical_tokens:.0%}, {work.layout}), {work.operations:.3g} operations",
-        f"batches     at most {work.largest_group:,} computed tokens a process in {work.sampled_groups} sampled groups; {cached}",
+        f"batches     at most {work.largest_group:,} tokens per process in {work.sampled_groups} sampled groups; {cached}",
         f"budgets     {found.budget}",
         f"devices     {settings.device_kind}, {Sharding(settings.processes, settings.zero, settings.offload)}",
         "",

@@ -1,4 +1,4 @@
-"""What `gpu_check.py` and `gpu_speed.py` share: models with random weights, ways to compute a batch, rows of results."""
+"""Common code of `gpu_check.py` and `gpu_speed.py`: models with random weights, variants of a step, rows of results."""
 
 from __future__ import annotations
 
@@ -155,9 +155,9 @@ class Rows:
         return row
 
     def measure(self, work: Callable[[], dict[str, Any]], missing: str | None = None, **about: Any) -> None:
-        """Add what `work` returns, with peak memory; or why there is no result, and go on."""
+        """Add a row with the values of `work` and peak memory; on an error, with the reason instead of values."""
         if missing is None and time.monotonic() - self._started > 60 * self._settings.minutes:
-            missing = f"{self._settings.minutes:g} minutes are over"
+            missing = f"not started: {self._settings.minutes:g} minutes are over (--minutes)"
         if missing is not None:
             self.add(**about, skipped=missing)
             return
@@ -165,7 +165,7 @@ class Rows:
         started = time.monotonic()
         try:
             values = work()
-        except Exception as error:  # GPU time is rare: the other rows may work
+        except Exception as error:  # an error in one row must not lose the others
             values = _failure(error)
         self.add(**about, **values, **peak_memory(self.device), row_seconds=round(time.monotonic() - started, 1))
 

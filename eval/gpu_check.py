@@ -1,6 +1,6 @@
 """Check attention, gradients and memory of training on this GPU.
 
-    python eval/gpu_check.py --out check.jsonl    # 7B shape, about 6 minutes on one GPU of 80 GB
+    python eval/gpu_check.py --out check.jsonl    # 7B shape, one GPU of 80 GB; not run on a GPU yet, estimate 6 minutes
     python eval/gpu_check.py --layers 2 --hidden 64 --heads 4 --intermediate 96 --batch 4 --steps 3   # a smoke test, on a CPU
 
 1. Each kernel of attention against dense attention in float64: values and gradients.
@@ -9,8 +9,8 @@
 3. A BERT shape: packed against padded texts.
 4. Lengths of texts do not compile FlexAttention again.
 
-Each row is written as it comes. One that runs out of memory, or whose kernel is missing, reports it, and the next one
-runs. The exit code is 1 if a check fails.
+Each row is written at once. A row that runs out of memory, or whose kernel is not available, contains the reason, and
+the next row runs. The exit code is 1 if a check fails.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Speed of a LLaMA-2-7B shape with random weights on this GPU, beside the strongest baselines, and the aims of the project.
+"""Measure the speed of a LLaMA-2-7B shape with random weights on this GPU; compare with baselines and target speeds.
+
+Not run on a GPU yet; the durations are estimates.
 
     python eval/gpu_speed.py --out speed.jsonl                    # all parts, about 15 minutes on one 80 GB GPU
-    python eval/gpu_speed.py --out speed.jsonl --parts train      # one part, at most 10 minutes
+    python eval/gpu_speed.py --out speed.jsonl --parts train      # one part, about 10 minutes
     python eval/gpu_speed.py --layers 2 --hidden 64 --heads 4 --intermediate 96 --batch 4 --steps 1   # smoke test, CPU
 
 Parts: `train` (LoRA on a bfloat16 base: kernels of a trie against packed varlen and padded flash attention on the same

@@ -7,7 +7,8 @@ A second stage trains the model further on graded pairs, STS-B train and SICK tr
 
     python recipes/ablation.py --grid recipes/grids/bert.yaml --data-dir DATA --rows nli nli-mix --seeds 42
 
-For another BERT, change the model in a copy of that grid.
+For another BERT, change the model in a copy of that grid. On a GPU, texts are padded (BERT has attention dropout) and
+float32 products use TF32 in training steps.
 """
 
 from angle_llm import config

@@ -4,9 +4,9 @@
     accelerate launch --num_processes 1 recipes/llama2_nli.py --config recipes/starter.yaml
 
 Without options it downloads LLaMA-2-7B and AllNLI from the hub and trains with the published settings. A settings file
-or single flags replace any of them. The published run held its base in NF4. This one does so if bitsandbytes and a GPU
-are there; `--model.bits None` keeps the base in bfloat16, `--model.bits 4` requires NF4. Another base is not quantised
-without `--model.bits`.
+or single flags replace any of them. The base is in NF4, as in the published run, if bitsandbytes is installed and a GPU
+is available. `--model.bits None` keeps it in bfloat16, `--model.bits 4` requires NF4. A base of another `--model.path`
+is quantised only with `--model.bits`.
 """
 
 import importlib.util
@@ -63,7 +63,10 @@ def main() -> None:
         if reason is None:
             settings = quantised
         elif quantised != settings and os.environ.get("RANK", "0") == "0":  # else --model.bits None is given
-            print(f"the base is in {settings.model.dtype}, not in NF4 as in the published run: {reason}")
+            print(
+                f"the base is in {settings.model.dtype}, not in NF4 as in the published run: {reason}. "
+                "To accept this, set --model.bits None."
+            )
     train(settings)
 
 

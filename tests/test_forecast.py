@@ -320,7 +320,7 @@ def test_the_forecast_is_of_the_largest_step_and_of_a_full_budget(folder: Path) 
     assert quarter.step.tokens < kept.step.tokens / 2
 
 
-def test_the_largest_budgets_that_fit_are_proposed(folder: Path) -> None:
+def test_the_largest_budgets_that_fit_are_chosen(folder: Path) -> None:
     gpu = {"device": "cuda", "activation_checkpointing": "never"}
     plenty = forecast(settings(folder, memory=64, **gpu))
     assert plenty.budget == TokenBudget(16_384, 16_384)  # no step has more

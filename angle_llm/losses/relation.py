@@ -22,8 +22,8 @@ def on_device(tensor: Tensor, device: torch.device) -> Tensor:
 class Relation:
     """P scored pairs of rows: `score[p]` is the similarity of rows `left[p]` and `right[p]`.
 
-    A relation on the CPU fits embeddings on every device. Losses compute there what depends on the relation only, since
-    its sizes depend on values, and reading a value of a GPU waits for the GPU.
+    A relation on the CPU can be used with embeddings on any device. Losses compute indices from it on the CPU:
+    their sizes depend on values, and reading a value from a GPU synchronises it.
 
     All losses read a batch through this class. Further fields (the side of a row, groups, teacher scores, excluded
     pairs) belong here, with a default that changes nothing.

@@ -24,8 +24,10 @@ _LOCKS_LOCK = threading.Lock()
 
 
 def forward_lock(backbone: nn.Module) -> threading.RLock:
-    """Return the lock of a backbone: a forward pass, and a layer computed again, set its attention and layer outputs,
-    which another thread would use."""
+    """Return the lock of a backbone.
+
+    A forward pass and a recomputed layer change its attention and layer outputs; another thread would use them.
+    """
     with _LOCKS_LOCK:
         return _LOCKS.setdefault(without_adapter(backbone), threading.RLock())
 
@@ -64,7 +66,7 @@ def uses_other_checkpointing(backbone: nn.Module) -> bool:
 
 
 def checkpoint_layers(backbone: nn.Module, *, enabled: bool) -> None:
-    """Checkpoint the activations of all layers but the last one, which the backward pass computes again at once.
+    """Enable or disable activation checkpointing for all layers but the last, where it would save no memory.
 
     Raises:
         ValueError: if the layers of the backbone cannot be checkpointed.

@@ -3,9 +3,8 @@
 gathered  Keys and values are gathered for each text of a group of similar lengths, and scores computed within texts.
           For every device, dtype and dropout; fastest on a CPU.
 flex      FlexAttention (arXiv 2412.05496): one compiled call per layer without gathers. Key k is visible from query q
-          iff k <= q < end[k], so one vector is the mask, and its blocks follow from the vector. For CUDA; with
-          attention dropout, in float64, or where it does not run, keys are gathered. A CPU computes it without fusion,
-          forward only.
+          iff k <= q < end[k], so one vector defines the mask and its blocks. For CUDA. With attention dropout, in
+          float64, or where FlexAttention cannot be compiled, keys are gathered. On a CPU forward only, and not fused.
 varlen    Packed flash attention with a variable number of keys per text. The nodes that a text adds are contiguous, so
           queries need no gather; keys and values are gathered where texts share them. CUDA, half precision, no dropout;
           its gradients can differ in the last bit between runs.
@@ -68,11 +67,13 @@ class _TrieContext:
         heads, kv_heads, width = query.shape[1], key.shape[1], query.shape[-1]
         problem = flex_problem(heads, kv_heads, width, query.dtype, softcap, self.device, query.requires_grad)
         if problem and self._fixed:
-            raise RuntimeError(f"FlexAttention does not run here: {problem}")
+            raise RuntimeError(
+                f"FlexAttention does not run on {self.device}: {problem}. Use attention_kernel 'gathered', or None."
+            )
         return problem is None
 
     def _once(self, what: object, make: Callable[[], Any]) -> Any:
-        """Return what the first layer made."""
+        """Return a value that the first layer computes and all layers use."""
         if what not in self._cache:
             self._cache[what] = make()
         return self._cache[what]
@@ -235,8 +236,8 @@ def trie_output(
 ) -> Any:
     """Return the output of a backbone for texts in one sequence; states (1, T, D), or longer with `flex`.
 
-    A `kernel` of None is flex on CUDA, gathered elsewhere. `all_states`: also those of each
-    layer. Not thread-safe: `EmbeddingModel` holds a lock.
+    A `kernel` of None is flex on CUDA, gathered elsewhere. `all_states`: also return the states of each layer. Not
+    thread-safe: `EmbeddingModel` holds a lock.
 
     Raises:
         RuntimeError: under the activation checkpointing of transformers, which would compute the layers again with the

@@ -4,7 +4,7 @@ use_short_lora        (`lora_product`) LoRA layers of peft in fewer passes over 
                       quantized base. SmolLM2, CPU: float32 229 to 243 tokens/s, bfloat16 306 to 401; in bfloat16 with
                       dropout 1.19x and 0.53 of the peak memory, on 4 bits 1.10x and 0.67, on 8 bits 1.25x and 0.58.
 keep_fewer_activations  (`kept_activations`) norms and MLPs beside LoRA layers that keep fewer activations. LLaMA-7B on
-                      the meta device: 6.00 to 4.13 MB a token (with dropout 0.1 and the LoRA of peft: 10.13 to 5.24).
+                      the meta device, gathered keys: 6.00 to 4.13 MB a token (dropout 0.1, from peft: 10.13 to 5.24).
                       SmolLM2, CPU, bfloat16: 0.70 of the peak memory, equal time. On a GPU, a norm is one kernel of
                       torch instead of six (by reading; not measured).
 PooledLastLayer       last layer of a decoder for pooled positions only. 2.5 % fewer operations at 30 layers.

@@ -22,11 +22,11 @@ BLOCK = 128
 
 
 def block_mask(trie: Trie, tokens: int, device: torch.device) -> BlockMask:
-    """Return the mask of a sequence that is filled up to `tokens`, a multiple of `BLOCK`; filling sees itself only.
+    """Return the block mask of a sequence that is padded to `tokens`, a multiple of `BLOCK`.
 
-    Blocks are found on the host in O(T + blocks²), without a mask of T × T elements: a later query block sees a node of
-    a key block iff the longest subtree of the key block reaches its first query, and every node iff the shortest one
-    covers its last query.
+    A padding token is visible only from itself. Blocks are computed on the CPU in O(T + blocks²), without a T × T mask.
+    From a later query block, some node of a key block is visible iff the longest subtree of the key block reaches the
+    first query. Every node is visible iff the shortest subtree covers the last query.
     """
     end_T = np.arange(1, tokens + 1)
     nodes = int(trie.starts[-1])
@@ -72,8 +72,10 @@ def flex_call(
     scaling: float | None,
     shared_heads: bool,
 ) -> Any:
-    """Return attention (1, H, T, S), without compilation; a softcap is a tensor, because a number would be compiled as
-    one that can change, which a kernel cannot read."""
+    """Return attention (1, H, T, S), without compilation.
+
+    `softcap` is a tensor: torch.compile would make a number dynamic, which the kernel does not support.
+    """
     torch._check(query.shape[2] % BLOCK == 0)  # type: ignore[no-untyped-call]  # kernels then need no masks at the end
 
     def capped(score: Tensor, *_: Tensor) -> Tensor:
@@ -123,6 +125,6 @@ def flex_problem(
             if with_gradients:
                 output.sum().backward()
     except Exception as error:  # of compilers and drivers
-        log(f"warning: FlexAttention does not run here, attention is slower ({error!r:.300})")
+        log(f"warning: FlexAttention does not run here, so attention gathers keys, which is slower ({error!r:.300})")
         return f"{error!r:.300}"
     return None

@@ -1,8 +1,5 @@
 """LoRA layers of peft in fewer passes over memory, for plain and for quantized base layers.
 
-Its own module beside `fast_paths`, which is about other libraries' layers as a whole: the product knows the arithmetic
-of a LoRA layer, its dropout, and how bitsandbytes stores a weight.
-
     y = base(x) + s (drop(x) Aᵀ) Bᵀ        s = scaling; drop: dropout of training, 1/(1 - p) included
 
 Legend: T tokens (any leading shape, flattened), I inputs, O outputs, R rank.

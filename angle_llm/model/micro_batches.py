@@ -22,8 +22,8 @@ from angle_llm.losses.relation import on_device
 from angle_llm.model.prefix_trie import Trie, build_trie, cut, shared_prefixes
 
 TOKEN_COST = {"trie": 1.1, "packed": 1.0}
-"""Time of a computed token relative to a padded one, measured on a CPU (docs/LOG.md). A constant: measured at the start
-of a run, it would make the layout depend on chance."""
+"""Time per computed token relative to the padded layout, measured on a CPU (docs/LOG.md). It is a constant because a
+measurement at the start of a run would make the layout vary between runs."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,10 @@ class PrefixSharing:
 
 @dataclass(frozen=True)
 class Group:
-    """A micro-batch before its tensors are made."""
+    """A micro-batch before its tensors are made; fields as there."""
 
     rows: list[int]
-    """As in `MicroBatch`."""
     computed_tokens: int
-    """Tokens the model computes, padding included."""
     longest_side: int
     """Tokens of the longest sequence; a trie and packed texts are one sequence."""
     make: Callable[[], MicroBatch]
@@ -87,9 +85,8 @@ class Plan:
     row_of: list[int]
     """For each of the N texts, its row among the unique ones; texts with equal ids share a row."""
     layout: str
-    """trie, packed or padded."""
     reason: str
-    """Why this layout."""
+    """Why this layout: trie, packed or padded."""
     logical_tokens: int
     """Tokens of the N texts, repeats counted."""
     longest_text: int

@@ -194,8 +194,8 @@ def model_step(
 ) -> StepMemory:
     """Run a forward pass that keeps all graphs, and the backward pass, on the meta device.
 
-    `gradients_before`: weights have gradients from an earlier micro-batch or batch. A GPU has its usual kernel for
-    texts in one sequence, if the model has not another one.
+    `gradients_before`: weights have gradients from an earlier micro-batch or batch. On a GPU,
+    texts in one sequence use FlexAttention unless the model has another kernel.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     longest = max(

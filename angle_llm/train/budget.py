@@ -23,7 +23,7 @@ from angle_llm.train.memory import TokenBudget
 from angle_llm.train.step_forecast import MICRO_TOKENS, StepForecast, StepSample
 
 CPU_BUDGET = TokenBudget(8192, 16_384)
-"""Of a CPU, if it fits: a result does not depend on the memory of the machine."""
+"""Budget on a CPU if it fits; constant, so that results do not depend on the memory of the machine."""
 ROUND_TOKENS = 256
 """Chosen budgets are multiples of it."""
 LEAST_GRAPH_TOKENS = 16_384
@@ -31,8 +31,8 @@ LEAST_GRAPH_TOKENS = 16_384
 ROOM = 1.25
 """Largest step of the run for which there is room, relative to the largest sampled one."""
 SMALL_TOKENS = 1024
-"""Smaller micro-batches use a GPU badly: products of about 300 rows take the time of reading the weights (H100:
-989 TFLOP/s, 3.35 TB/s), 4-bit weights are unpacked for each micro-batch, and each layer is launched for it."""
+"""Smaller micro-batches use a GPU poorly. Below about 300 rows, reading weights takes longer than the product (H100:
+989 TFLOP/s, 3.35 TB/s). Each micro-batch also launches every kernel and dequantises 4-bit weights."""
 USABLE, USABLE_WITH_ZERO = 0.92, 0.85
 """Share of free memory that a forecast may fill. ZeRO cannot repeat a step after running out of memory."""
 SAMPLED_EXAMPLES = 512
@@ -139,7 +139,7 @@ def best_budget(settings: TrainSettings, forecast: StepForecast, memory: int) ->
     batch = forecast.sample.batch_tokens
 
     def largest(checkpointing: bool) -> tuple[BudgetChoice, bool]:
-        """Return the best budget, and whether it needs no more memory than there is."""
+        """Return the first candidate that fits, or the last; and whether it fits apart from a set micro-batch size."""
         for budget in candidates(settings, forecast):
             budget = replace(budget, activation_checkpointing=checkpointing)
             filled = budget if graph is None else replace(budget, graph_tokens=min(graph, room))  # at most by a step
@@ -200,7 +200,7 @@ def described(choice: BudgetChoice, free: int, settings: TrainSettings, forecast
     """Return the line of the log."""
     sample = forecast.sample
     needed = f"forecast {choice.forecast_bytes / GIB:.1f} of {free / GIB:.1f} GiB"
-    text = f"budget: {choice.budget} ({needed}; sampled steps have up to {sample.step_tokens:,} tokens a process)"
+    text = f"budget: {choice.budget} ({needed}; sampled steps have up to {sample.step_tokens:,} tokens per process)"
     if choice.fits:
         return text
     more = settings.model.bits != 4 and settings.lora.rank > 0 and forecast.device.sharding.zero < 3

@@ -178,9 +178,11 @@ class Device:
 
 
 def free_memory(processes: Processes) -> int | None:
-    """Return the bytes that this rank can use on its device, as if it used none yet: the least of all ranks. What it
-    uses already is part of a forecast (`Memory`): tensors, and the allowance for device context and NCCL.
-    None for a device whose memory is unknown."""
+    """Return the bytes that a rank can use on its device, including those it uses now; the minimum over ranks.
+
+    Memory in use is included because a forecast (`Memory`) counts it: tensors, device context and NCCL. None if the
+    memory of the device is unknown.
+    """
     processes.max(0)  # all ranks have loaded their weights
     device = processes.device
     free = None

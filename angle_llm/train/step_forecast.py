@@ -219,7 +219,7 @@ class StepForecast:
 
 
 def _between(one: StepMemory, other: StepMemory, share: float) -> StepMemory:
-    """Return the linear interpolation of two memories; `share` 0 is the first, 1 the second."""
+    """Return one + share · (other - one) for each size; a `share` above 1 extrapolates."""
 
     def at(before: int, after: int) -> int:
         return round(before + share * (after - before))

@@ -233,7 +233,8 @@ class Trainer:
     def _update(self, learning_rate: float) -> float:
         """Take an optimizer step; return the gradient norm.
 
-        The allocator has freed what it could, and all activations are freed: nothing is left to repeat it with.
+        Raises:
+            TrainingError: if memory runs out. The update is not repeated, because no activations are left to free.
         """
         try:
             return self._strategy.update(learning_rate)

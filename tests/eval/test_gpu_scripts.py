@@ -84,7 +84,7 @@ def test_a_row_that_runs_out_of_memory_does_not_end_the_others(tmp_path: Path) -
     assert wrong["error"] == "KeyError: 'x'"
     assert good["value"] == 1
     assert missing["skipped"] == "no kernel"
-    assert late["skipped"] == "1 minutes are over"
+    assert late["skipped"] == "not started: 1 minutes are over (--minutes)"
 
 
 def test_a_failed_check_gives_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

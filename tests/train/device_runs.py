@@ -159,7 +159,7 @@ def encoding(kind: str) -> None:
 
 
 def several_processes() -> None:
-    """What rank 0 of 2 does; exchanges of tensors fail for those of the host, as with NCCL."""
+    """Run the steps of rank 0 of 2; collectives fail for CPU tensors, as with NCCL."""
     exchanged: list[str] = []
 
     def checked(name: str) -> Callable[..., None]:

@@ -103,7 +103,7 @@ def status(name: str) -> int:
 
 
 class AnonymousPeak(Thread):
-    """Looks ten times a second; pages of files, which the system can drop, are not counted."""
+    """Samples the anonymous memory of the process ten times a second; pages of files are not counted."""
 
     peak = 0
 

@@ -28,8 +28,8 @@ ROUND_TOKENS = 256
 """Chosen budgets are multiples of it."""
 LEAST_GRAPH_TOKENS = 16_384
 """Chosen if they fit, even if the sampled steps are smaller."""
-ROOM = 1.25
-"""Largest step of the run for which there is room, relative to the largest sampled one."""
+MARGIN = 1.25
+"""Largest step that a chosen budget allows, relative to the largest sampled one."""
 SMALL_TOKENS = 1024
 """Smaller micro-batches use a GPU poorly. Below about 300 rows, reading weights takes longer than the product (H100:
 989 TFLOP/s, 3.35 TB/s). Each micro-batch also launches every kernel and dequantises 4-bit weights."""
@@ -135,14 +135,16 @@ def best_budget(settings: TrainSettings, forecast: StepForecast, memory: int) ->
     micro, graph = settings.micro_batch_tokens, settings.graph_tokens
     usable = round(memory * (USABLE_WITH_ZERO if forecast.device.sharding.zero else USABLE))
     wanted = settings.activation_checkpointing
-    room = round(ROOM * forecast.sample.step_tokens)
+    most_tokens = round(MARGIN * forecast.sample.step_tokens)
     batch = forecast.sample.batch_tokens
 
     def largest(checkpointing: bool) -> tuple[BudgetChoice, bool]:
         """Return the first candidate that fits, or the last; and whether it fits apart from a set micro-batch size."""
         for budget in candidates(settings, forecast):
             budget = replace(budget, activation_checkpointing=checkpointing)
-            filled = budget if graph is None else replace(budget, graph_tokens=min(graph, room))  # at most by a step
+            filled = (
+                budget if graph is None else replace(budget, graph_tokens=min(graph, most_tokens))
+            )  # at most a step
             kept, cached = forecast.kept(filled).total, forecast.cached(budget).total
             text = forecast.cached(replace(budget, micro_batch_tokens=1)).total
             needed = max(kept if graph is None else 0, cached if micro is None else text)
@@ -173,7 +175,7 @@ def candidates(settings: TrainSettings, forecast: StepForecast) -> Iterator[Toke
     most = CPU_BUDGET.micro_batch_tokens if forecast.device.kind == "cpu" else MICRO_TOKENS
     useful = LEAST_GRAPH_TOKENS
     if forecast.device.kind != "cpu":
-        useful = max(useful, round(ROOM * forecast.sample.step_tokens))
+        useful = max(useful, round(MARGIN * forecast.sample.step_tokens))
     sizes = range(-(-useful // ROUND_TOKENS) * ROUND_TOKENS, 0, -ROUND_TOKENS)
     if graph is None:
         for tokens in sizes:

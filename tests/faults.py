@@ -67,7 +67,7 @@ FAULTS = [
           contract("encoder", "edits")),
     # encoding
     Fault("padding-on-the-left", "_Padded._make", "[position, : len(self._texts[row])]",
-          "[position, -len(self._texts[row]) :]", SINGLE),
+          "[position, -len(self._texts[row]) :]", "tests/model/test_micro_batches.py -k padded_micro_batches"),
     Fault("last-column-pooled", "last_position",
           "position_B = (mask_BT * torch.arange(1, tokens + 1, device=mask_BT.device)).argmax(dim=1)",
           "position_B = torch.full((texts,), tokens - 1, device=mask_BT.device)", SINGLE),

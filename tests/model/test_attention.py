@@ -16,6 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from angle_llm.model import flex as our_flex
 from angle_llm.model.attention import _TrieContext, trie_output
+from angle_llm.model.backbone import is_causal
 from angle_llm.model.flex import BLOCK, block_mask, compiled_flex, flex_call, flex_problem
 from angle_llm.model.micro_batches import PrefixSharing, plan_micro_batches
 from angle_llm.model.pooling import POOLINGS, EmbeddingModel
@@ -230,13 +231,16 @@ def modern_bert(**changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-@pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert", "llama", "opt"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert", "llama", "llama-bidirectional", "opt"])
 @pytest.mark.usefixtures("_exact")
 def test_packed_texts_equal_single_ones_in_value_and_gradient(kind: str, pooling: str) -> None:
     causal = kind in ("llama", "opt")
     if (causal and pooling in ("cls", "last")) or (kind == "opt" and pooling == "first-last-avg"):
         pytest.skip("a trie, or not possible")
-    backbone = modern_bert() if kind == "modernbert" else tiny_backbone(kind, torch.float64)
+    backbone = modern_bert() if kind == "modernbert" else tiny_backbone(kind.partition("-")[0], torch.float64)
+    if kind == "llama-bidirectional":
+        backbone.config.is_causal = False
+    assert is_causal(backbone) == causal
     sharing = find_sharing(backbone, pooling, causal=causal)
     assert sharing.packs
     assert sharing.max_tokens == (8 if kind == "modernbert" else 1024)

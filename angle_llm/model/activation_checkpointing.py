@@ -32,6 +32,18 @@ def forward_lock(backbone: nn.Module) -> threading.RLock:
         return _LOCKS.setdefault(without_adapter(backbone), threading.RLock())
 
 
+@contextmanager
+def attention_set(backbone: Any, name: str) -> Iterator[None]:
+    """Set the attention of a backbone, by its name in `transformers`, inside this context."""
+    config = without_adapter(backbone).config.get_text_config()  # type: ignore[operator,union-attr]
+    usual = config._attn_implementation
+    config._attn_implementation = name
+    try:
+        yield
+    finally:
+        config._attn_implementation = usual
+
+
 @dataclass(frozen=True)
 class LayerCheckpoint:
     """Computes a layer with `torch.utils.checkpoint`: with the same attention and dropout masks both times."""
@@ -42,18 +54,14 @@ class LayerCheckpoint:
         return checkpoint(layer, *states, use_reentrant=False, context_fn=self._contexts)
 
     def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        config: Any = without_adapter(self.backbone).config.get_text_config()  # type: ignore[operator,union-attr]
-        return nullcontext(), self._again(config, config._attn_implementation)
+        backbone: Any = without_adapter(self.backbone)
+        return nullcontext(), self._again(backbone.config.get_text_config()._attn_implementation)
 
     @contextmanager
-    def _again(self, config: Any, attention: str) -> Iterator[None]:
-        with forward_lock(self.backbone):  # on a GPU, another thread than that of the forward pass
-            usual = config._attn_implementation
-            config._attn_implementation = attention
-            try:
-                yield
-            finally:
-                config._attn_implementation = usual
+    def _again(self, attention: str) -> Iterator[None]:
+        # On a GPU, another thread than that of the forward pass.
+        with forward_lock(self.backbone), attention_set(self.backbone, attention):
+            yield
 
 
 def uses_other_checkpointing(backbone: nn.Module) -> bool:

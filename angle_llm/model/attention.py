@@ -15,8 +15,7 @@ whole text; H heads, K key-value heads, G = H / K, S dimensions of a head; I gat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from angle_llm.losses.relation import on_device
-from angle_llm.model.activation_checkpointing import uses_other_checkpointing
+from angle_llm.model.activation_checkpointing import attention_set, uses_other_checkpointing
 from angle_llm.model.flex import BLOCK, block_mask, compiled_flex, flex_call, flex_problem
 from angle_llm.model.gather import gathered
 from angle_llm.model.lora import without_adapter
@@ -249,11 +248,14 @@ def trie_output(
             "activation_checkpointing_disable() on the backbone, and checkpoint_activations(True) on the EmbeddingModel "
             "(setting: activation_checkpointing)."
         )
+    from transformers import AttentionInterface
+
     context = _TrieContext(trie, ids_1T.device, kernel)
     options = ({"use_cache": False} if trie.causal else {}) | ({"output_hidden_states": True} if all_states else {})
     fill = (0, context.tokens - ids_1T.shape[1])
     position_1T = trie.depth_1T + _first_position(backbone)
-    with _trie_attention(backbone):
+    AttentionInterface.register(ATTENTION_NAME, trie_attention)
+    with attention_set(backbone, ATTENTION_NAME):
         return backbone(
             input_ids=nn.functional.pad(ids_1T, fill),
             # With four dimensions a mask counts as prepared: no mask of T × T elements is made. This one is not used.
@@ -270,17 +272,3 @@ def _first_position(backbone: Any) -> int:
     if hasattr(embeddings, "create_position_ids_from_input_ids"):
         return int(embeddings.padding_idx) + 1
     return 0
-
-
-@contextmanager
-def _trie_attention(backbone: Any) -> Iterator[None]:
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(ATTENTION_NAME, trie_attention)
-    config = backbone.config.get_text_config()
-    usual = config._attn_implementation
-    config._attn_implementation = ATTENTION_NAME
-    try:
-        yield
-    finally:
-        config._attn_implementation = usual

@@ -88,7 +88,7 @@ def flex_call(
 
 
 @cache
-def compiled_flex(backend: str = "inductor") -> Any:
+def compiled_flex(backend: Any = "inductor") -> Any:
     """Return FlexAttention compiled for all lengths and masks: once per shape of heads, dtype, and with or without
     gradients.
 
@@ -112,15 +112,13 @@ def flex_problem(
     """Run FlexAttention once, with its backward pass if needed; return why it does not run on this device, or None."""
     if dtype == torch.float64:
         return "it has no float64"
+    states = [torch.zeros(1, count, 2 * BLOCK, width, dtype=dtype, device=device) for count in (heads, kv_heads)]
+    query, key = (one.requires_grad_(with_gradients) for one in states)
+    _, trie = build_trie([[0] * 2 * BLOCK])
+    mask = block_mask(trie, 2 * BLOCK, device)
+    cap = None if softcap is None else torch.tensor(softcap, device=device)
     try:
         with torch.set_grad_enabled(with_gradients):
-            states = [
-                torch.zeros(1, count, 2 * BLOCK, width, dtype=dtype, device=device) for count in (heads, kv_heads)
-            ]
-            query, key = (one.requires_grad_(with_gradients) for one in states)
-            _, trie = build_trie([[0] * 2 * BLOCK])
-            mask = block_mask(trie, 2 * BLOCK, device)
-            cap = None if softcap is None else torch.tensor(softcap, device=device)
             output = compiled_flex()(query, key, key, mask, cap, 1.0, heads != kv_heads)
             if with_gradients:
                 output.sum().backward()

@@ -142,10 +142,8 @@ def best_budget(settings: TrainSettings, forecast: StepForecast, memory: int) ->
         """Return the first candidate that fits, or the last; and whether it fits apart from a set micro-batch size."""
         for budget in candidates(settings, forecast):
             budget = replace(budget, activation_checkpointing=checkpointing)
-            filled = (
-                budget if graph is None else replace(budget, graph_tokens=min(graph, most_tokens))
-            )  # at most a step
-            kept, cached = forecast.kept(filled).total, forecast.cached(budget).total
+            graphs = budget.graph_tokens if graph is None else min(graph, most_tokens)
+            kept, cached = forecast.kept(replace(budget, graph_tokens=graphs)).total, forecast.cached(budget).total
             text = forecast.cached(replace(budget, micro_batch_tokens=1)).total
             needed = max(kept if graph is None else 0, cached if micro is None else text)
             if needed <= usable:

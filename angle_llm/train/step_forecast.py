@@ -197,10 +197,6 @@ class StepForecast:
         tokens = max(self._micro_tokens(budget), self.sample.longest_text)
         return self.device.memory(self._at(tokens, budget), cached=True)
 
-    def full(self, budget: TokenBudget) -> Memory:
-        """Return the memory of the largest step within a budget."""
-        return max(self.kept(budget), self.cached(budget), key=lambda memory: memory.total)
-
     def _micro_tokens(self, budget: TokenBudget) -> int:
         # No micro-batch is larger than a step.
         return min(budget.micro_batch_tokens, max(self.sample.step_tokens, budget.graph_tokens))

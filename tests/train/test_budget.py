@@ -274,7 +274,7 @@ def test_free_memory_of_a_gpu_includes_what_a_forecast_counts(monkeypatch: pytes
     assert found == 1200 + device_memory.CONTEXT + device_memory.EXCHANGE_CONTEXT
     device = device_memory.Device("cuda", Sharding(2), 0, 0, 0, 0, 0, 0)
     forecast = device.memory(StepMemory(0, 0, 0, 0), cached=False)
-    assert forecast.total == found - 1200, "an idle GPU has room for a step without tensors"
+    assert forecast.total == found - 1200, "a step without tensors fits an idle GPU"
 
 
 def test_the_processes_of_a_launch_are_those_of_the_forecast() -> None:

@@ -109,26 +109,51 @@ def partners(pairs: Sequence[Pair], positive_above: float) -> set[tuple[int, int
     return {(left, right) for left, right, score in pairs if score > positive_above and left != right}
 
 
-def symmetric_loss(rows: Sequence[Row], pairs: Sequence[Pair], temperature: float, positive_above: float) -> Tensor:
+def symmetric_loss(
+    rows: Sequence[Row],
+    pairs: Sequence[Pair],
+    temperature: float,
+    positive_above: float,
+    text: Sequence[int] | None = None,
+) -> Tensor:
     together = {frozenset(pair) for pair in partners(pairs, positive_above)}
     losses = []
     for anchor in range(len(rows)):
         others = [row for row in range(len(rows)) if row != anchor]
         positives = [row for row in others if {anchor, row} in together]
-        negatives = [row for row in others if {anchor, row} not in together]
+        skipped = skipped_texts(anchor, pairs, positive_above, text)
+        negatives = [row for row in others if text_of(row, text) not in skipped]
         losses += anchor_loss(rows, anchor, positives, negatives, temperature)
     return mean(losses)
 
 
-def forward_loss(rows: Sequence[Row], pairs: Sequence[Pair], temperature: float, positive_above: float) -> Tensor:
+def forward_loss(
+    rows: Sequence[Row],
+    pairs: Sequence[Pair],
+    temperature: float,
+    positive_above: float,
+    text: Sequence[int] | None = None,
+) -> Tensor:
     given = partners(pairs, positive_above)
     rights = {right for left, right, _ in pairs if left != right}
     losses = []
     for anchor in range(len(rows)):
         positives = [row for row in range(len(rows)) if (anchor, row) in given]
-        negatives = [k for k in rights if k != anchor and (anchor, k) not in given and (k, anchor) not in given]
+        skipped = skipped_texts(anchor, pairs, positive_above, text)
+        negatives = [k for k in rights if text_of(k, text) not in skipped]
         losses += anchor_loss(rows, anchor, positives, negatives, temperature)
     return mean(losses)
+
+
+def text_of(row: int, text: Sequence[int] | None) -> int:
+    return row if text is None else text[row]
+
+
+def skipped_texts(row: int, pairs: Sequence[Pair], positive_above: float, text: Sequence[int] | None) -> set[int]:
+    """The text of the row, and the texts that are together with it in a positive pair."""
+    own = text_of(row, text)
+    links = [{text_of(one, text), text_of(other, text)} for one, other in partners(pairs, positive_above)]
+    return {own}.union(*(link for link in links if own in link))
 
 
 CONTRASTIVE_FORMS = {"symmetric": symmetric_loss, "forward": forward_loss}

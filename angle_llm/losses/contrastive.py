@@ -4,7 +4,8 @@ Shapes: N rows (unique texts), D columns, P scored pairs, M (anchor, positive) e
 of an anchor and a candidate that it skips. In blocks: a anchors, c candidates, and B blocks of candidates.
 
 A text is one row however often it occurs. So the paper's detection of identical sentences holds by construction: a text
-is never its own negative, and its partners are positives wherever it occurs.
+is never its own negative, and its partners are positives wherever it occurs. A text that is two rows, such as a query
+and a document (`Relation.text`), is no negative of itself or of its partners either.
 """
 
 import math
@@ -69,8 +70,8 @@ class Contrast:
         loss_ap = -log( exp(s_ap) / (exp(s_ap) + Σ_k exp(s_ak)) ),   s = cosine / temperature
 
     A pair is positive if its score exceeds a threshold; the form (a value of `CONTRASTIVE_FORMS`) gives the anchors and
-    the candidates. k runs over the candidates that are neither a nor a partner of a, in either direction; so a pair
-    given both as positive and as negative is positive. Pairs of a row with itself are dropped. An anchor's other
+    the candidates. k runs over the candidates that are neither a nor a partner of a, in either direction and by text; so
+    a pair given both as positive and as negative is positive. Pairs of a row with itself are dropped. An anchor's other
     positives are not in the denominator of loss_ap: there they do not repel.
 
     Without a positive pair the loss and its gradient are exactly 0, and `backward` works. An anchor without negatives
@@ -105,7 +106,10 @@ class Contrast:
         is_positive_P = (relation.score > positive_above) & (relation.left != relation.right)
         edges = form(relation, is_positive_P, rows)
         anchor_A, anchor_of_M, positives_A = torch.unique(edges.anchor, return_inverse=True, return_counts=True)
-        skips = _skips(edges, anchor_A, rows)
+        text_N = torch.arange(rows, device=relation.left.device)
+        if relation.text is not None:
+            text_N = torch.unique(relation.text, return_inverse=True)[1]
+        skips = _skips(edges, anchor_A, text_N)
         repulsion = Repulsion(temperature, on_device(anchor_A, device), on_device(edges.candidate, device), *skips)
         pair_of_M, anchor_of_M, positives_A = (
             on_device(index, device) for index in (_pair_of_edge(edges, relation, rows), anchor_of_M, positives_A)
@@ -193,19 +197,23 @@ def _pair_of_edge(edges: Edges, relation: Relation, rows: int) -> Tensor:
     return pair_P[torch.searchsorted(key_P, key(edges.anchor, edges.positive))]
 
 
-def _skips(edges: Edges, anchor_A: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Return the positions of anchors in A and of candidates in C, (K,) each:
-    an anchor skips itself and its partners, in either direction of the pair."""
-    position_in_A = _positions(anchor_A, rows)
-    position_in_C = _positions(edges.candidate, rows)
-    skipping = position_in_A[torch.cat((edges.anchor, edges.positive, anchor_A))]
-    skipped = position_in_C[torch.cat((edges.positive, edges.anchor, anchor_A))]
-    both = (skipping >= 0) & (skipped >= 0)
-    return skipping[both], skipped[both]
+def _skips(edges: Edges, anchor_A: Tensor, text_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the positions of anchors in A and of candidates in C, (K,) each: an anchor skips the rows of its own text
+    and of the texts of its partners, in either direction of the pair."""
+    texts = int(text_N.max()) + 1 if len(text_N) else 1
+    one = text_N[torch.cat((edges.anchor, edges.positive, anchor_A))]
+    other = text_N[torch.cat((edges.positive, edges.anchor, anchor_A))]
+    key = torch.unique(one * texts + other)
+    skipping, link = equal_entries(text_N[anchor_A], key // texts)
+    place, skipped = equal_entries((key % texts)[link], text_N[edges.candidate])
+    return skipping[place], skipped
 
 
-def _positions(row_K: Tensor, rows: int) -> Tensor:
-    """Return the position of each of the N rows in `row_K`, -1 for the others; shape (N,)."""
-    position_N = torch.full((rows,), -1, device=row_K.device)
-    position_N[row_K] = torch.arange(len(row_K), device=row_K.device)
-    return position_N
+def equal_entries(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Return all positions (i, j), (K,) each, with one[i] == other[j], ordered by i."""
+    sorted_other, order = other.sort(stable=True)
+    first = torch.searchsorted(sorted_other, one)
+    count = torch.searchsorted(sorted_other, one, right=True) - first
+    i = torch.arange(len(one), device=one.device).repeat_interleave(count)
+    of_i = torch.arange(len(i), device=one.device) - (count.cumsum(0) - count)[i]
+    return i, order[first[i] + of_i]

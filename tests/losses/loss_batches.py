@@ -14,12 +14,13 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def relation(pairs: Pairs) -> Relation:
+def relation(pairs: Pairs, **fields: Tensor | None) -> Relation:
     left, right, score = zip(*pairs, strict=True) if pairs else ((), (), ())
     return Relation(
         torch.tensor(left, dtype=torch.long),
         torch.tensor(right, dtype=torch.long),
         torch.tensor(score, dtype=torch.float64),
+        **fields,
     )
 
 

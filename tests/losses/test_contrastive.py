@@ -18,9 +18,17 @@ from angle_llm.losses.contrastive import CONTRASTIVE_FORMS
 every_form = pytest.mark.parametrize("form", CONTRASTIVE_FORMS)
 
 
-def loss(x_ND: Tensor, pairs: Pairs, form: str, *, temperature: float = 0.3, positive_above: float = 0.5) -> Tensor:
+def loss(
+    x_ND: Tensor,
+    pairs: Pairs,
+    form: str,
+    *,
+    temperature: float = 0.3,
+    positive_above: float = 0.5,
+    text: list[int] | None = None,
+) -> Tensor:
     objective = AngleObjective(in_batch_temperature=temperature, contrastive_form=form, positive_above=positive_above)
-    return objective(x_ND, relation(pairs)).loss
+    return objective(x_ND, relation(pairs, text=None if text is None else torch.tensor(text))).loss
 
 
 def rows_with_gradient(embeddings_ND: Tensor, pairs: Pairs, form: str) -> set[int]:
@@ -34,18 +42,22 @@ def rows_with_gradient(embeddings_ND: Tensor, pairs: Pairs, form: str) -> set[in
     batch=batches(((0.0, 0.3, 0.5, 0.8, 1.0),)),
     temperature=st.sampled_from([0.05, 1.0]),
     block_elements=st.sampled_from([1, 24, blocks.BLOCK_ELEMENTS]),
+    texts=st.none() | st.lists(st.sampled_from([3, 5, 8, 9, 11]), min_size=6, max_size=6),
 )
 def test_equals_the_slow_formula_in_value_and_gradient(
-    form: str, batch: tuple[Tensor, Pairs], temperature: float, block_elements: int
+    form: str, batch: tuple[Tensor, Pairs], temperature: float, block_elements: int, texts: list[int] | None
 ) -> None:
-    """In blocks of one row a side, of three, and in one block."""
+    """In blocks of one row a side, of three, and in one block; with a text as one row, and as several."""
     embeddings_ND, pairs = batch
+    text = None if texts is None else texts[: len(embeddings_ND)]
 
     def slow(x: Tensor) -> Tensor:
-        return reference.CONTRASTIVE_FORMS[form](reference.rows_of(x), pairs, temperature, 0.5)
+        return reference.CONTRASTIVE_FORMS[form](reference.rows_of(x), pairs, temperature, 0.5, text)
 
     with patch.object(blocks, "BLOCK_ELEMENTS", block_elements):
-        found = reference.value_and_gradient(lambda x: loss(x, pairs, form, temperature=temperature), embeddings_ND)
+        found = reference.value_and_gradient(
+            lambda x: loss(x, pairs, form, temperature=temperature, text=text), embeddings_ND
+        )
     assert found[1].isfinite().all()
     assert_close(found, reference.value_and_gradient(slow, embeddings_ND), rtol=1e-10, atol=1e-10)
 
@@ -103,6 +115,15 @@ def test_forward_omits_queries_and_symmetric_does_not() -> None:
     pairs = [(0, 1, 1.0), (2, 3, 1.0), (4, 3, 0.0)]
     assert rows_with_gradient(random(5, 4), pairs, "forward") == {0, 1, 2, 3}
     assert rows_with_gradient(random(5, 4), pairs, "symmetric") == {0, 1, 2, 3, 4}
+
+
+def test_a_text_on_two_sides_is_no_negative_of_itself_or_its_partners() -> None:
+    """Rows 0 and 2 are one text. Anchor 0 skips 2; anchor 2 skips 0, and 1, the partner of its text."""
+    pairs, text = [(0, 1, 1.0), (3, 2, 1.0)], [7, 8, 7, 9]
+    unit_ND = torch.nn.functional.normalize(random(4, 4))
+    near, far = unit_ND[3] @ unit_ND[2] / 0.3, unit_ND[3] @ unit_ND[1] / 0.3
+    expected = torch.log1p((far - near).exp()) / 2  # anchor 0 has no negatives
+    assert_close(loss(random(4, 4), pairs, "forward", text=text), expected)
 
 
 @every_form

@@ -37,7 +37,8 @@ class DataSource:
     split of a dataset. A relative path is searched in the working directory, then in ANGLE_LLM_DATA. Several datasets
     with weights: stsb@train:2.0,my.jsonl; or `sets` in a YAML file."""
     format: str = "auto"
-    """Meaning of a row: scored_pair, positive_pair, triple, nli_pairs, nli_triples. auto: detected from the columns."""
+    """Meaning of a row: scored_pair, positive_pair, triple, group, nli_pairs, nli_triples.
+    auto: detected from the columns."""
     columns: dict[str, str] = field(default_factory=dict)
     """Map of our field names to the column names of the file, where they differ and are not recognised."""
     delimiter: str | None = None

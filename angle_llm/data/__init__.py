@@ -7,6 +7,6 @@ mixture   several datasets          order   which examples each batch holds     
 corpus    the texts of one column          keys   equal and near-equal texts
 """
 
-from angle_llm.data.formats import DataError, Example, PositivePair, ScoredPair, Triple
+from angle_llm.data.formats import DataError, Example, Group, PositivePair, ScoredPair, Triple
 
-__all__ = ["DataError", "Example", "PositivePair", "ScoredPair", "Triple"]
+__all__ = ["DataError", "Example", "Group", "PositivePair", "ScoredPair", "Triple"]

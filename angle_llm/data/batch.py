@@ -5,13 +5,14 @@ Shapes: N unique texts, P scored pairs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from angle_llm.data.formats import Example, pairs_of
+from angle_llm.data.formats import Example, Group, pairs_of
 
 
 @dataclass
@@ -23,8 +24,7 @@ class TextBatch:
     two entries.
 
     Fields that describe texts have N rows (`prompts`; sides such as query and document would be another), fields that
-    describe the relation have P rows (`left`, `right`, `score`; groups, teacher scores and excluded pairs would be
-    others).
+    describe the relation have P rows (`left`, `right`, `score`, `group`, `teacher`).
 
     Raises:
         ValueError: if the tensors of the relation differ in length, have another dtype or point outside `texts`, and if
@@ -41,18 +41,28 @@ class TextBatch:
     """(P,) float32: similarity of each pair; 1 for the same meaning, 0 for unrelated texts."""
     prompts: list[int] = field(default_factory=list)
     """Number of each text's prompt among the prompts of the run; empty means 0, the prompt of the run, for all."""
+    group: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    """(P,) int64: number of the example of each pair; empty means that each pair is an example."""
+    teacher: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float32))
+    """(P,) float32: teacher score of each pair, NaN without one; empty means NaN for all."""
 
     def __post_init__(self) -> None:
         self.prompts = self.prompts or [0] * len(self.texts)
-        for name, dtype in (("left", torch.int64), ("right", torch.int64), ("score", torch.float32)):
+        pairs = len(self.left)
+        self.group = self.group if len(self.group) else torch.arange(pairs)
+        self.teacher = self.teacher if len(self.teacher) else torch.full((pairs,), torch.nan)
+        for name, dtype in (
+            ("left", torch.int64), ("right", torch.int64), ("score", torch.float32),
+            ("group", torch.int64), ("teacher", torch.float32),
+        ):  # fmt: skip
             tensor: Tensor = getattr(self, name)
-            if tensor.dtype != dtype or tensor.shape != (len(self.left),):
+            if tensor.dtype != dtype or tensor.shape != (pairs,):
                 raise ValueError(
-                    f"TextBatch.{name}: expected {dtype} of shape (P,) with P = {len(self.left)} pairs as in `left`, got "
+                    f"TextBatch.{name}: expected {dtype} of shape (P,) with P = {pairs} pairs as in `left`, got "
                     f"{tensor.dtype} of shape {tuple(tensor.shape)}"
                 )
             if (
-                dtype == torch.int64
+                name in ("left", "right")
                 and len(tensor)
                 and not 0 <= int(tensor.min()) <= int(tensor.max()) < len(self.texts)
             ):
@@ -69,20 +79,27 @@ class TextBatch:
         """Return a batch of examples. Texts are numbered by first occurrence, pairs are in the order of the examples.
 
         A scored pair gives the pair `(left, right, score)`, a positive pair `(left, right, 1)`, a triple two pairs:
-        `(anchor, positive, 1)`, then `(anchor, negative, 0)`. `prompts` has the prompt number of each example. Without
-        examples the batch is empty (N = P = 0), for a rank without a share of the batch.
+        `(anchor, positive, 1)`, then `(anchor, negative, 0)`, a group the pairs of its query with each positive, then
+        with each negative. `prompts` has the prompt number of each example. Without examples the batch is empty
+        (N = P = 0), for a rank without a share of the batch.
         """
         row_of: dict[tuple[int, str], int] = {}
-        pairs: list[tuple[int, int, float]] = []
-        for example, prompt in zip(examples, prompts or [0] * len(examples), strict=True):
-            for left, right, score in pairs_of(example):
+        pairs: list[tuple[int, int, float, int]] = []
+        teacher: list[float] = []
+        for number, (example, prompt) in enumerate(zip(examples, prompts or [0] * len(examples), strict=True)):
+            own = pairs_of(example)
+            for left, right, score in own:
                 rows = [row_of.setdefault((prompt, text), len(row_of)) for text in (left, right)]
-                pairs.append((rows[0], rows[1], score))
-        left_P, right_P, score_P = zip(*pairs, strict=True) if pairs else ((), (), ())
+                pairs.append((rows[0], rows[1], score, number))
+            scores = example.scores if isinstance(example, Group) else None
+            teacher += [math.nan] * len(own) if scores is None else scores
+        left_P, right_P, score_P, group_P = zip(*pairs, strict=True) if pairs else ((), (), (), ())
         return cls(
             texts=[text for _, text in row_of],
             left=torch.tensor(left_P, dtype=torch.int64),
             right=torch.tensor(right_P, dtype=torch.int64),
             score=torch.tensor(score_P, dtype=torch.float32),
             prompts=[prompt for prompt, _ in row_of],
+            group=torch.tensor(group_P, dtype=torch.int64),
+            teacher=torch.tensor(teacher, dtype=torch.float32),
         )

@@ -10,6 +10,10 @@ and `answer`; the format is the one whose fields are all found.
 | `text positive negative`, `text positive` | triple, positive pair | angle-emb before 0.6, formats B and C |
 | `sent0 sent1 hard_neg`, `sent0 sent1` | triple, positive pair | SimCSE's NLI file |
 | `anchor positive`, `query answer`, `question answer` | positive pair | sentence-transformers (AllNLI `pair`, questions) |
+| `query pos neg`, `query pos neg pos_scores neg_scores` | group | FlagEmbedding |
+| `query positive_passages negative_passages` | group, title and text joined by a space | Tevatron |
+| `anchor positive negative_1 negative_2` …, `anchor positive negative label` | group, the label a list | sentence-transformers |
+| `query positives negatives`, `query positives negatives scores` | group | `angle-llm data mine`, `data score` |
 | `text1 text2 label` | scored pair, **1 similar, 0 not** | angle-emb, format A |
 | `sentence1 sentence2 score` | scored pair | sentence-transformers, STS-B, AllNLI `pair-score`, STS and SICK of MTEB |
 | `sentence1 sentence2 label` | scored pair, **1 similar, 0 not** | MRPC, PAWS and STS-B of GLUE |
@@ -19,6 +23,11 @@ and `answer`; the format is the one whose fields are all found.
 | `question1 question2 is_duplicate` (or `label`) | scored pair | QQP as released (GLUE) |
 | `premise hypothesis label` | NLI, **0 entailment, 1 neutral, 2 contradiction** | AllNLI `pair-class`, SNLI and MNLI on the hub |
 | `sentence1 sentence2 gold_label` | NLI | SNLI and MNLI as released |
+
+A group has one query, a list of positives and a list of negatives, which may be empty or missing. An item of a list is
+a text or an object with `text` and perhaps `title`; one text stands for a list of one. Scores are a list of numbers on
+any scale, positives first, or one list for each (`pos_scores`, `neg_scores`); a row without scores, or with null, has
+none. A null `negative_2` means fewer negatives. `anchor positive negative` alone is a triple.
 
 A `label` beside `premise` is a class, and 0 is the most similar. Beside two texts of any other name it is a score, and
 1 is the most similar. AnglE's own NLI files have 1 for entailment, 0 for contradiction and no neutral pairs; their
@@ -35,13 +44,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from angle_llm.data.formats import FORMATS, DataError, nearest
+from angle_llm.data.formats import FORMATS, NUMBERED_NEGATIVE, DataError, nearest
 from angle_llm.settings_io import unknown_name
 
 _FIRST = ("text1", "sentence1", "sentence_A", "question1", "#1 String")
 _SECOND = ("text2", "sentence2", "sentence_B", "question2", "#2 String")
 _ANCHOR = ("anchor", "query", "question", "sent0", "text")
 _POSITIVE = ("positive", "answer", "sent1")
+_POSITIVES = ("positives", "pos", "positive_passages")
+_NEGATIVES = ("negatives", "neg", "negative_passages")
+_OF_LISTS = (*_POSITIVES, *_NEGATIVES)
 
 USUAL_NAMES: dict[str, tuple[str, ...]] = {
     "text1": (*_FIRST, *_ANCHOR),
@@ -53,11 +65,17 @@ USUAL_NAMES: dict[str, tuple[str, ...]] = {
     "premise": ("premise", *_FIRST),
     "hypothesis": ("hypothesis", *_SECOND),
     "label": ("label", "gold_label"),
+    "query": _ANCHOR,
+    "positives": (*_POSITIVES, *_POSITIVE),
+    "negatives": (*_NEGATIVES, "negative", "hard_neg"),
+    "scores": ("scores", "score", "label", "labels"),
+    "positive_scores": ("positive_scores", "pos_scores"),
+    "negative_scores": ("negative_scores", "neg_scores"),
 }
-"""Field → the column names under which it is recognised without a mapping."""
+"""Field → the column names under which it is recognised without a mapping. A group also has the fields `negative_1`,
+`negative_2` and so on, with one negative each."""
 
 _NO_PAIRS = {
-    "query pos neg": "These are lists of positives and negatives; write one row for each: query, positive, negative",
     "captions": "These are several texts of one item; write one row for each pair of them: text1, text2",
     "text": "These are single texts, as of a classification task, not pairs. To train each text with itself (SimCSE): format: "
     "positive_pair, columns: {text1: text, text2: text}",
@@ -69,6 +87,7 @@ _SYNONYMS = {
     "scored_pair": ("sts", "scored_pairs", "scored", "scores"),
     "positive_pair": ("positive_pairs", "positives", "simcse"),
     "triple": ("triples", "triplet", "triplets"),
+    "group": ("groups", "list", "listwise", "flagembedding", "tevatron"),
     "nli_pairs or nli_triples": ("nli", "snli", "mnli", "nli_pair"),
 }
 """Suggested formats → names by which users call them."""
@@ -90,7 +109,7 @@ def resolve_format(format: str, mapping: Mapping[str, str], columns: Sequence[st
             raise DataError(f"unknown format {format!r}. Did you mean {suggested}? Known: auto, {', '.join(FORMATS)}.")
         raise DataError(unknown_name("format", format, ["auto", *FORMATS]))
     for field, column in mapping.items():
-        if field not in USUAL_NAMES:
+        if field not in USUAL_NAMES and not NUMBERED_NEGATIVE.fullmatch(field):
             raise DataError(f"`columns` maps our field to your column. {unknown_name('field', field, USUAL_NAMES)}")
         if column not in columns:
             raise DataError(
@@ -98,12 +117,14 @@ def resolve_format(format: str, mapping: Mapping[str, str], columns: Sequence[st
                 f"{nearest(column, columns)}"
             )
     name = _guess_format(mapping, columns) if format == "auto" else format
-    fields = FORMATS[name].fields
+    required, fields = FORMATS[name].fields, _fields(name, mapping, columns)
     if foreign := [field for field in mapping if field not in fields]:
         raise DataError(f"`columns` maps {', '.join(foreign)}, but format {name} has the fields {', '.join(fields)}")
     found = {}
     for field in fields:
         possible = _candidates(field, mapping, columns)
+        if not possible and field not in required:
+            continue
         if len(possible) > 1:
             raise DataError(
                 f"several columns could be the field {field!r} of format {name}: {possible}; choose one: "
@@ -119,16 +140,35 @@ def resolve_format(format: str, mapping: Mapping[str, str], columns: Sequence[st
     return name, found
 
 
+def _fields(name: str, mapping: Mapping[str, str], columns: Sequence[str]) -> tuple[str, ...]:
+    """Return all fields that a format can have in a file: required, optional, and numbered negatives of a group."""
+    format = FORMATS[name]
+    numbered = dict.fromkeys(filter(NUMBERED_NEGATIVE.fullmatch, (*mapping, *columns))) if name == "group" else ()
+    return (*format.fields, *format.optional, *numbered)
+
+
 def _candidates(field: str, mapping: Mapping[str, str], columns: Sequence[str]) -> list[str]:
-    return [mapping[field]] if field in mapping else [name for name in USUAL_NAMES[field] if name in columns]
+    if field in mapping:
+        return [mapping[field]]
+    found = [name for name in USUAL_NAMES.get(field, (field,)) if name in columns]
+    return [name for name in found if name in _OF_LISTS] or found
+
+
+def _names_a_group(mapping: Mapping[str, str], used: set[str]) -> bool:
+    """Return whether a column or mapped field is of groups only: `anchor positive negative` is a triple."""
+    own = {"positives", "negatives", "scores", "positive_scores", "negative_scores"} & set(mapping)
+    return bool(own or used & {*_OF_LISTS} or any(map(NUMBERED_NEGATIVE.fullmatch, (*mapping, *used))))
 
 
 def _guess_format(mapping: Mapping[str, str], columns: Sequence[str]) -> str:
     fits: dict[str, set[str]] = {}
     for name, format in FORMATS.items():
-        found = [_candidates(field, mapping, columns) for field in format.fields]
-        if format.combine is None and all(found) and set(mapping) <= set(format.fields):
-            fits[name] = {column for candidates in found for column in candidates}
+        fields = _fields(name, mapping, columns)
+        found = {field: _candidates(field, mapping, columns) for field in fields}
+        if format.combine is None and all(found[field] for field in format.fields) and set(mapping) <= set(fields):
+            used = {column for candidates in found.values() for column in candidates}
+            if name != "group" or (found["negatives"] and found["scores"]) or _names_a_group(mapping, used):
+                fits[name] = used
     best = [name for name, used in fits.items() if not any(used < other for other in fits.values())]
     if set(best) == {"scored_pair", "nli_pairs"} and fits["scored_pair"] == fits["nli_pairs"]:
         return "scored_pair"  # a label beside two texts other than premise and hypothesis is a score

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +40,18 @@ class Triple:
     negative: str
 
 
-Example = ScoredPair | PositivePair | Triple
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A query with its positives, at least one, and its hard negatives; a negative is not one of the positives."""
+
+    query: str
+    positives: tuple[str, ...]
+    negatives: tuple[str, ...] = ()
+    scores: tuple[float, ...] | None = None
+    """Scores by a teacher, on any scale: of the positives, then of the negatives."""
+
+
+Example = ScoredPair | PositivePair | Triple | Group
 Values = Mapping[str, Any]
 ScoreRange = tuple[float, float]
 
@@ -59,7 +71,16 @@ def pairs_of(example: Example) -> list[tuple[str, str, float]]:
         return [(example.left, example.right, 1.0)]
     if isinstance(example, Triple):
         return [(example.anchor, example.positive, 1.0), (example.anchor, example.negative, 0.0)]
-    raise TypeError(f"expected ScoredPair, PositivePair or Triple, got {type(example).__name__}: {example!r}")
+    if isinstance(example, Group):
+        scored = [(text, 1.0) for text in example.positives] + [(text, 0.0) for text in example.negatives]
+        return [(example.query, text, score) for text, score in scored]
+    raise TypeError(f"expected ScoredPair, PositivePair, Triple or Group, got {type(example).__name__}: {example!r}")
+
+
+def texts_of(example: Example) -> list[str]:
+    """Return the texts of an example, repeats included, in the order of its fields."""
+    (left, right, _), *others = pairs_of(example)
+    return [left, right, *(text for _, text, _ in others)]
 
 
 class DataError(ValueError):
@@ -174,6 +195,92 @@ def _nli_pair(row: Values, _: ScoreRange | None) -> ScoredPair | Dropped:
     return ScoredPair(read_text(row, "premise"), read_text(row, "hypothesis"), float(label == "entailment"))
 
 
+NUMBERED_NEGATIVE = re.compile(r"negative_\d+")
+"""Fields of a group that hold one negative each."""
+
+
+def _group(row: Values, _: ScoreRange | None) -> Group:
+    """Return a group. Repeated texts of a list count once."""
+    query = read_text(row, "query")
+    _value(row, "positives")  # an error if it is missing
+    positives, negatives = _read_texts(row, "positives"), _read_texts(row, "negatives")
+    for name in sorted(filter(NUMBERED_NEGATIVE.fullmatch, row), key=lambda name: int(name.rpartition("_")[2])):
+        if row[name] is not None:  # a row of a table with fewer negatives
+            negatives.append(read_text(row, name))
+    if not positives:
+        raise RowError("positives is empty, expected one text or more")
+    scores = _read_scores(row, len(positives), len(negatives))
+    if both := sorted(set(positives) & set(negatives)):
+        raise RowError(f"the text {_short(both[0])} is a positive and a negative")
+    score_of: dict[str, float | None] = {}
+    each: Sequence[float | None] = scores or [None] * len(positives + negatives)
+    for text, score in zip((*positives, *negatives), each, strict=True):
+        if score_of.setdefault(text, score) != score:
+            raise RowError(f"the text {_short(text)} has the scores {score_of[text]} and {score}")
+    kept = None if scores is None else tuple(score for score in score_of.values() if score is not None)
+    return Group(query, tuple(dict.fromkeys(positives)), tuple(dict.fromkeys(negatives)), kept)
+
+
+def _read_texts(row: Values, field: str) -> list[str]:
+    """Return the texts of a list, of text or of objects with `text` and perhaps `title`, or of one text; none for null.
+
+    Title and text are joined by a space, as in Tevatron and BEIR.
+    """
+    value = row.get(field)
+    if value is None:
+        return []
+    if isinstance(value, str):
+        if re.match(r"\s*\[\s*[\"'\]]", value) and value.rstrip().endswith("]"):
+            raise RowError(f"{field} is a list that is written as text; write lists as JSON lines or Parquet")
+        return [read_text(row, field)]
+    if not isinstance(value, list | tuple):
+        raise RowError(f"{field} is {_short(value)} ({type(value).__name__}), expected a list of texts")
+    return [_read_passage(item, f"{field}[{place}]") for place, item in enumerate(value)]
+
+
+def _read_passage(item: Any, name: str) -> str:
+    if not isinstance(item, Mapping):
+        return read_text({name: item}, name)
+    if "text" not in item:
+        raise RowError(f"{name} has no `text`; keys: {', '.join(map(str, item))}")
+    parts = {part: item[part] for part in ("title", "text") if item.get(part) not in (None, "")}
+    read = [read_text({f"{name}.{part}": value}, f"{name}.{part}") for part, value in parts.items()]
+    if not read:
+        raise RowError(f"{name}.text is empty")
+    return " ".join(read)
+
+
+def _read_scores(row: Values, positives: int, negatives: int) -> list[float] | None:
+    """Return the scores of all texts; None: the row has none."""
+    parts = {
+        name: (row[name], count)
+        for name, count in (
+            ("scores", positives + negatives), ("positive_scores", positives), ("negative_scores", negatives),
+        )
+        if row.get(name) is not None
+    }  # fmt: skip
+    if not parts:
+        return None
+    if "scores" in parts and len(parts) > 1:
+        raise RowError("expected scores, or positive_scores and negative_scores; got both")
+    if sum(count for _, count in parts.values()) != positives + negatives:
+        raise RowError("expected positive_scores and negative_scores, got one of them")
+    scores: list[float] = []
+    for name, (values, count) in parts.items():
+        if not isinstance(values, list | tuple):
+            raise RowError(
+                f"{name} is {_short(values)} ({type(values).__name__}), expected a list of {count} numbers, one per text"
+            )
+        if len(values) != count:
+            counted = f" ({positives} positives and {negatives} negatives)" if name == "scores" else ""
+            raise RowError(f"{name} has {len(values)} numbers, expected {count}{counted}")
+        for place, value in enumerate(values):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise RowError(f"{name}[{place}] is {_short(value)}, expected a finite number")
+        scores += map(float, values)
+    return scores
+
+
 def pair_by_premise(pairs: Iterable[Example]) -> list[Triple]:
     """Return triples: for each premise its k-th entailed and its k-th contradicted hypothesis, in file order.
 
@@ -201,12 +308,17 @@ class Format:
     combine: Callable[[Sequence[Example]], Sequence[Example]] | None = None
     """Makes the examples of the results of `read`, for examples of several rows."""
     rows_per_example: int = 1
+    optional: tuple[str, ...] = ()
+    """Fields that rows may lack."""
 
 
 FORMATS: dict[str, Format] = {
     "scored_pair": Format(("text1", "text2", "score"), _scored_pair),
     "positive_pair": Format(("text1", "text2"), _positive_pair),
     "triple": Format(("anchor", "positive", "negative"), _triple),
+    "group": Format(
+        ("query", "positives"), _group, optional=("negatives", "scores", "positive_scores", "negative_scores")
+    ),
     "nli_pairs": Format(("premise", "hypothesis", "label"), _nli_pair),
     "nli_triples": Format(("premise", "hypothesis", "label"), _nli_pair, pair_by_premise, rows_per_example=2),
 }

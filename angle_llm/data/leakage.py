@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from angle_llm.data.columns import resolve_format
-from angle_llm.data.formats import DataError, Example, ScoredPair, Triple, pairs_of
+from angle_llm.data.formats import DataError, Example, Group, ScoredPair, Triple, pairs_of, texts_of
 from angle_llm.data.keys import is_telling, key, near, pair_key, sound
 from angle_llm.data.readers import EXTENSIONS, BadRow, open_rows
 
@@ -65,12 +65,9 @@ class FileKeys:
 
     def add(self, line: int, example: Example) -> Iterator[str]:
         """Add a row; yield its texts that are new."""
-        texts = [value for value in astuple(example) if isinstance(value, str)]
-        bare = [near(text) for text in texts]
-        in_order = list if isinstance(example, Triple) else sorted  # a pair is the same in both orders
-        label = repr(example.score) if isinstance(example, ScoredPair) else ""
-        self.rows.extend((line, key(*in_order(texts), label), key(*in_order(bare), label)))
-        bare_of = dict(zip(texts, bare, strict=True))
+        bare_of = {text: near(text) for text in texts_of(example)}
+        exact_key, near_key = _row_key(example, {text: text for text in bare_of}), _row_key(example, bare_of)
+        self.rows.extend((line, exact_key, near_key))
         for left, right, score in pairs_of(example):
             self.add_pair(line, bare_of[left], bare_of[right], score)
         for text, bare_text in bare_of.items():
@@ -84,6 +81,18 @@ class FileKeys:
         """Add a pair of near texts."""
         self.pairs.extend((line, pair_key(left, right), used, left == right))
         self.scores.append(score)
+
+
+def _row_key(example: Example, form: Mapping[str, str]) -> int:
+    """Return a key of the example with its texts in some form: equal for a pair in both orders, and for a group with
+    its positives or negatives in another order."""
+    if isinstance(example, Group):
+        lists = [sorted(form[text] for text in texts) for texts in (example.positives, example.negatives)]
+        return key(form[example.query], *lists[0], "", *lists[1])
+    texts = [form[text] for text in texts_of(example)]
+    if isinstance(example, Triple):
+        return key(*texts, "")
+    return key(*sorted(texts), repr(example.score) if isinstance(example, ScoredPair) else "")
 
 
 @dataclass(frozen=True)
@@ -137,7 +146,7 @@ def compare_rows(
 
     used = pairs[pairs.used == 1]
     opposed = used.distance > CONTRADICTION + 1e-9
-    add("contradiction", used[opposed], "hold a pair with the opposite label in another row", opposite)
+    add("contradiction", used[opposed], "hold a pair whose label is opposite in another place", opposite)
     add("other label", used[(used.distance > 0) & ~opposed], "hold a pair with a different label in another row")
     same, unlike = used.same == 1, used.score < CONTRADICTION
     text = "label two equal texts as dissimilar (case, spacing and punctuation ignored)"

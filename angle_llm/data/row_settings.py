@@ -13,7 +13,8 @@ class RowSettings:
     """How the rows of data files are read."""
 
     format: str = "auto"
-    """Meaning of a row: scored_pair, positive_pair, triple, nli_pairs, nli_triples. auto: detected from the columns."""
+    """Meaning of a row: scored_pair, positive_pair, triple, group, nli_pairs, nli_triples.
+    auto: detected from the columns."""
     columns: dict[str, str] = field(default_factory=dict)
     """Map of our field names to the column names of the file, where they differ and are not recognised."""
     delimiter: str | None = None

@@ -24,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, overload
 
-from angle_llm.data.formats import DataError, Example, PositivePair, ScoredPair, Triple
+from angle_llm.data.formats import DataError, Example, Group, PositivePair, ScoredPair, Triple, texts_of
 from angle_llm.data.order import Order
 from angle_llm.io import log, remove_folder, write_folder
 
@@ -36,7 +36,7 @@ _ROWS_PER_BATCH = 1024
 _BYTES_PER_OBJECT = 300
 _SECONDS_KEPT = 24 * 3600
 """Age at which incomplete folders of killed processes are removed."""
-_KINDS: dict[str, type[Example]] = {kind.__name__: kind for kind in (ScoredPair, PositivePair, Triple)}
+_KINDS: dict[str, Callable[..., Example]] = {kind.__name__: kind for kind in (ScoredPair, PositivePair, Triple, Group)}
 
 
 def cache_folder() -> Path:
@@ -47,7 +47,7 @@ def cache_folder() -> Path:
 
 def bytes_of(example: Example) -> int:
     """Return the approximate memory of an example in bytes."""
-    return _BYTES_PER_OBJECT + sum(len(value) for value in _values(example) if isinstance(value, str))
+    return _BYTES_PER_OBJECT + sum(map(len, texts_of(example)))
 
 
 def digest_of(examples: Iterable[Example]) -> str:
@@ -105,7 +105,8 @@ class StoredExamples(ByIndex):
 
     def _at(self, index: int) -> Example:
         row = index if self._order is None else int(self._order[index])
-        return self._kind(*(column[row].as_py() for column in self._columns))
+        values = (column[row].as_py() for column in self._columns)
+        return self._kind(*(tuple(value) if isinstance(value, list) else value for value in values))
 
 
 def write_store(folder: Path, examples: Iterable[Example], account: Callable[[], dict[str, Any]]) -> StoredExamples:
@@ -126,10 +127,13 @@ def write_store(folder: Path, examples: Iterable[Example], account: Callable[[],
                     digest.update(repr(example).encode())
                 if writer is None:
                     kind = type(batch[0])
-                    types = [
-                        pyarrow.float64() if name == "score" else pyarrow.large_string() for name in kind.__slots__
-                    ]
-                    schema = pyarrow.schema(zip(kind.__slots__, types, strict=True), {"kind": kind.__name__})
+                    text, number = pyarrow.large_string(), pyarrow.float64()
+                    types = {
+                        "score": number, "scores": pyarrow.list_(number),
+                        "positives": pyarrow.list_(text), "negatives": pyarrow.list_(text),
+                    }  # fmt: skip
+                    fields = [(name, types.get(name, text)) for name in kind.__slots__]
+                    schema = pyarrow.schema(fields, {"kind": kind.__name__})
                     writer = stack.enter_context(pyarrow.ipc.new_file(str(place / "examples.arrow"), schema))
                 columns = zip(*map(_values, batch), strict=True)
                 arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
@@ -174,5 +178,5 @@ def remove_damaged(folder: Path, error: Exception) -> None:
         remove_folder(folder)
 
 
-def _values(example: Example) -> tuple[str | float, ...]:
+def _values(example: Example) -> tuple[object, ...]:
     return tuple(getattr(example, name) for name in example.__slots__)

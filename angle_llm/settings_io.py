@@ -25,8 +25,8 @@ from typing_extensions import dataclass_transform
 
 Settings = TypeVar("Settings")
 STRICT = ConfigDict(extra="forbid")
-# Their keys are the user's own names, not settings.
-_FREE_KEYS = ("columns", "where")
+# Their keys are not settings: names of the user, or sides.
+_FREE_KEYS = ("columns", "where", "prompt")
 Positive = Annotated[int, Ge(1)]
 NonNegative = Annotated[int, Ge(0)]
 PositiveFloat = Annotated[float, Gt(0), Lt(math.inf)]
@@ -178,7 +178,7 @@ def bundled_files(folder: str) -> dict[str, Path]:
 
 
 def merged_settings(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Merge nested plain values key by key; `columns`, `where` and the `sets` of a mixture are replaced as a whole."""
+    """Merge nested plain values key by key; `columns`, `where`, `prompt` and the `sets` of a mixture are replaced as a whole."""
     result = {} if over.get("sets") else dict(base)
     for key, value in over.items():
         nested = isinstance(value, dict) and isinstance(base.get(key), dict) and key not in _FREE_KEYS

@@ -21,10 +21,10 @@ class TextBatch:
 
     A text that occurs five times is one entry of `texts`: it is encoded once and is never its own negative. A pair may
     relate a text to itself (`left == right`), and the same pair may occur more than once. A text under two prompts is
-    two entries.
+    two entries: as a query and as a document, or in two datasets.
 
-    Fields that describe texts have N rows (`prompts`; sides such as query and document would be another), fields that
-    describe the relation have P rows (`left`, `right`, `score`, `group`, `teacher`).
+    Fields that describe texts have N rows (`prompts`), fields that describe the relation have P rows (`left`, `right`,
+    `score`, `group`, `teacher`).
 
     Raises:
         ValueError: if the tensors of the relation differ in length, have another dtype or point outside `texts`, and if
@@ -75,21 +75,22 @@ class TextBatch:
         return len(self.texts)
 
     @classmethod
-    def from_examples(cls, examples: Sequence[Example], prompts: Sequence[int] = ()) -> TextBatch:
+    def from_examples(cls, examples: Sequence[Example], prompts: Sequence[tuple[int, int]] = ()) -> TextBatch:
         """Return a batch of examples. Texts are numbered by first occurrence, pairs are in the order of the examples.
 
         A scored pair gives the pair `(left, right, score)`, a positive pair `(left, right, 1)`, a triple two pairs:
         `(anchor, positive, 1)`, then `(anchor, negative, 0)`, a group the pairs of its query with each positive, then
-        with each negative. `prompts` has the prompt number of each example. Without examples the batch is empty
-        (N = P = 0), for a rank without a share of the batch.
+        with each negative. `prompts` has the prompt numbers of each example: that of queries, the first texts of pairs,
+        and that of documents, the second texts. Without examples the batch is empty (N = P = 0), for a rank without a
+        share of the batch.
         """
         row_of: dict[tuple[int, str], int] = {}
         pairs: list[tuple[int, int, float, int]] = []
         teacher: list[float] = []
-        for number, (example, prompt) in enumerate(zip(examples, prompts or [0] * len(examples), strict=True)):
+        for number, (example, sides) in enumerate(zip(examples, prompts or [(0, 0)] * len(examples), strict=True)):
             own = pairs_of(example)
             for left, right, score in own:
-                rows = [row_of.setdefault((prompt, text), len(row_of)) for text in (left, right)]
+                rows = [row_of.setdefault(key, len(row_of)) for key in zip(sides, (left, right), strict=True)]
                 pairs.append((rows[0], rows[1], score, number))
             scores = example.scores if isinstance(example, Group) else None
             teacher += [math.nan] * len(own) if scores is None else scores

@@ -30,7 +30,7 @@ class LoadedSet:
     """Name in logs: the end of its path."""
     examples: Sequence[Example]
     weight: float = 1.0
-    prompt: str | None = None
+    prompt: str | dict[str, str] | None = None
     objective: dict[str, float | str] = field(default_factory=dict)
     report: DataReport | None = None
 

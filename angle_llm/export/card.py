@@ -17,6 +17,7 @@ from angle_llm import __version__
 from angle_llm.export.exported_folder import ExportFacts
 from angle_llm.model.artifact import EncoderCard
 from angle_llm.model.checks import CARD_NAME, EXPORT_NAME, ArtifactError, is_saved_encoder, read_json
+from angle_llm.prompts import SIDES
 
 MERGE_NAME = "merge.json"
 """Provenance of a merged model."""
@@ -108,7 +109,8 @@ def model_card(
         "version": __version__,
         "shown_base": facts.base and file_name(facts.base),
         "base_arguments": repr(facts.base) + (f", revision={facts.revision!r}" if facts.revision else ""),
-        "template": repr(facts.usage.prompt.template),
+        "template": repr(facts.usage.prompt.query.template),
+        "prompts": [facts.usage.prompt.of(side) for side in (SIDES if facts.usage.prompt.differ else SIDES[:1])],
         "pooled": _POOLED.get(facts.usage.pooling) if _is_simple(facts) else None,
         "license": license,
         "scores": scores,
@@ -120,9 +122,11 @@ def model_card(
 
 def _is_simple(facts: CardFacts) -> bool:
     """Return whether a few lines of `transformers` compute the vectors."""
+    if facts.usage.prompt.differ:
+        return False
     if isinstance(facts.usage, ExportFacts):
         return True
-    prompt, base = facts.usage.prompt, facts.base
+    prompt, base = facts.usage.prompt.query, facts.base
     is_plain = prompt.tokenization == "joined" and not prompt.edits and not facts.usage.layers
     return is_plain and not (facts.form == "adapter" and (base is None or ":" in base))
 

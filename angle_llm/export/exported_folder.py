@@ -6,6 +6,7 @@ The library is optional (`pip install 'angle_llm[export]'`) and imported when a 
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ import numpy as np
 from angle_llm import __version__
 from angle_llm.io import write_json
 from angle_llm.model.checks import EXPORT_NAME, ArtifactError, is_saved_encoder
-from angle_llm.prompts import PromptTemplate
+from angle_llm.prompts import Side, SidePrompts
 from angle_llm.settings_io import need_library
 
 LIBRARY = "sentence-transformers"
@@ -30,7 +31,7 @@ MODULES_NAME = "modules.json"
 class ExportFacts:
     """Prompt, pooling and length of an exported folder, as recorded in `EXPORT_NAME`."""
 
-    prompt: PromptTemplate
+    prompt: SidePrompts
     pooling: str
     max_length: int
     plain_names: Sequence[str] = ()
@@ -53,7 +54,7 @@ class ExportFacts:
             return None
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            prompt = PromptTemplate.from_dict(values["prompt"], where=str(path))
+            prompt = SidePrompts.from_dict(values["prompt"], where=str(path))
             plain_names = [str(name) for name in values["plain_names"]]
             return cls(prompt, str(values["pooling"]), int(values["max_length"]), plain_names)
         except (ValueError, KeyError, TypeError) as error:
@@ -70,7 +71,7 @@ class SentenceTransformersModel:
 
     bits = None
 
-    def __init__(self, path: str | Path, *, device: str | None, prompt: PromptTemplate, pooling: str) -> None:
+    def __init__(self, path: str | Path, *, device: str | None, prompt: SidePrompts, pooling: str) -> None:
         """Open the folder; `prompt` and `pooling` are assumed for a folder of other origin.
 
         Raises:
@@ -87,14 +88,23 @@ class SentenceTransformersModel:
         self.dtype = next(self.model.parameters()).dtype
         """Dtype of the stored weights."""
         self.model.float()
-        self.prompt, self.pooling = (facts.prompt, facts.pooling) if facts else (prompt, pooling)
+        self.prompts, self.pooling = (facts.prompt, facts.pooling) if facts else (prompt, pooling)
+        self.side: Side | None = None
         self.max_length = int(self.model.max_seq_length)
+
+    def for_side(self, side: Side) -> SentenceTransformersModel:
+        """Return the model that reads texts as `model.encode_query` or `encode_document` does."""
+        other = copy.copy(self)
+        other.side = side
+        return other
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text."""
-        return [self.model.tokenizer(text, truncation=True)["input_ids"] for text in texts]
+        head = self.model.prompts.get(self.side, "") if self.side else ""
+        return [self.model.tokenizer(head + text, truncation=True)["input_ids"] for text in texts]
 
     def encode(self, texts: Sequence[str], **_: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Return `model.encode(texts)`: (N, D) float32. Options of `SentenceEncoder.encode` have no effect."""
-        rows_ND: np.ndarray[Any, np.dtype[np.float32]] = self.model.encode(list(texts), show_progress_bar=False)
+        encode = getattr(self.model, f"encode_{self.side}" if self.side else "encode")
+        rows_ND: np.ndarray[Any, np.dtype[np.float32]] = encode(list(texts), show_progress_bar=False)
         return rows_ND

@@ -77,6 +77,8 @@ def export_sentence_transformers(
             f"`dimensions` to null in {source / CARD_NAME}, export again, and open the folder with "
             f"SentenceTransformer(…, truncate_dim={card.dimensions})."
         )
+    if card.prompt.differ:
+        raise ArtifactError(f"{source} has {card.prompt}; expected one prompt.")
     if card.base is None and dtype not in (None, card.dtype):
         raise ArtifactError(
             f"{source} is a whole model stored in {card.dtype}, which is kept; --dtype {dtype} is for adapters."
@@ -84,7 +86,7 @@ def export_sentence_transformers(
     if check:
         need_library("sentence_transformers", "the comparison (--no-verify skips it)", "export")
     check_target(source, locate(card.base or str(source)), target)
-    sentences = SentenceTokenizer(load_tokenizer(BackboneLocation(str(source))), card.prompt, card.max_length)
+    sentences = SentenceTokenizer(load_tokenizer(BackboneLocation(str(source))), card.prompt.query, card.max_length)
     exported = prompt_tokenizer(sentences)
     found: list[Verification | None] = []
 

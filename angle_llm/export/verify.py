@@ -19,7 +19,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -44,7 +44,9 @@ from angle_llm.model.checks import is_saved_encoder
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.hub import find
 from angle_llm.model.quantization import dequantize
+from angle_llm.prompts import SIDES, SidePrompts
 
+Form: TypeAlias = SentenceEncoder | SentenceTransformersModel
 Score = Callable[[SentenceEncoder], float]
 """Spearman × 100 of an encoder on some pairs."""
 
@@ -90,14 +92,15 @@ def verify(
         )
     encoder = _open(forms[0], device, {}, original_base)
     assert isinstance(encoder, SentenceEncoder)
-    usage = {"prompt": encoder.prompt, "pooling": encoder.pooling, "max_length": encoder.max_length}
+    usage = {"prompt": encoder.prompts, "pooling": encoder.pooling, "max_length": encoder.max_length}
     notes = []
     if texts is None:
         texts = [text for text in SENTENCES if _has_tokens(encoder, text)]
         if skipped := len(SENTENCES) - len(texts):
             notes.append(f"{skipped} built-in texts skipped: the tokenizer has no tokens for them.")
     texts = list(texts)
-    first = _encode(encoder, _kind(forms[0]), names[0], texts, score)
+    two_sides = encoder.prompts.differ
+    first = _encode(encoder, _kind(forms[0]), names[0], texts, score, two_sides)
     base_rows_ND, base_note = _base_rows(encoder, forms[0], texts, device)
     del encoder  # before the next one is loaded
 
@@ -109,8 +112,8 @@ def verify(
     untrained = bool(problems)
     comparisons = []
     for path, name in zip(forms[1:], names[1:], strict=True):
-        other = _encode(_open(path, device, usage, original_base), _kind(path), name, texts, score)
-        compared = compare_forms(first, other, texts, tolerance)
+        other = _encode(_open(path, device, usage, original_base), _kind(path), name, texts, score, two_sides)
+        compared = compare_forms(first, other, texts * (1 + two_sides), tolerance)
         count = _count([(forms[0], first.facts), (path, other.facts)], original_base)
         found = list(compared.problems)
         if count and count.wrong and tolerance is None:
@@ -176,9 +179,7 @@ def _kind(path: str | Path) -> str:
     return "whole model" if EncoderCard.read(Path(path).expanduser()).base is None else "adapter"
 
 
-def _open(
-    path: str | Path, device: str | None, usage: dict[str, Any], original_base: bool
-) -> SentenceEncoder | SentenceTransformersModel:
+def _open(path: str | Path, device: str | None, usage: dict[str, Any], original_base: bool) -> Form:
     """Open a form with the values it has; `usage` is prompt, pooling and maximum length of the first form."""
     kind = _kind(path)
     if kind == LIBRARY:
@@ -199,34 +200,57 @@ def _widen(encoder: SentenceEncoder) -> None:
 
 
 def _encode(
-    encoder: SentenceEncoder | SentenceTransformersModel,
+    encoder: Form,
     kind: str,
     name: str,
     texts: Sequence[str],
     score: Score | None,
+    two_sides: bool,
 ) -> Encoded:
+    """Return facts, ids and rows of a form; with `two_sides` of the texts as queries, then as documents."""
     dtype = str(encoder.dtype).removeprefix("torch.") + (f" in {encoder.bits} bits" if encoder.bits else "")
     if isinstance(encoder, SentenceEncoder):
         _widen(encoder)
-    prompt = encoder.prompt
-    more = [*prompt.edits, *(["segments"] if prompt.tokenization == "segments" else [])]
-    rows_ND = encoder.encode(texts).astype(np.float64)
+    by_side = _by_side(encoder, two_sides)
+    rows_ND = _rows(by_side, texts)
     facts = FormFacts(
         name=name,
         kind=kind,
         dtype=dtype,
-        prompt=repr(prompt.template) + (f" ({', '.join(more)})" if more else ""),
+        prompt=_shown(encoder.prompts),
         pooling=encoder.pooling,
         max_length=encoder.max_length,
         dimensions=rows_ND.shape[1],
         spearman=None if score is None else score(cast("SentenceEncoder", encoder)),  # only `encode` is used
     )
-    return Encoded(facts, encoder.tokenize(texts), rows_ND)
+    return Encoded(facts, [ids for one in by_side for ids in one.tokenize(texts)], rows_ND)
+
+
+def _by_side(encoder: Form, two_sides: bool) -> Sequence[Form]:
+    """Return a form as a list with each of the two sides, or with one entry."""
+    if two_sides:
+        return [encoder.for_side(side) for side in SIDES]
+    reads_query = isinstance(encoder, SentenceEncoder) and encoder.prompts.differ  # compared with a form of one prompt
+    return [encoder.for_side("query") if reads_query else encoder]
+
+
+def _rows(by_side: Sequence[Form], texts: Sequence[str]) -> Rows:
+    return np.concatenate([one.encode(texts) for one in by_side]).astype(np.float64)
+
+
+def _shown(prompts: SidePrompts) -> str:
+    """Return template, edits and tokenization of the prompts."""
+    shown = []
+    for prompt in (prompts.query, prompts.document):
+        more = [*prompt.edits, *(["segments"] if prompt.tokenization == "segments" else [])]
+        shown.append(repr(prompt.template) + (f" ({', '.join(more)})" if more else ""))
+    return f"{shown[0]} (queries), {shown[1]} (documents)" if prompts.differ else shown[0]
 
 
 def _has_tokens(encoder: SentenceEncoder, text: str) -> bool:
     try:
-        encoder.tokenize([text])
+        for tokenize in encoder.tokenizers.distinct:
+            tokenize([text])
     except ValueError:
         return False
     return True
@@ -239,7 +263,7 @@ def _base_rows(
     if _kind(path) == "adapter":
         backbone: Any = encoder.model.backbone
         with backbone.disable_adapter():
-            return encoder.encode(texts).astype(np.float64), ""
+            return _rows(_by_side(encoder, encoder.prompts.differ), texts), ""
     merged = Path(path).expanduser() / MERGE_NAME
     if not merged.is_file():
         return None, f"not recorded (no {MERGE_NAME})"
@@ -247,7 +271,7 @@ def _base_rows(
         origin = json.loads(merged.read_text(encoding="utf-8"))
         base = SentenceEncoder.from_pretrained(
             origin["base"],
-            prompt=encoder.prompt,
+            prompt=encoder.prompts,
             pooling=encoder.pooling,
             max_length=encoder.max_length,
             dtype=origin["base_dtype"],
@@ -260,4 +284,4 @@ def _base_rows(
     except (OSError, ValueError, KeyError, TypeError) as error:  # a damaged file, or a base that is not available
         return None, f"cannot be opened ({error})"
     _widen(base)
-    return base.encode(texts).astype(np.float64), ""
+    return _rows(_by_side(base, base.prompts.differ), texts), ""

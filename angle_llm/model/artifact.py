@@ -34,7 +34,7 @@ from angle_llm.model.foreign import fitted, no_backbone, read_foreign
 from angle_llm.model.lora import LoraAdapter, is_adapted, read_adapter
 from angle_llm.model.quantization import QuantizationError, bits_of
 from angle_llm.model.tokenizer import Tokenizer
-from angle_llm.prompts import PromptTemplate
+from angle_llm.prompts import SidePrompts
 from angle_llm.settings_io import unknown_name
 
 FORMAT_VERSION = 1
@@ -44,7 +44,8 @@ FORMAT_VERSION = 1
 class EncoderCard:
     """How a saved encoder is used."""
 
-    prompt: PromptTemplate
+    prompt: SidePrompts
+    """In JSON: one prompt for both sides, or {"query": …, "document": …}."""
     pooling: str
     max_length: int
     """Tokens of a text, prompt and special tokens included."""
@@ -87,7 +88,7 @@ class EncoderCard:
                 "encoder again with this version."
             )
         if isinstance(values.get("prompt"), dict):
-            values["prompt"] = PromptTemplate.from_dict(values["prompt"], where=str(path))
+            values["prompt"] = SidePrompts.from_dict(values["prompt"], where=str(path))
         try:
             return cls(**values)
         except ValidationError as error:
@@ -123,7 +124,7 @@ def load_parts(
     path: str,
     *,
     adapter: str | Path | None,
-    prompt: PromptTemplate | None,
+    prompt: SidePrompts | None,
     dtype: str,
     device: torch.device,
     revision: str | None,

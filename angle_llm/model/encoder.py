@@ -1,15 +1,12 @@
 """`SentenceEncoder`: maps texts to vectors, one row per text.
 
-Legend: N texts, D dimensions, U unique texts of a plan.
+Legend: N texts, D dimensions, C columns.
 """
 
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast, overload
 
@@ -18,30 +15,19 @@ import torch
 from torch import nn
 
 from angle_llm.config import LoraSettings
-from angle_llm.io import progress_bar
 from angle_llm.model import lora
 from angle_llm.model.artifact import EncoderCard, check_savable, load_parts, save_parts
 from angle_llm.model.backbone import absolute_name, is_causal, torch_device, weights_fingerprint
-from angle_llm.model.checks import CARD_NAME, ArtifactError, as_artifact_error, check_states, evaluating
+from angle_llm.model.checks import CARD_NAME, ArtifactError, as_artifact_error, check_states
 from angle_llm.model.depth import LayerStack
-from angle_llm.model.fast_paths import (
-    attention_kernels,
-    bound_kernel_caches,
-    keep_freed_memory,
-    patch_bitsandbytes,
-)
+from angle_llm.model.encode_texts import Rows, encode_texts
+from angle_llm.model.fast_paths import bound_kernel_caches, patch_bitsandbytes
 from angle_llm.model.micro_batches import EncodeStats, Plan, plan_micro_batches
-from angle_llm.model.out_of_memory import encode_planned
 from angle_llm.model.pooling import EmbeddingModel, checked_pooling
 from angle_llm.model.quantization import bits_of, without_outliers
 from angle_llm.model.sharing import find_sharing
-from angle_llm.model.tokenizer import SentenceTokenizer, Tokenizer, check_texts, checked_length
-from angle_llm.prompts import PromptTemplate, load_prompt
-
-TEXTS_PLANNED = 32_768
-"""Texts that are planned together and can share prefixes; bounds the memory for a corpus of any size."""
-
-Rows = np.ndarray[Any, np.dtype[np.float32]]
+from angle_llm.model.tokenizer import SideTokenizers, Tokenizer, checked_length
+from angle_llm.prompts import PromptChoice, PromptTemplate, Side, SidePrompts, load_prompts
 
 
 class SentenceEncoder:
@@ -57,7 +43,7 @@ class SentenceEncoder:
         backbone: nn.Module,
         tokenizer: Tokenizer,
         *,
-        prompt: PromptTemplate | None = None,
+        prompt: PromptTemplate | SidePrompts | None = None,
         pooling: str | None = None,
         max_length: int | None = None,
         base: str | None = None,
@@ -78,8 +64,8 @@ class SentenceEncoder:
             self.model = EmbeddingModel(backbone, pooling, causal)
             self.sharing = find_sharing(backbone, pooling, causal=causal)
         self.tokenizer = tokenizer
-        prompt = prompt or load_prompt("summarize_one_word" if causal else "plain")
-        self.sentence_tokenizer = SentenceTokenizer(tokenizer, prompt, max_length)
+        prompts = load_prompts(prompt or ("summarize_one_word" if causal else "plain"))
+        self.tokenizers = SideTokenizers.of(tokenizer, prompts, max_length)
         self.base = None if base is None else absolute_name(base)
         self.base_revision = base_revision
         self.base_fingerprint: str | None = None
@@ -90,7 +76,7 @@ class SentenceEncoder:
         path_or_id: str | Path,
         *,
         adapter: str | Path | None = None,
-        prompt: str | PromptTemplate | None = None,
+        prompt: PromptChoice | None = None,
         pooling: str | None = None,
         max_length: int | None = None,
         dtype: str = "auto",
@@ -105,8 +91,8 @@ class SentenceEncoder:
 
         Args:
             adapter: a folder written by peft or angle-emb, for the backbone; needs `prompt` (see `foreign`).
-            prompt: name, YAML file or template. None: as saved, or as in the constructor; likewise `pooling`,
-                `max_length`.
+            prompt: name, YAML file or template, or {"query": …, "document": …}. None: as saved, or as in the
+                constructor; likewise `pooling`, `max_length`.
             dtype: "auto": of training for a saved folder, as stored for a backbone.
             device: None: the GPU if there is one.
             revision: of a hub id.
@@ -121,16 +107,16 @@ class SentenceEncoder:
             QuantizationError: if the weights cannot be quantized.
         """
         device = torch_device(device)
-        prompt = load_prompt(prompt) if isinstance(prompt, str) else prompt
+        prompts = None if prompt is None else load_prompts(prompt)
         parts = load_parts(
-            str(path_or_id), adapter=adapter, prompt=prompt, dtype=dtype, device=device, revision=revision, bits=bits
+            str(path_or_id), adapter=adapter, prompt=prompts, dtype=dtype, device=device, revision=revision, bits=bits
         )
         card = parts.card
         with as_artifact_error(parts.folder):
             encoder = cls(
                 parts.backbone,
                 parts.tokenizer,
-                prompt=prompt or (card.prompt if card else None),
+                prompt=prompts or (card.prompt if card else None),
                 pooling=pooling or (card.pooling if card else None),
                 max_length=max_length or (card.max_length if card else None),
                 base=parts.base,
@@ -151,11 +137,17 @@ class SentenceEncoder:
         encoder.model.to(device)
         return encoder
 
-    def with_prompt(self, prompt: str | PromptTemplate) -> SentenceEncoder:
-        """Return the encoder with another prompt (a name, a YAML file or a template), on the same weights."""
+    def with_prompt(self, prompt: PromptChoice) -> SentenceEncoder:
+        """Return the encoder with another prompt (a name, a YAML file or a template), or with
+        {"query": …, "document": …}, on the same weights."""
         other = copy.copy(self)
-        prompt = load_prompt(prompt) if isinstance(prompt, str) else prompt
-        other.sentence_tokenizer = SentenceTokenizer(self.tokenizer, prompt, self.max_length)
+        other.tokenizers = SideTokenizers.of(self.tokenizer, load_prompts(prompt), self.max_length)
+        return other
+
+    def for_side(self, side: Side) -> SentenceEncoder:
+        """Return the encoder of one side, on the same weights: with its prompt for all texts."""
+        other = copy.copy(self)
+        other.tokenizers = self.tokenizers.for_side(side)
         return other
 
     def truncated(self, *, dimensions: int | None = None, layers: int | None = None) -> SentenceEncoder:
@@ -172,9 +164,14 @@ class SentenceEncoder:
         return short
 
     @property
+    def prompts(self) -> SidePrompts:
+        """The prompts of queries and of documents."""
+        return self.tokenizers.prompts
+
+    @property
     def prompt(self) -> PromptTemplate:
-        """The prompt around each text."""
-        return self.sentence_tokenizer.prompt
+        """The prompt around each text; an error if those of queries and documents differ."""
+        return self.tokenizers.one.prompt
 
     @property
     def pooling(self) -> str:
@@ -184,7 +181,7 @@ class SentenceEncoder:
     @property
     def max_length(self) -> int:
         """Most tokens of a text, prompt and special tokens included."""
-        return self.sentence_tokenizer.max_length
+        return self.tokenizers.query.max_length
 
     @property
     def dimensions(self) -> int:
@@ -253,10 +250,25 @@ class SentenceEncoder:
 
         Raises:
             TypeError, ValueError: for a text that is not a string or is empty, with its position.
+            ValueError: if the prompts of queries and documents differ.
         """
         with self.model.reading(()):
-            rows_ND, stats = self._rows(texts, micro_batch_tokens, show_progress)
+            rows_ND, stats = encode_texts(self, texts, micro_batch_tokens, show_progress)
         return (rows_ND, stats) if return_stats else rows_ND
+
+    def encode_query(
+        self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
+    ) -> Rows:
+        """Return `encode` of the texts as queries, (N, D) float32: the first texts of the training pairs."""
+        query = self.for_side("query")
+        return query.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
+
+    def encode_document(
+        self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
+    ) -> Rows:
+        """Return `encode` of the texts as documents, (N, D) float32: the second texts of the training pairs."""
+        document = self.for_side("document")
+        return document.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
 
     def encode_layers(
         self,
@@ -276,7 +288,7 @@ class SentenceEncoder:
         if len(set(layers)) < len(layers):
             raise ValueError(f"layers: expected different numbers, got {list(layers)}.")
         with self.model.reading(inner):
-            rows_NC, _ = self._rows(texts, micro_batch_tokens, show_progress)
+            rows_NC, _ = encode_texts(self, texts, micro_batch_tokens, show_progress)
         place = [0 if layer == self.layers else 1 + inner.index(layer) for layer in layers]
         return rows_NC.reshape(len(texts), 1 + len(inner), self.dimensions)[:, place]
 
@@ -288,31 +300,9 @@ class SentenceEncoder:
         real, imaginary = np.split(rows_ND, 2, axis=1)
         return np.asarray(real + 1j * imaginary, dtype=np.complex64)
 
-    def _rows(
-        self, texts: Sequence[str], micro_batch_tokens: int | None, show_progress: bool
-    ) -> tuple[Rows, EncodeStats]:
-        """Return the model's rows of the texts, (N, C): C = D columns, and D more for each inner layer."""
-        started = time.perf_counter()
-        check_texts(texts)
-        on_cpu = self.device.type == "cpu"
-        budget = micro_batch_tokens or (2048 if on_cpu else 16384)
-        columns = self.dimensions * (1 + len(self.model.inner_layers))
-        rows_NC = np.empty((len(texts), columns), dtype=np.float32)
-        plans: list[Plan] = []
-        bar = progress_bar("encode", len(texts), "text", enabled=show_progress, transient=True)
-        memory = keep_freed_memory() if on_cpu else nullcontext()
-        with evaluating(self.model), attention_kernels(self.device), memory, bar as progress:
-            for first in range(0, len(texts), TEXTS_PLANNED):
-                make_plan = partial(self.plan_ids, self.tokenize(texts[first : first + TEXTS_PLANNED], first))
-                plan, rows_UC = encode_planned(self.model, make_plan, budget, columns, progress.update)
-                budget = plan.token_budget
-                rows_NC[first : first + TEXTS_PLANNED] = rows_UC.numpy()[plan.row_of]
-                plans.append(plan)
-        return rows_NC, EncodeStats.of(plans, time.perf_counter() - started)
-
     def tokenize(self, texts: Sequence[str], first: int = 0) -> list[list[int]]:
         """Return the token ids of each text, with prompt and special tokens; errors count positions from `first`."""
-        return self.sentence_tokenizer(texts, first)
+        return self.tokenizers.one(texts, first)
 
     def plan(self, texts: Sequence[str], token_budget: int, processes: int = 1) -> Plan:
         """Return the plan of a batch: its micro-batches, their processes, their layout and the reason for it."""
@@ -335,7 +325,7 @@ class SentenceEncoder:
         """
         self.check_savable(folder)
         card = EncoderCard(
-            prompt=self.prompt,
+            prompt=self.prompts,
             pooling=self.pooling,
             max_length=self.max_length,
             dtype=str(self.dtype).removeprefix("torch."),

@@ -33,7 +33,7 @@ from angle_llm.model.fast_paths import PooledLastLayer
 from angle_llm.model.lora import add_lora, without_adapter
 from angle_llm.model.pooling import EmbeddingModel
 from angle_llm.model.quantization import check_bits, empty_layer, replace_linear
-from angle_llm.prompts import load_prompt
+from angle_llm.prompts import load_prompts
 
 _BLOCK = 64
 """NF4: weights per scale."""
@@ -58,7 +58,7 @@ def encoder_twin(settings: ModelSettings) -> tuple[SentenceEncoder, Any]:
         ValueError: for an encoder-decoder, or an architecture without a twin.
         FileNotFoundError, PromptError: as when opening the model.
     """
-    prompt = None if settings.prompt is None else load_prompt(settings.prompt)
+    prompt = None if settings.prompt is None else load_prompts(settings.prompt)
     pooling, max_length = settings.pooling, settings.max_length
     if is_saved_encoder(settings.path):
         location = BackboneLocation(str(Path(settings.path).expanduser()))

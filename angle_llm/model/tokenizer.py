@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from angle_llm.prompts import PromptTemplate
+from angle_llm.prompts import PromptTemplate, Side, SidePrompts
 
 Tokenizer = Any
 """A `transformers` tokenizer; fast and slow ones have no useful common type."""
@@ -176,6 +177,49 @@ class SentenceTokenizer:
         before, head, merge_span, after = self.template
         found = plain_ids(self.tokenizer, [head + text + merge_span for text in texts], self._text_tokens)
         return [before + ids + after for ids in found]
+
+
+@dataclass(frozen=True)
+class SideTokenizers:
+    """The tokenizers of queries and of documents; one object if the prompts do not differ."""
+
+    query: SentenceTokenizer
+    document: SentenceTokenizer
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, prompts: SidePrompts, max_length: int) -> SideTokenizers:
+        """Return the tokenizers of some prompts. Errors as in `SentenceTokenizer`."""
+        query = SentenceTokenizer(tokenizer, prompts.query, max_length)
+        return cls(query, SentenceTokenizer(tokenizer, prompts.document, max_length) if prompts.differ else query)
+
+    def for_side(self, side: Side) -> SideTokenizers:
+        """Return the tokenizers that read every text as one of this side."""
+        one = self.query if side == "query" else self.document
+        return SideTokenizers(one, one)
+
+    @property
+    def prompts(self) -> SidePrompts:
+        """The prompts of both sides."""
+        return SidePrompts(self.query.prompt, self.document.prompt)
+
+    @property
+    def distinct(self) -> list[SentenceTokenizer]:
+        """The tokenizer of both sides, or of queries and then documents if the prompts differ."""
+        return [self.query, self.document] if self.prompts.differ else [self.query]
+
+    @property
+    def one(self) -> SentenceTokenizer:
+        """The tokenizer of both sides.
+
+        Raises:
+            ValueError: if the prompts differ.
+        """
+        if self.prompts.differ:
+            raise ValueError(
+                f"this encoder has {self.prompts}: expected the side of the texts. Use encode_query or encode_document, "
+                "or for_side('query') or for_side('document') in place of the encoder."
+            )
+        return self.query
 
 
 def _joined(tokenizer: Tokenizer, prompt: PromptTemplate) -> TokenizedTemplate:

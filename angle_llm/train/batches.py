@@ -17,7 +17,7 @@ from angle_llm.data.mixture import Mixture, sets_of
 from angle_llm.losses import AngleObjective, MixedObjective, NestedObjective, Objective, Part
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.micro_batches import Plan
-from angle_llm.prompts import load_prompt
+from angle_llm.prompts import SIDES
 from angle_llm.settings_io import settings_from_dict, settings_to_dict
 from angle_llm.train.memory import TokenBudget
 
@@ -62,7 +62,8 @@ class PlannedGroup(NamedTuple):
 class BatchPlanner:
     """Makes batches from example indices; every rank makes the same ones.
 
-    A dataset may have a prompt of its own. Prompts are numbered, 0 is the encoder's; equal prompts have one number.
+    A dataset may have prompts of its own. Prompts are numbered, 0 is the encoder's for queries; equal prompts have one
+    number.
     """
 
     def __init__(
@@ -70,16 +71,21 @@ class BatchPlanner:
     ) -> None:
         """`losses` has one entry per dataset. `budget` may be lowered between two batches."""
         self.encoder, self.data, self.losses, self.world_size, self.budget = encoder, data, losses, world_size, budget
-        self._tokenizers: list[Callable[[Sequence[str]], list[list[int]]]] = [encoder.tokenize]
-        self.prompts: list[int] = []
-        """Prompt number of each dataset."""
-        known = {encoder.prompt.fingerprint: 0}
-        for each in data.sets:
-            prompt = encoder.prompt if each.prompt is None else load_prompt(each.prompt)
-            if prompt.fingerprint not in known:
-                known[prompt.fingerprint] = len(self._tokenizers)
-                self._tokenizers.append(encoder.with_prompt(prompt).tokenize)
-            self.prompts.append(known[prompt.fingerprint])
+        self._tokenizers: list[Callable[[Sequence[str]], list[list[int]]]] = []
+        self.prompts: list[tuple[int, int]] = []
+        """Prompt numbers of each dataset: of queries, and of documents."""
+        known: dict[str, int] = {}
+        for each in [None, *(one.prompt for one in data.sets)]:
+            own = encoder if each is None else encoder.with_prompt(each)
+            numbers = []
+            for side in SIDES:
+                mark = own.prompts.of(side).fingerprint
+                if mark not in known:
+                    known[mark] = len(self._tokenizers)
+                    self._tokenizers.append(own.for_side(side).tokenize)
+                numbers.append(known[mark])
+            self.prompts.append((numbers[0], numbers[1]))
+        del self.prompts[0]  # of the encoder
 
     def steps(self, steps: Iterator[tuple[int, list[list[int]]]]) -> Iterator[tuple[int, list[PlannedGroup]]]:
         """Yield the epoch and the batches of each optimizer step, given their example indices."""

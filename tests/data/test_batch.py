@@ -48,7 +48,8 @@ def test_texts_are_numbered_by_first_occurrence() -> None:
 
 @given(st.lists(examples, max_size=12), st.data())
 def test_batch_holds_the_pairs_of_its_examples(some: list[Example], data: st.DataObject) -> None:
-    prompts = data.draw(st.just([]) | st.lists(st.integers(0, 1), min_size=len(some), max_size=len(some)))
+    sides = st.tuples(st.integers(0, 2), st.integers(0, 2))
+    prompts = data.draw(st.just([]) | st.lists(sides, min_size=len(some), max_size=len(some)))
     batch = TextBatch.from_examples(some, prompts)
     rows = zip(batch.left.tolist(), batch.right.tolist(), batch.score.tolist(), strict=True)
     assert [(batch.texts[i], batch.texts[j], score) for i, j, score in rows] == [
@@ -59,7 +60,11 @@ def test_batch_holds_the_pairs_of_its_examples(some: list[Example], data: st.Dat
     np.testing.assert_array_equal(batch.teacher, [score for each in scores for score in each])
     keys = list(zip(batch.prompts, batch.texts, strict=True))
     assert len(set(keys)) == len(keys)
-    if not any(prompts):
+    if prompts:
+        of_pair = [own for example, own in zip(some, prompts, strict=True) for _ in pairs(example)]
+        rows = zip(batch.left.tolist(), batch.right.tolist(), strict=True)
+        assert [(batch.prompts[i], batch.prompts[j]) for i, j in rows] == of_pair
+    if not any(map(any, prompts)):
         assert len(set(batch.texts)) == len(batch.texts)
 
 

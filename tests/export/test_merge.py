@@ -181,7 +181,7 @@ def test_the_merged_files_equal_those_of_save_pretrained(kind: str, tmp_path: Pa
 def test_cards_and_provenance(adapter: Path, tmp_path: Path) -> None:
     found = merged(adapter, tmp_path / "out", dtype="bfloat16")
     card, origin = EncoderCard.read(tmp_path / "out"), EncoderCard.read(adapter)
-    assert (card.prompt, card.pooling, card.max_length) == (PROMPT, "last", 99)
+    assert (card.prompt.query, card.pooling, card.max_length) == (PROMPT, "last", 99)
     assert (card.dtype, card.base, card.bits) == ("bfloat16", None, None)
     assert json.loads((tmp_path / "out" / "merge.json").read_text()) == {
         "base": str(tmp_path / "base"),

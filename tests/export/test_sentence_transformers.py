@@ -110,7 +110,7 @@ def test_a_full_model_keeps_its_weights(kind: str, pooling: str, tmp_path: Path)
     assert largest_difference(by_hand(tmp_path / "out", TEXTS), encoder.encode(TEXTS)) < 1e-9
     facts = ExportFacts.read(tmp_path / "out")
     assert facts is not None
-    assert (facts.prompt, facts.pooling, facts.max_length) == (encoder.prompt, pooling, 60)
+    assert (facts.prompt, facts.pooling, facts.max_length) == (encoder.prompts, pooling, 60)
 
 
 def test_the_command_and_its_files(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -219,7 +219,7 @@ def test_a_corpus_is_planned_in_blocks_with_the_same_rows(monkeypatch: pytest.Mo
     assert (counts.texts, counts.unique_texts, counts.layout) == (len(TEXTS), len(set(TEXTS)), "trie")
     assert counts.texts_per_second == pytest.approx(len(TEXTS) / counts.seconds)
     assert counts.computed_share == counts.computed_tokens / counts.logical_tokens < 1
-    monkeypatch.setattr("angle_llm.model.encoder.TEXTS_PLANNED", 3)
+    monkeypatch.setattr("angle_llm.model.encode_texts.TEXTS_PLANNED", 3)
     blocks, in_blocks = encoder_of("llama").encode(TEXTS, return_stats=True)
     assert_same_rows(blocks, whole)
     assert (in_blocks.texts, in_blocks.logical_tokens) == (counts.texts, counts.logical_tokens)

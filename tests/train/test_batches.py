@@ -64,7 +64,7 @@ def test_each_text_is_formatted_with_its_own_prompt() -> None:
         LoadedSet("c", TRIPLES[:1], prompt="plain"),
     ]
     made = planner(encoder, sets)
-    assert made.prompts == [0, 0, 1], "a dataset that names the prompt of the run has that prompt"
+    assert made.prompts == [(0, 0), (0, 0), (1, 1)], "a dataset that names the prompt of the run has that prompt"
     texts = TextBatch.from_examples(TRIPLES[:1]).texts
     assert made.batch([0, 1]).texts == texts
     assert made.batch([0, 2]).texts == texts * 2

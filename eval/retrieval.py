@@ -1,8 +1,9 @@
-"""Exact retrieval by cosine similarity, with AnglE's published scores on Flickr30k captions.
+"""Exact retrieval by cosine similarity: BEIR folders, questions with answers, groups of texts, Flickr30k captions.
 
+python eval/retrieval.py --model DIR scifact issues@title_to_body.valid --against BASE
+python eval/retrieval.py --model DIR --pairs held_out.csv --columns text1 question text2 answer --json retrieval.json
+python eval/retrieval.py --model DIR --groups my_groups.jsonl --column texts
 python eval/retrieval.py --model DIR --data-dir DATA
-python eval/retrieval.py --model DIR --groups my_groups.jsonl --column texts --json retrieval.json
-python eval/retrieval.py --model DIR --judged scifact
 """
 
 import tyro

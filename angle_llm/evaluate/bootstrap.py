@@ -62,6 +62,17 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class MeanDifference:
+    """Means of two models over the same items, and their difference with 95 % interval and two-sided p-value."""
+
+    value: float
+    other: float
+    difference: float
+    interval: Interval
+    p_value: float
+
+
+@dataclass(frozen=True)
 class PairedDifferences:
     """Differences by task, and of the average over the tasks `averaged` (None if there are none).
 
@@ -191,9 +202,23 @@ def _counts(size: int, resamples: int, seed: int, stream: str) -> Iterator[Float
 
 def mean_interval(values_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, stream: str = "") -> Interval:
     """Return the interval of the mean of one value per item: an accuracy, a recall, a reciprocal rank."""
+    return percentile_interval(_resampled_means(values_P, resamples, seed, stream))
+
+
+def mean_difference(
+    ours_P: ArrayLike, theirs_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, stream: str = ""
+) -> MeanDifference:
+    """Return the difference of the means of two models, from one value per item and model in the same order."""
+    ours, theirs = (np.asarray(values, dtype=np.float64) for values in (ours_P, theirs_P))
+    resampled_B = _resampled_means(ours - theirs, resamples, seed, stream)
+    interval, p_value = percentile_interval(resampled_B), two_sided_p(resampled_B)
+    return MeanDifference(float(ours.mean()), float(theirs.mean()), float((ours - theirs).mean()), interval, p_value)
+
+
+def _resampled_means(values_P: ArrayLike, resamples: int, seed: int, stream: str) -> Floats:
     values = np.asarray(values_P, dtype=np.float64)
-    means = [values @ counts_PB / len(values) for counts_PB in _counts(len(values), resamples, seed, stream)]
-    return percentile_interval(np.concatenate(means))
+    blocks = _counts(len(values), resamples, seed, stream)
+    return np.concatenate([values @ counts_PB / len(values) for counts_PB in blocks])
 
 
 def accuracy_interval(right: int, tested: int) -> Interval:

@@ -91,12 +91,13 @@ class EncodedTexts:
 
 
 def encode_distinct(encode: Encode, texts: Iterable[str]) -> EncodedTexts:
-    """Call `encode` once with the distinct texts in order of first appearance.
+    """Call `encode` once with the distinct texts in order of first appearance. A blank text has a zero vector.
 
     Raises:
         ValueError: for no texts, and if `encode` does not return one finite row per text.
     """
-    distinct = list(dict.fromkeys(texts))
+    everything = list(dict.fromkeys(texts))
+    distinct = [text for text in everything if text.strip()]
     if not distinct:
         raise ValueError("expected at least one text, got none.")
     started = time.perf_counter()
@@ -118,7 +119,9 @@ def encode_distinct(encode: Encode, texts: Iterable[str]) -> EncodedTexts:
             f"{len(bad)} of {len(distinct)} vectors hold NaN or infinity, the first for {distinct[bad[0]]!r}. Possible "
             "causes: overflow in float16, a damaged adapter, a diverged run."
         )
-    return EncodedTexts({text: row for row, text in enumerate(distinct)}, embeddings_ND, seconds)
+    if blank := [text for text in everything if not text.strip()]:
+        embeddings_ND = np.pad(embeddings_ND, ((0, len(blank)), (0, 0)))
+    return EncodedTexts({text: row for row, text in enumerate([*distinct, *blank])}, embeddings_ND, seconds)
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,10 @@ class Used:
     prompt: dict[str, Any]
     pooling: str
     max_length: int
+
+    def columns(self) -> dict[str, object]:
+        """Return prompt, pooling and maximum length by name, for a table."""
+        return {"prompt": self.prompt["name"], "pooling": self.pooling, "tokens": self.max_length}
 
     def __str__(self) -> str:
         return f"Prompt {self.prompt['name']}, pooling {self.pooling}, at most {self.max_length} tokens."

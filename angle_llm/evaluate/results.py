@@ -104,7 +104,7 @@ def published_table(
     `text` adds a column with the text variant: that of the model's row; published rows have `senteval`.
     """
     tasks = results.tasks.values()
-    name = model if len(model) <= _NAME_WIDTH else "…" + model[1 - _NAME_WIDTH :]  # the table has to fit a terminal
+    name = short_name(model)
     texts, means = ["text"] * (text is not None), ["average"] * (results.average is not None)
     rows: list[list[object]] = [
         [f"**{name}**", *(text for _ in texts), *(task.score for task in tasks), *(results.average for _ in means)]
@@ -114,6 +114,11 @@ def published_table(
         if average is not None:
             rows.append([row.model, *("senteval" for _ in texts), *map(row.scores.get, results.tasks), average])
     return table(["model", *texts, *(task.label for task in tasks), *means], rows, words=1 + len(texts))
+
+
+def short_name(model: str) -> str:
+    """Return the end of the name of a model, so that a table fits a terminal."""
+    return model if len(model) <= _NAME_WIDTH else "…" + model[1 - _NAME_WIDTH :]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], words: int) -> str:

@@ -2,24 +2,36 @@
 
 * groups of texts (a file with a column of lists, such as the five captions of an image): the first text of a group is a
   query, the others are its answers, among all other texts of the file;
-* BEIR folders: `queries.jsonl` and `corpus.jsonl` (`_id`, `text`, in the corpus optionally `title`), `qrels/test.tsv`
-  (`query-id`, `corpus-id`, `score`).
+* BEIR folders: `queries.jsonl` and `corpus.jsonl` (`_id`, `text`, in the corpus optionally `title`), `qrels/NAME.tsv`
+  (`query-id`, `corpus-id`, `score`);
+* pairs of a question and its answer, with more candidates on request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
+from typing import Literal
 
-from angle_llm.data.formats import DataError
-from angle_llm.data.readers import open_rows
+from angle_llm.config import DataSource
+from angle_llm.data.corpus import Corpus
+from angle_llm.data.examples import load_examples
+from angle_llm.data.formats import DataError, Example, pairs_of
+from angle_llm.data.readers import find_path, open_rows
+from angle_llm.data.rows import BadRow
 from angle_llm.evaluate.task_files import data_file, score_of, text_of
 
 FLICKR30K = "flickr30k"
 _FLICKR30K_FILE = "flickr30k/test_2016.jsonl.gz"
 GROUP_COLUMNS = ("captions", "texts", "set")
+POSITIVE_ABOVE = 0.5
+"""Of scored pairs with questions and answers, those with a score (0..1) above this belong together."""
+
+OwnDocument = Literal["auto", "skip", "keep"]
+"""Treatment of the candidate that has the id of the query."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +39,8 @@ class RetrievalTask:
     """Queries and candidates.
 
     `relevant[q]`: index of each candidate that answers query q → its grade, above 0. `itself[q]`: index of the query
-    among the candidates, which is skipped for this query; None if it is not a candidate.
+    among the candidates, which is skipped for this query; None if it is not a candidate. `strict`: whether strict
+    accuracy is a metric of the task.
     """
 
     name: str
@@ -37,6 +50,8 @@ class RetrievalTask:
     relevant: tuple[Mapping[int, float], ...]
     itself: tuple[int | None, ...]
     source: str
+    query_ids: tuple[str, ...]
+    strict: bool = False
 
 
 def groups_task(groups: Sequence[Sequence[str]], name: str, *, source: str = "") -> RetrievalTask:
@@ -56,6 +71,8 @@ def groups_task(groups: Sequence[Sequence[str]], name: str, *, source: str = "")
         relevant=tuple(dict.fromkeys(range(first + 1, first + len(group)), 1.0) for group, first in asked),
         itself=tuple(first for _, first in asked),
         source=source,
+        query_ids=tuple(str(first) for _, first in asked),
+        strict=True,
     )
 
 
@@ -86,45 +103,139 @@ def read_flickr30k(data_dir: str | Path) -> RetrievalTask:
     return replace(task, name=FLICKR30K, label="Flickr30k test captions")
 
 
-def read_judged(folder: str | Path, split: str = "test") -> RetrievalTask:
-    """Return a task from a BEIR folder. Queries without an answer above 0 are skipped, as in trec_eval.
+# ---------------------------------------------------------------------------------------------------- BEIR folders
 
-    A candidate with the id of the query (as in ArguAna and Quora) is skipped for this query.
+
+def is_beir(source: str | Path) -> bool:
+    """Return whether a source is a BEIR folder, FOLDER@SPLIT of one, or one of its qrels files."""
+    root, _ = _root_and_qrels(str(source))
+    return root.is_dir() and data_file(root / "corpus.jsonl").is_file()
+
+
+def read_beir(source: str | Path, *, own: OwnDocument = "auto", binary: bool = False) -> RetrievalTask:
+    """Return the task of a BEIR folder (qrels/test.tsv), FOLDER@NAME (qrels/NAME.tsv), or a file FOLDER/qrels/NAME.tsv.
+
+    Queries without an answer above 0 are skipped, as in trec_eval. With `binary`, every answer has grade 1.
+
+    `own` is about the candidate with the id of the query, such as a bug report of which the title is the query. A judged
+    answer is never skipped. skip: it is no candidate for this query. keep: it is. auto: it is skipped, unless the ids
+    are plain numbers and the texts differ: queries and documents that are counted separately share numbers by chance.
 
     Raises:
-        DataError: for missing files, malformed rows and unknown ids in judgements.
+        FileNotFoundError: for missing files; the qrels of the folder are named.
+        DataError: for malformed rows and unknown ids in judgements.
     """
-    root = Path(folder).expanduser()
-    corpus = _by_id(root / "corpus.jsonl", titled=True)
-    queries = _by_id(root / "queries.jsonl", titled=False)
+    root, judged = _root_and_qrels(str(source))
+    found = sorted(path.name.split(".tsv")[0] for path in (root / "qrels").glob("*.tsv*"))
+    if not data_file(judged).is_file():
+        wanted = f"name one: {root}@{found[0]}" if found else "a BEIR folder has corpus.jsonl, queries.jsonl, qrels/"
+        raise FileNotFoundError(f"no judgements at {judged}; found {', '.join(found) or 'none'}; {wanted}.")
+    corpus = _by_id(root / "corpus.jsonl", is_corpus=True)
+    queries = _by_id(root / "queries.jsonl", is_corpus=False)
     place_of = {key: place for place, key in enumerate(corpus)}
     answers: dict[str, dict[int, float]] = {}
-    for row in open_rows(root / "qrels" / f"{split}.tsv", tables=True).good_rows(("query-id", "corpus-id", "score")):
+    for row in open_rows(data_file(judged), tables=True).good_rows(("query-id", "corpus-id", "score")):
         query, candidate = str(row.values["query-id"]), str(row.values["corpus-id"])
         if query not in queries or candidate not in place_of:
             raise DataError(f"{row.place}: no query {query} or no candidate {candidate} in the other files.")
         score = score_of(row, "score")
-        if score > 0 and candidate != query:
-            answers.setdefault(query, {})[place_of[candidate]] = score
+        if score > 0:
+            answers.setdefault(query, {})[place_of[candidate]] = 1.0 if binary else score
     if not answers:
-        raise ValueError(f"{root}: no judgement above 0 in qrels/{split}.tsv.")
+        raise ValueError(f"{judged}: expected a judgement above 0, got none.")
+
+    def skipped(query: str) -> int | None:
+        place = place_of.get(query)
+        if place is None or own == "keep" or place in answers[query]:
+            return None
+        by_chance = query.isdecimal() and corpus[query] != queries[query]
+        return None if own == "auto" and by_chance else place
+
+    split = judged.name.split(".tsv")[0]
+    name = root.name if split == "test" else f"{root.name}@{split}"
     return RetrievalTask(
-        root.name,
-        root.name,
+        name,
+        name,
         queries=tuple(queries[query] for query in answers),
         candidates=tuple(corpus.values()),
         relevant=tuple(answers.values()),
-        itself=tuple(place_of.get(query) for query in answers),
-        source=str(root),
+        itself=tuple(map(skipped, answers)),
+        source=str(judged),
+        query_ids=tuple(answers),
     )
 
 
-def _by_id(path: Path, titled: bool) -> dict[str, str]:
+def _root_and_qrels(source: str) -> tuple[Path, Path]:
+    """Return the BEIR folder of a source and the path of its judgements."""
+    path = find_path(source)
+    if path.is_file():
+        return path.parent.parent, path
+    folder, at, split = source.rpartition("@")
+    root = path if path.exists() or not at else find_path(folder)
+    return root, root / "qrels" / f"{split if at and root != path else 'test'}.tsv"
+
+
+def _by_id(path: Path, is_corpus: bool) -> dict[str, str]:
+    """Return the texts by id; those of a corpus with their title first, and possibly blank."""
     texts: dict[str, str] = {}
     for row in open_rows(data_file(path), tables=True).good_rows(("_id", "text")):
-        title = row.values.get("title") if titled else None
         key = str(row.values["_id"])
         if key in texts:
             raise DataError(f"{row.place}: the id {key} occurs twice.")
-        texts[key] = f"{title} {row.values.get('text') or ''}".strip() if title else text_of(row, "text")
+        parts = [str(row.values.get(column) or "") for column in ("title", "text")]
+        texts[key] = " ".join(filter(None, parts)).strip() if is_corpus else text_of(row, "text")
     return texts
+
+
+# ------------------------------------------------------------------------------------------- questions and answers
+
+
+def read_answers(source: DataSource, corpus: str | Path | None = None, column: str | None = None) -> RetrievalTask:
+    """Return a task from a file of positive pairs (or other examples), see `answers_task`.
+
+    `corpus` is a text file or table with more candidates, in `column`.
+
+    Raises:
+        DataError: with file and line of a malformed row.
+    """
+    texts: list[str] = []
+    for row in () if corpus is None else Corpus.open(corpus, column):
+        if isinstance(row, BadRow):
+            raise DataError(f"{row.place}: {row.reason}")
+        texts.append(row.text)
+    examples = load_examples(source).examples
+    name = Path(source.path).name.split(".")[0]
+    return answers_task(examples, texts, name, source=source.path)
+
+
+def answers_task(examples: Iterable[Example], corpus: Iterable[str], name: str, *, source: str = "") -> RetrievalTask:
+    """Return a task with the first texts of positive pairs as queries and the second ones as their answers.
+
+    Candidates are all second texts, negatives too, and the corpus; equal texts are one candidate, and equal questions
+    one query. A query that is also a candidate is skipped for itself, unless it is its own answer.
+
+    Raises:
+        DataError: without a positive pair.
+    """
+    place_of: dict[str, int] = {}
+    answers: defaultdict[str, dict[int, float]] = defaultdict(dict)
+    for example in examples:
+        for query, text, score in pairs_of(example):
+            place = place_of.setdefault(text, len(place_of))
+            if score > POSITIVE_ABOVE:
+                answers[query][place] = 1.0
+    for text in corpus:
+        place_of.setdefault(text, len(place_of))
+    if not answers:
+        raise DataError(f"{source or name}: expected a question with its answer, got none.")
+    itself = ((place_of.get(query), relevant) for query, relevant in answers.items())
+    return RetrievalTask(
+        name,
+        name,
+        queries=tuple(answers),
+        candidates=tuple(place_of),
+        relevant=tuple(answers.values()),
+        itself=tuple(None if place in relevant else place for place, relevant in itself),
+        source=source,
+        query_ids=tuple(map(str, range(len(answers)))),
+    )

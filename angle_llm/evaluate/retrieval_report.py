@@ -1,0 +1,145 @@
+"""Retrieval results as Markdown, and the comparison of two models query by query."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from angle_llm.evaluate.bootstrap import MeanDifference, mean_difference
+from angle_llm.evaluate.encoding import Used
+from angle_llm.evaluate.results import report, short_name, table
+from angle_llm.evaluate.retrieval_tasks import FLICKR30K
+
+if TYPE_CHECKING:
+    from angle_llm.evaluate.retrieval import RetrievalResults
+
+METRIC = "exact retrieval by cosine similarity, × 100; ties go to the candidate that is not an answer"
+PUBLISHED_STRICT = {"AnglE": 12.9, "SimCSE": 10.4, "SBERT": 5.2}
+"""Strict accuracy × 100 on Flickr30k's test captions, from AnglE's paper (arXiv 2309.12871)."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A model of a comparison: by task, the ids of the queries, and the values × 100 of each query by metric."""
+
+    model: str
+    used: Used
+    query_ids: Mapping[str, tuple[str, ...]]
+    values: Mapping[str, Mapping[str, tuple[float, ...]]]
+
+    @classmethod
+    def of(cls, model: str, used: Used, results: RetrievalResults) -> Compared:
+        """Return the model with its results."""
+        tasks = results.tasks.items()
+        values = {name: {key: figure.values for key, figure in task.figures.items()} for name, task in tasks}
+        return cls(model, used, {name: task.query_ids for name, task in tasks}, values)
+
+
+@dataclass(frozen=True)
+class RetrievalComparison:
+    """Differences of a model to the other, by task and metric, × 100. p-values are not corrected for their number."""
+
+    other: str
+    encoder: Used
+    tasks: dict[str, dict[str, MeanDifference]]
+
+
+def compare_figures(ours: Compared, theirs: Compared, *, resamples: int, seed: int) -> RetrievalComparison:
+    """Return the differences of two models on all tasks of `ours`, both on the same resamples of the queries.
+
+    Raises:
+        ValueError: if the other was not evaluated on the same queries of a task.
+    """
+    found: dict[str, dict[str, MeanDifference]] = {}
+    for name, values in ours.values.items():
+        if theirs.query_ids.get(name) != ours.query_ids[name] or theirs.values[name].keys() != values.keys():
+            raise ValueError(
+                f"--against: {theirs.model} was evaluated on other queries or metrics of task {name!r}, or not on it. "
+                "Evaluate both models on the same files."
+            )
+        found[name] = {
+            metric: mean_difference(own, theirs.values[name][metric], resamples=resamples, seed=seed, stream=name)
+            for metric, own in values.items()
+        }
+    return RetrievalComparison(theirs.model, theirs.used, found)
+
+
+def read_query_figures(path: str | Path) -> Compared:
+    """Return the model and its values of each query in a file written by `--json`.
+
+    Raises:
+        FileNotFoundError: if the file does not exist.
+        ValueError: for other or damaged files.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"--against: no results file at {path}; expected a model, or a file written by --json.")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        query_ids = {name: tuple(map(str, task["query_ids"])) for name, task in content["tasks"].items()}
+        values = {
+            name: {key: tuple(map(float, figure["values"])) for key, figure in task["figures"].items()}
+            for name, task in content["tasks"].items()
+        }
+        for name, figures in values.items():
+            if any(len(each) != len(query_ids[name]) or not np.isfinite(each).all() for each in figures.values()):
+                raise ValueError(f"task {name!r}: expected a finite value of each query")
+        return Compared(f"{content['model']} ({path})", Used(**content["encoder"]), query_ids, values)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(
+            f"--against: {path}: expected a file written by `eval retrieval --json` ({type(error).__name__}: {error}). "
+            "Evaluate that model again."
+        ) from error
+
+
+def retrieval_report(
+    results: RetrievalResults, model: str, used: Used, comparison: RetrievalComparison | None = None
+) -> str:
+    """Return Markdown: a table for each task, with the prompt, pooling and maximum length of each model, and notes."""
+    tables = []
+    notes = [
+        "Exact search by cosine similarity, × 100; ties go to the candidate that is not an answer. R@k: share of the answers "
+        "in the first k; MRR: of the first answer; MAP@100: of all answers. 95 %: bootstrap over the queries.",
+    ]
+    if comparison is not None:
+        notes.append(
+            f"The other: {comparison.other}. Difference: this model minus the other, both on the same resamples; p: two-sided, "
+            "from these resamples, not corrected for the number of metrics."
+        )
+        if comparison.encoder.max_length != used.max_length:
+            notes.append(
+                f"The models truncate texts at {used.max_length} and {comparison.encoder.max_length} tokens, which can change "
+                "scores as much as training: set --max-length."
+            )
+    for task in results.tasks.values():
+        header: list[str] = [task.label, short_name(model), "95 %"]
+        rows: list[list[object]] = [[name, value, None] for name, value in used.columns().items()]
+        rows += [[name, figure.value, figure.interval] for name, figure in task.figures.items()]
+        if comparison is not None:
+            header += [short_name(comparison.other), "difference", "95 %", "p"]
+            others: list[list[object]] = [[value, None, None, None] for value in comparison.encoder.columns().values()]
+            for one in comparison.tasks[task.name].values():
+                ends = f"{one.interval.low:+.2f} … {one.interval.high:+.2f}"
+                others.append([one.other, f"{one.difference:+.2f}", ends, f"{one.p_value:.3g}"])
+            rows = [[*row, *other] for row, other in zip(rows, others, strict=True)]
+        tables.append(table(header, rows, words=1))
+        notes.append(
+            f"{task.label}: {task.queries:,} queries, {task.candidates:,} candidates, {task.answers:,} answers; for "
+            f"{task.skipped:,} queries, their own text or document is no candidate; searched in {task.search_seconds:.1f} s."
+        )
+        if "strict" in task.figures:
+            notes.append(
+                "strict: the first R candidates are exactly the R answers; in top 5: the first five hold them."
+            )
+        if task.name == FLICKR30K:
+            published = ", ".join(f"{name} {strict}" for name, strict in PUBLISHED_STRICT.items())
+            notes.append(
+                f"Published strict accuracy (AnglE's paper, arXiv 2309.12871): {published}. There the first caption of an image "
+                "is the query, and the top 5 must be exactly its captions."
+            )
+    return report(model, tables, list(dict.fromkeys(notes)), results)

@@ -1,0 +1,80 @@
+"""`recipes/embed_ray.py` on a local Ray cluster of two workers, one of which is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from embed_ray import INDEX, VECTOR, RaySettings, check_empty, columns_of
+from pyarrow import parquet, table
+from tiny import save_tiny_base
+
+from angle_llm.data import DataError
+from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.settings_io import SettingsError
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "embed_ray.py"
+ROWS = 600
+
+
+@pytest.fixture
+def documents(tmp_path: Path) -> Path:
+    texts = [f"A man eats {n} of {n % 7} things." for n in range(ROWS)]
+    parquet.write_table(table({"id": list(range(ROWS)), "text": texts}), tmp_path / "documents.parquet")
+    return tmp_path / "documents.parquet"
+
+
+def test_missing_columns_and_used_outputs_are_refused(documents: Path, tmp_path: Path) -> None:
+    def settings(**given: object) -> RaySettings:
+        return RaySettings(model="m", input=str(documents), output=str(tmp_path / "out"), **given)  # type: ignore[arg-type]
+
+    assert columns_of(settings()) is None
+    assert columns_of(settings(keep=("id",))) == ["id", "text"]
+    with pytest.raises(DataError, match=r"no column 'body'; columns: id, text"):
+        columns_of(settings(column="body"))
+    with pytest.raises(SettingsError, match=r"--workers must be at least 1, got 0"):
+        settings(workers=0)
+    check_empty(str(tmp_path / "out"))
+    with pytest.raises(SettingsError, match=r"has 1 files"):
+        check_empty(str(tmp_path))
+    (tmp_path / INDEX).touch()
+    with pytest.raises(SettingsError, match=r"is complete"):
+        check_empty(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_every_row_is_embedded_once_though_a_worker_is_killed(documents: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="pip install 'angle_llm[ray]'")
+    base, out = save_tiny_base("llama", tmp_path / "model"), tmp_path / "out"
+    options = ("--workers", "2", "--block-rows", "5", "--keep", "id")
+    command = [sys.executable, str(RECIPE), "--model", str(base), "--input", str(documents), "--output", str(out)]
+    started = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    killed = None
+    while killed is None and started.poll() is None:
+        for process in psutil.Process(started.pid).children(recursive=True):
+            if " ".join(process.cmdline()).startswith("ray::MapWorker(MapBatches(Worker))"):
+                killed = process.pid
+                os.kill(killed, signal.SIGKILL)
+                break
+        time.sleep(0.05)
+    shown, _ = started.communicate()
+    assert killed is not None
+    assert started.returncode == 0, shown
+    assert f"{ROWS} rows in {out}" in shown
+
+    found = parquet.read_table(out)
+    places = np.argsort(found["id"].to_numpy())
+    assert found["id"].to_numpy()[places].tolist() == list(range(ROWS))
+    texts = parquet.read_table(documents)["text"].to_pylist()
+    assert found["text"].take(places).to_pylist() == texts
+    expected = SentenceEncoder.from_pretrained(base).encode(texts)
+    rows = np.stack(found[VECTOR].to_numpy())[places]
+    np.testing.assert_allclose(rows, expected, rtol=0, atol=1e-6 * np.abs(expected).max())  # other micro-batches
+    index = json.loads((out / INDEX).read_text())
+    assert (index["rows"], index["skipped"], index["model"]["pooling"]) == (ROWS, 0, "last")

@@ -1,5 +1,6 @@
 """Settings, test order, seeds and fixtures of all tests."""
 
+import gc
 import os
 import random
 import sys
@@ -43,6 +44,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                     item.add_marker(pytest.mark.skip(reason="needs a GPU and `pytest -m gpu`"))
     order = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
+def pytest_collection_finish() -> None:
+    """Exclude the modules and tests from garbage collection: each full one would take most of a second, in forks too."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

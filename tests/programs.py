@@ -8,6 +8,7 @@ Variables that a package reads when it is imported are those of the tests.
 """
 
 import atexit
+import gc
 import multiprocessing
 import os
 import runpy
@@ -74,6 +75,7 @@ def run(
 
 
 def _work(words: list[str], cwd: str, environment: dict[str, str], place: Path) -> None:
+    gc.freeze()  # a full garbage collection would go through all modules
     for number, stream in enumerate(("stdin", "stdout", "stderr")):
         descriptor = os.open(place / stream, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(descriptor, number)

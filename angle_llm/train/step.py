@@ -146,7 +146,29 @@ def relations(plan: Plan, batches: Sequence[PlannedBatch]) -> Iterator[tuple[lis
         row_of = plan.row_of[first : first + len(batch)]
         row_of_N = torch.tensor([place.setdefault(row, len(place)) for row in row_of], dtype=torch.int64)
         first += len(batch)
-        yield list(place), Relation(row_of_N[batch.left], row_of_N[batch.right], batch.score)
+        left_P, right_P = row_of_N[batch.left], row_of_N[batch.right]
+        text = text_of_row(batch.texts, row_of_N)
+        yield list(place), Relation(left_P, right_P, batch.score, group=batch.group, teacher=batch.teacher, text=text)
+
+
+def text_of_row(texts: Sequence[str], row_of_N: Tensor) -> Tensor | None:
+    """Return equal numbers (B,) for rows that have a text in common, such as the query and the document of one text;
+    None if no text has two rows.
+
+    A row has several texts if their ids are equal. Then all rows of these texts have one number.
+    """
+    number: dict[str, int] = {}
+    text_of_N = torch.tensor([number.setdefault(text, len(number)) for text in texts], dtype=torch.int64)
+    if len(number) == len(texts):
+        return None
+    label_of_text = torch.arange(len(number))
+    while True:  # the smallest label of connected rows and texts; few rounds, as a text has few rows
+        label_of_row = torch.full((int(row_of_N.max()) + 1,), len(number))
+        label_of_row.scatter_reduce_(0, row_of_N, label_of_text[text_of_N], "amin")
+        before = label_of_text.clone()
+        label_of_text.scatter_reduce_(0, text_of_N, label_of_row[row_of_N], "amin")
+        if torch.equal(before, label_of_text):
+            return label_of_row
 
 
 class _LossValue(NamedTuple):

@@ -48,6 +48,7 @@ from angle_llm.data.formats import Example, ScoredPair
 from angle_llm.losses import AngleObjective
 from angle_llm.model import artifact
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.prompts import load_prompts
 from angle_llm.run import fine_tune
 from angle_llm.settings_io import load_settings
 from angle_llm.train import trainer
@@ -111,7 +112,8 @@ def train(
         train_partitioned(mine, examples)
         return
     if dtype == torch.float64:
-        encoder = tiny_encoder("llama", max_length=60, base=mine.model.path)
+        prompts = load_prompts({"query": "plain", "document": "summarize_one_word"})
+        encoder = tiny_encoder("llama", max_length=60, base=mine.model.path, prompt=prompts)
     else:
         encoder = SentenceEncoder.from_pretrained(mine.model.path, max_length=60, device="cpu", bits=mine.model.bits)
     encoder.add_lora(mine.lora)

@@ -1,8 +1,8 @@
-"""`angle-llm data mine`: hard negatives for positive pairs, found by an encoder.
+"""`angle-llm data mine`: groups with hard negatives for the queries of positive pairs, found by an encoder.
 
-NAME.jsonl             the triples
-NAME.report.json       what they depend on, and an account of every pair and candidate; written last
-NAME.jsonl.parts/      while mining: parts of triples, and the vectors unless --vectors is set; see `resumable`
+NAME.jsonl             the groups, one for each query
+NAME.report.json       what they depend on, and an account of every query and candidate; written last
+NAME.jsonl.parts/      while mining: parts of groups, and the vectors unless --vectors is set; see `resumable`
 """
 
 from __future__ import annotations
@@ -27,8 +27,19 @@ from angle_llm.data.positives import Material, gather
 from angle_llm.data.readers import BadRow, RowSource
 from angle_llm.data.row_settings import RowSettings
 from angle_llm.embed import embed_corpus, untokenizable
-from angle_llm.hard_negatives import Miner, NegativeRules, account, format_report
-from angle_llm.io import FolderError, plain, progress_bar, read_object, remove_folder, sha256_of, write_file, write_json
+from angle_llm.hard_negatives import Miner, NegativeRules
+from angle_llm.io import (
+    FolderError,
+    log,
+    plain,
+    progress_bar,
+    read_object,
+    remove_folder,
+    sha256_of,
+    write_file,
+    write_json,
+)
+from angle_llm.mining_report import account, format_report
 from angle_llm.resumable import IDENTITY, ResumableFolder, check_resumable, differences
 from angle_llm.search import searcher
 from angle_llm.settings_io import SettingsError, need_library
@@ -37,12 +48,12 @@ from angle_llm.vectors import Array, ShardOptions, VectorForm, encoder_identity
 if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _TOGETHER = 8192
 _IDENTITY = (
     *(rule.name for rule in fields(NegativeRules) if not rule.name.startswith("block_")), "positive_above", "index", "shard_rows",
 )  # fmt: skip
-"""Settings that the triples depend on. Of the sizes of blocks, `shard_rows` does: texts that are embedded together
+"""Settings that the groups depend on. Of the sizes of blocks, `shard_rows` does: texts that are embedded together
 affect the last digits of a vector."""
 _NAMED = (
     "pairs", "format", "columns", "delimiter", "encoding", "score_range", "where", "limit", "shuffle_seed", "corpus", "column",
@@ -56,11 +67,11 @@ class MineFiles:
     """Pairs, corpus, encoder and output of mining."""
 
     pairs: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PAIRS")]
-    """Positive pairs, scored pairs or triples: a file, dataset folder or hub id, as for training."""
+    """Positive pairs, scored pairs, triples or groups: a file, dataset folder or hub id, as for training."""
     model: str
     """The encoder: a saved directory, a model folder, a hub id, a .gguf file, or package:NAME/path/inside."""
     out: Path
-    """The .jsonl file of triples; the report is written beside it, NAME.report.json.
+    """The .jsonl file of groups; the report is written beside it, NAME.report.json.
     The same command resumes after a kill."""
 
     limit: int | None = None
@@ -75,7 +86,7 @@ class MineFiles:
     column: str | None = None
     """Column of the corpus that contains the text. None: `text`, `sentence`, or the only one."""
     judge: str | None = None
-    """A second encoder: by its cosines too, the negative must be farther from the anchor than the positive."""
+    """A second encoder: by its cosines too, a negative must be farther from the query than the positives."""
 
     prompt: str | None = None
     """Prompt name or YAML file. None: the one saved with the model, or the default of its kind."""
@@ -90,7 +101,7 @@ class MineFiles:
     """exact: compare with every candidate. faiss: faiss finds the nearest in float32, which are then ranked exactly."""
     vectors: Path | None = None
     """A folder that keeps the vectors, for other rules with the same texts.
-    None: removed when the triples are written."""
+    None: removed when the groups are written."""
     shard_rows: int = 8192
     """Texts embedded at a time; at most this many are embedded again after a kill.
     It may change the last digit of a cosine."""
@@ -106,7 +117,7 @@ class MineSettings(NegativeRules, RowSettings, MineFiles):
         for wrong, message in (
             (self.shard_rows < 1, f"--shard-rows must be at least 1, got {self.shard_rows}."),
             (not math.isfinite(self.positive_above), f"--positive-above must be finite, got {self.positive_above}."),
-            (self.out.suffix != ".jsonl", f"--out must name the file of triples, NAME.jsonl; got {self.out}."),
+            (self.out.suffix != ".jsonl", f"--out must name the file of groups, NAME.jsonl; got {self.out}."),
             (
                 self.column and not self.corpus,
                 "--column belongs to --corpus, which is not set. For the pairs: --columns.",
@@ -143,8 +154,10 @@ def mine_main(settings: MineSettings) -> None:
     print(loaded.report.summary())
     corpus = None if settings.corpus is None else corpus_texts(settings.corpus, settings.column)
     material = gather(loaded.examples, corpus, settings.positive_above)
-    settings.check_candidates(len(material.candidates_C))
+    warning = settings.check_candidates(len(material.candidates_C))
     print(material.summary(), flush=True)
+    if warning is not None:
+        log(warning)
     print(format_report(mine(settings, material, output)))
     print(f"\n{settings.out}")
 
@@ -162,13 +175,13 @@ def corpus_texts(path: Path, column: str | None) -> Iterator[str]:
 
 
 def mine(settings: MineSettings, material: Material, output: Output) -> dict[str, Any]:
-    """Write triples and report, and return the report; read it if both are there already."""
+    """Write groups and report, and return the report; read it if both are there already."""
     from angle_llm.model.encoder import SentenceEncoder
 
     options = {name: getattr(settings, name) for name in ("prompt", "pooling", "max_length", "dtype")}
     encoder = SentenceEncoder.from_pretrained(settings.model, **options)
     judge = None if settings.judge is None else SentenceEncoder.from_pretrained(settings.judge)
-    identity: dict[str, Any] = plain({  # what the triples depend on
+    identity: dict[str, Any] = plain({  # what the groups depend on
         "format_version": FORMAT_VERSION,
         "material": {"sha256": material.digest(), **material.counts()},
         "model": encoder_identity(encoder),
@@ -188,7 +201,7 @@ def mine(settings: MineSettings, material: Material, output: Output) -> dict[str
             vectors_TD, material.candidates_C, block=settings.block_candidates, faiss=settings.index == "faiss"
         )
         miner = Miner(material, settings, vectors_TD, search, judge_vectors)
-        names = [f"part-{settings.block_pairs}-{number:06d}" for number in range(miner.parts)]
+        names = [f"part-{settings.block_queries}-{number:06d}" for number in range(miner.parts)]
         with progress_bar("mine", miner.parts, "part") as bar:
             for number, name in enumerate(names):
                 if not work.is_whole(name):
@@ -200,7 +213,7 @@ def mine(settings: MineSettings, material: Material, output: Output) -> dict[str
         files = [output.folder / f"{name}.jsonl" for name in names]
         write_file(output.out, lambda file: file.writelines(path.read_bytes() for path in files), writer="")
         named = {name: getattr(settings, name) for name in _NAMED}
-        found = account([work.manifest(name)["values"] for name in names], output.out, len(material.pairs))
+        found = account([work.manifest(name)["values"] for name in names], output.out, len(material.queries))
         report: dict[str, Any] = plain(
             {"format_version": FORMAT_VERSION, "identity": identity, "named": named, **found}
         )
@@ -214,7 +227,7 @@ def _write_bytes(folder: Path, name: str, content: bytes) -> None:
 
 
 class Output:
-    """The file of triples `out`, its report NAME.report.json, and the folder of the work, NAME.jsonl.parts."""
+    """The file of groups `out`, its report NAME.report.json, and the folder of the work, NAME.jsonl.parts."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -239,7 +252,7 @@ class Output:
         """Return the report if everything is written.
 
         Raises:
-            FolderError: if it has another identity, or the triples were changed since.
+            FolderError: if it has another identity, or the groups were changed since.
         """
         report = read_object(self.report)
         if report is None or not self.out.exists():
@@ -247,7 +260,7 @@ class Output:
         then = report.get("identity")
         if changed := differences(then if isinstance(then, dict) else {}, identity):
             raise FolderError(f"{self.out} was made with {'; '.join(changed[:5])}. Choose another --out, or remove it.")
-        if report.get("triples", {}).get("sha256") != sha256_of(self.out):
+        if report.get("groups", {}).get("sha256") != sha256_of(self.out):
             raise FolderError(f"{self.out} was changed since it was mined. Choose another --out, or remove both files.")
         if not self.folder.exists() or read_object(self.folder / IDENTITY) == identity:
             remove_folder(self.folder)  # a process killed at the end left it, or half of it under its hidden name

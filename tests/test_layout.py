@@ -25,7 +25,8 @@ ALLOWED = {
 ALLOWED["embed"] = ALLOWED["search"] = CORE | {"vectors"}
 ALLOWED["evaluate"] = ALLOWED["export"] = CORE | {"vectors"}
 ALLOWED["hard_negatives"] = CORE | {"vectors", "search"}
-ALLOWED["mine"] = ALLOWED["check"] = CORE | {"vectors", "embed", "search", "hard_negatives"}
+ALLOWED["mining_report"] = CORE | {"hard_negatives"}
+ALLOWED["mine"] = ALLOWED["check"] = CORE | {"vectors", "embed", "search", "hard_negatives", "mining_report"}
 ALLOWED["plan"] = ALLOWED["forecast"] = CORE | {"train", "plan", "forecast"}
 LIBRARIES = {
     "accelerate": ("train/", "run.py"),

@@ -1,4 +1,4 @@
-"""Positive pairs and candidates for mining: text numbers, and which texts are known to belong together.
+"""Queries with their positives, and candidates, for mining and scoring: text numbers, and which texts belong together.
 
 Legend: T distinct texts, K near keys (equal for texts that differ in case, spacing and punctuation only), C candidates.
 """
@@ -15,31 +15,36 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from angle_llm.data.formats import DataError, Example, PositivePair, Triple, pairs_of
+from angle_llm.data.formats import DataError, Example, ScoredPair, pairs_of
 from angle_llm.data.keys import near
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Pair(NamedTuple):
-    """A positive pair: the index of its example, the numbers of its texts, and the negatives its rows already have."""
+class Query(NamedTuple):
+    """A query with all its positives and the negatives that its rows already have; texts are numbers."""
 
-    example: int
-    anchor: int
-    positive: int
-    own_negatives: tuple[str, ...] = ()
+    text: int
+    positives: tuple[int, ...]
+    examples: tuple[int, ...]
+    """Index of the first example with each positive."""
+    negatives: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Material:
-    """Texts, pairs and candidates. Texts that need a vector are numbered by first appearance; candidates ascend."""
+    """Texts, queries and candidates. Texts that need a vector are numbered by first appearance; candidates ascend."""
 
     texts: list[str]
-    pairs: list[Pair]
+    queries: list[Query]
     repeated: int
     """Positive pairs that an earlier row contains too."""
     scored_lower: int
     """Scored pairs that are not positive."""
+    contradicted: int
+    """Negatives that another row has as a positive of the same query; they are not negatives."""
+    without_positive: int
+    """Queries that have negatives only; they are not used."""
     candidates_C: Array
     """Text number of each."""
     key_T: Array
@@ -59,68 +64,96 @@ class Material:
     @cached_property
     def _origin(self) -> dict[int, str]:
         found: dict[int, str] = {}
-        for pair in self.pairs:
-            found.setdefault(pair.anchor, f"the anchor of example {pair.example} (from 0)")
-            found.setdefault(pair.positive, f"the positive of example {pair.example} (from 0)")
+        for query in self.queries:
+            found.setdefault(query.text, f"the query of example {query.examples[0]} (from 0)")
+            for text, example in zip(query.positives, query.examples, strict=True):
+                found.setdefault(text, f"a positive of example {example} (from 0)")
+            for text in query.negatives:
+                found.setdefault(text, f"a negative of the query of example {query.examples[0]} (from 0)")
         return found
 
     def digest(self) -> str:
         """Return the SHA-256 of all that the negatives depend on, except vectors and rules."""
         known = sorted((key, *sorted(others)) for key, others in self.known.items())
-        content = [self.texts, self.pairs, self.candidates_C.tolist(), known]
+        content = [self.texts, self.queries, self.candidates_C.tolist(), known]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def counts(self) -> dict[str, int]:
         """Return how many there are of each kind."""
         return {
-            "pairs": len(self.pairs),
+            "queries": len(self.queries),
+            "positives": sum(len(query.positives) for query in self.queries),
+            "own_negatives": sum(len(query.negatives) for query in self.queries),
             "repeated": self.repeated,
             "scored_lower": self.scored_lower,
+            "contradicted": self.contradicted,
+            "without_positive": self.without_positive,
             "candidates": len(self.candidates_C),
             "texts": len(self.texts),
         }
 
     def summary(self) -> str:
         """Return the counts as a line to print."""
+        found = self.counts()
+        skipped = {
+            "repeated pairs": self.repeated,
+            "pairs scored lower": self.scored_lower,
+            "negatives that are positives in another row": self.contradicted,
+            "queries without a positive": self.without_positive,
+        }
+        named = ", ".join(f"{count:,} {name}" for name, count in skipped.items() if count)
         return (
-            f"{len(self.pairs):,} positive pairs (skipped {self.repeated:,} repeated and {self.scored_lower:,} scored lower), "
-            f"{len(self.candidates_C):,} candidates, {len(self.texts):,} texts; the largest cluster has "
-            f"{np.bincount(self.cluster_T).max():,}"
+            f"{found['queries']:,} queries with {found['positives']:,} positives and {found['own_negatives']:,} negatives"
+            f"{f' (skipped: {named})' if named else ''}; {len(self.candidates_C):,} candidates, {len(self.texts):,} texts; the "
+            f"largest cluster has {np.bincount(self.cluster_T).max():,}"
         )
 
 
-def gather(examples: Sequence[Example], corpus: Iterable[str] | None, positive_above: float) -> Material:
-    """Number the texts of examples and corpus, and link them. Without a corpus the positives are the candidates.
+def gather(
+    examples: Sequence[Example], corpus: Iterable[str] | None, positive_above: float, *, lower: bool = False
+) -> Material:
+    """Number the texts of examples and corpus, and collect the positives and negatives of each query.
 
-    Of candidates with one near key the first is used.
+    Without a corpus the positives are the candidates. Of candidates with one near key the first is used. With `lower`,
+    the texts of scored pairs that are not positive are negatives of their query.
 
     Raises:
         DataError: if no example is a positive pair.
     """
-    number_of: dict[str, int] = {}
-    pairs: dict[tuple[int, int], Pair] = {}
+    positives: defaultdict[str, dict[str, int]] = defaultdict(dict)  # query → positive → example
+    negatives: defaultdict[str, dict[str, None]] = defaultdict(dict)
     known: list[tuple[str, str]] = []
-    own: defaultdict[tuple[int, int], dict[str, None]] = defaultdict(dict)
     repeated = scored_lower = 0
     for index, example in enumerate(examples):
-        (anchor, other, score), *negative = pairs_of(example)
-        known += [(left, right) for left, right, _ in negative]
-        if not isinstance(example, Triple | PositivePair) and score <= positive_above:
-            known.append((anchor, other))
-            scored_lower += 1
-            continue
-        ends = (number_of.setdefault(anchor, len(number_of)), number_of.setdefault(other, len(number_of)))
-        repeated += ends in pairs
-        pairs.setdefault(ends, Pair(index, *ends))
-        own[ends] |= dict.fromkeys(right for _, right, _ in negative)
-    if not pairs:
+        scored = isinstance(example, ScoredPair)
+        for left, right, score in pairs_of(example):
+            if score > positive_above if scored else score == 1.0:
+                repeated += right in positives[left]
+                positives[left].setdefault(right, index)
+                continue
+            known.append((left, right))
+            scored_lower += scored
+            if lower or not scored:
+                negatives[left].setdefault(right)
+    if not positives:
         hint = f" No score is above --positive-above {positive_above}; lower it, or check --score-range."
         raise DataError(
-            f"mining needs positive pairs; none of the {len(examples)} examples is one.{hint if scored_lower else ''}"
+            f"expected positive pairs; none of the {len(examples)} examples is one.{hint if scored_lower else ''}"
         )
-    candidates = [pair.positive for pair in pairs.values()]
+    number_of: dict[str, int] = {}
+
+    def number(text: str) -> int:
+        return number_of.setdefault(text, len(number_of))
+
+    queries, contradicted = [], 0
+    for text, own in positives.items():
+        kept = [each for each in negatives[text] if each not in own]
+        contradicted += len(negatives[text]) - len(kept)
+        numbers = (number(text), tuple(map(number, own)), tuple(own.values()), tuple(map(number, kept)))
+        queries.append(Query(*numbers))
+    candidates = [positive for query in queries for positive in query.positives]
     if corpus is not None:
-        candidates = [number_of.setdefault(text, len(number_of)) for text in corpus]
+        candidates = [number(text) for text in corpus]
     candidates = sorted(set(candidates))
 
     texts = list(number_of)
@@ -130,14 +163,16 @@ def gather(examples: Sequence[Example], corpus: Iterable[str] | None, positive_a
         return number_of_key.setdefault(near(text), len(number_of_key))
 
     key_T = np.array([key(text) for text in texts])
-    links = [(int(key_T[pair.anchor]), int(key_T[pair.positive])) for pair in pairs.values()]
+    links = [(int(key_T[query.text]), int(key_T[positive])) for query in queries for positive in query.positives]
     known_links = [(key(left), key(right)) for left, right in known]
     _, firsts = np.unique(key_T[candidates], return_index=True)
     return Material(
         texts=texts,
-        pairs=[pair._replace(own_negatives=tuple(own[ends])) for ends, pair in pairs.items()],
+        queries=queries,
         repeated=repeated,
         scored_lower=scored_lower,
+        contradicted=contradicted,
+        without_positive=len(negatives.keys() - positives.keys()),
         candidates_C=np.array(candidates)[np.sort(firsts)],
         key_T=key_T,
         cluster_T=_clusters(len(number_of_key), links)[key_T],

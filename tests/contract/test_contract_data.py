@@ -173,26 +173,28 @@ def mined(files: Files) -> Path:
 
 def test_mined_negatives_are_the_nearest_texts_that_are_not_positives(mined: Path, files: Files) -> None:
     rows = read_rows(mined)
-    assert [(row["anchor"], row["positive"]) for row in rows] == PAIRS
+    assert [(row["query"], text) for row in rows for text in row["positives"]] == PAIRS
     candidates = list(dict.fromkeys(two for _, two in PAIRS))
     encoder = SentenceEncoder.from_pretrained(files.bert)
-    texts = [*candidates, *(row["anchor"] for row in rows)]
+    texts = [*candidates, *(row["query"] for row in rows)]
     vectors = dict(zip(texts, encoder.encode(texts), strict=True))
     unit = {text: vector / np.linalg.norm(vector) for text, vector in vectors.items()}
     cluster = {"A man eats.", "Someone eats.", "Someone has food.", "There is food."}
     for row in rows:
-        own = cluster if row["anchor"] in cluster else {row["anchor"], row["positive"]}
+        own = cluster if row["query"] in cluster else {row["query"], *row["positives"]}
         free = [text for text in candidates if text not in own]
-        due = max(free, key=lambda text: float(unit[row["anchor"]] @ unit[text]))
-        assert row["negative"] == due
-        assert row["negative_cosine"] == pytest.approx(float(unit[row["anchor"]] @ unit[due]), abs=2e-6)
+        due = max(free, key=lambda text: float(unit[row["query"]] @ unit[text]))
+        assert row["negatives"] == [due]
+        cosines = [float(unit[row["query"]] @ unit[text]) for text in (*row["positives"], due)]
+        assert row["scores"] == pytest.approx(cosines, abs=2e-6)
 
 
-def test_mining_accounts_for_every_pair_and_trains(mined: Path, files: Files, tmp_path: Path) -> None:
-    report = json.loads(mined.with_suffix(".report.json").read_text())
-    assert report["pairs"]["in"] == len(PAIRS) == report["pairs"]["mined"]
-    assert report["triples"]["rows"] == len(PAIRS)
+def test_mining_accounts_for_every_query_and_trains(mined: Path, files: Files, tmp_path: Path) -> None:
+    report, rows = json.loads(mined.with_suffix(".report.json").read_text()), read_rows(mined)
+    assert report["queries"]["in"] == len({one for one, _ in PAIRS}) == report["queries"]["mined"]
+    assert report["groups"]["rows"] == len(rows)
+    assert report["groups"]["positives"] == len(PAIRS)
     command("angle-llm", "train", *training(files, tmp_path / "run"), "--data.path", mined, "--max-steps", "1")
     line = read_rows(tmp_path / "run/metrics.jsonl")[0]
-    assert line["pairs"] == 8, "triples: two pairs each"
+    assert line["pairs"] in (8, 9), "four groups of one positive and one negative; one query has two positives"
     assert math.isfinite(line["loss"])

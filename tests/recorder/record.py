@@ -204,8 +204,8 @@ class Recorder:
             pairs = [self.inputs / "triples.jsonl", "--model", merged, "--out", target]
             command(self.adapter, "data", "mine", *pairs, *options)
             rows = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
-            triples = [str([row[key] for key in ("anchor", "positive", "negative")]) for row in rows]
-            self.values[f"mined {' '.join(options)}"] = triples
+            groups = [str([row[key] for key in ("query", "positives", "negatives")]) for row in rows]
+            self.values[f"mined {' '.join(options)}"] = groups
         scores = self.out / "sts.json"
         command(self.adapter, *self.adapter.STS_COMMAND, "--model", model, "--tasks", graded, "--json", scores)
         self.values["STS correlations and cosines"] = np.asarray(sts_scores(scores), dtype=np.float32)

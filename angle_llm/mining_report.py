@@ -1,0 +1,92 @@
+"""Report of mining: the outcome of every query and candidate, and quantiles of cosines and ranks."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from angle_llm.hard_negatives import REASONS
+from angle_llm.io import sha256_of
+
+_QUANTILES = {0: "least", 5: "5 %", 25: "25 %", 50: "median", 75: "75 %", 95: "95 %", 100: "most"}
+
+
+def account(parts: Sequence[dict[str, Any]], out: Path, queries: int) -> dict[str, Any]:
+    """Return the outcome of every query and every candidate, and quantiles of cosines and ranks.
+
+    Raises:
+        RuntimeError: if a query is unaccounted for, which is a bug.
+    """
+    counts: Counter[str] = Counter()
+    refused = Counter(dict.fromkeys(REASONS, 0))
+    for part in parts:
+        counts.update(part["counts"])
+        refused.update(part["refused"])
+    if queries != (accounted := counts["full"] + counts["short"] + counts["without"]):
+        raise RuntimeError(f"a bug in angle_llm: {accounted} of {queries} queries accounted for.")
+    figures: dict[str, list[float]] = {
+        "positive_cosine": [],
+        "own_negative_cosine": [],
+        "negative_cosine": [],
+        "rank": [],
+    }
+    rows = 0
+    with out.open(encoding="utf-8") as lines:
+        for row in map(json.loads, lines):
+            rows += 1
+            count = len(row["positives"])
+            figures["positive_cosine"] += row["scores"][:count]
+            for cosine, rank in zip(row["scores"][count:], row["ranks"], strict=True):
+                figures["own_negative_cosine" if rank is None else "negative_cosine"].append(cosine)
+            figures["rank"] += [rank for rank in row["ranks"] if rank is not None]
+    quantiles = {
+        name: dict(zip(map(str, _QUANTILES), np.percentile(values, list(_QUANTILES)).round(6).tolist(), strict=True))
+        for name, values in figures.items()
+        if values
+    }
+    return {
+        "queries": {
+            "in": queries,
+            "mined": counts["full"],
+            "short": counts["short"],
+            "without": counts["without"],
+            "dropped": counts["dropped"],
+        },
+        "refused": dict(refused),
+        "groups": {
+            "rows": rows,
+            "positives": len(figures["positive_cosine"]),
+            "own_negatives": len(figures["own_negative_cosine"]),
+            "mined_negatives": len(figures["negative_cosine"]),
+            "sha256": sha256_of(out),
+        },
+        "quantiles": quantiles,
+    }
+
+
+def format_report(report: dict[str, Any]) -> str:
+    """Return the account as a table."""
+    queries, groups, rules = report["queries"], report["groups"], report["identity"]["settings"]
+    fewer = f" + {queries['short']:,} with fewer" if rules["negatives"] > 1 else ""
+    kept = "kept" if rules["short"] == "keep" else "dropped"
+    lines = [
+        f"{queries['in']:,} queries = {queries['mined']:,} with {rules['negatives']} negative{'s' * (rules['negatives'] > 1)}"
+        f"{fewer} + {queries['without']:,} without ({kept}); {groups['rows']:,} groups",
+        "",
+        "candidates refused, by the first reason",
+        *(f"  {reason:28}{count:12,}" for reason, count in report["refused"].items() if count),
+    ]
+    if report["quantiles"]:
+        lines += ["", f"  {'of the groups':20}" + "".join(name.rjust(9) for name in _QUANTILES.values())]
+    for name, values in report["quantiles"].items():
+        digits = 0 if name == "rank" else 3
+        lines.append(f"  {name:20}" + "".join(f"{value:9.{digits}f}" for value in values.values()))
+    medians = [report["quantiles"].get(f"{name}_cosine", {}).get("50") for name in ("positive", "negative")]
+    if None not in medians:
+        lines += ["", f"median cosine with the query: positives {medians[0]:.3f}, mined negatives {medians[1]:.3f}"]
+    return "\n".join(lines)

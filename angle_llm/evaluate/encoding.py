@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from angle_llm.io import plain, write_json
+from angle_llm.prompts import SIDES, Side
 
 Found = TypeVar("Found")
 
@@ -66,28 +67,43 @@ class EncoderSettings:
 
 @dataclass(frozen=True)
 class EncodedTexts:
-    """Distinct texts and their vectors: text t is row `row_of[t]` of `embeddings_ND`."""
+    """Distinct texts and their vectors: text t is row `row_of[t]` of `embeddings_ND`, as a document `document_row_of[t]`.
+    With one encoding for both sides, the two are equal."""
 
     row_of: dict[str, int]
+    document_row_of: dict[str, int]
     embeddings_ND: Rows
     seconds: float
 
-    def index(self, texts: Iterable[str]) -> NDArray[np.intp]:
+    def index(self, texts: Iterable[str], side: Side = "query") -> NDArray[np.intp]:
         """Return the rows (M,) of the texts, in their order, repeats included."""
-        return np.array([self.row_of[text] for text in texts], dtype=np.intp)
+        row_of = self.row_of if side == "query" else self.document_row_of
+        return np.array([row_of[text] for text in texts], dtype=np.intp)
 
-    def rows(self, texts: Iterable[str]) -> Rows:
+    def rows(self, texts: Iterable[str], side: Side = "query") -> Rows:
         """Return the vectors (M, D) of the texts."""
-        return self.embeddings_ND[self.index(texts)]
+        return self.embeddings_ND[self.index(texts, side)]
 
     def facts(self) -> dict[str, Any]:
         """Return the numbers of texts, dimensions and zero vectors, and the time, as fields of `Results`."""
         return {
-            "texts": len(self.row_of),
+            "texts": len(self.embeddings_ND),
             "dimensions": self.embeddings_ND.shape[1],
             "zero_vectors": int((~self.embeddings_ND.any(axis=1)).sum()),
             "encode_seconds": self.seconds,
         }
+
+
+def encode_sides(
+    encode: Encode, encode_document: Encode | None, queries: Iterable[str], documents: Iterable[str]
+) -> EncodedTexts:
+    """Encode the distinct texts of both sides; without `encode_document` in one call of `encode`, queries first."""
+    if encode_document is None:
+        return encode_distinct(encode, (*queries, *documents))
+    one, other = encode_distinct(encode, queries), encode_distinct(encode_document, documents)
+    rows_ND = np.concatenate([one.embeddings_ND, other.embeddings_ND])
+    after = {text: len(one.embeddings_ND) + row for text, row in other.row_of.items()}
+    return EncodedTexts(one.row_of, after, rows_ND, one.seconds + other.seconds)
 
 
 def encode_distinct(encode: Encode, texts: Iterable[str]) -> EncodedTexts:
@@ -121,23 +137,38 @@ def encode_distinct(encode: Encode, texts: Iterable[str]) -> EncodedTexts:
         )
     if blank := [text for text in everything if not text.strip()]:
         embeddings_ND = np.pad(embeddings_ND, ((0, len(blank)), (0, 0)))
-    return EncodedTexts({text: row for row, text in enumerate([*distinct, *blank])}, embeddings_ND, seconds)
+    row_of = {text: row for row, text in enumerate([*distinct, *blank])}
+    return EncodedTexts(row_of, row_of, embeddings_ND, seconds)
 
 
 @dataclass(frozen=True)
 class Used:
-    """Prompt, pooling and maximum length of an evaluated encoder."""
+    """Prompt, pooling and maximum length of an evaluated encoder.
+
+    `prompt` holds the values of the template, or of both templates by side.
+    """
 
     prompt: dict[str, Any]
     pooling: str
     max_length: int
 
+    @classmethod
+    def of(cls, encoder: Any) -> Used:
+        """Return those of an encoder."""
+        return cls(encoder.prompts.to_dict(), encoder.pooling, encoder.max_length)
+
+    @property
+    def prompt_name(self) -> str:
+        """Name of the prompt, or both names: that of queries / that of documents."""
+        names = [self.prompt["name"]] if "name" in self.prompt else [self.prompt[side]["name"] for side in SIDES]
+        return " / ".join(names)
+
     def columns(self) -> dict[str, object]:
         """Return prompt, pooling and maximum length by name, for a table."""
-        return {"prompt": self.prompt["name"], "pooling": self.pooling, "tokens": self.max_length}
+        return {"prompt": self.prompt_name, "pooling": self.pooling, "tokens": self.max_length}
 
     def __str__(self) -> str:
-        return f"Prompt {self.prompt['name']}, pooling {self.pooling}, at most {self.max_length} tokens."
+        return f"Prompt {self.prompt_name}, pooling {self.pooling}, at most {self.max_length} tokens."
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -146,24 +177,43 @@ def check_names(names: Sequence[str]) -> None:
         raise ValueError(f"expected tasks with unique names, got {', '.join(names) or 'none'}.")
 
 
-def encode_with(encoder: SentenceEncoder, micro_batch_tokens: int | None, show_progress: bool = True) -> Encode:
-    """Return a function from texts to rows."""
-    return lambda texts: encoder.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
+def encode_with(
+    encoder: SentenceEncoder, micro_batch_tokens: int | None, show_progress: bool = True
+) -> tuple[Encode, Encode | None]:
+    """Return functions from texts to rows: of queries, and of documents if they have another prompt, else None."""
+
+    def made(one: SentenceEncoder) -> Encode:
+        return lambda texts: one.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
+
+    if not encoder.prompts.differ:
+        return made(encoder), None
+    return made(encoder.for_side("query")), made(encoder.for_side("document"))
 
 
 def evaluated(
-    settings: EncoderSettings, open_encoder: OpenEncoder, evaluate: Callable[[Any, Encode], Found]
+    settings: EncoderSettings,
+    open_encoder: OpenEncoder,
+    evaluate: Callable[[Any, Encode, Encode | None], Found],
+    *,
+    single_texts: bool = False,
 ) -> tuple[Found, Used]:
-    """Open the encoder of the settings and call `evaluate` with it and its `encode`; the encoder is released on return.
+    """Open the encoder of the settings and call `evaluate` with it and its two functions of `encode_with`; the encoder is
+    released on return.
 
     The folder of the JSON file is created first, so that a wrong path fails before the model is opened.
+
+    Raises:
+        ValueError: for tasks of `single_texts` with an encoder that has two prompts.
     """
     if settings.json is not None:
         settings.json.parent.mkdir(parents=True, exist_ok=True)
     names = ("prompt", "pooling", "max_length", "dtype", "device", "revision")
     encoder = open_encoder(settings.model, **{name: getattr(settings, name) for name in names})
-    used = Used(asdict(encoder.prompt), encoder.pooling, encoder.max_length)
-    return evaluate(encoder, encode_with(encoder, settings.micro_batch_tokens)), used
+    if single_texts and encoder.prompts.differ:
+        raise ValueError(
+            f"{settings.model} has {encoder.prompts}, and these tasks have single texts. Choose one: --prompt NAME."
+        )
+    return evaluate(encoder, *encode_with(encoder, settings.micro_batch_tokens)), Used.of(encoder)
 
 
 def finish(settings: EncoderSettings, metric: str, report: str, content: Mapping[str, Any], used: Used) -> None:

@@ -29,7 +29,8 @@ class MtebEncoder:
     `prompts` maps a use of texts to a prompt (a name or YAML file). The first matching key is used, as in mteb: task
     and side (`NFCorpus-query`), task (`STSBenchmark`), task type and side (`Retrieval-query`, `Retrieval-document`),
     task type (`STS`, `Classification`, `Clustering`, `PairClassification`, `Reranking`, `Summarization`, …), side
-    (`query`, `document`). Without a match, the prompt of the encoder is used.
+    (`query`, `document`). Without a match, the encoder's prompt of the side is used: of queries, unless
+    mteb passes documents.
 
     Texts of white space only, which occur in mteb's corpora, have a zero vector: similarity 0 with all texts.
     """
@@ -52,7 +53,8 @@ class MtebEncoder:
             raise ValueError(f"--name: expected ORGANISATION/MODEL, got {name!r}.")
         self._prompts = dict(prompts or {})
         self._encoder_of = {key: encoder.with_prompt(prompt) for key, prompt in self._prompts.items()}
-        self._encoder = encoder
+        self._encoder = encoder.for_side("query")
+        self._document_encoder = encoder.for_side("document")
         self._micro_batch_tokens = micro_batch_tokens
         known = {
             "name": name,
@@ -62,7 +64,10 @@ class MtebEncoder:
             "similarity_fn_name": ScoringFunction.COSINE,
             "framework": ["PyTorch", "Transformers"],
             "modalities": ["text"],
-            "use_instructions": any(each.prompt.template != "{text}" for each in (encoder, *self._encoder_of.values())),
+            "use_instructions": any(
+                each.prompt.template != "{text}"
+                for each in (self._encoder, self._document_encoder, *self._encoder_of.values())
+            ),
         }
         # Unknown fields (training data, languages, licence, …) stay None.
         self.mteb_model_meta: Any = ModelMeta.create_empty(
@@ -95,7 +100,10 @@ class MtebEncoder:
     def encoder_for(self, task_metadata: Any, prompt_type: Any = None) -> SentenceEncoder:
         """Return the encoder with the prompt for a task and side."""
         key = get_prompt_name(self._prompts, task_metadata, prompt_type) if self._prompts else None
-        return self._encoder if key is None else self._encoder_of[key]
+        if key is not None:
+            return self._encoder_of[key]
+        is_document = prompt_type is not None and getattr(prompt_type, "value", prompt_type) == "document"
+        return self._document_encoder if is_document else self._encoder
 
     similarity = staticmethod(cos_sim)
     similarity_pairwise = staticmethod(pairwise_cos_sim)

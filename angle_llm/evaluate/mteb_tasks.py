@@ -65,7 +65,7 @@ def mteb_main(settings: MtebSettings, open_encoder: OpenEncoder) -> list[MtebSco
     tasks = [_task(name) for name in settings.tasks]
     name = settings.name or named_after(settings.model)
 
-    def run(encoder: SentenceEncoder, _: Encode) -> list[MtebScore]:
+    def run(encoder: SentenceEncoder, _: Encode, __: Encode | None) -> list[MtebScore]:
         from angle_llm.evaluate.mteb_encoder import MtebEncoder
 
         tokens = settings.micro_batch_tokens

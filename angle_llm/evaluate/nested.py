@@ -63,7 +63,7 @@ def nested_main(settings: NestedEvalSettings, open_encoder: OpenEncoder) -> list
         need_library("matplotlib", "--plot", "bench")
         settings.plot.parent.mkdir(parents=True, exist_ok=True)
 
-    def curve(encoder: SentenceEncoder, _: Encode) -> list[Point]:
+    def curve(encoder: SentenceEncoder, _: Encode, __: Encode | None) -> list[Point]:
         return quality_curve(
             encoder,
             tasks,
@@ -72,7 +72,7 @@ def nested_main(settings: NestedEvalSettings, open_encoder: OpenEncoder) -> list
             micro_batch_tokens=settings.micro_batch_tokens,
         )
 
-    points, used = evaluated(settings, open_encoder, curve)
+    points, used = evaluated(settings, open_encoder, curve, single_texts=True)
     depths, widths = ({getattr(point, name): None for point in points} for name in ("layers", "dimensions"))
     means = {(point.layers, point.dimensions): point.mean for point in points}
     rows = [[str(depth), *(means[depth, width] for width in widths)] for depth in depths]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import tyro
@@ -25,7 +25,7 @@ from angle_llm.evaluate.encoding import (
     OpenEncoder,
     Used,
     check_names,
-    encode_distinct,
+    encode_sides,
     evaluated,
     finish,
 )
@@ -142,24 +142,32 @@ RetrievalResults: TypeAlias = Results[RetrievalResult]
 
 
 def evaluate_retrieval(
-    encode: Encode, tasks: Sequence[RetrievalTask], *, resamples: int = RESAMPLES, seed: int = 0
+    encode: Encode,
+    tasks: Sequence[RetrievalTask],
+    *,
+    encode_document: Encode | None = None,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
 ) -> RetrievalResults:
     """Search every query of every task among all its candidates.
 
-    `encode` is called once with the distinct texts; queries and candidates have the same prompt. Intervals are
+    `encode` is called once with the distinct texts, and with `encode_document` for the queries only. Intervals are
     percentile bootstraps over queries; `resamples` 0: no intervals.
 
     Raises:
         ValueError: for no tasks, equal task names, or rows that are not finite.
     """
     check_names([task.name for task in tasks])
-    encoded = encode_distinct(encode, (text for task in tasks for text in (*task.queries, *task.candidates)))
+    queries = (text for task in tasks for text in task.queries)
+    documents = (text for task in tasks for text in task.candidates)
+    encoded = encode_sides(encode, encode_document, queries, documents)
     return Results({task.name: _evaluate(encoded, task, resamples, seed) for task in tasks}, (), **encoded.facts())
 
 
 def _evaluate(encoded: EncodedTexts, task: RetrievalTask, resamples: int, seed: int) -> RetrievalResult:
     started = time.perf_counter()
-    ranks = answer_ranks(encoded.rows(task.queries), encoded.rows(task.candidates), task.relevant, task.itself)
+    candidates_CD = encoded.rows(task.candidates, "document")
+    ranks = answer_ranks(encoded.rows(task.queries), candidates_CD, task.relevant, task.itself)
     seconds = time.perf_counter() - started
     figures = {}
     for name, shares in query_metrics(ranks, task.relevant, strict=task.strict).items():
@@ -190,19 +198,19 @@ def retrieval_main(settings: RetrievalSettings, open_encoder: OpenEncoder) -> Re
     other = settings.against
     compared = read_query_figures(other) if other is not None and other.endswith(".json") else None
 
+    def found(_: Any, encode: Encode, encode_document: Encode | None) -> RetrievalResults:
+        resampling = {"resamples": settings.resamples, "seed": settings.seed}
+        return evaluate_retrieval(encode, tasks, encode_document=encode_document, **resampling)
+
     def run(model: str, revision: str | None) -> tuple[RetrievalResults, Used]:
-        return evaluated(
-            replace(settings, model=model, revision=revision),
-            open_encoder,
-            lambda _, encode: evaluate_retrieval(encode, tasks, resamples=settings.resamples, seed=settings.seed),
-        )
+        return evaluated(replace(settings, model=model, revision=revision), open_encoder, found)
 
     results, used = run(settings.model, settings.revision)
     comparison = None
     if other is not None:
         if compared is None:
-            found, other_used = run(other, None)
-            compared = Compared.of(other, other_used, found)
+            theirs, other_used = run(other, None)
+            compared = Compared.of(other, other_used, theirs)
         comparison = compare_figures(
             Compared.of(settings.model, used, results), compared, resamples=settings.resamples, seed=settings.seed
         )

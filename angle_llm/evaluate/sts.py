@@ -29,6 +29,7 @@ from angle_llm.evaluate.encoding import (
     Used,
     check_names,
     encode_distinct,
+    encode_sides,
     encode_with,
     evaluated,
     finish,
@@ -185,11 +186,19 @@ class StsResults(Results[StsTaskResult]):
         }
 
 
-def evaluate(encode: Encode, tasks: Sequence[StsTask], *, resamples: int = 0, seed: int = 0) -> StsResults:
+def evaluate(
+    encode: Encode,
+    tasks: Sequence[StsTask],
+    *,
+    encode_document: Encode | None = None,
+    resamples: int = 0,
+    seed: int = 0,
+) -> StsResults:
     """Return the correlation of cosine similarity with gold scores for each task.
 
-    `encode` is called once, with the distinct sentences of all tasks in order of first appearance. Each Spearman
-    correlation has an interval from `resamples` bootstrap resamples of the pairs; 0: no intervals.
+    `encode` is called once, with the distinct sentences of all tasks in order of first appearance. With
+    `encode_document`, first sentences are queries and second ones documents, as in training. Each Spearman correlation
+    has an interval from `resamples` bootstrap resamples of the pairs; 0: no intervals.
 
     Raises:
         ValueError: for no tasks, equal names, a task without pairs, or if `encode` does not return one finite row per
@@ -199,7 +208,12 @@ def evaluate(encode: Encode, tasks: Sequence[StsTask], *, resamples: int = 0, se
     for task in tasks:
         if not task.pairs:
             raise ValueError(f"task {task.name}: expected at least one pair, got none.")
-    encoded = encode_distinct(encode, (text for task in tasks for pair in task.pairs for text in pair[:2]))
+    pairs = [pair for task in tasks for pair in task.pairs]
+    if encode_document is None:
+        encoded = encode_distinct(encode, (text for pair in pairs for text in pair[:2]))
+    else:
+        firsts, seconds = (pair.sentence1 for pair in pairs), (pair.sentence2 for pair in pairs)
+        encoded = encode_sides(encode, encode_document, firsts, seconds)
     found = {task.name: _evaluate_task(encoded, task, resamples, seed) for task in tasks}
     return StsResults(found, PUBLISHED_TASKS, **encoded.facts())
 
@@ -214,7 +228,8 @@ def sts_score(pairs: str | Path, *, micro_batch_tokens: int | None = None) -> Ca
     main = os.environ.get("RANK", "0") == "0"  # all ranks evaluate; one has a progress bar
 
     def score(encoder: SentenceEncoder) -> float:
-        result = evaluate(encode_with(encoder, micro_batch_tokens, show_progress=main), [task]).tasks[task.name]
+        encode, encode_document = encode_with(encoder, micro_batch_tokens, show_progress=main)
+        result = evaluate(encode, [task], encode_document=encode_document).tasks[task.name]
         if result.undefined:
             raise UndefinedCorrelationError(f"{pairs}: undefined Spearman correlation: {result.undefined}.")
         return result.spearman
@@ -223,7 +238,8 @@ def sts_score(pairs: str | Path, *, micro_batch_tokens: int | None = None) -> Ca
 
 
 def _evaluate_task(encoded: EncodedTexts, task: StsTask, resamples: int, seed: int) -> StsTaskResult:
-    left_P, right_P = (encoded.index(sentences) for sentences in list(zip(*task.pairs, strict=True))[:2])
+    left_P = encoded.index(pair.sentence1 for pair in task.pairs)
+    right_P = encoded.index((pair.sentence2 for pair in task.pairs), "document")
     gold_P = np.array([pair.score for pair in task.pairs], dtype=np.float64)
     scores = PairScores(pair_cosines(encoded.embeddings_ND, left_P, right_P), gold_P)
     subtask_P = np.array([pair.subtask for pair in task.pairs])
@@ -287,12 +303,13 @@ def sts_main(settings: StsEvalSettings, open_encoder: OpenEncoder) -> StsResults
         other = f"{name} ({other})"
 
     def run(given: StsEvalSettings) -> tuple[StsResults, Used]:
-        def evaluate_edited(encoder: Any, encode: Encode) -> StsResults:
+        def evaluate_edited(encoder: Any, encode: Encode, encode_document: Encode | None) -> StsResults:
             used = tasks
             if given.edits == "published":  # a prompt with the same edits has no further effect
-                edit = replace(encoder.prompt, edits=PUBLISHED_EDITS).edit
+                edit = replace(encoder.prompts.query, edits=PUBLISHED_EDITS).edit
                 used = [edited(task, given.edits, edit) for task in tasks]
-            return evaluate(encode, used, resamples=given.resamples, seed=given.seed)
+            resampling = {"resamples": given.resamples, "seed": given.seed}
+            return evaluate(encode, used, encode_document=encode_document, **resampling)
 
         return evaluated(given, open_encoder, evaluate_edited)
 

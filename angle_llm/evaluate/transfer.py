@@ -216,7 +216,7 @@ def transfer_main(settings: TransferSettings, open_encoder: OpenEncoder) -> Tran
     results, used = evaluated(
         settings,
         open_encoder,
-        lambda _, encode: evaluate_transfer(
+        lambda _, encode, __: evaluate_transfer(
             encode,
             tasks,
             limit_train=settings.limit_train,
@@ -224,6 +224,7 @@ def transfer_main(settings: TransferSettings, open_encoder: OpenEncoder) -> Tran
             folds=settings.folds,
             seed=settings.seed,
         ),
+        single_texts=True,
     )
     finish(settings, METRIC, transfer_report(results, settings.model, [str(used)]), results.to_dict(), used)
     return results

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from angle_llm.prompts import PromptTemplate
+from angle_llm.prompts import PromptTemplate, SidePrompts
 
 
 def hashed_words(texts: Sequence[str]) -> np.ndarray:
@@ -22,7 +22,7 @@ def hashed_words(texts: Sequence[str]) -> np.ndarray:
 class Words:
     """An encoder as the commands need it; records how it was opened and called."""
 
-    prompt = PromptTemplate("plain", "{text}")
+    prompts = SidePrompts(PromptTemplate("plain", "{text}"), PromptTemplate("plain", "{text}"))
     pooling = "sum"
     max_length = 77
     scale = 1.0

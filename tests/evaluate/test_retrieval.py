@@ -22,6 +22,10 @@ from angle_llm.evaluate.ranks import answer_ranks, query_metrics
 from angle_llm.evaluate.retrieval import RetrievalSettings, evaluate_retrieval, retrieval_main
 from angle_llm.evaluate.retrieval_report import retrieval_report
 from angle_llm.evaluate.retrieval_tasks import groups_task, read_beir, read_flickr30k, read_groups
+from angle_llm.evaluate.sts import evaluate
+from angle_llm.evaluate.sts_tasks import StsPair, StsTask
+from angle_llm.evaluate.transfer import TransferSettings, transfer_main
+from angle_llm.prompts import PromptTemplate, Side, SidePrompts
 
 
 def ranks_by_sorting(
@@ -320,6 +324,42 @@ def test_known_answers_of_minilm(data_dir: Path) -> None:
     assert figures["issues@title_to_body.test"] == pytest.approx([73.31, 68.44, 88.51, 68.83], abs=0.05)
     assert figures["kept"] == pytest.approx([42.52, 34.88, 66.97, 35.50], abs=0.05)
     assert figures["issues@title_to_duplicate.test"][0] == pytest.approx(51.97, abs=0.05)
+
+
+def test_two_prompts_encode_queries_and_documents(tmp_path: Path) -> None:
+    """Also in STS; other evaluations refuse them. The vector of a text depends on its side."""
+    prompts = SidePrompts(PromptTemplate("q", "ask {text}"), PromptTemplate("d", "tell {text}"))
+    calls: list[tuple[str, list[str]]] = []
+
+    class TwoSides(Words):
+        def for_side(self, side: Side) -> Words:
+            def encode(texts: Sequence[str], **_: object) -> np.ndarray:
+                calls.append((side, list(texts)))
+                return hashed_words([prompts.of(side).format(text) for text in texts])
+
+            one = Words()
+            one.encode = encode  # type: ignore[method-assign]
+            return one
+
+    TwoSides.prompts = prompts
+    pairs = write_jsonl(
+        tmp_path / "pairs.jsonl", {"question": "a b", "answer": "b"}, {"question": "c", "answer": "a b"}
+    )
+    settings = RetrievalSettings(model="m", pairs=(str(pairs),), json=tmp_path / "out.json")
+    [task] = retrieval_main(settings, lambda path, /, **options: TwoSides()).tasks.values()
+    assert calls == [("query", ["a b", "c"]), ("document", ["b", "a b"])]
+    assert task.ranks == ((1,), (2,)), "the first query itself, as a document, is skipped"
+    assert set(json.loads((tmp_path / "out.json").read_text())["encoder"]["prompt"]) == {"query", "document"}
+    calls.clear()
+    scored = StsTask("t", "t", "file", "", (StsPair("a", "b", 0), StsPair("b", "b", 1)))
+    seen: list[list[str]] = []
+    sts = evaluate(hashed_words, [scored], encode_document=recorded(hashed_words, seen))
+    assert seen == [["b"]]
+    assert sts.texts == 3
+    transfer = TransferSettings(model="m", data_dir=tmp_path, tasks=("cr",))
+    write(tmp_path / "transfer/cr.tsv", "text\tlabel\n" + "".join(f"text {n}\t{n % 2}\n" for n in range(20)))
+    with pytest.raises(ValueError, match=r"prompts q .queries. and d .documents.*--prompt"):
+        transfer_main(transfer, lambda path, /, **options: TwoSides())
 
 
 def test_the_command_reads_every_file_of_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,14 +13,16 @@ import time
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 import numpy as np
+import tyro
 
 from angle_llm.data.corpus import Corpus, CorpusText, Survey, TextBlock, bad_row
 from angle_llm.data.formats import DataError
 from angle_llm.data.readers import STANDARD_INPUT, BadRow
 from angle_llm.io import has_terminal, progress_bar, remove_folder, write_file
+from angle_llm.prompts import Side
 from angle_llm.resumable import ResumableFolder, check_resumable
 from angle_llm.settings_io import SettingsError
 from angle_llm.vectors import (
@@ -66,8 +68,10 @@ class EmbedSettings:
     """Column separator of CSV and TSV files. None: a tab in .tsv, detected in .csv."""
     encoding: str = "utf-8"
     """Character encoding of text files, such as utf-8 or cp1252."""
-    prompt: str | None = None
-    """Prompt name or YAML file. None: the one saved with the model."""
+    prompt: str | dict[str, str] | None = None
+    """Prompt name or YAML file, or `query NAME document NAME`. None: as saved with the model."""
+    side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
+    """Whether the texts are queries or documents. Required if the two have different prompts."""
     pooling: str | None = None
     """Pooling of token states to a vector. None: the one saved with the model."""
     normalize: bool = False
@@ -142,6 +146,13 @@ def embed_main(settings: EmbedSettings) -> None:
     encoder = SentenceEncoder.from_pretrained(
         settings.model, prompt=settings.prompt, pooling=settings.pooling, device=device
     )
+    if settings.side is not None:
+        encoder = encoder.for_side(settings.side)
+    elif encoder.prompts.differ:
+        raise SettingsError(
+            f"--as: expected query or document, because {settings.model} has {encoder.prompts}. A query is a text to "
+            "search for, a document a text to find."
+        )
     size = encoder.dimensions
     if settings.dim is not None and settings.dim > size:
         raise SettingsError(f"--dim must be at most {size}, the dimensions of {settings.model}, got {settings.dim}.")
@@ -263,6 +274,8 @@ def embed_corpus(
             "stamps": survey.stamps,
         }
         used = {**identity["model"], "name": absolute_name(model)}
+        if encoder.prompts.differ:
+            used |= {"side": encoder.side, "prompts": encoder.prompts.to_dict()}
         parts.finish({"rows": rows, "model": used, "source": source})
         return rows
 

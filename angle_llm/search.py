@@ -21,6 +21,7 @@ import numpy as np
 import tyro
 
 from angle_llm.io import FolderError
+from angle_llm.prompts import Side
 from angle_llm.settings_io import SettingsError, need_library
 from angle_llm.vectors import Array, VectorIndex, read_index, read_vectors
 
@@ -134,8 +135,10 @@ class SearchSettings:
     """Rows to print for each."""
     model: str | None = None
     """The encoder, if it was moved. None: the path it was loaded from for the folder."""
-    prompt: str | None = None
+    prompt: str | dict[str, str] | None = None
     """Prompt name or YAML file for the queries. None: the one of the folder."""
+    side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
+    """Whether QUERY is a query or a document. None: query; required if the folder was embedded as queries."""
 
     def __post_init__(self) -> None:
         if not self.queries or not all(query.strip() for query in self.queries):
@@ -160,19 +163,23 @@ def search_main(settings: SearchSettings) -> None:
         FolderError: if the folder is unfinished or damaged, or was made by another encoder.
     """
     from angle_llm.model.encoder import SentenceEncoder
-    from angle_llm.prompts import PromptTemplate
     from angle_llm.vectors import fingerprint
 
     folder = settings.out.expanduser()
     index = read_index(folder)
     made_by = index.model
+    if made_by.side == "query" and settings.side is None:
+        raise SettingsError(
+            f"{folder} holds vectors of queries. Embed the documents (embed --as document) and search them, or choose: "
+            "--as document searches queries for a document, --as query compares queries with each other."
+        )
     encoder = SentenceEncoder.from_pretrained(
         settings.model or made_by.name,
-        prompt=settings.prompt or PromptTemplate.from_dict(made_by.prompt, where=str(folder)),
+        prompt=settings.prompt or made_by.side_prompts,
         pooling=made_by.pooling,
         max_length=made_by.max_length,
         bits=made_by.bits,
-    )
+    ).for_side(settings.side or "query")
     if (weights := fingerprint(encoder)) != made_by.weights:
         raise FolderError(
             f"{folder} was made by {made_by.name} with weights {made_by.weights}, and this encoder has {weights}. Vectors of "

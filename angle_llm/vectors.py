@@ -24,6 +24,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from angle_llm.io import FolderError, check_files
+from angle_llm.prompts import Side, SidePrompts
 from angle_llm.resumable import IDENTITY
 from angle_llm.settings_io import SettingsError
 
@@ -212,6 +213,15 @@ class StoredEncoder:
     max_length: int
     bits: int | None
     dimensions: int
+    side: Side | None = None
+    """Side of the texts; None if queries and documents have one prompt."""
+    prompts: dict[str, Any] | None = None
+    """Both prompts, with `side`; `prompt` is the one of the texts."""
+
+    @property
+    def side_prompts(self) -> SidePrompts:
+        """The prompts of queries and documents. Raises `PromptError` for a damaged index."""
+        return SidePrompts.from_dict(self.prompts or self.prompt, where=INDEX)
 
 
 @checked_dataclass(frozen=True, config=_STRICT)

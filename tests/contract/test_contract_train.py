@@ -9,15 +9,13 @@ import pytest
 import reference_loss
 import torch
 import yaml
-from commands import QUICK, Files, command, launched, names, training
+from commands import QUICK, TREE, Files, command, names, training
 from safetensors.torch import load_file
 from tiny_folders import contents, read_rows, sentences, write_pairs, write_rows
 from transformers import AutoModel, AutoTokenizer
 
 from angle_llm import SentenceEncoder, TextBatch, TrainSettings, fine_tune
 from angle_llm.data import Triple
-
-ONE = ["--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
@@ -73,17 +71,10 @@ def test_flags_override_the_settings_file(files: Files, tmp_path: Path) -> None:
     assert not (tmp_path / "no").exists()
 
 
-def test_the_recipe_under_accelerate_trains_and_names_its_model(files: Files, tmp_path: Path) -> None:
-    flags = [
-        "--config",
-        "recipes/starter.yaml",
-        *training(files, tmp_path / "run"),
-        "--data.limit",
-        "8",
-        "--max-steps",
-        "1",
-    ]
-    shown = launched("accelerate", "launch", *ONE, "recipes/llama2_nli.py", *flags).stdout
+def test_the_recipe_trains_and_names_its_model(files: Files, tmp_path: Path) -> None:
+    few = ["--data.limit", "8", "--max-steps", "1"]
+    flags = ["--config", TREE / "recipes/starter.yaml", *training(files, tmp_path / "run"), *few]
+    shown = command("python", "recipes/llama2_nli.py", *flags).stdout
     names(shown, f'from_pretrained\\("{tmp_path}/run/model"\\)', r"eval[/ ]sts")
     settings = yaml.safe_load((tmp_path / "run/settings.yaml").read_text())
     assert settings["objective"]["angle_form"] == "phase", "recipes/starter.yaml replaces the recipe's reference form"

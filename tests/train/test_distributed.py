@@ -1,7 +1,6 @@
 """Several processes give the result of one, with every strategy; unsupported launches are refused."""
 
 import importlib.util
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -156,10 +155,11 @@ def test_quantisation_without_its_package_is_refused(monkeypatch: pytest.MonkeyP
 def test_a_launcher_variable_reaches_the_check(tmp_path: Path) -> None:
     """Refused before weights load or anything is written."""
     code = (
-        "import os, sys; os.environ['ACCELERATE_USE_FSDP'] = 'true'\n"
+        "import os; os.environ['ACCELERATE_USE_FSDP'] = 'true'\n"
         "from angle_llm.config import TrainSettings; from angle_llm.run import fine_tune\n"
         f"fine_tune(TrainSettings(run_dir={str(tmp_path / 'run')!r}))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    (tmp_path / "program.py").write_text(code)
+    done = run("python", tmp_path / "program.py")
     assert "SettingsError: the launcher selects FSDP" in done.stderr
     assert not (tmp_path / "run").exists()

@@ -33,9 +33,10 @@ class DataSource:
 
     path: str = "starter:nli_triples.jsonl.gz"
     """A JSONL, JSON, CSV, TSV (each also .gz) or Parquet file, `starter:NAME` for a file of the package, a dataset
-    folder, or a Hugging Face dataset id; only an id uses the network. FOLDER@NAME is the file FOLDER/NAME.*, ID@SPLIT a
-    split of a dataset. A relative path is searched in the working directory, then in ANGLE_LLM_DATA. Several datasets
-    with weights: stsb@train:2.0,my.jsonl; or `sets` in a YAML file."""
+    folder, a BEIR folder with qrels/SPLIT.tsv, or a Hugging Face dataset id; only an id uses the network. FOLDER@NAME is
+    the file FOLDER/NAME.*, or the split NAME of a BEIR folder; ID@SPLIT is a split of a dataset. A relative path is
+    searched in the working directory, then in ANGLE_LLM_DATA. Several datasets with weights: stsb@train:2.0,my.jsonl; or
+    `sets` in a YAML file."""
     format: str = "auto"
     """Meaning of a row: scored_pair, positive_pair, triple, group, nli_pairs, nli_triples.
     auto: detected from the columns."""
@@ -46,7 +47,7 @@ class DataSource:
     encoding: str = "utf-8"
     """Character encoding of text files, such as utf-8 or cp1252."""
     split: str = "train"
-    """Split of a hub dataset."""
+    """Split of a hub dataset or a BEIR folder."""
     revision: str | None = None
     """Commit, tag or branch of a hub dataset."""
     name: str | None = None

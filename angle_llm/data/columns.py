@@ -11,7 +11,7 @@ and `answer`; the format is the one whose fields are all found.
 | `sent0 sent1 hard_neg`, `sent0 sent1` | triple, positive pair | SimCSE's NLI file |
 | `anchor positive`, `query answer`, `question answer` | positive pair | sentence-transformers (AllNLI `pair`, questions) |
 | `query pos neg`, `query pos neg pos_scores neg_scores` | group | FlagEmbedding |
-| `query positive_passages negative_passages` | group, title and text joined by a space | Tevatron |
+| `query positive_passages negative_passages` | group, title and text joined by a space | Tevatron, a BEIR folder |
 | `anchor positive negative_1 negative_2` …, `anchor positive negative label` | group, the label a list | sentence-transformers |
 | `query positives negatives`, `query positives negatives scores` | group | `angle-llm data mine`, `data score` |
 | `text1 text2 label` | scored pair, **1 similar, 0 not** | angle-emb, format A |

@@ -241,6 +241,7 @@ def _read_texts(row: Values, field: str) -> list[str]:
 def _read_passage(item: Any, name: str) -> str:
     if not isinstance(item, Mapping):
         return read_text({name: item}, name)
+    name += f" (docid {item['docid']})" if "docid" in item else ""
     if "text" not in item:
         raise RowError(f"{name} has no `text`; keys: {', '.join(map(str, item))}")
     parts = {part: item[part] for part in ("title", "text") if item.get(part) not in (None, "")}

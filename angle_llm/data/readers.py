@@ -15,6 +15,7 @@
 | a folder | all its files, in order of path; with a `split`, a data set that `datasets` loads |
 | FOLDER@NAME | the file FOLDER/NAME.*; with a `split`, also that split of a data set |
 | ORG/NAME | a data set of the hub; only with a `split` |
+| a folder with `qrels`, FOLDER@NAME | judged queries of BEIR, of the split (`beir`); with `tables` |
 
 All files but Parquet may end in .gz. Relative paths are looked up in the working directory, then in `ANGLE_LLM_DATA`.
 """
@@ -30,6 +31,7 @@ import tempfile
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from angle_llm.data.beir import JudgedQueries, is_judged
 from angle_llm.data.file_types import (
     CsvFile,
     DatasetReader,
@@ -125,6 +127,8 @@ class _Opener(NamedTuple):
             raise DataError("the path of the data source is empty; give a file, a folder, a hub id or starter:NAME")
         if at and folder and not path.exists() and not set(part) & set("/\\"):
             return self._part(folder, part)
+        if path.is_dir() and self.tables and is_judged(path):
+            return self._judged(path, self.split or "train")
         if path.is_dir():
             return self._folder(path) if self.split is None else self._dataset(str(path), self.split)
         if path.exists():
@@ -179,6 +183,10 @@ class _Opener(NamedTuple):
         ignored = [str(path) for path in paths if path not in files]
         return RowSource(str(folder), [self._reader(folder / path) for path in files], ignored, folder)
 
+    def _judged(self, folder: Path, split: str) -> RowSource:
+        reader = JudgedQueries(folder, split, encoding=self.encoding)
+        return RowSource(self.source, [reader], path=folder)
+
     def _dataset(self, path: str, split: str) -> RowSource:
         hint = "" if Path(path).is_dir() else f"It is not a local path. {_beside(Path(path))}"
         return RowSource(path, [DatasetReader(path, self.name, split, self.revision, hint)])
@@ -192,6 +200,8 @@ class _Opener(NamedTuple):
             if self.split is not None and _is_hub_id(name):
                 return self._dataset(name, part)
             raise DataError(f"{self.source}: {name} is not a folder and not a hub id (org/name). {_beside(folder)}")
+        if self.tables and is_judged(folder):
+            return self._judged(folder, part)
         found = [path for path in (folder / f"{part}{extension}" for extension in EXTENSIONS) if path.is_file()]
         if len(found) > 1:
             raise DataError(f"{self.source} may be {' or '.join(path.name for path in found)}; name the file")

@@ -33,7 +33,17 @@ import tyro
 import yaml
 from ablation_grid import RUNS, Experiment, Grid, changed, experiments, load_grid
 from ablation_measure import measure
-from ablation_results import Line, Measurement, Results, differences, key_of, line_of, load_scores, measurement
+from ablation_results import (
+    SCORES,
+    Line,
+    Measurement,
+    Results,
+    differences,
+    key_of,
+    line_of,
+    load_cached,
+    measurement,
+)
 from before_after import encoder_options
 from filelock import FileLock
 
@@ -42,7 +52,6 @@ from angle_llm.io import write_text
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.settings_io import SettingsError, save_settings
 
-SCORES = "scores.npz"
 COMMAND = "python recipes/ablation.py --grid recipes/grids/{}.yaml --data-dir DATA --rows {}"
 PACKAGES = ("angle_llm", "torch", "transformers", "peft", "accelerate", "scipy")
 
@@ -159,9 +168,9 @@ def compare(every: Sequence[Experiment], settings: Settings, results: Results) -
     measured, runs = results.read()
     by_key = {key_of(run): run for run in runs}
     current = [one for one in every if one.key in by_key and not other_settings(one, by_key[one.key])]
-    scores = {one.key: load_scores(folder(one, settings) / SCORES) for one in current}
+    cached = {one.key: load_cached(folder(one, settings)) for one in current}
     of_grid = [line for line in measured if line["grid"] == every[0].grid]
-    results.replace_differences(every[0].grid, differences(current, of_grid, scores))
+    results.replace_differences(every[0].grid, differences(current, of_grid, cached))
 
 
 def other_settings(one: Experiment, known: Line | None) -> list[str]:

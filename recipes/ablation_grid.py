@@ -70,8 +70,8 @@ class Measures:
     """Largest number of training sentences of a transfer task."""
     transfer_drop_repeated: bool = False
     """Drop training examples whose text is also in the test split."""
-    retrieval: str | None = None
-    """flickr30k, or a file of groups of texts."""
+    retrieval: str | tuple[str, ...] = ()
+    """flickr30k, files of groups of texts, and BEIR folders (FOLDER@NAME: qrels/NAME.tsv)."""
     nested: NestedMeasure | None = None
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from ablation_grid import Measures, below
-from ablation_results import Measurement, measurement, save_scores
+from ablation_results import DIFFERED, QUERIES, Measurement, measurement, save_queries, save_scores
 from before_after import pairs_task
 
 from angle_llm.data.batch import TextBatch
@@ -37,6 +37,7 @@ from angle_llm.evaluate import (
     select_tasks,
 )
 from angle_llm.evaluate.nested import quality_curve
+from angle_llm.evaluate.retrieval_tasks import RetrievalTask, is_beir, read_beir
 from angle_llm.evaluate.saturation import saturation
 from angle_llm.model.encoder import SentenceEncoder
 
@@ -46,13 +47,15 @@ SCORE_BINS = 5
 
 
 def measure(encoder: SentenceEncoder, measures: Measures, kind: str, data_dir: Path, scores: Path) -> list[Measurement]:
-    """Return the measurements of one kind; `scores` is the cache file for the pairs of the kind `sts`."""
-    encode = partial(encoder.encode, show_progress=True)
+    """Return the measurements of one kind; `scores` is the cache file for the pairs of
+    the kind `sts`; the values of the queries of the kind `retrieval` go to a file beside it."""
+    # With two prompts, tasks without sides get that of queries, as E5 (arXiv 2212.03533) advises.
+    encode = partial(encoder.for_side("query").encode, show_progress=True)
     kinds: dict[str, Callable[[], Iterator[Measurement]]] = {
         "sts": lambda: _sts(encode, measures, data_dir, scores),
         "saturation": lambda: _saturation(encode, measures, data_dir),
         "transfer": lambda: _transfer(encode, measures, data_dir),
-        "retrieval": lambda: _retrieval(encode, measures, data_dir),
+        "retrieval": lambda: _retrieval(encoder, measures, data_dir, scores),
         "nested": lambda: _nested(encoder, measures, data_dir),
     }
     return list(kinds[kind]())
@@ -119,13 +122,26 @@ def _transfer(encode: Any, measures: Measures, data_dir: Path) -> Iterator[Measu
     yield measurement("transfer", "average", "accuracy", results.average, n=len(results.tasks))
 
 
-def _retrieval(encode: Any, measures: Measures, data_dir: Path) -> Iterator[Measurement]:
-    name = measures.retrieval or ""
-    task = read_flickr30k(data_dir) if name == "flickr30k" else read_groups(below(name, data_dir))
-    for task_name, found in evaluate_retrieval(encode, [task]).tasks.items():
+def _retrieval(encoder: SentenceEncoder, measures: Measures, data_dir: Path, scores: Path) -> Iterator[Measurement]:
+    names = [measures.retrieval] if isinstance(measures.retrieval, str) else measures.retrieval
+    tasks = [_retrieval_task(below(name, data_dir), data_dir) for name in names]
+    encode = partial(encoder.for_side("query").encode, show_progress=True)
+    encode_document = partial(encoder.for_side("document").encode, show_progress=True)
+    results = evaluate_retrieval(encode, tasks, encode_document=encode_document if encoder.prompts.differ else None)
+    for task_name, found in results.tasks.items():
         for metric, figure in found.figures.items():
             yield measurement("retrieval", task_name, metric, figure.value, figure.interval, n=found.queries)
         yield measurement("retrieval", task_name, "candidates", found.candidates)
+    values = {
+        name: found.figures[DIFFERED].values for name, found in results.tasks.items() if DIFFERED in found.figures
+    }
+    save_queries(values, scores.with_name(QUERIES))
+
+
+def _retrieval_task(source: str, data_dir: Path) -> RetrievalTask:
+    if source == "flickr30k":
+        return read_flickr30k(data_dir)
+    return read_beir(source) if is_beir(source) else read_groups(source)
 
 
 def _nested(encoder: SentenceEncoder, measures: Measures, data_dir: Path) -> Iterator[Measurement]:

@@ -1,8 +1,8 @@
-"""The results file, the scores of pairs, and paired differences between two rows of a grid.
+"""The results file, the scores of pairs and queries, and paired differences between two rows of a grid.
 
-The scores of all pairs go to a local cache, runs/GRID/NAME/scores.npz. Two rows whose scores are both cached are
-compared pair by pair on common bootstrap resamples. Without the cache a difference has no interval, or keeps the known
-one.
+The scores of all pairs go to a local cache, runs/GRID/NAME/scores.npz, and those of all queries of a retrieval task to
+queries.npz. Two rows whose scores are both cached are compared pair by pair, or query by query, on common bootstrap
+resamples. Without the cache a difference has no interval, or keeps the known one.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import csv
 import io
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -21,6 +21,7 @@ from ablation_grid import Experiment
 from filelock import FileLock
 
 from angle_llm.evaluate import PUBLISHED_TASKS, Interval, PairScores, compare
+from angle_llm.evaluate.bootstrap import mean_difference
 from angle_llm.io import write_file, write_text
 
 Measurement = dict[str, Any]
@@ -29,6 +30,9 @@ Key = tuple[str, ...]
 KEY = ("grid", "row", "seed")
 MEASUREMENTS = (*KEY, "kind", "task", "text", "metric", "value", "low", "high", "n", "reference", "p", "note")
 RUNS = (*KEY, "label", "date", "commit", "machine", "versions", "command", "settings", "measures")
+SCORES, QUERIES = "scores.npz", "queries.npz"
+DIFFERED = "nDCG@10"
+"""The metric of retrieval whose differences are recorded."""
 SAME = 1e-2
 """Two values (× 100) of one measurement differ by less, those of two trainings by more."""
 
@@ -109,34 +113,56 @@ def save_scores(scores: Mapping[str, PairScores], path: Path) -> None:
     write_file(path, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
 
 
-def load_scores(path: Path) -> dict[str, PairScores]:
-    """Return cached scores by task; empty if there is no cache or it is damaged."""
+def save_queries(values: Mapping[str, Sequence[float]], path: Path) -> None:
+    """Write the nDCG@10 × 100 of all queries, by task."""
+    arrays = {name: np.array(of) for name, of in values.items()}
+    write_file(path, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
+
+
+class Cached(NamedTuple):
+    """Values of a row by task: scores of pairs, and nDCG@10 × 100 of queries."""
+
+    pairs: dict[str, PairScores]
+    queries: dict[str, np.ndarray[Any, Any]]
+
+
+def load_cached(folder: Path) -> Cached:
+    """Return the cached values of a run directory; empty where there is no cache or it is damaged."""
+    pairs, queries = _arrays(folder / SCORES), _arrays(folder / QUERIES)
+    tasks = dict.fromkeys(key.split("/")[0] for key in pairs)
+    scores = {task: PairScores(pairs[f"{task}/cosine"], pairs[f"{task}/gold"]) for task in tasks}
+    return Cached(scores, queries)
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     if not path.is_file():
         return {}
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            tasks = dict.fromkeys(key.split("/")[0] for key in arrays.files)
-            return {task: PairScores(arrays[f"{task}/cosine"], arrays[f"{task}/gold"]) for task in tasks}
+            return {key: arrays[key] for key in arrays.files}
     except Exception as error:  # damaged bytes raise many errors of zlib, zipfile and numpy
         print(f"no paired intervals: {path} cannot be read ({error!r}). Remove it, or measure its row with --again.")
         return {}
 
 
 def differences(
-    rows: Iterable[Experiment], measured: Iterable[Line], scores: Mapping[Any, Mapping[str, PairScores]]
+    rows: Iterable[Experiment], measured: Iterable[Line], cached: Mapping[Any, Cached]
 ) -> list[Measurement]:
-    """Return Spearman of each row minus that of its reference with the same seed, by task and as published average.
+    """Return Spearman and nDCG@10 of each row minus those of its reference with the same seed, by task; of Spearman also
+    the published average.
 
     A row without training is compared with each seed of its reference, and the other way round. `measured` are the
-    lines of the results file about the grid, with the known differences; `scores` the cached scores by key.
+    lines of the results file about the grid, with the known differences; `cached` the values of pairs and queries by
+    key.
     """
-    values: dict[Any, dict[str, Line]] = {}
+    values: dict[Any, dict[tuple[str, str], Line]] = {}
     known: dict[Any, Line] = {}
     for line in measured:
-        if line["kind"] == "difference":
-            known[line["row"], line["seed"], line["reference"], line["task"]] = line
-        elif line["kind"] == "sts" and line["metric"] == "spearman" and line["value"] and line["task"] != "average":
-            values.setdefault((line["row"], line["seed"]), {})[line["task"]] = line
+        kind, task, metric = line["kind"], line["task"], line["metric"]
+        if kind == "difference":
+            known[line["row"], line["seed"], line["reference"], task, metric] = line
+        elif (kind, metric) in (("sts", "spearman"), ("retrieval", DIFFERED)) and line["value"] and task != "average":
+            values.setdefault((line["row"], line["seed"]), {})[task, metric] = line
     found = []
     for ours, theirs in itertools.permutations(rows, 2):
         (_, row, seed), (_, other, other_seed) = ours.key, theirs.key
@@ -144,35 +170,42 @@ def differences(
             continue
         one, two = values.get((row, seed), {}), values.get((other, other_seed), {})
         by_task = {
-            task: float(one[task]["value"]) - float(two[task]["value"])
-            for task in one
-            if task in two and all(one[task][same] == two[task][same] for same in ("text", "n"))
+            key: float(one[key]["value"]) - float(two[key]["value"])
+            for key in one
+            if key in two and all(one[key][same] == two[key][same] for same in ("text", "n"))
         }
-        averaged = [task for task in PUBLISHED_TASKS if task in by_task]
+        averaged = [by_task[task, "spearman"] for task in PUBLISHED_TASKS if (task, "spearman") in by_task]
         if len(averaged) > 1:
-            by_task["average"] = float(np.mean([by_task[task] for task in averaged]))
-        paired = _paired(scores[ours.key], scores[theirs.key])
+            by_task["average", "spearman"] = float(np.mean(averaged))
+        paired = _paired(cached[ours.key], cached[theirs.key])
         key = {"row": row, "seed": seed or other_seed, "reference": other}
-        for task, value in by_task.items():
-            plain = measurement("difference", task, "spearman", value, n=len(averaged) if task == "average" else None)
-            # Cached scores and known lines may belong to another training; then their value differs.
-            candidates = (paired.get(task), known.get((row, key["seed"], other, task)), plain)
+        for (task, metric), value in by_task.items():
+            plain = measurement("difference", task, metric, value, n=len(averaged) if task == "average" else None)
+            # Cached values and known lines may belong to another training; then their value differs.
+            known_line = known.get((row, key["seed"], other, task, metric))
+            candidates = (paired.get((task, metric)), known_line, plain)
             best = next(c for c in candidates if c and math.isclose(float(c["value"]), value, rel_tol=0, abs_tol=SAME))
             found.append(key | best | {"n": plain["n"]})
     return found
 
 
-def _paired(ours: Mapping[str, PairScores], theirs: Mapping[str, PairScores]) -> dict[str, Measurement]:
-    """Return paired differences by task from cached scores; empty if they are of different pairs."""
+def _paired(ours: Cached, theirs: Cached) -> dict[tuple[str, str], Measurement]:
+    """Return paired differences by task and metric from cached values; empty if they are of different pairs."""
     try:
-        compared = compare(ours, theirs) if ours.keys() & theirs.keys() else None
+        compared = compare(ours.pairs, theirs.pairs) if ours.pairs.keys() & theirs.pairs.keys() else None
     except ValueError as error:
         print(f"no paired intervals: {error}")
         compared = None
-    if compared is None:
-        return {}
-    found = compared.tasks | ({"average": compared.average} if compared.average else {})
+    found: dict[str, Any] = {}
+    if compared is not None:
+        found = compared.tasks | ({"average": compared.average} if compared.average else {})
+    queries = {
+        task: mean_difference(ours.queries[task], theirs.queries[task], stream=task)
+        for task in ours.queries
+        if task in theirs.queries and len(ours.queries[task]) == len(theirs.queries[task])
+    }
     return {
-        task: measurement("difference", task, "spearman", of.difference, of.interval, p=of.p_value)
-        for task, of in found.items()
+        (task, metric): measurement("difference", task, metric, of.difference, of.interval, p=of.p_value)
+        for metric, tasks in (("spearman", found), (DIFFERED, queries))
+        for task, of in tasks.items()
     }

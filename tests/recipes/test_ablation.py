@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from ablation import Settings, main, run_and_forward_signals
 from ablation_grid import experiments, load_grid
-from ablation_results import Line, Results, load_scores
+from ablation_results import Line, Results, load_cached
 from programs import run as run_program
 from programs import start
 from tiny import save_tiny_base
 
 from angle_llm import AngleObjective, SentenceEncoder
 from angle_llm.evaluate import evaluate, select_tasks
+from angle_llm.evaluate.bootstrap import mean_difference
 from angle_llm.settings_io import SettingsError, settings_to_dict
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +36,7 @@ train:
   objective: {{in_batch_weight: 0, cosine_weight: 1}}
   optimizer: {{learning_rate: 0.01}}
   batch_size: 8
-measures: {{sts: [stsb-dev]}}
+measures: {{sts: [stsb-dev], retrieval: [DATA/beir]}}
 rows:
   as-is: {{train: null}}
   one: {{}}
@@ -56,6 +57,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "data" / "pairs.jsonl").write_text("\n".join(lines), encoding="utf-8")
     table = "\n".join(["sentence1\tsentence2\tscore", *(f"{a}\t{b}\t{s}" for a, b, s in rows)])
     (folder / "data" / "stsb" / "dev.tsv").write_text(table + "\n", encoding="utf-8")
+    (folder / "data" / "beir" / "qrels").mkdir(parents=True)
+    for name, texts in (("corpus", [b for _, b, _ in rows]), ("queries", [a for a, _, _ in rows])):
+        found = "".join(json.dumps({"_id": f"{name}{i}", "text": text}) + "\n" for i, text in enumerate(texts))
+        (folder / "data" / "beir" / f"{name}.jsonl").write_text(found, encoding="utf-8")
+    judged = "".join(f"queries{i}\tcorpus{i}\t1\n" for i in range(20))
+    (folder / "data" / "beir" / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
     save_tiny_base("llama", folder / "base")
     write_grid(folder)
     return folder
@@ -120,13 +127,24 @@ def test_the_results_contain_the_command_and_no_local_path(folder: Path, results
 
 
 def test_rows_are_compared_pair_by_pair(folder: Path, results: Path) -> None:
-    one, two = lines(results, kind="difference")
+    one, two = lines(results, kind="difference", metric="spearman")
     assert (one["row"], two["row"], one["reference"]) == ("one", "two", "as-is")
     spearman = {line["row"]: float(line["value"]) for line in lines(results, kind="sts", metric="spearman")}
     assert float(one["value"]) == pytest.approx(spearman["one"] - spearman["as-is"], abs=1e-4)
     assert float(one["low"]) < float(one["value"]) < float(one["high"])
-    scores = load_scores(folder / "runs/tiny/one-seed1/scores.npz")
-    assert len(scores["stsb-dev"].cosine) == 40
+    assert len(load_cached(folder / "runs/tiny/one-seed1").pairs["stsb-dev"].cosine) == 40
+
+
+def test_rows_are_compared_query_by_query(folder: Path, results: Path) -> None:
+    found = {line["row"]: float(line["value"]) for line in lines(results, kind="retrieval", metric="nDCG@10")}
+    assert found.keys() == {"as-is", "one"}
+    (one,) = lines(results, kind="difference", metric="nDCG@10")
+    assert (one["row"], one["task"], one["reference"]) == ("one", "beir", "as-is")
+    assert float(one["value"]) == pytest.approx(found["one"] - found["as-is"], abs=1e-4)
+    values = {row: load_cached(folder / f"runs/tiny/{row}").queries["beir"] for row in ("as-is", "one-seed1")}
+    expected = mean_difference(values["one-seed1"], values["as-is"], stream="beir")
+    ends = expected.interval.low, expected.interval.high
+    assert (float(one["low"]), float(one["high"])) == pytest.approx(ends, abs=1e-4)
 
 
 def test_nothing_is_measured_twice_and_a_new_measure_is_added(folder: Path, results: Path) -> None:

@@ -191,16 +191,35 @@ class MinedPart(NamedTuple):
 
 
 @dataclass(frozen=True)
+class TextVectors:
+    """Vectors of the texts of a material, in memory or mapped from disk."""
+
+    document_TD: Array
+    """(T, D) of all texts as documents."""
+    query_QD: Array | None = None
+    """(Q, D) of the distinct texts of the queries; None if queries and documents have one prompt."""
+    query_texts: Array | None = None
+    """(Q,) ascending text numbers of `query_QD`."""
+
+    def queries(self, texts: Sequence[int] | Array) -> Array:
+        """Return the vectors of some texts as queries."""
+        if self.query_QD is None or self.query_texts is None:
+            found: Array = self.document_TD[texts]
+        else:
+            found = self.query_QD[np.searchsorted(self.query_texts, texts)]
+        return found
+
+
+@dataclass(frozen=True)
 class Miner:
     """Finds the negatives of queries; those of a query do not depend on other queries."""
 
     material: Material
     rules: NegativeRules
-    vectors: Array
-    """(T, D), in memory or mapped from disk."""
+    vectors: TextVectors
     search: Search
     """Among `material.candidates_C`."""
-    judge_vectors: Array | None = None
+    judge_vectors: TextVectors | None = None
 
     @property
     def parts(self) -> int:
@@ -236,7 +255,7 @@ class Miner:
         size = max(1, SCORES_AT_ONCE // (last + min(len(candidates_C), self.rules.block_candidates)))
         for start in range(0, len(queries), size):
             some = queries[start : start + size]
-            position_QR, cosine_QR = self.search(on_grid(self.vectors[[query.text for query in some]]), last)
+            position_QR, cosine_QR = self.search(on_grid(self.vectors.queries([query.text for query in some])), last)
             for row, (query, own) in enumerate(zip(some, own_cosines(some, self.vectors), strict=True)):
                 text_W, cosine_W = candidates_C[position_QR[row, first - 1 :]], cosine_QR[row, first - 1 :]
                 least = min(own[: len(query.positives)])
@@ -244,14 +263,15 @@ class Miner:
 
     def _judge(self, query: int, text_W: Array) -> Array:
         assert self.judge_vectors is not None
-        return cosines(on_grid(self.judge_vectors[[query]]), on_grid(self.judge_vectors[text_W]))
+        vectors = self.judge_vectors
+        return cosines(on_grid(vectors.queries([query])), on_grid(vectors.document_TD[text_W]))
 
 
-def own_cosines(queries: Sequence[Query], vectors: Array) -> list[list[float]]:
+def own_cosines(queries: Sequence[Query], vectors: TextVectors) -> list[list[float]]:
     """Return for each query the cosines of its positives, then of its own negatives."""
     numbers = [(query.text, text) for query in queries for text in (*query.positives, *query.negatives)]
     query_O, text_O = np.array(numbers).T
-    found = iter(cosines(on_grid(vectors[query_O]), on_grid(vectors[text_O])).tolist())
+    found = iter(cosines(on_grid(vectors.queries(query_O)), on_grid(vectors.document_TD[text_O])).tolist())
     return [list(islice(found, len(query.positives) + len(query.negatives))) for query in queries]
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from angle_llm.data.positives import Material, gather
 from angle_llm.data.readers import BadRow, RowSource
 from angle_llm.data.row_settings import RowSettings
 from angle_llm.embed import embed_corpus, untokenizable
-from angle_llm.hard_negatives import Miner, NegativeRules
+from angle_llm.hard_negatives import Miner, NegativeRules, TextVectors
 from angle_llm.io import (
     FolderError,
     log,
@@ -88,8 +88,9 @@ class MineFiles:
     judge: str | None = None
     """A second encoder: by its cosines too, a negative must be farther from the query than the positives."""
 
-    prompt: str | None = None
-    """Prompt name or YAML file. None: the one saved with the model, or the default of its kind."""
+    prompt: str | dict[str, str] | None = None
+    """Prompt name or YAML file, or `query NAME document NAME`: the first texts of pairs are queries, candidates are
+    documents. None: as saved with the model, or the default of its kind."""
     pooling: str | None = None
     """Pooling of token states to a vector. None: as saved with the model, or the default of its kind."""
     max_length: int | None = None
@@ -193,14 +194,14 @@ def mine(settings: MineSettings, material: Material, output: Output) -> dict[str
         return finished
     with ResumableFolder(output.folder, identity, option="--out", flat=True) as work:
         kept = output.folder if settings.vectors is None else settings.vectors.expanduser()
-        vectors_TD = vectors_of(material, encoder, settings.model, kept, settings.shard_rows)
+        vectors = vectors_of(material, encoder, settings.model, kept, settings.shard_rows)
         judge_vectors = None
         if judge is not None:
             judge_vectors = vectors_of(material, judge, str(settings.judge), kept, settings.shard_rows)
         search = searcher(
-            vectors_TD, material.candidates_C, block=settings.block_candidates, faiss=settings.index == "faiss"
+            vectors.document_TD, material.candidates_C, block=settings.block_candidates, faiss=settings.index == "faiss"
         )
-        miner = Miner(material, settings, vectors_TD, search, judge_vectors)
+        miner = Miner(material, settings, vectors, search, judge_vectors)
         names = [f"part-{settings.block_queries}-{number:06d}" for number in range(miner.parts)]
         with progress_bar("mine", miner.parts, "part") as bar:
             for number, name in enumerate(names):
@@ -272,21 +273,23 @@ class Output:
 
 @dataclass(frozen=True)
 class _Texts(Corpus):
-    """The texts of mining as a corpus; their places are those of the user's data."""
+    """Some texts of mining as a corpus; their places are those of the user's data."""
 
     material: Material | None = None
+    numbers: Sequence[int] = ()
 
     def blocks(self, size: int, wanted: Callable[[int], bool]) -> Iterator[TextBlock]:
         assert self.material is not None
         texts, place = self.material.texts, self.material.place
-        for number, first in enumerate(range(0, len(texts), size)):
+        for number, first in enumerate(range(0, len(self.numbers), size)):
             if wanted(number):
-                some = range(first, min(first + size, len(texts)))
+                some = self.numbers[first : first + size]
                 yield TextBlock(number, first, [CorpusText(texts[index], None, place(index)) for index in some])
 
 
-def vectors_of(material: Material, encoder: SentenceEncoder, name: str, folder: Path, shard_rows: int) -> Array:
-    """Return the vectors (T, D) of all texts, mapped from FOLDER/vectors-DIGEST.npy, which is made if it is not there.
+def vectors_of(material: Material, encoder: SentenceEncoder, name: str, folder: Path, shard_rows: int) -> TextVectors:
+    """Return the vectors of all texts as documents, and with two prompts those of the queries, mapped from files
+    FOLDER/vectors-DIGEST.npy, which are made if they are not there.
 
     `name` is the name that the encoder was loaded by.
 
@@ -294,32 +297,45 @@ def vectors_of(material: Material, encoder: SentenceEncoder, name: str, folder: 
         DataError: for a text without tokens, before any is embedded; for a vector that is 0 or not finite.
         FolderError: if another process is making them.
     """
-    made_from = json.dumps([encoder_identity(encoder), shard_rows, material.texts])
+    everything = range(len(material.texts))
+    if not encoder.prompts.differ:
+        return TextVectors(_vectors(material, everything, encoder, name, folder, shard_rows))
+    queries = sorted({query.text for query in material.queries})
+    query_QD = _vectors(material, queries, encoder.for_side("query"), name, folder, shard_rows)
+    document_TD = _vectors(material, everything, encoder.for_side("document"), name, folder, shard_rows)
+    return TextVectors(document_TD, query_QD, np.array(queries))
+
+
+def _vectors(
+    material: Material, numbers: Sequence[int], encoder: SentenceEncoder, name: str, folder: Path, shard_rows: int
+) -> Array:
+    """Return the vectors (N, D) of some texts, as `vectors_of`."""
+    made_from = json.dumps([encoder_identity(encoder), shard_rows, [material.texts[number] for number in numbers]])
     digest = hashlib.sha256(made_from.encode()).hexdigest()
     target = folder / f"vectors-{digest[:16]}.npy"
-    blocks = range(0, len(material.texts), _TOGETHER)
+    blocks = [numbers[first : first + _TOGETHER] for first in range(0, len(numbers), _TOGETHER)]
     if not target.is_file():
-        for first in blocks:  # takes a hundredth of the time of embedding
-            _check_tokens(material, encoder, range(first, min(first + _TOGETHER, len(material.texts))))
-        corpus = _Texts(RowSource("texts", []), "text", material=material)
-        survey = Survey(len(material.texts), 0, [{"sha256": digest}], [])
+        for block in blocks:  # takes a hundredth of the time of embedding
+            _check_tokens(material, encoder, block)
+        corpus = _Texts(RowSource("texts", []), "text", material=material, numbers=numbers)
+        survey = Survey(len(numbers), 0, [{"sha256": digest}], [])
         form, options = VectorForm(encoder.dimensions, encoder.dimensions), ShardOptions("bare npy", shard_rows)
         embed_corpus(corpus, survey, encoder, name, form, options, target.with_suffix(".parts"), target=target)
     found: Array = np.load(target, mmap_mode="r", allow_pickle=False)
-    for first in blocks:
+    for first, block in zip(range(0, len(numbers), _TOGETHER), blocks, strict=True):
         some = found[first : first + _TOGETHER]
         bad = ~(np.isfinite(some).all(axis=1) & some.any(axis=1))
         if bad.any():
             raise DataError(
-                f"{material.place(first + int(bad.argmax()))}: its vector is 0 or not finite, so it has no cosine. Load the "
+                f"{material.place(block[int(bad.argmax())])}: its vector is 0 or not finite, so it has no cosine. Load the "
                 "model in bfloat16 or float32, check its weights, or remove the row"
             )
     return found
 
 
-def _check_tokens(material: Material, encoder: SentenceEncoder, some: range) -> None:
+def _check_tokens(material: Material, encoder: SentenceEncoder, some: Sequence[int]) -> None:
     try:
-        encoder.tokenize(material.texts[some.start : some.stop])
+        encoder.tokenize([material.texts[index] for index in some])
     except ValueError:
         for index in some:
             if reason := untokenizable(encoder, material.texts[index]):

@@ -167,7 +167,7 @@ def encoder_identity(encoder: SentenceEncoder) -> dict[str, Any]:
         "weights": fingerprint(encoder),
         "dtype": str(encoder.dtype).removeprefix("torch."),
         "bits": encoder.bits,
-        "prompt": encoder.prompt.to_dict(),
+        "prompt": (encoder.prompts if encoder.side is None else encoder.prompt).to_dict(),
         "pooling": encoder.pooling,
         "max_length": encoder.max_length,
         "dimensions": encoder.dimensions,

@@ -19,11 +19,12 @@ from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import Group, PositivePair, ScoredPair, Triple
 from angle_llm.data.keys import near
 from angle_llm.data.positives import Material, gather
-from angle_llm.hard_negatives import REASONS, Judge, MinedPart, Miner, Window, make_guards
+from angle_llm.hard_negatives import REASONS, Judge, MinedPart, Miner, TextVectors, Window, make_guards
 from angle_llm.io import FolderError
 from angle_llm.mine import MineSettings, mine_main, vectors_of
 from angle_llm.mining_report import account
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.prompts import load_prompts
 from angle_llm.search import searcher
 from angle_llm.settings_io import MissingLibraryError, SettingsError
 
@@ -173,7 +174,9 @@ def test_pairs_and_candidates_are_numbered_once() -> None:
 def random_miner(count: int = 60, **changed: Any) -> Miner:
     found, rules = material(many_pairs(count)), settings(**changed)
     vectors = np.random.default_rng(0).standard_normal((len(found.texts), 8)).astype(np.float32)
-    return Miner(found, rules, vectors, searcher(vectors, found.candidates_C, block=rules.block_candidates))
+    return Miner(
+        found, rules, TextVectors(vectors), searcher(vectors, found.candidates_C, block=rules.block_candidates)
+    )
 
 
 def parts_of(miner: Miner) -> list[MinedPart]:
@@ -236,7 +239,7 @@ def test_the_block_size_does_not_change_the_rows(sampling: Any, monkeypatch: pyt
 def test_the_judge_uses_its_own_cosines() -> None:
     free = random_miner(negatives=10)
     vectors = np.random.default_rng(9).standard_normal((len(free.material.texts), 5)).astype(np.float32)
-    judged = Miner(free.material, free.rules, free.vectors, free.search, vectors)
+    judged = Miner(free.material, free.rules, free.vectors, free.search, TextVectors(vectors))
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     number = {text: place for place, text in enumerate(free.material.texts)}
 
@@ -465,6 +468,29 @@ def test_texts_without_a_direction_are_refused_with_their_example(
         monkeypatch.setattr(encoder, "encode", encode)
         with pytest.raises(DataError, match=r'"There is food\.", a positive of example 2 .*not finite'):
             vectors_of(material(), encoder, "tiny", tmp_path / str(value), 8)
+
+
+def test_queries_and_documents_have_their_own_prompts(tmp_path: Path) -> None:
+    both = load_prompts({"query": "plain", "document": "prompteol"})
+    encoder = tiny_encoder("llama", prompt=both)
+    found = material(many_pairs(30))
+    vectors = vectors_of(found, encoder, "tiny", tmp_path, 8)
+    queries = [query.text for query in found.queries]
+    query_QD = encoder.encode_query([found.texts[text] for text in queries])
+    document_TD = encoder.encode_document(found.texts)
+    # Blocks of eight texts: float32 sums in another order.
+    np.testing.assert_allclose(vectors.queries(queries), query_QD, atol=1e-5)
+    np.testing.assert_allclose(vectors.document_TD, document_TD, atol=1e-5)
+    assert len(list(tmp_path.glob("vectors-*.npy"))) == 2
+    search = searcher(vectors.document_TD, found.candidates_C)
+    unit_QD, unit_TD = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (query_QD, document_TD))
+    number = {text: place for place, text in enumerate(found.texts)}
+    rows = rows_of(Miner(found, settings(ranks=(1, 20)), vectors, search))
+    assert len(rows) == 30
+    for row, query in zip(rows, queries, strict=True):
+        texts = [*row["positives"], *row["negatives"]]
+        due = unit_TD[[number[text] for text in texts]] @ unit_QD[queries.index(query)]
+        np.testing.assert_allclose(row["scores"], due, atol=1e-5)
 
 
 def test_two_commands_do_not_compute_the_same_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,11 +123,11 @@ class ModelSettings:
     document: …}; the first text of a pair is a query, the second a document. None: as saved with the model, else
     summarize_one_word for a causal model and plain for a bidirectional one."""
     pooling: str | None = None
-    """Pooling: last, cls, mean, last-avg, last-max, cls-last-avg, first-last-avg. None: as saved with the model, else
-    last for a causal model and mean for a bidirectional one."""
+    """Pooling: last, cls, mean, max, mean_sqrt_len, weightedmean, last-avg, last-max, cls-last-avg, first-last-avg. None:
+    as saved with the model, else last for a causal model and mean for a bidirectional one."""
     max_length: Positive | None = None
     """Maximum tokens of a text, prompt and special tokens included. A longer text is cut at its end, the prompt never.
-    None: as saved with the model, else 512 or the number of positions of the model."""
+    None: as saved with the model (a folder of sentence-transformers too), else 512 or the number of positions of the model."""
 
 
 @settings_class

@@ -87,14 +87,15 @@ def check_names(settings: TrainSettings) -> None:
     from angle_llm.model.artifact import EncoderCard
     from angle_llm.model.backbone import locate
     from angle_llm.model.checks import is_saved_encoder
+    from angle_llm.model.library_folder import LibraryFolder, library_folder
     from angle_llm.model.pooling import pooling_named
     from angle_llm.prompts import load_prompts
 
     model: ModelSettings = settings.model
     if is_saved_encoder(model.path):
         EncoderCard.read(Path(model.path).expanduser())
-    else:
-        locate(model.path)
+    elif (folder := library_folder((location := locate(model.path)).name)) and not location.gguf_file:
+        LibraryFolder.read(folder, None if model.prompt is None else load_prompts(model.prompt))
     if model.pooling is not None:
         pooling_named(model.pooling)
     if model.bits is not None and importlib.util.find_spec("bitsandbytes") is None:

@@ -26,8 +26,10 @@ REPORT_NAME = "verification.json"
 _POOLED = {
     "last": "states[0, -1]", "cls": "states[0, 0]", "mean": "states[0].mean(0)", "last-avg": "states[0].mean(0)",
     "last-max": "states[0].amax(0)", "cls-last-avg": "(states[0, 0] + states[0].mean(0)) / 2",
+    "max": "states[0].amax(0)", "mean_sqrt_len": "states[0].sum(0) / len(states[0]) ** 0.5",
+    "weightedmean": "torch.arange(1.0, len(states[0]) + 1) / sum(range(len(states[0]) + 1)) @ states[0]",
 }  # fmt: skip
-"""Poolings in a few characters of torch."""
+"""Poolings of the states (1, T, D)."""
 
 
 @dataclass(frozen=True)
@@ -111,13 +113,19 @@ def model_card(
         "base_arguments": repr(facts.base) + (f", revision={facts.revision!r}" if facts.revision else ""),
         "template": repr(facts.usage.prompt.query.template),
         "prompts": [facts.usage.prompt.of(side) for side in (SIDES if facts.usage.prompt.differ else SIDES[:1])],
-        "pooled": _POOLED.get(facts.usage.pooling) if _is_simple(facts) else None,
+        "pooled": _pooled(facts.usage) if _is_simple(facts) else None,
         "license": license,
         "scores": scores,
         "settings": yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True) if settings else "",
     }
     template = Path(__file__).with_name("model_card.md")
     return str(ModelCard.from_template(data, template_path=str(template), **values)) + "\n"
+
+
+def _pooled(usage: EncoderCard | ExportFacts) -> str | None:
+    """Return the row of a text in a few characters of torch, None for a pooling that needs more."""
+    pooled = _POOLED.get(usage.pooling)
+    return f"torch.nn.functional.normalize({pooled}, dim=0)" if pooled and usage.normalize else pooled
 
 
 def _is_simple(facts: CardFacts) -> bool:

@@ -41,11 +41,16 @@ class FormFacts:
     pooling: str
     max_length: int
     dimensions: int
+    normalize: bool = False
+    """Whether vectors have length 1."""
     spearman: float | None = None
     """Spearman × 100 on the given pairs."""
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.kind}, {self.dtype}, prompt {self.prompt}, {self.pooling}, {self.max_length} tokens"
+        return (
+            f"{self.name}: {self.kind}, {self.dtype}, prompt {self.prompt}, {self.pooling}, {self.max_length} tokens"
+            + (", normalised" if self.normalize else "")
+        )
 
 
 @dataclass(frozen=True)
@@ -141,7 +146,7 @@ def compare_forms(first: Encoded, other: Encoded, texts: Sequence[str], toleranc
     allowed = tolerance or (TOLERANCE_HALF if half else TOLERANCE)
     problems = [
         f"{name} {found}, expected {expected}"
-        for name in ("prompt", "pooling", "max_length", "dimensions")
+        for name in ("prompt", "pooling", "max_length", "dimensions", "normalize")
         if (found := getattr(theirs, name)) != (expected := getattr(ours, name))
     ]
     other_ids = sum(a != b for a, b in zip(first.ids, other.ids, strict=True))

@@ -19,23 +19,24 @@ import numpy as np
 from angle_llm import __version__
 from angle_llm.io import write_json
 from angle_llm.model.checks import EXPORT_NAME, ArtifactError, is_saved_encoder
+from angle_llm.model.library_folder import library_folder
 from angle_llm.prompts import Side, SidePrompts
 from angle_llm.settings_io import need_library
 
 LIBRARY = "sentence-transformers"
-MODULES_NAME = "modules.json"
-"""File in every folder of the library."""
 
 
 @dataclass(frozen=True)
 class ExportFacts:
-    """Prompt, pooling and length of an exported folder, as recorded in `EXPORT_NAME`."""
+    """Prompt, pooling, length and normalisation of an exported folder, as recorded in `EXPORT_NAME`."""
 
     prompt: SidePrompts
     pooling: str
     max_length: int
     plain_names: Sequence[str] = ()
     """Added tokens that the exported tokenizer reads as plain characters."""
+    normalize: bool = False
+    """Whether vectors have length 1."""
 
     def write(self, folder: Path) -> None:
         """Write the facts into a folder."""
@@ -56,14 +57,15 @@ class ExportFacts:
             values = json.loads(path.read_text(encoding="utf-8"))
             prompt = SidePrompts.from_dict(values["prompt"], where=str(path))
             plain_names = [str(name) for name in values["plain_names"]]
-            return cls(prompt, str(values["pooling"]), int(values["max_length"]), plain_names)
+            length, normalize = int(values["max_length"]), bool(values.get("normalize"))
+            return cls(prompt, str(values["pooling"]), length, plain_names, normalize)
         except (ValueError, KeyError, TypeError) as error:
             raise ArtifactError(f"{path} is damaged ({error}). Export the encoder again.") from error
 
 
 def is_sentence_transformers_folder(path: str | Path) -> bool:
     """Return whether a folder is a sentence-transformers folder and not a saved encoder."""
-    return (Path(path).expanduser() / MODULES_NAME).is_file() and not is_saved_encoder(path)
+    return library_folder(Path(path).expanduser()) is not None and not is_saved_encoder(path)
 
 
 class SentenceTransformersModel:
@@ -91,6 +93,7 @@ class SentenceTransformersModel:
         self.prompts, self.pooling = (facts.prompt, facts.pooling) if facts else (prompt, pooling)
         self.side: Side | None = None
         self.max_length = int(self.model.max_seq_length)
+        self.normalize = any(type(module).__name__ == "Normalize" for module in self.model)
 
     def for_side(self, side: Side) -> SentenceTransformersModel:
         """Return the model that reads texts as `model.encode_query` or `encode_document` does."""

@@ -12,6 +12,7 @@ after verification.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -95,7 +96,8 @@ def merge(
         config.architectures = [type(weights.skeleton).__name__]
         config.save_pretrained(folder)
         load_tokenizer(BackboneLocation(str(source))).save_pretrained(folder)
-        EncoderCard(card.prompt, card.pooling, card.max_length, dtype, None, dimensions=card.dimensions).write(folder)
+        whole = replace(card, dtype=dtype, base=None, base_revision=None, base_fingerprint=None, bits=None, layers=None)
+        whole.write(folder)
         write_json(folder / MERGE_NAME, provenance)
         names = (str(run), str(out))
         found.append(finish_folder(folder, source, names, check=check, device=device, original_base=original))

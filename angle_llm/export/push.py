@@ -18,7 +18,6 @@ import yaml
 
 from angle_llm.export.card import MERGE_NAME, REPORT_NAME, CardFacts, file_name, is_on_hub, model_card
 from angle_llm.export.commands import PushSettings
-from angle_llm.export.exported_folder import MODULES_NAME
 from angle_llm.model.checks import (
     CARD_NAME,
     EXPORT_NAME,
@@ -29,6 +28,7 @@ from angle_llm.model.checks import (
     read_json,
 )
 from angle_llm.model.hub import ADAPTER_FILES, WHOLE_FILES
+from angle_llm.model.library_folder import MODULES_NAME
 
 _PUSHED = {".json", ".safetensors", ".txt", ".model"}
 _LARGE_JSON = {"tokenizer.json", "vocab.json", "model.safetensors.index.json"}

@@ -3,7 +3,7 @@
     adapter ──► merge ──┐
     whole model ────────┴─► weights + config.json            unchanged
                             tokenizer.json                    with prompt, edits and maximum length
-                            modules.json, 1_Pooling/ …        pooling
+                            modules.json, 1_Pooling/ …        pooling, Normalize
                             angle_llm_export.json             what was exported, for `angle-llm verify`
 
 Prompts of the library are prefixes, and it truncates a formatted text at its end, which is the tail of the prompt. So
@@ -21,7 +21,7 @@ from typing import Any
 
 from angle_llm.export.card import MERGE_NAME
 from angle_llm.export.comparison import Verification
-from angle_llm.export.exported_folder import MODULES_NAME, ExportFacts
+from angle_llm.export.exported_folder import ExportFacts
 from angle_llm.export.merge import check_target, merge
 from angle_llm.export.tokenizer import check_same_ids, prompt_tokenizer
 from angle_llm.export.verify import finish_folder
@@ -29,13 +29,12 @@ from angle_llm.io import write_json
 from angle_llm.model.artifact import EncoderCard, write_directory
 from angle_llm.model.backbone import BackboneLocation, load_tokenizer, locate
 from angle_llm.model.checks import CARD_NAME, ArtifactError, is_saved_encoder
+from angle_llm.model.library_folder import MODULES_NAME, POOLINGS
 from angle_llm.model.tokenizer import SentenceTokenizer, load_tokenizer_file
 from angle_llm.model.weights import open_base
 from angle_llm.settings_io import need_library
 
-POOLINGS = {
-    "last": "lasttoken", "cls": "cls_token", "mean": "mean_tokens", "last-avg": "mean_tokens", "last-max": "max_tokens",
-}  # fmt: skip
+_POOLINGS = {ours: theirs for theirs, ours in POOLINGS.items()} | {"last-avg": "mean_tokens", "last-max": "max_tokens"}
 """Our poolings → names of the library."""
 
 _AS_STORED = "stablelm"
@@ -67,9 +66,9 @@ def export_sentence_transformers(
     if not is_saved_encoder(source):
         raise FileNotFoundError(f"{source} is not a saved encoder. Give the model folder of a run, or a merged model.")
     card = EncoderCard.read(source)
-    if card.pooling not in POOLINGS:
+    if card.pooling not in _POOLINGS:
         raise ArtifactError(
-            f"{source} has pooling {card.pooling!r}; sentence-transformers supports {', '.join(POOLINGS)}."
+            f"{source} has pooling {card.pooling!r}; sentence-transformers supports {', '.join(_POOLINGS)}."
         )
     if card.dimensions is not None:
         raise ArtifactError(
@@ -102,7 +101,7 @@ def export_sentence_transformers(
         write_json(folder / "tokenizer.json", exported.spec)
         write_json(folder / "tokenizer_config.json", exported.config)
         _write_library_files(folder, card, rebuilt=_is_rebuilt(folder, sentences))
-        ExportFacts(card.prompt, card.pooling, card.max_length, exported.plain_names).write(folder)
+        ExportFacts(card.prompt, card.pooling, card.max_length, exported.plain_names, card.normalize).write(folder)
         found.append(finish_folder(folder, source, (str(run), str(out)), check=check, device=device))
 
     write_directory(target, fill)
@@ -137,12 +136,14 @@ def _write_library_files(folder: Path, card: EncoderCard, *, rebuilt: bool) -> N
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
         {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
     ]
+    if card.normalize:
+        modules.append({"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"})
     transformer: dict[str, Any] = {"max_seq_length": card.max_length, "do_lower_case": False}
     if "add_pooling_layer" in inspect.signature(type(backbone).__init__).parameters:
         transformer["model_args"] = {"add_pooling_layer": False}  # BERT's pooler is not stored and would be random
     if rebuilt:
         transformer["tokenizer_args"] = {"tokenizer_type": _AS_STORED}
-    flags = {"pooling_mode_mean_tokens": False, f"pooling_mode_{POOLINGS[card.pooling]}": True}
+    flags = {"pooling_mode_mean_tokens": False, f"pooling_mode_{_POOLINGS[card.pooling]}": True}
     write_json(folder / MODULES_NAME, modules)
     write_json(folder / "sentence_bert_config.json", transformer)
     write_json(

@@ -221,6 +221,7 @@ def _encode(
         pooling=encoder.pooling,
         max_length=encoder.max_length,
         dimensions=rows_ND.shape[1],
+        normalize=encoder.normalize,
         spearman=None if score is None else score(cast("SentenceEncoder", encoder)),  # only `encode` is used
     )
     return Encoded(facts, [ids for one in by_side for ids in one.tokenize(texts)], rows_ND)

@@ -31,9 +31,10 @@ from angle_llm.model.checks import (
     read_json,
 )
 from angle_llm.model.foreign import fitted, no_backbone, read_foreign
+from angle_llm.model.library_folder import LibraryFolder
 from angle_llm.model.lora import LoraAdapter, is_adapted, read_adapter
 from angle_llm.model.quantization import QuantizationError, bits_of
-from angle_llm.model.tokenizer import Tokenizer
+from angle_llm.model.tokenizer import Tokenizer, count_positions
 from angle_llm.prompts import SidePrompts
 from angle_llm.settings_io import unknown_name
 
@@ -63,10 +64,14 @@ class EncoderCard:
     """Number of leading dimensions that are kept; None: all."""
     layers: Annotated[int, Ge(1)] | None = None
     """Number of leading layers of the base that the adapter uses; None: all."""
+    normalize: bool = False
+    """Whether vectors have length 1."""
 
     def write(self, folder: Path) -> None:
         """Write the card into a folder."""
         values = {item.name: getattr(self, item.name) for item in fields(self)} | {"prompt": self.prompt.to_dict()}
+        if not self.normalize:  # earlier versions do not know the key
+            del values["normalize"]
         (folder / CARD_NAME).write_text(json_text({"format_version": FORMAT_VERSION, **values}), encoding="utf-8")
 
     @classmethod
@@ -115,7 +120,7 @@ class Parts(NamedTuple):
     base_revision: str | None
     base_fingerprint: str | None = None
     card: EncoderCard | None = None
-    """None for a bare backbone."""
+    """None for a bare backbone; of a folder of sentence-transformers, as it says."""
     adapter: LoraAdapter | None = None
     """Fits the backbone; not applied yet."""
 
@@ -135,6 +140,7 @@ def load_parts(
     other = Path(adapter or "").expanduser()
     foreign = None if adapter is None else read_foreign(other, path, prompt)
     found = hub.find(path, revision)
+    library = None if found.library is None else LibraryFolder.read(found.library, prompt)
     if found.folder is not None:
         if foreign is not None:
             raise no_backbone(path)
@@ -148,11 +154,18 @@ def load_parts(
     tokenizer = load_tokenizer(location, revision)
     with as_artifact_error(path):
         check_loaded(backbone, tokenizer, path)
+        card = None if library is None else card_of(library, tokenizer, backbone, dtype)
     if foreign is None:
-        return Parts(path, backbone, tokenizer, path, revision)
+        return Parts(path, backbone, tokenizer, path, revision, card=card)
     with as_artifact_error(other):
         update = fitted(foreign, other, backbone, path)
-    return Parts(other, backbone, tokenizer, path, revision, weights_fingerprint(backbone), adapter=update)
+    return Parts(other, backbone, tokenizer, path, revision, weights_fingerprint(backbone), card, update)
+
+
+def card_of(library: LibraryFolder, tokenizer: Tokenizer, backbone: nn.Module, dtype: str = "auto") -> EncoderCard:
+    """Return how the encoder in a folder of sentence-transformers is used. Raises `ArtifactError`."""
+    length = library.length_for(tokenizer, count_positions(backbone))
+    return EncoderCard(library.prompt, library.pooling, length, dtype, None, normalize=library.normalize)
 
 
 def _load_saved(

@@ -44,12 +44,12 @@ def is_saved_encoder(path: str | Path) -> bool:
     return (Path(path).expanduser() / CARD_NAME).is_file()
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file from any source.
+def read_json(path: Path, kind: type[dict[Any, Any] | list[Any]] = dict) -> Any:
+    """Return the object (or with `kind` list, the array) in a JSON file from any source.
 
     Raises:
         FileNotFoundError: if there is no file.
-        ArtifactError: for anything but a JSON object in UTF-8 of a usual size and depth.
+        ArtifactError: for anything but that in UTF-8 of a usual size and depth.
     """
     try:
         if path.exists() and not path.is_file():
@@ -57,8 +57,8 @@ def read_json(path: Path) -> dict[str, Any]:
         if path.stat().st_size > _LARGEST_JSON:
             raise ValueError(f"it has more than {_LARGEST_JSON} bytes")
         values: Any = json.loads(path.read_bytes().decode())
-        if not isinstance(values, dict):
-            raise ValueError("it is not a JSON object")
+        if not isinstance(values, kind):
+            raise ValueError(f"it is not a JSON {'object' if kind is dict else 'array'}")
     except FileNotFoundError:
         raise
     except (OSError, ValueError, RecursionError) as error:

@@ -47,11 +47,13 @@ class SentenceEncoder:
         prompt: PromptTemplate | SidePrompts | None = None,
         pooling: str | None = None,
         max_length: int | None = None,
+        normalize: bool = False,
         base: str | None = None,
         base_revision: str | None = None,
     ) -> None:
         """Wrap a loaded backbone. Defaults: prompt `summarize_one_word` and pooling `last` for a causal model, `plain`
-        and `mean` for a bidirectional one. `base` is the name of the backbone, with which an adapter is saved.
+        and `mean` for a bidirectional one. With `normalize`, vectors have length 1. `base` is the name of the backbone,
+        with which an adapter is saved.
 
         Raises:
             ValueError: for an unknown or impossible pooling, or a `max_length` beyond the positions of the backbone.
@@ -62,7 +64,7 @@ class SentenceEncoder:
         pooling = checked_pooling(pooling, backbone, causal=causal)
         max_length = checked_length(max_length, backbone)
         with without_outliers(backbone):  # for the probes
-            self.model = EmbeddingModel(backbone, pooling, causal)
+            self.model = EmbeddingModel(backbone, pooling, causal, normalize=normalize)
             self.sharing = find_sharing(backbone, pooling, causal=causal)
         self.tokenizer = tokenizer
         prompts = load_prompts(prompt or ("summarize_one_word" if causal else "plain"))
@@ -87,13 +89,13 @@ class SentenceEncoder:
         dimensions: int | None = None,
         layers: int | None = None,
     ) -> SentenceEncoder:
-        """Load an encoder: a folder written by `save_pretrained`, or a backbone (folder, `.gguf` file, hub id,
-        `package:NAME/path`). The network is used for a hub id only.
+        """Load an encoder: a folder of `save_pretrained` or sentence-transformers, or a backbone (folder, `.gguf` file,
+        hub id, `package:NAME/path`). The network is used for a hub id only.
 
         Args:
             adapter: a folder written by peft or angle-emb, for the backbone; needs `prompt` (see `foreign`).
-            prompt: name, YAML file or template, or {"query": …, "document": …}. None: as saved, or as in the
-                constructor; likewise `pooling`, `max_length`.
+            prompt: name, YAML file or template, or {"query": …, "document": …}. None: as saved, as a folder of
+                sentence-transformers says, or as in the constructor; likewise `pooling`, `max_length`.
             dtype: "auto": of training for a saved folder, as stored for a backbone.
             device: None: the GPU if there is one.
             revision: of a hub id.
@@ -120,6 +122,7 @@ class SentenceEncoder:
                 prompt=prompts or (card.prompt if card else None),
                 pooling=pooling or (card.pooling if card else None),
                 max_length=max_length or (card.max_length if card else None),
+                normalize=card is not None and card.normalize,
                 base=parts.base,
                 base_revision=parts.base_revision,
             )
@@ -154,8 +157,8 @@ class SentenceEncoder:
     def truncated(self, *, dimensions: int | None = None, layers: int | None = None) -> SentenceEncoder:
         """Return the encoder of the first `layers` layers and `dimensions` dimensions, sharing weights; None keeps all.
 
-        It computes only these layers, and can be saved and trained. An encoder that was trained for it (`nested` in the
-        settings) loses little; any other can lose much. `encode_complex` uses halves of the kept dimensions.
+        It can be saved and trained. An encoder that was trained for it (`nested` in the settings) loses little; any
+        other can lose much. `encode_complex` uses halves of the kept dimensions.
 
         Raises:
             ValueError: for more than there are, or a backbone that gives other states without its last layers.
@@ -183,6 +186,11 @@ class SentenceEncoder:
     def pooling(self) -> str:
         """Name of the pooling."""
         return self.model.pooling
+
+    @property
+    def normalize(self) -> bool:
+        """Whether vectors have length 1."""
+        return self.model.normalize
 
     @property
     def max_length(self) -> int:
@@ -249,10 +257,9 @@ class SentenceEncoder:
     ) -> Rows | tuple[Rows, EncodeStats]:
         """Return the vectors of the texts, (N, D) float32, in order; with `return_stats`, also counts and time.
 
-        Repeated texts and, in a causal model, shared prefixes are computed once. Micro-batches have at most
-        `micro_batch_tokens` tokens with padding (default: 2,048 on a CPU, whose caches are small, and 16,384
-        elsewhere; half as many each time memory runs out). The vector of a text does not depend on the other texts, up
-        to rounding in the dtype of the weights.
+        Repeated texts and shared prefixes of a causal model are computed once. Micro-batches have at most
+        `micro_batch_tokens` tokens with padding (default: 2,048 on a CPU, 16,384 elsewhere; half as many each time
+        memory runs out). The vector of a text does not depend on the other texts, up to rounding.
 
         Raises:
             TypeError, ValueError: for a text that is not a string or is empty, with its position.
@@ -341,5 +348,6 @@ class SentenceEncoder:
             bits=self.bits,  # type: ignore[arg-type]
             dimensions=self.model.dimensions,
             layers=self.model.cut_to,
+            normalize=self.normalize,
         )
         save_parts(folder, self.model.backbone, self.tokenizer, card, check)

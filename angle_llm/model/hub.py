@@ -1,7 +1,8 @@
 """Saved encoders on the hub: recognised by their card, fetched into the local cache, and opened from there.
 
-A repository with `angle_llm.json` is a saved encoder, adapter or whole; any other is a bare backbone, which
-`transformers` fetches. Of a saved encoder, only card, safetensors and tokenizer are fetched, all from one commit.
+A repository with `angle_llm.json` is a saved encoder, adapter or whole; any other is a backbone, which `transformers`
+fetches. Of a saved encoder, only card, safetensors and tokenizer are fetched, all from one commit. Of a repository of
+sentence-transformers, the files that describe its use are fetched too (`library_folder`).
 Without an answer from the hub, or with HF_HUB_OFFLINE=1, only the cache is read.
 """
 
@@ -21,6 +22,7 @@ from angle_llm.model.checks import (
     is_saved_encoder,
     read_json,
 )
+from angle_llm.model.library_folder import MODULES_NAME, USAGE_FILES, library_folder
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 WHOLE_FILES = ("config.json", "model.safetensors", "model.safetensors.index.json", "model-*.safetensors")
@@ -38,6 +40,8 @@ class Found(NamedTuple):
     """The folder of a saved encoder on this machine; None for a bare backbone."""
     commit: str | None = None
     """The commit of a repository on the hub."""
+    library: Path | None = None
+    """A folder of sentence-transformers, or its files that `LibraryFolder.read` reads, on this machine."""
 
 
 def find(path_or_id: str, revision: str | None = None) -> Found:
@@ -52,10 +56,11 @@ def find(path_or_id: str, revision: str | None = None) -> Found:
         folder = Path(path_or_id).expanduser()
         check_links(folder)
         return Found(folder)
-    if locate(path_or_id).is_local:
-        return Found(None)
+    location = locate(path_or_id)
+    if location.is_local:
+        return Found(None, library=None if location.gguf_file else library_folder(location.name))
     offline = _offline_reason(path_or_id, revision)
-    names = (CARD_NAME, *_NOT_A_BACKBONE, "config.json")
+    names = (CARD_NAME, *_NOT_A_BACKBONE, MODULES_NAME, "config.json")
     files = {name: file for name in names if (file := _fetch(path_or_id, name, revision, cache_only=bool(offline)))}
     if offline and not files:
         raise FileNotFoundError(
@@ -63,20 +68,26 @@ def find(path_or_id: str, revision: str | None = None) -> Found:
             "Connect, or name a model on this machine: a folder, a .gguf file, package:NAME/path."
         )
     if CARD_NAME in files:
-        from huggingface_hub import snapshot_download
-
-        commit = files[CARD_NAME].parent.name
         weights = WHOLE_FILES if read_json(files[CARD_NAME]).get("base") is None else ADAPTER_FILES
-        patterns = [CARD_NAME, *weights, *TOKENIZER_FILES]
-        folder = Path(
-            snapshot_download(path_or_id, revision=commit, allow_patterns=patterns, local_files_only=bool(offline))
-        )
-        check_links(folder)
+        folder, commit = _snapshot(path_or_id, files[CARD_NAME], [CARD_NAME, *weights, *TOKENIZER_FILES], bool(offline))
         return Found(folder, commit)
     for name, hint in _NOT_A_BACKBONE.items():
         if name in files:
             raise ArtifactError(f"{path_or_id} on the hub contains {name}: {hint}")
+    if MODULES_NAME in files:
+        folder, commit = _snapshot(path_or_id, files[MODULES_NAME], list(USAGE_FILES), bool(offline))
+        return Found(None, commit, folder)
     return Found(None, files["config.json"].parent.name if "config.json" in files else None)
+
+
+def _snapshot(repo: str, file: Path, patterns: list[str], cache_only: bool) -> tuple[Path, str]:
+    """Fetch files of the commit of a fetched file; return their folder and the commit."""
+    from huggingface_hub import snapshot_download
+
+    commit = file.parent.name
+    folder = snapshot_download(repo, revision=commit, allow_patterns=patterns, local_files_only=cache_only)
+    check_links(Path(folder))
+    return Path(folder), commit
 
 
 def _offline_reason(repo: str, revision: str | None) -> str:
@@ -108,9 +119,10 @@ def _fetch(repo: str, name: str, revision: str | None, *, cache_only: bool) -> P
     except LocalEntryNotFoundError:  # also an EntryNotFoundError
         in_cache = isinstance(try_to_load_from_cache(repo, "config.json", revision=revision), str)
         known = try_to_load_from_cache(repo, name, revision=revision) is _CACHED_NO_EXIST
-        if name == CARD_NAME and in_cache and not known:
+        kinds = {CARD_NAME: "a saved encoder", MODULES_NAME: "a sentence-transformers model"}
+        if name in kinds and in_cache and not known:
             warnings.warn(
-                f"without the hub, it is unknown whether {repo} is a saved encoder: it is read as a bare backbone. Load it "
+                f"without the hub, it is unknown whether {repo} is {kinds[name]}: it is read as a bare backbone. Load it "
                 "once with a connection.",
                 UserWarning,
                 stacklevel=4,

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import copy
 import importlib
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from angle_llm.config import LoraSettings, ModelSettings
-from angle_llm.model.artifact import EncoderCard
+from angle_llm.model import hub
+from angle_llm.model.artifact import EncoderCard, card_of
 from angle_llm.model.backbone import (
     BackboneLocation,
     check_decoder_or_encoder,
@@ -26,10 +26,11 @@ from angle_llm.model.backbone import (
     locate,
     torch_dtype,
 )
-from angle_llm.model.checks import ArtifactError, is_saved_encoder
+from angle_llm.model.checks import ArtifactError
 from angle_llm.model.depth import cut_config
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.fast_paths import PooledLastLayer
+from angle_llm.model.library_folder import LibraryFolder
 from angle_llm.model.lora import add_lora, without_adapter
 from angle_llm.model.pooling import EmbeddingModel
 from angle_llm.model.quantization import check_bits, empty_layer, replace_linear
@@ -59,19 +60,24 @@ def encoder_twin(settings: ModelSettings) -> tuple[SentenceEncoder, Any]:
         FileNotFoundError, PromptError: as when opening the model.
     """
     prompt = None if settings.prompt is None else load_prompts(settings.prompt)
-    pooling, max_length = settings.pooling, settings.max_length
-    if is_saved_encoder(settings.path):
-        location = BackboneLocation(str(Path(settings.path).expanduser()))
-        card = EncoderCard.read(Path(location.name))
+    found, card, library = hub.find(settings.path, settings.revision), None, None
+    if found.folder is not None:
+        location, card = BackboneLocation(str(found.folder)), EncoderCard.read(found.folder)
         if card.base is not None:
             raise ArtifactError(f"{settings.path} is an adapter, trained already. Start from its base, {card.base}.")
-        prompt, pooling, max_length = prompt or card.prompt, pooling or card.pooling, max_length or card.max_length
     else:
         location = locate(settings.path)
-    config = load_config(location, settings.revision)
+        library = None if found.library is None else LibraryFolder.read(found.library, prompt)
+    revision = found.commit or settings.revision
+    config = load_config(location, revision)
     check_decoder_or_encoder(config, settings.path)
-    tokenizer = load_tokenizer(location, settings.revision)
-    return SentenceEncoder(twin(config), tokenizer, prompt=prompt, pooling=pooling, max_length=max_length), config
+    tokenizer, small = load_tokenizer(location, revision), twin(config)
+    card = card if library is None else card_of(library, tokenizer, small)
+    options: dict[str, Any] = {"prompt": prompt, "pooling": settings.pooling, "max_length": settings.max_length}
+    if card is not None:
+        options = {name: value or getattr(card, name) for name, value in options.items()}
+        options["normalize"] = card.normalize
+    return SentenceEncoder(small, tokenizer, **options), config
 
 
 def twin(config: Any) -> nn.Module:

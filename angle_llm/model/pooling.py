@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from angle_llm.model.activation_checkpointing import checkpoint_layers, forward_lock
 from angle_llm.model.attention import trie_output
@@ -50,6 +51,20 @@ def mean_of_tokens(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
     return (states_BTD * weight_BT1).sum(dim=1, dtype=wide) / weight_BT1.sum(dim=1, dtype=wide)
 
 
+def mean_with_root_of_length(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    """Return the sum over real tokens, divided by the square root of their number."""
+    wide = torch.promote_types(states_BTD.dtype, torch.float32)
+    length_B1 = mask_BT.sum(dim=1, keepdim=True, dtype=wide)
+    return mean_of_tokens(states_BTD, mask_BT) * length_B1.sqrt()
+
+
+def weighted_mean_of_tokens(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    """Return the mean over real tokens with weights 1, 2, 3, … (SGPT, arXiv 2202.08904), for padding on either side."""
+    wide = torch.promote_types(states_BTD.dtype, torch.float32)
+    weight_BT1 = (mask_BT.cumsum(dim=1) * mask_BT).unsqueeze(-1).to(wide)
+    return (states_BTD * weight_BT1).sum(dim=1) / weight_BT1.sum(dim=1)
+
+
 def max_of_tokens(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
     """Return the maximum over real tokens in each dimension."""
     return states_BTD.masked_fill(~mask_BT.bool().unsqueeze(-1), float("-inf")).amax(dim=1)
@@ -72,7 +87,10 @@ POOLINGS: dict[str, Pooling] = {
     "last": Pooling(last_token),  # the last token; in the names of the paper, `last-…` is the last layer
     "cls": Pooling(first_token),
     "mean": Pooling(mean_of_tokens),
-    "last-avg": Pooling(mean_of_tokens),  # the paper's name for `mean`
+    "max": Pooling(max_of_tokens),
+    "mean_sqrt_len": Pooling(mean_with_root_of_length),
+    "weightedmean": Pooling(weighted_mean_of_tokens),
+    "last-avg": Pooling(mean_of_tokens),  # the paper's names for `mean` and `max`
     "last-max": Pooling(max_of_tokens),
     "cls-last-avg": Pooling(cls_and_mean),
     "first-last-avg": Pooling(mean_of_tokens, averages_first_layer=True),
@@ -114,17 +132,21 @@ class EmbeddingModel(nn.Module):
     right, padding follows every real token and is invisible to it, and without a mask attention can use its fast
     kernel.
 
-    A row is the first `dimensions` of the pooled state (None: all). After `read_layers` it is that, and the same after
-    fewer layers, side by side. `cut_to` is the number of layers if some were dropped, else None. `attention_kernel`
-    computes attention of texts in one sequence (see `attention`); None: the usual one of the device.
+    A row is the first `dimensions` of the pooled state (None: all), of length 1 with `normalize`. After `read_layers`
+    it is that, and the same after fewer layers, side by side. `cut_to` is the number of layers if some were dropped,
+    else None. `attention_kernel` computes attention of texts in one sequence (see `attention`); None: the usual one of
+    the device.
     """
 
-    def __init__(self, backbone: nn.Module, pooling: str, causal: bool, dimensions: int | None = None) -> None:
+    def __init__(
+        self, backbone: nn.Module, pooling: str, causal: bool, dimensions: int | None = None, normalize: bool = False
+    ) -> None:
         super().__init__()
         self.backbone = backbone
         self.pooling = pooling
         self.causal = causal
         self.dimensions = dimensions
+        self.normalize = normalize
         self.cut_to: int | None = None
         self.attention_kernel: str | None = None
         self.inner_layers: tuple[int, ...] = ()
@@ -192,7 +214,7 @@ class EmbeddingModel(nn.Module):
             layers = None
         backbone = self.backbone if layers is None else first_layers(self.backbone, layers)
         dimensions = self.dimensions if dimensions in (None, self.width) else dimensions
-        short = EmbeddingModel(backbone, self.pooling, self.causal, dimensions)
+        short = EmbeddingModel(backbone, self.pooling, self.causal, dimensions, self.normalize)
         short.cut_to = layers or self.cut_to
         short.attention_kernel = self.attention_kernel
         return short
@@ -211,8 +233,9 @@ class EmbeddingModel(nn.Module):
                 else:
                     rows = self._padded_rows(ids_BT, mask_BT)
             rows = rows if self.dimensions is None else [part_RD[:, : self.dimensions] for part_RD in rows]
-        row = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
-        return row.to(torch.promote_types(row.dtype, torch.float32))
+        rows = [part_RD.to(torch.promote_types(part_RD.dtype, torch.float32)) for part_RD in rows]
+        rows = [functional.normalize(part_RD, dim=1) for part_RD in rows] if self.normalize else rows
+        return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
     def _rows_at(self, end_R: Tensor, states: Callable[[], Tensor]) -> list[Tensor]:
         """Return the rows from the states at some positions, with the short last layer if there is one."""

@@ -100,6 +100,24 @@ def test_the_folder_gives_the_vectors(kind: str, tokenization: str, tmp_path: Pa
     assert named == (kind == "qwen2" and tokenization == "joined"), "the class of Qwen2 would rebuild the normalizer"
 
 
+@needs_library
+@pytest.mark.parametrize("pooling", ["max", "mean_sqrt_len", "weightedmean"])
+def test_an_encoder_that_normalises_is_exported_with_the_module(pooling: str, tmp_path: Path) -> None:
+    encoder = tiny_encoder("qwen2", pooling=pooling, max_length=60, normalize=True)
+    encoder.save_pretrained(tmp_path / "whole")
+    found = export_sentence_transformers(tmp_path / "whole", tmp_path / "out", device="cpu")
+    assert found is not None
+    assert found.holds
+    assert found.comparisons[0].form.normalize
+    rows = by_library(tmp_path / "out", [*TEXTS, LONG])
+    assert np.abs(rows - encoder.encode([*TEXTS, LONG])).max() < 1e-6  # float32
+    assert "they are normalised" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    modules = json.loads((tmp_path / "out" / "modules.json").read_text())
+    (tmp_path / "out" / "modules.json").write_text(json.dumps(modules[:2]))
+    again = verify([tmp_path / "whole", tmp_path / "out"], device="cpu")
+    assert again.problems == (f"{tmp_path / 'out'}: normalize False, expected True",)
+
+
 @pytest.mark.parametrize(("kind", "pooling"), [("bert", "cls"), ("bert", "last-max"), ("llama", "mean")])
 def test_a_full_model_keeps_its_weights(kind: str, pooling: str, tmp_path: Path) -> None:
     encoder = tiny_encoder(kind, pooling=pooling, max_length=60)
@@ -225,7 +243,7 @@ def test_correlations_of_the_folder_are_compared(run: Path, tmp_path: Path, caps
 def test_a_bad_export_is_not_kept(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(exporter.POOLINGS, "last", "mean_tokens")
+    monkeypatch.setitem(exporter._POOLINGS, "last", "mean_tokens")
     with pytest.raises(SystemExit, match="1"):
         cli.run(["export", str(run), str(tmp_path / "out"), "--device", "cpu"])
     assert "was not written" in capsys.readouterr().err

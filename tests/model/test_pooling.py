@@ -18,6 +18,12 @@ def by_hand(name: str, tokens: list[list[float]]) -> list[float]:
         "last": tokens[-1],
         "cls": tokens[0],
         "mean": mean,
+        "max": [max(column) for column in zip(*tokens, strict=True)],
+        "mean_sqrt_len": [average * len(tokens) ** 0.5 for average in mean],
+        "weightedmean": [
+            sum(place * value for place, value in enumerate(column, 1)) / sum(range(len(tokens) + 1))
+            for column in zip(*tokens, strict=True)
+        ],
         "last-avg": mean,
         "last-max": [max(column) for column in zip(*tokens, strict=True)],
         "cls-last-avg": [(first + average) / 2 for first, average in zip(tokens[0], mean, strict=True)],

@@ -1,0 +1,248 @@
+"""A folder of sentence-transformers: how its encoder is used, as version 6.2 of the library reads it.
+
+    modules.json                         Transformer, Pooling and perhaps Normalize, with names of both generations
+    sentence_bert_config.json            maximum length (or another name in `_TRANSFORMER_FILES`)
+    1_Pooling/config.json                pooling
+    config_sentence_transformers.json    prompts, default prompt, similarity
+
+Weights, configuration and tokenizer are those of `transformers`. What would give other vectors without an error (another
+module, several poolings, a chat template) is refused by name. Only JSON is read; no code of the folder runs.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from angle_llm.model.checks import ArtifactError, read_json
+from angle_llm.model.tokenizer import SentenceTokenizer, Tokenizer
+from angle_llm.prompts import PLACEHOLDER, SIDES, PromptTemplate, SidePrompts, load_prompt
+
+MODULES_NAME = "modules.json"
+"""File in every folder of the library."""
+USAGE_FILES = (MODULES_NAME, "config_sentence_transformers.json", "sentence_*_config.json", "*/config.json")
+"""Patterns of the files that are read here."""
+
+_TRANSFORMER_FILES = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+POOLINGS = {
+    "lasttoken": "last", "cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max",
+    "mean_sqrt_len_tokens": "mean_sqrt_len", "weightedmean_tokens": "weightedmean",
+}  # fmt: skip
+"""Poolings of the library, with the names that all its versions read (`pooling_mode_…`) → ours."""
+_DOCUMENT_NAMES = ("document", "passage", "corpus")
+_WITHOUT_EFFECT = {
+    "max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name", "unpad_inputs",
+    "model_args", "model_kwargs", "tokenizer_args", "processor_kwargs",
+}  # fmt: skip
+"""Keys of the Transformer module that are read here, or change no vector."""
+_NO_LIMIT = 2**31 - 1
+_PROBES = ("A man is eating 3 apples.", "Straße, Привет 你好!", "x")
+
+
+def library_folder(folder: str | Path) -> Path | None:
+    """Return the folder if it is one of the library, else None."""
+    path = Path(folder)
+    return path if (path / MODULES_NAME).is_file() else None
+
+
+@dataclass(frozen=True)
+class LibraryFolder:
+    """The values of a folder; a maximum length of None is that of the tokenizer."""
+
+    folder: Path
+    prompt: SidePrompts
+    prompt_is_own: bool
+    """Whether the prompt is that of the folder."""
+    pooling: str
+    normalize: bool
+    max_length: int | None
+    lower_case: bool
+
+    @classmethod
+    def read(cls, folder: Path, prompt: SidePrompts | None = None) -> LibraryFolder:
+        """Read the folder; `prompt` is used in place of its prompts.
+
+        Raises:
+            ArtifactError: for a damaged file, or anything that this package does not compute; naming file and value.
+            PromptError: for a prompt that contains `{text}`.
+        """
+        paths, normalize = _read_modules(folder)
+        options = _read_options(folder)
+        config, place = _read_config(folder, "config_sentence_transformers.json")
+        if (kind := config.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
+            _refuse(place, "model_type", kind)
+        if config.get("truncate_dim") is not None:
+            _refuse(place, "truncate_dim", config["truncate_dim"], "Set it to null, and pass dimensions=… instead.")
+        similarity = config.get("similarity_fn_name")
+        if similarity not in (None, "cosine") and not (normalize and similarity in ("dot", "euclidean")):
+            warnings.warn(
+                f"{place}: similarity_fn_name is {similarity!r:.40}. Vectors are those of the folder, but this package "
+                "compares them by cosine.",
+                UserWarning,
+                stacklevel=2,
+            )
+        own, prompt = prompt is None, prompt or _read_prompts(config, place)
+        pooling = _read_pooling(folder, paths["Pooling"], prompt)
+        length = options.get("max_seq_length")
+        return cls(folder, prompt, own, pooling, normalize, length, bool(options.get("do_lower_case")))
+
+    def length_for(self, tokenizer: Tokenizer, positions: int | None) -> int:
+        """Return the maximum length of a text for a model with a number of positions, as the library limits it.
+
+        Changes the tokenizer to lower case if the folder requires it.
+
+        Raises:
+            ArtifactError: if the library gets other token ids from this tokenizer than this package.
+        """
+        if self.lower_case:
+            _lower(tokenizer)
+        length = self.max_length or tokenizer.model_max_length
+        length = int(min(length, positions or _NO_LIMIT, _NO_LIMIT))
+        if tokenizer.truncation_side != "right":
+            _refuse(self.folder / "tokenizer_config.json", "truncation_side", tokenizer.truncation_side)
+        if not self.prompt_is_own:
+            return length
+        for prompt in {self.prompt.query, self.prompt.document}:
+            sentences = SentenceTokenizer(tokenizer, prompt, length)
+            for text in _PROBES:
+                theirs = tokenizer(prompt.format(text), truncation=True, max_length=length)["input_ids"]
+                if theirs != (ours := sentences([text])[0]):
+                    raise ArtifactError(
+                        f"{self.folder}: sentence-transformers gives {text!r} with prompt {prompt.template!r} the ids "
+                        f"{theirs[:30]}, and this package {ours[:30]}: names of special tokens in a prompt are plain text "
+                        "here. Pass prompt=…"
+                    )
+        return length
+
+
+def _refuse(place: Path, key: str, value: object, hint: str = "") -> NoReturn:
+    raise ArtifactError(
+        f"{place}: `{key}` is {value!r:.120}, which this package does not support, so it would give other vectors. "
+        + (hint or "Open the folder with sentence-transformers.")
+    )
+
+
+def _read_config(folder: Path, name: str) -> tuple[dict[str, Any], Path]:
+    place = folder / name
+    return (read_json(place) if place.is_file() else {}), place
+
+
+def _read_modules(folder: Path) -> tuple[dict[str, str], bool]:
+    """Return the folder of each module by its class name, and whether the last one normalises."""
+    place = folder / MODULES_NAME
+    modules = read_json(place, list)
+    paths: dict[str, str] = {}
+    for module in modules:
+        kind, path = (module.get(key) if isinstance(module, dict) else None for key in ("type", "path"))
+        if (
+            not (isinstance(kind, str) and isinstance(path, str))
+            or ".." in Path(path).parts
+            or Path(path).is_absolute()
+        ):
+            raise ArtifactError(f"{place}: expected modules with `type` and `path`, got {module!r:.120}.")
+        package, _, name = kind.rpartition(".")
+        if package.partition(".")[0] != "sentence_transformers":
+            _refuse(place, "type", kind, "It is code of the folder, which is never run.")
+        if name not in ("Transformer", "Pooling", "Normalize") or name in paths:
+            _refuse(place, "type", kind)
+        if module.get("kwargs"):
+            _refuse(place, "kwargs", module["kwargs"])
+        paths[name] = path
+    if list(paths) not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise ArtifactError(f"{place}: expected Transformer, Pooling and perhaps Normalize, got {', '.join(paths)}.")
+    if paths["Transformer"]:
+        _refuse(place, "path", paths["Transformer"], "Save the folder again with a new sentence-transformers.")
+    if "Normalize" in paths:
+        config, where = _read_config(folder, f"{paths['Normalize']}/config.json")
+        for key in ("module_input_name", "module_output_name"):
+            if config.get(key, "sentence_embedding") not in (None, "sentence_embedding"):
+                _refuse(where, key, config[key])
+    return paths, "Normalize" in paths
+
+
+def _read_options(folder: Path) -> dict[str, Any]:
+    """Return the options of the Transformer module, checked."""
+    name = next((name for name in _TRANSFORMER_FILES if (folder / name).is_file()), _TRANSFORMER_FILES[0])
+    options, place = _read_config(folder, name)
+    if (task := options.get("transformer_task", "feature-extraction")) != "feature-extraction":
+        _refuse(place, "transformer_task", task)
+    modalities = options.get("modality_config") or {"text": {}}
+    if "message" in modalities:
+        _refuse(place, "modality_config", "message", "Its chat template is applied to each text. Pass a saved encoder.")
+    text = modalities.get("text", {}) if list(modalities) == ["text"] else None
+    if text is None or text.get("method", "forward") != "forward":
+        _refuse(place, "modality_config", modalities)
+    if text.get("method_output_name", "last_hidden_state") not in ("last_hidden_state", ["last_hidden_state"]):
+        _refuse(place, "method_output_name", text["method_output_name"])
+    if options.get("module_output_name", "token_embeddings") not in (None, "token_embeddings"):
+        _refuse(place, "module_output_name", options["module_output_name"])
+    for key in options.keys() - _WITHOUT_EFFECT:
+        if options[key]:
+            _refuse(place, key, options[key])
+    tokenizer = options.get("tokenizer_args") or options.get("processor_kwargs") or {}
+    model = options.get("model_args") or options.get("model_kwargs") or {}
+    for name, values, known in (
+        ("tokenizer_args", tokenizer, {"model_max_length", "padding_side", "use_fast", "trust_remote_code"}),
+        ("model_args", model, {"add_pooling_layer", "attn_implementation", "use_safetensors", "trust_remote_code"}),
+    ):
+        if other := set(values) - known:
+            _refuse(place, name, {key: values[key] for key in other})
+    length = tokenizer.get("model_max_length", options.get("max_seq_length"))
+    if length is not None and not (isinstance(length, int) and length > 0):
+        _refuse(place, "max_seq_length", length)
+    return options | {"max_seq_length": length}
+
+
+def _read_pooling(folder: Path, path: str, prompt: SidePrompts) -> str:
+    config, place = _read_config(folder, f"{path}/config.json")
+    if not config:
+        raise ArtifactError(f"{place} is missing or empty. Fetch or save the folder again.")
+    flag = "pooling_mode"
+    modes = config.get(flag) or [
+        key.removeprefix(f"{flag}_") for key in config if key.startswith(f"{flag}_") and config[key]
+    ]
+    modes = [modes] if isinstance(modes, str) else modes or ["mean"]
+    known = {suffix: ours for name, ours in POOLINGS.items() for suffix in (name, re.sub("_tokens?$", "", name))}
+    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in known:
+        _refuse(place, flag, modes)
+    if not config.get("include_prompt", True) and any(prompt.of(side).template != PLACEHOLDER for side in SIDES):
+        _refuse(place, "include_prompt", False, "Its prompt is part of the state of each token, but not pooled.")
+    return known[modes[0]]
+
+
+def _read_prompts(config: dict[str, Any], place: Path) -> SidePrompts:
+    """Return the prompts of queries and documents if the folder names them, else its default prompt."""
+    prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
+        raise ArtifactError(f"{place}: expected `prompts` with texts, got {prompts!r:.120}.")
+    if default is not None and default not in prompts:
+        raise ArtifactError(f"{place}: `default_prompt_name` is {default!r:.80}, which is not in `prompts`.")
+    by_side = {
+        side: next((name for name in names if prompts.get(name)), None)
+        for side, names in (("query", ("query",)), ("document", _DOCUMENT_NAMES))
+    }
+    if not any(by_side.values()):  # the library saves empty prompts of both names
+        by_side = dict.fromkeys(SIDES, default)
+    return SidePrompts(**{side: _template(name, prompts) for side, name in by_side.items()})
+
+
+def _template(name: str | None, prompts: dict[str, str | None]) -> PromptTemplate:
+    """Return a prompt of the folder, which is a prefix."""
+    text = prompts.get(name) if name is not None else None
+    if name is None or not text:
+        return load_prompt("plain")
+    return PromptTemplate(name, text + PLACEHOLDER, source="config_sentence_transformers.json of the model")
+
+
+def _lower(tokenizer: Tokenizer) -> None:
+    from tokenizers import normalizers
+
+    backend = tokenizer.backend_tokenizer
+    own = [] if backend.normalizer is None else [backend.normalizer]
+    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])

@@ -52,10 +52,9 @@ FAULTS = [
     Fault("wrong-temperature", "AngleObjective._parts", "self.in_batch_temperature", "self.cosine_temperature", LOSSES),
     Fault("signed-phase", "angle_phase", "torch.atan2(imaginary_PH.abs(), real_PH)",
           "torch.atan2(imaginary_PH, real_PH)", LOSSES),
-    Fault("partner-as-negative", "_skips", "key = torch.unique(one * texts + other)",
+    Fault("partner-as-negative", "_partners", "key = torch.unique(one * texts + other)",
           "key = torch.unique((one * texts + other)[2 * len(edges.anchor) :])", LOSSES),
-    Fault("mean-over-edges", "Contrast.loss",
-          "loss_M.div(self.positives_A[self.anchor_of_M] * len(self.positives_A)).sum()", "loss_M.mean()", LOSSES),
+    Fault("mean-over-edges", "Contrast.loss", "loss_M.div(self.divisor_M).sum()", "loss_M.mean()", LOSSES),
     # texts and tokens
     Fault("missing-deduplication", "plan_micro_batches", "texts = list(row_of_ids)",
           "row_of, texts = list(range(len(ids))), [tuple(text) for text in ids]", SHARED),

@@ -35,6 +35,11 @@ def cosine(left: Row, right: Row) -> Number:
     return sum(x * y for x, y in zip(left, right, strict=True)) / scale if scale > 0 else 0.0
 
 
+def constant(number: Number) -> float:
+    """The number without its gradient."""
+    return float(number.detach() if isinstance(number, Tensor) else number)
+
+
 def halves(row: Row) -> list[tuple[Tensor, Tensor]]:
     """The complex numbers of a row: (real, imaginary)."""
     half = len(row) // 2
@@ -167,6 +172,89 @@ def anchor_loss(
     rest = sum(weight[row] for row in negatives)
     losses = [-torch.log(weight[row] / (weight[row] + rest)) for row in positives]
     return [mean(losses)] if losses else []
+
+
+def contrast_with_options(
+    rows: Sequence[Row],
+    pairs: Sequence[Pair],
+    temperature: float,
+    *,
+    symmetric: bool = False,
+    text: Sequence[int] | None = None,
+    threshold: Callable[[float], float] | None = None,
+    guide: Sequence[Row] | None = None,
+    keep_own: bool = True,
+    extra: Sequence[str] = (),
+    strength: float = 0.0,
+    hardness: str = "all",
+) -> Tensor:
+    """The in-batch loss of pairs with scores 0 and 1, one sum over negatives for each anchor and positive.
+
+    `threshold` maps the cosine of the positive to the largest cosine of a negative.
+    """
+    edges = partners(pairs, 0.5)
+    edges |= {(right, left) for left, right in edges} if symmetric else set()
+    pairs = [*pairs, *((right, left, score) for left, right, score in pairs)] if symmetric else pairs
+    related = [(left, right) for left, right, score in pairs if left != right]
+    queries, documents = {left for left, _ in related}, {right for _, right in related}
+    vectors = rows if guide is None else guide
+
+    def logit(one: int, other: int) -> Number:
+        return cosine(rows[one], rows[other]) / temperature
+
+    losses = []
+    for anchor in range(len(rows)):
+        own = {right for left, right, score in pairs if left == anchor and score <= 0.5}
+        of_anchor = []
+        for positive in [right for left, right in sorted(edges) if left == anchor]:
+            skips = {row: skipped_texts(row, pairs, 0.5, text) for row in (anchor, positive)}
+            terms = [(anchor, row) for row in (range(len(rows)) if symmetric else documents)]
+            negatives = [pair for pair in terms if text_of(pair[1], text) not in skips[anchor]]
+            more = []
+            if "query_query" in extra:
+                more += [(anchor, row) for row in queries if (row, positive) not in edges]
+            if "document_query" in extra:
+                more += [(positive, row) for row in queries]
+            if "document_document" in extra:
+                more += [(positive, row) for row in documents if (anchor, row) not in related]
+            if "positive_positive" in extra:
+                more += [(positive, row) for row in {row for _, row in edges} if (anchor, row) not in related]
+            more = [pair for pair in more if text_of(pair[1], text) not in skips[pair[0]]]
+            attraction = exp(logit(anchor, positive))
+            total = attraction * (1 + ("document_query" in extra))
+            highest = math.inf
+            if threshold is not None:
+                highest = threshold(constant(cosine(vectors[anchor], vectors[positive])))
+            for place, (one, other) in enumerate(negatives + more):
+                is_own = place < len(negatives) and other in own
+                if constant(cosine(vectors[one], vectors[other])) > highest and not (is_own and keep_own):
+                    continue
+                weighted = place < len(negatives) and (hardness == "all" or (hardness == "own") == is_own)
+                weight = strength * constant(cosine(rows[one], rows[other])) if weighted else 0.0
+                total = total + exp(logit(one, other) + weight)
+            of_anchor.append(-torch.log(attraction / total))
+        losses += [mean(of_anchor)] if of_anchor else []
+    return mean(losses)
+
+
+def infonce_without_fake_negatives(
+    groups: Sequence[tuple[Row, Sequence[Row]]], temperature: float, margin: float, include_queries: bool
+) -> Tensor:
+    """ms-swift's InfoNCE with `INFONCE_USE_BATCH` and `INFONCE_MASK_FAKE_NEGATIVE`, after its documentation.
+
+    A group is a query and its documents, the positive first. A document, or with `INFONCE_INCLUDE_QQ` another query, has
+    similarity -inf where it is more similar to the query than the positive plus `INFONCE_FAKE_NEG_MARGIN`.
+    """
+    losses = []
+    for place, (query, documents) in enumerate(groups):
+        others = [row for _, some in groups for row in some]
+        if include_queries:
+            others += [other for number, (other, _) in enumerate(groups) if number != place]
+        positive = cosine(query, documents[0])
+        found = [cosine(query, row) for row in others]
+        terms = [exp(one / temperature) for one in found if constant(one) <= constant(positive) + margin]
+        losses.append(-torch.log(exp(positive / temperature) / sum(terms)))
+    return mean(losses)
 
 
 def mean(values: Sequence[Tensor]) -> Tensor:

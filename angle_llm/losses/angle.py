@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from angle_llm.losses.blocks import PairSimilarity, RowVector, from_rows
-from angle_llm.losses.contrastive import CONTRASTIVE_FORMS, Contrast
+from angle_llm.losses.contrastive import CONTRASTIVE_FORMS, EXTRA_NEGATIVES, Contrast
 from angle_llm.losses.ranking import ranking_loss, regression_loss
 from angle_llm.losses.relation import Relation, on_device
+from angle_llm.losses.repulsion import HARDNESS_SCOPES, FalseNegatives, Hardness
 from angle_llm.losses.similarity import ANGLE_FORMS, cosine
 
 
@@ -43,10 +44,16 @@ class AngleObjective:
 
     Weights of 0 omit a part. Temperatures divide cosines (`in_batch`) or differences. `angle_form` is a key of
     `ANGLE_FORMS`, `contrastive_form` of `CONTRASTIVE_FORMS`; a pair with a score above `positive_above` is a positive
-    of the in-batch part.
+    of the in-batch part. `false_negatives` (None: no candidate is left out) and `extra_negatives` (names in
+    `EXTRA_NEGATIVES`, with the form forward) are described at `FalseNegatives` and `Contrast`.
+
+    A `hardness_strength` α weights each negative of the in-batch part by exp(α · cosine), without a gradient through the
+    weight: near negatives count more. `hardness_scope`: the negatives that are not the user's own (in_batch; LLaVE, arXiv
+    2503.04812, eq. 5, α 9), the user's own (own; EmbeddingGemma, arXiv 2509.20354, α 5), or all. Extra negatives have no
+    weight. Equal to `hardness_mode` of `MultipleNegativesRankingLoss` in sentence-transformers 6.2.
 
     Raises:
-        ValueError: for a weight or temperature out of range, or an unknown form.
+        ValueError: for a weight or temperature out of range, or an unknown form, scope or kind of negatives.
     """
 
     cosine_weight: float = 0.0
@@ -59,6 +66,10 @@ class AngleObjective:
     angle_form: str = "phase"
     contrastive_form: str = "symmetric"
     positive_above: float = 0.5
+    false_negatives: FalseNegatives | None = None
+    extra_negatives: tuple[str, ...] = ()
+    hardness_strength: float = 0.0
+    hardness_scope: str = "in_batch"
 
     def __post_init__(self) -> None:
         names = ("cosine_weight", "in_batch_weight", "angle_weight", "regression_weight")
@@ -77,9 +88,26 @@ class AngleObjective:
                 )
         if not math.isfinite(self.positive_above):
             raise ValueError(f"positive_above: expected a finite number such as 0.5, got {self.positive_above!r}.")
-        for name, known in (("angle_form", ANGLE_FORMS), ("contrastive_form", CONTRASTIVE_FORMS)):
+        for name, known in (
+            ("angle_form", tuple(ANGLE_FORMS)),
+            ("contrastive_form", tuple(CONTRASTIVE_FORMS)),
+            ("hardness_scope", HARDNESS_SCOPES),
+        ):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}: expected one of {', '.join(known)}; got {getattr(self, name)!r}.")
+        if not 0 <= self.hardness_strength < math.inf:
+            raise ValueError(
+                f"hardness_strength: expected a finite number of 0 or more, got {self.hardness_strength!r}."
+            )
+        object.__setattr__(self, "extra_negatives", tuple(dict.fromkeys(self.extra_negatives)))
+        for name in self.extra_negatives:
+            if name not in EXTRA_NEGATIVES:
+                raise ValueError(f"extra_negatives: expected some of {', '.join(EXTRA_NEGATIVES)}; got {name!r}.")
+        if self.extra_negatives and self.contrastive_form != "forward":
+            raise ValueError(
+                f"extra_negatives: expected contrastive_form forward, got {self.contrastive_form}, which compares every "
+                "anchor with all texts of the batch already."
+            )
 
     @overload
     def __call__(self, embeddings_ND: Tensor, left_P: Relation, /) -> ObjectiveValue: ...
@@ -123,14 +151,20 @@ class AngleObjective:
     def _parts(self, x_ND: Tensor, relation: Relation) -> dict[str, tuple[float, Tensor]]:
         """Return the weight and value of every part whose weight is not 0."""
         needed: dict[str, RowVector] = {}
+        repulsions: tuple[str, ...] = ()
         left_P, right_P = on_device(relation.left, x_ND.device), on_device(relation.right, x_ND.device)
         if self.cosine_weight or self.in_batch_weight or self.regression_weight:
             needed["cosine"] = PairSimilarity(cosine, left_P, right_P)
         if self.in_batch_weight:
             form = CONTRASTIVE_FORMS[self.contrastive_form]
             limits = self.in_batch_temperature, self.positive_above
-            contrast = Contrast.of(relation, len(x_ND), *limits, form, x_ND.device)
-            needed["repulsion"] = contrast.repulsion
+            contrast = Contrast.of(
+                relation, len(x_ND), *limits, form, x_ND.device, false_negatives=self.false_negatives,
+                extra_negatives=self.extra_negatives,
+                hardness=Hardness(self.hardness_strength, self.hardness_scope) if self.hardness_strength else None,
+            )  # fmt: skip
+            repulsions = tuple(f"repulsion {number}" for number in range(len(contrast.repulsions)))
+            needed |= dict(zip(repulsions, contrast.repulsions, strict=True))
         if self.angle_weight:
             needed["angle"] = PairSimilarity(ANGLE_FORMS[self.angle_form], left_P, right_P)
         # One call, so that all gradients are added in one matrix.
@@ -141,7 +175,10 @@ class AngleObjective:
         if self.cosine_weight:
             parts["cosine"] = self.cosine_weight, ranking_loss(vector["cosine"], score_P, self.cosine_temperature)
         if self.in_batch_weight:
-            parts["in_batch"] = self.in_batch_weight, contrast.loss(vector["cosine"], vector["repulsion"])
+            parts["in_batch"] = (
+                self.in_batch_weight,
+                contrast.loss(vector["cosine"], tuple(vector[name] for name in repulsions)),
+            )
         if self.angle_weight:
             parts["angle"] = self.angle_weight, ranking_loss(vector["angle"], score_P, self.angle_temperature)
         if self.regression_weight:

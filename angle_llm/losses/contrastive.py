@@ -1,7 +1,7 @@
 """The in-batch contrastive loss: an anchor's positives are closer to it than the other rows of the batch.
 
-Shapes: N rows (unique texts), D columns, P scored pairs, M (anchor, positive) edges, A anchors, C candidates, K pairs
-of an anchor and a candidate that it skips. In blocks: a anchors, c candidates, and B blocks of candidates.
+Shapes: N rows (unique texts), P scored pairs, M (anchor, positive) edges, A anchors, L lines (an anchor, or an edge), C
+candidates, K pairs of a line and a candidate.
 
 A text is one row however often it occurs. So the paper's detection of identical sentences holds by construction: a text
 is never its own negative, and its partners are positives wherever it occurs. A text that is two rows, such as a query
@@ -9,17 +9,17 @@ and a document (`Relation.text`), is no negative of itself or of its partners ei
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from angle_llm.losses.blocks import add_rows, pull_back, rows, slices, square_side
 from angle_llm.losses.relation import Relation, on_device
-from angle_llm.losses.similarity import unit
+from angle_llm.losses.repulsion import Entries, FalseNegatives, Hardness, Repulsion
 
 
 class Edges(NamedTuple):
@@ -63,6 +63,9 @@ def forward(relation: Relation, is_positive_P: Tensor, rows: int) -> Edges:
 CONTRASTIVE_FORMS: dict[str, ContrastiveForm] = {"symmetric": symmetric, "forward": forward}
 
 
+EXTRA_NEGATIVES = ("query_query", "document_query", "document_document", "positive_positive")
+
+
 @dataclass(frozen=True)
 class Contrast:
     """Mean over anchors of the mean over their positives of the cross-entropy against their negatives; a scalar >= 0.
@@ -77,20 +80,34 @@ class Contrast:
     Without a positive pair the loss and its gradient are exactly 0, and `backward` works. An anchor without negatives
     adds 0 to the mean.
 
-    The embeddings enter as two vectors: the cosine of every scored pair, and `repulsion`. Memory: one gradient as large
-    as the embeddings, and a block (`blocks`) of the A × C similarities at a time.
+    `extra_negatives` of the forward form add further similarities to the sum. Queries are the rows on the left of pairs,
+    documents those on the right:
 
-    Source: arXiv 2309.12871, in-batch negative objective; `symmetric` and `forward` describe angle-emb 0.6.1's.
+        query_query        Σ_q exp(s_aq) over queries that have no positive in common with this edge
+        document_query     Σ_q exp(s_pq) over queries that are no partner of p, and exp(s_ap) once more, so that the loss is
+                           >= log 2
+        document_document  Σ_d exp(s_pd) over documents that are in no pair with a
+        positive_positive  the same over the documents that are a positive
+
+    The embeddings enter as short vectors: the cosine of every scored pair, and `repulsions`. Memory: one gradient as
+    large as the embeddings, and a block (`blocks`) of the L × C similarities at a time.
+
+    Source: arXiv 2309.12871, in-batch negative objective; `symmetric` and `forward` describe angle-emb 0.6.1's. Extra
+    negatives: GTE (arXiv 2308.03281, improved contrastive loss), as `directions` with `partition_mode="joint"` of
+    `MultipleNegativesRankingLoss` in sentence-transformers 6.2; query_query and positive_positive are
+    `contrast_anchors` and `contrast_positives` of its `CachedGISTEmbedLoss`.
     """
 
     temperature: float
     pair_of_M: Tensor
     """A scored pair of the two rows of each edge."""
-    anchor_of_M: Tensor
-    """The anchor of each edge, as a position in A."""
-    positives_A: Tensor
-    """Number of edges of each anchor."""
-    repulsion: "Repulsion"
+    line_of_M: Tensor
+    """The line of each edge."""
+    divisor_M: Tensor
+    """Divides the loss of each edge: number of positives of its anchor, times number of anchors."""
+    repulsions: tuple[Repulsion, ...]
+    copies: int = 1
+    """How often exp(s_ap) occurs in the sum."""
 
     @classmethod
     def of(
@@ -101,84 +118,91 @@ class Contrast:
         positive_above: float,
         form: ContrastiveForm,
         device: torch.device,
+        *,
+        false_negatives: FalseNegatives | None = None,
+        extra_negatives: tuple[str, ...] = (),
+        hardness: Hardness | None = None,
     ) -> "Contrast":
-        """Return the contrast of a relation on `rows` rows, for embeddings on a device."""
+        """Return the contrast of a relation on `rows` rows, for embeddings on a device.
+
+        Raises:
+            ValueError: if a guide decides and the relation has no guide vectors.
+        """
         is_positive_P = (relation.score > positive_above) & (relation.left != relation.right)
         edges = form(relation, is_positive_P, rows)
         anchor_A, anchor_of_M, positives_A = torch.unique(edges.anchor, return_inverse=True, return_counts=True)
-        text_N = torch.arange(rows, device=relation.left.device)
-        if relation.text is not None:
-            text_N = torch.unique(relation.text, return_inverse=True)[1]
-        skips = _skips(edges, anchor_A, text_N)
-        repulsion = Repulsion(temperature, on_device(anchor_A, device), on_device(edges.candidate, device), *skips)
-        pair_of_M, anchor_of_M, positives_A = (
-            on_device(index, device) for index in (_pair_of_edge(edges, relation, rows), anchor_of_M, positives_A)
+        divisor_M = positives_A[anchor_of_M] * len(positives_A)
+        anchor_L, line_of_M, partner_L = anchor_A, anchor_of_M, None
+        if false_negatives is not None or extra_negatives:  # they depend on the positive
+            anchor_L, partner_L = edges.anchor, edges.positive
+            line_of_M = torch.arange(len(edges.anchor), device=edges.anchor.device)
+        guide_NG = None
+        if false_negatives is not None and false_negatives.guided:
+            if relation.guide is None:
+                raise ValueError(
+                    "false_negatives: expected guide vectors in the relation, as a guide is set; got none."
+                )
+            guide_NG = on_device(relation.guide, device)
+        text_N = (
+            torch.arange(rows, device=edges.anchor.device)
+            if relation.text is None
+            else torch.unique(relation.text, return_inverse=True)[1]
         )
-        return cls(temperature, pair_of_M, anchor_of_M, positives_A, repulsion)
+        shared = partial(Repulsion, temperature, false_negatives=false_negatives, guide_NG=guide_NG)
 
-    def loss(self, cosine_P: Tensor, repulsion_A: Tensor) -> Tensor:
-        """Return the loss, from the cosine of every scored pair and the value of `repulsion`."""
-        attraction_M = cosine_P[self.pair_of_M] / self.temperature
-        loss_M: Tensor = -logsigmoid(attraction_M - repulsion_A[self.anchor_of_M])
-        return loss_M.div(self.positives_A[self.anchor_of_M] * len(self.positives_A)).sum()
+        own = None
+        if hardness is not None or false_negatives is not None:
+            own = _own_negatives(relation, is_positive_P, anchor_L, edges.candidate, rows, form is symmetric)
+        skips = _partners(edges, anchor_L, edges.candidate, text_N)
+        anchor_L, candidate_C = on_device(anchor_L, device), on_device(edges.candidate, device)
+        partner_L = None if partner_L is None else on_device(partner_L, device)
+        repulsions = [shared(anchor_L, candidate_C, skips, own=own, partner_L=partner_L, hardness=hardness)]
+        for name in extra_negatives:
+            extra = _Extra.of(name, relation, edges)
+            of_text, of_pairs = _partners(edges, extra.anchor, extra.candidate, text_N), extra.skips(rows)
+            skips = Entries(*(torch.cat(both) for both in zip(of_text, of_pairs, strict=True)))
+            anchor_L, candidate_C, partner_L = (on_device(index, device) for index in extra[:3])
+            repulsions.append(shared(anchor_L, candidate_C, skips, partner_L=partner_L))
+        pair_of_M, line_of_M, divisor_M = (
+            on_device(index, device) for index in (_pair_of_edge(edges, relation, rows), line_of_M, divisor_M)
+        )
+        copies = 1 + ("document_query" in extra_negatives)
+        return cls(temperature, pair_of_M, line_of_M, divisor_M, tuple(repulsions), copies)
+
+    def loss(self, cosine_P: Tensor, repulsions: tuple[Tensor, ...]) -> Tensor:
+        """Return the loss, from the cosine of every scored pair and the values of `repulsions`."""
+        attraction_M = cosine_P[self.pair_of_M] / self.temperature + math.log(self.copies)
+        repulsion_L = repulsions[0]
+        if len(repulsions) > 1:  # the gradient of a log-sum-exp of -inf alone is NaN
+            repulsion_L = torch.stack(repulsions).clamp(min=torch.finfo(repulsion_L.dtype).min).logsumexp(dim=0)
+        loss_M: Tensor = math.log(self.copies) - logsigmoid(attraction_M - repulsion_L[self.line_of_M])
+        return loss_M.div(self.divisor_M).sum()
 
 
-@dataclass(frozen=True)
-class Repulsion:
-    """log Σ_k exp(cosine / temperature) of each anchor over the candidates k it does not skip, (A,); a `RowVector`."""
+class _Extra(NamedTuple):
+    """The rows that extra negatives compare; a line for each edge."""
 
-    temperature: float
-    anchor_A: Tensor
-    candidate_C: Tensor
-    skipping_K: Tensor
-    """On the device of the relation: position in A of an anchor …"""
-    skipped_K: Tensor
-    """… that skips the candidate at this position in C."""
+    anchor: Tensor
+    candidate: Tensor
+    partner: Tensor
+    links: tuple[Tensor, Tensor]
+    """Two rows of each pair: a line whose partner is the first skips the second."""
 
-    def fits(self, columns: int) -> bool:
-        return max(len(self.anchor_A), len(self.candidate_C)) <= square_side(columns)
+    @classmethod
+    def of(cls, name: str, relation: Relation, edges: Edges) -> "_Extra":
+        is_pair_P = relation.left != relation.right
+        query, document = torch.unique(relation.left[is_pair_P]), torch.unique(relation.right[is_pair_P])
+        pairs, none = (relation.left, relation.right), edges.anchor[:0]
+        return {
+            "query_query": cls(edges.anchor, query, edges.positive, (edges.positive, edges.anchor)),
+            "document_query": cls(edges.positive, query, edges.anchor, (none, none)),
+            "document_document": cls(edges.positive, document, edges.anchor, pairs),
+            "positive_positive": cls(edges.positive, torch.unique(edges.positive), edges.anchor, pairs),
+        }[name]
 
-    def value(self, x_ND: Tensor) -> Tensor:
-        side = square_side(x_ND.shape[1])
-        value_A = x_ND.new_empty(len(self.anchor_A))
-        for a in slices(len(self.anchor_A), side):
-            unit_aD = unit(rows(x_ND, self.anchor_A[a]))
-            part_Ba = x_ND.new_empty(len(list(slices(len(self.candidate_C), side))), len(unit_aD))
-            for part, (c, candidate_cD) in enumerate(self._candidates(x_ND)):
-                part_Ba[part] = self._similarity(unit_aD, unit(candidate_cD), a, c).logsumexp(dim=1)
-            value_A[a] = part_Ba.logsumexp(dim=0)
-        return value_A
-
-    def add_gradient(self, x_ND: Tensor, value_V: Tensor, gradient_V: Tensor, into_ND: Tensor) -> None:
-        """Add the gradient: the derivative of a log-sum-exp by each of its terms s is exp(s - value)."""
-        value_A = value_V.masked_fill(value_V == -math.inf, 0)  # no negatives: exp(-inf - 0) is 0
-        for a in slices(len(self.anchor_A), square_side(x_ND.shape[1])):
-            anchor_aD = rows(x_ND, self.anchor_A[a])
-            unit_aD = unit(anchor_aD)
-            to_unit_aD = torch.zeros_like(unit_aD)
-            for c, candidate_cD in self._candidates(x_ND):
-                unit_cD = unit(candidate_cD)
-                similarity_ac = self._similarity(unit_aD, unit_cD, a, c)
-                weight_ac = similarity_ac.sub_(value_A[a, None]).exp_().mul_(gradient_V[a, None] / self.temperature)
-                to_unit_aD.addmm_(weight_ac, unit_cD)
-                (to_candidate_cD,) = pull_back(unit, (candidate_cD,), weight_ac.T @ unit_aD)
-                add_rows(into_ND, self.candidate_C[c], to_candidate_cD)
-            (to_anchor_aD,) = pull_back(unit, (anchor_aD,), to_unit_aD)
-            add_rows(into_ND, self.anchor_A[a], to_anchor_aD)
-
-    def _candidates(self, x_ND: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        for c in slices(len(self.candidate_C), square_side(x_ND.shape[1])):
-            yield c, rows(x_ND, self.candidate_C[c])
-
-    def _similarity(self, unit_aD: Tensor, unit_cD: Tensor, a: slice, c: slice) -> Tensor:
-        """Return the cosine / temperature of a block, (a, c); -inf where an anchor skips a candidate."""
-        similarity_ac = (unit_aD / self.temperature) @ unit_cD.T
-        row_K, column_K = self.skipping_K - a.start, self.skipped_K - c.start
-        inside_K = (row_K >= 0) & (row_K < len(unit_aD)) & (column_K >= 0) & (column_K < len(unit_cD))
-        # In place: the product's backward does not need its result, and this is the one large matrix.
-        skip = tuple(on_device(index_K[inside_K], similarity_ac.device) for index_K in (row_K, column_K))
-        similarity_ac[skip] = -math.inf
-        return similarity_ac
+    def skips(self, rows: int) -> Entries:
+        line, link = equal_entries(self.partner, self.links[0])
+        return _entries(line, self.links[1][link], self.candidate, rows)
 
 
 def _distinct(anchor_M: Tensor, positive_M: Tensor, rows: int) -> tuple[Tensor, Tensor]:
@@ -197,16 +221,36 @@ def _pair_of_edge(edges: Edges, relation: Relation, rows: int) -> Tensor:
     return pair_P[torch.searchsorted(key_P, key(edges.anchor, edges.positive))]
 
 
-def _skips(edges: Edges, anchor_A: Tensor, text_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the positions of anchors in A and of candidates in C, (K,) each: an anchor skips the rows of its own text
-    and of the texts of its partners, in either direction of the pair."""
+def _partners(edges: Edges, anchor_L: Tensor, candidate_C: Tensor, text_N: Tensor) -> Entries:
+    """Return the rows that each line skips: those of its own text, and of the texts of its partners, in either direction
+    of the pair."""
     texts = int(text_N.max()) + 1 if len(text_N) else 1
-    one = text_N[torch.cat((edges.anchor, edges.positive, anchor_A))]
-    other = text_N[torch.cat((edges.positive, edges.anchor, anchor_A))]
+    own_A = torch.unique(anchor_L)
+    one = text_N[torch.cat((edges.anchor, edges.positive, own_A))]
+    other = text_N[torch.cat((edges.positive, edges.anchor, own_A))]
     key = torch.unique(one * texts + other)
-    skipping, link = equal_entries(text_N[anchor_A], key // texts)
-    place, skipped = equal_entries((key % texts)[link], text_N[edges.candidate])
-    return skipping[place], skipped
+    line, link = equal_entries(text_N[anchor_L], key // texts)
+    place, candidate = equal_entries((key % texts)[link], text_N[candidate_C])
+    return Entries(line[place], candidate)
+
+
+def _own_negatives(
+    relation: Relation, is_positive_P: Tensor, anchor_L: Tensor, candidate_C: Tensor, rows: int, both: bool
+) -> Entries:
+    """Return the rows that are in a pair with the anchor of each line and no positive; `both`: in either direction."""
+    left, right = relation.left[~is_positive_P], relation.right[~is_positive_P]
+    if both:
+        left, right = torch.cat((left, right)), torch.cat((right, left))
+    line, link = equal_entries(anchor_L, left)
+    return _entries(line, right[link], candidate_C, rows)
+
+
+def _entries(line_K: Tensor, row_K: Tensor, candidate_C: Tensor, rows: int) -> Entries:
+    """Return the pairs of a line and a row whose row is a candidate."""
+    place_N = torch.full((rows,), -1, device=candidate_C.device)
+    place_N[candidate_C] = torch.arange(len(candidate_C), device=candidate_C.device)
+    place_K = place_N[row_K]
+    return Entries(line_K[place_K >= 0], place_K[place_K >= 0])
 
 
 def equal_entries(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from angle_llm.settings_io import (
     NonNegative,
+    NonNegativeFloat,
     Positive,
     PositiveFloat,
     SettingsError,
@@ -153,6 +154,29 @@ class LoraSettings:
 
 
 @settings_class
+class FalseNegativeSettings:
+    """Candidates too near to the anchor are left out of the in-batch negatives. Off unless margin or ratio is set."""
+
+    margin: Annotated[float, Ge(-2), Le(2)] | None = None
+    """A candidate is left out if its cosine with the anchor is above that of the positive minus this. 0: nearer than the
+    positive (GISTEmbed)."""
+    ratio: PositiveFloat | None = None
+    """The same with a share of the cosine of the positive: 0.95 leaves out candidates above 95 % of it."""
+    scope: Literal["in_batch", "all"] = "in_batch"
+    """in_batch: your own negatives (pairs with this anchor that are not positive) are always kept. all: they can be left
+    out too."""
+
+    def __post_init__(self) -> None:
+        if self.margin is not None and self.ratio is not None:
+            raise SettingsError("objective.false_negatives: expected a margin or a ratio, got both.")
+
+    @property
+    def is_on(self) -> bool:
+        """Whether candidates are left out."""
+        return self.margin is not None or self.ratio is not None
+
+
+@settings_class
 class ObjectiveSettings:
     """The loss: a weighted sum of terms (formulas in `angle_llm.losses`, measurements in docs/results.md)."""
 
@@ -176,6 +200,15 @@ class ObjectiveSettings:
     """forward: left texts against all right texts. symmetric: every text with a positive against all texts."""
     positive_above: float = 0.5
     """A pair with a score (0..1) above this is a positive of the in-batch term."""
+    false_negatives: FalseNegativeSettings = field(default_factory=FalseNegativeSettings)
+    extra_negatives: list[str] = field(default_factory=list)
+    """Further negatives of the form forward: query_query (queries against queries), document_query, document_document
+    (the positive against documents of other queries), positive_positive (against their positives only)."""
+    hardness_strength: NonNegativeFloat = 0.0
+    """Weights each in-batch negative by exp(strength · cosine): near negatives count more. 0: equal weights. Published:
+    9 with in_batch (LLaVE), 5 with own (EmbeddingGemma)."""
+    hardness_scope: Literal["in_batch", "own", "all"] = "in_batch"
+    """Negatives that are weighted: those of other examples, your own, or all."""
 
 
 @settings_class
@@ -256,6 +289,9 @@ class CheckpointSettings:
     keep: Positive = 2
     """Number of newest checkpoints to keep."""
 
+
+LATER_OBJECTIVE_SETTINGS = ("false_negatives", "extra_negatives", "hardness_strength", "hardness_scope")
+"""Settings that are no part of a fingerprint when unset, so that older runs can be resumed."""
 
 BUDGET_SETTINGS = ("micro_batch_tokens", "graph_tokens", "activation_checkpointing")
 """Settings of memory use, with which a run can resume differently."""
@@ -340,4 +376,8 @@ class TrainSettings:
     def fingerprint(self) -> str:
         """Return a hash of `identity`: equal for settings that compute the same; stored with checkpoints."""
         values = {name: value for name, value in settings_to_dict(self.identity).items() if name not in BUDGET_SETTINGS}
+        unset = settings_to_dict(ObjectiveSettings())
+        for name in LATER_OBJECTIVE_SETTINGS:
+            if values["objective"][name] == unset[name]:
+                del values["objective"][name]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

@@ -30,6 +30,7 @@ _FREE_KEYS = ("columns", "where", "prompt")
 Positive = Annotated[int, Ge(1)]
 NonNegative = Annotated[int, Ge(0)]
 PositiveFloat = Annotated[float, Gt(0), Lt(math.inf)]
+NonNegativeFloat = Annotated[float, Ge(0), Lt(math.inf)]
 
 
 class SettingsError(ValueError):

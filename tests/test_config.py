@@ -11,8 +11,9 @@ import pytest
 
 import angle_llm.config as config
 from angle_llm.config import CheckpointSettings, LoraSettings, OptimizerSettings, TrainSettings
-from angle_llm.losses import AngleObjective
+from angle_llm.losses import AngleObjective, FalseNegatives
 from angle_llm.settings_io import SettingsError, load_settings, parse_settings, save_settings, settings_from_dict
+from angle_llm.train.batches import make_losses
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
 
@@ -165,3 +166,29 @@ def test_warmup_is_a_share_or_a_number_of_steps() -> None:
     assert OptimizerSettings(warmup=0.1).warmup_steps(32) == 4
     assert OptimizerSettings(warmup=100).warmup_steps(32) == 100
     assert OptimizerSettings(warmup=0).warmup_steps(32) == 0
+
+
+def test_later_settings_are_no_part_of_a_fingerprint_when_unset() -> None:
+    """The constant is the fingerprint of the defaults before these settings existed."""
+    assert TrainSettings().fingerprint() == "04e9ba5a61e072fd"
+    for name, value in {
+        "false_negatives": {"margin": 0.0},
+        "extra_negatives": ["query_query"],
+        "hardness_strength": 5.0,
+        "hardness_scope": "all",
+    }.items():
+        changed = settings_from_dict(TrainSettings, {"objective": {name: value}}, where="test")
+        assert changed.fingerprint() != TrainSettings().fingerprint()
+
+
+def test_settings_of_negatives_reach_the_loss() -> None:
+    flags = "--objective.contrastive-form forward --objective.false-negatives.ratio 0.95 --objective.extra-negatives "
+    flags += "query_query document_document --objective.hardness-strength 5 --objective.hardness-scope own"
+    (loss,) = make_losses(parse_settings(TrainSettings(), flags.split()))
+    assert loss == AngleObjective(
+        contrastive_form="forward",
+        false_negatives=FalseNegatives(ratio=0.95),
+        extra_negatives=("query_query", "document_document"),
+        hardness_strength=5.0,
+        hardness_scope="own",
+    )

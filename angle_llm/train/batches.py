@@ -14,7 +14,7 @@ import torch
 from angle_llm.config import ObjectiveSettings, TrainSettings
 from angle_llm.data.batch import TextBatch
 from angle_llm.data.mixture import Mixture, sets_of
-from angle_llm.losses import AngleObjective, MixedObjective, NestedObjective, Objective, Part
+from angle_llm.losses import AngleObjective, FalseNegatives, MixedObjective, NestedObjective, Objective, Part
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.micro_batches import Plan
 from angle_llm.prompts import SIDES
@@ -35,7 +35,12 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
     losses: list[Objective] = []
     for each in sets_of(settings.data):
         own = settings_from_dict(ObjectiveSettings, common | each.objective, where=f"objective of {each.path}")
-        loss = AngleObjective(**settings_to_dict(own))
+        false = own.false_negatives
+        values = settings_to_dict(own) | {
+            "false_negatives": FalseNegatives(**settings_to_dict(false)) if false.is_on else None,
+            "extra_negatives": tuple(own.extra_negatives),
+        }
+        loss = AngleObjective(**values)
         is_nested = nested.layers or nested.dimensions
         losses.append(NestedObjective(loss, **settings_to_dict(nested)) if is_nested else loss)
     return losses

@@ -18,10 +18,12 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from angle_llm import SentenceEncoder, cli
+from angle_llm.train import process_loss
 
 
 def main(config: str, run_dir: str, failure: str, failing: str) -> None:
     torch.set_num_threads(1)
+    process_loss.LOST_SECONDS = 6  # the default is tested in tests/contract/test_contract_resume.py
     rank = os.environ["RANK"]
     Path(f"{run_dir}.{rank}.pid").write_text(str(os.getpid()))
     steps = itertools.count(1)

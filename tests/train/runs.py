@@ -88,10 +88,10 @@ def ending(run_dir: Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
 
 
 def largest_difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """Largest difference of two sets of tensors, each relative to its largest value."""
+    """Largest norm of the difference of two tensors of a name, relative to the norm of the first."""
     assert one
     assert one.keys() == other.keys()
-    return max(float((one[name] - other[name]).abs().max() / one[name].abs().max()) for name in one)
+    return max(float((one[name] - other[name]).norm() / one[name].norm()) for name in one)
 
 
 def loss_difference(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> float:

@@ -29,21 +29,18 @@ The encoder is saved in {model}. To use it:
     rows = encoder.encode(["A man is eating.", "Someone eats."])
 
     angle-llm embed --model {model} --input texts.txt --output rows.npy
-    angle-llm eval sts --model {model} --tasks {pairs}
+    {command}
 """
 
 
 def train(settings: TrainSettings) -> None:
     """Fine-tune a language model into a text-embedding model."""
-    import shlex
-
+    from angle_llm.evaluate.held_out import eval_command
     from angle_llm.run import fine_tune
 
     model = fine_tune(settings)
     if os.environ.get("RANK", "0") == "0":
-        pairs = settings.evaluation.pairs or "PAIRS.tsv"
-        named = "/" in pairs or pairs.endswith(".tsv")  # else `--tasks` reads it as the name of a task
-        print(_USAGE.format(model=model, pairs=shlex.quote(pairs if named else f"./{pairs}")))
+        print(_USAGE.format(model=model, command=eval_command(settings.evaluation, model)))
 
 
 def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:

@@ -267,16 +267,28 @@ class OptimizerSettings:
 
 @settings_class
 class EvaluationSettings:
-    """Evaluation during training; the model with the best Spearman correlation is kept."""
+    """Evaluation before, during and after training; the best model is kept."""
 
-    pairs: str | None = None
-    """A TSV file of scored pairs (sentence1, sentence2, score), or `starter:graded_pairs.tsv`. None: no evaluation."""
+    tasks: list[str] = field(default_factory=list)
+    """Held-out tasks: files of scored pairs (Spearman) or of questions and answers (nDCG@10, recall, MRR, MAP), BEIR
+    folders, FOLDER@NAME (qrels/NAME.tsv), or mteb:NAME, a task of MTEB. Empty: no evaluation."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Map of our field names to the column names of the files, where they differ and are not recognised."""
+    corpus: str | None = None
+    """A text file or table with more candidates for questions and answers."""
     every_steps: NonNegative = 0
     """Evaluate every this many optimizer steps; 0: at the end only."""
+    best_by: str | None = None
+    """Figure that selects the best model: TASK/FIGURE as in metrics.jsonl, or FIGURE of the first task. None: its first."""
+    patience: Positive | None = None
+    """Stop after this many evaluations without a new best one. None: train to the end."""
 
     def __post_init__(self) -> None:
-        if self.every_steps and self.pairs is None:
-            raise SettingsError(f"evaluation.every_steps is {self.every_steps}, but evaluation.pairs is not set.")
+        given = [name for name in ("columns", "corpus", "every_steps", "best_by", "patience") if getattr(self, name)]
+        if given and not self.tasks:
+            raise SettingsError(f"evaluation.{given[0]} is set, but evaluation.tasks is not.")
+        if self.patience and not self.every_steps:
+            raise SettingsError("evaluation.patience needs evaluation.every_steps.")
 
 
 @settings_class
@@ -303,7 +315,7 @@ class TrainSettings:
 
     COMMON_FLAGS: ClassVar[str] = (
         "Most runs set --model.path, --data.path, --data.format, --batch-size, --epochs, --optimizer.learning-rate, "
-        "--lora.rank, --evaluation.pairs and --run-dir; the defaults of the other flags work."
+        "--lora.rank, --evaluation.tasks and --run-dir; the defaults of the other flags work."
     )
 
     run_dir: str = "runs/latest"

@@ -30,7 +30,7 @@ def fine_tune(settings: TrainSettings) -> Path:
     import torch
     from accelerate.utils import set_seed
 
-    from angle_llm.evaluate.sts import sts_score
+    from angle_llm.evaluate.held_out import held_out_evaluation
     from angle_llm.losses import NestedObjective
     from angle_llm.model.lora import count_parameters
     from angle_llm.train.batches import make_losses
@@ -43,8 +43,7 @@ def fine_tune(settings: TrainSettings) -> Path:
         # 1. Settings that can be checked without reading data or weights.
         check_names(settings)
         losses = make_losses(settings)
-        pairs = settings.evaluation.pairs
-        evaluate = sts_score(pairs, micro_batch_tokens=settings.micro_batch_tokens) if pairs else None
+        evaluate = held_out_evaluation(settings.evaluation, settings.micro_batch_tokens)
 
         # 2. The examples.
         data = load_data(settings.data, run.processes)
@@ -71,9 +70,9 @@ def fine_tune(settings: TrainSettings) -> Path:
         # 5. Train, and keep the best model.
         run.prepare(data)
         result = Trainer(run, encoder, data, losses, evaluate, settings, budget).fit()
-        if result.best_score is not None:
-            scores = f"{result.start_score:.2f} before, {result.best_score:.2f} after"
-            run.log(f"evaluation: {scores} (Spearman × 100 on {pairs})")
+        for name, value in (result.best or {}).items():
+            before = "" if result.start is None else f"{result.start[name]:.2f} before, "
+            run.log(f"evaluation: {name} {before}{value:.2f} after ({result.described()})")
         return result.model_dir
 
 

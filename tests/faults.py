@@ -92,7 +92,7 @@ FAULTS = [
     Fault("warm-up-from-zero", "rate_share", "return step / warmup", "return (step - 1) / warmup",
           contract("train", "a_run_leaves")),
     Fault("remainder-dropped", "Draws.batches", "-(-count // batch_size)", "count // batch_size", STOPPED),
-    Fault("worst-model-kept", "BestModel.evaluate", "score > self.best", "score < self.best",
+    Fault("worst-model-kept", "BestModel.evaluate", "score > best", "score < best",
           contract("train", "best_model")),
     Fault("random-state-not-restored", "Checkpoints.resume", "processes.rank < len(states)", "not states", STOPPED),
     Fault("optimizer-not-restored", "DataParallelStrategy.load_state", "= tensor.clone()", "= torch.zeros_like(tensor)",

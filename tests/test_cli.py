@@ -75,7 +75,7 @@ def test_a_settings_file_sets_flags_of_every_command(tmp_path: Path) -> None:
         (["train", "--model.path", "./nowhere"], ["nowhere", "package:NAME"]),
         (["train", "--model.prompt", "sumarize_one_word"], ["'summarize_one_word'"]),
         (["train", "--data.path", "nowhere.jsonl"], ["nowhere.jsonl"]),
-        (["train", "--evaluation.pairs", "nowhere.tsv"], ["nowhere.tsv"]),
+        (["train", "--evaluation.tasks", "nowhere.tsv"], ["nowhere.tsv"]),
         (["train", "--objective.angle-form", "fase"], ["phase", "'fase'"]),
         (["train", "--resume", "atuo"], ["--resume", "auto", "never", "'atuo'"]),
         ([*EMBED, "--input", "README.md", "--output", "x.txt"], ["x.txt", ".npy"]),
@@ -217,7 +217,7 @@ def test_the_advice_after_training_names_the_pairs_of_the_run(
     pairs = tmp_path / "my pairs.tsv"
     pairs.write_text("sentence1\tsentence2\tscore\na\tb\t1\nc\td\t2\na\td\t0\n")
     small = ["--model.dtype", "float32", "--lora.rank", "2", "--data.limit", "4", "--max-steps", "1"]
-    places = ["--model.path", base, "--run-dir", str(tmp_path / "run"), "--evaluation.pairs", str(pairs)]
+    places = ["--model.path", base, "--run-dir", str(tmp_path / "run"), "--evaluation.tasks", str(pairs)]
     cli.run(["train", *small, *places])
     shown = capsys.readouterr().out
     assert f"angle-llm eval sts --model {tmp_path / 'run/model'} --tasks '{pairs}'" in shown

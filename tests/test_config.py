@@ -70,7 +70,7 @@ def test_yaml_overrides_defaults_key_by_key_and_the_command_line_overrides_yaml(
         ({"lora": {"targets": []}}, ["lora.targets"]),
         ({"optimizer": {"weight_decay": -1}}, ["optimizer.weight_decay", "-1"]),
         ({"optimizer": {"warmup": 1.5}}, ["optimizer.warmup", "whole number", "1.5"]),
-        ({"evaluation": {"every_steps": 5}}, ["evaluation.every_steps", "evaluation.pairs"]),
+        ({"evaluation": {"every_steps": 5}}, ["evaluation.every_steps", "evaluation.tasks"]),
         ({"checkpoint": {"every_steps": -1}}, ["checkpoint.every_steps", "-1"]),
         ({"checkpoint": {"keep": 0}}, ["checkpoint.keep", "0"]),
         ({"resume": ""}, ["resume", "auto, never"]),

@@ -62,7 +62,7 @@ def mteb_main(settings: MtebSettings, open_encoder: OpenEncoder) -> list[MtebSco
         ValueError: for an unknown task.
     """
     need_library("mteb", "tasks of MTEB", "mteb")
-    tasks = [_task(name) for name in settings.tasks]
+    tasks = [mteb_task(name) for name in settings.tasks]
     name = settings.name or named_after(settings.model)
 
     def run(encoder: SentenceEncoder, _: Encode, __: Encode | None) -> list[MtebScore]:
@@ -120,11 +120,11 @@ def named_after(model: str) -> str:
     return model if is_hub_id else f"local/{Path(model).expanduser().resolve().name}"
 
 
-def _task(name: str) -> Any:
-    """Return mteb's object of a task."""
+def mteb_task(name: str, flag: str = "--tasks") -> Any:
+    """Return mteb's object of a task; `flag` is named in the error for an unknown one."""
     import mteb
 
     try:
         return mteb.get_task(name)
     except KeyError as error:
-        raise ValueError(f"--tasks: mteb has no task {name!r}: {error.args[0]}") from error
+        raise ValueError(f"{flag}: mteb has no task {name!r}: {error.args[0]}") from error

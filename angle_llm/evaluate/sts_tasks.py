@@ -210,8 +210,9 @@ def read_task(data_dir: str | Path | None, task: str, variant: TextVariant = "ra
     return StsTask(task, label, variant, source, pairs, official_pairs)
 
 
-def read_pairs(path: str | Path) -> StsTask:
-    """Return a task named after a file with columns sentence1, sentence2, score, and optionally subtask or genre.
+def read_pairs(path: str | Path, columns: Sequence[str] = COLUMNS) -> StsTask:
+    """Return a task named after a file with columns sentence1, sentence2, score (or as named), and optionally subtask or
+    genre.
 
     `path` is a TSV, CSV, JSONL or Parquet file, or `starter:NAME`. Raises `FileNotFoundError`, or `ValueError` with
     file and line of a malformed row.
@@ -220,7 +221,7 @@ def read_pairs(path: str | Path) -> StsTask:
     if not source.startswith(STARTER) and not find_path(source).is_file():
         raise FileNotFoundError(f"no pair file at {source}; expected a table with columns {', '.join(COLUMNS)}.")
     name = Path(source.removeprefix(STARTER).removesuffix(".gz")).stem
-    return StsTask(name, name, "file", source, tuple(_pairs(open_rows(source, tables=True))))
+    return StsTask(name, name, "file", source, tuple(_pairs(open_rows(source, tables=True), columns)))
 
 
 def edited(task: StsTask, name: str, edit: Callable[[str], str]) -> StsTask:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from angle_llm.io import log, restore_folder
@@ -13,36 +13,53 @@ from angle_llm.train.checkpoint import Progress, SavedWeightsError, check_saved
 from angle_llm.train.metrics import Metrics
 from angle_llm.train.strategies import DataParallelStrategy
 
-Evaluate = Callable[[SentenceEncoder], float]
-"""Map an encoder to one number; a larger number is better."""
+Evaluate = Callable[[SentenceEncoder], Mapping[str, float]]
+"""Map an encoder to figures by name. The first one decides which model is best; a larger number is better."""
 RESCUE_FOLDER = "interrupted"
 """Folder of the run directory with the weights of a run that failed; removed when the run is finished."""
+
+
+def deciding(figures: Mapping[str, float] | None) -> float | None:
+    """Return the figure that decides which model is best, None without figures."""
+    return None if figures is None else next(iter(figures.values()))
 
 
 class BestModel:
     """Evaluates the encoder and keeps the best one in `folder`; without an evaluation, the last one.
 
-    All ranks evaluate; only the score of rank 0 is used, and only rank 0 writes.
+    All ranks evaluate; only the figures of rank 0 are used, and only rank 0 writes.
     """
 
     def __init__(
-        self, encoder: SentenceEncoder, evaluate: Evaluate | None, folder: Path, strategy: DataParallelStrategy
+        self,
+        encoder: SentenceEncoder,
+        evaluate: Evaluate | None,
+        folder: Path,
+        strategy: DataParallelStrategy,
+        patience: int | None = None,
     ) -> None:
         self._encoder, self._evaluate, self._strategy = encoder, evaluate, strategy
-        self.folder = folder
+        self.folder, self._patience = folder, patience
         self.evaluated: int | None = None
         """The step of the last evaluation."""
-        self.start: float | None = None
-        """The score before the first step."""
-        self.best: float | None = None
-        """The best score after it, that of `folder`."""
+        self.start: dict[str, float] | None = None
+        """Figures before the first step."""
+        self.best: dict[str, float] | None = None
+        """Figures of the best evaluation after it, those of `folder`."""
+        self.waited = 0
+        """Number of evaluations since the best one."""
+
+    @property
+    def has_stalled(self) -> bool:
+        """Whether `patience` evaluations in a row gave no new best model."""
+        return self._patience is not None and self.waited >= self._patience
 
     def resume(self, progress: Progress) -> None:
         """Continue with the scores of a checkpoint, and restore `folder` after a kill in the middle of a save."""
-        self.evaluated, self.start = progress.evaluated, progress.start
+        self.evaluated, self.start, self.waited = progress.evaluated, progress.start, progress.waited
         self.best = self._strategy.processes.from_main(lambda: self._restore(progress.best))
 
-    def _restore(self, best: float | None) -> float | None:
+    def _restore(self, best: dict[str, float] | None) -> dict[str, float] | None:
         target = self.folder.resolve()
         restore_folder(target)
         if best is not None and not target.exists():
@@ -60,15 +77,21 @@ class BestModel:
         if evaluate is None or self.evaluated == step:
             return
         own = self._strategy.guard_oom(lambda: evaluate(self._encoder))
-        score = self._strategy.processes.from_main(lambda: own)
-        metrics.log({"step": step, "evaluation": score})
+        figures = self._strategy.processes.from_main(lambda: dict(own))
+        (name, score), *others = figures.items()
+        logged = {f"evaluation/{name}": value for name, value in figures.items()}
+        metrics.log({"step": step, "evaluation": score, **logged})
         if self._strategy.processes.is_main:
-            log(f"step {step}: evaluation {score:.2f}")
+            shown = f"{name} {score:.2f}" + "".join(f", {other} {value:.2f}" for other, value in others)
+            log(f"step {step}: evaluation {shown}")
+        best = deciding(self.best)
         if step == 0:
-            self.start = score
-        elif self.best is None or score > self.best or (math.isnan(self.best) and not math.isnan(score)):
+            self.start = figures
+        elif best is None or score > best or (math.isnan(best) and not math.isnan(score)):
             self._save()
-            self.best = score
+            self.best, self.waited = figures, 0
+        else:
+            self.waited += 1
         self.evaluated = step
 
     def finish(self) -> None:

@@ -49,10 +49,12 @@ class Progress:
     """Length of metrics.jsonl."""
     evaluated: int | None = None
     """The step of the last evaluation."""
-    start: float | None = None
-    """The score before the first step."""
-    best: float | None = None
-    """The best score after it, that of `model/`."""
+    start: dict[str, float] | None = None
+    """Figures before the first step, the deciding one first."""
+    best: dict[str, float] | None = None
+    """Figures of the best evaluation after it, those of `model/`."""
+    waited: int = 0
+    """Number of evaluations since the best one."""
     budget: TokenBudget | None = None
     """Token budget, as set or chosen, and halved where memory ran out; None without a checkpoint."""
 

@@ -6,7 +6,7 @@ model/            the encoder to use
 checkpoints/      states to resume from
 rejected.jsonl    bad rows that were skipped
 interrupted/      weights of a run that failed, until it is finished
-result.json       written last: number of steps, scores, and the token budget at the end
+result.json       written last: number of steps, scores and all figures, prompt, pooling, length, token budget
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from angle_llm.config import TrainSettings
 from angle_llm.data.mixture import Mixture
 from angle_llm.io import log, plain, write_json
 from angle_llm.model.checks import is_saved_encoder
 from angle_llm.settings_io import SettingsError, changed_settings, load_settings, save_settings, settings_to_dict
-from angle_llm.train.best_model import RESCUE_FOLDER
+from angle_llm.train.best_model import RESCUE_FOLDER, deciding
 from angle_llm.train.checkpoint import FOLDER, checkpoint_names, named_checkpoint
 from angle_llm.train.distributed import Processes
 from angle_llm.train.memory import TokenBudget
@@ -39,12 +40,20 @@ class TrainResult:
     model_dir: Path
     """The encoder to use: the best one if the run evaluates, else the last one."""
     steps: int
-    best_score: float | None
-    """The best evaluation, None without one."""
-    start_score: float | None
-    """The evaluation before the first step, None without one."""
+    best: dict[str, float] | None
+    """Figures of the best evaluation, the deciding one first; None without one."""
+    start: dict[str, float] | None
+    """Figures of the evaluation before the first step, None without one."""
     budget: TokenBudget
     """The token budget at the end: as set or chosen, and halved where memory ran out."""
+    encoder: dict[str, Any]
+    """Prompt, pooling and maximum length."""
+
+    def described(self) -> str:
+        """Return prompt, pooling and maximum length, for messages: figures depend on them."""
+        return (
+            f"{self.encoder['prompt']}, pooling {self.encoder['pooling']}, at most {self.encoder['max_length']} tokens"
+        )
 
 
 class Run:
@@ -118,8 +127,10 @@ class Run:
         """Mark the run as finished, on the main process."""
         if self.processes.is_main:
             self._remove_encoder(RESCUE_FOLDER)
-            scores = {"start": result.start_score, "best": result.best_score}
-            write_json(self.folder / RESULT, plain({"steps": result.steps, **scores, "budget": result.budget}))
+            figures = {"start": result.start, "best": result.best}
+            scores = {name: deciding(found) for name, found in figures.items()}
+            content = {"steps": result.steps, **scores, "figures": figures, "encoder": result.encoder}
+            write_json(self.folder / RESULT, plain({**content, "budget": result.budget}))
 
     def _remove_encoder(self, name: str) -> None:
         if is_saved_encoder(self.folder / name):

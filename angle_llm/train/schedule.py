@@ -64,10 +64,10 @@ class StepSchedule:
         every = self._settings.evaluation.every_steps
         return step in (0, self.steps) or (every > 0 and step % every == 0)
 
-    def saves_at(self, step: int) -> bool:
+    def saves_at(self, step: int, *, is_last: bool = False) -> bool:
         """Return whether a checkpoint is written after this step; also after the last one, for a rerun."""
         every = self._settings.checkpoint.every_steps
-        return every > 0 and (step == self.steps or step % every == 0)
+        return every > 0 and (is_last or step == self.steps or step % every == 0)
 
 
 SCHEDULES: dict[str, Callable[[float], float]] = {

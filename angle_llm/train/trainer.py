@@ -101,7 +101,8 @@ class Trainer:
         self._strategy = make_strategy(encoder.model, settings.optimizer, self._processes)
         self._strategy.check_replicas()
         self._checkpoints = Checkpoints(settings, identity, self._strategy)
-        self._model = BestModel(encoder, evaluate, run.folder / "model", self._strategy)
+        patience = settings.evaluation.patience
+        self._model = BestModel(encoder, evaluate, run.folder / "model", self._strategy, patience)
 
     def fit(self) -> TrainResult:
         """Train from the first step, or from a checkpoint, to the end.
@@ -147,14 +148,18 @@ class Trainer:
                     f"(--optimizer.learning-rate; {rate:.3g} in this step), do not train in float16, or check the texts of the "
                     f"batch. {best}."
                 ) from error
-        result = TrainResult(self._model.folder, self._step, self._model.best, self._model.start, self._planner.budget)
+        encoder, model = self._planner.encoder, self._model
+        used = {"prompt": str(encoder.prompts), "pooling": encoder.pooling, "max_length": encoder.max_length}
+        result = TrainResult(model.folder, self._step, model.best, model.start, self._planner.budget, used)
         self._run.finish(result)
         return result
 
     def _train(self, bar: tqdm[Any]) -> None:
-        """Run all remaining optimizer steps."""
+        """Run all remaining optimizer steps, or stop after `evaluation.patience` evaluations without a new best one."""
         with paused(bar):
             self._evaluate_and_save()
+        if self._model.has_stalled:
+            return
         started = time.perf_counter()
         for epoch, groups in ahead(self._planner.steps(self._schedule.after(self._step))):
             rate = self._schedule.learning_rate(self._step + 1)
@@ -174,6 +179,11 @@ class Trainer:
             bar.update()
             with paused(bar):
                 self._evaluate_and_save()
+            if self._model.has_stalled:
+                self._run.log(
+                    f"step {self._step}: stopped after {self._model.waited} evaluations without a new best one"
+                )
+                return
             started = time.perf_counter()
 
     def _accumulate(self, groups: Sequence[PlannedGroup]) -> list[StepResult]:
@@ -250,17 +260,16 @@ class Trainer:
     def _evaluate_and_save(self) -> None:
         """Evaluate, write a checkpoint, or stop on a signal between two steps.
         A signal skips an evaluation that is due; the resumed run performs it."""
-        step, schedule = self._step, self._schedule
+        step, schedule, model = self._step, self._schedule, self._model
         signal = self._signal()
         if schedule.evaluates_at(step) and not signal:
-            self._model.evaluate(step, self._metrics)
+            model.evaluate(step, self._metrics)
             signal = self._signal()
-        if signal or (schedule.saves_at(step) and step > self._resumed):
-            model = self._model
+        if signal or (schedule.saves_at(step, is_last=model.has_stalled) and step > self._resumed):
             self._strategy.check_replicas()
             metrics_bytes, budget = self._metrics.bytes_on_disk(), self._planner.budget
             path = self._checkpoints.write(
-                Progress(step, metrics_bytes, model.evaluated, model.start, model.best, budget)
+                Progress(step, metrics_bytes, model.evaluated, model.start, model.best, model.waited, budget)
             )
             if signal:
                 self._run.log(

@@ -43,7 +43,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 def run_dir(files: Files) -> Path:
     """A finished run of `angle-llm train`: 12 steps on a tiny LLaMA, evaluated before and after."""
     run = files.folder / "run"
-    command("angle-llm", "train", *training(files, run), "--evaluation.pairs", files.pairs, "--epochs", "2")
+    command("angle-llm", "train", *training(files, run), "--evaluation.tasks", files.pairs, "--epochs", "2")
     return run
 
 

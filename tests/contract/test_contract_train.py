@@ -197,7 +197,7 @@ def test_another_seed_is_another_run(run_dir: Path, files: Files, tmp_path: Path
 
 
 def test_the_best_model_of_the_evaluations_is_kept(files: Files, tmp_path: Path) -> None:
-    run = [*training(files, tmp_path / "run"), "--optimizer.learning-rate", "0.3", "--evaluation.pairs", files.pairs]
+    run = [*training(files, tmp_path / "run"), "--optimizer.learning-rate", "0.3", "--evaluation.tasks", files.pairs]
     shown = command("angle-llm", "train", *run, "--evaluation.every-steps", "1").stdout
     scores = [line["evaluation"] for line in read_rows(tmp_path / "run/metrics.jsonl") if "evaluation" in line]
     assert len(scores) == 7
@@ -262,14 +262,14 @@ def test_plan_forecasts_a_run_without_starting_it(files: Files, tmp_path: Path) 
         ("--model.pooling lats", ["lats", "last"]),
         ("--data.path nowhere.jsonl", ["nowhere\\.jsonl"]),
         ("--data.format tripel", ["tripel", "triple"]),
-        ("--evaluation.pairs nowhere.tsv", ["nowhere\\.tsv"]),
+        ("--evaluation.tasks nowhere.tsv", ["nowhere\\.tsv"]),
         ("--objective.angle-form fase", ["fase", "phase"]),
         ("--resume atuo", ["--resume", "atuo", "auto"]),
         ("--batch-size 0", ["batch.size", r"\b0\b"]),
         ("--optimizer.learning-rate -1", ["learning.rate", "-1"]),
         ("--lora.rank four", ["rank", "four"]),
         ("--lora.rnak 4", ["rnak", "lora\\.rank"]),
-        ("--evaluation.every-steps 3", ["evaluation\\.every.steps", "evaluation\\.pairs"]),
+        ("--evaluation.every-steps 3", ["evaluation\\.every.steps", "evaluation\\.tasks"]),
     ],
 )
 def test_a_mistake_is_refused_before_anything_is_written(
@@ -326,4 +326,4 @@ def test_other_data_than_a_checkpoint_was_written_with_is_refused(files: Files, 
 
 def test_evaluation_pairs_with_a_bad_row_are_refused(files: Files, tmp_path: Path) -> None:
     path = write_pairs(tmp_path / "bad.tsv", [("a", "b", 1.0), ("c", "d", float("nan"))])
-    names(refused(files, tmp_path, "--evaluation.pairs", str(path)), r"bad\.tsv\W+(line )?3\b")
+    names(refused(files, tmp_path, "--evaluation.tasks", str(path)), r"bad\.tsv\W+(line )?3\b")

@@ -140,7 +140,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def write_pairs(path: Path, rows: Sequence[tuple[str, str, float]]) -> Path:
-    """A TSV file of scored pairs, as `--evaluation.pairs` and `eval/sts.py --tasks` read them."""
+    """A TSV file of scored pairs, as `--evaluation.tasks` and `eval/sts.py --tasks` read them."""
     path.write_text("sentence1\tsentence2\tscore\n" + "".join(f"{a}\t{b}\t{s}\n" for a, b, s in rows), encoding="utf-8")
     return path
 

@@ -13,6 +13,8 @@ BatchPlan = import_module("angle_llm.training.schedule").BatchPlan
 Wordings = import_module("angle_llm.training.sets").Wordings
 
 STS_COMMAND = ["eval"]
+SETTINGS = ".before.yaml"
+"""End of the names of the settings files, which have the setting names of the tree."""
 METRICS: dict[str, str] = {}
 
 

@@ -13,6 +13,8 @@ from angle_llm.train.schedule import StepSchedule
 
 __all__ = ["command_line"]
 STS_COMMAND = ["eval", "sts"]
+SETTINGS = ".yaml"
+"""End of the names of the settings files, which have the setting names of the tree."""
 METRICS = {"layout": "way"}
 """Names in metrics.jsonl that differ from those at the tag: {name here: name at the tag}."""
 

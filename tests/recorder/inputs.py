@@ -44,7 +44,7 @@ def run_settings(folder: Path) -> dict[str, dict[str, Any]]:
     plain = {"path": graded, "score_range": [0, 5], "limit": 12, "prompt": "plain"}
     return {
         # Activations kept, evaluated while training, two batches a step.
-        "kept": common | {"accumulation": 2, "evaluation": {"pairs": graded, "every_steps": 2}},
+        "kept": common | {"accumulation": 2, "evaluation": {"tasks": [graded], "every_steps": 2}},
         # Gradient caching, with dropout.
         "cached": common
         | {"graph_tokens": 0, "max_steps": 4, "lora": {"rank": 4, "alpha": 8, "dropout": 0.2, "targets": ["q_proj"]}},
@@ -91,6 +91,9 @@ def main(folder: Path) -> None:
     (folder / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
     for name, settings in run_settings(folder).items():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+        if evaluation := settings.get("evaluation"):  # one file of pairs at the tag
+            settings |= {"evaluation": {"pairs": evaluation["tasks"][0], "every_steps": evaluation["every_steps"]}}
+        (folder / f"{name}.before.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ class Recorder:
     def batches(self, run: str) -> None:
         """Examples of each step in order, and the texts and pairs of its batches."""
         encoder = SentenceEncoder.from_pretrained(self.inputs / "llama", device="cpu")
-        steps = list(self.adapter.batches(self.inputs / f"{run}.yaml", encoder))
+        steps = list(self.adapter.batches(self.inputs / f"{run}{self.adapter.SETTINGS}", encoder))
         flat = [batch for _, _, together in steps for batch in together]
         self.add_ragged(f"batches {run}: epoch, examples", [[epoch, *one] for epoch, some, _ in steps for one in some])
         self.values[f"batches {run}: texts"] = [text for batch in flat for text in batch.texts]
@@ -145,7 +145,7 @@ class Recorder:
 
     def run(self, name: str) -> Path:
         """Metrics and weights of each step, and the end of the run when resumed from each checkpoint."""
-        config, run_dir = self.inputs / f"{name}.yaml", self.out / name
+        config, run_dir = self.inputs / f"{name}{self.adapter.SETTINGS}", self.out / name
         command(self.adapter, "train", "--config", config, "--run-dir", run_dir)
         self.trained(f"run {name}", run_dir)
         for checkpoint in sorted((run_dir / "checkpoints").glob("step-*")):
@@ -163,7 +163,7 @@ class Recorder:
         """The same run in two processes, in float64."""
         run_dir = self.out / f"{name} in two processes"
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        worker = [__file__, self.adapter.__name__, self.inputs / f"{name}.yaml", run_dir, "--train"]
+        worker = [__file__, self.adapter.__name__, self.inputs / f"{name}{self.adapter.SETTINGS}", run_dir, "--train"]
         subprocess.run([*launcher, *worker], check=True)
         self.trained(f"run {name} in two processes", run_dir)
 
@@ -173,6 +173,7 @@ class Recorder:
         floats = self.values[f"{name}: final weights"].dtype  # its bound is that of the run
         lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
         lines = [{self.adapter.METRICS.get(key, key): number for key, number in line.items()} for line in lines]
+        lines = [{key: number for key, number in line.items() if not key.startswith("evaluation/")} for line in lines]
         names = sorted({key for line in lines for key, number in line.items() if isinstance(number, int | float)})
         series = {key: [line[key] for line in lines if key in line] for key in names if key not in TIMES}
         if whole:

@@ -43,7 +43,7 @@ def run_settings(folder: Path) -> TrainSettings:
         lora=LoraSettings(rank=4, alpha=8, dropout=0.2),
         data=DataSettings(path="starter:nli_triples.jsonl.gz", limit=20),
         optimizer=OptimizerSettings(learning_rate=1e-2),
-        evaluation=EvaluationSettings(pairs=str(pairs), every_steps=3),
+        evaluation=EvaluationSettings(tasks=[str(pairs)], every_steps=3),
         checkpoint=CheckpointSettings(every_steps=1),
         batch_size=4,
         accumulation=2,

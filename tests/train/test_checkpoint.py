@@ -71,7 +71,7 @@ def test_a_resumed_state_continues_as_if_never_interrupted(tmp_path: Path) -> No
         small.step()
     random.gauss(0, 1)  # stores a second number for the next call
     np.random.standard_normal()  # noqa: NPY002
-    here = Progress(3, 1234, evaluated=2, start=-0.1, best=1 / 3, budget=TokenBudget(7, 5))
+    here = Progress(3, 1234, evaluated=2, start={"a/b": -0.1}, best={"a/b": 1 / 3}, waited=1, budget=TokenBudget(7, 5))
     path = small.checkpoints.write(here)
     assert sorted(file.name for file in path.iterdir()) == FILES
     assert not [file for file in path.iterdir() if b"pickle" in file.read_bytes() or file.suffix == ".pt"]

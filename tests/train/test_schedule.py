@@ -28,7 +28,7 @@ def test_every_step_has_a_rate_above_0_and_none_exceeds_the_peak(name: str, warm
 
 def test_steps_with_evaluations_and_checkpoints() -> None:
     settings = TrainSettings(
-        evaluation=EvaluationSettings("pairs.tsv", every_steps=4),
+        evaluation=EvaluationSettings(["pairs.tsv"], every_steps=4),
         checkpoint=CheckpointSettings(every_steps=3),
         optimizer=OptimizerSettings(learning_rate=0.5, warmup=2),
         batch_size=1,

@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import re
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from test_distributed import program
 from tiny import save_tiny_base
 
 from angle_llm.config import (
+    CheckpointSettings,
     DataSettings,
     EvaluationSettings,
     LoraSettings,
@@ -34,6 +37,8 @@ from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.run import fine_tune
 from angle_llm.settings_io import SettingsError, load_settings, settings_from_dict
 from angle_llm.train.checkpoint import SavedWeightsError
+from angle_llm.train.metrics import Metrics
+from angle_llm.train.signals import Interrupted
 from angle_llm.train.trainer import TrainingError
 
 SENTENCES = ["A dog runs.", "Somebody reads."]
@@ -107,17 +112,58 @@ def test_the_best_model_is_kept_not_the_last(settings: TrainSettings, encoder: S
     scores = iter([1.0, 2.0, 9.0, 3.0])
     seen = []
 
-    def evaluate(encoder: SentenceEncoder) -> float:
+    def evaluate(encoder: SentenceEncoder) -> dict[str, float]:
         seen.append(encoder.encode(SENTENCES))
-        return next(scores)
+        score = next(scores)
+        return {"task/MRR": score, "task/R@1": -score}
 
-    evaluation = EvaluationSettings(pairs="scripted", every_steps=1)
+    evaluation = EvaluationSettings(tasks=["scripted"], every_steps=1)
     every_step = replace(settings, batch_size=4, epochs=1, evaluation=evaluation)
     result = fit(encoder, TRIPLES, AngleObjective(), every_step, evaluate)
-    assert (result.steps, result.start_score, result.best_score) == (3, 1.0, 9.0)
+    assert (result.steps, result.start, result.best) == (
+        3,
+        {"task/MRR": 1.0, "task/R@1": -1.0},
+        {"task/MRR": 9.0, "task/R@1": -9.0},
+    )
+    stored = json.loads((settings.run_path / "result.json").read_text())
+    assert (stored["start"], stored["best"], stored["figures"]["best"]) == (1.0, 9.0, result.best)
+    assert stored["encoder"] == {"prompt": "prompt summarize_one_word", "pooling": "last", "max_length": 100}
     np.testing.assert_array_equal(SentenceEncoder.from_pretrained(result.model_dir).encode(SENTENCES), seen[2])
     logged = [row["evaluation"] for row in read_metrics(settings.run_path) if "evaluation" in row]
     assert logged == [1.0, 2.0, 9.0, 3.0]
+    assert [row["evaluation/task/R@1"] for row in read_metrics(settings.run_path) if "evaluation" in row][2] == -9.0
+
+
+@pytest.mark.parametrize("stop", [None, 0, 2, 3])
+def test_a_run_stops_after_evaluations_without_a_new_best_one(
+    stop: int | None, settings: TrainSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The third evaluation after the best one would be better again. A resumed run stops at the same step."""
+    scores = iter([9.0, 5.0, 6.0, 5.0, 6.0, 8.0])
+    monkeypatch.setattr(
+        "angle_llm.evaluate.held_out.held_out_evaluation", lambda *_: lambda encoder: {"task/MRR": next(scores)}
+    )
+    evaluation = EvaluationSettings(tasks=["scripted"], every_steps=1, patience=2)
+    patient = replace(settings, evaluation=evaluation, checkpoint=CheckpointSettings(every_steps=50), resume="auto")
+    if stop is not None:
+        real = Metrics.log
+
+        def log(self: Metrics, values: dict[str, float], notes: Any = None) -> None:
+            real(self, values, notes)
+            if values["step"] == stop and "evaluation" in values:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Metrics, "log", log)
+            with pytest.raises(Interrupted):
+                fine_tune(patient)
+    fine_tune(patient)
+    result = json.loads((settings.run_path / "result.json").read_text())
+    assert (result["steps"], result["start"], result["best"]) == (4, 9.0, 6.0)
+    assert [row["step"] for row in read_metrics(settings.run_path) if "loss" in row] == [1, 2, 3, 4]
+    assert "step 4: stopped after 2 evaluations without a new best one" in capsys.readouterr().out
+    fine_tune(replace(patient, resume="step-000004"))
+    assert json.loads((settings.run_path / "result.json").read_text())["steps"] == 4
 
 
 # ------------------------------------------------------------------------------------------------------------ failures
@@ -182,9 +228,9 @@ def test_memory_that_runs_out_in_an_evaluation_and_in_a_step_is_used_in_smaller_
 
     texts = [each.anchor for each in TRIPLES]
     limited = replace(settings, batch_size=2, accumulation=3, epochs=1, micro_batch_tokens=5000, graph_tokens=5000)
-    limited = replace(limited, evaluation=EvaluationSettings(pairs="scripted", every_steps=1))
+    limited = replace(limited, evaluation=EvaluationSettings(tasks=["scripted"], every_steps=1))
     encoder.model.register_forward_pre_hook(check, with_kwargs=True)
-    result = fit(encoder, TRIPLES, AngleObjective(), limited, lambda it: float(it.encode(texts).sum()))
+    result = fit(encoder, TRIPLES, AngleObjective(), limited, lambda it: {"sum": float(it.encode(texts).sum())})
     assert result.steps == 2
     printed = capsys.readouterr().out
     assert "out of memory: repeating the step with" in printed
@@ -233,11 +279,11 @@ def test_a_failed_run_leaves_its_weights_until_it_is_finished(
 ) -> None:
     calls: list[int] = []
 
-    def evaluate(encoder: SentenceEncoder) -> float:
+    def evaluate(encoder: SentenceEncoder) -> dict[str, float]:
         calls.append(1)
         if len(calls) == 2:
             raise ValueError("broken evaluation")
-        return 1.0
+        return {"task/score": 1.0}
 
     with pytest.raises(ValueError, match="broken evaluation"):
         fit(encoder, TRIPLES, AngleObjective(), settings, evaluate)

@@ -1,0 +1,159 @@
+"""Held-out tasks of a training run: from settings to a function that returns the figures of an encoder by name."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from angle_llm.config import DataSource, EvaluationSettings
+from angle_llm.data.examples import open_examples
+from angle_llm.data.readers import EXTENSIONS, STARTER, find_path
+from angle_llm.evaluate.correlation import UndefinedCorrelationError
+from angle_llm.evaluate.encoding import check_names, encode_with
+from angle_llm.evaluate.mteb_tasks import evaluate_mteb, mteb_task
+from angle_llm.evaluate.ranks import query_metrics
+from angle_llm.evaluate.retrieval import evaluate_retrieval
+from angle_llm.evaluate.retrieval_tasks import RetrievalTask, is_beir, read_answers, read_beir
+from angle_llm.evaluate.sts import evaluate
+from angle_llm.evaluate.sts_tasks import StsTask, read_pairs
+from angle_llm.settings_io import SettingsError, need_library, unknown_name
+
+if TYPE_CHECKING:
+    from angle_llm.model.encoder import SentenceEncoder
+
+MTEB = "mteb:"
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class HeldOutTask:
+    """A task with the names of its figures, the main one first, and the function that computes them."""
+
+    name: str
+    figures: tuple[str, ...]
+    measure: Callable[[SentenceEncoder], Mapping[str, float]]
+
+
+def held_out_evaluation(
+    settings: EvaluationSettings, micro_batch_tokens: int | None = None
+) -> Callable[[SentenceEncoder], Figures] | None:
+    """Return a function from an encoder to the figures of all tasks, × 100, as TASK/FIGURE; None without tasks.
+
+    The figure that `best_by` selects is the first. Files are read at once.
+
+    Raises:
+        SettingsError: for a task that does not exist, tasks of one name, or an unknown figure.
+        DataError: for a malformed file.
+        MissingLibraryError: for a task of MTEB without mteb.
+    """
+    if not settings.tasks:
+        return None
+    tasks = [_task(source, settings, micro_batch_tokens) for source in settings.tasks]
+    check_names([task.name for task in tasks])
+    first = _selected(settings.best_by, tasks)
+
+    def measured(encoder: SentenceEncoder) -> Figures:
+        found = {f"{task.name}/{name}": value for task in tasks for name, value in task.measure(encoder).items()}
+        return {first: found[first], **found}
+
+    return measured
+
+
+def eval_command(settings: EvaluationSettings, model: Path) -> str:
+    """Return the command that evaluates a model on the first task."""
+    source = settings.tasks[0] if settings.tasks else "PAIRS.tsv"
+    if source.startswith(MTEB):
+        kind, flags = "mteb", ["--tasks", source.removeprefix(MTEB)]
+    elif is_beir(source):
+        kind, flags = "retrieval", [source]
+    elif settings.tasks and _is_answers(source, settings):
+        columns = [word for pair in settings.columns.items() for word in pair]
+        more = [] if settings.corpus is None else ["--corpus", settings.corpus]
+        kind, flags = "retrieval", ["--pairs", source, *(["--columns", *columns] if columns else []), *more]
+    else:
+        named = source.startswith(STARTER) or "/" in source or source.endswith(EXTENSIONS)  # else a name of a task
+        kind, flags = "sts", ["--tasks", source if named else f"./{source}"]
+    return shlex.join(["angle-llm", "eval", kind, "--model", str(model), *flags])
+
+
+def _selected(best_by: str | None, tasks: list[HeldOutTask]) -> str:
+    """Return the figure that selects the best model, as TASK/FIGURE."""
+    known = [f"{task.name}/{name}" for task in tasks for name in task.figures]
+    wanted = tasks[0].figures[0] if best_by is None else best_by
+    found = next((name for name in (wanted, f"{tasks[0].name}/{wanted}") if name in known), None)
+    if found is None:
+        raise SettingsError(f"evaluation.best_by: {unknown_name('figure', wanted, known)}")
+    return found
+
+
+def _task(source: str, settings: EvaluationSettings, micro_batch_tokens: int | None) -> HeldOutTask:
+    if source.startswith(MTEB):
+        return _mteb_task(source.removeprefix(MTEB), micro_batch_tokens)
+    if is_beir(source):
+        return _retrieval_task(read_beir(source), micro_batch_tokens)
+    if not source.startswith(STARTER) and not find_path(source).is_file():
+        raise SettingsError(
+            f"evaluation.tasks: expected a file of pairs, a BEIR folder (with corpus.jsonl, queries.jsonl, qrels/) or "
+            f"mteb:NAME, got {source}, which does not exist or is none of them."
+        )
+    if _is_answers(source, settings):
+        return _retrieval_task(read_answers(_source(source, settings), settings.corpus), micro_batch_tokens)
+    columns = open_examples(_source(source, settings)).columns
+    return _sts_task(read_pairs(source, [columns[name] for name in ("text1", "text2", "score")]), micro_batch_tokens)
+
+
+def _source(path: str, settings: EvaluationSettings) -> DataSource:
+    return DataSource(path=path, columns=settings.columns)
+
+
+def _is_answers(source: str, settings: EvaluationSettings) -> bool:
+    """Return whether the rows of a file are questions and answers, not scored pairs."""
+    found = open_examples(_source(source, settings)).format
+    if found.startswith("nli"):
+        raise SettingsError(
+            f"evaluation.tasks: {source} has NLI rows; expected scored pairs, or questions and answers."
+        )
+    return found != "scored_pair"
+
+
+def _sts_task(task: StsTask, micro_batch_tokens: int | None) -> HeldOutTask:
+    def measure(encoder: SentenceEncoder) -> Figures:
+        encode, encode_document = encode_with(encoder, micro_batch_tokens, show_progress=_is_main())
+        found = evaluate(encode, [task], encode_document=encode_document).tasks[task.name]
+        if found.undefined:
+            raise UndefinedCorrelationError(f"{task.source}: undefined Spearman correlation: {found.undefined}.")
+        return {"spearman": found.spearman, "pearson": found.pearson}
+
+    return HeldOutTask(task.name, ("spearman", "pearson"), measure)
+
+
+def _retrieval_task(task: RetrievalTask, micro_batch_tokens: int | None) -> HeldOutTask:
+    def measure(encoder: SentenceEncoder) -> Figures:
+        encode, encode_document = encode_with(encoder, micro_batch_tokens, show_progress=_is_main())
+        found = evaluate_retrieval(encode, [task], encode_document=encode_document, resamples=0).tasks[task.name]
+        return {name: figure.value for name, figure in found.figures.items()}
+
+    return HeldOutTask(task.name, tuple(query_metrics([], [])), measure)
+
+
+def _mteb_task(name: str, micro_batch_tokens: int | None) -> HeldOutTask:
+    need_library("mteb", f"evaluation.tasks {MTEB}{name}", "mteb")
+    task: Any = mteb_task(name, "--evaluation.tasks")
+
+    def measure(encoder: SentenceEncoder) -> Figures:
+        from angle_llm.evaluate.mteb_encoder import MtebEncoder
+
+        model = MtebEncoder(encoder, name="local/training", micro_batch_tokens=micro_batch_tokens)
+        scores = [each.score for each in evaluate_mteb(model, [task])]
+        return {"main_score": sum(scores) / len(scores)}
+
+    return HeldOutTask(name, ("main_score",), measure)
+
+
+def _is_main() -> bool:
+    """Return whether this process shows progress; all processes evaluate."""
+    return os.environ.get("RANK", "0") == "0"

@@ -1,0 +1,111 @@
+"""Held-out tasks of a training run: kinds of tasks, the deciding figure, errors before the run."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evaluate_samples import Words, hashed_words, write
+
+from angle_llm.config import EvaluationSettings
+from angle_llm.data.formats import DataError
+from angle_llm.evaluate.held_out import eval_command, held_out_evaluation
+from angle_llm.evaluate.retrieval import evaluate_retrieval
+from angle_llm.evaluate.retrieval_tasks import read_beir
+from angle_llm.evaluate.sts import evaluate
+from angle_llm.evaluate.sts_tasks import read_pairs
+from angle_llm.settings_io import MissingLibraryError, SettingsError
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory: scored pairs, tickets, and a BEIR folder."""
+    monkeypatch.chdir(tmp_path)
+    write(Path("sts.tsv"), "sentence1\tsentence2\tscore\na b\ta c\t4\na\tb\t0\nx y\tx y\t5\n")
+    write(Path("tickets.csv"), "Titel,Lösung\nred car,the car\nold dog,a dog\ncold fish,a dog\n")
+    write(Path("more.txt"), "red\nred red\n")
+    documents = [{"_id": f"d{n}", "title": "", "text": f"w{n} w{n + 1}"} for n in range(5)]
+    queries = [{"_id": f"q{n}", "text": f"w{n}"} for n in range(5)]
+    for name, rows in (("corpus", documents), ("queries", queries)):
+        write(Path(f"beir/{name}.jsonl"), "".join(json.dumps(row) + "\n" for row in rows))
+    write(Path("beir/qrels/valid.tsv"), "query-id\tcorpus-id\tscore\n" + "".join(f"q{n}\td{n}\t1\n" for n in range(5)))
+    return tmp_path
+
+
+COLUMNS = {"text1": "Titel", "text2": "Lösung"}
+
+
+def figures(encoder: Any = None, **settings: Any) -> dict[str, float]:
+    evaluation = held_out_evaluation(EvaluationSettings(**settings))
+    assert evaluation is not None
+    return evaluation(encoder or Words())
+
+
+def test_all_figures_of_all_tasks_equal_those_of_the_commands(folder: Path) -> None:
+    found = figures(tasks=["beir@valid", "sts.tsv"])
+    [sts] = evaluate(hashed_words, [read_pairs("sts.tsv")]).tasks.values()
+    [beir] = evaluate_retrieval(hashed_words, [read_beir("beir@valid")], resamples=0).tasks.values()
+    expected = {f"beir@valid/{name}": figure.value for name, figure in beir.figures.items()}
+    expected |= {"sts/spearman": sts.spearman, "sts/pearson": sts.pearson}
+    assert found == expected
+    assert list(found) == list(expected), "the main figure of the first task decides"
+    assert beir.figures["R@1"].interval is None
+    assert held_out_evaluation(EvaluationSettings()) is None
+
+
+def test_questions_with_answers_and_scored_pairs_are_recognised_by_their_columns(folder: Path) -> None:
+    found = figures(tasks=["tickets.csv"], columns=COLUMNS)
+    assert found["tickets/R@1"] == pytest.approx(200 / 3)
+    assert found["tickets/R@10"] == 100
+    with_more = figures(tasks=["tickets.csv"], columns=COLUMNS, corpus="more.txt")
+    assert with_more["tickets/R@1"] < found["tickets/R@1"]
+    write(Path("q.jsonl"), '{"question": "a b", "answer": "a"}\n')
+    assert next(iter(figures(tasks=["q.jsonl"]))) == "q/nDCG@10"
+    write(
+        Path("scored.jsonl"), '{"text1": "a b", "text2": "a", "score": 3}\n{"text1": "a", "text2": "b", "score": 1}\n'
+    )
+    assert figures(tasks=["scored.jsonl"])["scored/spearman"] == pytest.approx(100)
+
+
+def test_another_figure_decides(folder: Path) -> None:
+    tasks = ["sts.tsv", "beir@valid"]
+    for name, expected in (("pearson", "sts/pearson"), ("beir@valid/MRR", "beir@valid/MRR")):
+        found = figures(tasks=tasks, best_by=name)
+        assert next(iter(found)) == expected
+        assert len(found) == 10
+    with pytest.raises(SettingsError, match=r"evaluation\.best_by.*'spearmann'.*'sts/spearman'"):
+        figures(tasks=tasks, best_by="spearmann")
+
+
+def test_wrong_tasks_are_refused_before_a_run(folder: Path) -> None:
+    for source, kind, message in (
+        ("nothing.tsv", SettingsError, r"evaluation\.tasks.*nothing\.tsv"),
+        ("beir", FileNotFoundError, r"qrels/test\.tsv; found valid.*beir@valid"),
+        ("tickets.csv", DataError, r"tickets\.csv.*Titel"),
+    ):
+        with pytest.raises(kind, match=message):
+            figures(tasks=[source])
+    write(Path("nli.jsonl"), '{"premise": "a", "hypothesis": "b", "label": 0}\n')
+    with pytest.raises(SettingsError, match=r"nli\.jsonl has NLI rows"):
+        figures(tasks=["nli.jsonl"])
+    with pytest.raises(ValueError, match="unique names"):
+        figures(tasks=["sts.tsv", "./sts.tsv"])
+    if importlib.util.find_spec("mteb") is None:
+        with pytest.raises(MissingLibraryError, match=r"mteb:NFCorpus.*angle_llm\[mteb\]"):
+            figures(tasks=["mteb:NFCorpus"])
+
+
+def test_the_advice_names_the_command_of_the_first_task(folder: Path) -> None:
+    model = Path("run/model")
+    for settings, words in (
+        ({"tasks": ["sts.tsv"]}, "sts --model run/model --tasks sts.tsv"),
+        ({"tasks": ["beir@valid"]}, "retrieval --model run/model beir@valid"),
+        ({"tasks": ["mteb:NFCorpus"]}, "mteb --model run/model --tasks NFCorpus"),
+        (
+            {"tasks": ["tickets.csv"], "columns": COLUMNS, "corpus": "more.txt"},
+            "retrieval --model run/model --pairs tickets.csv --columns text1 Titel text2 'Lösung' --corpus more.txt",
+        ),
+        ({}, "sts --model run/model --tasks PAIRS.tsv"),
+    ):
+        assert eval_command(EvaluationSettings(**settings), model) == f"angle-llm eval {words}"

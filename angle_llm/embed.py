@@ -74,6 +74,8 @@ class EmbedSettings:
     """Whether the texts are queries or documents. Required if the two have different prompts."""
     pooling: str | None = None
     """Pooling of token states to a vector. None: the one saved with the model."""
+    max_length: int | None = None
+    """Maximum tokens of a text, prompt included. None: as saved with the model."""
     normalize: bool = False
     """Scale every row to length 1."""
     dim: int | None = None
@@ -143,9 +145,8 @@ def embed_main(settings: EmbedSettings) -> None:
     from angle_llm.model.encoder import SentenceEncoder
 
     device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if world_size > 1 and torch.cuda.is_available() else None
-    encoder = SentenceEncoder.from_pretrained(
-        settings.model, prompt=settings.prompt, pooling=settings.pooling, device=device
-    )
+    usage: Any = {name: getattr(settings, name) for name in ("prompt", "pooling", "max_length")}
+    encoder = SentenceEncoder.from_pretrained(settings.model, device=device, **usage)
     if settings.side is not None:
         encoder = encoder.for_side(settings.side)
     elif encoder.prompts.differ:

@@ -60,6 +60,9 @@ class PromptTemplate:
     merge with the tail. segments: head, text and tail are tokenised separately, so that the ids of the prompt do not
     depend on the text. A text that is too long loses its end (with a full stop that an edit added) and, if joined, the
     quote after it; never the rest of the tail."""
+    append: Literal["eos"] | None = None
+    """eos: the end-of-sequence token of the tokenizer follows the tail, as in E5-Mistral, unless the tokenizer adds it
+    itself. It is kept when a text is cut."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "edits", tuple(self.edits))
@@ -78,6 +81,8 @@ class PromptTemplate:
                 raise PromptError(f"prompt {self.name!r}: {unknown_name('text edit', edit, TEXT_EDITS)}")
         if self.tokenization not in TOKENIZATIONS:
             raise PromptError(f"prompt {self.name!r}: {unknown_name('tokenization', self.tokenization, TOKENIZATIONS)}")
+        if self.append not in (None, "eos"):
+            raise PromptError(f"prompt {self.name!r}: append: expected eos or nothing, got {self.append!r}.")
 
     @property
     def head(self) -> str:
@@ -101,13 +106,17 @@ class PromptTemplate:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of what changes the token ids: template, edits, tokenization."""
-        content = json.dumps([self.template, self.edits, self.tokenization], ensure_ascii=False)
+        """SHA-256 of what changes the token ids: template, edits, tokenization, and what is appended."""
+        appended = [] if self.append is None else [self.append]
+        content = json.dumps([self.template, self.edits, self.tokenization, *appended], ensure_ascii=False)
         return hashlib.sha256(content.encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, for JSON and YAML."""
-        return asdict(self) | {"edits": list(self.edits)}
+        values = asdict(self) | {"edits": list(self.edits)}
+        if self.append is None:  # earlier versions do not know the key
+            del values["append"]
+        return values
 
     @classmethod
     def from_dict(cls, values: object, where: str) -> PromptTemplate:

@@ -171,6 +171,7 @@ def encoder_identity(encoder: SentenceEncoder) -> dict[str, Any]:
         "pooling": encoder.pooling,
         "max_length": encoder.max_length,
         "dimensions": encoder.dimensions,
+        **({"normalize": True} if encoder.normalize else {}),
     }
 
 

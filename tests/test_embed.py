@@ -180,6 +180,8 @@ def test_other_settings_in_the_same_folder_are_refused(encoder: SentenceEncoder,
     refused(r"vectors\.normalize false \(now true\)", normalize=True)
     refused(r"layout\.rows 4 \(now 5\)", rows=5)
     refused(r"model\.weights", tiny_encoder("bert", seed=1))
+    refused(r"model\.normalize", tiny_encoder("bert", normalize=True))
+    refused(r"model\.max_length 128 \(now 9\)", tiny_encoder("bert", max_length=9))
     write_lines(lines, [*TEXTS[:-1], "Fin"])
     refused(r"input\.files")
     assert contents(out) == before

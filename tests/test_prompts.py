@@ -121,8 +121,9 @@ def test_fingerprint_depends_on_what_changes_the_ids() -> None:
         replace(prompt, edits=()),
         replace(prompt, edits=prompt.edits[::-1]),
         replace(prompt, tokenization="segments"),
+        replace(prompt, append="eos"),
     ]
-    assert len({each.fingerprint for each in (prompt, *others)}) == 5
+    assert len({each.fingerprint for each in (prompt, *others)}) == 6
     # As stored in saved encoders:
     stored = "641370193fee239e4ae6309a65330e45b3ba81e50adf1a26a4f31f1deed49fc2"
     assert load_prompt("summarize_one_word").fingerprint == stored
@@ -133,6 +134,8 @@ def test_prompt_is_unchanged_by_json_and_yaml(write: Write) -> None:
     assert json.loads(json.dumps(prompt.to_dict())) == prompt.to_dict()
     assert PromptTemplate.from_dict(prompt.to_dict(), "here") == prompt
     assert load_prompt(write(yaml.safe_dump(prompt.to_dict(), allow_unicode=True))) == prompt
+    ended = replace(prompt, append="eos")
+    assert PromptTemplate.from_dict(ended.to_dict(), "here") == ended != prompt
     listed = PromptTemplate("x", "{text}", edits=["append_full_stop"])  # type: ignore[arg-type]
     assert len({listed, PromptTemplate("x", "{text}", edits=("append_full_stop",))}) == 1
 

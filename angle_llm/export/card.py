@@ -135,7 +135,7 @@ def _is_simple(facts: CardFacts) -> bool:
     if isinstance(facts.usage, ExportFacts):
         return True
     prompt, base = facts.usage.prompt.query, facts.base
-    is_plain = prompt.tokenization == "joined" and not prompt.edits and not facts.usage.layers
+    is_plain = prompt.tokenization == "joined" and not prompt.edits and prompt.append is None and not facts.usage.layers
     return is_plain and not (facts.form == "adapter" and (base is None or ":" in base))
 
 

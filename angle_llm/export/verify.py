@@ -240,10 +240,11 @@ def _rows(by_side: Sequence[Form], texts: Sequence[str]) -> Rows:
 
 
 def _shown(prompts: SidePrompts) -> str:
-    """Return template, edits and tokenization of the prompts."""
+    """Return template, edits, tokenization and appended token of the prompts."""
     shown = []
     for prompt in (prompts.query, prompts.document):
         more = [*prompt.edits, *(["segments"] if prompt.tokenization == "segments" else [])]
+        more += [] if prompt.append is None else [f"then {prompt.append}"]
         shown.append(repr(prompt.template) + (f" ({', '.join(more)})" if more else ""))
     return f"{shown[0]} (queries), {shown[1]} (documents)" if prompts.differ else shown[0]
 

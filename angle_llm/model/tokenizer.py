@@ -150,6 +150,8 @@ class SentenceTokenizer:
         self.max_length = max_length
         self.special_tokens = find_special_tokens(tokenizer)
         self.template = _TEMPLATES[prompt.tokenization](tokenizer, prompt)
+        if prompt.append == "eos":
+            self.template = self.template._replace(after=[*self.template.after, *self._end_of_sequence()])
         before, head, merge_span, after = self.template
         special = len(self.special_tokens.before) + len(self.special_tokens.after)
         overhead = len(before) + sum(map(len, plain_ids(tokenizer, [head, merge_span]))) + len(after)
@@ -160,6 +162,16 @@ class SentenceTokenizer:
             )
         self._text_tokens = max_length - special - len(before) - len(after)
         (self._textless_ids,) = self._apply([""])
+
+    def _end_of_sequence(self) -> list[int]:
+        """Return the id to append, or none if the tokenizer adds it itself."""
+        eos: int | None = self.tokenizer.eos_token_id
+        if eos is None:
+            raise ValueError(
+                f"prompt {self.prompt.name!r} has `append: eos`, but {type(self.tokenizer).__name__} has no eos_token. Set it "
+                "in tokenizer_config.json, or choose a prompt without `append`."
+            )
+        return [] if eos in self.special_tokens.after else [eos]
 
     def __call__(self, texts: Sequence[str], first: int = 0) -> list[list[int]]:
         """Return the ids of each text; errors count positions from `first`."""

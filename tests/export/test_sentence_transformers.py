@@ -103,7 +103,8 @@ def test_the_folder_gives_the_vectors(kind: str, tokenization: str, tmp_path: Pa
 @needs_library
 @pytest.mark.parametrize("pooling", ["max", "mean_sqrt_len", "weightedmean"])
 def test_an_encoder_that_normalises_is_exported_with_the_module(pooling: str, tmp_path: Path) -> None:
-    encoder = tiny_encoder("qwen2", pooling=pooling, max_length=60, normalize=True)
+    encoder = tiny_encoder("qwen2", prompt=load_prompt("plain_eos"), pooling=pooling, max_length=60, normalize=True)
+    assert encoder.tokenize([LONG])[0][-1] == encoder.tokenizer.eos_token_id
     encoder.save_pretrained(tmp_path / "whole")
     found = export_sentence_transformers(tmp_path / "whole", tmp_path / "out", device="cpu")
     assert found is not None

@@ -114,6 +114,23 @@ def test_a_configured_end_token_is_a_special_token_and_the_last_id() -> None:
     assert SentenceTokenizer(tokenizer, PAPER, 20)(["A man is sawing a plank in his garage."])[0][-1] == 2
 
 
+@every_kind
+def test_the_end_token_is_appended_once_and_kept(kind: str) -> None:
+    prompt = PromptTemplate("own", "query: {text}!", append="eos")
+    tokenizer = TOKENIZERS[kind]()
+    if tokenizer.eos_token_id is None:
+        with pytest.raises(ValueError, match=r"'own' has `append: eos`, but .* has no eos_token"):
+            SentenceTokenizer(tokenizer, prompt, 40)
+        return
+    without, tokenize = (SentenceTokenizer(tokenizer, each, 40) for each in (replace(prompt, append=None), prompt))
+    (ids,), (plain,) = tokenize(["A man sings."]), without(["A man sings."])
+    added = [] if tokenizer.eos_token_id in special_ids(kind)[1] else [tokenizer.eos_token_id]
+    assert ids == plain + added
+    (ids,), (plain,) = tokenize(["A man sings. " * 30]), without(["A man sings. " * 30])
+    assert len(ids) == len(plain) == 40
+    assert ids[-1 - len(added) :] == [plain[-1], *added]
+
+
 def test_a_tokenizer_that_changes_the_text_between_special_tokens_is_refused() -> None:
     class Rewriting:
         def __call__(self, texts: str | list[str], **_: object) -> dict[str, object]:

@@ -55,6 +55,7 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
     from angle_llm.export import commands as forms
     from angle_llm.mine import MineSettings, mine_main
     from angle_llm.plan import PlanSettings, plan_main
+    from angle_llm.score import ScoreSettings, score_main
     from angle_llm.search import SearchSettings, search_main
 
     def with_encoder(main: Callable[[Any, Any], Any]) -> Callable[[Any], None]:
@@ -82,6 +83,7 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
         "eval mteb": (MtebSettings, with_encoder(mteb_main), "Tasks of MTEB, run by mteb."),
         "data check": (CheckSettings, check_main, "Check a dataset before training."),
         "data mine": (MineSettings, mine_main, "Mine hard negatives for positive pairs."),
+        "data score": (ScoreSettings, score_main, "Score pairs by an encoder, as a teacher."),
         "merge": (forms.MergeSettings, forms.merge_main, "Merge a LoRA adapter into its base model."),
         "verify": (
             forms.VerifySettings,

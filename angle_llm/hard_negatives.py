@@ -1,4 +1,4 @@
-"""Which candidates can be the hard negatives of a query. `mine` embeds the texts and writes the groups.
+"""Which candidates can be the hard negatives of a query. `mine` writes the groups.
 
     examples, corpus ──► Material ──► nearest candidates of each query ──► guards ──► groups (query, positives, negatives)
 
@@ -19,6 +19,7 @@ import numpy as np
 from angle_llm.data.positives import Material, Query
 from angle_llm.search import Search, cosines, on_grid
 from angle_llm.settings_io import SettingsError
+from angle_llm.text_vectors import TextVectors
 from angle_llm.vectors import Array
 
 SCORES_AT_ONCE = 10_000_000
@@ -191,26 +192,6 @@ class MinedPart(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TextVectors:
-    """Vectors of the texts of a material, in memory or mapped from disk."""
-
-    document_TD: Array
-    """(T, D) of all texts as documents."""
-    query_QD: Array | None = None
-    """(Q, D) of the distinct texts of the queries; None if queries and documents have one prompt."""
-    query_texts: Array | None = None
-    """(Q,) ascending text numbers of `query_QD`."""
-
-    def queries(self, texts: Sequence[int] | Array) -> Array:
-        """Return the vectors of some texts as queries."""
-        if self.query_QD is None or self.query_texts is None:
-            found: Array = self.document_TD[texts]
-        else:
-            found = self.query_QD[np.searchsorted(self.query_texts, texts)]
-        return found
-
-
-@dataclass(frozen=True)
 class Miner:
     """Finds the negatives of queries; those of a query do not depend on other queries."""
 
@@ -263,8 +244,7 @@ class Miner:
 
     def _judge(self, query: int, text_W: Array) -> Array:
         assert self.judge_vectors is not None
-        vectors = self.judge_vectors
-        return cosines(on_grid(vectors.queries([query])), on_grid(vectors.document_TD[text_W]))
+        return cosines(on_grid(self.judge_vectors.queries([query])), on_grid(self.judge_vectors.document_TD[text_W]))
 
 
 def own_cosines(queries: Sequence[Query], vectors: TextVectors) -> list[list[float]]:
@@ -279,19 +259,18 @@ def group_row(
     material: Material, query: Query, own_cosines: Sequence[float], mined: Window | None = None
 ) -> dict[str, Any]:
     """Return a query as a row of format group: its own negatives, then mined ones, and cosines as scores."""
-    negatives, ranks, found = list(query.negatives), list[int | None]([None] * len(query.negatives)), list(own_cosines)
-    if mined is not None:
-        negatives += mined.text_W.tolist()
-        ranks += mined.rank_W.tolist()
-        found += mined.cosine_W.tolist()
-    return {
+    row: dict[str, Any] = {
         "query": material.texts[query.text],
         "positives": [material.texts[text] for text in query.positives],
-        "negatives": [material.texts[text] for text in negatives],
-        "scores": [round(cosine, _DIGITS) for cosine in found],
-        "ranks": ranks,
+        "negatives": [material.texts[text] for text in query.negatives],
+        "scores": [round(cosine, _DIGITS) for cosine in own_cosines],
         "examples": list(query.examples),
     }
+    if mined is not None:
+        row["ranks"] = [*[None] * len(query.negatives), *mined.rank_W.tolist()]
+        row["negatives"] += [material.texts[text] for text in mined.text_W.tolist()]
+        row["scores"] += [round(cosine, _DIGITS) for cosine in mined.cosine_W.tolist()]
+    return row
 
 
 def _sampled(count: int, rules: NegativeRules, example: int) -> Array:

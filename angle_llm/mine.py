@@ -7,27 +7,24 @@ NAME.jsonl.parts/      while mining: parts of groups, and the vectors unless --v
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-import numpy as np
 import tyro
 
 from angle_llm.config import DataSource
-from angle_llm.data.corpus import Corpus, CorpusText, Survey, TextBlock
+from angle_llm.data.corpus import Corpus
 from angle_llm.data.formats import DataError
 from angle_llm.data.positives import Material, gather
-from angle_llm.data.readers import BadRow, RowSource
+from angle_llm.data.readers import BadRow
 from angle_llm.data.row_settings import RowSettings
-from angle_llm.embed import embed_corpus, untokenizable
-from angle_llm.hard_negatives import Miner, NegativeRules, TextVectors
+from angle_llm.hard_negatives import Miner, NegativeRules
 from angle_llm.io import (
     FolderError,
     log,
@@ -43,13 +40,10 @@ from angle_llm.mining_report import account, format_report
 from angle_llm.resumable import IDENTITY, ResumableFolder, check_resumable, differences
 from angle_llm.search import searcher
 from angle_llm.settings_io import SettingsError, need_library
-from angle_llm.vectors import Array, ShardOptions, VectorForm, encoder_identity
-
-if TYPE_CHECKING:
-    from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.text_vectors import vectors_of
+from angle_llm.vectors import encoder_identity
 
 FORMAT_VERSION = 2
-_TOGETHER = 8192
 _IDENTITY = (
     *(rule.name for rule in fields(NegativeRules) if not rule.name.startswith("block_")), "positive_above", "index", "shard_rows",
 )  # fmt: skip
@@ -149,7 +143,7 @@ def mine_main(settings: MineSettings) -> None:
 
     if settings.index == "faiss":
         need_library("faiss", "--index faiss (--index exact needs no library)", "mining")
-    output = Output(settings.out.expanduser())
+    output = GroupsOutput(settings.out.expanduser())
     output.check_free()
     loaded = load_examples(settings.source)
     print(loaded.report.summary())
@@ -175,7 +169,7 @@ def corpus_texts(path: Path, column: str | None) -> Iterator[str]:
         yield row.text
 
 
-def mine(settings: MineSettings, material: Material, output: Output) -> dict[str, Any]:
+def mine(settings: MineSettings, material: Material, output: GroupsOutput) -> dict[str, Any]:
     """Write groups and report, and return the report; read it if both are there already."""
     from angle_llm.model.encoder import SentenceEncoder
 
@@ -227,7 +221,7 @@ def _write_bytes(folder: Path, name: str, content: bytes) -> None:
     (folder / name).write_bytes(content)
 
 
-class Output:
+class GroupsOutput:
     """The file of groups `out`, its report NAME.report.json, and the folder of the work, NAME.jsonl.parts."""
 
     def __init__(self, out: Path) -> None:
@@ -266,78 +260,3 @@ class Output:
         if not self.folder.exists() or read_object(self.folder / IDENTITY) == identity:
             remove_folder(self.folder)  # a process killed at the end left it, or half of it under its hidden name
         return report
-
-
-# --- vectors ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Texts(Corpus):
-    """Some texts of mining as a corpus; their places are those of the user's data."""
-
-    material: Material | None = None
-    numbers: Sequence[int] = ()
-
-    def blocks(self, size: int, wanted: Callable[[int], bool]) -> Iterator[TextBlock]:
-        assert self.material is not None
-        texts, place = self.material.texts, self.material.place
-        for number, first in enumerate(range(0, len(self.numbers), size)):
-            if wanted(number):
-                some = self.numbers[first : first + size]
-                yield TextBlock(number, first, [CorpusText(texts[index], None, place(index)) for index in some])
-
-
-def vectors_of(material: Material, encoder: SentenceEncoder, name: str, folder: Path, shard_rows: int) -> TextVectors:
-    """Return the vectors of all texts as documents, and with two prompts those of the queries, mapped from files
-    FOLDER/vectors-DIGEST.npy, which are made if they are not there.
-
-    `name` is the name that the encoder was loaded by.
-
-    Raises:
-        DataError: for a text without tokens, before any is embedded; for a vector that is 0 or not finite.
-        FolderError: if another process is making them.
-    """
-    everything = range(len(material.texts))
-    if not encoder.prompts.differ:
-        return TextVectors(_vectors(material, everything, encoder, name, folder, shard_rows))
-    queries = sorted({query.text for query in material.queries})
-    query_QD = _vectors(material, queries, encoder.for_side("query"), name, folder, shard_rows)
-    document_TD = _vectors(material, everything, encoder.for_side("document"), name, folder, shard_rows)
-    return TextVectors(document_TD, query_QD, np.array(queries))
-
-
-def _vectors(
-    material: Material, numbers: Sequence[int], encoder: SentenceEncoder, name: str, folder: Path, shard_rows: int
-) -> Array:
-    """Return the vectors (N, D) of some texts, as `vectors_of`."""
-    made_from = json.dumps([encoder_identity(encoder), shard_rows, [material.texts[number] for number in numbers]])
-    digest = hashlib.sha256(made_from.encode()).hexdigest()
-    target = folder / f"vectors-{digest[:16]}.npy"
-    blocks = [numbers[first : first + _TOGETHER] for first in range(0, len(numbers), _TOGETHER)]
-    if not target.is_file():
-        for block in blocks:  # takes a hundredth of the time of embedding
-            _check_tokens(material, encoder, block)
-        corpus = _Texts(RowSource("texts", []), "text", material=material, numbers=numbers)
-        survey = Survey(len(numbers), 0, [{"sha256": digest}], [])
-        form, options = VectorForm(encoder.dimensions, encoder.dimensions), ShardOptions("bare npy", shard_rows)
-        embed_corpus(corpus, survey, encoder, name, form, options, target.with_suffix(".parts"), target=target)
-    found: Array = np.load(target, mmap_mode="r", allow_pickle=False)
-    for first, block in zip(range(0, len(numbers), _TOGETHER), blocks, strict=True):
-        some = found[first : first + _TOGETHER]
-        bad = ~(np.isfinite(some).all(axis=1) & some.any(axis=1))
-        if bad.any():
-            raise DataError(
-                f"{material.place(block[int(bad.argmax())])}: its vector is 0 or not finite, so it has no cosine. Load the "
-                "model in bfloat16 or float32, check its weights, or remove the row"
-            )
-    return found
-
-
-def _check_tokens(material: Material, encoder: SentenceEncoder, some: Sequence[int]) -> None:
-    try:
-        encoder.tokenize([material.texts[index] for index in some])
-    except ValueError:
-        for index in some:
-            if reason := untokenizable(encoder, material.texts[index]):
-                raise DataError(f"{material.place(index)}: {reason}. Fix it, or remove its row") from None
-        raise

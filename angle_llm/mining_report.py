@@ -29,26 +29,6 @@ def account(parts: Sequence[dict[str, Any]], out: Path, queries: int) -> dict[st
         refused.update(part["refused"])
     if queries != (accounted := counts["full"] + counts["short"] + counts["without"]):
         raise RuntimeError(f"a bug in angle_llm: {accounted} of {queries} queries accounted for.")
-    figures: dict[str, list[float]] = {
-        "positive_cosine": [],
-        "own_negative_cosine": [],
-        "negative_cosine": [],
-        "rank": [],
-    }
-    rows = 0
-    with out.open(encoding="utf-8") as lines:
-        for row in map(json.loads, lines):
-            rows += 1
-            count = len(row["positives"])
-            figures["positive_cosine"] += row["scores"][:count]
-            for cosine, rank in zip(row["scores"][count:], row["ranks"], strict=True):
-                figures["own_negative_cosine" if rank is None else "negative_cosine"].append(cosine)
-            figures["rank"] += [rank for rank in row["ranks"] if rank is not None]
-    quantiles = {
-        name: dict(zip(map(str, _QUANTILES), np.percentile(values, list(_QUANTILES)).round(6).tolist(), strict=True))
-        for name, values in figures.items()
-        if values
-    }
     return {
         "queries": {
             "in": queries,
@@ -58,6 +38,31 @@ def account(parts: Sequence[dict[str, Any]], out: Path, queries: int) -> dict[st
             "dropped": counts["dropped"],
         },
         "refused": dict(refused),
+        **describe_groups(out),
+    }
+
+
+def describe_groups(out: Path) -> dict[str, Any]:
+    """Return the counts of a file of groups, and quantiles of its cosines and ranks."""
+    figures: dict[str, list[float]] = {
+        "positive_cosine": [], "own_negative_cosine": [], "negative_cosine": [], "rank": [],
+    }  # fmt: skip
+    rows = 0
+    with out.open(encoding="utf-8") as lines:
+        for row in map(json.loads, lines):
+            rows += 1
+            count = len(row["positives"])
+            ranks = row.get("ranks") or [None] * len(row["negatives"])
+            figures["positive_cosine"] += row["scores"][:count]
+            for cosine, rank in zip(row["scores"][count:], ranks, strict=True):
+                figures["own_negative_cosine" if rank is None else "negative_cosine"].append(cosine)
+            figures["rank"] += [rank for rank in ranks if rank is not None]
+    quantiles = {
+        name: dict(zip(map(str, _QUANTILES), np.percentile(values, list(_QUANTILES)).round(6).tolist(), strict=True))
+        for name, values in figures.items()
+        if values
+    }
+    return {
         "groups": {
             "rows": rows,
             "positives": len(figures["positive_cosine"]),
@@ -81,12 +86,19 @@ def format_report(report: dict[str, Any]) -> str:
         "candidates refused, by the first reason",
         *(f"  {reason:28}{count:12,}" for reason, count in report["refused"].items() if count),
     ]
-    if report["quantiles"]:
-        lines += ["", f"  {'of the groups':20}" + "".join(name.rjust(9) for name in _QUANTILES.values())]
-    for name, values in report["quantiles"].items():
-        digits = 0 if name == "rank" else 3
-        lines.append(f"  {name:20}" + "".join(f"{value:9.{digits}f}" for value in values.values()))
+    lines += format_quantiles(report["quantiles"])
     medians = [report["quantiles"].get(f"{name}_cosine", {}).get("50") for name in ("positive", "negative")]
     if None not in medians:
         lines += ["", f"median cosine with the query: positives {medians[0]:.3f}, mined negatives {medians[1]:.3f}"]
     return "\n".join(lines)
+
+
+def format_quantiles(quantiles: dict[str, dict[str, float]]) -> list[str]:
+    """Return the lines of a table of quantiles."""
+    if not quantiles:
+        return []
+    lines = ["", f"  {'of the groups':20}" + "".join(name.rjust(9) for name in _QUANTILES.values())]
+    for name, values in quantiles.items():
+        digits = 0 if name == "rank" else 3
+        lines.append(f"  {name:20}" + "".join(f"{value:9.{digits}f}" for value in values.values()))
+    return lines

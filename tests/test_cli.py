@@ -35,7 +35,7 @@ COMMANDS = [
     "eval nested",
     "eval mteb",
 ]
-COMMANDS += ["data check", "data mine", "merge", "verify", "export", "push"]
+COMMANDS += ["data check", "data mine", "data score", "merge", "verify", "export", "push"]
 
 
 @pytest.fixture(scope="module")

@@ -24,9 +24,11 @@ ALLOWED = {
 }
 ALLOWED["embed"] = ALLOWED["search"] = CORE | {"vectors"}
 ALLOWED["evaluate"] = ALLOWED["export"] = CORE | {"vectors"}
-ALLOWED["hard_negatives"] = CORE | {"vectors", "search"}
+ALLOWED["text_vectors"] = CORE | {"vectors", "embed"}
+ALLOWED["hard_negatives"] = CORE | {"vectors", "search", "text_vectors"}
 ALLOWED["mining_report"] = CORE | {"hard_negatives"}
-ALLOWED["mine"] = ALLOWED["check"] = CORE | {"vectors", "embed", "search", "hard_negatives", "mining_report"}
+ALLOWED["mine"] = ALLOWED["text_vectors"] | ALLOWED["hard_negatives"] | {"hard_negatives", "mining_report"}
+ALLOWED["score"] = ALLOWED["mine"] | {"mine"}
 ALLOWED["plan"] = ALLOWED["forecast"] = CORE | {"train", "plan", "forecast"}
 LIBRARIES = {
     "accelerate": ("train/", "run.py"),

@@ -19,14 +19,15 @@ from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import Group, PositivePair, ScoredPair, Triple
 from angle_llm.data.keys import near
 from angle_llm.data.positives import Material, gather
-from angle_llm.hard_negatives import REASONS, Judge, MinedPart, Miner, TextVectors, Window, make_guards
+from angle_llm.hard_negatives import REASONS, Judge, MinedPart, Miner, Window, make_guards
 from angle_llm.io import FolderError
-from angle_llm.mine import MineSettings, mine_main, vectors_of
+from angle_llm.mine import MineSettings, mine_main
 from angle_llm.mining_report import account
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.prompts import load_prompts
 from angle_llm.search import searcher
 from angle_llm.settings_io import MissingLibraryError, SettingsError
+from angle_llm.text_vectors import TextVectors, vectors_of
 
 PAIRS = [
     ("A man eats.", "Someone eats."),

@@ -1,0 +1,134 @@
+"""`angle-llm data score`: teacher scores of pairs, the cosines of an encoder.
+
+NAME.jsonl             the groups, one for each query, with scores
+NAME.report.json       what they depend on, and quantiles of the scores; written last
+NAME.jsonl.parts/      while scoring: the vectors; the same command resumes after a kill
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from angle_llm.data.positives import Material, gather
+from angle_llm.data.row_settings import RowSettings
+from angle_llm.hard_negatives import group_row, own_cosines
+from angle_llm.io import plain, remove_folder, write_file, write_json
+from angle_llm.mine import GroupsOutput
+from angle_llm.mining_report import describe_groups, format_quantiles
+from angle_llm.resumable import ResumableFolder
+from angle_llm.settings_io import SettingsError
+from angle_llm.text_vectors import TextVectors, vectors_of
+from angle_llm.vectors import encoder_identity
+
+FORMAT_VERSION = 1
+_TOGETHER = 1024
+
+
+@dataclass(frozen=True)
+class ScoreFiles:
+    """Examples, teacher and output of scoring."""
+
+    file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """Examples of any format, as for training."""
+    teacher: str
+    """The encoder: a saved directory, a model folder, a hub id, a .gguf file, or package:NAME/path/inside."""
+    out: Path
+    """The .jsonl file of groups. The same command resumes after a kill."""
+
+    limit: int | None = None
+    """Score at most this many examples."""
+    shuffle_seed: int | None = None
+    """Shuffle the examples with this seed before the limit is applied. None: file order."""
+    positive_above: float = 0.8
+    """Scored pairs above this score (rescaled to 0..1) are positives, the others negatives of their first text."""
+
+    prompt: str | dict[str, str] | None = None
+    """Prompt name or YAML file, or `query NAME document NAME`: the first texts of pairs are queries, the others
+    documents. None: as saved with the model, or the default of its kind."""
+    pooling: str | None = None
+    """Pooling of token states to a vector. None: as saved with the model, or the default of its kind."""
+    max_length: int | None = None
+    """Maximum tokens of a text with its prompt. None: as saved with the model, or the default."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Dtype of the weights."""
+    shard_rows: int = 8192
+    """Texts embedded at a time; at most this many are embedded again after a kill.
+    It may change the last digit of a score."""
+
+
+@dataclass(frozen=True)
+class ScoreSettings(RowSettings, ScoreFiles):
+    """Score the pairs of a data file by an encoder."""
+
+    def __post_init__(self) -> None:
+        if self.out.suffix != ".jsonl":
+            raise SettingsError(f"--out must name the file of groups, NAME.jsonl; got {self.out}.")
+        if self.shard_rows < 1:
+            raise SettingsError(f"--shard-rows must be at least 1, got {self.shard_rows}.")
+
+
+def score_main(settings: ScoreSettings) -> None:
+    """Write one group for each query, with the cosines of the teacher, or resume, and print quantiles.
+
+    Data, settings and the output are checked before a model is loaded.
+
+    Raises:
+        DataError: for examples that cannot be used, or have no positive pair.
+        FolderError: for an output of other settings, or of another program.
+    """
+    from angle_llm.data.examples import load_examples
+    from angle_llm.model.encoder import SentenceEncoder
+
+    output = GroupsOutput(settings.out.expanduser())
+    output.check_free()
+    source = settings.source_of(settings.file, limit=settings.limit, shuffle_seed=settings.shuffle_seed)
+    loaded = load_examples(source)
+    print(loaded.report.summary())
+    material = gather(loaded.examples, None, settings.positive_above, lower=True)
+    print(material.summary(), flush=True)
+    options = {name: getattr(settings, name) for name in ("prompt", "pooling", "max_length", "dtype")}
+    encoder = SentenceEncoder.from_pretrained(settings.teacher, **options)
+    identity: dict[str, Any] = plain({
+        "format_version": FORMAT_VERSION,
+        "material": {"sha256": material.digest(), **material.counts()},
+        "model": encoder_identity(encoder),
+        "settings": {name: getattr(settings, name) for name in ("positive_above", "shard_rows")},
+    })  # fmt: skip
+    report = output.finished(identity)
+    if report is not None:
+        print(f"{settings.out} exists already, from the same examples, encoder and settings", file=sys.stderr)
+    else:
+        with ResumableFolder(output.folder, identity, option="--out", flat=True):
+            vectors = vectors_of(material, encoder, settings.teacher, output.folder, settings.shard_rows)
+            write_file(output.out, lambda file: file.writelines(_rows(material, vectors)), writer="")
+            named = {"file": settings.file, "teacher": settings.teacher}
+            report = plain(
+                {
+                    "format_version": FORMAT_VERSION,
+                    "identity": identity,
+                    "named": named,
+                    **describe_groups(output.out),
+                }
+            )
+            write_json(output.report, report, writer="")
+            remove_folder(output.folder)
+    groups = report["groups"]
+    print(
+        f"{groups['rows']:,} groups with {groups['positives']:,} positives and {groups['own_negatives']:,} negatives, scored"
+    )
+    print("\n".join(format_quantiles(report["quantiles"])))
+    print(f"\n{settings.out}")
+
+
+def _rows(material: Material, vectors: TextVectors) -> Iterator[bytes]:
+    for first in range(0, len(material.queries), _TOGETHER):
+        some = material.queries[first : first + _TOGETHER]
+        for query, found in zip(some, own_cosines(some, vectors), strict=True):
+            yield json.dumps(group_row(material, query, found), ensure_ascii=False).encode() + b"\n"

@@ -209,6 +209,17 @@ class ObjectiveSettings:
     9 with in_batch (LLaVE), 5 with own (EmbeddingGemma)."""
     hardness_scope: Literal["in_batch", "own", "all"] = "in_batch"
     """Negatives that are weighted: those of other examples, your own, or all."""
+    kl_weight: float = 0.0
+    """Weight of the KL divergence between teacher and student over the texts of a group. For groups with scores."""
+    margin_mse_weight: float = 0.0
+    """Weight of the squared difference of margins (positive minus negative) of teacher and student. For groups with
+    scores."""
+    teacher_similarity: Literal["cosine", "dot"] = "cosine"
+    """Similarity that learns the scores of a teacher: cosine, or dot product (of vectors that are not normalised)."""
+    student_temperature: PositiveFloat = 0.05
+    """Divides the similarities that learn teacher scores. 1 with a dot product."""
+    teacher_temperature: PositiveFloat = 0.05
+    """Divides teacher scores: 0.05 for cosines, about 1 for logits of a reranker."""
 
 
 @settings_class
@@ -302,7 +313,10 @@ class CheckpointSettings:
     """Number of newest checkpoints to keep."""
 
 
-LATER_OBJECTIVE_SETTINGS = ("false_negatives", "extra_negatives", "hardness_strength", "hardness_scope")
+LATER_OBJECTIVE_SETTINGS = (
+    "false_negatives", "extra_negatives", "hardness_strength", "hardness_scope", "kl_weight", "margin_mse_weight",
+    "teacher_similarity", "student_temperature", "teacher_temperature",
+)  # fmt: skip
 """Settings that are no part of a fingerprint when unset, so that older runs can be resumed."""
 
 BUDGET_SETTINGS = ("micro_batch_tokens", "graph_tokens", "activation_checkpointing")

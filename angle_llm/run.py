@@ -33,7 +33,7 @@ def fine_tune(settings: TrainSettings) -> Path:
     from angle_llm.evaluate.held_out import held_out_evaluation
     from angle_llm.losses import NestedObjective
     from angle_llm.model.lora import count_parameters
-    from angle_llm.train.batches import make_losses
+    from angle_llm.train.batches import check_teacher_scores, make_losses
     from angle_llm.train.budget import choose_budget
     from angle_llm.train.loading import load_encoder
     from angle_llm.train.run_folder import Run
@@ -47,6 +47,7 @@ def fine_tune(settings: TrainSettings) -> Path:
 
         # 2. The examples.
         data = load_data(settings.data, run.processes)
+        check_teacher_scores(losses, data)
         for line in data.summary():
             run.log(line)
 

@@ -176,6 +176,11 @@ def test_later_settings_are_no_part_of_a_fingerprint_when_unset() -> None:
         "extra_negatives": ["query_query"],
         "hardness_strength": 5.0,
         "hardness_scope": "all",
+        "kl_weight": 1.0,
+        "margin_mse_weight": 1.0,
+        "teacher_similarity": "dot",
+        "student_temperature": 1.0,
+        "teacher_temperature": 1.0,
     }.items():
         changed = settings_from_dict(TrainSettings, {"objective": {name: value}}, where="test")
         assert changed.fingerprint() != TrainSettings().fingerprint()

@@ -6,12 +6,13 @@ from typing import Any, NoReturn
 
 import pytest
 
-from angle_llm.config import DataSettings, MixedSet, ModelSettings, TrainSettings
+from angle_llm.config import DataSettings, MixedSet, ModelSettings, ObjectiveSettings, TrainSettings
 from angle_llm.data import DataError
 from angle_llm.model.checks import CARD_NAME, ArtifactError
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.prompts import PromptError
 from angle_llm.run import fine_tune
+from angle_llm.settings_io import SettingsError
 
 
 def never(*_: object, **__: object) -> NoReturn:
@@ -59,3 +60,14 @@ def test_a_wrong_name_is_refused_before_data_are_read(
 def test_wrong_data_are_refused_before_weights_load(settings: TrainSettings) -> None:
     with pytest.raises(DataError, match=r"starter:nothing\.tsv"):
         fine_tune(settings)
+
+
+def test_a_teacher_term_without_scores_is_refused_before_weights_load(settings: TrainSettings) -> None:
+    taught = replace(
+        settings,
+        model=ModelSettings(),
+        data=DataSettings("starter:nli_triples.jsonl.gz", limit=8),
+        objective=ObjectiveSettings(kl_weight=1.0),
+    )
+    with pytest.raises(SettingsError, match=r"expected groups with teacher scores.* nli_triples has none"):
+        fine_tune(taught)

@@ -1,4 +1,4 @@
-"""The AnglE objective: weighted sum of cosine ranking, in-batch contrast, angle ranking and regression.
+"""The AnglE objective: weighted sum of cosine ranking, in-batch contrast, angle ranking, regression and teachers.
 
 Shapes: N rows (unique texts), D columns, P scored pairs.
 """
@@ -16,6 +16,13 @@ from angle_llm.losses.ranking import ranking_loss, regression_loss
 from angle_llm.losses.relation import Relation, on_device
 from angle_llm.losses.repulsion import HARDNESS_SCOPES, FalseNegatives, Hardness
 from angle_llm.losses.similarity import ANGLE_FORMS, cosine
+from angle_llm.losses.teachers import (
+    SCORE_SIMILARITIES,
+    VECTOR_DISTANCES,
+    TeacherDistance,
+    kl_loss,
+    margin_mse_loss,
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,10 @@ class AngleObjective:
     2503.04812, eq. 5, α 9), the user's own (own; EmbeddingGemma, arXiv 2509.20354, α 5), or all. Extra negatives have no
     weight. Equal to `hardness_mode` of `MultipleNegativesRankingLoss` in sentence-transformers 6.2.
 
+    Three terms learn from a teacher: `kl` and `margin_mse` from its scores of the pairs of a group (`kl_loss`,
+    `margin_mse_loss`), `teacher_vector` from its vectors (`TeacherDistance`, mean over the texts). The first two
+    compare scores / `teacher_temperature` with similarities / `student_temperature`, a key of `SCORE_SIMILARITIES`.
+
     Raises:
         ValueError: for a weight or temperature out of range, or an unknown form, scope or kind of negatives.
     """
@@ -70,16 +81,29 @@ class AngleObjective:
     extra_negatives: tuple[str, ...] = ()
     hardness_strength: float = 0.0
     hardness_scope: str = "in_batch"
+    kl_weight: float = 0.0
+    margin_mse_weight: float = 0.0
+    teacher_vector_weight: float = 0.0
+    teacher_similarity: str = "cosine"
+    student_temperature: float = 0.05
+    teacher_temperature: float = 0.05
+    teacher_vector_distance: str = "cosine"
 
     def __post_init__(self) -> None:
-        names = ("cosine_weight", "in_batch_weight", "angle_weight", "regression_weight")
+        names = (
+            "cosine_weight", "in_batch_weight", "angle_weight", "regression_weight", "kl_weight", "margin_mse_weight",
+            "teacher_vector_weight",
+        )  # fmt: skip
         for name in names:
             weight = getattr(self, name)
             if not 0 <= weight < math.inf:
                 raise ValueError(f"{name}: expected a finite number of 0 or more (0 omits the part), got {weight!r}.")
         if not any(getattr(self, name) for name in names):
             raise ValueError(f"expected at least one of {', '.join(names)} greater than 0; all are 0.")
-        for name in ("cosine_temperature", "in_batch_temperature", "angle_temperature"):
+        for name in (
+            "cosine_temperature", "in_batch_temperature", "angle_temperature", "student_temperature",
+            "teacher_temperature",
+        ):  # fmt: skip
             temperature = getattr(self, name)
             if not 0 < temperature < math.inf:
                 raise ValueError(
@@ -92,6 +116,8 @@ class AngleObjective:
             ("angle_form", tuple(ANGLE_FORMS)),
             ("contrastive_form", tuple(CONTRASTIVE_FORMS)),
             ("hardness_scope", HARDNESS_SCOPES),
+            ("teacher_similarity", tuple(SCORE_SIMILARITIES)),
+            ("teacher_vector_distance", tuple(VECTOR_DISTANCES)),
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}: expected one of {', '.join(known)}; got {getattr(self, name)!r}.")
@@ -167,6 +193,14 @@ class AngleObjective:
             needed |= dict(zip(repulsions, contrast.repulsions, strict=True))
         if self.angle_weight:
             needed["angle"] = PairSimilarity(ANGLE_FORMS[self.angle_form], left_P, right_P)
+        learns_scores = self.kl_weight or self.margin_mse_weight
+        if learns_scores:
+            needed["score"] = PairSimilarity(SCORE_SIMILARITIES[self.teacher_similarity], left_P, right_P)
+        if self.teacher_vector_weight:
+            if relation.teacher_vectors is None:
+                raise ValueError("teacher_vector_weight: expected teacher vectors in the relation, got none.")
+            distance = VECTOR_DISTANCES[self.teacher_vector_distance]
+            needed["distance"] = TeacherDistance(distance, relation.teacher_vectors)
         # One call, so that all gradients are added in one matrix.
         vector = dict(zip(needed, from_rows(x_ND, *needed.values()), strict=True))
 
@@ -183,4 +217,14 @@ class AngleObjective:
             parts["angle"] = self.angle_weight, ranking_loss(vector["angle"], score_P, self.angle_temperature)
         if self.regression_weight:
             parts["regression"] = self.regression_weight, regression_loss(vector["cosine"], score_P)
+        if learns_scores:
+            student_P = vector["score"] / self.student_temperature
+        if self.kl_weight:
+            parts["kl"] = self.kl_weight, kl_loss(student_P, relation, self.teacher_temperature)
+        if self.margin_mse_weight:
+            limits = self.teacher_temperature, self.positive_above
+            parts["margin_mse"] = self.margin_mse_weight, margin_mse_loss(student_P, relation, *limits)
+        if self.teacher_vector_weight:
+            distance_N = vector["distance"]
+            parts["teacher_vector"] = self.teacher_vector_weight, distance_N.sum() / max(len(distance_N), 1)
         return parts

@@ -48,6 +48,8 @@ class Relation:
     and the partners of one are no negatives of the other."""
     guide: Tensor | None = None
     """(N, G) vectors of the texts by a guide encoder; only their cosines are used."""
+    teacher_vectors: Tensor | None = None
+    """(N, T) vectors of the texts by a teacher."""
 
     def __post_init__(self) -> None:
         shapes = {"left": self.left.shape, "right": self.right.shape, "score": self.score.shape}
@@ -72,11 +74,13 @@ class Relation:
             )
         if self.text is not None and self.text.ndim != 1:
             raise ValueError(f"text: expected a vector (N,), one entry per row; got shape {tuple(self.text.shape)}.")
-        if self.guide is not None and (self.guide.ndim != 2 or not self.guide.is_floating_point()):
-            raise ValueError(
-                f"guide: expected a floating-point matrix (N, G), one row per text; got {self.guide.dtype} of shape "
-                f"{tuple(self.guide.shape)}."
-            )
+        for name in ("guide", "teacher_vectors"):
+            vectors: Tensor | None = getattr(self, name)
+            if vectors is not None and (vectors.ndim != 2 or not vectors.is_floating_point()):
+                raise ValueError(
+                    f"{name}: expected a floating-point matrix, one row per text; got {vectors.dtype} of shape "
+                    f"{tuple(vectors.shape)}."
+                )
         finite_P = self.score.isfinite()
         if not finite_P.all():
             pair = int((~finite_P).int().argmax())
@@ -97,7 +101,8 @@ class Relation:
                     f"{name}: expected row numbers in 0 .. {rows - 1}, as there are {rows} embeddings; got "
                     f"{int(index_P.min())} .. {int(index_P.max())}. Check that texts and pairs are of the same batch."
                 )
-        for name, of_row in (("text", self.text), ("guide", self.guide)):
+        of_rows = {"text": self.text, "guide": self.guide, "teacher_vectors": self.teacher_vectors}
+        for name, of_row in of_rows.items():
             if of_row is not None and len(of_row) != rows:
                 raise ValueError(f"{name}: expected {rows} rows, as there are {rows} embeddings; got {len(of_row)}.")
 
@@ -115,6 +120,7 @@ class Relation:
             teacher=None if self.teacher is None else wide(self.teacher),
             text=None if self.text is None else self.text.long(),
             guide=None if self.guide is None else wide(self.guide),
+            teacher_vectors=None if self.teacher_vectors is None else wide(self.teacher_vectors),
         )
 
     def subset(self, pairs: Tensor) -> tuple[Tensor, Relation]:
@@ -122,7 +128,7 @@ class Relation:
         rows, numbers = torch.unique(torch.cat([self.left[pairs], self.right[pairs]]), return_inverse=True)
         left, right = numbers.chunk(2)
         of_pairs = {name: _rows_of(getattr(self, name), pairs) for name in ("group", "teacher")}
-        of_rows = {name: _rows_of(getattr(self, name), rows) for name in ("text", "guide")}
+        of_rows = {name: _rows_of(getattr(self, name), rows) for name in ("text", "guide", "teacher_vectors")}
         return rows, Relation(left, right, self.score[pairs], **of_pairs, **of_rows)
 
 

@@ -13,12 +13,13 @@ import torch
 
 from angle_llm.config import ObjectiveSettings, TrainSettings
 from angle_llm.data.batch import TextBatch
+from angle_llm.data.formats import Group
 from angle_llm.data.mixture import Mixture, sets_of
 from angle_llm.losses import AngleObjective, FalseNegatives, MixedObjective, NestedObjective, Objective, Part
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.micro_batches import Plan
 from angle_llm.prompts import SIDES
-from angle_llm.settings_io import settings_from_dict, settings_to_dict
+from angle_llm.settings_io import SettingsError, settings_from_dict, settings_to_dict
 from angle_llm.train.memory import TokenBudget
 
 DIGEST_EXAMPLES = 1_000
@@ -44,6 +45,19 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
         is_nested = nested.layers or nested.dimensions
         losses.append(NestedObjective(loss, **settings_to_dict(nested)) if is_nested else loss)
     return losses
+
+
+def check_teacher_scores(losses: Sequence[Objective], data: Mixture) -> None:
+    """Raise `SettingsError` if a loss learns teacher scores and no example of its dataset has them."""
+    for loss, each in zip(losses, data.sets, strict=True):
+        plain = loss.plain if isinstance(loss, NestedObjective) else loss
+        if not isinstance(plain, AngleObjective) or not (plain.kl_weight or plain.margin_mse_weight):
+            continue
+        if not any(isinstance(example, Group) and example.scores is not None for example in each.examples):
+            raise SettingsError(
+                "objective.kl_weight, objective.margin_mse_weight: expected groups with teacher scores (--data.format "
+                f"group with a column scores); {each.name} has none. Set the weights to 0, or add scores."
+            )
 
 
 class PlannedBatch(NamedTuple):

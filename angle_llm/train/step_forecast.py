@@ -233,7 +233,11 @@ def loss_memory(objective: Objective, examples: Sequence[Example], dimensions: i
         with MemoryLedger() as ledger:
             rows_UD = torch.randn(len(batch), dimensions, generator=torch.Generator())
             leaf_UD = rows_UD.detach().requires_grad_()
-            loss = objective(leaf_UD, Relation(batch.left, batch.right, batch.score)).loss
+            known = Relation(
+                batch.left, batch.right, batch.score, group=batch.group, teacher=batch.teacher, guide=rows_UD,
+                teacher_vectors=rows_UD,
+            )  # fmt: skip
+            loss = objective(leaf_UD, known).loss
             torch.autograd.grad(loss, leaf_UD)
         found: int = ledger.peak
         return found

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
+import tyro
 from numpy.typing import NDArray
 
 from angle_llm.io import plain, write_json
@@ -38,8 +39,12 @@ class EncoderSettings:
     revision: str | None = None
     """Commit, tag or branch of a hub id."""
 
-    prompt: str | None = None
-    """Prompt name or YAML file. None: the one saved with the model."""
+    prompt: str | dict[str, str] | None = None
+    """Prompt name or YAML file, or `query NAME document NAME`. None: as saved with the model."""
+
+    side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
+    """Encode all texts as queries, or all as documents. None: each with the prompt of its side; a task of single texts
+    needs it if there are two prompts."""
 
     pooling: str | None = None
     """Pooling: last, mean, cls, … None: the one saved with the model."""
@@ -155,7 +160,8 @@ class Used:
     @classmethod
     def of(cls, encoder: Any) -> Used:
         """Return those of an encoder."""
-        return cls(encoder.prompts.to_dict(), encoder.pooling, encoder.max_length)
+        prompt = encoder.prompts if encoder.side is None else encoder.prompt
+        return cls(prompt.to_dict(), encoder.pooling, encoder.max_length)
 
     @property
     def prompt_name(self) -> str:
@@ -180,12 +186,13 @@ def check_names(names: Sequence[str]) -> None:
 def encode_with(
     encoder: SentenceEncoder, micro_batch_tokens: int | None, show_progress: bool = True
 ) -> tuple[Encode, Encode | None]:
-    """Return functions from texts to rows: of queries, and of documents if they have another prompt, else None."""
+    """Return functions from texts to rows: of queries, and of documents if they have another prompt, else None. An encoder
+    with a chosen side reads all texts as that side."""
 
     def made(one: SentenceEncoder) -> Encode:
         return lambda texts: one.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
 
-    if not encoder.prompts.differ:
+    if encoder.side is not None or not encoder.prompts.differ:
         return made(encoder), None
     return made(encoder.for_side("query")), made(encoder.for_side("document"))
 
@@ -209,9 +216,12 @@ def evaluated(
         settings.json.parent.mkdir(parents=True, exist_ok=True)
     names = ("prompt", "pooling", "max_length", "dtype", "device", "revision")
     encoder = open_encoder(settings.model, **{name: getattr(settings, name) for name in names})
-    if single_texts and encoder.prompts.differ:
+    if settings.side is not None:
+        encoder = encoder.for_side(settings.side)
+    elif single_texts and encoder.prompts.differ:
         raise ValueError(
-            f"{settings.model} has {encoder.prompts}, and these tasks have single texts. Choose one: --prompt NAME."
+            f"--as: expected query or document, because {settings.model} has {encoder.prompts} and these tasks have single "
+            "texts."
         )
     return evaluate(encoder, *encode_with(encoder, settings.micro_batch_tokens)), Used.of(encoder)
 

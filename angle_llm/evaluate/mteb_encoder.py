@@ -53,8 +53,8 @@ class MtebEncoder:
             raise ValueError(f"--name: expected ORGANISATION/MODEL, got {name!r}.")
         self._prompts = dict(prompts or {})
         self._encoder_of = {key: encoder.with_prompt(prompt) for key, prompt in self._prompts.items()}
-        self._encoder = encoder.for_side("query")
-        self._document_encoder = encoder.for_side("document")
+        self._encoder = encoder if encoder.side else encoder.for_side("query")
+        self._document_encoder = encoder if encoder.side else encoder.for_side("document")
         self._micro_batch_tokens = micro_batch_tokens
         known = {
             "name": name,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from angle_llm.io import write_json
+from angle_llm.prompts import Side
 from angle_llm.settings_io import SettingsError
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ class ExportSettings:
     """Output folder; must not exist or be empty."""
     to: Literal["sentence-transformers"] = "sentence-transformers"
     """sentence-transformers: a folder whose SentenceTransformer(OUT).encode(texts) gives the same vectors, prompt
-    included."""
+    included; with two prompts its encode_query and encode_document."""
+    side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
+    """Export the prompt of one side only, for all texts."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Dtype of a merged adapter; a whole model keeps its dtype. None: float32."""
     verify: bool = True
@@ -75,6 +78,8 @@ class VerifySettings:
     """A UTF-8 file with one text per line. None: built-in texts."""
     pairs: str | None = None
     """A TSV file of scored pairs (sentence1, sentence2, score), or starter:graded_pairs.tsv: compare Spearman too."""
+    side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
+    """Compare only this side of an encoder with two prompts, such as with a folder of `export --as`."""
     tolerance: float | None = None
     """Largest allowed 1 - cos. None: 1e-5 for weights stored in float32, 1e-3 for bfloat16 and float16, and every
     stored weight must be that of the adapter's merge. With a tolerance, wrong weights are counted but allowed."""
@@ -128,13 +133,21 @@ def merge_main(settings: MergeSettings) -> None:
 
 def export_main(settings: ExportSettings) -> None:
     """Export and print the verification; exit code 1 if the result differs from the encoder."""
+    from angle_llm.export.exported_folder import ExportFacts
     from angle_llm.export.sentence_transformers import export_sentence_transformers
 
-    _print_verification(settings, export_sentence_transformers, dtype=settings.dtype)
+    _print_verification(settings, export_sentence_transformers, dtype=settings.dtype, side=settings.side)
+    facts = ExportFacts.read(Path(settings.out).expanduser())
+    two = facts is not None and facts.prompt.differ
+    calls = ["queries = model.encode_query(texts)", "documents = model.encode_document(texts)"]
     print(
         f"\nThe folder for {settings.to} is {settings.out}. To use it:\n\n"
         "    from sentence_transformers import SentenceTransformer\n"
-        f"    rows = SentenceTransformer({settings.out!r}).encode(texts)"
+        + (
+            f"    model = SentenceTransformer({settings.out!r})\n    " + "\n    ".join(calls)
+            if two
+            else f"    rows = SentenceTransformer({settings.out!r}).encode(texts)"
+        )
     )
 
 
@@ -158,7 +171,14 @@ def verify_main(settings: VerifySettings, score_on: Callable[[str], Score]) -> N
 
     score = None if settings.pairs is None else score_on(settings.pairs)
     texts = None if settings.texts is None else _read_texts(settings.texts)
-    found = verify(settings.forms, texts=texts, score=score, tolerance=settings.tolerance, device=settings.device)
+    found = verify(
+        settings.forms,
+        texts=texts,
+        score=score,
+        tolerance=settings.tolerance,
+        device=settings.device,
+        side=settings.side,
+    )
     if settings.json is not None:
         write_json(settings.json, found.to_dict())
     print(found.text())

@@ -9,6 +9,9 @@
 Prompts of the library are prefixes, and it truncates a formatted text at its end, which is the tail of the prompt. So
 the prompt is part of the tokenizer (see `tokenizer.prompt_tokenizer`), and `encode` needs no argument and no code of
 the folder. This package does not open the folder: the prompt would be added twice.
+
+With different prompts for queries and documents, the library adds them: `prompts` in `config_sentence_transformers.json`
+for its `encode_query` and `encode_document`. So each must be text before `{text}` only; otherwise a folder per side.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from __future__ import annotations
 import inspect
 import shutil
 import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +35,9 @@ from angle_llm.model.artifact import EncoderCard, write_directory
 from angle_llm.model.backbone import BackboneLocation, load_tokenizer, locate
 from angle_llm.model.checks import CARD_NAME, ArtifactError, is_saved_encoder
 from angle_llm.model.library_folder import MODULES_NAME, POOLINGS
-from angle_llm.model.tokenizer import SentenceTokenizer, load_tokenizer_file
+from angle_llm.model.tokenizer import SentenceTokenizer, SideTokenizers, Tokenizer, load_tokenizer_file
 from angle_llm.model.weights import open_base
+from angle_llm.prompts import SIDES, Side, SidePrompts, load_prompt, load_prompts
 from angle_llm.settings_io import need_library
 
 _POOLINGS = {ours: theirs for theirs, ours in POOLINGS.items()} | {"last-avg": "mean_tokens", "last-max": "max_tokens"}
@@ -47,18 +53,19 @@ def export_sentence_transformers(
     out: str | Path,
     *,
     dtype: str | None = None,
+    side: Side | None = None,
     check: bool = True,
     device: str | None = None,
 ) -> Verification | None:
     """Write the saved encoder `run` as a sentence-transformers folder `out`, and return the verification.
 
-    An adapter is merged first and stored in `dtype` (None: float32); a whole model keeps its dtype. `check` False skips
-    the comparison, which needs the library.
+    An adapter is merged first and stored in `dtype` (None: float32); a whole model keeps its dtype. `side`: only the
+    prompt of queries or of documents, for all texts. `check` False skips the comparison, which needs the library.
 
     Raises:
         FileNotFoundError: if there is no saved encoder at `run`, or its base is missing.
-        ArtifactError: for a pooling that the library does not support, a tokenizer that cannot hold the prompt, a
-            damaged encoder, or a target that would overwrite its inputs.
+        ArtifactError: for a pooling or prompts that the library does not support, a tokenizer that cannot hold the
+            prompt, a damaged encoder, or a target that would overwrite its inputs.
         MissingLibraryError: if sentence-transformers is not installed and `check` is True.
         VerificationError: if the folder is a different encoder; nothing is written.
     """
@@ -76,8 +83,6 @@ def export_sentence_transformers(
             f"`dimensions` to null in {source / CARD_NAME}, export again, and open the folder with "
             f"SentenceTransformer(…, truncate_dim={card.dimensions})."
         )
-    if card.prompt.differ:
-        raise ArtifactError(f"{source} has {card.prompt}; expected one prompt.")
     if card.base is None and dtype not in (None, card.dtype):
         raise ArtifactError(
             f"{source} is a whole model stored in {card.dtype}, which is kept; --dtype {dtype} is for adapters."
@@ -85,8 +90,16 @@ def export_sentence_transformers(
     if check:
         need_library("sentence_transformers", "the comparison (--no-verify skips it)", "export")
     check_target(source, locate(card.base or str(source)), target)
-    sentences = SentenceTokenizer(load_tokenizer(BackboneLocation(str(source))), card.prompt.query, card.max_length)
-    exported = prompt_tokenizer(sentences)
+    if side is not None:
+        card = replace(card, prompt=load_prompts(card.prompt.of(side)))
+    tokenizer = load_tokenizer(BackboneLocation(str(source)))
+    tokenizers = SideTokenizers.of(tokenizer, card.prompt, card.max_length)
+    heads: dict[Side, str] = {}
+    if card.prompt.differ:
+        heads = _heads(card.prompt, source)
+        exported = prompt_tokenizer(SentenceTokenizer(tokenizer, load_prompt("plain"), card.max_length))
+    else:
+        exported = prompt_tokenizer(tokenizers.query)
     found: list[Verification | None] = []
 
     def fill(folder: Path) -> None:
@@ -100,9 +113,9 @@ def export_sentence_transformers(
                     path.replace(folder / path.name)
         write_json(folder / "tokenizer.json", exported.spec)
         write_json(folder / "tokenizer_config.json", exported.config)
-        _write_library_files(folder, card, rebuilt=_is_rebuilt(folder, sentences))
+        _write_library_files(folder, card, heads, rebuilt=_is_rebuilt(folder, tokenizers, heads))
         ExportFacts(card.prompt, card.pooling, card.max_length, exported.plain_names, card.normalize).write(folder)
-        found.append(finish_folder(folder, source, (str(run), str(out)), check=check, device=device))
+        found.append(finish_folder(folder, source, (str(run), str(out)), side=side, check=check, device=device))
 
     write_directory(target, fill)
     return found[0]
@@ -113,21 +126,44 @@ def _weights_files(folder: Path) -> list[Path]:
     return [*(folder / name for name in names if (folder / name).is_file()), *sorted(folder.glob("model*.safetensors"))]
 
 
-def _is_rebuilt(folder: Path, sentences: SentenceTokenizer) -> bool:
+def _heads(prompts: SidePrompts, source: Path) -> dict[Side, str]:
+    """Return the text that the library adds before a text of each side.
+
+    Raises:
+        ArtifactError: for a prompt that is more than a head.
+    """
+    for side in SIDES:
+        prompt = prompts.of(side)
+        if prompt.tail or prompt.edits or prompt.tokenization != "joined":
+            raise ArtifactError(
+                f"{source} has {prompts}. A sentence-transformers folder holds two prompts only if each is text before "
+                f"{{text}}, without edits and with tokenization joined; prompt {prompt.name!r} is {prompt.template!r}"
+                f"{', with edits' * bool(prompt.edits)}, {prompt.tokenization}. Export one folder for each side: --as query, "
+                "and --as document."
+            )
+    return {side: prompts.of(side).head for side in SIDES}
+
+
+def _is_rebuilt(folder: Path, tokenizers: SideTokenizers, heads: Mapping[Side, str]) -> bool:
     """Return whether `transformers` would rebuild the tokenizer of the folder instead of reading it.
 
     Raises:
         ArtifactError: if its ids differ from the encoder's even when it is read unchanged.
     """
-    check_same_ids(load_tokenizer_file(folder), sentences)
+
+    def check(exported: Tokenizer) -> None:
+        for sentences, head in zip(tokenizers.distinct, heads.values() or [""], strict=True):
+            check_same_ids(exported, sentences, head)
+
+    check(load_tokenizer_file(folder))
     try:
-        check_same_ids(load_tokenizer(BackboneLocation(str(folder))), sentences)
+        check(load_tokenizer(BackboneLocation(str(folder))))
     except ArtifactError:
         return True
     return False
 
 
-def _write_library_files(folder: Path, card: EncoderCard, *, rebuilt: bool) -> None:
+def _write_library_files(folder: Path, card: EncoderCard, heads: Mapping[Side, str], *, rebuilt: bool) -> None:
     backbone: Any = open_base(BackboneLocation(str(folder)), dtype=card.dtype).skeleton
     config = backbone.config.get_text_config()
     dimensions: int = getattr(config, "word_embed_proj_dim", None) or config.hidden_size
@@ -148,7 +184,7 @@ def _write_library_files(folder: Path, card: EncoderCard, *, rebuilt: bool) -> N
     write_json(folder / "sentence_bert_config.json", transformer)
     write_json(
         folder / "config_sentence_transformers.json",
-        {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"},
+        {"prompts": heads, "default_prompt_name": None, "similarity_fn_name": "cosine"},
     )
     (folder / "1_Pooling").mkdir()
     write_json(

@@ -79,8 +79,8 @@ def prompt_tokenizer(sentences: SentenceTokenizer) -> PromptTokenizer:
     return PromptTokenizer(spec, _config(tokenizer, sentences.max_length), plain_names)
 
 
-def check_same_ids(exported: Tokenizer, sentences: SentenceTokenizer) -> None:
-    """Check that a reloaded exported tokenizer gives the ids of the encoder for all kinds of texts.
+def check_same_ids(exported: Tokenizer, sentences: SentenceTokenizer, head: str = "") -> None:
+    """Check that a reloaded exported tokenizer gives the ids of the encoder for all kinds of texts, each after `head`.
 
     Raises:
         ArtifactError: with the first text that has other ids.
@@ -91,7 +91,7 @@ def check_same_ids(exported: Tokenizer, sentences: SentenceTokenizer) -> None:
             (ids,) = sentences([text])
         except ValueError:  # no token
             continue
-        found = exported(text, truncation=True)["input_ids"]
+        found = exported(head + text, truncation=True)["input_ids"]
         if found != ids:
             raise ArtifactError(
                 f"{type(sentences.tokenizer).__name__} cannot hold the prompt {sentences.prompt.template!r}: for {text!r:.60} "

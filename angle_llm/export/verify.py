@@ -44,7 +44,7 @@ from angle_llm.model.checks import is_saved_encoder
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.hub import find
 from angle_llm.model.quantization import dequantize
-from angle_llm.prompts import SIDES, SidePrompts
+from angle_llm.prompts import SIDES, Side, SidePrompts, load_prompts
 
 Form: TypeAlias = SentenceEncoder | SentenceTransformersModel
 Score = Callable[[SentenceEncoder], float]
@@ -64,6 +64,7 @@ def verify(
     device: str | None = None,
     names: Sequence[str] | None = None,
     original_base: bool = False,
+    side: Side | None = None,
 ) -> Verification:
     """Compare every form with the first one.
 
@@ -75,6 +76,7 @@ def verify(
         device: where to compute; None: the best available.
         names: names in the report instead of the paths.
         original_base: apply adapters to the base weights as stored, not to the values they were trained on.
+        side: compare encoders with two prompts on this side only. None: on both.
 
     Raises:
         ValueError: for fewer than two forms, or texts that cannot be encoded.
@@ -92,16 +94,17 @@ def verify(
         )
     encoder = _open(forms[0], device, {}, original_base)
     assert isinstance(encoder, SentenceEncoder)
-    usage = {"prompt": encoder.prompts, "pooling": encoder.pooling, "max_length": encoder.max_length}
+    prompts = encoder.prompts if side is None else load_prompts(encoder.prompts.of(side))
+    usage = {"prompt": prompts, "pooling": encoder.pooling, "max_length": encoder.max_length}
+    sides: Sequence[Side | None] = SIDES if prompts.differ else [side]
     notes = []
     if texts is None:
         texts = [text for text in SENTENCES if _has_tokens(encoder, text)]
         if skipped := len(SENTENCES) - len(texts):
             notes.append(f"{skipped} built-in texts skipped: the tokenizer has no tokens for them.")
     texts = list(texts)
-    two_sides = encoder.prompts.differ
-    first = _encode(encoder, _kind(forms[0]), names[0], texts, score, two_sides)
-    base_rows_ND, base_note = _base_rows(encoder, forms[0], texts, device)
+    first = _encode(encoder, _kind(forms[0]), names[0], texts, score, sides)
+    base_rows_ND, base_note = _base_rows(encoder, forms[0], texts, device, sides)
     del encoder  # before the next one is loaded
 
     base_difference, problems = None, []
@@ -112,8 +115,8 @@ def verify(
     untrained = bool(problems)
     comparisons = []
     for path, name in zip(forms[1:], names[1:], strict=True):
-        other = _encode(_open(path, device, usage, original_base), _kind(path), name, texts, score, two_sides)
-        compared = compare_forms(first, other, texts * (1 + two_sides), tolerance)
+        other = _encode(_open(path, device, usage, original_base), _kind(path), name, texts, score, sides)
+        compared = compare_forms(first, other, texts * len(sides), tolerance)
         count = _count([(forms[0], first.facts), (path, other.facts)], original_base)
         found = list(compared.problems)
         if count and count.wrong and tolerance is None:
@@ -139,7 +142,14 @@ def _count(forms: list[tuple[str | Path, FormFacts]], original_base: bool) -> We
 
 
 def finish_folder(
-    folder: Path, source: Path, names: tuple[str, str], *, check: bool, device: str | None, original_base: bool = False
+    folder: Path,
+    source: Path,
+    names: tuple[str, str],
+    *,
+    check: bool,
+    device: str | None,
+    original_base: bool = False,
+    side: Side | None = None,
 ) -> Verification | None:
     """Compare a new folder with its origin `source`, and write report and README.md into it.
 
@@ -148,13 +158,14 @@ def finish_folder(
         check: False skips the comparison, which the report records.
         original_base: as in `verify`; the report and the card then note the difference from the adapter on the values
             it was trained on.
+        side: as in `verify`.
 
     Raises:
         VerificationError: if the two differ.
     """
     found = None
     if check:
-        found = verify([source, folder], names=names, device=device, original_base=original_base)
+        found = verify([source, folder], names=names, device=device, original_base=original_base, side=side)
         if not found.holds:
             raise VerificationError(
                 f"{names[1]} was not written: it differs from the encoder in {names[0]}:\n{found.text()}"
@@ -205,34 +216,36 @@ def _encode(
     name: str,
     texts: Sequence[str],
     score: Score | None,
-    two_sides: bool,
+    sides: Sequence[Side | None],
 ) -> Encoded:
-    """Return facts, ids and rows of a form; with `two_sides` of the texts as queries, then as documents."""
+    """Return facts, ids and rows of a form: of all texts as each side."""
     dtype = str(encoder.dtype).removeprefix("torch.") + (f" in {encoder.bits} bits" if encoder.bits else "")
     if isinstance(encoder, SentenceEncoder):
         _widen(encoder)
-    by_side = _by_side(encoder, two_sides)
+    by_side = _by_side(encoder, sides)
     rows_ND = _rows(by_side, texts)
     facts = FormFacts(
         name=name,
         kind=kind,
         dtype=dtype,
-        prompt=_shown(encoder.prompts),
+        prompt=_shown(
+            encoder.prompts if len(sides) > 1 or not sides[0] else load_prompts(encoder.prompts.of(sides[0]))
+        ),
         pooling=encoder.pooling,
         max_length=encoder.max_length,
         dimensions=rows_ND.shape[1],
         normalize=encoder.normalize,
-        spearman=None if score is None else score(cast("SentenceEncoder", encoder)),  # only `encode` is used
+        # Only encoding is used.
+        spearman=None if score is None else score(cast("SentenceEncoder", encoder if len(sides) > 1 else by_side[0])),
     )
     return Encoded(facts, [ids for one in by_side for ids in one.tokenize(texts)], rows_ND)
 
 
-def _by_side(encoder: Form, two_sides: bool) -> Sequence[Form]:
-    """Return a form as a list with each of the two sides, or with one entry."""
-    if two_sides:
-        return [encoder.for_side(side) for side in SIDES]
-    reads_query = isinstance(encoder, SentenceEncoder) and encoder.prompts.differ  # compared with a form of one prompt
-    return [encoder.for_side("query") if reads_query else encoder]
+def _by_side(encoder: Form, sides: Sequence[Side | None]) -> Sequence[Form]:
+    """Return the form that encodes texts as each side; None if the first form has one prompt."""
+    if sides[0] is None and isinstance(encoder, SentenceEncoder) and encoder.prompts.differ:
+        sides = ["query"]  # a problem of the comparison
+    return [encoder if side is None else encoder.for_side(side) for side in sides]
 
 
 def _rows(by_side: Sequence[Form], texts: Sequence[str]) -> Rows:
@@ -259,13 +272,17 @@ def _has_tokens(encoder: SentenceEncoder, text: str) -> bool:
 
 
 def _base_rows(
-    encoder: SentenceEncoder, path: str | Path, texts: Sequence[str], device: str | None
+    encoder: SentenceEncoder,
+    path: str | Path,
+    texts: Sequence[str],
+    device: str | None,
+    sides: Sequence[Side | None],
 ) -> tuple[Rows | None, str]:
     """Return the rows of the base of the first form, with the same prompt and pooling; or None and the reason."""
     if _kind(path) == "adapter":
         backbone: Any = encoder.model.backbone
         with backbone.disable_adapter():
-            return _rows(_by_side(encoder, encoder.prompts.differ), texts), ""
+            return _rows(_by_side(encoder, sides), texts), ""
     merged = Path(path).expanduser() / MERGE_NAME
     if not merged.is_file():
         return None, f"not recorded (no {MERGE_NAME})"
@@ -286,4 +303,4 @@ def _base_rows(
     except (OSError, ValueError, KeyError, TypeError) as error:  # a damaged file, or a base that is not available
         return None, f"cannot be opened ({error})"
     _widen(base)
-    return _rows(_by_side(base, base.prompts.differ), texts), ""
+    return _rows(_by_side(base, sides), texts), ""

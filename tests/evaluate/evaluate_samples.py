@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from angle_llm.prompts import PromptTemplate, SidePrompts
+from angle_llm.prompts import PromptTemplate, Side, SidePrompts
 
 
 def hashed_words(texts: Sequence[str]) -> np.ndarray:
@@ -23,6 +23,8 @@ class Words:
     """An encoder as the commands need it; records how it was opened and called."""
 
     prompts = SidePrompts(PromptTemplate("plain", "{text}"), PromptTemplate("plain", "{text}"))
+    side: Side | None = None
+    prompt = prompts.query
     pooling = "sum"
     max_length = 77
     scale = 1.0

@@ -338,6 +338,7 @@ def test_two_prompts_encode_queries_and_documents(tmp_path: Path) -> None:
                 return hashed_words([prompts.of(side).format(text) for text in texts])
 
             one = Words()
+            one.side, one.prompt = side, prompts.of(side)
             one.encode = encode  # type: ignore[method-assign]
             return one
 
@@ -358,8 +359,13 @@ def test_two_prompts_encode_queries_and_documents(tmp_path: Path) -> None:
     assert sts.texts == 3
     transfer = TransferSettings(model="m", data_dir=tmp_path, tasks=("cr",))
     write(tmp_path / "transfer/cr.tsv", "text\tlabel\n" + "".join(f"text {n}\t{n % 2}\n" for n in range(20)))
-    with pytest.raises(ValueError, match=r"prompts q .queries. and d .documents.*--prompt"):
+    with pytest.raises(ValueError, match=r"--as: .*prompts q .queries. and d .documents"):
         transfer_main(transfer, lambda path, /, **options: TwoSides())
+    calls.clear()
+    retrieval_main(replace(settings, side="document"), lambda path, /, **options: TwoSides())
+    assert calls == [("document", ["a b", "c", "b"])]
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert (content["encoder"]["prompt"]["name"], content["settings"]["side"]) == ("d", "document")
 
 
 def test_the_command_reads_every_file_of_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

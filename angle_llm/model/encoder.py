@@ -142,8 +142,7 @@ class SentenceEncoder:
         return encoder
 
     def with_prompt(self, prompt: PromptChoice) -> SentenceEncoder:
-        """Return the encoder with another prompt (a name, a YAML file or a template), or with
-        {"query": …, "document": …}, on the same weights."""
+        """Return the encoder with another prompt (as in `from_pretrained`) on the same weights."""
         other = copy.copy(self)
         other.tokenizers = SideTokenizers.of(self.tokenizer, load_prompts(prompt), self.max_length)
         return other
@@ -273,15 +272,15 @@ class SentenceEncoder:
         self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
     ) -> Rows:
         """Return `encode` of the texts as queries, (N, D) float32: the first texts of the training pairs."""
-        query = self.for_side("query")
-        return query.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
+        return self.for_side("query").encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
 
     def encode_document(
         self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
     ) -> Rows:
         """Return `encode` of the texts as documents, (N, D) float32: the second texts of the training pairs."""
-        document = self.for_side("document")
-        return document.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
+        return self.for_side("document").encode(
+            texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress
+        )
 
     def encode_layers(
         self,

@@ -3,8 +3,6 @@
 import json
 import math
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -28,10 +26,13 @@ def line(data: pd.DataFrame, **where: str) -> pd.Series:
     return found.iloc[0]
 
 
-def test_make_report_draws_every_figure(tmp_path: Path) -> None:
+def test_make_report_draws_every_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     page, pictures = tmp_path / "report.html", tmp_path / "pictures"
-    command = [sys.executable, "-W", "error", "eval/report.py", "--page", str(page), "--pictures", str(pictures)]
-    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    monkeypatch.chdir(ROOT)
+    report.main(report.Settings(page=page, pictures=pictures))
+    shown = capsys.readouterr().out
     assert f"{len(FIGURES)} figures" in shown
     assert "not drawn" not in shown
     text = page.read_text(encoding="utf-8")

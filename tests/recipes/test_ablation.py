@@ -88,7 +88,15 @@ def lines(path: Path, **where: str) -> list[Line]:
 
 @pytest.fixture(scope="module")
 def results(folder: Path) -> Path:
-    main(settings_in(folder))
+    """Two rows are trained, in processes of their own that are forked; `test_a_stopped_run_resumes` starts real ones."""
+
+    def train(command: list[str]) -> int:
+        assert command[:3] == [sys.executable, "-m", "angle_llm.cli"]
+        return run_program("angle-llm", *command[3:]).returncode
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ablation.run_and_forward_signals", train)
+        main(settings_in(folder))
     return folder / "results.csv"
 
 

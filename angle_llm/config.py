@@ -349,6 +349,10 @@ class TrainSettings:
     resume: str = "never"
     """auto: resume from the newest complete checkpoint in run_dir; start if there is none. never: start again and
     remove checkpoints. Otherwise the name or path of a checkpoint in run_dir."""
+    report_to: list[Literal["tensorboard", "wandb", "trackio", "mlflow"]] = field(
+        default_factory=lambda: ["tensorboard"]
+    )
+    """Experiment trackers that get the numbers of metrics.jsonl; each must be installed. tensorboard writes into run_dir."""
     overwrite: bool = False
     """Remove model and checkpoints of a finished run in run_dir, and train again."""
     micro_batch_tokens: Positive | None = None
@@ -397,11 +401,13 @@ class TrainSettings:
         """Settings that affect the result; used to recognise the same run. Token budgets change only the order of
         additions and dropout masks: a run can resume with others."""
         unused = {name: getattr(TrainSettings, name) for name in BUDGET_SETTINGS}
-        return replace(self, run_dir="", resume="never", overwrite=False, checkpoint=CheckpointSettings(), **unused)
+        unused |= {"checkpoint": CheckpointSettings(), "report_to": []}
+        return replace(self, run_dir="", resume="never", overwrite=False, **unused)
 
     def fingerprint(self) -> str:
         """Return a hash of `identity`: equal for settings that compute the same; stored with checkpoints."""
-        values = {name: value for name, value in settings_to_dict(self.identity).items() if name not in BUDGET_SETTINGS}
+        unused = (*BUDGET_SETTINGS, "report_to")
+        values = {name: value for name, value in settings_to_dict(self.identity).items() if name not in unused}
         unset = settings_to_dict(ObjectiveSettings())
         for name in LATER_OBJECTIVE_SETTINGS:
             if values["objective"][name] == unset[name]:

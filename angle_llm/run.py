@@ -37,11 +37,13 @@ def fine_tune(settings: TrainSettings) -> Path:
     from angle_llm.train.budget import choose_budget
     from angle_llm.train.loading import load_encoder
     from angle_llm.train.run_folder import Run
+    from angle_llm.train.trackers import check_trackers
     from angle_llm.train.trainer import Trainer
 
     with Run.start(settings) as run:
         # 1. Settings that can be checked without reading data or weights.
         check_names(settings)
+        check_trackers(settings.report_to)
         losses = make_losses(settings)
         evaluate = held_out_evaluation(settings.evaluation, settings.micro_batch_tokens)
 

@@ -1,4 +1,4 @@
-"""Metrics of a run: metrics.jsonl, TensorBoard, and the counts, rates and utilisation of a step."""
+"""Metrics of a run: metrics.jsonl, trackers, and the counts, rates and utilisation of a step."""
 
 from __future__ import annotations
 
@@ -7,51 +7,53 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
 
+from angle_llm.config import TrainSettings
 from angle_llm.io import log
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.weights import FlopsPerToken
+from angle_llm.settings_io import settings_to_dict
 from angle_llm.train.step import StepResult
+from angle_llm.train.trackers import Trackers
 
 
 class Metrics:
-    """Writes metrics.jsonl, one JSON object per line, and the same numbers for TensorBoard; on the main process only.
+    """Writes metrics.jsonl, one JSON object per line, and the same numbers to trackers; on the main process only.
 
     Args:
-        folder: the run directory.
+        settings: those of the run, with its directory.
         kept_bytes: length of metrics.jsonl at the checkpoint; later lines are removed.
-        step: the step of the checkpoint; TensorBoard hides later values.
+        step: the step of the checkpoint.
         enabled: whether this process writes.
     """
 
-    def __init__(self, folder: Path, kept_bytes: int = 0, step: int = 0, *, enabled: bool = True) -> None:
-        self._path = folder / "metrics.jsonl"
+    def __init__(self, settings: TrainSettings, kept_bytes: int = 0, step: int = 0, *, enabled: bool = True) -> None:
+        self._settings, self._path = settings, settings.run_path / "metrics.jsonl"
         self._kept_bytes, self._step, self._enabled = kept_bytes, step, enabled
         self._file: IO[str] | None = None
-        self._board: Any = None
+        self._trackers: Trackers | None = None
 
     def __enter__(self) -> Metrics:
         if self._enabled:
-            from torch.utils.tensorboard import SummaryWriter
-
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("a", encoding="utf-8")
             size = os.fstat(self._file.fileno()).st_size
             if size < self._kept_bytes:
                 log(f"warning: {self._path} is shorter than when the checkpoint was written: lines are lost")
             self._file.truncate(min(size, self._kept_bytes))
-            purge_step = self._step + 1 if self._kept_bytes else None
-            self._board = SummaryWriter(self._path.with_name("tensorboard"), purge_step=purge_step)
+            step = self._step if self._kept_bytes else None
+            values = settings_to_dict(self._settings)
+            self._trackers = Trackers(self._settings.report_to, self._path.parent, step, values)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
-            self._board.close()
+        if self._trackers is not None:
+            self._trackers.close()
 
     def bytes_on_disk(self) -> int:
         """Return the length of metrics.jsonl after all lines are flushed to disk."""
@@ -62,15 +64,13 @@ class Metrics:
         return os.fstat(self._file.fileno()).st_size
 
     def log(self, values: dict[str, float], notes: dict[str, str] | None = None) -> None:
-        """Write one line. `step` is the x axis of TensorBoard, which shows the numbers only."""
-        if self._file is None:
+        """Write one line. `step` is the x axis of trackers, which get the numbers only."""
+        if self._file is None or self._trackers is None:
             return
         self._file.write(json.dumps({**values, **(notes or {})}) + "\n")
         self._file.flush()
-        for name, value in values.items():
-            if name != "step":
-                self._board.add_scalar(name, value, global_step=values["step"])
-        self._board.flush()
+        numbers = {name: value for name, value in values.items() if name != "step"}
+        self._trackers.log(numbers, int(values["step"]))
 
     def log_step(
         self, step: int, epoch: int, results: Sequence[StepResult], rate: float, norm: float, counts: dict[str, float]

@@ -126,7 +126,7 @@ class Trainer:
         self._use(budget)
         self._step = self._resumed = progress.step
         with (
-            Metrics(self._run.folder, progress.metrics_bytes, progress.step, enabled=main) as self._metrics,
+            Metrics(self._settings, progress.metrics_bytes, progress.step, enabled=main) as self._metrics,
             progress_bar("train", self._schedule.steps, "step", done=self._step, enabled=main) as bar,
             StopSignals() as self._signals,
         ):

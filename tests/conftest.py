@@ -18,12 +18,23 @@ os.environ["ANGLE_LLM_CACHE"] = tempfile.mkdtemp(prefix="angle-llm-cache-")  # n
 
 LONGEST = (
     "test_distributed.py",
+    "test_contract_resume.py",
+    "test_contract_train.py",
     "test_resume.py",
     "test_readme.py",
     "test_process_loss.py",
-    "test_cli.py",
+    "test_contract_embed.py",
+    "test_step.py",
+    "test_forecast.py",
+    "test_budget.py",
+    "test_gpu_scripts.py",
+    "test_merge.py",
+    "test_damage.py",
+    "test_trainer.py",
+    "test_device_work.py",
+    "test_store.py",
 )
-"""Files that take a minute and more."""
+"""Files that take 15 seconds and more."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -82,8 +82,17 @@ def saved_bytes(encoder: SentenceEncoder, plan: Plan, batch: TextBatch) -> int:
     return sum(size for key, size in kept.items() if key not in own)
 
 
+LIKE_ANOTHER = {"llama-tied", "mistral", "qwen2", "roberta"}
+"""Kinds whose layers keep what those of LLaMA or BERT keep."""
+
+
 @pytest.mark.parametrize(
-    ("kind", "dtype"), [*((kind, torch.float32) for kind in KINDS), ("llama", torch.bfloat16), ("bert", torch.bfloat16)]
+    ("kind", "dtype"),
+    [
+        *(pytest.param(kind, torch.float32, marks=[pytest.mark.slow] * (kind in LIKE_ANOTHER)) for kind in KINDS),
+        ("llama", torch.bfloat16),
+        ("bert", torch.bfloat16),
+    ],
 )
 def test_a_step_without_weights_takes_the_memory_of_the_real_one(
     kind: str, dtype: torch.dtype, examples: list[Any]

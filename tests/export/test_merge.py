@@ -108,8 +108,15 @@ def test_the_base_has_the_values_of_training(tmp_path: Path) -> None:
         assert "trained on is" not in (tmp_path / "dequantised" / file).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("lora", [LoraSettings(rank=2, alpha=1), DORA])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("bits", "lora"),
+    [
+        (4, DORA),
+        (8, LoraSettings(rank=2, alpha=1)),
+        pytest.param(4, LoraSettings(rank=2, alpha=1), marks=pytest.mark.slow),
+        pytest.param(8, DORA, marks=pytest.mark.slow),
+    ],
+)
 def test_an_adapter_on_a_quantised_base_is_merged(bits: int, lora: LoraSettings, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     run = save_tiny_adapter(save_tiny_base("llama", tmp_path / "base"), tmp_path / "adapter", lora, bits=bits)

@@ -38,7 +38,7 @@ OBJECTIVES = {
     "all terms": AngleObjective(cosine_weight=1, angle_weight=1, regression_weight=1),
     "nested": NestedObjective(AngleObjective(cosine_weight=1), dimensions=[8], layers=[]),
 }
-BUDGET = 150
+BUDGET = 250
 
 
 def main() -> None:

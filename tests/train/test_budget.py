@@ -130,19 +130,19 @@ def test_the_memory_of_many_layers_is_that_of_few_extrapolated(
 ) -> None:
     settings = TrainSettings(batch_size=16, accumulation=2, lora=LoraSettings(rank=4))
     config = KINDS[kind].config()
-    config.num_hidden_layers = 12
+    config.num_hidden_layers = 8
     if hasattr(config, "layer_types"):
-        config.layer_types = ["full_attention"] * 12
+        config.layer_types = ["full_attention"] * 8
     encoder = SentenceEncoder(AutoModel.from_config(config).eval(), TOKENIZERS[KINDS[kind].tokenizer](), max_length=100)
     encoder.add_lora(settings.lora)
     budget = TokenBudget(500, 2000, checkpointing)
     found = {}
-    for few in (FEW_LAYERS, (12, 12)):
+    for few in (FEW_LAYERS, (8, 8)):
         monkeypatch.setattr("angle_llm.train.step_forecast.FEW_LAYERS", few)
         forecast = counted(encoder, settings)
-        assert len(forecast._models) == (1 if few == (12, 12) else 2)
+        assert len(forecast._models) == (1 if few == (8, 8) else 2)
         found[few] = forecast.kept(budget).activations, forecast.cached(budget).activations
-    assert found[FEW_LAYERS] == pytest.approx(found[12, 12], rel=0.01)
+    assert found[FEW_LAYERS] == pytest.approx(found[8, 8], rel=0.01)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt2", "bert"])

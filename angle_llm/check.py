@@ -30,7 +30,8 @@ class CheckSettings(RowSettings):
     files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE …]")]
     """Files as training reads them. A row that repeats a row of an earlier file is reported for the later file."""
     against: tuple[str, ...] = ()
-    """Evaluation sets that must not be trained on: files, or folders of them (files named after train are skipped)."""
+    """Evaluation sets that must not be trained on: files, BEIR folders (or one split, FOLDER@test), or folders of them
+    (files and splits named after train are skipped)."""
     model: str | None = None
     """Model whose tokens are counted and printed; only its tokenizer is loaded. none: no tokens.
     None: SmolLM2 if installed."""
@@ -60,9 +61,10 @@ def check_main(settings: CheckSettings) -> None:
         DataError, FileNotFoundError, ArtifactError, PromptError, ValueError: for evaluation sets, a model or a `--fix`
             folder that cannot be used. Errors of a data file are part of its report.
     """
+    from angle_llm.data.cleaned import write_fixed
     from angle_llm.data.keys import sound
     from angle_llm.data.leakage import read_evaluation_sets
-    from angle_llm.data.quality import check_files, write_fixed
+    from angle_llm.data.quality import check_files
     from angle_llm.model.artifact import write_directory
 
     if settings.fix is not None and settings.fix.exists() and any(settings.fix.iterdir()):

@@ -17,9 +17,10 @@ from angle_llm import cli
 from angle_llm.check import open_tokens
 from angle_llm.config import DataSource, ModelSettings, TrainSettings
 from angle_llm.data import DataError, ScoredPair
+from angle_llm.data.cleaned import write_fixed
 from angle_llm.data.examples import load_examples
 from angle_llm.data.leakage import read_evaluation_sets
-from angle_llm.data.quality import CheckedFile, FileReport, check_files, write_fixed
+from angle_llm.data.quality import CheckedFile, FileReport, check_files
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.settings_io import parse_settings
 
@@ -65,6 +66,94 @@ def data(*arguments: str) -> int:
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_tiny_base("llama", tmp_path_factory.mktemp("base")))
+
+
+# --------------------------------------------------------------------------------------------------------------- groups
+
+
+def test_groups_are_counted_and_compared(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"query": "q one", "pos": ["a b", "c d"], "neg": ["e"], "pos_scores": [1, 2], "neg_scores": [0]},
+        {"query": "Q one!", "pos": ["c  D", "A b"], "neg": ["E."]},
+        {"query": "q two", "pos": ["x y"], "neg": ["n", "X, y"]},
+        {"query": "q three", "pos": ["u v"], "neg": []},
+        {"query": "q four", "pos": [], "neg": ["n"]},
+        {"query": "q four", "pos": ["w"], "neg": ["w"]},
+        {"query": "q one", "pos": ["a b"], "neg": ["c d"]},
+    ]
+    ((source, report),) = files = checked(write(tmp_path / "g.jsonl", *rows))
+    assert report.format == "group"
+    assert report.groups == {
+        "positives": 7, "negatives": 5, "queries without negatives": 1, "queries with scores": 1,
+    }  # fmt: skip
+    assert "groups: positives: 7, negatives: 5" in text_of(report)
+    # "X, y" is a positive of its row; "c d" is a positive of rows 1 and 2
+    assert found(report) == {"rejected": 2, "contradiction": 4, "near duplicate": 1}
+    assert report.removed == {1: "contradiction", 2: "contradiction", 3: "contradiction", 7: "contradiction"}
+    (fixed,) = write_fixed(files, tmp_path, tmp_path)
+    assert (fixed["kept"], fixed["quarantined"]) == (1, 6)
+    (cleaned,) = reports(fixed["cleaned"])
+    assert (cleaned.format, cleaned.rows_used, cleaned.findings) == ("group", 1, [])
+    assert source.path.endswith("g.jsonl")
+
+
+def test_groups_repeat_each_other_in_any_order_of_their_texts(tmp_path: Path) -> None:
+    group = {"query": "q", "positives": ["a", "b"], "negatives": ["c", "d"]}
+    same = {**group, "positives": ["b", "a"], "negatives": ["d", "c"], "scores": [1, 2, 3, 4]}
+    (report,) = reports(write(tmp_path / "g.jsonl", group, same, {**group, "negatives": ["c"]}))
+    assert found(report) == {"duplicate": 1}
+
+
+QUERIES = [{"_id": "t1", "text": "How do I close a window?"}, {"_id": "t2", "text": "Crash"}]
+CORPUS = [
+    {"_id": "d1", "title": "Closing", "text": "press the red button in the corner"},
+    {"_id": "d2", "title": "", "text": "the program stops when it starts"},
+    {"_id": "d3", "title": "", "text": "nobody asks for this long text"},
+]
+
+
+@pytest.fixture
+def beir(tmp_path: Path) -> Path:
+    folder = tmp_path / "sets" / "beir"
+    write(folder / "queries.jsonl", *QUERIES)
+    write(folder / "corpus.jsonl", *CORPUS)
+    write(folder / "qrels" / "test.tsv", "query-id\tcorpus-id\tscore", "t1\td1\t1", "t1\td2\t0")
+    write(folder / "qrels" / "dev.tsv", "query-id\tcorpus-id\tscore", "t2\td2\t2")
+    write(folder / "qrels" / "train.tsv", "query-id\tcorpus-id\tscore", "t2\td3\t2")
+    return folder
+
+
+def test_queries_documents_and_ids_of_a_beir_folder_are_found(tmp_path: Path, beir: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"id": "1", "query": "how do I close a window", "positive": "Closing: press the red button in the corner."},
+        {"id": "2", "query": "How do I close a window?", "positive": "some other text"},
+        {"id": "3", "query": "my question", "positive": "the program stops when it starts"},
+        {"id": "t1", "query": "edited question", "positive": "some other text again"},
+        {"id": "5", "query": "Crash", "positive": "nobody asks for this long text"},
+    ]
+    path = write(tmp_path / "pairs.jsonl", *rows)
+    (report,) = reports(path, against=[f"{beir}@test"])
+    assert report.removed == {1: "its pair is in beir@test", 2: "its query is in beir@test"}
+    assert sorted((finding.kind, finding.count) for finding in report.findings) == [
+        ("contamination", 1), ("contamination", 1), ("documents", 2), ("ids", 1), ("sentences", 1),
+    ]  # fmt: skip
+    for against in ([beir], [beir.parent], [beir / ".." / ".."]):
+        sets, skipped = read_evaluation_sets(against)
+        assert [each.name for each in sets if each.name != "pairs.jsonl"] == ["beir@dev", "beir@test"]
+        assert "beir@train" in skipped
+    (report,) = reports(path, against=[beir])
+    assert report.removed[5] == "its query is in beir@dev", "a short query is compared too"
+    assert reports(f"{beir}@train", against=[beir])[0].removed == {2: "its query is in beir@dev"}
+    assert found(reports(f"{beir}@test", against=[f"{beir}@test"])[0]) == {}
+
+
+def test_title_and_body_pairs_share_no_report_with_the_test_questions(data_dir: Path) -> None:
+    folder = data_dir / "retrieval" / "issues"
+    against = [f"{folder}@title_to_body.{split}" for split in ("valid", "test")]
+    (report,) = reports(str(folder / "train_title_body.jsonl"), against=against)
+    assert report.rows_used == 2_328
+    assert "ids" not in found(report), "no report is in two splits"
+    assert set(report.removed) == {56, 115}, "two titles occur in train and valid"
 
 
 # ------------------------------------------------------------------------------------------------------------- findings

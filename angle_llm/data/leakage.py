@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from angle_llm.data.beir import is_judged, judged_rows, splits_of
 from angle_llm.data.columns import resolve_format
 from angle_llm.data.formats import DataError, Example, Group, ScoredPair, Triple, pairs_of, texts_of
 from angle_llm.data.keys import is_telling, key, near, pair_key, sound
@@ -32,6 +34,7 @@ CONTRADICTION = 0.5
 _TROUBLE = ("contradiction", "unlike itself", "contamination")
 _REMOVED = (*_TROUBLE, "duplicate", "near duplicate", "across files")
 """Findings whose rows `--fix` removes."""
+_ID_COLUMNS = ("query_id", "query-id", "_id", "id", "positive_id", "corpus-id")
 _EVALUATION_WORDS = {"test", "dev", "valid", "validation", "val", "trial", "eval"}
 _TRAINING_WORDS = {"train", "training"}
 
@@ -53,7 +56,7 @@ class FileKeys:
     """Keys of the rows of one file; the texts themselves are not kept."""
 
     rows: array[int] = field(default_factory=lambda: array("Q"))
-    """Line, exact key and near key of each used row, one after the other."""
+    """Line, exact key, near key, and near key of the first text (the query) of each used row, one after the other."""
     pairs: array[int] = field(default_factory=lambda: array("Q"))
     """Line, near key, used (0 for neutral), and equal texts (0 or 1), of each pair of texts; a triple has two."""
     scores: array[float] = field(default_factory=lambda: array("d"))
@@ -62,12 +65,18 @@ class FileKeys:
     """Exact keys of all texts."""
     sentences: set[int] = field(default_factory=set)
     """Near keys of the texts for which `keys.is_telling`."""
+    ids: array[int] = field(default_factory=lambda: array("Q"))
+    """Line and key of each id of a row."""
+    ROW_VALUES: ClassVar[int] = 4
 
-    def add(self, line: int, example: Example) -> Iterator[str]:
-        """Add a row; yield its texts that are new."""
+    def add(self, line: int, example: Example, values: Mapping[str, Any] = MappingProxyType({})) -> Iterator[str]:
+        """Add a row, `values` by column; yield its texts that are new."""
+        for column in _ID_COLUMNS:
+            if isinstance(found := values.get(column), str | int):
+                self.ids.extend((line, key(str(found))))
         bare_of = {text: near(text) for text in texts_of(example)}
         exact_key, near_key = _row_key(example, {text: text for text in bare_of}), _row_key(example, bare_of)
-        self.rows.extend((line, exact_key, near_key))
+        self.rows.extend((line, exact_key, near_key, key(next(iter(bare_of.values())))))
         for left, right, score in pairs_of(example):
             self.add_pair(line, bare_of[left], bare_of[right], score)
         for text, bare_text in bare_of.items():
@@ -104,6 +113,12 @@ class EvaluationSet:
     path: Path
     pairs: NDArray[np.uint64]
     sentences: NDArray[np.uint64]
+    queries: NDArray[np.uint64] = field(default_factory=lambda: _array(()))
+    """Near keys of the queries of a BEIR folder."""
+    documents: NDArray[np.uint64] = field(default_factory=lambda: _array(()))
+    """Near keys of its judged documents."""
+    ids: NDArray[np.uint64] = field(default_factory=lambda: _array(()))
+    """Keys of the ids of both."""
 
 
 def compare_rows(
@@ -114,7 +129,8 @@ def compare_rows(
     Returns:
         For each file its findings, and line → reason of the rows that `--fix` removes.
     """
-    rows = _table([each.rows for each in files], ["line", "exact", "near"])
+    rows = _table([each.rows for each in files], ["line", "exact", "near", "query"])
+    ids = _table([each.ids for each in files], ["line", "key"])
     pairs = _table([each.pairs for each in files], ["line", "key", "used", "same"])
     pairs["score"] = np.concatenate([np.zeros(0), *(np.asarray(each.scores) for each in files)])
     by_key = pairs.groupby("key").score
@@ -156,11 +172,18 @@ def compare_rows(
         for each in own_sets:
             shared = used[(used.file == file) & used.key.isin(each.pairs)]
             add("contamination", shared, f"hold a pair of {each.name}", reason=f"its pair is in {each.name}")
-        sentences = np.fromiter(files[file].sentences, dtype=np.uint64)
-        counts = {each.name: int(np.isin(sentences, each.sentences).sum()) for each in own_sets}
-        if listed := ", ".join(f"{name} {count:,}" for name, count in counts.items() if count):
-            text = f"texts of 4 words or more that occur in {listed}"
-            found[file].append(Finding("sentences", False, sum(counts.values()), text))
+            asked = rows[(rows.file == file) & rows["query"].isin(each.queries) & ~rows.line.isin(shared.line)]
+            add("contamination", asked, f"hold a query of {each.name}", reason=f"its query is in {each.name}")
+            named = ids[(ids.file == file) & ids.key.isin(each.ids)]
+            add("ids", named, f"have the id of a query or judged document of {each.name}, perhaps another text")
+        sentences = _array(files[file].sentences)
+        for kind, text in (
+            ("sentences", "texts of 4 words or more that occur in"),
+            ("documents", "texts of 4 words or more that are judged documents of"),
+        ):
+            counts = {each.name: int(np.isin(sentences, getattr(each, kind)).sum()) for each in own_sets}
+            if listed := ", ".join(f"{name} {count:,}" for name, count in counts.items() if count):
+                found[file].append(Finding(kind, False, sum(counts.values()), f"{text} {listed}"))
     exact, nearly = rows.first_exact != rows.index, rows.first_near != rows.index
     within = rows.file[rows.first_near].to_numpy() == rows.file
     text = "repeat an earlier row exactly, pairs in any order"
@@ -187,8 +210,8 @@ def _table(parts: Sequence[array[int]], columns: list[str]) -> pd.DataFrame:
 def read_evaluation_sets(paths: Iterable[str | Path]) -> tuple[list[EvaluationSet], list[str]]:
     """Read evaluation files, and all those in folders; return them and what was skipped.
 
-    In a folder, files named after training are skipped, and files not named after a test, dev or validation set if
-    others are.
+    In a folder, files and splits of BEIR folders named after training are skipped, and files not named after a test, dev
+    or validation set if others are. FOLDER@SPLIT is one split of a BEIR folder.
 
     Raises:
         DataError: for a path that does not exist, and for a named file that has no texts or cannot be read.
@@ -196,6 +219,10 @@ def read_evaluation_sets(paths: Iterable[str | Path]) -> tuple[list[EvaluationSe
     found: list[EvaluationSet] = []
     skipped: list[str] = []
     for path in (Path(path).expanduser() for path in paths):
+        folder, _, split = str(path).rpartition("@")
+        if not path.exists() and folder and is_judged(Path(folder)):
+            found.append(_read_judged(Path(folder), split))
+            continue
         if path.is_file():
             found.append(_read_set(path, path.name, skipped))
             continue
@@ -203,6 +230,13 @@ def read_evaluation_sets(paths: Iterable[str | Path]) -> tuple[list[EvaluationSe
             raise DataError(f"--against: no file or folder {path}.")
         files = [file for file in sorted(path.rglob("*")) if file.is_file() and file.name.endswith(EXTENSIONS)]
         files = [file for file in files if not file.name.startswith("STS.gs.")]  # scores of the files beside them
+        for judged in sorted(each.parent for each in path.rglob("qrels") if each.is_dir()):
+            files = [file for file in files if judged not in file.parents]
+            for split in splits_of(judged):
+                if set(re.split(r"[^a-z0-9]+", split.lower())) & _TRAINING_WORDS:
+                    skipped.append(f"{judged.name}@{split}")
+                else:
+                    found.append(_read_judged(judged, split))
         names = {file: str(file.relative_to(path)) for file in files}
         words = {file: set(re.split(r"[^a-z0-9]+", name.lower())) for file, name in names.items()}
         not_training = [file for file in files if not words[file] & _TRAINING_WORDS]
@@ -241,8 +275,35 @@ def _read_set(path: Path, name: str, skipped: list[str]) -> EvaluationSet:
                 pairs.add(pair_key(*bare))
     if bad:
         skipped.append(f"{bad:,} unreadable rows of {name}")
-    arrays = [np.fromiter(keys, dtype=np.uint64) for keys in (pairs, sentences)]
-    return EvaluationSet(name, path.resolve(), arrays[0], arrays[1])
+    return EvaluationSet(name, path.resolve(), _array(pairs), _array(sentences))
+
+
+def _read_judged(folder: Path, split: str) -> EvaluationSet:
+    """Return the queries and judged documents of a BEIR folder; pairs are queries with their positives."""
+    pairs: set[int] = set()
+    sentences: set[int] = set()
+    queries: set[int] = set()
+    documents: set[int] = set()
+    ids: set[int] = set()
+    for row in judged_rows(folder, split):
+        query = near(sound(str(row.values["query"])))
+        queries.add(key(query))
+        ids.add(key(row.values["query_id"]))
+        if is_telling(query):
+            sentences.add(key(query))
+        for column in ("positive_passages", "negative_passages"):
+            for passage in row.values[column]:
+                text = near(sound(f"{passage['title'] or ''} {passage['text'] or ''}"))
+                documents.add(key(text))
+                ids.add(key(passage["docid"]))
+                if column == "positive_passages":
+                    pairs.add(pair_key(query, text))
+    arrays = map(_array, (pairs, sentences, queries, documents, ids))
+    return EvaluationSet(f"{folder.name}@{split}", Path(f"{folder}@{split}").resolve(), *arrays)
+
+
+def _array(keys: Collection[int]) -> NDArray[np.uint64]:
+    return np.fromiter(keys, dtype=np.uint64)
 
 
 def _text_columns(columns: Sequence[str]) -> list[tuple[str, ...]]:

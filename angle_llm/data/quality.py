@@ -7,7 +7,7 @@
 | classes | yes | a score column with the values 0, 1 and 2, which are probably NLI classes |
 | contradiction | yes | a pair of texts whose labels, in any row of any file, differ by more than half the scale |
 | unlike itself | yes | two equal texts with a low score |
-| contamination | yes | rows whose pair is in an evaluation set |
+| contamination | yes | rows whose pair is in an evaluation set, or whose query is one of a BEIR folder |
 | untokenisable | yes | texts without any token; training stops at them |
 | label not read | no | positive pairs beside a column of numbers that may be their label |
 | scale | no | scores outside 0..1, and the scale they were read on |
@@ -15,16 +15,19 @@
 | duplicate, near duplicate, across files | no | rows that repeat an earlier row |
 | other label | no | a pair whose labels differ by half the scale or less |
 | same texts | no | two equal texts with a high score |
-| sentences | no | texts of 4 words or more that are in an evaluation set |
+| sentences, documents | no | texts of 4 words or more that are in an evaluation set, or judged documents of one |
+| ids | no | rows with the id of a query or document of a BEIR folder |
 | truncated | no | texts that are cut at max_length |
+
+A negative of a group that equals a positive but for case, spacing and punctuation is a contradiction.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import json
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
@@ -34,8 +37,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from angle_llm.config import DataSource
-from angle_llm.data.examples import ExampleReader, label_word, load_examples, open_examples
-from angle_llm.data.formats import FORMATS, DataError, Dropped
+from angle_llm.data.examples import ExampleReader, load_examples, open_examples
+from angle_llm.data.formats import FORMATS, DataError, Dropped, Group
 from angle_llm.data.keys import key, near, sound
 from angle_llm.data.leakage import NEUTRAL_SCORE, SHOWN_PLACES, EvaluationSet, FileKeys, Finding, compare_rows
 from angle_llm.data.readers import BadRow, Row
@@ -44,6 +47,7 @@ _SCALES: list[tuple[float, float]] = [(0, 1), (-1, 1), (0, 5), (0, 10), (0, 100)
 """The first scale that holds nine tenths of the scores is used."""
 _MAX_LABELS = 12
 """Distinct scores that are listed one by one; more are counted in five bins."""
+_GROUP_COUNTS = ("positives", "negatives", "queries without negatives", "queries with scores")
 _SAMPLE_ROWS = 1000
 _SAMPLE_TEXTS = 5
 
@@ -82,6 +86,8 @@ class FileReport:
     rejected: int = 0
     scores: dict[str, int] = field(default_factory=dict)
     """Score, or range of scores → number of pairs, after rescaling to 0..1."""
+    groups: dict[str, int] = field(default_factory=dict)
+    """Of format group: number of positives and negatives, of queries without negatives, and with scores."""
     distinct_texts: int = 0
     tokens: dict[str, int] = field(default_factory=dict)
     """Quantiles of the lengths of the distinct texts; empty without a model."""
@@ -118,6 +124,8 @@ class FileReport:
             )
         if self.scores:
             yield "scores", f"{_counts(self.scores)}   (pairs; 1 is the same meaning)"
+        if self.groups:
+            yield "groups", _counts(self.groups)
         if self.rows_used:
             yield "texts", f"{self.distinct_texts:,} distinct"
         if self.tokens:
@@ -172,6 +180,8 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
     report.format, report.guessed, report.unit = reading.format, source.format == "auto", reading.rows.files[0].unit
     report.columns, report.unused_columns = reading.columns, account.unused_columns
 
+    groups: Counter[str] = Counter()
+
     def new_texts() -> Iterator[str]:
         for row, result in reading.outcomes():
             account.count(result)
@@ -181,7 +191,15 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
                 if len(texts) == 2:
                     keys.add_pair(row.line, texts[0], texts[1], NEUTRAL_SCORE, used=False)
             elif not isinstance(result, Dropped | BadRow):
-                yield from keys.add(row.line, result)
+                if isinstance(result, Group):
+                    counts = (
+                        len(result.positives),
+                        len(result.negatives),
+                        not result.negatives,
+                        result.scores is not None,
+                    )
+                    groups.update(dict(zip(_GROUP_COUNTS, counts, strict=True)))
+                yield from keys.add(row.line, result, row.values if isinstance(row, Row) else {})
 
     samples: list[str] = []
     lengths: list[int] = []
@@ -195,7 +213,7 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
             else:
                 without_tokens.append(length)
 
-    used = len(keys.rows) // 3
+    used, report.groups = len(keys.rows) // FileKeys.ROW_VALUES, dict(groups)
     report.rows_in, report.rejected, report.distinct_texts = account.rows_in, len(account.rejected), len(keys.texts)
     if FORMATS[reading.format].combine is not None and used:
         account = load_examples(source).report
@@ -300,51 +318,3 @@ def _flags(source: DataSource, reading: ExampleReader) -> str:
     ):
         flags += [f"--data.{name}", *values] if values else []
     return shlex.join(flags)
-
-
-def write_fixed(files: Sequence[CheckedFile], folder: Path, out: Path) -> list[dict[str, Any]]:
-    """Write NAME.jsonl and NAME.quarantine.jsonl for each file into a folder; `out` is its final name.
-
-    Kept rows keep all their columns; dropped rows (neutral labels) are kept, as readers drop them again. A quarantined
-    row has its file, line and reason; `row` is null if it could not be read. Rows in = kept + quarantined.
-    """
-    fixed: list[dict[str, Any]] = []
-    for source, report in files:
-        whole = Path(source.path.removeprefix("starter:")).name.removesuffix(".gz")
-        stem = whole.rpartition(".")[0] or whole
-        names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
-        taken = {path.name for path in folder.iterdir()}
-        name = next(name for name in names if not {f"{name}.jsonl", f"{name}.quarantine.jsonl"} & taken)
-        kept, quarantined = _write_fixed(source, report.removed, folder, name)
-        counts = {"rows_in": kept + quarantined, "kept": kept, "quarantined": quarantined}
-        fixed.append({"path": source.path, "cleaned": str(out / f"{name}.jsonl"), **counts})
-    return fixed
-
-
-def _write_fixed(source: DataSource, removed: Mapping[int, str], folder: Path, name: str) -> tuple[int, int]:
-    kept = quarantined = 0
-    reading = open_examples(source)
-    labels = reading.rows.files[0].label_names
-    with (
-        (folder / f"{name}.jsonl").open("w", encoding="utf-8") as cleaned,
-        (folder / f"{name}.quarantine.jsonl").open("w", encoding="utf-8") as quarantine,
-    ):
-        for row, result in reading.outcomes():
-            values = row.values if isinstance(row, Row) else None
-            reason = result.reason if isinstance(result, BadRow) else removed.get(row.line)
-            if reason is None and values is not None:
-                kept += 1
-                # A dataset numbers its labels in its own order; a plain file must name them.
-                words = {column: label_word(values[column], labels[column]) for column in labels if column in values}
-                cleaned.write(_json_line({**values, **words}))
-            else:
-                quarantined += 1
-                content = {"file": source.path, "line": row.line, "reason": reason, "row": values}
-                quarantine.write(_json_line(content))
-    return kept, quarantined
-
-
-def _json_line(row: object) -> str:
-    # A lone surrogate cannot be encoded in UTF-8; its ASCII escape can, and is read back unchanged.
-    text = json.dumps(row, ensure_ascii=False, default=repr)
-    return (text if text == sound(text) else json.dumps(row, default=repr)) + "\n"

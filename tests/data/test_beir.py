@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -85,9 +84,8 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         load_examples(DataSource(path=f"{folder}@test"))
 
 
-@pytest.mark.skipif("ANGLE_LLM_DATA" not in os.environ, reason="needs ANGLE_LLM_DATA")
-def test_cranfield_is_read_as_groups() -> None:
-    source = DataSource(path="retrieval/cranfield@test", on_bad_row="skip")
+def test_cranfield_is_read_as_groups(data_dir: Path) -> None:
+    source = DataSource(path=f"{data_dir}/retrieval/cranfield@test", on_bad_row="skip")
     loaded = load_examples(source)
     assert [bad.reason for bad in loaded.report.rejected] == ["positives[16] (docid 995).text is empty"]
     assert (len(loaded.examples), loaded.report.rows_in) == (224, 225)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -19,10 +18,8 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from angle_llm.config import DataSource
-from angle_llm.data.corpus import Corpus
-from angle_llm.data.formats import DataError
+from angle_llm.data.corpus import corpus_texts
 from angle_llm.data.positives import Material, gather
-from angle_llm.data.readers import BadRow
 from angle_llm.data.row_settings import RowSettings
 from angle_llm.hard_negatives import Miner, NegativeRules
 from angle_llm.io import (
@@ -155,18 +152,6 @@ def mine_main(settings: MineSettings) -> None:
         log(warning)
     print(format_report(mine(settings, material, output)))
     print(f"\n{settings.out}")
-
-
-def corpus_texts(path: Path, column: str | None) -> Iterator[str]:
-    """Yield the texts of a corpus.
-
-    Raises:
-        DataError: for a file that cannot be read, and a row without a text.
-    """
-    for row in Corpus.open(path, column):
-        if isinstance(row, BadRow):
-            raise DataError(f"{row.place}: {row.reason}. Fix the row, or remove it")
-        yield row.text
 
 
 def mine(settings: MineSettings, material: Material, output: GroupsOutput) -> dict[str, Any]:

@@ -11,6 +11,7 @@ Legend: N rows, Q queries, C candidates, D dimensions, K stored dimensions, R re
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -129,10 +130,16 @@ class SearchSettings:
 
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """A folder that `angle-llm embed` wrote."""
-    queries: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="QUERY [QUERY …]")]
+    queries: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="QUERY [QUERY …]")] = ()
     """Texts to search for."""
+    file: Path | None = None
+    """A text file, one query per line, or a table with more queries."""
+    column: str | None = None
+    """Column of a table that contains the query. None: `text`, `sentence`, or the only one."""
     top: int = 5
     """Rows to print for each."""
+    json: bool = False
+    """Print one JSON object per query, with the whole texts."""
     model: str | None = None
     """The encoder, if it was moved. None: the path it was loaded from for the folder."""
     prompt: str | dict[str, str] | None = None
@@ -141,8 +148,8 @@ class SearchSettings:
     """Whether QUERY is a query or a document. None: query; required if the folder was embedded as queries."""
 
     def __post_init__(self) -> None:
-        if not self.queries or not all(query.strip() for query in self.queries):
-            raise SettingsError("search needs a text to search for, in quotes if it contains spaces.")
+        if not (self.queries or self.file) or not all(query.strip() for query in self.queries):
+            raise SettingsError("search needs a text to search for, in quotes if it contains spaces, or --file.")
         if self.top < 1:
             raise SettingsError(f"--top must be at least 1, got {self.top}.")
 
@@ -162,11 +169,13 @@ def search_main(settings: SearchSettings) -> None:
     Raises:
         FolderError: if the folder is unfinished or damaged, or was made by another encoder.
     """
+    from angle_llm.data.corpus import corpus_texts
     from angle_llm.model.encoder import SentenceEncoder
     from angle_llm.vectors import fingerprint
 
     folder = settings.out.expanduser()
     index = read_index(folder)
+    queries = [*settings.queries, *([] if settings.file is None else corpus_texts(settings.file, settings.column))]
     made_by = index.model
     if made_by.side == "query" and settings.side is None:
         raise SettingsError(
@@ -185,9 +194,14 @@ def search_main(settings: SearchSettings) -> None:
             f"{folder} was made by {made_by.name} with weights {made_by.weights}, and this encoder has {weights}. Vectors of "
             "different models cannot be compared: name the right one with --model, or embed again."
         )
-    found = search_folder(folder, index, encoder.encode(settings.queries), settings.top)
+    found = search_folder(folder, index, encoder.encode(queries), settings.top)
     texts = source_texts(index, {hit.row for hits in found for hit in hits if hit.text is None})
-    for query, hits in zip(settings.queries, found, strict=True):
+    if settings.json:
+        for query, hits in zip(queries, found, strict=True):
+            whole = [hit._replace(text=hit.text or texts.get(hit.row))._asdict() for hit in hits]
+            print(json.dumps({"query": query, "hits": whole}, ensure_ascii=False))
+        return
+    for query, hits in zip(queries, found, strict=True):
         print(f"\n{query}\n  {'cosine':>7}  {'id' if any(hit.id is not None for hit in hits) else 'row'}  text")
         for hit in hits:
             text = hit.text or texts.get(hit.row) or "(the text is not stored, and its file was removed or changed)"

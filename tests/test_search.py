@@ -1,5 +1,6 @@
 """Search equals brute force to the last bit; `angle-llm search` prints its results."""
 
+import json
 import sys
 from dataclasses import replace
 from fractions import Fraction
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from tiny import save_tiny_base, tiny_encoder
 
 from angle_llm import cli
+from angle_llm.data import DataError
 from angle_llm.io import FolderError
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.search import best, cosine_matrix, cosines, on_grid, search_folder, searcher
@@ -224,3 +226,20 @@ def test_two_prompts_embed_and_search_each_its_side(
     assert "1.0000  4  A dog eats." in capsys.readouterr().out
     with pytest.raises(FolderError, match="prompt"):  # another side is not resumed in the same folder
         cli.run([*arguments, str(tmp_path / "queries"), "--as", "document"])
+
+
+def test_queries_come_from_a_file_and_hits_go_out_as_json(
+    encoder: SentenceEncoder, bases: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_lines(tmp_path / "texts.txt")
+    cli.run(["embed", "--model", bases[0], "--input", str(tmp_path / "texts.txt"), "--output", str(tmp_path / "out")])
+    (tmp_path / "queries.csv").write_text(f"id,question\n1,{TEXTS[2]}\n2,{TEXTS[4]}\n")
+    capsys.readouterr()
+    asked = ["--file", str(tmp_path / "queries.csv"), "--column", "question", "--top", "2", "--json"]
+    cli.run(["search", str(tmp_path / "out"), TEXTS[0], *asked])
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["query"] for one in found] == [TEXTS[0], TEXTS[2], TEXTS[4]]
+    assert [one["hits"][0]["text"] for one in found] == [TEXTS[0], TEXTS[2], TEXTS[4]]
+    assert all(one["hits"][0]["cosine"] >= one["hits"][1]["cosine"] for one in found)
+    with pytest.raises(DataError, match="columns id, question"):
+        cli.run(["search", str(tmp_path / "out"), "--file", str(tmp_path / "queries.csv")])

@@ -169,6 +169,18 @@ class Corpus:
             return BadRow(row.file, row.line, str(error), row.unit)
 
 
+def corpus_texts(path: str | Path, column: str | None = None) -> Iterator[str]:
+    """Yield the texts of a corpus.
+
+    Raises:
+        DataError: for a file that cannot be read, and a row without a text.
+    """
+    for row in Corpus.open(path, column):
+        if isinstance(row, BadRow):
+            raise DataError(f"{row.place}: {row.reason}. Fix the row, or remove it")
+        yield row.text
+
+
 def bad_row(place: str, reason: str) -> DataError:
     """Return the error for a row that cannot be embedded."""
     return DataError(f"{place}: {reason}. Fix the row, or skip bad rows with --on-bad-row skip")

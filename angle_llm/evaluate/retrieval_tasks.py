@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Literal
 
 from angle_llm.config import DataSource
-from angle_llm.data.corpus import Corpus
+from angle_llm.data.corpus import corpus_texts
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import DataError, Example, pairs_of
 from angle_llm.data.readers import find_path, open_rows
-from angle_llm.data.rows import BadRow
 from angle_llm.evaluate.task_files import data_file, score_of, text_of
 
 FLICKR30K = "flickr30k"
@@ -198,11 +197,7 @@ def read_answers(source: DataSource, corpus: str | Path | None = None, column: s
     Raises:
         DataError: with file and line of a malformed row.
     """
-    texts: list[str] = []
-    for row in () if corpus is None else Corpus.open(corpus, column):
-        if isinstance(row, BadRow):
-            raise DataError(f"{row.place}: {row.reason}")
-        texts.append(row.text)
+    texts = () if corpus is None else corpus_texts(corpus, column)
     examples = load_examples(source).examples
     name = Path(source.path).name.split(".")[0]
     return answers_task(examples, texts, name, source=source.path)

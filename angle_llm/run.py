@@ -73,9 +73,8 @@ def fine_tune(settings: TrainSettings) -> Path:
         # 5. Train, and keep the best model.
         run.prepare(data)
         result = Trainer(run, encoder, data, losses, evaluate, settings, budget).fit()
-        for name, value in (result.best or {}).items():
-            before = "" if result.start is None else f"{result.start[name]:.2f} before, "
-            run.log(f"evaluation: {name} {before}{value:.2f} after ({result.described()})")
+        for line in result.report():
+            run.log(line)
         return result.model_dir
 
 

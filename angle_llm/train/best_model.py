@@ -78,12 +78,11 @@ class BestModel:
             return
         own = self._strategy.guard_oom(lambda: evaluate(self._encoder))
         figures = self._strategy.processes.from_main(lambda: dict(own))
-        (name, score), *others = figures.items()
+        name, score = next(iter(figures.items()))
         logged = {f"evaluation/{name}": value for name, value in figures.items()}
         metrics.log({"step": step, "evaluation": score, **logged})
         if self._strategy.processes.is_main:
-            shown = f"{name} {score:.2f}" + "".join(f", {other} {value:.2f}" for other, value in others)
-            log(f"step {step}: evaluation {shown}")
+            log(f"step {step}: evaluation {name} {score:.2f}")
         best = deciding(self.best)
         if step == 0:
             self.start = figures

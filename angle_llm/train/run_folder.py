@@ -49,11 +49,19 @@ class TrainResult:
     encoder: dict[str, Any]
     """Prompt, pooling and maximum length."""
 
-    def described(self) -> str:
-        """Return prompt, pooling and maximum length, for messages: figures depend on them."""
-        return (
+    def report(self) -> list[str]:
+        """Return lines with the figures before training and of the best model, and what they depend on."""
+        if self.best is None or self.start is None:
+            return []
+        used = (
             f"{self.encoder['prompt']}, pooling {self.encoder['pooling']}, at most {self.encoder['max_length']} tokens"
         )
+        width = max(map(len, self.best))
+        figures = [f"{name:{width}} {self.start[name]:7.2f} {value:7.2f}" for name, value in self.best.items()]
+        name = next(iter(self.best))
+        before, after = self.start[name], self.best[name]
+        warning = f"warning: {name} is {after:.2f} after training and was {before:.2f} before: the model is not better"
+        return [f"evaluation before and after ({used}):", *figures, *([] if after > before else [warning])]
 
 
 class Run:

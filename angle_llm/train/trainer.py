@@ -181,7 +181,7 @@ class Trainer:
                 self._evaluate_and_save()
             if self._model.has_stalled:
                 self._run.log(
-                    f"step {self._step}: stopped after {self._model.waited} evaluations without a new best one"
+                    f"step {self._step}: stopped, {self._model.waited} evaluation(s) without a new best model"
                 )
                 return
             started = time.perf_counter()

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from tiny import tiny_encoder
 
+from angle_llm.config import EvaluationSettings
 from angle_llm.evaluate import StsPair, StsTask, evaluate
+from angle_llm.evaluate.held_out import held_out_evaluation
 from angle_llm.evaluate.mteb_tasks import MtebSettings, evaluate_mteb, mteb_main, named_after
 from angle_llm.evaluate.retrieval import evaluate_retrieval
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask
@@ -135,10 +137,32 @@ def test_mteb_and_our_own_evaluation_give_the_same_scores() -> None:
     assert pairs.score == pytest.approx(sts.tasks["p"].spearman, abs=1e-4)  # mteb compares in float32
     places = list(CORPUS)
     relevant = tuple({places.index(key): float(grade) for key, grade in QRELS[query].items()} for query in GROUPS)
-    task = RetrievalTask("g", "g", tuple(GROUPS.values()), tuple(CORPUS.values()), relevant, (None, None), "here")
+    task = RetrievalTask(
+        "g", "g", tuple(GROUPS.values()), tuple(CORPUS.values()), relevant, (None, None), "here", tuple(GROUPS)
+    )
     retrieval = evaluate_retrieval(encoder.encode, [task])
     # mteb rounds to five decimals.
     assert groups.score == pytest.approx(retrieval.tasks["g"].figures["nDCG@10"].value, abs=1e-3)
+
+
+@needs_mteb
+def test_a_task_of_mteb_is_a_held_out_task_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("angle_llm.evaluate.held_out.mteb_task", lambda name, flag: sts_task())
+    measure = held_out_evaluation(EvaluationSettings(tasks=["mteb:OurPairs"]))
+    assert measure is not None
+    encoder = tiny_encoder("llama")
+    [score] = evaluate_mteb(mteb_model(encoder), [sts_task()])
+    assert measure(encoder) == measure(encoder) == {"OurPairs/main_score": score.score}
+
+
+@needs_mteb
+def test_the_prompts_of_an_encoder_are_used_by_side() -> None:
+    from mteb.types import PromptType
+
+    model = mteb_model(tiny_encoder("llama").with_prompt({"query": "prompteol", "document": "plain"}))
+    search = retrieval_task().metadata
+    names = [model.encoder_for(search, side).prompt.name for side in (PromptType.query, PromptType.document, None)]
+    assert names == ["prompteol", "plain", "prompteol"]
 
 
 @needs_mteb

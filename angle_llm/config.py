@@ -110,7 +110,8 @@ class ModelSettings:
     """The base model and how texts are encoded."""
 
     path: str = "NousResearch/Llama-2-7b-hf"
-    """A model folder, a .gguf file, a hub id, or package:NAME/path/inside for a file in an installed Python package."""
+    """A model folder (also of sentence-transformers, or a saved encoder: its training continues), a .gguf file, a hub id,
+    or package:NAME/path/inside for a file in an installed Python package."""
     revision: str | None = None
     """Commit, tag or branch of a hub id."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "bfloat16"
@@ -136,7 +137,8 @@ class LoraSettings:
     """The LoRA adapter."""
 
     rank: NonNegative = 32
-    """Rank of the update. 0: no adapter, all weights are trained."""
+    """Rank of the update. 0: no adapter, all weights are trained. If model.path is a saved adapter, training continues it
+    with its own lora settings, and others are refused."""
     alpha: PositiveFloat = 32.0
     """The update is scaled by alpha / rank."""
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0

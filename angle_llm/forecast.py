@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from angle_llm.data.mixture import Mixture, load_mixture
@@ -12,6 +12,7 @@ from angle_llm.model import outline
 from angle_llm.model.backbone import state_sizes
 from angle_llm.model.lora import count_parameters, without_adapter
 from angle_llm.model.micro_batches import Plan
+from angle_llm.model.saved_lora import lora_of_run
 from angle_llm.model.step_memory import StepMemory
 from angle_llm.model.weights import FlopsPerToken
 from angle_llm.train.batches import BatchPlanner, make_losses
@@ -78,6 +79,7 @@ def forecast(settings: PlanSettings) -> Forecast:
         SettingsError, DataError, ArtifactError, PromptError, ValueError, FileNotFoundError: as the run itself would.
     """
     losses = make_losses(settings)
+    settings = replace(settings, lora=lora_of_run(settings.model, settings.lora))
     data = load_mixture(settings.data, cache_folder())
     encoder, config = outline.encoder_twin(settings.model)
     dtype = outline.stored_dtype(config, settings.model.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,8 @@ def fine_tune(settings: TrainSettings) -> Path:
 
     from angle_llm.evaluate.held_out import held_out_evaluation
     from angle_llm.losses import NestedObjective
-    from angle_llm.model.lora import count_parameters
+    from angle_llm.model.lora import count_parameters, is_adapted
+    from angle_llm.model.saved_lora import lora_of_run, make_trainable
     from angle_llm.train.batches import check_teacher_scores, make_losses
     from angle_llm.train.budget import choose_budget
     from angle_llm.train.loading import load_encoder
@@ -56,13 +58,17 @@ def fine_tune(settings: TrainSettings) -> Path:
         # 3. The encoder: base model, prompt, pooling, adapter.
         set_seed(settings.seed)
         run.log(f"loading {settings.model.path}")
+        settings = replace(settings, lora=lora_of_run(settings.model, settings.lora))
         encoder = load_encoder(settings.model, run.processes)
         if encoder.dtype == torch.float32 and run.processes.device.type == "cuda":
             run.log("float32 products are computed in TF32; NVIDIA_TF32_OVERRIDE=0 prevents it")
         if isinstance(losses[0], NestedObjective):
             losses[0].check_width(encoder.dimensions)
             encoder.model.read_layers(settings.nested.layers)
-        if settings.lora.rank:
+        if is_adapted(encoder.model.backbone):
+            make_trainable(encoder.model.backbone)
+            run.log(f"training continues from the adapter in {settings.model.path} (rank {settings.lora.rank})")
+        elif settings.lora.rank:
             encoder.add_lora(settings.lora)
         trainable, total = count_parameters(encoder.model)
         run.log(f"training {trainable:,} of {total:,} parameters ({trainable / total:.2%})")
@@ -90,13 +96,20 @@ def check_names(settings: TrainSettings) -> None:
     from angle_llm.model.checks import is_saved_encoder
     from angle_llm.model.library_folder import LibraryFolder, library_folder
     from angle_llm.model.pooling import pooling_named
+    from angle_llm.model.saved_lora import lora_of_run
     from angle_llm.prompts import load_prompts
 
     model: ModelSettings = settings.model
     if is_saved_encoder(model.path):
-        EncoderCard.read(Path(model.path).expanduser())
-    elif (folder := library_folder((location := locate(model.path)).name)) and not location.gguf_file:
-        LibraryFolder.read(folder, None if model.prompt is None else load_prompts(model.prompt))
+        folder = Path(model.path).expanduser()
+        if EncoderCard.read(folder).base is not None:
+            lora_of_run(model, settings.lora)
+        if folder.resolve().is_relative_to(settings.run_path.resolve()):
+            raise SettingsError(
+                f"--model.path {model.path} is in --run-dir, whose model is replaced. Choose another folder."
+            )
+    elif (library := library_folder((location := locate(model.path)).name)) and not location.gguf_file:
+        LibraryFolder.read(library, None if model.prompt is None else load_prompts(model.prompt))
     if model.pooling is not None:
         pooling_named(model.pooling)
     if model.bits is not None and importlib.util.find_spec("bitsandbytes") is None:

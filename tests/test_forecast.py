@@ -1,6 +1,7 @@
 """`angle-llm plan`: its forecast is the memory of a real step, and no weights are loaded for it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from angle_llm.data.order import Draws
 from angle_llm.forecast import forecast
 from angle_llm.model import outline, quantization
 from angle_llm.model.micro_batches import Plan
+from angle_llm.model.saved_lora import lora_of_run
 from angle_llm.model.step_memory import META, FusedKernels, MemoryLedger, StepMemory, model_step
 from angle_llm.model.weights import FlopsPerToken
 from angle_llm.plan import PlanSettings, render
@@ -366,15 +368,18 @@ def test_impossible_settings_are_refused(changed: dict[str, Any], message: str) 
         settings_from_dict(PlanSettings, changed, where="test")
 
 
-def test_a_trained_adapter_is_refused_and_a_saved_encoder_planned(tmp_path: Path) -> None:
-    encoder = tiny_encoder("llama", pooling="last", max_length=77, base="somewhere")
+def test_saved_encoders_are_planned(tmp_path: Path) -> None:
+    encoder = tiny_encoder("llama", pooling="last", max_length=77, base=str(save_tiny_base("llama", tmp_path / "base")))
     encoder.save_pretrained(tmp_path / "whole")
     twin, _ = outline.encoder_twin(ModelSettings(path=str(tmp_path / "whole")))
     assert (twin.max_length, twin.prompt) == (77, encoder.prompt)
     encoder.add_lora(LORA)
     encoder.save_pretrained(tmp_path / "adapter")
-    with pytest.raises(ValueError, match="trained already"):
-        outline.encoder_twin(ModelSettings(path=str(tmp_path / "adapter")))
+    twin, _ = outline.encoder_twin(model := ModelSettings(path=str(tmp_path / "adapter")))
+    assert (twin.max_length, twin.prompt) == (77, encoder.prompt)
+    assert lora_of_run(model, LoraSettings()) == replace(
+        LORA, targets=["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    )
 
 
 def test_the_command_takes_the_flags_of_train(folder: Path, tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from angle_llm.model.backbone import (
     locate,
     torch_dtype,
 )
-from angle_llm.model.checks import ArtifactError
 from angle_llm.model.depth import cut_config
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.fast_paths import PooledLastLayer
@@ -55,7 +54,7 @@ def encoder_twin(settings: ModelSettings) -> tuple[SentenceEncoder, Any]:
     Its prompt, pooling, lengths, tokenizer and plans are the real ones; its vectors are meaningless.
 
     Raises:
-        ArtifactError: for a saved adapter, which is not trained further.
+        ArtifactError: for a damaged folder.
         ValueError: for an encoder-decoder, or an architecture without a twin.
         FileNotFoundError, PromptError: as when opening the model.
     """
@@ -63,15 +62,13 @@ def encoder_twin(settings: ModelSettings) -> tuple[SentenceEncoder, Any]:
     found, card, library = hub.find(settings.path, settings.revision), None, None
     if found.folder is not None:
         location, card = BackboneLocation(str(found.folder)), EncoderCard.read(found.folder)
-        if card.base is not None:
-            raise ArtifactError(f"{settings.path} is an adapter, trained already. Start from its base, {card.base}.")
+        config = load_config(locate(card.base or location.name), card.base_revision)
     else:
         location = locate(settings.path)
         library = None if found.library is None else LibraryFolder.read(found.library, prompt)
-    revision = found.commit or settings.revision
-    config = load_config(location, revision)
+        config = load_config(location, found.commit or settings.revision)
     check_decoder_or_encoder(config, settings.path)
-    tokenizer, small = load_tokenizer(location, revision), twin(config)
+    tokenizer, small = load_tokenizer(location, found.commit or settings.revision), twin(config)
     card = card if library is None else card_of(library, tokenizer, small)
     options: dict[str, Any] = {"prompt": prompt, "pooling": settings.pooling, "max_length": settings.max_length}
     if card is not None:

@@ -13,6 +13,8 @@ from angle_llm.model import outline
 from angle_llm.model.backbone import weights_fingerprint
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.quantization import ORIGINAL
+from angle_llm.model.saved_lora import adapter_folder
+from angle_llm.settings_io import SettingsError
 from angle_llm.train.distributed import Processes
 
 
@@ -21,11 +23,17 @@ def load_encoder(settings: ModelSettings, processes: Processes) -> SentenceEncod
     `ZeroStrategy` fills them.
 
     Raises:
+        SettingsError: for a saved adapter under ZeRO-3.
         RemoteRankError: if the layers of the ranks differ. If rank 0 cannot load the weights, it ends, and the other
             ranks report a lost process (`ProcessWatch`).
         ArtifactError, PromptError, QuantizationError, ValueError, FileNotFoundError: see
             `SentenceEncoder.from_pretrained`.
     """
+    if processes.zero_stage == 3 and adapter_folder(settings.path, settings.revision) is not None:
+        raise SettingsError(
+            f"ZeRO-3 does not continue the adapter in {settings.path}. Use ZeRO-2, or merge the adapter (angle-llm merge) and "
+            "train the merged model."
+        )
     partitioned = processes.zero_stage == 3 and settings.bits is None
     if partitioned and not processes.is_main:
         encoder, config = outline.encoder_twin(settings)

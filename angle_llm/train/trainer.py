@@ -75,7 +75,7 @@ class Trainer:
         if not data:
             raise TrainingError("no examples to train on. See the data report above: rows may all be filtered.")
         if not any(parameter.requires_grad for parameter in encoder.model.parameters()):
-            raise TrainingError("no weight is trainable: the model already has an adapter. Start from its base.")
+            raise TrainingError("no weight is trainable: a loaded adapter is for use. `fine_tune` continues one.")
         self._run, self._processes, self._settings = run, run.processes, settings
         mixture = Mixture.of(data)
         if len(mixture.sets) != len(losses):

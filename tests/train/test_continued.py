@@ -1,0 +1,117 @@
+"""Training that continues from a saved encoder: an adapter, or a whole model."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runs import read_metrics
+from safetensors.torch import load_file
+from tiny import save_tiny_adapter, save_tiny_base
+
+from angle_llm import SentenceEncoder
+from angle_llm.config import DataSettings, LoraSettings, ModelSettings, OptimizerSettings, TrainSettings
+from angle_llm.export.merge import merge
+from angle_llm.export.verify import verify
+from angle_llm.model import saved_lora
+from angle_llm.model.artifact import EncoderCard
+from angle_llm.model.lora import is_adapted
+from angle_llm.run import check_names, fine_tune
+from angle_llm.settings_io import SettingsError
+from angle_llm.train import loading
+
+ADAPTER = "adapter_model.safetensors"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> TrainSettings:
+    """A run of two steps."""
+    base = save_tiny_base("llama", tmp_path / "base")
+    return TrainSettings(
+        run_dir=str(tmp_path / "first"),
+        model=ModelSettings(path=str(base), dtype="float32", max_length=60),
+        lora=LoraSettings(rank=2, alpha=6, targets=["v_proj", "q_proj"]),
+        data=DataSettings(path="starter:nli_triples.jsonl.gz", limit=8),
+        optimizer=OptimizerSettings(learning_rate=1e-2),
+        batch_size=4,
+    )
+
+
+def second(settings: TrainSettings, name: str = "second", **changes: Any) -> TrainSettings:
+    """The same run from the model of the first one."""
+    model = replace(settings.model, path=f"{settings.run_dir}/model", max_length=None)
+    run_dir = str(settings.run_path.parent / name)
+    return replace(settings, **{"run_dir": run_dir, "model": model, "lora": LoraSettings(), "seed": 7} | changes)
+
+
+def test_two_steps_and_two_from_the_saved_adapter_equal_those_in_memory(
+    settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[SentenceEncoder] = []
+    load = loading.load_encoder
+    monkeypatch.setattr(loading, "load_encoder", lambda *given: loaded.append(load(*given)) or loaded[-1])
+    first = fine_tune(settings)
+    folder = fine_tune(second(settings))
+    monkeypatch.setattr(loading, "load_encoder", lambda *_: loaded[0])  # as the first run left it
+    monkeypatch.setattr(saved_lora, "make_trainable", lambda _: None)
+    in_memory = fine_tune(second(settings, "in_memory"))
+    assert (folder / ADAPTER).read_bytes() == (in_memory / ADAPTER).read_bytes()
+    assert (folder / ADAPTER).read_bytes() != (first / ADAPTER).read_bytes()
+    losses = [line["loss"] for line in read_metrics(tmp_path / "second") if "loss" in line]
+    assert losses == [line["loss"] for line in read_metrics(tmp_path / "in_memory") if "loss" in line]
+
+    cards = [EncoderCard.read(each) for each in (first, folder)]
+    assert cards[0] == cards[1], "also base, fingerprint and maximum length"
+    assert cards[1].base == settings.model.path
+    assert merge(folder, tmp_path / "merged") is not None
+    assert verify([folder, tmp_path / "merged"], device="cpu").holds
+
+
+def test_a_continued_run_resumes(settings: TrainSettings) -> None:
+    fine_tune(settings)
+    once = second(settings, checkpoint=replace(settings.checkpoint, every_steps=1))
+    expected = (fine_tune(once) / ADAPTER).read_bytes()
+    shutil.rmtree(max((once.run_path / "checkpoints").glob("step-*")))
+    again = fine_tune(replace(once, resume="auto", overwrite=True))
+    assert (again / ADAPTER).read_bytes() == expected
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_whole_model_trains_all_weights_or_gets_an_adapter(settings: TrainSettings, rank: int) -> None:
+    encoder = SentenceEncoder.from_pretrained(settings.model.path, device="cpu", pooling="mean", max_length=50)
+    encoder.save_pretrained(settings.run_path / "model")
+    folder = fine_tune(second(settings, lora=LoraSettings(rank=rank)))
+    trained = SentenceEncoder.from_pretrained(folder, device="cpu")
+    assert (trained.pooling, trained.max_length) == ("mean", 50)
+    assert is_adapted(trained.model.backbone) == (rank > 0)
+    if rank:
+        assert EncoderCard.read(folder).base == str(settings.run_path / "model")
+    else:
+        before, after = (load_file(each / "model.safetensors") for each in (settings.run_path / "model", folder))
+        assert not any(torch.equal(before[name], after[name]) for name in before if "proj" in name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lora": LoraSettings(rank=0)}, r"--lora\.rank is 0, .*whose rank is 2.*angle-llm merge"),
+        ({"lora": LoraSettings(alpha=8)}, r"--lora\.alpha is 8\.0, .*whose alpha is 6\.0"),
+        ({"lora": LoraSettings(targets=["q_proj"])}, r"--lora\.targets is \['q_proj'\], .*\['q_proj', 'v_proj'\]"),
+        ({"bits": 4}, r"--model\.bits is 4, .*trained with None"),
+        ({"run_dir": "first"}, "--model.path .* is in --run-dir"),
+    ],
+)
+def test_other_settings_than_those_of_the_adapter_are_refused(
+    settings: TrainSettings, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    save_tiny_adapter(Path(settings.model.path), settings.run_path / "model", settings.lora, dtype="float32")
+    run = second(settings, lora=settings.lora)
+    check_names(run)
+    if "bits" in changes:
+        changes = {"model": replace(run.model, **changes)}
+    elif "run_dir" in changes:
+        changes = {"run_dir": str(tmp_path / "first")}
+    with pytest.raises(SettingsError, match=message):
+        check_names(replace(run, **changes))

@@ -138,3 +138,18 @@ def test_killed_before_any_write_it_resumes_to_the_same_bytes(base: Path, tmp_pa
     file = write_rows(tmp_path / "t.jsonl", [row | {"negative": f"text {n}"} for n in range(12) for row in TRIPLES])
     kills = check_resumes_after_any_kill(lambda place: score(place, base, file, shard_rows=12), tmp_path, 17)
     assert kills > 1
+
+
+def test_scored_groups_train_with_a_teacher(tmp_path: Path, base: Path) -> None:
+    """Groups of different sizes, one without negatives, and one without scores."""
+    score(tmp_path, base, write_rows(tmp_path / "t.jsonl", TRIPLES))
+    rows = [json.loads(line) for line in (tmp_path / "scored.jsonl").read_text().splitlines()]
+    rows += [{"query": "It rains.", "positives": ["Water falls."], "scores": [0.9]}]
+    rows += [{"query": "It snows.", "positives": ["Snow falls."], "negatives": ["It rains."]}]
+    data = write_rows(tmp_path / "groups.jsonl", rows)
+    options = ["--model.path", str(base), "--model.dtype", "float32", "--lora.rank", "0", "--batch-size", "4"]
+    options += ["--objective.kl-weight", "1", "--objective.margin-mse-weight", "1"]
+    cli.run(["train", "--data.path", str(data), "--run-dir", str(tmp_path / "run"), "--max-steps", "1", *options])
+    (line, *_) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert line["pairs"] == 4 + 2 + 1 + 2
+    assert np.isfinite(line["loss"])

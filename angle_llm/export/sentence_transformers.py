@@ -97,7 +97,8 @@ def export_sentence_transformers(
     heads: dict[Side, str] = {}
     if card.prompt.differ:
         heads = _heads(card.prompt, source)
-        exported = prompt_tokenizer(SentenceTokenizer(tokenizer, load_prompt("plain"), card.max_length))
+        headless = replace(load_prompt("plain"), append=card.prompt.query.append)
+        exported = prompt_tokenizer(SentenceTokenizer(tokenizer, headless, card.max_length))
     else:
         exported = prompt_tokenizer(tokenizers.query)
     found: list[Verification | None] = []
@@ -134,12 +135,12 @@ def _heads(prompts: SidePrompts, source: Path) -> dict[Side, str]:
     """
     for side in SIDES:
         prompt = prompts.of(side)
-        if prompt.tail or prompt.edits or prompt.tokenization != "joined":
+        same_end = prompt.append == prompts.query.append
+        if prompt.tail or prompt.edits or prompt.tokenization != "joined" or not same_end:
             raise ArtifactError(
                 f"{source} has {prompts}. A sentence-transformers folder holds two prompts only if each is text before "
-                f"{{text}}, without edits and with tokenization joined; prompt {prompt.name!r} is {prompt.template!r}"
-                f"{', with edits' * bool(prompt.edits)}, {prompt.tokenization}. Export one folder for each side: --as query, "
-                "and --as document."
+                f"{{text}}, joined, without edits and with the same `append`; expected this of the {side} prompt, got "
+                f"{prompt.to_dict()}. Export one folder for each side: --as query, and --as document."
             )
     return {side: prompts.of(side).head for side in SIDES}
 

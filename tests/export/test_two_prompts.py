@@ -16,7 +16,7 @@ from angle_llm.export.sentence_transformers import export_sentence_transformers
 from angle_llm.export.verify import verify
 from angle_llm.model.artifact import EncoderCard
 from angle_llm.model.checks import ArtifactError
-from angle_llm.prompts import Side, SidePrompts
+from angle_llm.prompts import SIDES, Side, SidePrompts
 
 HEADS = SidePrompts(PromptTemplate("ask", "Question: {text}"), PromptTemplate("answer", 'Answer "x" - {text}'))
 TAILS = SidePrompts(PromptTemplate("ask", "Question: {text} ->"), PromptTemplate("answer", "Answer: {text}"))
@@ -82,7 +82,7 @@ def test_prompts_with_a_tail_are_exported_as_a_folder_per_side(tmp_path: Path) -
     encoder = tiny_encoder("llama", prompt=TAILS, max_length=50)
     encoder.save_pretrained(tmp_path / "run")
     with pytest.raises(
-        ArtifactError, match=r"prompt 'ask' is 'Question: \{text\} ->', joined\. .*--as query, and --as document"
+        ArtifactError, match=r"the query prompt, got .*'Question: \{text\} ->'.*--as query, and --as document"
     ):
         export_sentence_transformers(tmp_path / "run", tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -98,8 +98,16 @@ def test_prompts_with_a_tail_are_exported_as_a_folder_per_side(tmp_path: Path) -
     assert not verify([tmp_path / "run", tmp_path / "query"], side=side_of_documents, device="cpu").holds
 
 
-@pytest.mark.parametrize("changed", [{"edits": ("append_full_stop",)}, {"tokenization": "segments"}])
-def test_edits_and_segments_are_refused(changed: dict[str, Any], tmp_path: Path) -> None:
+def test_a_common_end_token_is_part_of_the_tokenizer(tmp_path: Path) -> None:
+    prompts = SidePrompts(*(replace(HEADS.of(side), append="eos") for side in SIDES))
+    encoder = tiny_encoder("llama", prompt=prompts, max_length=50)
+    encoder.save_pretrained(tmp_path / "run")
+    export_sentence_transformers(tmp_path / "run", tmp_path / "out", check=False)
+    assert relative_difference(sides(by_library(tmp_path / "out")), sides(encoder)) < 1e-6
+
+
+@pytest.mark.parametrize("changed", [{"edits": ("append_full_stop",)}, {"tokenization": "segments"}, {"append": "eos"}])
+def test_other_prompts_are_refused(changed: dict[str, Any], tmp_path: Path) -> None:
     prompts = replace(HEADS, document=replace(HEADS.document, **changed))
     tiny_encoder("llama", prompt=prompts).save_pretrained(tmp_path / "run")
     with pytest.raises(ArtifactError, match="--as query, and --as document"):

@@ -64,6 +64,10 @@ FAULTS = [
           contract("encoder", "plain_text")),
     Fault("edits-skipped", "SentenceTokenizer.__call__", "self.prompt.edit(text)", "text",
           contract("encoder", "edits")),
+    Fault("sides-are-two-texts", "relations", "text = text_of_row(batch.texts, row_of_N)", "text = None",
+          "tests/train/test_two_sides.py -k slow_formulas"),
+    Fault("documents-read-as-queries", "SideTokenizers.one", 'self.side == "document"', "False",
+          "tests/test_sides.py -k each_side"),
     # encoding
     Fault("padding-on-the-left", "_Padded._make", "[position, : len(self._texts[row])]",
           "[position, -len(self._texts[row]) :]", "tests/model/test_micro_batches.py -k padded_micro_batches"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tiny import save_tiny_base, tiny_encoder
 
-from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
+from angle_llm import PromptTemplate, SentenceEncoder, cli, load_prompt
 from angle_llm.config import ModelSettings, TrainSettings
 from angle_llm.prompts import PromptError, SidePrompts, load_prompts
 from angle_llm.settings_io import load_settings, parse_settings
@@ -84,6 +84,27 @@ def test_one_prompt_is_saved_and_encoded_as_before(tmp_path: Path) -> None:
         assert encoder.tokenizers.query is encoder.tokenizers.document
     assert cards[0] == cards[1]
     assert json.loads(cards[0])["prompt"] == load_prompt("plain").to_dict()
+
+
+def test_a_run_with_two_prompts_is_trained_evaluated_and_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_tiny_base("llama", tmp_path / "base")
+    pairs = [{"question": f"Who eats {n}?", "answer": f"Man {n} eats."} for n in range(8)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    run = tmp_path / "run"
+    cli.run([
+        "train", "--model.path", str(tmp_path / "base"), "--model.dtype", "float32", "--data.path", str(tmp_path / "pairs.jsonl"),
+        "--model.prompt", "query", "e5_query", "document", "e5_passage", "--batch-size", "4", "--run-dir", str(run),
+        "--evaluation.tasks", str(tmp_path / "pairs.jsonl"),
+    ])  # fmt: skip
+    encoder = SentenceEncoder.from_pretrained(run / "model", device="cpu")
+    assert [prompt.name for prompt in (encoder.prompts.query, encoder.prompts.document)] == ["e5_query", "e5_passage"]
+    assert "prompt:\n    query: e5_query\n    document: e5_passage\n" in (run / "settings.yaml").read_text()
+    capsys.readouterr()
+    for side, shown in (([], "e5_query / e5_passage"), (["--as", "query"], "e5_query,")):
+        cli.run(["eval", "retrieval", "--model", str(run / "model"), "--pairs", str(tmp_path / "pairs.jsonl"), *side])
+        assert f"Prompt {shown}" in capsys.readouterr().out
 
 
 def test_the_chosen_side_is_not_saved(tmp_path: Path) -> None:

@@ -99,8 +99,7 @@ class SentenceEncoder:
             dtype: "auto": of training for a saved folder, as stored for a backbone.
             device: None: the GPU if there is one.
             revision: of a hub id.
-            bits: 4 or 8: quantize the weights (see `quantization`). "auto": as in training for a saved folder, else
-                None.
+            bits: 4 or 8: quantize the weights (see `quantization`). "auto": as in training, else None.
             dimensions, layers: keep only the first ones (see `truncated`); None: as saved.
 
         Raises:
@@ -173,7 +172,7 @@ class SentenceEncoder:
 
     @property
     def prompt(self) -> PromptTemplate:
-        """The prompt around each text; an error if those of queries and documents differ and no side is chosen."""
+        """The prompt around each text; an error if the sides have two and none is chosen."""
         return self.tokenizers.one.prompt
 
     @property
@@ -261,8 +260,7 @@ class SentenceEncoder:
         memory runs out). The vector of a text does not depend on the other texts, up to rounding.
 
         Raises:
-            TypeError, ValueError: for a text that is not a string or is empty, with its position.
-            ValueError: if the prompts of queries and documents differ.
+            TypeError, ValueError: for a text that is not a string or is empty, with its position; for two prompts.
         """
         with self.model.reading(()):
             rows_ND, stats = encode_texts(self, texts, micro_batch_tokens, show_progress)
@@ -271,13 +269,13 @@ class SentenceEncoder:
     def encode_query(
         self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
     ) -> Rows:
-        """Return `encode` of the texts as queries, (N, D) float32: the first texts of the training pairs."""
+        """Return `encode` of the texts as queries, the first texts of training pairs: (N, D) float32."""
         return self.for_side("query").encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
 
     def encode_document(
         self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
     ) -> Rows:
-        """Return `encode` of the texts as documents, (N, D) float32: the second texts of the training pairs."""
+        """Return `encode` of the texts as documents, the second texts of training pairs: (N, D) float32."""
         return self.for_side("document").encode(
             texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress
         )

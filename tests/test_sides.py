@@ -95,14 +95,14 @@ def test_a_run_with_two_prompts_is_trained_evaluated_and_saved(
     run = tmp_path / "run"
     cli.run([
         "train", "--model.path", str(tmp_path / "base"), "--model.dtype", "float32", "--data.path", str(tmp_path / "pairs.jsonl"),
-        "--model.prompt", "query", "e5_query", "document", "e5_passage", "--batch-size", "4", "--run-dir", str(run),
+        "--model.prompt", "query", "query", "document", "passage", "--batch-size", "4", "--run-dir", str(run),
         "--evaluation.tasks", str(tmp_path / "pairs.jsonl"),
     ])  # fmt: skip
     encoder = SentenceEncoder.from_pretrained(run / "model", device="cpu")
-    assert [prompt.name for prompt in (encoder.prompts.query, encoder.prompts.document)] == ["e5_query", "e5_passage"]
-    assert "prompt:\n    query: e5_query\n    document: e5_passage\n" in (run / "settings.yaml").read_text()
+    assert [prompt.name for prompt in (encoder.prompts.query, encoder.prompts.document)] == ["query", "passage"]
+    assert "prompt:\n    query: query\n    document: passage\n" in (run / "settings.yaml").read_text()
     capsys.readouterr()
-    for side, shown in (([], "e5_query / e5_passage"), (["--as", "query"], "| e5_query |")):
+    for side, shown in (([], "query / passage"), (["--as", "query"], "| query |")):
         cli.run(["eval", "retrieval", "--model", str(run / "model"), "--pairs", str(tmp_path / "pairs.jsonl"), *side])
         assert shown in " ".join(capsys.readouterr().out.split())
 

@@ -17,7 +17,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -25,10 +25,13 @@ from angle_llm.cli import guarded
 from angle_llm.data import DataError
 from angle_llm.data.formats import RowError, read_text
 from angle_llm.embed import untokenizable
+from angle_llm.prompts import Side
 from angle_llm.settings_io import SettingsError, need_library
 
 if TYPE_CHECKING:
     import pyarrow
+
+    from angle_llm.model.encoder import SentenceEncoder
 
 VECTOR = "embedding"
 INDEX = "_embedding.json"
@@ -46,12 +49,16 @@ class RaySettings:
     """A new or empty folder for Parquet files with the columns of the input and `embedding`; a path or an address."""
     column: str = "text"
     """Column with the texts."""
+    side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
+    """Embed the texts as queries or as documents. Required if the encoder has two prompts."""
+    max_length: int | None = None
+    """Maximum tokens of a text with its prompt. None: as saved with the model."""
     keep: tuple[str, ...] = ()
-    """Columns of the input to write, such as an id. Empty: all."""
+    """Columns of the input to write, such as an id. Empty: all, the text too."""
     normalize: bool = False
     """Scale every row to length 1."""
-    on_bad_row: Literal["error", "skip"] = "error"
-    """For a text that is null, empty or without tokens. error: stop. skip: leave out the row; their number is printed."""
+    on_bad_row: Literal["error", "null"] = "error"
+    """For a text that is null, empty or without tokens. error: stop. null: write the row with null as its vector."""
     workers: int = 2
     """Encoders, each in a process of its own."""
     cpus_per_worker: float = 1
@@ -60,8 +67,8 @@ class RaySettings:
     """GPUs that Ray reserves for a worker."""
     block_rows: int = 4096
     """Rows encoded at a time, and repeated when a worker dies."""
-    file_rows: int = 262_144
-    """Rows of an output file, at least, except for the last one."""
+    file_rows: int = 65_536
+    """Rows of an output file, at least, except for the last one; in memory while it is written."""
     address: str | None = None
     """Address of a Ray cluster; auto: the one of this machine. None: start Ray on this machine."""
 
@@ -79,7 +86,7 @@ def main(settings: RaySettings) -> None:
         DataError: for an input without the columns, and for a bad row.
     """
     need_library("ray", "recipes/embed_ray.py", "ray")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would send statistics to its makers
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would send usage statistics
     import ray
     import ray.data
 
@@ -95,9 +102,9 @@ def main(settings: RaySettings) -> None:
         ray.init(num_cpus=cores, include_dashboard=False)
     else:
         ray.init(address=settings.address)
-    there = ray.cluster_resources()
-    if short := {kind: n for kind, n in needed.items() if n > there.get(kind, 0)}:
-        have = ", ".join(f"{there.get(kind, 0):g} {kind}" for kind in short)
+    resources = ray.cluster_resources()
+    if short := {kind: n for kind, n in needed.items() if n > resources.get(kind, 0)}:
+        have = ", ".join(f"{resources.get(kind, 0):g} {kind}" for kind in short)
         want = ", ".join(f"{n:g} {kind}" for kind, n in short.items())
         raise SettingsError(
             f"--workers {settings.workers} needs {want} (one CPU reads and writes), and the cluster has {have}."
@@ -105,10 +112,10 @@ def main(settings: RaySettings) -> None:
 
     rows = ray.data.read_parquet(settings.input, columns=columns_of(settings))
     # Opens the model once before any row is read, so that a wrong path ends the command.
-    identity = ray.get(ray.remote(**workers)(describe).remote(settings.model))
+    identity = ray.get(ray.remote(**workers)(describe).remote(settings))
     embedded = rows.repartition(target_num_rows_per_block=settings.block_rows).map_batches(
         Worker,
-        fn_constructor_args=(settings.model, settings.column, settings.normalize, settings.on_bad_row == "skip"),
+        fn_constructor_args=(settings,),
         batch_format="pyarrow",
         batch_size=settings.block_rows,
         compute=ray.data.ActorPoolStrategy(size=settings.workers),
@@ -120,61 +127,93 @@ def main(settings: RaySettings) -> None:
         if found := re.search(r"DataError: (.+)", str(error)):
             raise DataError(found[1]) from None
         raise
-    count, written = rows.count(), ray.data.read_parquet(settings.output, columns=[]).count()
-    if written > count or (written < count and settings.on_bad_row == "error"):
-        raise RuntimeError(f"{settings.output} has {written:,} rows, and {settings.input} has {count:,}. Start again.")
-    write_index(settings.output, {"rows": written, "skipped": count - written, "model": identity})
-    skipped = f"; skipped {count - written:,} bad rows" if written < count else ""
-    print(f"{written:,} rows in {settings.output}{skipped}")
+    vectors = ray.data.read_parquet(settings.output, columns=[VECTOR])
+    count, written = rows.count(), vectors.count()
+    if written != count:
+        raise RuntimeError(
+            f"{settings.output} has {written:,} rows, and {settings.input} has {count:,}. Remove it and start again."
+        )
+    bad = vectors.map_batches(count_nulls, batch_format="pyarrow").sum("bad") if settings.on_bad_row == "null" else 0
+    write_index(settings.output, {"rows": written, "bad_rows": bad, "model": identity})
+    print(f"{written:,} rows in {settings.output}" + (f", {bad:,} of them without a vector" if bad else ""))
+
+
+def count_nulls(table: pyarrow.Table) -> pyarrow.Table:
+    """Return the number of rows without a vector."""
+    import pyarrow
+
+    return pyarrow.table({"bad": [table[VECTOR].null_count]})
+
+
+def open_encoder(settings: RaySettings) -> SentenceEncoder:
+    """Return the encoder of the side.
+
+    Raises:
+        DataError: if it has two prompts and no side is set.
+    """
+    from angle_llm.model.encoder import SentenceEncoder
+
+    encoder = SentenceEncoder.from_pretrained(settings.model, max_length=settings.max_length)
+    if encoder.prompts.differ and settings.side is None:
+        raise DataError(f"{settings.model} has {encoder.prompts}: set --as document, or --as query")
+    return encoder if settings.side is None else encoder.for_side(settings.side)
 
 
 class Worker:
     """An encoder, opened once per process, which adds the column of vectors to tables."""
 
-    def __init__(self, model: str, column: str, normalize: bool, skip_bad: bool) -> None:
-        from angle_llm.model.encoder import SentenceEncoder
-
-        self._encoder = SentenceEncoder.from_pretrained(model)
-        self._column, self._normalize, self._skip_bad = column, normalize, skip_bad
+    def __init__(self, settings: RaySettings) -> None:
+        self._settings, self._encoder = settings, open_encoder(settings)
 
     def __call__(self, table: pyarrow.Table) -> pyarrow.Table:
-        """Return the rows with their vectors, without skipped rows.
+        """Return the rows with their vectors.
 
         Raises:
-            DataError: for a bad row, unless bad rows are skipped.
+            DataError: for a bad row, unless its vector is to be null, and for a vector that is not finite.
         """
         import numpy as np
         import pyarrow
 
-        texts = table[self._column].to_pylist()
+        column, keep = self._settings.column, self._settings.keep
+        texts = table[column].to_pylist()
         reasons = {row: reason for row, text in enumerate(texts) if (reason := self._problem(text))}
-        if reasons and not self._skip_bad:
-            row = min(reasons)
-            others = {name: table[name][row].as_py() for name in table.column_names if name != self._column}
-            raise DataError(
-                f"{reasons[row]} (row with {others!r:.200}). Fix the row, or skip bad rows with --on-bad-row skip"
-            )
+        if reasons and self._settings.on_bad_row == "error":
+            raise bad_row(table, column, min(reasons), f"{reasons[min(reasons)]}. Fix it, or set --on-bad-row null")
         good = [row for row in range(len(texts)) if row not in reasons]
         rows_ND = self._encoder.encode([texts[row] for row in good])
-        if self._normalize:
-            rows_ND = rows_ND / np.linalg.norm(rows_ND, axis=1, keepdims=True)
+        finite_N = np.isfinite(rows_ND).all(axis=1)
+        if not finite_N.all():
+            raise bad_row(table, column, good[int(finite_N.argmin())], "its vector is not finite. Check the weights")
+        if self._settings.normalize:
+            length_N1 = np.linalg.norm(rows_ND, axis=1, keepdims=True)
+            rows_ND = np.divide(rows_ND, np.where(length_N1 > 0, length_N1, 1), dtype=np.float32)
         flat = pyarrow.array(np.ascontiguousarray(rows_ND).reshape(-1))
         vectors = pyarrow.FixedSizeListArray.from_arrays(flat, self._encoder.dimensions)
-        return table.take(good).append_column(VECTOR, vectors)
+        if reasons:
+            place_of = {row: place for place, row in enumerate(good)}
+            vectors = vectors.take(pyarrow.array([place_of.get(row) for row in range(len(texts))], pyarrow.int64()))
+        if keep and column not in keep:
+            table = table.drop_columns([column])
+        return table.append_column(VECTOR, vectors)
 
     def _problem(self, text: object) -> str:
         try:
-            return untokenizable(self._encoder, read_text({self._column: text}, self._column))
+            return untokenizable(self._encoder, read_text({self._settings.column: text}, self._settings.column))
         except RowError as error:
             return str(error)
 
 
-def describe(model: str) -> dict[str, Any]:
+def bad_row(table: pyarrow.Table, column: str, row: int, reason: str) -> DataError:
+    """Return the error for a row, with its other columns."""
+    others = {name: table[name][row].as_py() for name in table.column_names if name != column}
+    return DataError(f"row with {others!r:.200}: {reason}")
+
+
+def describe(settings: RaySettings) -> dict[str, Any]:
     """Return what the vectors depend on: weights, prompt, pooling, length."""
-    from angle_llm.model.encoder import SentenceEncoder
     from angle_llm.vectors import encoder_identity
 
-    return {"name": model, **encoder_identity(SentenceEncoder.from_pretrained(model))}
+    return {"name": settings.model, **encoder_identity(open_encoder(settings))}
 
 
 def columns_of(settings: RaySettings) -> list[str] | None:

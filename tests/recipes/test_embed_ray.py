@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-from embed_ray import INDEX, VECTOR, RaySettings, check_empty, columns_of
+from embed_ray import INDEX, VECTOR, RaySettings, Worker, check_empty, columns_of, count_nulls
 from pyarrow import parquet, table
 from tiny import save_tiny_base
 
@@ -31,8 +33,7 @@ def documents(tmp_path: Path) -> Path:
 
 
 def test_missing_columns_and_used_outputs_are_refused(documents: Path, tmp_path: Path) -> None:
-    def settings(**given: object) -> RaySettings:
-        return RaySettings(model="m", input=str(documents), output=str(tmp_path / "out"), **given)  # type: ignore[arg-type]
+    settings = partial(RaySettings, model="m", input=str(documents), output=str(tmp_path / "out"))
 
     assert columns_of(settings()) is None
     assert columns_of(settings(keep=("id",))) == ["id", "text"]
@@ -48,11 +49,33 @@ def test_missing_columns_and_used_outputs_are_refused(documents: Path, tmp_path:
         check_empty(str(tmp_path))
 
 
+@pytest.mark.parametrize("keep", [(), ("id",), ("id", "text")])
+def test_a_worker_embeds_a_side_and_keeps_bad_rows_without_a_vector(keep: tuple[str, ...], tmp_path: Path) -> None:
+    base = str(save_tiny_base("llama", tmp_path / "model"))
+    encoder = SentenceEncoder.from_pretrained(base, prompt={"query": "query", "document": "passage"}, max_length=24)
+    encoder.save_pretrained(tmp_path / "two")
+    settings = RaySettings(
+        str(tmp_path / "two"), "in", "out", side="query", keep=keep, on_bad_row="null", max_length=24
+    )
+    rows = table({"id": [1, 2, 3, 4], "text": ["A cat.", None, "A dog runs. " * 9, " "]})
+    made = Worker(settings)(rows)
+    assert made.column_names == [*(keep or ("id", "text")), VECTOR]
+    assert [value is None for value in made[VECTOR].to_pylist()] == [False, True, False, True]
+    expected = encoder.encode_query(["A cat.", "A dog runs. " * 9])
+    np.testing.assert_array_equal(np.stack([made[VECTOR][row].as_py() for row in (0, 2)]), expected)
+    assert count_nulls(made)["bad"].to_pylist() == [2]
+    assert Worker(settings)(rows.slice(1, 1))[VECTOR].to_pylist() == [None]
+    with pytest.raises(DataError, match=r"row with \{'id': 2\}: text is null.*--on-bad-row null"):
+        Worker(replace(settings, on_bad_row="error"))(rows)
+    with pytest.raises(DataError, match=r"has prompts query .*: set --as document"):
+        Worker(replace(settings, side=None))
+
+
 @pytest.mark.slow
 def test_every_row_is_embedded_once_though_a_worker_is_killed(documents: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="pip install 'angle_llm[ray]'")
     base, out = save_tiny_base("llama", tmp_path / "model"), tmp_path / "out"
-    options = ("--workers", "2", "--block-rows", "5", "--keep", "id")
+    options = ("--workers", "2", "--block-rows", "5", "--on-bad-row", "null")
     command = [sys.executable, str(RECIPE), "--model", str(base), "--input", str(documents), "--output", str(out)]
     started = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     killed = None
@@ -77,4 +100,4 @@ def test_every_row_is_embedded_once_though_a_worker_is_killed(documents: Path, t
     rows = np.stack(found[VECTOR].to_numpy())[places]
     np.testing.assert_allclose(rows, expected, rtol=0, atol=1e-6 * np.abs(expected).max())  # other micro-batches
     index = json.loads((out / INDEX).read_text())
-    assert (index["rows"], index["skipped"], index["model"]["pooling"]) == (ROWS, 0, "last")
+    assert (index["rows"], index["bad_rows"], index["model"]["pooling"]) == (ROWS, 0, "last")

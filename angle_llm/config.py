@@ -167,10 +167,15 @@ class FalseNegativeSettings:
     scope: Literal["in_batch", "all"] = "in_batch"
     """in_batch: your own negatives (pairs with this anchor that are not positive) are always kept. all: they can be left
     out too."""
+    guide: str | None = None
+    """An encoder whose cosines decide: a folder, hub id, or package:NAME/path. Its vectors of the training texts are
+    computed once and kept in the run directory. None: the model in training."""
 
     def __post_init__(self) -> None:
         if self.margin is not None and self.ratio is not None:
             raise SettingsError("objective.false_negatives: expected a margin or a ratio, got both.")
+        if self.guide is not None and not self.is_on:
+            raise SettingsError("objective.false_negatives.guide: expected a margin or a ratio too, such as margin 0.")
 
     @property
     def is_on(self) -> bool:
@@ -222,6 +227,18 @@ class ObjectiveSettings:
     """Divides the similarities that learn teacher scores. 1 with a dot product."""
     teacher_temperature: PositiveFloat = 0.05
     """Divides teacher scores: 0.05 for cosines, about 1 for logits of a reranker."""
+    teacher: str | None = None
+    """An encoder whose vectors are learned: a folder, hub id, or package:NAME/path. Its vectors of the training texts are
+    computed once and kept in the run directory."""
+    teacher_vector_weight: float = 0.0
+    """Weight of the distance to the vectors of the teacher. If widths differ, the first dimensions of the wider vector
+    are compared."""
+    teacher_vector_distance: Literal["cosine", "mse"] = "cosine"
+    """cosine: 1 - cosine. mse: mean squared difference."""
+
+    def __post_init__(self) -> None:
+        if self.teacher_vector_weight and self.teacher is None:
+            raise SettingsError("objective.teacher_vector_weight: expected objective.teacher too, got none.")
 
 
 @settings_class
@@ -317,7 +334,8 @@ class CheckpointSettings:
 
 LATER_OBJECTIVE_SETTINGS = (
     "false_negatives", "extra_negatives", "hardness_strength", "hardness_scope", "kl_weight", "margin_mse_weight",
-    "teacher_similarity", "student_temperature", "teacher_temperature",
+    "teacher_similarity", "student_temperature", "teacher_temperature", "teacher", "teacher_vector_weight",
+    "teacher_vector_distance",
 )  # fmt: skip
 """Settings that are no part of a fingerprint when unset, so that older runs can be resumed."""
 

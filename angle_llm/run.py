@@ -37,6 +37,7 @@ def fine_tune(settings: TrainSettings) -> Path:
     from angle_llm.model.saved_lora import lora_of_run, make_trainable
     from angle_llm.train.batches import check_teacher_scores, make_losses
     from angle_llm.train.budget import choose_budget
+    from angle_llm.train.guide_vectors import guide_vectors
     from angle_llm.train.loading import load_encoder
     from angle_llm.train.run_folder import Run
     from angle_llm.train.trackers import check_trackers
@@ -55,7 +56,10 @@ def fine_tune(settings: TrainSettings) -> Path:
         for line in data.summary():
             run.log(line)
 
-        # 3. The encoder: base model, prompt, pooling, adapter.
+        # 3. Vectors of the texts by other encoders, before the weights of this one need memory.
+        vectors = guide_vectors(settings, data, run.folder, run.processes)
+
+        # 4. The encoder: base model, prompt, pooling, adapter.
         set_seed(settings.seed)
         run.log(f"loading {settings.model.path}")
         settings = replace(settings, lora=lora_of_run(settings.model, settings.lora))
@@ -73,12 +77,12 @@ def fine_tune(settings: TrainSettings) -> Path:
         trainable, total = count_parameters(encoder.model)
         run.log(f"training {trainable:,} of {total:,} parameters ({trainable / total:.2%})")
 
-        # 4. Token budgets that fit the memory of the device; a resumed run has those of its checkpoint.
+        # 5. Token budgets that fit the memory of the device; a resumed run has those of its checkpoint.
         budget = choose_budget(settings, encoder, data, losses, run.processes) if run.starts_over else None
 
-        # 5. Train, and keep the best model.
+        # 6. Train, and keep the best model.
         run.prepare(data)
-        result = Trainer(run, encoder, data, losses, evaluate, settings, budget).fit()
+        result = Trainer(run, encoder, data, losses, evaluate, settings, budget, vectors).fit()
         for line in result.report():
             run.log(line)
         return result.model_dir
@@ -98,6 +102,7 @@ def check_names(settings: TrainSettings) -> None:
     from angle_llm.model.pooling import pooling_named
     from angle_llm.model.saved_lora import lora_of_run
     from angle_llm.prompts import load_prompts
+    from angle_llm.train.guide_vectors import encoders_of
 
     model: ModelSettings = settings.model
     if is_saved_encoder(model.path):
@@ -110,6 +115,9 @@ def check_names(settings: TrainSettings) -> None:
             )
     elif (library := library_folder((location := locate(model.path)).name)) and not location.gguf_file:
         LibraryFolder.read(library, None if model.prompt is None else load_prompts(model.prompt))
+    for path in encoders_of(settings).values():
+        if not is_saved_encoder(path):
+            locate(path)
     if model.pooling is not None:
         pooling_named(model.pooling)
     if model.bits is not None and importlib.util.find_spec("bitsandbytes") is None:

@@ -6,6 +6,7 @@ import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def test_saved_settings_load_back_equal(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
 def test_every_recipe_yaml_loads_with_prompt_and_pooling_of_its_model(path: Path) -> None:
     settings = load_settings(TrainSettings, path)
-    AngleObjective(**vars(settings.objective))
+    make_losses(settings)
     assert settings.run_dir.startswith("runs/")
     causal = "smollm2" in settings.model.path
     expected = ("summarize_one_word", "last") if causal else ("plain", "mean")
@@ -168,9 +169,15 @@ def test_warmup_is_a_share_or_a_number_of_steps() -> None:
     assert OptimizerSettings(warmup=0).warmup_steps(32) == 0
 
 
-def test_later_settings_are_no_part_of_a_fingerprint_when_unset() -> None:
-    """The constant is the fingerprint of the defaults before these settings existed."""
-    assert TrainSettings().fingerprint() == "40fb415e4077cf74"
+def test_later_settings_are_no_part_of_a_fingerprint_when_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[dict[str, Any]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(config.json, "dumps", lambda values, **_: hashed.append(values) or "")
+        TrainSettings().fingerprint()
+    assert hashed[0]["objective"].keys() == {
+        "cosine_weight", "in_batch_weight", "angle_weight", "regression_weight", "cosine_temperature",
+        "in_batch_temperature", "angle_temperature", "angle_form", "contrastive_form", "positive_above",
+    }  # fmt: skip
     for name, value in {
         "false_negatives": {"margin": 0.0},
         "extra_negatives": ["query_query"],
@@ -181,9 +188,15 @@ def test_later_settings_are_no_part_of_a_fingerprint_when_unset() -> None:
         "teacher_similarity": "dot",
         "student_temperature": 1.0,
         "teacher_temperature": 1.0,
+        "teacher_vector_distance": "mse",
     }.items():
         changed = settings_from_dict(TrainSettings, {"objective": {name: value}}, where="test")
         assert changed.fingerprint() != TrainSettings().fingerprint()
+
+
+def test_a_teacher_and_its_weight_change_the_fingerprint() -> None:
+    changed = settings_from_dict(TrainSettings, {"objective": {"teacher": "t", "teacher_vector_weight": 1}}, "test")
+    assert changed.fingerprint() != TrainSettings().fingerprint()
 
 
 def test_settings_of_negatives_reach_the_loss() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from angle_llm.config import ObjectiveSettings, TrainSettings
 from angle_llm.data.batch import TextBatch
@@ -20,6 +22,7 @@ from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.micro_batches import Plan
 from angle_llm.prompts import SIDES
 from angle_llm.settings_io import SettingsError, settings_from_dict, settings_to_dict
+from angle_llm.train.guide_vectors import GuideVectors
 from angle_llm.train.memory import TokenBudget
 
 DIGEST_EXAMPLES = 1_000
@@ -34,17 +37,32 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
     """
     common, nested = settings_to_dict(settings.objective), settings.nested
     losses: list[Objective] = []
+    learns_vectors = False
     for each in sets_of(settings.data):
         own = settings_from_dict(ObjectiveSettings, common | each.objective, where=f"objective of {each.path}")
-        false = own.false_negatives
-        values = settings_to_dict(own) | {
-            "false_negatives": FalseNegatives(**settings_to_dict(false)) if false.is_on else None,
-            "extra_negatives": tuple(own.extra_negatives),
-        }
-        loss = AngleObjective(**values)
+        if own.teacher != settings.objective.teacher:
+            raise SettingsError(
+                f"objective of {each.path}: expected no teacher, got {own.teacher!r}. Set objective.teacher for the run, and "
+                "objective.teacher_vector_weight per dataset."
+            )
+        loss = _plain_loss(own)
         is_nested = nested.layers or nested.dimensions
         losses.append(NestedObjective(loss, **settings_to_dict(nested)) if is_nested else loss)
+        learns_vectors |= loss.teacher_vector_weight > 0
+    if settings.objective.teacher is not None and not learns_vectors:
+        raise SettingsError(
+            "objective.teacher: expected objective.teacher_vector_weight above 0 too, such as 1; got 0."
+        )
     return losses
+
+
+def _plain_loss(settings: ObjectiveSettings) -> AngleObjective:
+    values = settings_to_dict(settings)
+    del values["teacher"]
+    rules = values["false_negatives"]
+    guided = rules.pop("guide") is not None
+    values["false_negatives"] = FalseNegatives(**rules, guided=guided) if settings.false_negatives.is_on else None
+    return AngleObjective(**values)
 
 
 def check_teacher_scores(losses: Sequence[Objective], data: Mixture) -> None:
@@ -67,6 +85,8 @@ class PlannedBatch(NamedTuple):
     loss: Objective
     counts: dict[str, int]
     """Examples per dataset; empty if there is one dataset."""
+    vectors: Mapping[str, Tensor] = MappingProxyType({})
+    """Vectors of the texts by other encoders, by field of `Relation`."""
 
 
 class PlannedGroup(NamedTuple):
@@ -86,9 +106,17 @@ class BatchPlanner:
     """
 
     def __init__(
-        self, encoder: SentenceEncoder, data: Mixture, losses: Sequence[Objective], world_size: int, budget: TokenBudget
+        self,
+        encoder: SentenceEncoder,
+        data: Mixture,
+        losses: Sequence[Objective],
+        world_size: int,
+        budget: TokenBudget,
+        vectors: Mapping[str, GuideVectors] | None = None,
     ) -> None:
-        """`losses` has one entry per dataset. `budget` may be lowered between two batches."""
+        """`losses` has one entry per dataset. `budget` may be lowered between two batches. `vectors` by other encoders
+        are those of `PlannedBatch`."""
+        self._vectors = vectors or {}
         self.encoder, self.data, self.losses, self.world_size, self.budget = encoder, data, losses, world_size, budget
         self._tokenizers: list[Callable[[Sequence[str]], list[list[int]]]] = []
         self.prompts: list[tuple[int, int]] = []
@@ -165,7 +193,8 @@ class BatchPlanner:
         sets = [self.data.set_of(index) for index in indices]
         names = [each.name for each in self.data.sets]
         counts = {name: sets.count(number) for number, name in enumerate(names)} if len(names) > 1 else {}
-        return PlannedBatch(batch, self._loss(batch, sets), counts)
+        vectors = {name: each.rows(batch) for name, each in self._vectors.items()}
+        return PlannedBatch(batch, self._loss(batch, sets), counts, vectors)
 
     def _loss(self, batch: TextBatch, sets: list[int]) -> Objective:
         """Return the loss of the datasets in a batch. If losses or prompts differ, each applies to the pairs of its

@@ -4,6 +4,7 @@ settings.yaml     starts the same run again
 metrics.jsonl     one line per optimizer step and evaluation, also in tensorboard/
 model/            the encoder to use
 checkpoints/      states to resume from
+vectors/          vectors of the training texts by a guide or teacher
 rejected.jsonl    bad rows that were skipped
 interrupted/      weights of a run that failed, until it is finished
 result.json       written last: number of steps, scores and all figures, prompt, pooling, length, token budget

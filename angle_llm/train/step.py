@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -141,14 +142,17 @@ def relations(plan: Plan, batches: Sequence[PlannedBatch]) -> Iterator[tuple[lis
     ids). They are one row, like a repeated text, and not each other's negatives at a cosine of 1.
     """
     first = 0
-    for batch, _, _ in batches:
+    for batch, _, _, vectors in batches:
         place: dict[int, int] = {}  # of a row of the plan among those of the batch
         row_of = plan.row_of[first : first + len(batch)]
         row_of_N = torch.tensor([place.setdefault(row, len(place)) for row in row_of], dtype=torch.int64)
         first += len(batch)
         left_P, right_P = row_of_N[batch.left], row_of_N[batch.right]
         text = text_of_row(batch.texts, row_of_N)
-        yield list(place), Relation(left_P, right_P, batch.score, group=batch.group, teacher=batch.teacher, text=text)
+        _, first_text = np.unique(row_of_N.numpy(), return_index=True)  # of each row
+        known = {name: tensor[first_text] for name, tensor in vectors.items()}
+        relation = Relation(left_P, right_P, batch.score, group=batch.group, teacher=batch.teacher, text=text, **known)
+        yield list(place), relation
 
 
 def text_of_row(texts: Sequence[str], row_of_N: Tensor) -> Tensor | None:

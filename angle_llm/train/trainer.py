@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from angle_llm.train.batches import BatchPlanner, PlannedGroup, ahead
 from angle_llm.train.best_model import BestModel, Evaluate
 from angle_llm.train.budget import check_checkpointing, default_budget
 from angle_llm.train.checkpoint import Checkpoints, Progress
+from angle_llm.train.guide_vectors import GuideVectors
 from angle_llm.train.memory import RankMemoryError, TokenBudget
 from angle_llm.train.metrics import Metrics, StepMeter, mean_loss, peak_flops
 from angle_llm.train.process_loss import exit_lock
@@ -63,9 +64,11 @@ class Trainer:
         evaluate: Evaluate | None,
         settings: TrainSettings,
         budget: TokenBudget | None = None,
+        vectors: Mapping[str, GuideVectors] | None = None,
     ) -> None:
         """`losses` has one entry per dataset of `data`, a `Mixture` or one dataset. `budget` is that of a run that starts
         (None: `default_budget`); one that resumes has the budget of its checkpoint, where the settings set none.
+        `vectors` are those of the texts by other encoders, which the losses need.
 
         Raises:
             TrainingError, ArtifactError: for a run that cannot start.
@@ -89,8 +92,9 @@ class Trainer:
             "base weights": encoder.base_fingerprint,
             "kind of device": self._processes.device.type,
         }
+        identity |= {f"vectors of {name}": each.digest for name, each in (vectors or {}).items()}
         budget = budget or default_budget(settings)
-        self._planner = BatchPlanner(encoder, mixture, losses, self._processes.world_size, budget)
+        self._planner = BatchPlanner(encoder, mixture, losses, self._processes.world_size, budget, vectors)
         same = {"run directory": str(run.folder), "checkpoints": settings.checkpoint, "resume": settings.resume}
         same |= {name: getattr(settings, name) for name in BUDGET_SETTINGS}
         for what, value in {**identity, **same, "tokens and layout": self._planner.digest()}.items():

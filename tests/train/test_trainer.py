@@ -353,7 +353,8 @@ def test_a_directory_belongs_to_one_run(
 def test_a_mixture_logs_the_examples_of_each_dataset(
     batches: str, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two datasets, one with its own prompt and loss, one with a bad row; then in several processes, stored on disk."""
+    """Two datasets, one with its own prompt and loss, one with a bad row, with vectors of a guide and a teacher; then in
+    several processes, stored on disk."""
     rows = [{"text1": f"A man number {n} eats.", "text2": f"He eats {n} things.", "score": n / 2} for n in range(10)]
     pairs = [{"query": f"How do I open door {n}?", "answer": f"Turn the key {n} times."} for n in range(10)]
     (tmp_path / "scored.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -364,6 +365,11 @@ def test_a_mixture_logs_the_examples_of_each_dataset(
         "run_dir": str(tmp_path / "run"),
         "model": {"path": str(base), "dtype": "float32"},
         "lora": {"rank": 2, "alpha": 2},
+        "objective": {
+            "false_negatives": {"margin": 0.1, "guide": str(save_tiny_base("llama", tmp_path / "guide", seed=3))},
+            "teacher": str(tmp_path / "guide"),
+            "teacher_vector_weight": 0.5,
+        },
         "data": {"batches": batches, "sets": [first, {"path": str(tmp_path / "pairs.jsonl"), "on_bad_row": "skip"}]},
         "batch_size": 4,
         "accumulation": 2,

@@ -73,7 +73,8 @@ class MineFiles:
     """Scored pairs above this score (rescaled to 0..1) are positive pairs."""
 
     corpus: Path | None = None
-    """Candidates: text, .jsonl, .csv, .tsv, .parquet, or a folder of them. None: the positives of all pairs."""
+    """Candidates: text, .jsonl, .csv, .tsv, .parquet, a folder of them, or a BEIR folder (title and text). None: the
+    positives of all pairs."""
     column: str | None = None
     """Column of the corpus that contains the text. None: `text`, `sentence`, or the only one."""
     judge: str | None = None

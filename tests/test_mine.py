@@ -15,6 +15,7 @@ from tiny import save_tiny_base, tiny_encoder
 from angle_llm import cli, hard_negatives
 from angle_llm.config import DataSource
 from angle_llm.data import DataError
+from angle_llm.data.corpus import corpus_texts
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import Group, PositivePair, ScoredPair, Triple
 from angle_llm.data.keys import near
@@ -302,6 +303,27 @@ def test_candidates_from_a_corpus_and_a_judge(tmp_path: Path, base: Path) -> Non
     _, report = mine(tmp_path, base, pairs, "judged", judge=str(judge), negatives=5)
     assert report["refused"]["the judge disagrees"] > 0
     assert report["identity"]["judge"]["weights"] != report["identity"]["model"]["weights"]
+
+
+def test_candidates_of_a_beir_folder_have_their_titles(tmp_path: Path, base: Path) -> None:
+    """Without its title, a positive would be another text, and a candidate."""
+    folder = tmp_path / "beir"
+    (folder / "qrels").mkdir(parents=True)
+    documents = [{"_id": f"d{n}", "title": f"Title {n}", "text": one} for n, (_, one) in enumerate(PAIRS)]
+    write_rows(folder / "corpus.jsonl", [*documents, {"_id": "empty", "title": "", "text": ""}])
+    write_rows(folder / "queries.jsonl", [{"_id": f"q{n}", "text": one} for n, (one, _) in enumerate(PAIRS)])
+    judged = "".join(f"q{n}\td{n}\t1\n" for n in range(len(PAIRS)))
+    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+    texts = {f"{one['title']} {one['text']}" for one in documents}
+    for name, corpus in (("a", folder), ("b", folder / "corpus.jsonl")):
+        rows, report = mine(tmp_path, base, folder, name, corpus=corpus, negatives=3)
+        assert report["identity"]["material"]["candidates"] == len(PAIRS)
+        assert {text for row in rows for text in row["negatives"]} <= texts
+        assert not any(set(row["positives"]) & set(row["negatives"]) for row in rows)
+    corpus = folder / "corpus.jsonl"
+    corpus.write_text('{"_id": "d0", "text": 3}\n')
+    with pytest.raises(DataError, match=r"corpus\.jsonl:1: document\.text is 3"):
+        list(corpus_texts(folder, None))
 
 
 def test_own_negatives_are_kept_before_the_mined_ones(tmp_path: Path, base: Path) -> None:

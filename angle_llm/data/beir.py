@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from angle_llm.data.file_types import JsonLinesFile, TsvFile
-from angle_llm.data.formats import DataError, RowError
+from angle_llm.data.formats import DataError, RowError, read_passage
 from angle_llm.data.rows import BadRow, FileReader, Row
+from angle_llm.io import log
 
 _COLUMNS = ("query-id", "corpus-id", "score")
 
@@ -52,7 +53,7 @@ class JudgedQueries(FileReader):
             found = splits_of(folder)
             advice = f"; splits there: {', '.join(found)}. Name one: {folder}@{found[0]}" if found else ""
             raise DataError(f"{folder}: no file qrels/{split}.tsv{advice}")
-        self.beside = (self._beside("corpus"), self._beside("queries"))
+        self.beside = (_file_of(folder, "corpus"), _file_of(folder, "queries"))
 
     @cached_property
     def judgements(self) -> dict[str, list[Judgement]]:
@@ -74,10 +75,6 @@ class JudgedQueries(FileReader):
             except ValueError:
                 raise DataError(f"{row.place}: score is {score!r}, expected a number") from None
         return found
-
-    def _beside(self, name: str) -> Path:
-        paths = [self.folder / f"{name}.jsonl", self.folder / f"{name}.jsonl.gz"]
-        return next((path for path in paths if path.is_file()), paths[0])
 
     def _by_id(self, path: Path, ids: Collection[str]) -> dict[str, dict[str, Any]]:
         """Return the rows of a file with these ids."""
@@ -121,6 +118,34 @@ class JudgedQueries(FileReader):
             "positive_passages": [documents[each.document] for each in judged if each.score > 0],
             "negative_passages": [documents[each.document] for each in judged if each.score <= 0],
         }
+
+
+def documents_of(folder: Path) -> Iterator[str]:
+    """Yield the documents of a folder, title and text joined as in its rows; documents without text are skipped.
+
+    Raises:
+        DataError: for a row that cannot be read.
+    """
+    empty = 0
+    path = _file_of(folder, "corpus")
+    for row in JsonLinesFile(path).rows():
+        if isinstance(row, BadRow):
+            raise DataError(f"{row.place}: {row.reason}")
+        found = {name: row.values.get(name) for name in ("title", "text")}
+        if not any(found.values()):
+            empty += 1
+            continue
+        try:
+            yield read_passage(found, "document")
+        except RowError as error:
+            raise DataError(f"{row.place}: {error}") from None
+    if empty:
+        log(f"warning: {path} has {empty:,} documents without text, which are skipped")
+
+
+def _file_of(folder: Path, name: str) -> Path:
+    paths = [folder / f"{name}.jsonl", folder / f"{name}.jsonl.gz"]
+    return next((path for path in paths if path.is_file()), paths[0])
 
 
 def judged_rows(folder: Path, split: str) -> Iterator[Row]:

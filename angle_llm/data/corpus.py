@@ -13,6 +13,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from angle_llm.data.beir import documents_of, is_judged
 from angle_llm.data.file_types import JsonLinesFile, TextFile
 from angle_llm.data.formats import DataError, RowError, nearest, read_text
 from angle_llm.data.readers import BadRow, Row, RowSource, open_rows
@@ -170,11 +171,15 @@ class Corpus:
 
 
 def corpus_texts(path: str | Path, column: str | None = None) -> Iterator[str]:
-    """Yield the texts of a corpus.
+    """Yield the texts of a corpus; those of a BEIR folder have their titles, as in its judged rows.
 
     Raises:
         DataError: for a file that cannot be read, and a row without a text.
     """
+    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    if column is None and is_judged(folder) and (Path(path) == folder or Path(path).name.startswith("corpus.jsonl")):
+        yield from documents_of(folder)
+        return
     for row in Corpus.open(path, column):
         if isinstance(row, BadRow):
             raise DataError(f"{row.place}: {row.reason}. Fix the row, or remove it")

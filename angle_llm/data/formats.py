@@ -235,10 +235,11 @@ def _read_texts(row: Values, field: str) -> list[str]:
         return [read_text(row, field)]
     if not isinstance(value, list | tuple):
         raise RowError(f"{field} is {_short(value)} ({type(value).__name__}), expected a list of texts")
-    return [_read_passage(item, f"{field}[{place}]") for place, item in enumerate(value)]
+    return [read_passage(item, f"{field}[{place}]") for place, item in enumerate(value)]
 
 
-def _read_passage(item: Any, name: str) -> str:
+def read_passage(item: Any, name: str) -> str:
+    """Return a text, or the text of an object with `text` and perhaps `title`; errors name it."""
     if not isinstance(item, Mapping):
         return read_text({name: item}, name)
     name += f" (docid {item['docid']})" if "docid" in item else ""

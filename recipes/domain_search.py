@@ -24,14 +24,15 @@ import hashlib
 import importlib.util
 import json
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
-import numpy as np
 from ablation import run_and_forward_signals
 from pydantic.dataclasses import dataclass
+from vector_database import Kind, fill_database, nearest_texts
 
 from angle_llm.cli import guarded
 from angle_llm.config import (
@@ -46,16 +47,15 @@ from angle_llm.config import (
 )
 from angle_llm.data import DataError
 from angle_llm.data.examples import load_examples
-from angle_llm.data.formats import RowError, pairs_of, read_text
+from angle_llm.data.formats import Group, RowError, Triple, pairs_of, read_text
 from angle_llm.data.keys import near
 from angle_llm.data.readers import open_rows
 from angle_llm.embed import EmbedSettings, embed_main
 from angle_llm.evaluate.retrieval import RetrievalSettings, retrieval_main
-from angle_llm.io import write_text
+from angle_llm.io import write_file, write_text
 from angle_llm.mine import MineSettings, mine_main
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.run import fine_tune
-from angle_llm.search import STEPS, on_grid, search_folder
 from angle_llm.settings_io import (
     STRICT,
     SettingsError,
@@ -66,11 +66,21 @@ from angle_llm.settings_io import (
     save_settings,
     settings_to_dict,
 )
-from angle_llm.vectors import read_index, read_vectors
 
 SETTINGS, TRAIN, HELD_OUT, CORPUS = "search.yaml", "train.jsonl", "held_out.jsonl", "corpus.jsonl"
-TABLE = "documents"  # in LanceDB
+SOURCE = "source.sha256"
 MOST_HELD_OUT = 1_000
+POSITIVE_ABOVE = 0.5
+
+
+class Material(NamedTuple):
+    """Pairs of a query and its document, the user's own negatives by query, and all documents."""
+
+    pairs: list[tuple[str, str]]
+    negatives: dict[str, list[str]]
+    corpus: list[str]
+
+
 FIGURES = ("R@1", "R@10", "MRR", "nDCG@10")
 
 
@@ -84,7 +94,7 @@ class DomainSearchSettings(TrainSettings):
     """Share of the pairs that are kept for the evaluation, at most 1,000 pairs."""
     negatives: int = 4
     """Hard negatives of each training pair. 0: none are mined."""
-    database: Literal["lancedb", "faiss", "none"] = "lancedb"
+    database: Kind = "lancedb"
     """lancedb: a LanceDB table in database/ (pip install 'angle_llm[search]'). faiss: database/vectors.faiss, an exact
     index of cosines (pip install 'angle_llm[mining]'). none: the vectors only; queries are answered by exact search."""
     ask: list[str] = field(default_factory=list)
@@ -113,7 +123,7 @@ STARTER = DomainSearchSettings(
     ),
     # 2. All weights are trained; --lora.rank 16 trains an adapter, at about ten times the learning rate.
     lora=LoraSettings(rank=0),
-    data=DataSettings(path="", format="positive_pair"),
+    data=DataSettings(path=""),
     # 3. Each query against all documents of its batch.
     objective=ObjectiveSettings(contrastive_form="forward"),
     optimizer=OptimizerSettings(learning_rate=5e-5),
@@ -134,6 +144,8 @@ def main(settings: DomainSearchSettings) -> None:
     """
     if settings.database != "none":
         need_library(settings.database, f"--database {settings.database}", _EXTRAS[settings.database])
+    if settings.data.sets or bool(settings.documents) == bool(settings.data.path):
+        raise SettingsError("expected --documents FILE, or --data.path FILE with pairs; not both, and no data.sets.")
     folder = settings.run_path
     check_same(settings, folder / SETTINGS)
     write_pairs(settings, folder)
@@ -150,8 +162,7 @@ def main(settings: DomainSearchSettings) -> None:
     stage(5, "vectors of all documents")
     embed_main(EmbedSettings(str(model), folder / CORPUS, folder / "vectors", side="document", store_text=True))
     if settings.database != "none":
-        fill = {"lancedb": fill_table, "faiss": fill_index}[settings.database]
-        fill(folder)
+        fill_database(settings.database, folder)
     if settings.ask:
         answer(settings, str(model), folder)
 
@@ -182,51 +193,75 @@ def write_pairs(settings: DomainSearchSettings, folder: Path) -> None:
     """Write training pairs, held-out pairs and all documents, split by a hash of the document.
 
     A training pair whose query or document is held out, up to case, spacing and punctuation, is dropped.
+
+    Raises:
+        SettingsError: if the documents or pairs were changed since the files were written.
     """
-    if (folder / CORPUS).exists():  # written last
+    made = read_documents(settings.documents) if settings.documents else read_examples(settings.data)
+    digest = hashlib.sha256(json.dumps(made).encode()).hexdigest()
+    written = folder / SOURCE
+    if written.exists():
+        if written.read_text(encoding="utf-8") != digest:
+            source = settings.documents or settings.data.path
+            raise SettingsError(f"{source} was changed since {folder} was made from it. Choose another --run-dir.")
         return
-    given = title_pairs(settings.documents) if settings.documents else example_pairs(settings.data)
-    pairs = list(dict.fromkeys(given))
+    pairs, negatives, corpus = made
     ranked = sorted(pairs, key=lambda pair: hashlib.sha256(near(pair[1]).encode()).digest())
     count = min(MOST_HELD_OUT, round(settings.held_out * len(pairs)))
-    held, used = ranked[:count], {near(text) for pair in ranked[:count] for text in pair}
+    used = {near(text) for pair in ranked[:count] for text in pair}
     train = [pair for pair in pairs if not used & {near(text) for text in pair}]
-    if not held or not train:
-        raise DataError(f"expected pairs to train on and to hold out, got {len(train)} and {len(held)} of {len(pairs)}")
-    write_rows(folder / TRAIN, ({"query": query, "positive": text} for query, text in train))
-    write_rows(folder / HELD_OUT, ({"query": query, "positive": text} for query, text in held))
-    write_rows(folder / CORPUS, ({"text": text} for text in dict.fromkeys(text for _, text in pairs)))
+    if not count or not train:
+        raise DataError(f"expected pairs to train on and to hold out, got {len(train)} and {count} of {len(pairs)}")
+    write_rows(folder / HELD_OUT, ({"query": query, "positive": text} for query, text in ranked[:count]))
+    write_rows(folder / CORPUS, ({"text": text} for text in corpus))
+    if negatives:
+        own = ({"query": query, "positives": [text], "negatives": negatives.get(query, [])} for query, text in train)
+        write_rows(folder / TRAIN, own)
+    else:
+        write_rows(folder / TRAIN, ({"query": query, "positive": text} for query, text in train))
+    write_text(written, digest)
     dropped = len(pairs) - len(train) - count
     print(f"{len(pairs):,} pairs: {len(train):,} to train on, {count:,} held out, {dropped:,} dropped as near them")
 
 
-def title_pairs(path: str) -> Iterator[tuple[str, str]]:
-    """Yield title and text of each document that has both.
+def read_documents(path: str) -> Material:
+    """Return the pairs of title and text, and all texts. A document without a title is searched, but is no pair.
 
     Raises:
-        DataError: if no document has both.
+        DataError: for a file without the columns.
     """
-    rows = skipped = 0
+    pairs, texts, rows = dict[tuple[str, str], None](), dict[str, None](), 0
     for row in open_rows(path, tables=True).good_rows(("title", "text")):
         rows += 1
-        try:
-            yield read_text(row.values, "title"), read_text(row.values, "text")
-        except RowError:
-            skipped += 1
-    print(f"{path}: {rows:,} documents, {skipped:,} of them without title or text", flush=True)
+        with suppress(RowError):
+            text = read_text(row.values, "text")
+            texts[text] = None
+            pairs[read_text(row.values, "title"), text] = None
+    print(
+        f"{path}: {rows:,} documents, {len(texts):,} different texts, {len(pairs):,} of them with a title", flush=True
+    )
+    return Material(list(pairs), {}, list(texts))
 
 
-def example_pairs(source: DataSource) -> Iterator[tuple[str, str]]:
-    """Yield query and positive of each example."""
+def read_examples(source: DataSource) -> Material:
+    """Return the positive pairs of examples, the own negatives of each query, and all second texts."""
     data = load_examples(source)
     print(data.report.summary(), flush=True)
+    pairs, texts, negatives = dict[tuple[str, str], None](), dict[str, None](), dict[str, list[str]]()
     for example in data.examples:
-        yield from ((left, right) for left, right, score in pairs_of(example) if score > 0.5)
+        for query, text, score in pairs_of(example):
+            texts[text] = None
+            if score > POSITIVE_ABOVE:
+                pairs[query, text] = None
+            elif isinstance(example, Triple | Group):
+                negatives.setdefault(query, []).append(text)
+    return Material(list(pairs), negatives, list(texts))
 
 
-def write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Write a JSONL file, whole or not at all."""
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    lines = (json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
+    write_file(path, lambda file: file.writelines(lines))
 
 
 # --- stages -----------------------------------------------------------------------------------------------------------
@@ -297,58 +332,10 @@ def plot(folder: Path) -> None:
     print(folder / "before_after.png")
 
 
-# --- search -----------------------------------------------------------------------------------------------------------
-
-
-def fill_table(folder: Path) -> None:
-    """Write the vectors and texts into a LanceDB table, a shard at a time; again if that was interrupted."""
-    import lancedb
-    import pyarrow
-
-    vectors = folder / "vectors"
-    index = read_index(vectors)
-    database = lancedb.connect(str(folder / "database"))
-    if TABLE in database.list_tables().tables and database.open_table(TABLE).count_rows() == index.rows:
-        return
-    database.drop_table(TABLE, ignore_missing=True)
-    table = None
-    for piece in read_vectors(vectors, index):
-        flat = pyarrow.array(np.ascontiguousarray(piece.vectors).reshape(-1))
-        columns = {"row": piece.row, "text": piece.text}
-        columns["vector"] = pyarrow.FixedSizeListArray.from_arrays(flat, piece.vectors.shape[1])
-        part = pyarrow.table(columns)
-        if table is None:
-            table = database.create_table(TABLE, part)
-        else:
-            table.add(part)
-
-
-def fill_index(folder: Path) -> None:
-    """Write the vectors, scaled to length 1, into a faiss index file; inner products are cosines."""
-    import faiss
-
-    index = read_index(folder / "vectors")
-    made = faiss.IndexFlatIP(index.vectors.kept)
-    for piece in read_vectors(folder / "vectors", index):
-        made.add((on_grid(piece.vectors) / STEPS).astype(np.float32))
-    (folder / "database").mkdir(exist_ok=True)
-    faiss.write_index(made, str(folder / "database" / "vectors.faiss"))
-
-
 def answer(settings: DomainSearchSettings, model: str, folder: Path) -> None:
     """Print the best documents for each query."""
     queries_QD = SentenceEncoder.from_pretrained(model).encode_query(settings.ask)
-    vectors, found = folder / "vectors", list[list[tuple[float, str]]]()
-    if settings.database == "lancedb":
-        import lancedb
-
-        table = lancedb.connect(str(folder / "database")).open_table(TABLE)
-        for row in queries_QD:
-            best = table.search(row).distance_type("cosine").limit(settings.top).to_list()
-            found.append([(1 - hit["_distance"], hit["text"]) for hit in best])
-    else:
-        for hits in search_folder(vectors, read_index(vectors), queries_QD, settings.top):
-            found.append([(hit.cosine, hit.text or "") for hit in hits])
+    found = nearest_texts(settings.database, folder, queries_QD, settings.top)
     for query, shown in zip(settings.ask, found, strict=True):
         print(f"\n{query}")
         for cosine, text in shown:

@@ -1,12 +1,14 @@
 """`recipes/domain_search.py`: from documents to answers, every stage once, with exact search instead of a database."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from domain_search import STARTER, DomainSearchSettings, fill_index, fill_table, main, title_pairs
+from domain_search import STARTER, DomainSearchSettings, main, read_documents
 from tiny import save_tiny_base
+from vector_database import Kind, fill_database
 
 from angle_llm.config import DataSettings, ModelSettings
 from angle_llm.data import DataError
@@ -56,13 +58,13 @@ def test_held_out_texts_are_in_no_training_pair(made: Path) -> None:
     assert len(train) >= DOCUMENTS + 1 - len(held) - 1  # two titles are near duplicates
     words = [{text.casefold().strip("!.") for row in rows for text in row.values()} for rows in (train, held)]
     assert not words[0] & words[1]
-    assert len(corpus) == DOCUMENTS + 1
+    assert len(corpus) == DOCUMENTS + 2  # also the one without a title
 
 
 def test_all_documents_are_candidates_and_scores_are_kept(made: Path) -> None:
     before, after = (json.loads((made / f"{name}.json").read_text()) for name in ("before", "after"))
     (task,) = after["tasks"].values()
-    assert (task["queries"], task["candidates"]) == (8, DOCUMENTS + 1)
+    assert (task["queries"], task["candidates"]) == (8, DOCUMENTS + 2)
     assert before["encoder"] != after["encoder"]  # its own prompt, and two prompts
     assert after["comparison"]["tasks"]["held_out"].keys() == task["figures"].keys()
     assert (made / "before_after.png").stat().st_size > 10_000
@@ -82,29 +84,46 @@ def test_a_second_call_only_answers(
         main(replace(settings, negatives=1))
 
 
-def test_pairs_replace_documents(settings: DomainSearchSettings, made: Path, tmp_path: Path) -> None:
-    data = DataSettings(path=str(made / "train.jsonl"), format="positive_pair")
+def test_groups_replace_documents_and_keep_their_own_negatives(settings: DomainSearchSettings, tmp_path: Path) -> None:
+    rows = [{"query": f"Ask {n}", "positives": [f"Answer {n}"], "negatives": [f"Not {n}"]} for n in range(20)]
+    (tmp_path / "groups.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = DataSettings(path=str(tmp_path / "groups.jsonl"))
     run = replace(settings, documents=None, data=data, negatives=0, ask=[], run_dir=str(tmp_path / "run"))
     main(run)
     assert not (tmp_path / "run" / "mined.jsonl").exists()
-    assert (tmp_path / "run" / "training" / "model").is_dir()
+    train = rows_of(tmp_path / "run" / "train.jsonl")
+    assert len(train) == 16
+    assert all(row["negatives"] == [row["query"].replace("Ask", "Not")] for row in train)
+    assert len(rows_of(tmp_path / "run" / "corpus.jsonl")) == 40
+    (tmp_path / "groups.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    with pytest.raises(SettingsError, match="was changed since"):
+        main(run)
+
+
+def test_documents_or_pairs_are_required() -> None:
+    with pytest.raises(SettingsError, match=r"expected --documents FILE, or --data.path FILE"):
+        main(replace(STARTER, database="none", documents="a.jsonl", data=DataSettings(path="b.jsonl")))
+    with pytest.raises(SettingsError, match=r"expected --documents FILE, or --data.path FILE"):
+        main(replace(STARTER, database="none"))
 
 
 def test_documents_without_title_are_refused(tmp_path: Path) -> None:
     (tmp_path / "documents.jsonl").write_text('{"body": "A text."}\n')
     with pytest.raises(DataError, match="title"):
-        list(title_pairs(str(tmp_path / "documents.jsonl")))
+        read_documents(str(tmp_path / "documents.jsonl"))
 
 
-def test_the_vectors_go_into_lancedb(settings: DomainSearchSettings, made: Path) -> None:
-    lancedb = pytest.importorskip("lancedb", reason="pip install 'angle_llm[search]'")
-    for _ in range(2):  # once
-        fill_table(made)
-    assert lancedb.connect(str(made / "database")).open_table("documents").count_rows() == DOCUMENTS + 1
-    main(replace(settings, database="lancedb", top=1))
-
-
-def test_the_vectors_go_into_faiss(made: Path) -> None:
-    faiss = pytest.importorskip("faiss", reason="pip install 'angle_llm[mining]'")
-    fill_index(made)
-    assert faiss.read_index(str(made / "database" / "vectors.faiss")).ntotal == DOCUMENTS + 1
+@pytest.mark.parametrize(("kind", "extra"), [("lancedb", "search"), ("faiss", "mining")])
+def test_a_database_gives_the_cosines_of_the_exact_search(
+    kind: Kind, extra: str, settings: DomainSearchSettings, made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip(kind, reason=f"pip install 'angle_llm[{extra}]'")
+    cosines = []
+    for database in ("none", kind):
+        main(replace(settings, database=database))
+        cosines.append(re.findall(r"^  (0\.\d{3})  ", capsys.readouterr().out, flags=re.MULTILINE))
+    assert cosines[0] == cosines[1]
+    assert len(cosines[0]) == 4
+    before = (made / "database" / "made_from.sha256").stat().st_mtime_ns
+    fill_database(kind, made)
+    assert (made / "database" / "made_from.sha256").stat().st_mtime_ns == before

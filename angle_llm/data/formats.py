@@ -270,8 +270,9 @@ def _read_scores(row: Values, positives: int, negatives: int) -> list[float] | N
     scores: list[float] = []
     for name, (values, count) in parts.items():
         if not isinstance(values, list | tuple):
+            hint = "; format triple does not read it" if isinstance(values, int | float) else ""
             raise RowError(
-                f"{name} is {_short(values)} ({type(values).__name__}), expected a list of {count} numbers, one per text"
+                f"{name} is {_short(values)} ({type(values).__name__}), expected a list of {count} numbers, one per text{hint}"
             )
         if len(values) != count:
             counted = f" ({positives} positives and {negatives} negatives)" if name == "scores" else ""

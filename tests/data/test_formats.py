@@ -167,7 +167,7 @@ def test_row_becomes_its_group(row: dict[str, object], group: Group) -> None:
         ({"negatives": ["n", "p"]}, "the text 'p' is a positive and a negative"),
         ({"scores": [1]}, r"scores has 1 numbers, expected 2 \(1 positives and 1 negatives\)"),
         ({"scores": []}, "scores has 0 numbers, expected 2"),
-        ({"scores": 0.5}, r"scores is 0\.5 \(float\), expected a list of 2 numbers, one per text"),
+        ({"scores": 0.5}, r"scores is 0\.5 \(float\), expected a list of 2 numbers, one per text; format triple"),
         ({"scores": [1, math.nan]}, r"scores\[1\] is nan, expected a finite number"),
         ({"scores": [True, 0]}, r"scores\[0\] is True"),
         ({"scores": ["1", 0]}, r"scores\[0\] is '1'"),

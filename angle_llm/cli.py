@@ -78,7 +78,7 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
         "search": (SearchSettings, search_main, "Find the most similar rows of an embedded corpus."),
         "eval sts": (StsEvalSettings, with_encoder(sts_main), "Spearman correlation on STS tasks or scored pairs."),
         "eval transfer": (TransferSettings, with_encoder(transfer_main), "Accuracy of classifiers on embeddings."),
-        "eval retrieval": (RetrievalSettings, with_encoder(retrieval_main), "Retrieval metrics."),
+        "eval retrieval": (RetrievalSettings, with_encoder(retrieval_main), "Search: nDCG, recall, MRR, MAP."),
         "eval nested": (NestedEvalSettings, with_encoder(nested_main), "Spearman at fewer layers and dimensions."),
         "eval mteb": (MtebSettings, with_encoder(mteb_main), "Tasks of MTEB, run by mteb."),
         "data check": (CheckSettings, check_main, "Check a dataset before training."),

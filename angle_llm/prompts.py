@@ -150,6 +150,11 @@ class SidePrompts:
         """Return the prompt of a side."""
         return self.query if side == "query" else self.document
 
+    @property
+    def name(self) -> str:
+        """Name of the prompt, or both names: that of queries / that of documents."""
+        return f"{self.query.name} / {self.document.name}" if self.differ else self.query.name
+
     def __str__(self) -> str:
         names = [self.query.name, self.document.name]
         return f"prompts {names[0]} (queries) and {names[1]} (documents)" if self.differ else f"prompt {names[0]}"

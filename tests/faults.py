@@ -98,6 +98,8 @@ FAULTS = [
     Fault("remainder-dropped", "Draws.batches", "-(-count // batch_size)", "count // batch_size", STOPPED),
     Fault("worst-model-kept", "BestModel.evaluate", "score > best", "score < best",
           contract("train", "best_model")),
+    Fault("patience-not-restored", "BestModel.resume", "progress.waited", "0",
+          "tests/train/test_trainer.py -k stops_after_evaluations"),
     Fault("random-state-not-restored", "Checkpoints.resume", "processes.rank < len(states)", "not states", STOPPED),
     Fault("optimizer-not-restored", "DataParallelStrategy.load_state", "= tensor.clone()", "= torch.zeros_like(tensor)",
           STOPPED),

@@ -88,15 +88,18 @@ class RetrievalSettings(RowSettings, EncoderSettings):
     same flags (prompt, pooling, …), or a .json file written by --json."""
 
     resamples: int = RESAMPLES
-    """Bootstrap resamples of the queries for each interval."""
+    """Bootstrap resamples of the queries for each interval. 0: no intervals."""
 
     seed: int = 0
     """Seed of the resamples."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.resamples < 1 or self.seed < 0:
-            raise ValueError(f"--resamples, --seed: expected at least 1 and 0, got {self.resamples} and {self.seed}.")
+        for flag, value in (("--resamples", self.resamples), ("--seed", self.seed)):
+            if value < 0:
+                raise ValueError(f"{flag}: expected 0 or more, got {value}.")
+        if self.against is not None and not self.resamples:
+            raise ValueError("--against needs --resamples for intervals and p-values, got 0.")
         if self.corpus is not None and not self.pairs:
             raise ValueError("--corpus adds candidates to --pairs, which is not set.")
 

@@ -300,7 +300,7 @@ def sts_main(settings: StsEvalSettings, open_encoder: OpenEncoder) -> StsResults
     other, theirs = settings.against, None
     if other is not None and other.endswith(".json"):
         name, theirs = read_scores(other)
-        other = f"{name} ({other})"
+        other = f"{name}, {other}"
 
     def run(given: StsEvalSettings) -> tuple[StsResults, Used]:
         def evaluate_edited(encoder: Any, encode: Encode, encode_document: Encode | None) -> StsResults:

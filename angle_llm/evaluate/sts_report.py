@@ -14,6 +14,7 @@ import numpy as np
 
 from angle_llm.evaluate.bootstrap import Interval, PairedDifferences
 from angle_llm.evaluate.correlation import PairScores
+from angle_llm.evaluate.encoding import Used
 from angle_llm.evaluate.results import PublishedRow, published_table, report, table
 from angle_llm.evaluate.sts_tasks import PUBLISHED_TASKS
 from angle_llm.io import write_text
@@ -146,7 +147,7 @@ def _notes(results: StsResults) -> list[str]:
 
 
 def read_scores(path: str | Path) -> tuple[str, dict[str, PairScores]]:
-    """Return the name of the model, and cosines and gold scores by task, in a file written by `--json`.
+    """Return the name of the model with its settings, and cosines and gold scores by task, of a file of `--json`.
 
     Raises:
         FileNotFoundError: if the file does not exist.
@@ -164,7 +165,8 @@ def read_scores(path: str | Path) -> tuple[str, dict[str, PairScores]]:
         for name, (cosine, gold) in scores.items():
             if cosine.ndim != 1 or cosine.shape != gold.shape or not np.isfinite([cosine, gold]).all():
                 raise ValueError(f"task {name!r}: expected a finite cosine and gold score of each pair")
-        return str(content["model"]), scores
+        used = f" ({Used(**content['encoder'])})" if "encoder" in content else ""
+        return f"{content['model']}{used}", scores
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"--against: {path}: expected a file written by --json, with `model` and `pairs` ({type(error).__name__}: "

@@ -54,9 +54,7 @@ class TrainResult:
         """Return lines with the figures before training and of the best model, and what they depend on."""
         if self.best is None or self.start is None:
             return []
-        used = (
-            f"{self.encoder['prompt']}, pooling {self.encoder['pooling']}, at most {self.encoder['max_length']} tokens"
-        )
+        used = f"prompt {self.encoder['prompt']}, pooling {self.encoder['pooling']}, at most {self.encoder['max_length']} tokens"
         width = max(map(len, self.best))
         figures = [f"{name:{width}} {self.start[name]:7.2f} {value:7.2f}" for name, value in self.best.items()]
         name = next(iter(self.best))

@@ -153,7 +153,7 @@ class Trainer:
                     f"batch. {best}."
                 ) from error
         encoder, model = self._planner.encoder, self._model
-        used = {"prompt": str(encoder.prompts), "pooling": encoder.pooling, "max_length": encoder.max_length}
+        used = {"prompt": encoder.prompts.name, "pooling": encoder.pooling, "max_length": encoder.max_length}
         result = TrainResult(model.folder, self._step, model.best, model.start, self._planner.budget, used)
         self._run.finish(result)
         return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -295,6 +296,15 @@ def test_questions_are_searched_among_the_answers_of_a_file(tmp_path: Path, caps
     assert "| 4 queries" not in capsys.readouterr().out
     with pytest.raises(ValueError, match="--corpus"):
         RetrievalSettings(model="m", corpus=corpus)
+    for wrong, message in (
+        ({"resamples": -1}, "--resamples.*-1"),
+        ({"seed": -1}, "--seed"),
+        ({"resamples": 0, "against": "m"}, "--against.*--resamples"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            RetrievalSettings(model="m", **wrong)  # type: ignore[arg-type]
+    retrieval_main(replace(settings, resamples=0), lambda path, /, **options: Words())
+    assert re.search(r"\| R@1 +\| +[\d.]+ \| +– \|", capsys.readouterr().out), "no interval"
     with pytest.raises(ValueError, match=r"held\.out\.csv.*columns"):
         RetrievalSettings(model="m", pairs=(str(held_out),)).read_tasks()
 

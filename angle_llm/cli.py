@@ -26,21 +26,27 @@ The encoder is saved in {model}. To use it:
 
     from angle_llm import SentenceEncoder
     encoder = SentenceEncoder.from_pretrained("{model}")
-    rows = encoder.encode(["A man is eating.", "Someone eats."])
+    {code}
 
-    angle-llm embed --model {model} --input texts.txt --output rows.npy
+    angle-llm embed --model {model} --input texts.txt --output rows.npy{side}
     {command}
 """
+_CODE = 'rows = encoder.encode(["A man is eating.", "Someone eats."])'
+_CODE_OF_SIDES = """queries = encoder.encode_query(["Who eats?"])
+    documents = encoder.encode_document(["A man is eating.", "Someone eats."])"""
 
 
 def train(settings: TrainSettings) -> None:
     """Fine-tune a language model into a text-embedding model."""
     from angle_llm.evaluate.held_out import eval_command
+    from angle_llm.model.artifact import EncoderCard
     from angle_llm.run import fine_tune
 
     model = fine_tune(settings)
     if os.environ.get("RANK", "0") == "0":
-        print(_USAGE.format(model=model, command=eval_command(settings.evaluation, model)))
+        two = EncoderCard.read(model).prompt.differ
+        how = {"code": _CODE_OF_SIDES if two else _CODE, "side": " --as document" if two else ""}
+        print(_USAGE.format(model=model, command=eval_command(settings.evaluation, model), **how))
 
 
 def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:

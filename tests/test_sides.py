@@ -101,7 +101,9 @@ def test_a_run_with_two_prompts_is_trained_evaluated_and_saved(
     encoder = SentenceEncoder.from_pretrained(run / "model", device="cpu")
     assert [prompt.name for prompt in (encoder.prompts.query, encoder.prompts.document)] == ["query", "passage"]
     assert "prompt:\n    query: query\n    document: passage\n" in (run / "settings.yaml").read_text()
-    capsys.readouterr()
+    printed = capsys.readouterr().out
+    assert "encoder.encode_document(" in printed
+    assert "--output rows.npy --as document\n" in printed
     for side, shown in (([], "query / passage"), (["--as", "query"], "| query |")):
         cli.run(["eval", "retrieval", "--model", str(run / "model"), "--pairs", str(tmp_path / "pairs.jsonl"), *side])
         assert shown in " ".join(capsys.readouterr().out.split())

@@ -109,9 +109,9 @@ def check_names(settings: TrainSettings) -> None:
         folder = Path(model.path).expanduser()
         if EncoderCard.read(folder).base is not None:
             lora_of_run(model, settings.lora)
-        if folder.resolve().is_relative_to(settings.run_path.resolve()):
+        if folder.resolve() == (settings.run_path / "model").resolve():
             raise SettingsError(
-                f"--model.path {model.path} is in --run-dir, whose model is replaced. Choose another folder."
+                f"--model.path {model.path} is the model of --run-dir, which the run replaces. Choose another."
             )
     elif (library := library_folder((location := locate(model.path)).name)) and not location.gguf_file:
         LibraryFolder.read(library, None if model.prompt is None else load_prompts(model.prompt))

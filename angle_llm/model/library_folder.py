@@ -72,6 +72,15 @@ class LibraryFolder:
             ArtifactError: for a damaged file, or anything that this package does not compute; naming file and value.
             PromptError: for a prompt that contains `{text}`.
         """
+        try:
+            return cls._read(folder, prompt)
+        except (TypeError, AttributeError) as error:
+            raise ArtifactError(
+                f"{folder}: a value in its JSON files has another type than expected: {error}."
+            ) from error
+
+    @classmethod
+    def _read(cls, folder: Path, prompt: SidePrompts | None) -> LibraryFolder:
         paths, normalize = _read_modules(folder)
         options = _read_options(folder)
         config, place = _read_config(folder, "config_sentence_transformers.json")
@@ -85,7 +94,7 @@ class LibraryFolder:
                 f"{place}: similarity_fn_name is {similarity!r:.40}. Vectors are those of the folder, but this package "
                 "compares them by cosine.",
                 UserWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
         own, prompt = prompt is None, prompt or _read_prompts(config, place)
         pooling = _read_pooling(folder, paths["Pooling"], prompt)

@@ -243,6 +243,10 @@ REFUSED: dict[str, Callable[[Path], None]] = {
     "names of special tokens in a prompt": lambda f: change(
         f, "config_sentence_transformers.json", prompts={"own": "[SEP]"}, default_prompt_name="own"
     ),
+    "another type than expected: 'list'": lambda f: change(f, "sentence_bert_config.json", modality_config=["text"]),
+    "another type than expected: unhashable": lambda f: change(
+        f, "config_sentence_transformers.json", default_prompt_name=[]
+    ),
     "`truncation_side`": lambda f: change(f, "tokenizer_config.json", truncation_side="left"),
 }
 

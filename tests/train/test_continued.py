@@ -100,7 +100,7 @@ def test_a_whole_model_trains_all_weights_or_gets_an_adapter(settings: TrainSett
         ({"lora": LoraSettings(alpha=8)}, r"--lora\.alpha is 8\.0, .*whose alpha is 6\.0"),
         ({"lora": LoraSettings(targets=["q_proj"])}, r"--lora\.targets is \['q_proj'\], .*\['q_proj', 'v_proj'\]"),
         ({"bits": 4}, r"--model\.bits is 4, .*trained with None"),
-        ({"run_dir": "first"}, "--model.path .* is in --run-dir"),
+        ({"run_dir": "first"}, "--model.path .* is the model of --run-dir"),
     ],
 )
 def test_other_settings_than_those_of_the_adapter_are_refused(

@@ -39,6 +39,7 @@ def contract(file: str, expression: str) -> str:
 
 
 LOSSES, SINGLE = contract("losses", "slow_formula"), contract("encoder", "one_text_at_a_time")
+NEGATIVES = "tests/losses/test_negatives.py -k slow_formula"
 STOPPED, TWO = contract("resume", "same_bytes"), contract("resume", "two_processes")
 MERGED = contract("export", "base_plus_update")
 SHARED = contract("encoder", "computed_once")  # a model that gives other results on a trie is used without one
@@ -55,6 +56,11 @@ FAULTS = [
     Fault("partner-as-negative", "_partners", "key = torch.unique(one * texts + other)",
           "key = torch.unique((one * texts + other)[2 * len(edges.anchor) :])", LOSSES),
     Fault("mean-over-edges", "Contrast.loss", "loss_M.div(self.divisor_M).sum()", "loss_M.mean()", LOSSES),
+    Fault("margin-added", "FalseNegatives.threshold", "positive - (self.margin or 0)", "positive + (self.margin or 0)",
+          NEGATIVES),
+    Fault("own-negatives-left-out", "Repulsion._false", 'scope == "in_batch"', 'scope == ""', NEGATIVES),
+    Fault("single-score-as-group", "kl_loss", "size_Q >= 2", "size_Q >= 1",
+          "tests/losses/test_teachers.py -k different_sizes"),
     # texts and tokens
     Fault("missing-deduplication", "plan_micro_batches", "texts = list(row_of_ids)",
           "row_of, texts = list(range(len(ids))), [tuple(text) for text in ids]", SHARED),
@@ -93,6 +99,8 @@ FAULTS = [
           contract("train", "accumulated")),
     Fault("rows-of-the-first-batch", "relations", "plan.row_of[first : first + len(batch)]",
           "plan.row_of[: len(batch)]", contract("train", "accumulated")),
+    Fault("guide-rows-of-texts", "relations", "tensor[first_text]", "tensor[: len(first_text)]",
+          "tests/train/test_guide_vectors.py -k its_side"),
     Fault("warm-up-from-zero", "rate_share", "return step / warmup", "return (step - 1) / warmup",
           contract("train", "a_run_leaves")),
     Fault("remainder-dropped", "Draws.batches", "-(-count // batch_size)", "count // batch_size", STOPPED),

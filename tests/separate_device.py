@@ -151,7 +151,7 @@ def _compute(work: DeviceWork, func: Any, args: Any, kwargs: dict[str, Any]) -> 
             )
     elif name.startswith((*_SIZES_FROM_VALUES, *_VALUES)):
         work.waits[name] += 1
-    if name in _INDEXING and any(tensor.dtype == torch.bool for tensor in device[1:]):
+    if name in _INDEXING and any(isinstance(index, Tensor) and index.dtype == torch.bool for index in args[1]):
         work.waits[f"{name} by a mask"] += 1
     if on_device and name not in _COPIES and not name.startswith(_NO_KERNEL) and not _is_view(func):
         work.kernels[name] += 1

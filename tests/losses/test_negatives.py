@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from library import GivenVectors, columns, pairs_of_columns
 from loss_batches import Pairs, batches, random, relation
 from sentence_transformers.sentence_transformer.losses import CachedGISTEmbedLoss, MultipleNegativesRankingLoss
+from test_blocks import Tensors
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -229,3 +230,19 @@ def test_false_negatives_that_do_not_fit_are_refused(options: dict[str, Any], me
 def test_a_guide_without_vectors_is_refused() -> None:
     with pytest.raises(ValueError, match="expected guide vectors in the relation"):
         loss(random(3, 4), [(0, 1, 1.0)], false_negatives=FalseNegatives(guided=True))
+
+
+def test_options_need_no_tensor_larger_than_a_block() -> None:
+    """600 rows: N × D = 3600 is the gradient. Each comparison has 200 × 400 similarities or more."""
+    x_ND, pairs, elements = random(600, WIDTH).requires_grad_(), pairs_of_columns(200, 3), 1024
+    options = {
+        "false_negatives": FalseNegatives(margin=0.1, guided=True),
+        "extra_negatives": EXTRA_NEGATIVES,
+        "hardness_strength": 3.0,
+    }
+    guide_NG = random(600, 4, seed=1)
+    with block_elements(elements), Tensors() as made:
+        value = loss(x_ND, pairs, guide=guide_NG, **options)
+        torch.autograd.grad(value, x_ND)
+    assert max(size for size in made.floats if size != x_ND.numel()) <= elements
+    assert max(made.others) <= max(elements, 4 * len(pairs))  # indices of pairs

@@ -25,7 +25,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
 from angle_llm.config import DataSource, LoraSettings, OptimizerSettings
 from angle_llm.data.examples import load_examples
-from angle_llm.losses import NestedObjective
+from angle_llm.losses import FalseNegatives, NestedObjective
+from angle_llm.losses.contrastive import EXTRA_NEGATIVES
 from angle_llm.model import flex
 from angle_llm.model.micro_batches import PrefixSharing
 from angle_llm.train.batches import PlannedBatch
@@ -37,6 +38,15 @@ EXAMPLES = load_examples(DataSource(limit=8)).examples
 OBJECTIVES = {
     "all terms": AngleObjective(cosine_weight=1, angle_weight=1, regression_weight=1),
     "nested": NestedObjective(AngleObjective(cosine_weight=1), dimensions=[8], layers=[]),
+    "guided and taught": AngleObjective(
+        contrastive_form="forward",
+        false_negatives=FalseNegatives(margin=0.1, guided=True),
+        extra_negatives=EXTRA_NEGATIVES,
+        hardness_strength=5.0,
+        kl_weight=1,
+        margin_mse_weight=1,
+        teacher_vector_weight=1,
+    ),
 }
 BUDGET = 250
 
@@ -48,6 +58,7 @@ def main() -> None:
             step(kind, layout, graph_tokens)
     step("llama", "padded", 10**6)
     step("llama", "trie", 10**6, "nested")
+    step("llama", "trie", 10**6, "guided and taught")
     with kernels_of_a_gpu():
         for kind, layout, kernel in (("llama", "trie", "flex"), ("qwen2", "trie", "varlen")):
             step(kind, layout, 10**6, kernel=kernel)
@@ -101,9 +112,13 @@ def encoder_of(kind: str, layout: str, dropout: float = 0.0) -> SentenceEncoder:
 
 def batches(objective: str) -> list[PlannedBatch]:
     """Two accumulated batches, which share texts."""
-    return [
-        PlannedBatch(TextBatch.from_examples(some), OBJECTIVES[objective], {}) for some in (EXAMPLES[:5], EXAMPLES[3:])
-    ]
+    made = []
+    for some in (EXAMPLES[:5], EXAMPLES[3:]):
+        batch = TextBatch.from_examples(some)
+        batch.teacher = torch.linspace(0, 1, len(batch.left))
+        vectors = torch.linspace(-1, 1, 5 * len(batch)).reshape(len(batch), 5).sin()
+        made.append(PlannedBatch(batch, OBJECTIVES[objective], {}, {"guide": vectors, "teacher_vectors": vectors}))
+    return made
 
 
 def step(kind: str, layout: str, graph_tokens: int, objective: str = "all terms", kernel: str | None = None) -> None:

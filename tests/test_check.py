@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -145,6 +147,22 @@ def test_queries_documents_and_ids_of_a_beir_folder_are_found(tmp_path: Path, be
     assert report.removed[5] == "its query is in beir@dev", "a short query is compared too"
     assert reports(f"{beir}@train", against=[beir])[0].removed == {2: "its query is in beir@dev"}
     assert found(reports(f"{beir}@test", against=[f"{beir}@test"])[0]) == {}
+
+
+def test_packed_and_damaged_beir_folders_are_not_passed_over(
+    tmp_path: Path, beir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = beir / "qrels" / "test.tsv.gz"
+    packed.write_bytes(gzip.compress((beir / "qrels" / "test.tsv").read_bytes()))
+    (beir / "qrels" / "test.tsv").unlink()
+    (tmp_path / "sets" / "empty" / "qrels").mkdir(parents=True)
+    write(tmp_path / "sets" / "bad" / "qrels" / "test.tsv", "query-id\tcorpus-id\tscore", "t1\td1\tx")
+    monkeypatch.setenv("ANGLE_LLM_DATA", str(tmp_path))
+    sets, skipped = read_evaluation_sets(["sets"])
+    assert [each.name for each in sets] == ["beir@dev", "beir@test"]
+    assert "empty (no qrels/*.tsv)" in skipped
+    assert any(re.fullmatch(r"bad@test \(.*test\.tsv:2: score is 'x'.*\)", name) for name in skipped)
+    assert [each.name for each in read_evaluation_sets(["sets/beir@test"])[0]] == ["beir@test"]
 
 
 def test_title_and_body_pairs_share_no_report_with_the_test_questions(data_dir: Path) -> None:

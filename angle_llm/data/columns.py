@@ -27,7 +27,7 @@ and `answer`; the format is the one whose fields are all found.
 A group has one query, a list of positives and a list of negatives, which may be empty or missing. An item of a list is
 a text or an object with `text` and perhaps `title`; one text stands for a list of one. Scores are a list of numbers on
 any scale, positives first, or one list for each (`pos_scores`, `neg_scores`); a row without scores, or with null, has
-none. A null `negative_2` means fewer negatives. `anchor positive negative` alone is a triple.
+none. A null or empty `negative_2` means fewer negatives. `anchor positive negative` alone is a triple.
 
 A `label` beside `premise` is a class, and 0 is the most similar. Beside two texts of any other name it is a score, and
 1 is the most similar. AnglE's own NLI files have 1 for entailment, 0 for contradiction and no neutral pairs; their

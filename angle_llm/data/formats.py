@@ -166,6 +166,10 @@ def _value(row: Values, field: str) -> Any:
     return row[field]
 
 
+def _is_blank(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."
@@ -205,7 +209,7 @@ def _group(row: Values, _: ScoreRange | None) -> Group:
     _value(row, "positives")  # an error if it is missing
     positives, negatives = _read_texts(row, "positives"), _read_texts(row, "negatives")
     for name in sorted(filter(NUMBERED_NEGATIVE.fullmatch, row), key=lambda name: int(name.rpartition("_")[2])):
-        if row[name] is not None:  # a row of a table with fewer negatives
+        if not _is_blank(row[name]):  # a row of a table with fewer negatives
             negatives.append(read_text(row, name))
     if not positives:
         raise RowError("positives is empty, expected one text or more")
@@ -235,17 +239,17 @@ def _read_texts(row: Values, field: str) -> list[str]:
         return [read_text(row, field)]
     if not isinstance(value, list | tuple):
         raise RowError(f"{field} is {_short(value)} ({type(value).__name__}), expected a list of texts")
-    return [read_passage(item, f"{field}[{place}]") for place, item in enumerate(value)]
+    return [_read_passage(item, f"{field}[{place}]") for place, item in enumerate(value)]
 
 
-def read_passage(item: Any, name: str) -> str:
+def _read_passage(item: Any, name: str) -> str:
     """Return a text, or the text of an object with `text` and perhaps `title`; errors name it."""
     if not isinstance(item, Mapping):
         return read_text({name: item}, name)
     name += f" (docid {item['docid']})" if "docid" in item else ""
     if "text" not in item:
         raise RowError(f"{name} has no `text`; keys: {', '.join(map(str, item))}")
-    parts = {part: item[part] for part in ("title", "text") if item.get(part) not in (None, "")}
+    parts = {part: item[part] for part in ("title", "text") if not _is_blank(item.get(part))}
     read = [read_text({f"{name}.{part}": value}, f"{name}.{part}") for part, value in parts.items()]
     if not read:
         raise RowError(f"{name}.text is empty")

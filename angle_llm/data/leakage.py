@@ -21,7 +21,7 @@ from angle_llm.data.beir import is_judged, judged_rows, splits_of
 from angle_llm.data.columns import resolve_format
 from angle_llm.data.formats import DataError, Example, Group, ScoredPair, Triple, pairs_of, texts_of
 from angle_llm.data.keys import is_telling, key, near, pair_key, sound
-from angle_llm.data.readers import EXTENSIONS, BadRow, open_rows
+from angle_llm.data.readers import EXTENSIONS, BadRow, find_path, open_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -218,10 +218,11 @@ def read_evaluation_sets(paths: Iterable[str | Path]) -> tuple[list[EvaluationSe
     """
     found: list[EvaluationSet] = []
     skipped: list[str] = []
-    for path in (Path(path).expanduser() for path in paths):
-        folder, _, split = str(path).rpartition("@")
-        if not path.exists() and folder and is_judged(Path(folder)):
-            found.append(_read_judged(Path(folder), split))
+    for given in paths:
+        path = find_path(str(given))
+        name, _, split = str(given).rpartition("@")
+        if not path.exists() and name and is_judged(folder := find_path(name)):
+            found.append(_read_judged(folder, split))
             continue
         if path.is_file():
             found.append(_read_set(path, path.name, skipped))
@@ -232,11 +233,17 @@ def read_evaluation_sets(paths: Iterable[str | Path]) -> tuple[list[EvaluationSe
         files = [file for file in files if not file.name.startswith("STS.gs.")]  # scores of the files beside them
         for judged in sorted(each.parent for each in path.rglob("qrels") if each.is_dir()):
             files = [file for file in files if judged not in file.parents]
-            for split in splits_of(judged):
+            splits = splits_of(judged)
+            if not splits:
+                skipped.append(f"{judged.name} (no qrels/*.tsv)")
+            for split in splits:
                 if set(re.split(r"[^a-z0-9]+", split.lower())) & _TRAINING_WORDS:
                     skipped.append(f"{judged.name}@{split}")
-                else:
+                    continue
+                try:
                     found.append(_read_judged(judged, split))
+                except DataError as error:
+                    skipped.append(f"{judged.name}@{split} ({error})")
         names = {file: str(file.relative_to(path)) for file in files}
         words = {file: set(re.split(r"[^a-z0-9]+", name.lower())) for file, name in names.items()}
         not_training = [file for file in files if not words[file] & _TRAINING_WORDS]
@@ -293,7 +300,7 @@ def _read_judged(folder: Path, split: str) -> EvaluationSet:
             sentences.add(key(query))
         for column in ("positive_passages", "negative_passages"):
             for passage in row.values[column]:
-                text = near(sound(f"{passage['title'] or ''} {passage['text'] or ''}"))
+                text = near(sound(passage["text"]))
                 documents.add(key(text))
                 ids.add(key(passage["docid"]))
                 if column == "positive_passages":

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Literal
 
 from angle_llm.config import DataSource
+from angle_llm.data.beir import part_of, read_judgements, read_texts, splits_of
 from angle_llm.data.corpus import corpus_texts
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import DataError, Example, pairs_of
 from angle_llm.data.readers import find_path, open_rows
-from angle_llm.evaluate.task_files import data_file, score_of, text_of
 
 FLICKR30K = "flickr30k"
 _FLICKR30K_FILE = "flickr30k/test_2016.jsonl.gz"
@@ -107,8 +107,8 @@ def read_flickr30k(data_dir: str | Path) -> RetrievalTask:
 
 def is_beir(source: str | Path) -> bool:
     """Return whether a source is a BEIR folder, FOLDER@SPLIT of one, or one of its qrels files."""
-    root, _ = _root_and_qrels(str(source))
-    return root.is_dir() and data_file(root / "corpus.jsonl").is_file()
+    root, _ = _root_and_split(str(source))
+    return root.is_dir() and part_of(root, "corpus.jsonl").is_file()
 
 
 def read_beir(source: str | Path, *, own: OwnDocument = "auto", binary: bool = False) -> RetrievalTask:
@@ -124,22 +124,20 @@ def read_beir(source: str | Path, *, own: OwnDocument = "auto", binary: bool = F
         FileNotFoundError: for missing files; the qrels of the folder are named.
         DataError: for malformed rows and unknown ids in judgements.
     """
-    root, judged = _root_and_qrels(str(source))
-    found = sorted(path.name.split(".tsv")[0] for path in (root / "qrels").glob("*.tsv*"))
-    if not data_file(judged).is_file():
+    root, split = _root_and_split(str(source))
+    judged, found = part_of(root, f"qrels/{split}.tsv"), splits_of(root)
+    if not judged.is_file():
         wanted = f"name one: {root}@{found[0]}" if found else "a BEIR folder has corpus.jsonl, queries.jsonl, qrels/"
         raise FileNotFoundError(f"no judgements at {judged}; found {', '.join(found) or 'none'}; {wanted}.")
-    corpus = _by_id(root / "corpus.jsonl", is_corpus=True)
-    queries = _by_id(root / "queries.jsonl", is_corpus=False)
+    corpus, queries = read_texts(part_of(root, "corpus.jsonl")), read_texts(part_of(root, "queries.jsonl"))
     place_of = {key: place for place, key in enumerate(corpus)}
     answers: dict[str, dict[int, float]] = {}
-    for row in open_rows(data_file(judged), tables=True).good_rows(("query-id", "corpus-id", "score")):
-        query, candidate = str(row.values["query-id"]), str(row.values["corpus-id"])
-        if query not in queries or candidate not in place_of:
-            raise DataError(f"{row.place}: no query {query} or no candidate {candidate} in the other files.")
-        score = score_of(row, "score")
-        if score > 0:
-            answers.setdefault(query, {})[place_of[candidate]] = 1.0 if binary else score
+    for query, judgements in read_judgements(judged).items():
+        for line, candidate, score in judgements:
+            if not queries.get(query) or candidate not in place_of:
+                raise DataError(f"{judged}:{line}: no text of query {query}, or no candidate {candidate}.")
+            if score > 0:
+                answers.setdefault(query, {})[place_of[candidate]] = 1.0 if binary else score
     if not answers:
         raise ValueError(f"{judged}: expected a judgement above 0, got none.")
 
@@ -150,7 +148,6 @@ def read_beir(source: str | Path, *, own: OwnDocument = "auto", binary: bool = F
         by_chance = query.isdecimal() and corpus[query] != queries[query]
         return None if own == "auto" and by_chance else place
 
-    split = judged.name.split(".tsv")[0]
     name = root.name if split == "test" else f"{root.name}@{split}"
     return RetrievalTask(
         name,
@@ -164,26 +161,14 @@ def read_beir(source: str | Path, *, own: OwnDocument = "auto", binary: bool = F
     )
 
 
-def _root_and_qrels(source: str) -> tuple[Path, Path]:
-    """Return the BEIR folder of a source and the path of its judgements."""
+def _root_and_split(source: str) -> tuple[Path, str]:
+    """Return the BEIR folder of a source and the name of its judgements."""
     path = find_path(source)
     if path.is_file():
-        return path.parent.parent, path
+        return path.parent.parent, path.name.removesuffix(".gz").removesuffix(".tsv")
     folder, at, split = source.rpartition("@")
     root = path if path.exists() or not at else find_path(folder)
-    return root, root / "qrels" / f"{split if at and root != path else 'test'}.tsv"
-
-
-def _by_id(path: Path, is_corpus: bool) -> dict[str, str]:
-    """Return the texts by id; those of a corpus with their title first, and possibly blank."""
-    texts: dict[str, str] = {}
-    for row in open_rows(data_file(path), tables=True).good_rows(("_id", "text")):
-        key = str(row.values["_id"])
-        if key in texts:
-            raise DataError(f"{row.place}: the id {key} occurs twice.")
-        parts = [str(row.values.get(column) or "") for column in ("title", "text")]
-        texts[key] = " ".join(filter(None, parts)).strip() if is_corpus else text_of(row, "text")
-    return texts
+    return root, split if at and root != path else "test"
 
 
 # ------------------------------------------------------------------------------------------- questions and answers

@@ -60,8 +60,9 @@ def test_judged_documents_are_positives_and_negatives(tmp_path: Path) -> None:
         (["q1\td1\thigh"], CORPUS, r"train\.tsv:2: score is 'high', expected a number"),
         (["q1\td1"], CORPUS, r"train\.tsv:2: 2 fields, expected 3"),
         (["q1\td1\t1"], [*CORPUS, CORPUS[0]], r"corpus\.jsonl:5: the id d1 occurs twice"),
-        (["q1\td1\t1"], [{"text": "x"}], r"corpus\.jsonl:1: expected an _id; keys: text"),
-        (["q1\td1\t1"], [{"_id": "d1", "text": ""}], r"train\.tsv:2: positives\[0\] \(docid d1\)\.text is empty"),
+        (["q1\td1\t1"], [{"text": "x"}], r"corpus\.jsonl:1: expected _id; keys: text"),
+        (["q1\td1\t1"], [{"_id": "d1", "text": ["x"]}], r"corpus\.jsonl:1: text is \['x'\], expected a text"),
+        (["q1\td1\tnan"], CORPUS, r"train\.tsv:2: score is 'nan', expected a number"),
         (["q1\td1\t1", "q1\td2\t0"], [*CORPUS[:1], {"_id": "d2", "text": "Title one"}], "a positive and a negative"),
     ],
 )
@@ -70,6 +71,16 @@ def test_bad_judgements_and_texts_are_refused_with_their_line(
 ) -> None:
     with pytest.raises(DataError, match=reason):
         load_examples(DataSource(path=str(write_folder(tmp_path, judged, corpus))))
+
+
+def test_blank_documents_are_skipped_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blank = [{"_id": "e1", "title": "", "text": ""}, {"_id": "e2", "title": " ", "text": "  "}]
+    corpus = [*CORPUS, *blank, {"_id": "d5", "title": "  ", "text": "five"}]
+    judged = ["q1\te1\t1", "q1\td5\t1", "q1\te2\t0", "q2\te2\t1", "q3\td2\t1"]
+    loaded = load_examples(DataSource(path=str(write_folder(tmp_path, judged, corpus))))
+    assert loaded.examples == [Group("first?", ("five",)), Group("third?", ("two",))]
+    assert "warning" in (found := capsys.readouterr().err), found
+    assert "2 judged documents without text" in found
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
@@ -85,8 +96,6 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 
 
 def test_cranfield_is_read_as_groups(data_dir: Path) -> None:
-    source = DataSource(path=f"{data_dir}/retrieval/cranfield@test", on_bad_row="skip")
-    loaded = load_examples(source)
-    assert [bad.reason for bad in loaded.report.rejected] == ["positives[16] (docid 995).text is empty"]
-    assert (len(loaded.examples), loaded.report.rows_in) == (224, 225)
+    loaded = load_examples(DataSource(path=f"{data_dir}/retrieval/cranfield@test"))
+    assert (len(loaded.examples), loaded.report.rows_in) == (225, 225), "document 995 has no text and is skipped"
     assert sum(len(one.positives) for one in loaded.examples if isinstance(one, Group)) > 1_500

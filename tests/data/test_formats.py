@@ -137,6 +137,8 @@ QUERY = {"query": "q", "positives": ["p"]}
             {**QUERY, "positives": [{"docid": "1", "title": "T", "text": "x"}, {"title": "", "text": "y"}, {"text": "z"}]},
             Group("q", ("T x", "y", "z")),
         ),
+        ({**QUERY, "positives": [{"title": " ", "text": "x"}]}, Group("q", ("x",))),
+        ({**QUERY, "negative_1": "a", "negative_2": " "}, Group("q", ("p",), ("a",))),
         ({**QUERY, "positives": ["p", "p"], "negatives": ["n", "n"]}, Group("q", ("p",), ("n",))),
         (
             {**QUERY, "positives": ["p", "p"], "negatives": ["n", "n"], "scores": [3, 3, 1, 1]},
@@ -163,7 +165,6 @@ def test_row_becomes_its_group(row: dict[str, object], group: Group) -> None:
         ({"negatives": [{"title": "T"}]}, r"negatives\[0\] has no `text`; keys: title"),
         ({"negatives": [{"text": ""}]}, r"negatives\[0\]\.text is empty"),
         ({"negatives": [{"text": 3}]}, r"negatives\[0\]\.text is 3 \(int\)"),
-        ({"negative_1": ""}, "negative_1 is empty"),
         ({"negatives": ["n", "p"]}, "the text 'p' is a positive and a negative"),
         ({"scores": [1]}, r"scores has 1 numbers, expected 2 \(1 positives and 1 negatives\)"),
         ({"scores": []}, "scores has 0 numbers, expected 2"),

@@ -233,14 +233,14 @@ def test_a_guide_without_vectors_is_refused() -> None:
 
 
 def test_options_need_no_tensor_larger_than_a_block() -> None:
-    """600 rows: N × D = 3600 is the gradient. Each comparison has 200 × 400 similarities or more."""
-    x_ND, pairs, elements = random(600, WIDTH).requires_grad_(), pairs_of_columns(200, 3), 1024
+    """240 rows: N × D = 1440 is the gradient. Each comparison has 80 × 80 similarities or more."""
+    x_ND, pairs, elements = random(240, WIDTH).requires_grad_(), pairs_of_columns(80, 3), 1024
     options = {
         "false_negatives": FalseNegatives(margin=0.1, guided=True),
         "extra_negatives": EXTRA_NEGATIVES,
         "hardness_strength": 3.0,
     }
-    guide_NG = random(600, 4, seed=1)
+    guide_NG = random(240, 4, seed=1)
     with block_elements(elements), Tensors() as made:
         value = loss(x_ND, pairs, guide=guide_NG, **options)
         torch.autograd.grad(value, x_ND)

@@ -77,7 +77,7 @@ def model_card(
     *,
     license: str | None = None,
     settings: Mapping[str, Any] | None = None,
-    scores: Sequence[tuple[str, float]] = (),
+    scores: Sequence[tuple[str, str, float]] = (),
 ) -> str:
     """Return Markdown with the metadata that the hub reads.
 
@@ -85,14 +85,21 @@ def model_card(
         repo: name of the repository or folder, as the code of the card opens it.
         license: license of the base.
         settings: settings of the training run.
-        scores: name and Spearman × 100 of each evaluation.
+        scores: name, figure (such as spearman) and value × 100 of each evaluation.
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     name = repo.rpartition("/")[2]
     results = [
-        EvalResult("sentence-similarity", task, task, "spearman", score, metric_name="Spearman x 100")
-        for task, score in scores
+        EvalResult(
+            "sentence-similarity" if figure in ("spearman", "pearson") else "text-retrieval",
+            task,
+            task,
+            figure,
+            score,
+            metric_name=f"{figure.capitalize() if figure.islower() else figure} x 100",
+        )
+        for task, figure, score in scores
     ]
     data = ModelCardData(
         library_name="sentence-transformers" if facts.form == "sentence-transformers" else "angle_llm",

@@ -165,17 +165,20 @@ def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
     return about
 
 
-def _scores_of_run(path: Path) -> list[tuple[str, float]]:
-    """Return the evaluation before the first step, and the best one after, which is that of the saved model."""
+def _scores_of_run(path: Path) -> list[tuple[str, str, float]]:
+    """Return the deciding figure before the first step, and the best one after, which is that of the saved model."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     rows = [row for row in map(json.loads, filter(str.strip, lines)) if "evaluation" in row]
+    names = [key for row in rows[:1] for key in row if key.startswith("evaluation/")]  # the deciding one is the first
+    task, _, figure = (names or ["evaluation/spearman"])[0].rpartition("/")
     before = [row["evaluation"] for row in rows if row["step"] == 0][:1]
     after = [row["evaluation"] for row in rows if row["step"] > 0]
     named = [("before the first step", score) for score in before] + [("of the saved model", max(after, default=None))]
-    return [(f"evaluation during training, {name}", float(score)) for name, score in named if score is not None]
+    task = task.removeprefix("evaluation/")
+    return [(f"{task} during training, {name}", figure, float(score)) for name, score in named if score is not None]
 
 
-def _read_scores(path: Path) -> list[tuple[str, float]]:
+def _read_scores(path: Path) -> list[tuple[str, str, float]]:
     """Return the scores of a JSON file of `angle-llm eval sts --json`: the tasks and their average."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -183,7 +186,7 @@ def _read_scores(path: Path) -> list[tuple[str, float]]:
         average = content.get("average")
         if isinstance(average, dict):
             scores.append((f"average of {len(average['tasks'])}", average["spearman"]))
-        return [(name, float(score)) for name, score in scores if score is not None]
+        return [(name, "spearman", float(score)) for name, score in scores if score is not None]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"--results: expected a file of `angle-llm eval sts --json`, got {path} ({error}).") from error
 

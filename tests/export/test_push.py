@@ -42,7 +42,8 @@ def adapter(hub: Hub, tmp_path: Path) -> Path:
     save_tiny_adapter(Path("org/base"), run / "model")
     settings = {"data": {"path": "/home/me/secret/nli.jsonl"}, "learning_rate": 1e-3}
     (run / "settings.yaml").write_text(yaml.safe_dump(settings))
-    lines = [{"step": 0, "evaluation": 61.5}, {"step": 1, "loss": 2.0}, {"step": 8, "evaluation": 70.25}]
+    first = {"step": 0, "evaluation": 61.5, "evaluation/issues@valid/nDCG@10": 61.5, "evaluation/pairs/spearman": 9}
+    lines: list[dict[str, object]] = [first, {"step": 1, "loss": 2.0}, {"step": 8, "evaluation": 70.25}]
     lines.append({"step": 9, "evaluation": 70})
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     hub.requests.clear()
@@ -98,7 +99,7 @@ def test_an_adapter_is_uploaded_and_opened(
     front = yaml.safe_load(card.split("---\n")[1])
     assert (front["base_model"], front["license"], front["library_name"]) == ("org/base", "apache-2.0", "angle_llm")
     assert 'Summarize sentence "{text}" in one word:"' in card
-    assert "| evaluation during training, of the saved model | 70.25 |" in card
+    assert "| issues@valid during training, of the saved model | nDCG@10 | 70.25 |" in card
     assert "path: nli.jsonl" in card
     ours = run_code(card, "angle_llm", "user/mine")["rows"]
     (tmp_path / "fetched").mkdir()
@@ -122,7 +123,7 @@ def test_a_merged_model_replaces_the_files_of_an_adapter(hub: Hub, adapter: Path
     card = files["README.md"].decode()
     assert "on 46 texts: the same encoder. 1 − cosine is at most" in card
     assert "base_model: org/base" in card
-    assert "| STS12 (senteval) | 64.50 |" in card
+    assert "| STS12 (senteval) | spearman | 64.50 |" in card
     rows = SentenceEncoder.from_pretrained("user/mine", device="cpu").encode(TEXTS)
     theirs = run_code(card, "transformers", "user/mine")["encode"](TEXTS[0]).numpy()
     assert np.abs(rows[0] - theirs).max() < 1e-5 * np.abs(rows[0]).max()
@@ -237,7 +238,7 @@ def test_a_run_without_readable_settings_keeps_its_scores(
     push(adapter, "user/mine", "--dry-run")
     shown = capsys.readouterr().out
     assert "The training settings are not recorded." in shown
-    assert "| evaluation during training, before the first step | 61.50 |" in shown
+    assert "| evaluation during training, before the first step | spearman | 61.50 |" in shown
 
 
 @pytest.mark.parametrize("line", ['{"evaluation": 61.5}', "3", '{"step": 1, "evaluation": [1]}', "{"])

@@ -88,8 +88,12 @@ FAULTS = [
           "tests/model/test_attention.py -k packed_texts_equal"),
     Fault("blocks-too-few", "block_mask", "(end_JB.max(axis=1) > first_I)", "(end_JB.max(axis=1) > first_I + 1)",
           "tests/model/test_attention.py -k block_masks"),
-    Fault("order-not-restored", "SentenceEncoder._rows", "rows_UC.numpy()[plan.row_of]",
+    Fault("order-not-restored", "encode_texts", "rows_UC.numpy()[plan.row_of]",
           "rows_UC.numpy()[sorted(plan.row_of)]", contract("encoder", "order_given")),
+    Fault("length-of-the-folder-ignored", "LibraryFolder.length_for", "self.max_length or tokenizer.model_max_length",
+          "tokenizer.model_max_length", "tests/model/test_library_folder.py -k saved_encoders"),
+    Fault("adapter-not-continued", "fine_tune", "make_trainable(encoder.model.backbone)", "encoder.model.requires_grad_()",
+          "tests/train/test_continued.py -k in_memory"),
     Fault("wrong-base-accepted", "_load_saved", "card.base_fingerprint not in (None, fingerprint)",
           "card.base_fingerprint == ''", contract("encoder", "another_base")),
     # training
@@ -123,7 +127,7 @@ FAULTS = [
     Fault("quarantined-rows-kept", "_write_fixed", "removed.get(", "{}.get(", contract("data", "fix_keeps")),
     Fault("swapped-pair-missed", "pair_key", "key(*sorted((left, right)))", "key(left, right)",
           contract("data", "ends_in_1")),
-    Fault("cluster-not-refused", "make_guards", "cluster_T[window.text_W] == cluster_T[window.anchor]",
+    Fault("cluster-not-refused", "make_guards", "cluster_T[window.text_W] == cluster_T[window.query]",
           "cluster_T[window.text_W] < 0", "tests/test_mine.py -k guard_refuses"),
     # files and vectors
     Fault("skipped-fsync", "write_file", "sync(temporary)", "pass", "tests/test_io.py"),

@@ -128,13 +128,14 @@ class Metric:
 class RetrievalResult(TaskResult):
     """Metrics of a task by name, the main one first. `ranks` holds the ascending ranks of the answers of each query.
 
-    `skipped` is the number of queries with a candidate that is skipped for them.
+    `skipped` is the number of queries with a candidate that is skipped for them; `digest` is that of the task.
     """
 
     queries: int
     candidates: int
     answers: int
     skipped: int
+    digest: str
     figures: dict[str, Metric]
     query_ids: tuple[str, ...]
     ranks: tuple[tuple[int, ...], ...]
@@ -185,6 +186,7 @@ def _evaluate(encoded: EncodedTexts, task: RetrievalTask, resamples: int, seed: 
         candidates=len(task.candidates),
         answers=sum(map(len, task.relevant)),
         skipped=sum(place is not None for place in task.itself),
+        digest=task.digest,
         figures=figures,
         query_ids=task.query_ids,
         ranks=tuple(tuple(rank_of.values()) for rank_of in ranks),

@@ -25,11 +25,11 @@ PUBLISHED_STRICT = {"AnglE": 12.9, "SimCSE": 10.4, "SBERT": 5.2}
 
 @dataclass(frozen=True)
 class Compared:
-    """A model of a comparison: by task, the ids of the queries, and the values × 100 of each query by metric."""
+    """A model of a comparison: by task, a hash of the task, and the values × 100 of each query by metric."""
 
     model: str
     used: Used
-    query_ids: Mapping[str, tuple[str, ...]]
+    digests: Mapping[str, str]
     values: Mapping[str, Mapping[str, tuple[float, ...]]]
 
     @classmethod
@@ -37,7 +37,7 @@ class Compared:
         """Return the model with its results."""
         tasks = results.tasks.items()
         values = {name: {key: figure.values for key, figure in task.figures.items()} for name, task in tasks}
-        return cls(model, used, {name: task.query_ids for name, task in tasks}, values)
+        return cls(model, used, {name: task.digest for name, task in tasks}, values)
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ def compare_figures(ours: Compared, theirs: Compared, *, resamples: int, seed: i
     """Return the differences of two models on all tasks of `ours`, both on the same resamples of the queries.
 
     Raises:
-        ValueError: if the other was not evaluated on the same queries of a task.
+        ValueError: if the other was not evaluated on the same queries, candidates and grades of a task.
     """
     found: dict[str, dict[str, MeanDifference]] = {}
     for name, values in ours.values.items():
-        if theirs.query_ids.get(name) != ours.query_ids[name] or theirs.values[name].keys() != values.keys():
+        if theirs.digests.get(name) != ours.digests[name] or theirs.values[name].keys() != values.keys():
             raise ValueError(
-                f"--against: {theirs.model} was evaluated on other queries or metrics of task {name!r}, or not on it. "
-                "Evaluate both models on the same files."
+                f"--against: {theirs.model} was evaluated on other queries, candidates, grades or metrics of task {name!r}, "
+                "or not on it. Evaluate both models on the same files with the same flags."
             )
         found[name] = {
             metric: mean_difference(own, theirs.values[name][metric], resamples=resamples, seed=seed, stream=name)
@@ -81,15 +81,16 @@ def read_query_figures(path: str | Path) -> Compared:
         raise FileNotFoundError(f"--against: no results file at {path}; expected a model, or a file written by --json.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        query_ids = {name: tuple(map(str, task["query_ids"])) for name, task in content["tasks"].items()}
+        tasks = content["tasks"].items()
+        digests = {name: str(task["digest"]) for name, task in tasks}
         values = {
             name: {key: tuple(map(float, figure["values"])) for key, figure in task["figures"].items()}
-            for name, task in content["tasks"].items()
+            for name, task in tasks
         }
         for name, figures in values.items():
-            if any(len(each) != len(query_ids[name]) or not np.isfinite(each).all() for each in figures.values()):
+            if any(len(each) != len(content["tasks"][name]["query_ids"]) or not np.isfinite(each).all() for each in figures.values()):
                 raise ValueError(f"task {name!r}: expected a finite value of each query")
-        return Compared(f"{content['model']} ({path})", Used(**content["encoder"]), query_ids, values)
+        return Compared(f"{content['model']} ({path})", Used(**content["encoder"]), digests, values)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"--against: {path}: expected a file written by `eval retrieval --json` ({type(error).__name__}: {error}). "

@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -51,6 +53,13 @@ class RetrievalTask:
     source: str
     query_ids: tuple[str, ...]
     strict: bool = False
+
+    @property
+    def digest(self) -> str:
+        """A hash of the queries, candidates, grades and skipped candidates: equal for the same task."""
+        grades = [sorted(answers.items()) for answers in self.relevant]
+        content = json.dumps([self.queries, self.candidates, grades, self.itself])
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def groups_task(groups: Sequence[Sequence[str]], name: str, *, source: str = "") -> RetrievalTask:

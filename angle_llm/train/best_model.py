@@ -11,6 +11,7 @@ from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.lora import is_adapted
 from angle_llm.train.checkpoint import Progress, SavedWeightsError, check_saved
 from angle_llm.train.metrics import Metrics
+from angle_llm.train.rng import random_state, set_random_state
 from angle_llm.train.strategies import DataParallelStrategy
 
 Evaluate = Callable[[SentenceEncoder], Mapping[str, float]]
@@ -76,7 +77,10 @@ class BestModel:
         evaluate = self._evaluate
         if evaluate is None or self.evaluated == step:
             return
+        device = self._strategy.processes.device
+        state = random_state(device)  # libraries may set seeds; training draws the same masks with and without evaluation
         own = self._strategy.guard_oom(lambda: evaluate(self._encoder))
+        set_random_state(state, device)
         figures = self._strategy.processes.from_main(lambda: dict(own))
         name, score = next(iter(figures.items()))
         logged = {f"evaluation/{name}": value for name, value in figures.items()}

@@ -265,9 +265,13 @@ def test_the_comparison_is_paired_and_of_a_file_or_a_model(tmp_path: Path, capsy
         ("sum", "sum"),
         ("77", "11"),
     ]
-    (tmp_path / "worse.json").write_text((tmp_path / "worse.json").read_text().replace('"q1"', '"other"'))
-    with pytest.raises(ValueError, match=r"--against: worse.*other queries.*'beir'"):
-        run("--model", "words", "--against", tmp_path / "worse.json")
+    for name, change in (("corpus", {"_id": "more", "text": "more"}), ("queries", {"_id": "q1", "text": "w1 w4"})):
+        before = (tmp_path / f"beir/{name}.jsonl").read_text()
+        rows = [json.loads(row) for row in before.splitlines() if json.loads(row)["_id"] != change["_id"]]
+        write_jsonl(tmp_path / f"beir/{name}.jsonl", *rows, change)
+        with pytest.raises(ValueError, match=r"--against: worse.*other queries, candidates.*'beir'"):
+            run("--model", "words", "--against", tmp_path / "worse.json")
+        (tmp_path / f"beir/{name}.jsonl").write_text(before)
     write(tmp_path / "nothing.json", "{}")
     with pytest.raises(ValueError, match=r"--against: .*nothing\.json"):
         run("--model", "words", "--against", tmp_path / "nothing.json")

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import random
 import re
 import signal
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from accelerate.utils import set_seed
 from runs import fit, read_metrics
 from safetensors.torch import load_file, save_file
 from test_distributed import program
@@ -132,6 +134,29 @@ def test_the_best_model_is_kept_not_the_last(settings: TrainSettings, encoder: S
     logged = [row["evaluation"] for row in read_metrics(settings.run_path) if "evaluation" in row]
     assert logged == [1.0, 2.0, 9.0, 3.0]
     assert [row["evaluation/task/R@1"] for row in read_metrics(settings.run_path) if "evaluation" in row][2] == -9.0
+
+
+def test_an_evaluation_that_sets_seeds_does_not_change_the_training(settings: TrainSettings) -> None:
+    """As mteb does; dropout draws from the generators."""
+    losses, drawn = [], []
+    for seed in (None, 1):
+
+        def evaluate(_: SentenceEncoder, seed: int | None = seed) -> dict[str, float]:
+            if seed is not None:
+                set_seed(seed)
+            return {"task/MRR": 1.0}
+
+        set_seed(0)
+        encoder = SentenceEncoder.from_pretrained(settings.model.path, max_length=100)
+        encoder.add_lora(replace(settings.lora, dropout=0.5))
+        run_dir = f"{settings.run_dir}-{seed}"
+        evaluation = EvaluationSettings(tasks=["scripted"], every_steps=1)
+        own = replace(settings, batch_size=4, epochs=1, evaluation=evaluation, run_dir=run_dir)
+        fit(encoder, TRIPLES, AngleObjective(), own, evaluate)
+        drawn.append((random.random(), torch.rand(1).item()))
+        losses.append([row["loss"] for row in read_metrics(own.run_path) if "loss" in row])
+    assert losses[0] == losses[1]
+    assert drawn[0] == drawn[1]
 
 
 @pytest.mark.parametrize("stop", [None, 0, 2, 3])

@@ -303,7 +303,8 @@ class EvaluationSettings:
     """Held-out tasks: files of scored pairs (Spearman) or of questions and answers (nDCG@10, recall, MRR, MAP), BEIR
     folders, FOLDER@NAME (qrels/NAME.tsv), or mteb:NAME, a task of MTEB. Empty: no evaluation."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Map of our field names to the column names of the files, where they differ and are not recognised."""
+    """Map of our field names to the column names of the files, where they differ and are not recognised. A file without
+    such a column is read by its own names."""
     corpus: str | None = None
     """A text file or table with more candidates for questions and answers."""
     every_steps: NonNegative = 0
@@ -331,13 +332,6 @@ class CheckpointSettings:
     keep: Positive = 2
     """Number of newest checkpoints to keep."""
 
-
-LATER_OBJECTIVE_SETTINGS = (
-    "false_negatives", "extra_negatives", "hardness_strength", "hardness_scope", "kl_weight", "margin_mse_weight",
-    "teacher_similarity", "student_temperature", "teacher_temperature", "teacher", "teacher_vector_weight",
-    "teacher_vector_distance",
-)  # fmt: skip
-"""Settings that are no part of a fingerprint when unset, so that older runs can be resumed."""
 
 BUDGET_SETTINGS = ("micro_batch_tokens", "graph_tokens", "activation_checkpointing")
 """Settings of memory use, with which a run can resume differently."""
@@ -428,8 +422,4 @@ class TrainSettings:
         """Return a hash of `identity`: equal for settings that compute the same; stored with checkpoints."""
         unused = (*BUDGET_SETTINGS, "report_to")
         values = {name: value for name, value in settings_to_dict(self.identity).items() if name not in unused}
-        unset = settings_to_dict(ObjectiveSettings())
-        for name in LATER_OBJECTIVE_SETTINGS:
-            if values["objective"][name] == unset[name]:
-                del values["objective"][name]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from angle_llm.config import DataSource, EvaluationSettings
 from angle_llm.data.examples import open_examples
-from angle_llm.data.readers import EXTENSIONS, STARTER, find_path
+from angle_llm.data.readers import EXTENSIONS, STARTER, find_path, open_rows
 from angle_llm.evaluate.correlation import UndefinedCorrelationError
-from angle_llm.evaluate.encoding import check_names, encode_with
+from angle_llm.evaluate.encoding import encode_with
 from angle_llm.evaluate.mteb_tasks import evaluate_mteb, mteb_task
 from angle_llm.evaluate.ranks import query_metrics
 from angle_llm.evaluate.retrieval import evaluate_retrieval
@@ -46,14 +46,21 @@ def held_out_evaluation(
     The figure that `best_by` selects is the first. Files are read at once.
 
     Raises:
-        SettingsError: for a task that does not exist, tasks of one name, or an unknown figure.
+        SettingsError: for a task that does not exist, tasks of one name, or an unknown figure or column.
         DataError: for a malformed file.
         MissingLibraryError: for a task of MTEB without mteb.
     """
     if not settings.tasks:
         return None
+    _check_columns(settings)
     tasks = [_task(source, settings, micro_batch_tokens) for source in settings.tasks]
-    check_names([task.name for task in tasks])
+    for name in (names := [task.name for task in tasks]):
+        sources = [source for source, other in zip(settings.tasks, names, strict=True) if other == name]
+        if len(sources) > 1:
+            raise SettingsError(
+                f"evaluation.tasks: expected tasks with unique names, got {name} for {' and '.join(sources)}. Rename a file or "
+                "folder."
+            )
     first = _selected(settings.best_by, tasks)
 
     def measured(encoder: SentenceEncoder) -> Figures:
@@ -71,7 +78,7 @@ def eval_command(settings: EvaluationSettings, model: Path) -> str:
     elif is_beir(source):
         kind, flags = "retrieval", [source]
     elif settings.tasks and _is_answers(source, settings):
-        columns = [word for pair in settings.columns.items() for word in pair]
+        columns = [word for pair in _source(source, settings).columns.items() for word in pair]
         more = [] if settings.corpus is None else ["--corpus", settings.corpus]
         kind, flags = "retrieval", ["--pairs", source, *(["--columns", *columns] if columns else []), *more]
     else:
@@ -95,7 +102,7 @@ def _task(source: str, settings: EvaluationSettings, micro_batch_tokens: int | N
         return _mteb_task(source.removeprefix(MTEB), micro_batch_tokens)
     if is_beir(source):
         return _retrieval_task(read_beir(source), micro_batch_tokens)
-    if not source.startswith(STARTER) and not find_path(source).is_file():
+    if not _is_file(source):
         raise SettingsError(
             f"evaluation.tasks: expected a file of pairs, a BEIR folder (with corpus.jsonl, queries.jsonl, qrels/) or "
             f"mteb:NAME, got {source}, which does not exist or is none of them."
@@ -107,7 +114,22 @@ def _task(source: str, settings: EvaluationSettings, micro_batch_tokens: int | N
 
 
 def _source(path: str, settings: EvaluationSettings) -> DataSource:
-    return DataSource(path=path, columns=settings.columns)
+    """Return a file with those of the columns that it has."""
+    found = open_rows(path, tables=True).columns
+    return DataSource(path=path, columns={name: column for name, column in settings.columns.items() if column in found})
+
+
+def _is_file(source: str) -> bool:
+    return source.startswith(STARTER) or (find_path(source).is_file() and not is_beir(source))
+
+
+def _check_columns(settings: EvaluationSettings) -> None:
+    """Refuse a column that no file has."""
+    files = [source for source in settings.tasks if _is_file(source)]
+    found = list(dict.fromkeys(column for path in files for column in open_rows(path, tables=True).columns))
+    for name, column in settings.columns.items() if files else ():
+        if column not in found:
+            raise SettingsError(f"evaluation.columns: {name}: {unknown_name('column', column, found)}")
 
 
 def _is_answers(source: str, settings: EvaluationSettings) -> bool:

@@ -32,7 +32,7 @@ RECALLS = (1, 5, 10, 100)
 """The k of recall at k."""
 
 _TIE = 1e-9  # float64 products of float32 vectors differ by 1e-15 between shapes of a block
-_SIMILARITIES = 2**22  # numbers in a block: 32 MiB
+_SIMILARITIES = 2**22  # numbers in a block of similarities, and in its candidates: 32 MiB
 _QUERIES = 256
 
 
@@ -46,7 +46,7 @@ def answer_ranks(
     """
     answers = [np.array(sorted(places), dtype=np.intp) for places in relevant]
     skipped = [places if own is None else np.append(places, own) for places, own in zip(answers, itself, strict=True)]
-    step = max(1, _SIMILARITIES // min(_QUERIES, max(1, len(queries_QD))))
+    step = max(1, _SIMILARITIES // max(queries_QD.shape[1], min(_QUERIES, len(queries_QD)), 1))
     found = []
     for first in range(0, len(queries_QD), _QUERIES):
         block_QD = unit_rows(queries_QD[first : first + _QUERIES])

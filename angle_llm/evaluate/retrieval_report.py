@@ -88,7 +88,8 @@ def read_query_figures(path: str | Path) -> Compared:
             for name, task in tasks
         }
         for name, figures in values.items():
-            if any(len(each) != len(content["tasks"][name]["query_ids"]) or not np.isfinite(each).all() for each in figures.values()):
+            queries = len(content["tasks"][name]["query_ids"])
+            if any(len(each) != queries or not np.isfinite(each).all() for each in figures.values()):
                 raise ValueError(f"task {name!r}: expected a finite value of each query")
         return Compared(f"{content['model']} ({path})", Used(**content["encoder"]), digests, values)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

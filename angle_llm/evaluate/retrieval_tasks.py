@@ -173,7 +173,7 @@ def read_beir(source: str | Path, *, own: OwnDocument = "auto", binary: bool = F
 def _root_and_split(source: str) -> tuple[Path, str]:
     """Return the BEIR folder of a source and the name of its judgements."""
     path = find_path(source)
-    if path.is_file():
+    if path.is_file() and path.parent.name == "qrels":
         return path.parent.parent, path.name.removesuffix(".gz").removesuffix(".tsv")
     folder, at, split = source.rpartition("@")
     root = path if path.exists() or not at else find_path(folder)

@@ -78,7 +78,7 @@ class BestModel:
         if evaluate is None or self.evaluated == step:
             return
         device = self._strategy.processes.device
-        state = random_state(device)  # libraries may set seeds; training draws the same masks with and without evaluation
+        state = random_state(device)  # a task may set seeds, as mteb does
         own = self._strategy.guard_oom(lambda: evaluate(self._encoder))
         set_random_state(state, device)
         figures = self._strategy.processes.from_main(lambda: dict(own))

@@ -94,8 +94,7 @@ class Run:
 
     def _check(self) -> bool:
         """Check the run directory; return whether the run starts at step 1."""
-        settings, path = self.settings, self.folder / "settings.yaml"
-        before = load_settings(TrainSettings, path).identity if path.exists() else settings.identity
+        settings, before = self.settings, self._identity_before()
         if before != settings.identity:
             other = changed_settings(settings_to_dict(before), settings_to_dict(settings.identity))
             raise SettingsError(
@@ -112,6 +111,19 @@ class Run:
                 "again."
             )
         return starts_over
+
+    def _identity_before(self) -> TrainSettings:
+        """Return the identity of the run in the directory, or of this run if there is none."""
+        path = self.folder / "settings.yaml"
+        try:
+            return (load_settings(TrainSettings, path) if path.exists() else self.settings).identity
+        except SettingsError as error:
+            if self.settings.overwrite and self.settings.resume == "never":
+                return self.settings.identity
+            raise SettingsError(
+                f"{self.folder} contains a run with settings that this version does not read ({error}). Choose another "
+                "--run-dir, remove that directory, or --overwrite to train again in it."
+            ) from error
 
     def prepare(self, data: Mixture) -> None:
         """Write settings.yaml and rejected.jsonl on the main process. With `overwrite`, remove a finished model."""

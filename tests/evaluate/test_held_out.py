@@ -62,6 +62,12 @@ def test_questions_with_answers_and_scored_pairs_are_recognised_by_their_columns
     assert with_more["tickets/R@1"] < found["tickets/R@1"]
     write(Path("q.jsonl"), '{"question": "a b", "answer": "a"}\n')
     assert next(iter(figures(tasks=["q.jsonl"]))) == "q/nDCG@10"
+    both = figures(tasks=["tickets.csv", "q.jsonl"], columns=COLUMNS)
+    assert both == found | figures(tasks=["q.jsonl"])
+    with pytest.raises(SettingsError, match=r"evaluation\.columns: text1: .*'Title'.*'Titel'"):
+        figures(tasks=["tickets.csv", "q.jsonl"], columns={"text1": "Title", "text2": "Lösung"})
+    write(Path("beir/own/pairs.jsonl"), '{"question": "a b", "answer": "a"}\n')
+    assert figures(tasks=["beir/own/pairs.jsonl"])["pairs/R@1"] == 100
     write(
         Path("scored.jsonl"), '{"text1": "a b", "text2": "a", "score": 3}\n{"text1": "a", "text2": "b", "score": 1}\n'
     )
@@ -89,7 +95,7 @@ def test_wrong_tasks_are_refused_before_a_run(folder: Path) -> None:
     write(Path("nli.jsonl"), '{"premise": "a", "hypothesis": "b", "label": 0}\n')
     with pytest.raises(SettingsError, match=r"nli\.jsonl has NLI rows"):
         figures(tasks=["nli.jsonl"])
-    with pytest.raises(ValueError, match="unique names"):
+    with pytest.raises(SettingsError, match=r"evaluation\.tasks: .*unique names.*sts for sts\.tsv and \./sts\.tsv"):
         figures(tasks=["sts.tsv", "./sts.tsv"])
     if importlib.util.find_spec("mteb") is None:
         with pytest.raises(MissingLibraryError, match=r"mteb:NFCorpus.*angle_llm\[mteb\]"):

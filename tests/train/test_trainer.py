@@ -367,6 +367,9 @@ def test_a_directory_belongs_to_one_run(
         with pytest.raises(SettingsError, match=r"finished run.*--run-dir.*--overwrite"):
             fine_tune(replace(settings, resume=resume))
     assert {path: path.read_bytes() for path in (tmp_path / "mine").rglob("*") if path.is_file()} == before
+    (tmp_path / "mine/settings.yaml").write_text("evaluation: {pairs: null}\n")  # of an earlier version
+    with pytest.raises(SettingsError, match=r"mine contains a run.*unknown setting 'pairs'.*--run-dir.*--overwrite"):
+        fine_tune(settings)
     assert weights(fine_tune(replace(settings, overwrite=True))) == first
     assert load_settings(TrainSettings, tmp_path / "mine/settings.yaml") == settings
 

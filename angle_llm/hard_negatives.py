@@ -23,7 +23,7 @@ from angle_llm.text_vectors import TextVectors
 from angle_llm.vectors import Array
 
 SCORES_AT_ONCE = 10_000_000
-"""Size of the arrays of cosines, of which there are half a dozen: anchors are compared in groups that keep it."""
+"""Size of the arrays of cosines, of which there are half a dozen: queries are compared in groups that keep it."""
 _DIGITS = 6
 _FIRST_RANK = 10
 """First default rank in a large pool; the nearest candidates are often unlabelled paraphrases."""
@@ -244,14 +244,14 @@ class Miner:
 
     def _judge(self, query: int, text_W: Array) -> Array:
         assert self.judge_vectors is not None
-        return cosines(on_grid(self.judge_vectors.queries([query])), on_grid(self.judge_vectors.document_TD[text_W]))
+        return cosines(on_grid(self.judge_vectors.queries([query])), on_grid(self.judge_vectors.documents(text_W)))
 
 
 def own_cosines(queries: Sequence[Query], vectors: TextVectors) -> list[list[float]]:
     """Return for each query the cosines of its positives, then of its own negatives."""
     numbers = [(query.text, text) for query in queries for text in (*query.positives, *query.negatives)]
     query_O, text_O = np.array(numbers).T
-    found = iter(cosines(on_grid(vectors.queries(query_O)), on_grid(vectors.document_TD[text_O])).tolist())
+    found = iter(cosines(on_grid(vectors.queries(query_O)), on_grid(vectors.documents(text_O))).tolist())
     return [list(islice(found, len(query.positives) + len(query.negatives))) for query in queries]
 
 

@@ -178,9 +178,8 @@ def mine(settings: MineSettings, material: Material, output: GroupsOutput) -> di
         judge_vectors = None
         if judge is not None:
             judge_vectors = vectors_of(material, judge, str(settings.judge), kept, settings.shard_rows)
-        search = searcher(
-            vectors.document_TD, material.candidates_C, block=settings.block_candidates, faiss=settings.index == "faiss"
-        )
+        rows = vectors.document_rows(material.candidates_C)
+        search = searcher(vectors.document_ED, rows, block=settings.block_candidates, faiss=settings.index == "faiss")
         miner = Miner(material, settings, vectors, search, judge_vectors)
         names = [f"part-{settings.block_queries}-{number:06d}" for number in range(miner.parts)]
         with progress_bar("mine", miner.parts, "part") as bar:
@@ -242,7 +241,9 @@ class GroupsOutput:
         if changed := differences(then if isinstance(then, dict) else {}, identity):
             raise FolderError(f"{self.out} was made with {'; '.join(changed[:5])}. Choose another --out, or remove it.")
         if report.get("groups", {}).get("sha256") != sha256_of(self.out):
-            raise FolderError(f"{self.out} was changed since it was mined. Choose another --out, or remove both files.")
+            raise FolderError(
+                f"{self.out} was changed since it was written. Choose another --out, or remove both files."
+            )
         if not self.folder.exists() or read_object(self.folder / IDENTITY) == identity:
             remove_folder(self.folder)  # a process killed at the end left it, or half of it under its hidden name
         return report

@@ -1,6 +1,6 @@
 """Vectors of the texts of mining and scoring: embedded once, stored as .npy files, and mapped from disk.
 
-Legend: T texts of a `Material`, Q distinct texts of its queries, D dimensions.
+Legend: E texts of a `Material` that are encoded as documents, Q distinct texts of its queries, D dimensions.
 """
 
 from __future__ import annotations
@@ -31,25 +31,36 @@ _TOGETHER = 8192
 class TextVectors:
     """Vectors of the texts of a material, in memory or mapped from disk."""
 
-    document_TD: Array
-    """(T, D) of all texts as documents."""
+    document_ED: Array
+    """(E, D) as documents."""
     query_QD: Array | None = None
-    """(Q, D) of the distinct texts of the queries; None if queries and documents have one prompt."""
+    """(Q, D) as queries; None if queries and documents have one prompt: `document_ED` has all texts."""
+    document_texts: Array | None = None
+    """(E,) ascending text numbers of `document_ED`; None: all."""
     query_texts: Array | None = None
-    """(Q,) ascending text numbers of `query_QD`."""
+    """(Q,) ascending text numbers of `query_QD`; None: all."""
+
+    def document_rows(self, texts: Sequence[int] | Array) -> Array:
+        """Return the rows of `document_ED` of some texts."""
+        return np.asarray(texts) if self.document_texts is None else np.searchsorted(self.document_texts, texts)
+
+    def documents(self, texts: Sequence[int] | Array) -> Array:
+        """Return the vectors of some texts as documents."""
+        found: Array = self.document_ED[self.document_rows(texts)]
+        return found
 
     def queries(self, texts: Sequence[int] | Array) -> Array:
         """Return the vectors of some texts as queries."""
         if self.query_QD is None or self.query_texts is None:
-            found: Array = self.document_TD[texts]
-        else:
-            found = self.query_QD[np.searchsorted(self.query_texts, texts)]
+            return self.documents(texts)
+        found: Array = self.query_QD[np.searchsorted(self.query_texts, texts)]
         return found
 
 
 def vectors_of(material: Material, encoder: SentenceEncoder, name: str, folder: Path, shard_rows: int) -> TextVectors:
-    """Return the vectors of all texts as documents, and with two prompts those of the queries, mapped from files
-    FOLDER/vectors-DIGEST.npy, which are made if they are not there.
+    """Return the vectors of all texts, mapped from files FOLDER/vectors-DIGEST.npy, which are made if they are not there.
+
+    With two prompts, queries are encoded as queries, and the other texts and candidates as documents.
 
     `name` is the name that the encoder was loaded by.
 
@@ -57,13 +68,12 @@ def vectors_of(material: Material, encoder: SentenceEncoder, name: str, folder: 
         DataError: for a text without tokens, before any is embedded; for a vector that is 0 or not finite.
         FolderError: if another process is making them.
     """
-    everything = range(len(material.texts))
     if not encoder.prompts.differ:
-        return TextVectors(_embedded(material, everything, encoder, name, folder, shard_rows))
-    queries = sorted({query.text for query in material.queries})
+        return TextVectors(_embedded(material, range(len(material.texts)), encoder, name, folder, shard_rows))
+    queries, documents = sorted({query.text for query in material.queries}), material.documents()
     query_QD = _embedded(material, queries, encoder.for_side("query"), name, folder, shard_rows)
-    document_TD = _embedded(material, everything, encoder.for_side("document"), name, folder, shard_rows)
-    return TextVectors(document_TD, query_QD, np.array(queries))
+    document_ED = _embedded(material, documents, encoder.for_side("document"), name, folder, shard_rows)
+    return TextVectors(document_ED, query_QD, np.array(documents), np.array(queries))
 
 
 @dataclass(frozen=True)

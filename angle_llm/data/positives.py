@@ -56,6 +56,11 @@ class Material:
     known: dict[int, set[int]]
     """Near key → near keys it is in another row with: own negatives of triples, scored pairs that are not positive."""
 
+    def documents(self) -> list[int]:
+        """Return the ascending numbers of all positives, negatives and candidates."""
+        own = {text for query in self.queries for text in (*query.positives, *query.negatives)}
+        return sorted(own.union(self.candidates_C.tolist()))
+
     def place(self, text: int) -> str:
         """Return a text and where it is from, for messages."""
         shown = json.dumps(self.texts[text][:80])  # escapes show invisible characters

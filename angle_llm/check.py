@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -87,7 +88,7 @@ def check_main(settings: CheckSettings) -> None:
             "trouble": trouble > 0,
             "model": remark,
             "against": [each.name for each in sets],
-            "against_left_out": skipped,
+            "against_skipped": skipped,
             "fixed": fixed,
             "files": [{**asdict(report), "trouble": report.trouble} for report in reports],
         }
@@ -120,12 +121,17 @@ class TokenCounter:
     def lengths(self, texts: list[str]) -> list[int | str]:
         """Return the number of tokens of each text without a limit, or the error message of a text without tokens.
         With two prompts, a text has the larger of both numbers."""
-        unlimited = type(self.tokenizers).of(self.tokenizers.query.tokenizer, self.tokenizers.prompts, _NO_LIMIT)
         try:
-            sides = [[len(ids) for ids in tokenize(texts)] for tokenize in unlimited.distinct]
+            sides = [[len(ids) for ids in tokenize(texts)] for tokenize in self._unlimited.distinct]
         except ValueError as error:
-            return [str(error)] if len(texts) == 1 else [self.lengths([text])[0] for text in texts]
+            if len(texts) > 1:
+                return [self.lengths([text])[0] for text in texts]
+            return [str(error).replace(str(_NO_LIMIT), str(self.max_length))]
         return [max(both) for both in zip(*sides, strict=True)]
+
+    @cached_property
+    def _unlimited(self) -> SideTokenizers:
+        return type(self.tokenizers).of(self.tokenizers.query.tokenizer, self.tokenizers.prompts, _NO_LIMIT)
 
     def render(self, text: str) -> str:
         """Return the tokens of a text between bars, the pooled one in ⟦ ⟧; with two prompts, as query and document."""

@@ -220,9 +220,8 @@ def embed_corpus(
     if rank >= len(names):
         return 0
     columns = {"column": corpus.column, "id_column": corpus.id_column}
-    identity: dict[
-        str, Any
-    ] = {  # what the bytes of the shards depend on; paths and the number of processes do not matter
+    # What the bytes of the shards depend on; paths and the number of processes do not matter.
+    identity: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "input": {
             "files": survey.files,

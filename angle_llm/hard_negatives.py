@@ -58,7 +58,7 @@ class NegativeRules:
     seed: int = 42
     """Seed of --sampling random."""
     short: Literal["keep", "drop"] = "keep"
-    """Queries with fewer negatives than requested, or none: keep those there are, or drop the query."""
+    """Queries with fewer negatives than requested, or none: keep the query with fewer, or drop it."""
     block_queries: int = 1024
     """Queries mined at a time; at most this many are mined again after a kill."""
     block_candidates: int = 8192

@@ -114,7 +114,7 @@ class PromptTemplate:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, for JSON and YAML."""
         values = asdict(self) | {"edits": list(self.edits)}
-        if self.append is None:  # earlier versions do not know the key
+        if self.append is None:  # earlier versions refuse the key
             del values["append"]
         return values
 

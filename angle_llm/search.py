@@ -150,6 +150,10 @@ class SearchSettings:
     def __post_init__(self) -> None:
         if not (self.queries or self.file) or not all(query.strip() for query in self.queries):
             raise SettingsError("search needs a text to search for, in quotes if it contains spaces, or --file.")
+        if self.column is not None and self.file is None:
+            raise SettingsError(
+                "--column names a column of --file, and there is no --file. Give one, or unset --column."
+            )
         if self.top < 1:
             raise SettingsError(f"--top must be at least 1, got {self.top}.")
 

@@ -24,6 +24,7 @@ from angle_llm.data.examples import load_examples
 from angle_llm.data.leakage import read_evaluation_sets
 from angle_llm.data.quality import CheckedFile, FileReport, check_files
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.tokenizer import SideTokenizers
 from angle_llm.settings_io import parse_settings
 
 PAIR = {"text1": "A man eats.", "text2": "Someone eats.", "score": 1}
@@ -354,6 +355,16 @@ def test_lengths_and_truncation_are_those_of_the_encoder(base: str, tmp_path: Pa
     assert report.tokens["longest"] >= lengths[-1]
     assert (report.max_length, report.truncated) == (50, sum(length > 50 for length in lengths))
     assert (found(report)["truncated"], len(report.examples)) == (report.truncated, 4)
+
+
+def test_a_text_without_tokens_does_not_make_new_tokenizers(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = open_tokens(ModelSettings(path=base, max_length=50))
+    (due,) = tokens.lengths(["one"])
+    monkeypatch.setattr(SideTokenizers, "of", None)
+    one, message, last = tokens.lengths(["one", "", "one"])
+    assert (one, last) == (due, due)
+    assert isinstance(message, str)
+    assert str(1 << 30) not in message
 
 
 # ------------------------------------------------------------------------------------------------ the command

@@ -18,7 +18,7 @@ from angle_llm import cli
 from angle_llm.data import DataError
 from angle_llm.io import FolderError
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.search import best, cosine_matrix, cosines, on_grid, search_folder, searcher
+from angle_llm.search import SearchSettings, best, cosine_matrix, cosines, on_grid, search_folder, searcher
 from angle_llm.settings_io import MissingLibraryError, SettingsError
 from angle_llm.vectors import read_index, read_vectors
 
@@ -241,5 +241,7 @@ def test_queries_come_from_a_file_and_hits_go_out_as_json(
     assert [one["query"] for one in found] == [TEXTS[0], TEXTS[2], TEXTS[4]]
     assert [one["hits"][0]["text"] for one in found] == [TEXTS[0], TEXTS[2], TEXTS[4]]
     assert all(one["hits"][0]["cosine"] >= one["hits"][1]["cosine"] for one in found)
+    with pytest.raises(SettingsError, match="there is no --file"):
+        SearchSettings(tmp_path / "out", (TEXTS[0],), column="question")
     with pytest.raises(DataError, match="columns id, question"):
         cli.run(["search", str(tmp_path / "out"), "--file", str(tmp_path / "queries.csv")])

@@ -99,7 +99,7 @@ class StsTask:
         return f"{self.variant}, edited" if self.edits else self.variant
 
 
-class _Files(NamedTuple):
+class _StsFiles(NamedTuple):
     """Files of a task in both layouts, and its hub dataset and split."""
 
     label: str
@@ -119,7 +119,7 @@ _SUBTASKS = {  # of each year's test; SMT of 2013 is not freely available
 _SICK = ("SICK/SICK_train.txt", "SICK/SICK_trial.txt", "SICK/SICK_test_annotated.txt")
 _STSB = "mteb/stsbenchmark-sts"
 _FILES = {
-    f"sts{year}": _Files(
+    f"sts{year}": _StsFiles(
         f"STS{year}",
         pairs,
         (f"sts/sts{year}.test.tsv",),
@@ -128,10 +128,12 @@ _FILES = {
     )
     for year, (pairs, subtasks) in _SUBTASKS.items()
 } | {
-    "stsb": _Files("STS-B", 1379, ("stsb/test.tsv",), ("STS/STSBenchmark/sts-test.csv",), (_STSB, "test")),
-    "stsb-dev": _Files("STS-B dev", 1500, ("stsb/dev.tsv",), ("STS/STSBenchmark/sts-dev.csv",), (_STSB, "validation")),
-    "sickr": _Files("SICK-R", 4927, ("sick/test.tsv",), _SICK[2:], None),
-    "sickr-all": _Files(
+    "stsb": _StsFiles("STS-B", 1379, ("stsb/test.tsv",), ("STS/STSBenchmark/sts-test.csv",), (_STSB, "test")),
+    "stsb-dev": _StsFiles(
+        "STS-B dev", 1500, ("stsb/dev.tsv",), ("STS/STSBenchmark/sts-dev.csv",), (_STSB, "validation")
+    ),
+    "sickr": _StsFiles("SICK-R", 4927, ("sick/test.tsv",), _SICK[2:], None),
+    "sickr-all": _StsFiles(
         "SICK-R all",
         9927,
         ("sick/train.tsv", "sick/trial.tsv", "sick/test.tsv"),

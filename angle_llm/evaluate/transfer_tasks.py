@@ -72,7 +72,7 @@ class TransferTask:
         return (text for rows in self.splits.values() for row in rows for text in (row.text, row.second) if text)
 
 
-class _Files(NamedTuple):
+class _TransferFiles(NamedTuple):
     """Files of a task: split → this project's table and its columns (text, class, second text), SentEval's files.
 
     SentEval's lines match `line`, or are tables with columns (MRPC).
@@ -90,9 +90,9 @@ class _Files(NamedTuple):
 _TWO: tuple[Split, ...] = ("train", "test")
 _THREE: tuple[Split, ...] = ("train", "dev", "test")
 _MRPC_COLUMNS = ("#1 String", "Quality", "#2 String")
-_FILES: dict[str, _Files] = {
+_FILES: dict[str, _TransferFiles] = {
     **{
-        name: _Files("cross_validation", official, {"all": f"transfer/{name}.tsv"}, {"all": files})
+        name: _TransferFiles("cross_validation", official, {"all": f"transfer/{name}.tsv"}, {"all": files})
         for name, official, files in (
             ("mr", 10662, ("MR/rt-polarity.pos", "MR/rt-polarity.neg")),
             ("cr", 3775, ("CR/custrev.pos", "CR/custrev.neg")),
@@ -100,7 +100,7 @@ _FILES: dict[str, _Files] = {
             ("mpqa", 10606, ("MPQA/mpqa.pos", "MPQA/mpqa.neg")),
         )
     },
-    "sst2": _Files(
+    "sst2": _TransferFiles(
         "train_dev_test",
         67349 + 872 + 1821,
         {split: f"transfer/sst2.{split}.tsv" for split in _THREE},
@@ -108,7 +108,7 @@ _FILES: dict[str, _Files] = {
         line=r"(?P<text>.*\S.*)\t(?P<label>[01])",
         encoding="utf-8",
     ),
-    "trec": _Files(
+    "trec": _TransferFiles(
         "train_test",
         5452 + 500,
         {split: f"transfer/trec.{split}.tsv" for split in _TWO},
@@ -116,7 +116,7 @@ _FILES: dict[str, _Files] = {
         ("text", "coarse"),
         line=r"(?P<label>[^:]*):[^ ]* (?P<text>.*\S.*)",
     ),
-    "mrpc": _Files(
+    "mrpc": _TransferFiles(
         "train_test",
         4076 + 1725,
         {split: f"mrpc/{split}.tsv" for split in _TWO},

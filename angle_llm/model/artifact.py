@@ -70,7 +70,7 @@ class EncoderCard:
     def write(self, folder: Path) -> None:
         """Write the card into a folder."""
         values = {item.name: getattr(self, item.name) for item in fields(self)} | {"prompt": self.prompt.to_dict()}
-        if not self.normalize:  # earlier versions do not know the key
+        if not self.normalize:  # earlier versions refuse the key
             del values["normalize"]
         (folder / CARD_NAME).write_text(json_text({"format_version": FORMAT_VERSION, **values}), encoding="utf-8")
 

@@ -120,7 +120,7 @@ class SentenceEncoder:
                 parts.tokenizer,
                 prompt=prompts or (card.prompt if card else None),
                 pooling=pooling or (card.pooling if card else None),
-                max_length=max_length or (card.max_length if card else None),
+                max_length=card.max_length if card and max_length is None else max_length,
                 normalize=card is not None and card.normalize,
                 base=parts.base,
                 base_revision=parts.base_revision,

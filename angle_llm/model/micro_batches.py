@@ -67,7 +67,7 @@ class PrefixSharing:
 
 
 @dataclass(frozen=True)
-class Group:
+class TextGroup:
     """A micro-batch before its tensors are made; fields as there."""
 
     rows: list[int]
@@ -81,7 +81,7 @@ class Group:
 class Plan:
     """How a batch of N texts is computed, by one or several processes."""
 
-    groups: list[Group]
+    groups: list[TextGroup]
     row_of: list[int]
     """For each of the N texts, its row among the unique ones; texts with equal ids share a row."""
     layout: str
@@ -130,7 +130,7 @@ class Plan:
 class _LazyMicroBatches(Sequence[MicroBatch]):
     """Micro-batches that are made on each access."""
 
-    def __init__(self, groups: list[Group]) -> None:
+    def __init__(self, groups: list[TextGroup]) -> None:
         self._groups = groups
 
     def __len__(self) -> int:
@@ -142,7 +142,7 @@ class _LazyMicroBatches(Sequence[MicroBatch]):
 
 
 _ONE = torch.ones(1, 1, dtype=torch.int64)
-_DUMMY = Group([], 0, 0, lambda: MicroBatch([], _ONE, _ONE))
+_DUMMY = TextGroup([], 0, 0, lambda: MicroBatch([], _ONE, _ONE))
 """One token whose row is not used."""
 
 
@@ -204,7 +204,7 @@ def plan_micro_batches(
     fitting = [row for row, text in enumerate(texts) if len(text) <= longest]
     shares = sharing.disabled_because is None
     layout, reason = "padded", sharing.disabled_because or ""
-    grouped: Callable[[int], list[Group]] = partial(padded, range(len(texts)))
+    grouped: Callable[[int], list[TextGroup]] = partial(padded, range(len(texts)))
     if shares or sharing.packs:
         wanted, name = ("trie", "as a trie") if shares else ("packed", "packed")
         reason += "; " if reason else ""
@@ -227,7 +227,7 @@ def plan_micro_batches(
     )
 
 
-def _tokens(groups: Sequence[Group]) -> int:
+def _tokens(groups: Sequence[TextGroup]) -> int:
     return sum(group.computed_tokens for group in groups)
 
 
@@ -239,16 +239,16 @@ class _Tries:
         self._ordered = [texts[row] for row in self._order]
         self._shared = shared_prefixes(self._ordered)
 
-    def __call__(self, token_budget: int) -> list[Group]:
+    def __call__(self, token_budget: int) -> list[TextGroup]:
         starts, _ = cut([len(text) for text in self._ordered], self._shared, token_budget)
         return [self._group(first, last) for first, last in pairwise([*starts, len(self._order)])]
 
-    def _group(self, first: int, last: int) -> Group:
+    def _group(self, first: int, last: int) -> TextGroup:
         # The first text of a group is computed in full, each later one without what it shares with the one before.
         nodes = len(self._ordered[first]) + sum(
             len(self._ordered[position]) - self._shared[position] for position in range(first + 1, last)
         )
-        return Group(self._order[first:last], nodes, nodes, partial(self._make, first, last))
+        return TextGroup(self._order[first:last], nodes, nodes, partial(self._make, first, last))
 
     def _make(self, first: int, last: int) -> MicroBatch:
         ids_1T, trie = build_trie(self._ordered[first:last], self._shared[first:last])
@@ -262,7 +262,7 @@ class _Packed:
         self._texts, self._causal = texts, causal
         self._order = sorted(rows, key=lambda row: (-len(texts[row]), row))
 
-    def __call__(self, token_budget: int) -> list[Group]:
+    def __call__(self, token_budget: int) -> list[TextGroup]:
         groups: list[list[int]] = []
         tokens = 0
         for row in self._order:
@@ -273,9 +273,9 @@ class _Packed:
             groups[-1].append(row)
         return [self._group(rows) for rows in groups]
 
-    def _group(self, rows: list[int]) -> Group:
+    def _group(self, rows: list[int]) -> TextGroup:
         tokens = sum(len(self._texts[row]) for row in rows)
-        return Group(rows, tokens, tokens, partial(self._make, rows))
+        return TextGroup(rows, tokens, tokens, partial(self._make, rows))
 
     def _make(self, rows: list[int]) -> MicroBatch:
         ids_1T, trie = build_trie([self._texts[row] for row in rows], causal=self._causal)
@@ -293,7 +293,7 @@ class _Padded:
         self._texts = texts
         self._pad_id = pad_id
 
-    def __call__(self, rows: Sequence[int], token_budget: int) -> list[Group]:
+    def __call__(self, rows: Sequence[int], token_budget: int) -> list[TextGroup]:
         most_padding = max(SPLIT_TOKENS, SPLIT_SHARE * token_budget)
         groups: list[list[int]] = []
         longest = padding = 0
@@ -305,9 +305,9 @@ class _Padded:
             groups[-1].append(row)
         return [self._group(group) for group in groups]
 
-    def _group(self, rows: list[int]) -> Group:
+    def _group(self, rows: list[int]) -> TextGroup:
         longest = len(self._texts[rows[0]])
-        return Group(rows, len(rows) * longest, longest, partial(self._make, rows))
+        return TextGroup(rows, len(rows) * longest, longest, partial(self._make, rows))
 
     def _make(self, rows: list[int]) -> MicroBatch:
         ids_BT = np.full((len(rows), len(self._texts[rows[0]])), self._pad_id, dtype=np.int64)
@@ -318,7 +318,7 @@ class _Padded:
         return MicroBatch(rows, torch.from_numpy(ids_BT), torch.from_numpy(mask_BT))
 
 
-def _balanced(grouped: Callable[[int], list[Group]], token_budget: int, processes: int) -> list[Group]:
+def _balanced(grouped: Callable[[int], list[TextGroup]], token_budget: int, processes: int) -> list[TextGroup]:
     """Return groups within the budget; for several processes, with the smallest budget that needs no further round, so
     that all groups have about equally many tokens."""
     groups = grouped(token_budget)
@@ -337,7 +337,7 @@ def _balanced(grouped: Callable[[int], list[Group]], token_budget: int, processe
     return groups
 
 
-def _assign(groups: Sequence[Group], processes: int) -> list[list[int]]:
+def _assign(groups: Sequence[TextGroup], processes: int) -> list[list[int]]:
     """Assign each group, largest first, to the process with the fewest tokens that has a round left."""
     rounds = math.ceil(len(groups) / processes)
     shares: list[list[int]] = [[] for _ in range(processes)]

@@ -100,12 +100,14 @@ def checked_length(max_length: int | None, backbone: nn.Module) -> int:
     """Return the most tokens of a text; None: 512, or fewer if the backbone has fewer positions.
 
     Raises:
-        ValueError: for more than the positions of the backbone.
+        ValueError: for less than 1, or more than the positions of the backbone.
     """
+    if max_length is not None and max_length < 1:
+        raise ValueError(f"max_length: expected 1 or more, got {max_length}.")
     positions = count_positions(backbone)
     if max_length is not None and positions is not None and max_length > positions:
         raise ValueError(f"max_length: expected at most {positions}, the positions of the backbone; got {max_length}.")
-    return max_length or min(positions or DEFAULT_MAX_LENGTH, DEFAULT_MAX_LENGTH)
+    return min(positions or DEFAULT_MAX_LENGTH, DEFAULT_MAX_LENGTH) if max_length is None else max_length
 
 
 def count_positions(backbone: nn.Module) -> int | None:

@@ -113,6 +113,8 @@ def test_prompt_pooling_and_length_are_saved_and_can_be_replaced(tmp_path: Path)
     other = load(tmp_path / "model", prompt="plain", pooling="last", max_length=50, dtype="bfloat16")
     assert (other.prompt, other.pooling, other.max_length) == (load_prompt("plain"), "last", 50)
     assert next(other.model.parameters()).dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="max_length: expected 1 or more, got 0"):
+        load(tmp_path / "model", max_length=0)
 
 
 def test_the_files_and_the_card(adapter: Path, base: Path, tmp_path: Path) -> None:

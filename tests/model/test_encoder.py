@@ -146,6 +146,8 @@ def test_a_long_text_is_truncated_to_the_positions_of_the_model(kind: str) -> No
     assert np.array_equal(rows[0], rows[2])
     with pytest.raises(ValueError, match=rf"max_length.*{POSITIONS}.*{POSITIONS + 1}"):
         tiny_encoder(kind, max_length=POSITIONS + 1)
+    with pytest.raises(ValueError, match=r"max_length: expected 1 or more, got 0"):
+        tiny_encoder(kind, max_length=0)
 
 
 @every_kind

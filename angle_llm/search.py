@@ -29,6 +29,8 @@ from angle_llm.vectors import Array, VectorIndex, read_index, read_vectors
 STEPS = 2.0**26
 FAISS_SLACK = 64
 """Results that faiss finds beyond those requested: its float32 may misplace those at the edge."""
+QUERIES_AT_ONCE = 256
+"""Queries that are compared with a block together."""
 _TEXT_SHOWN = 200
 
 Search = Callable[[Array, int], tuple[Array, Array]]
@@ -74,19 +76,25 @@ def nearest(queries_QD: Array, blocks: Iterable[Array], top: int) -> tuple[Array
     """Compare queries on the grid with every candidate, in blocks (C, D) of vectors of any length.
 
     Returns positions (Q, R), counted through all blocks, and cosines (Q, R), best first, of equals the earlier. The
-    result is the same for any block size. Memory is Q × (R + C). Vectors that are not finite give NaN.
+    result is the same for any block size. Memory is Q × R, and C for each of up to 256 queries.
+    Vectors that are not finite give NaN.
     """
-    position_QR = np.empty((len(queries_QD), 0), dtype=np.int64)
-    score_QR = np.empty((len(queries_QD), 0))
+    starts = range(0, max(1, len(queries_QD)), QUERIES_AT_ONCE)
+    sizes = [len(queries_QD[start : start + QUERIES_AT_ONCE]) for start in starts]
+    found: list[tuple[Array, Array]] = [(np.empty((size, 0), dtype=np.int64), np.empty((size, 0))) for size in sizes]
     first = 0
     for block_CD in blocks:
-        score_QC = cosine_matrix(queries_QD, on_grid(block_CD))
-        position_QC = np.broadcast_to(np.arange(first, first + len(block_CD)), score_QC.shape)
-        position_QR, score_QR = best(
-            np.concatenate([position_QR, position_QC], axis=1), np.concatenate([score_QR, score_QC], axis=1), top
-        )
+        grid_CD = on_grid(block_CD)
+        for number, start in enumerate(starts):
+            score_QC = cosine_matrix(queries_QD[start : start + QUERIES_AT_ONCE], grid_CD)
+            position_QC = np.broadcast_to(np.arange(first, first + len(block_CD)), score_QC.shape)
+            position_QR, score_QR = found[number]
+            found[number] = best(
+                np.concatenate([position_QR, position_QC], axis=1), np.concatenate([score_QR, score_QC], axis=1), top
+            )
         first += len(block_CD)
-    return position_QR, score_QR
+    positions, scores = zip(*found, strict=True)
+    return np.concatenate(positions), np.concatenate(scores)
 
 
 def searcher(vectors_ND: Array, rows: Array | None = None, *, block: int = 8192, faiss: bool = False) -> Search:

@@ -166,6 +166,32 @@ def test_packed_and_damaged_beir_folders_are_not_passed_over(
     assert [each.name for each in read_evaluation_sets(["sets/beir@test"])[0]] == ["beir@test"]
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"query": "my query", "positives": ["x y", "one two"], "negatives": ["a bad text"]},
+        {"query": "my query", "pos": ["one two"], "neg": ["a bad text"], "pos_scores": [1], "neg_scores": [0]},
+        {
+            "query": "my query",
+            "positive_passages": [{"title": "one", "text": "two"}],
+            "negative_passages": ["a bad text"],
+        },
+        {"anchor": "my query", "positive": "one two", "negative_1": "a bad text", "negative_2": None},
+    ],
+)
+def test_groups_are_evaluation_sets(tmp_path: Path, row: dict[str, Any]) -> None:
+    against = write(tmp_path / "test.jsonl", row)
+    pairs = [{"query": "My query", "answer": text} for text in ("One two!", "other", "a bad text")]
+    (report,) = reports(write(tmp_path / "pairs.jsonl", *pairs), against=[against])
+    assert set(report.removed) == {1, 3}
+
+
+def test_a_triple_repeats_the_same_group(tmp_path: Path) -> None:
+    triple = write(tmp_path / "t.jsonl", {"anchor": "a", "positive": "b", "negative": "c"})
+    group = write(tmp_path / "g.jsonl", {"query": "a", "positives": ["b"], "negatives": ["c"]})
+    assert found(reports(triple, group)[1]) == {"across files": 1}
+
+
 def test_title_and_body_pairs_share_no_report_with_the_test_questions(data_dir: Path) -> None:
     folder = data_dir / "retrieval" / "issues"
     against = [f"{folder}@title_to_body.{split}" for split in ("valid", "test")]

@@ -18,7 +18,7 @@ from angle_llm import cli
 from angle_llm.data import DataError
 from angle_llm.io import FolderError
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.search import SearchSettings, best, cosine_matrix, cosines, on_grid, search_folder, searcher
+from angle_llm.search import SearchSettings, best, cosine_matrix, cosines, nearest, on_grid, search_folder, searcher
 from angle_llm.settings_io import MissingLibraryError, SettingsError
 from angle_llm.vectors import read_index, read_vectors
 
@@ -55,6 +55,14 @@ def test_blocks_of_any_size_equal_brute_force(
     top, rows = data.draw(st.integers(1, candidates)), np.arange(queries, queries + candidates)
     place, score = searcher(vectors, rows, block=block)(on_grid(vectors[:queries]), top)
     assert (place.tolist(), score.tolist()) == brute_force(vectors[:queries], vectors[queries:], top)
+
+
+@pytest.mark.parametrize("queries", [0, 1, 3, 7])
+def test_the_number_of_queries_at_once_does_not_matter(queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("angle_llm.search.QUERIES_AT_ONCE", 3)
+    vectors = np.random.default_rng(5).standard_normal((40, 8)).astype(np.float32)
+    place, score = nearest(on_grid(vectors[:queries]), np.split(vectors[queries:], [4, 11]), 6)
+    assert (place.tolist(), score.tolist()) == brute_force(vectors[:queries], vectors[queries:], 6)
 
 
 def test_cosines_are_exact_sums_of_the_rounded_vectors() -> None:

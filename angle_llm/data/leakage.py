@@ -93,14 +93,14 @@ class FileKeys:
 
 
 def _row_key(example: Example, form: Mapping[str, str]) -> int:
-    """Return a key of the example with its texts in some form: equal for a pair in both orders, and for a group with
-    its positives or negatives in another order."""
+    """Return a key of the example with its texts in some form: equal for a pair in both orders, for a group with its
+    positives or negatives in another order, and for a triple and the same group."""
+    if isinstance(example, Triple):
+        example = Group(example.anchor, (example.positive,), (example.negative,))
     if isinstance(example, Group):
         lists = [sorted(form[text] for text in texts) for texts in (example.positives, example.negatives)]
         return key(form[example.query], *lists[0], "", *lists[1])
     texts = [form[text] for text in texts_of(example)]
-    if isinstance(example, Triple):
-        return key(*texts, "")
     return key(*sorted(texts), repr(example.score) if isinstance(example, ScoredPair) else "")
 
 
@@ -274,15 +274,22 @@ def _read_set(path: Path, name: str, skipped: list[str]) -> EvaluationSet:
             bad += 1
             continue
         for names in columns:
-            values = [row.values.get(each) for each in names]
-            lists = [value if isinstance(value, list) else [value] for value in values]
-            bare = [near(sound(text)) for texts in lists for text in texts if isinstance(text, str)]
-            sentences.update(key(text) for text in bare if is_telling(text))
-            if len(names) == len(bare) == 2:
-                pairs.add(pair_key(*bare))
+            sides = [[near(sound(text)) for text in _texts_in(row.values.get(each))] for each in names]
+            sentences.update(key(text) for texts in sides for text in texts if is_telling(text))
+            if len(sides) == 2:
+                pairs.update(pair_key(left, right) for left in sides[0] for right in sides[1])
     if bad:
         skipped.append(f"{bad:,} unreadable rows of {name}")
     return EvaluationSet(name, path.resolve(), _array(pairs), _array(sentences))
+
+
+def _texts_in(value: Any) -> list[str]:
+    """Return the texts of a cell: a text, a passage with `text` and perhaps `title`, or a list of these; else none."""
+    if isinstance(value, list):
+        return [text for item in value for text in _texts_in(item)]
+    if isinstance(value, Mapping):
+        return [" ".join(text for part in ("title", "text") for text in _texts_in(value.get(part)))]
+    return [value] if isinstance(value, str) and value.strip() else []
 
 
 def _read_judged(folder: Path, split: str) -> EvaluationSet:
@@ -315,15 +322,13 @@ def _array(keys: Collection[int]) -> NDArray[np.uint64]:
 
 def _text_columns(columns: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the columns of pairs, else of single texts or lists of texts."""
-    for format, pairs in (
-        ("triple", [("anchor", "positive"), ("anchor", "negative")]),
-        ("positive_pair", [("text1", "text2")]),
-    ):
+    for format in ("triple", "group", "positive_pair"):
         try:
             _, fields = resolve_format(format, {}, columns)
         except DataError:
             continue
-        return [(fields[left], fields[right]) for left, right in pairs]
+        first, *others = (column for field, column in fields.items() if "scores" not in field)
+        return [(first, other) for other in others]
     if {"premise", "hypothesis"} <= set(columns):
         return [("premise", "hypothesis")]
     return [(name,) for name in ("text", "sentence", "captions") if name in columns]

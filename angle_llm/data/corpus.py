@@ -6,6 +6,7 @@ depend on which rows are skipped.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -96,6 +97,12 @@ class Corpus:
                         f"{file.name} has columns {', '.join(names)}. Choose the one with the texts: --column NAME"
                     )
                 column = (usual or names)[0]
+                if column == "text" and {"_id", "title"} <= set(names):
+                    print(
+                        f"warning: {file.name} has a title beside each text, which is not read. A model that was trained on "
+                        "titles and texts, as of a BEIR folder, needs one column with both, joined by a space",
+                        file=sys.stderr,
+                    )
             for option, name in (("--column", column), ("--id-column", id_column)):
                 if name is not None and not isinstance(file, JsonLinesFile) and name not in names:
                     raise DataError(

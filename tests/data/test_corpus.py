@@ -69,6 +69,13 @@ def test_lines_of_text_end_with_any_line_end(tmp_path: Path) -> None:
     assert texts(Corpus.open(tmp_path / "a.txt")) == ["one", "two", "three\x0bstill three", " last, not stripped "]
 
 
+def test_titles_that_are_not_read_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text('{"_id": "d1", "title": "One", "text": "two"}\n')
+    assert texts(Corpus.open(path)) == texts(Corpus.open(path, "text")) == ["two"]
+    assert capsys.readouterr().err.count("corpus.jsonl has a title beside each text") == 1, "not for a chosen column"
+
+
 def test_standard_input_can_be_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("one\nzwei – 2\n".encode())))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

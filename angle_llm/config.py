@@ -11,7 +11,7 @@ import json
 import math
 from dataclasses import field, fields, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -77,7 +77,7 @@ class MixedSet(DataSource):
     prompt: str | dict[str, str] | None = None
     """Prompt name or YAML file for the texts of this dataset, or {query: …, document: …}. None: the prompts of the
     run."""
-    objective: dict[str, float | str] = field(default_factory=dict)
+    objective: dict[str, Any] = field(default_factory=dict)
     """Objective settings that differ for this dataset, such as {in_batch_weight: 0, cosine_weight: 1}. In a mixed
     batch, datasets with another objective or prompt are not used as negatives."""
 
@@ -174,6 +174,8 @@ class FalseNegativeSettings:
     def __post_init__(self) -> None:
         if self.margin is not None and self.ratio is not None:
             raise SettingsError("objective.false_negatives: expected a margin or a ratio, got both.")
+        if self.scope != "in_batch" and not self.is_on:
+            raise SettingsError("objective.false_negatives.scope: expected a margin or a ratio too, such as margin 0.")
         if self.guide is not None and not self.is_on:
             raise SettingsError("objective.false_negatives.guide: expected a margin or a ratio too, such as margin 0.")
 

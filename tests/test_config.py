@@ -6,6 +6,7 @@ import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -188,6 +189,53 @@ def test_every_objective_setting_changes_the_fingerprint() -> None:
 def test_a_teacher_and_its_weight_change_the_fingerprint() -> None:
     changed = settings_from_dict(TrainSettings, {"objective": {"teacher": "t", "teacher_vector_weight": 1}}, "test")
     assert changed.fingerprint() != TrainSettings().fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        ({"false_negatives": {"scope": "all"}}, r"false_negatives\.scope: .*margin 0"),
+        (
+            {"false_negatives": {"margin": 0}, "in_batch_weight": 0, "cosine_weight": 1},
+            "false_negatives.*in_batch_weight",
+        ),
+        (
+            {
+                "extra_negatives": ["query_query"],
+                "contrastive_form": "forward",
+                "in_batch_weight": 0,
+                "cosine_weight": 1,
+            },
+            "extra_negatives.*in_batch_weight",
+        ),
+        ({"hardness_strength": 1, "in_batch_weight": 0, "cosine_weight": 1}, "hardness_strength.*in_batch_weight"),
+        ({"hardness_scope": "own"}, "hardness_scope.*hardness_strength"),
+    ],
+)
+def test_settings_without_effect_are_refused(objective: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        make_losses(settings_from_dict(TrainSettings, {"objective": objective}, "test"))
+
+
+def test_a_dataset_overrides_settings_of_negatives() -> None:
+    def losses(*own: dict[str, Any]) -> list[Any]:
+        common = {
+            "contrastive_form": "forward",
+            "extra_negatives": ["query_query"],
+            "false_negatives": {"margin": 0, "guide": "g"},
+        }
+        data = {"sets": [{"path": "x", "objective": each} for each in own]}
+        return list(make_losses(settings_from_dict(TrainSettings, {"objective": common, "data": data}, "test")))
+
+    symmetric = {"contrastive_form": "symmetric", "extra_negatives": []}
+    first, second, third = losses({}, symmetric, {"false_negatives": {"margin": 0.2}, "in_batch_weight": 0.5})
+    assert (first.extra_negatives, second.extra_negatives) == (("query_query",), ())
+    assert (first.false_negatives.margin, third.false_negatives) == (0, FalseNegatives(margin=0.2, guided=True))
+    assert len(losses({}, {"in_batch_weight": 0, "cosine_weight": 1})) == 2  # the other dataset uses the negatives
+    with pytest.raises(SettingsError, match="guide of the run or none, got 'other'"):
+        losses({"false_negatives": {"guide": "other"}})
+    with pytest.raises(SettingsError, match=r"objective of x: false_negatives\.margin: .*'far'"):
+        losses({"false_negatives": {"margin": "far"}})
 
 
 def test_settings_of_negatives_reach_the_loss() -> None:

@@ -61,6 +61,12 @@ def held_out_evaluation(
                 f"evaluation.tasks: expected tasks with unique names, got {name} for {' and '.join(sources)}. Rename a file or "
                 "folder."
             )
+    if settings.corpus is not None and not any(
+        _is_answers(source, settings) for source in settings.tasks if _is_file(source)
+    ):
+        raise SettingsError(
+            "evaluation.corpus adds candidates to a file of questions and answers, which evaluation.tasks does not contain."
+        )
     first = _selected(settings.best_by, tasks)
 
     def measured(encoder: SentenceEncoder) -> Figures:

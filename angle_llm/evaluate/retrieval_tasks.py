@@ -157,7 +157,8 @@ def read_beir(source: str | Path, *, own: OwnDocument = "auto", binary: bool = F
         by_chance = query.isdecimal() and corpus[query] != queries[query]
         return None if own == "auto" and by_chance else place
 
-    name = root.name if split == "test" else f"{root.name}@{split}"
+    folder = root.resolve().name  # of `.` too
+    name = folder if split == "test" else f"{folder}@{split}"
     return RetrievalTask(
         name,
         name,

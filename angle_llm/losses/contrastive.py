@@ -151,7 +151,8 @@ class Contrast:
         shared = partial(Repulsion, temperature, false_negatives=false_negatives, guide_NG=guide_NG)
 
         own = None
-        if hardness is not None or false_negatives is not None:
+        keeps_own = false_negatives is not None and false_negatives.scope == "in_batch"
+        if keeps_own or (hardness is not None and hardness.scope != "all"):
             own = _own_negatives(relation, is_positive_P, anchor_L, edges.candidate, rows, form is symmetric)
         skips = _partners(edges, anchor_L, edges.candidate, text_N)
         anchor_L, candidate_C = on_device(anchor_L, device), on_device(edges.candidate, device)

@@ -20,6 +20,9 @@ from angle_llm.losses.similarity import cosine, unit
 
 SCOPES = ("in_batch", "all")
 HARDNESS_SCOPES = ("in_batch", "own", "all")
+_ROUNDING = 32
+"""Units of rounding that are added to a threshold. It is a sum, and the cosines of the candidates are a matrix product:
+for equal texts both differ by up to 8 units (float32, D 4096)."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,7 @@ class Repulsion:
         vectors = x_ND if self.guide_NG is None else self.guide_NG
         anchor_aG, partner_aG = rows(vectors, self.anchor_L[a]), rows(vectors, self.partner_L[a])
         threshold_a = self.false_negatives.threshold(cosine(anchor_aG, partner_aG))
+        threshold_a += _ROUNDING * torch.finfo(threshold_a.dtype).eps
         return None if self.guide_NG is None else unit(anchor_aG), threshold_a
 
     def _lines(self, x_ND: Tensor, a: slice, unit_aD: Tensor) -> _BlockOfLines:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -120,7 +121,8 @@ class TeacherDistance:
 
     def add_gradient(self, x_ND: Tensor, value_V: Tensor, gradient_V: Tensor, into_ND: Tensor) -> None:
         for block, x_BC, teacher_BC in self._blocks(x_ND):
-            gradient_BC, _ = pull_back(self.distance, (x_BC, teacher_BC), gradient_V[block])
+            distance = partial(self.distance, teacher_BC)  # symmetric
+            (gradient_BC,) = pull_back(distance, (x_BC,), gradient_V[block])
             into_ND[block, : gradient_BC.shape[1]] += gradient_BC
 
     def _blocks(self, x_ND: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:

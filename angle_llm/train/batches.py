@@ -21,7 +21,7 @@ from angle_llm.losses import AngleObjective, FalseNegatives, MixedObjective, Nes
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.micro_batches import Plan
 from angle_llm.prompts import SIDES
-from angle_llm.settings_io import SettingsError, settings_from_dict, settings_to_dict
+from angle_llm.settings_io import SettingsError, merged_settings, settings_from_dict, settings_to_dict
 from angle_llm.train.guide_vectors import GuideVectors
 from angle_llm.train.memory import TokenBudget
 
@@ -37,14 +37,23 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
     """
     common, nested = settings_to_dict(settings.objective), settings.nested
     losses: list[Objective] = []
+    all_own: list[ObjectiveSettings] = []
     learns_vectors = False
     for each in sets_of(settings.data):
-        own = settings_from_dict(ObjectiveSettings, common | each.objective, where=f"objective of {each.path}")
+        own = settings_from_dict(
+            ObjectiveSettings, merged_settings(common, each.objective), f"objective of {each.path}"
+        )
         if own.teacher != settings.objective.teacher:
             raise SettingsError(
                 f"objective of {each.path}: expected no teacher, got {own.teacher!r}. Set objective.teacher for the run, and "
                 "objective.teacher_vector_weight per dataset."
             )
+        if own.false_negatives.guide not in (None, settings.objective.false_negatives.guide):
+            raise SettingsError(
+                f"objective of {each.path}: expected the guide of the run or none, got {own.false_negatives.guide!r}. Set "
+                "objective.false_negatives.guide for the run."
+            )
+        all_own.append(own)
         loss = _plain_loss(own)
         is_nested = nested.layers or nested.dimensions
         losses.append(NestedObjective(loss, **settings_to_dict(nested)) if is_nested else loss)
@@ -53,7 +62,24 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
         raise SettingsError(
             "objective.teacher: expected objective.teacher_vector_weight above 0 too, such as 1; got 0."
         )
+    _check_used(all_own)
     return losses
+
+
+def _check_used(objectives: Sequence[ObjectiveSettings]) -> None:
+    """Refuse settings that have no effect in any dataset."""
+    unset = ObjectiveSettings()
+    for name, needed in (
+        ("false_negatives", "in_batch_weight"),
+        ("extra_negatives", "in_batch_weight"),
+        ("hardness_strength", "in_batch_weight"),
+        ("hardness_scope", "hardness_strength"),
+    ):
+        given = [each for each in objectives if getattr(each, name) != getattr(unset, name)]
+        if given and not any(getattr(each, needed) for each in given):
+            raise SettingsError(
+                f"objective.{name} is set, but objective.{needed} is 0. Set it above 0, or omit {name}."
+            )
 
 
 def _plain_loss(settings: ObjectiveSettings) -> AngleObjective:

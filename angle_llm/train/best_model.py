@@ -57,8 +57,10 @@ class BestModel:
 
     def resume(self, progress: Progress) -> None:
         """Continue with the scores of a checkpoint, and restore `folder` after a kill in the middle of a save."""
-        self.evaluated, self.start, self.waited = progress.evaluated, progress.start, progress.waited
+        self.start = progress.start
         self.best = self._strategy.processes.from_main(lambda: self._restore(progress.best))
+        if self.best is not None or progress.best is None:
+            self.evaluated, self.waited = progress.evaluated, progress.waited
 
     def _restore(self, best: dict[str, float] | None) -> dict[str, float] | None:
         target = self.folder.resolve()

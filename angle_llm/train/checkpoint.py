@@ -9,6 +9,7 @@ Later batches and learning rates follow from the settings and the step. `resumab
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -90,6 +91,9 @@ class Checkpoints:
         else:  # the run has more ranks now
             seed_rank(self._settings.seed, processes.rank, progress["step"])
         budget = progress["budget"]
+        for name in ("start", "best"):  # JSON has no NaN
+            if progress[name] is not None:
+                progress[name] = {key: math.nan if value is None else value for key, value in progress[name].items()}
         return Progress(**{**progress, "budget": None if budget is None else TokenBudget(**budget)})
 
     def _find(self, tensors: dict[str, dict[str, Tensor]]) -> dict[str, Any] | None:

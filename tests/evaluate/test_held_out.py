@@ -92,6 +92,8 @@ def test_wrong_tasks_are_refused_before_a_run(folder: Path) -> None:
     ):
         with pytest.raises(kind, match=message):
             figures(tasks=[source])
+    with pytest.raises(SettingsError, match=r"evaluation\.corpus.*questions and answers"):
+        figures(tasks=["sts.tsv", "beir@valid"], corpus="more.txt")
     write(Path("nli.jsonl"), '{"premise": "a", "hypothesis": "b", "label": 0}\n')
     with pytest.raises(SettingsError, match=r"nli\.jsonl has NLI rows"):
         figures(tasks=["nli.jsonl"])

@@ -1,5 +1,6 @@
 """Options of the in-batch contrast: false negatives, extra negatives and hardness, in value and gradient."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -96,6 +97,17 @@ def test_equals_the_slow_formula(
     }
     with block_elements(elements):
         assert_equal(lambda x: loss(x, pairs, guide=guide, text=text, **options), slow, x_ND)
+
+
+@pytest.mark.parametrize("guided", [False, True])
+def test_a_candidate_equal_to_the_positive_is_a_negative_in_float32(guided: bool) -> None:
+    """The cosine of the positive is a sum, that of the candidate a matrix product."""
+    for seed in range(50):
+        anchor, positive, other = random(3, 384, seed=seed).float()
+        x_ND = torch.stack((anchor, anchor + positive, anchor + positive, other))
+        guide = x_ND if guided else None
+        options = {"in_batch_temperature": 1.0, "false_negatives": FalseNegatives(margin=0.0, guided=guided)}
+        assert loss(x_ND, [(0, 1, 1.0), (3, 2, 1.0)], guide=guide, **options) == pytest.approx(math.log(2), abs=1e-5)
 
 
 @in_blocks

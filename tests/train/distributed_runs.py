@@ -3,6 +3,7 @@
     python tests/train/distributed_runs.py FOLDER COMMAND [ARGUMENTS]
 
 float64 STEPS WORLDS      a tiny LLaMA on ragged data in float64, in each of WORLDS processes, such as 123
+options                   the same with options of the negatives and teacher scores, in 1 and 2 processes
 deepspeed [NAME …]        5 steps in float32: data parallel and ZeRO-1, -2, -3, each also with offload (or those named),
                           against one process; kept and cached graphs
 bits NAME …               the same with a base in 4 and in 8 bits
@@ -44,8 +45,8 @@ from angle_llm.config import (
 )
 from angle_llm.data import store
 from angle_llm.data.examples import load_examples
-from angle_llm.data.formats import Example, ScoredPair
-from angle_llm.losses import AngleObjective
+from angle_llm.data.formats import Example, Group, ScoredPair
+from angle_llm.losses import AngleObjective, FalseNegatives
 from angle_llm.model import artifact
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.prompts import load_prompts
@@ -60,6 +61,15 @@ from angle_llm.train.strategies import DataParallelStrategy, ZeroStrategy, make_
 
 warnings.filterwarnings("error", category=UserWarning, module="angle_llm")
 LOSS = AngleObjective(cosine_weight=1.0, in_batch_weight=1.0, angle_weight=0.5)
+WITH_OPTIONS = AngleObjective(
+    cosine_weight=1.0,
+    in_batch_weight=1.0,
+    margin_mse_weight=0.1,
+    contrastive_form="forward",
+    false_negatives=FalseNegatives(margin=0.05),
+    extra_negatives=("query_query", "document_document"),
+    hardness_strength=2.0,
+)
 CPU = {"device": "cpu"}
 DIVIDED = {"stage": 3, "stage3_param_persistence_threshold": 0}  # small weights are partitioned too
 ZERO: dict[str, dict[str, Any]] = {
@@ -94,7 +104,12 @@ def ragged(limit: int) -> list[Example]:
 
 
 def train(
-    mine: TrainSettings, world: int, examples: list[Example], stage: int = 0, dtype: torch.dtype = torch.float32
+    mine: TrainSettings,
+    world: int,
+    examples: list[Example],
+    stage: int = 0,
+    dtype: torch.dtype = torch.float32,
+    loss: AngleObjective = LOSS,
 ) -> None:
     """The run of one process; checks that it is distributed as requested, because every strategy gives the same result."""
 
@@ -118,7 +133,7 @@ def train(
         encoder = SentenceEncoder.from_pretrained(mine.model.path, max_length=60, device="cpu", bits=mine.model.bits)
     encoder.add_lora(mine.lora)
     encoder.model.to(dtype)
-    fit(encoder, examples, LOSS, mine)
+    fit(encoder, examples, loss, mine)
 
 
 def train_partitioned(mine: TrainSettings, examples: list[Example]) -> None:
@@ -146,13 +161,26 @@ def check_close(name: str, one: Path, other: Path, *, losses: float = 1e-5, weig
     assert difference < weights, name
 
 
-def float64(folder: Path, steps: str, worlds: str) -> None:
+def options(folder: Path) -> None:
+    groups = [
+        Group(f"Question {n}?", (f"Answer {n}.",), (f"No {n}.", "Nothing."), (2.0, -n / 9, 0.5)) for n in range(9)
+    ]
+    float64(folder, "6", "12", [*groups, *ragged(20)], WITH_OPTIONS)
+
+
+def float64(
+    folder: Path, steps: str, worlds: str, examples: list[Example] | None = None, loss: AngleObjective = LOSS
+) -> None:
     use_float64_norm()
     save_tiny_base("llama", folder / "base")
-    examples = ragged(60)
+    examples = examples or ragged(60)
     for world in map(int, worlds):
         mine = settings(folder, f"world{world}", epochs=6, max_steps=int(steps))
-        forked.run(world, lambda _, m=mine, w=world: train(m, w, examples, dtype=torch.float64), folder / f"log{world}")
+        forked.run(
+            world,
+            lambda _, m=mine, w=world: train(m, w, examples, dtype=torch.float64, loss=loss),
+            folder / f"log{world}",
+        )
         adapter, metrics = ending(mine.run_path)
         assert max(float(tensor.abs().max()) for name, tensor in adapter.items() if "lora_B" in name) > 0.01
         assert len(metrics) == int(steps)
@@ -335,5 +363,5 @@ def shortage(folder: Path, processes: str, megabytes: str) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    commands = {one.__name__: one for one in (float64, together, deepspeed, bits, elastic, mixture, shortage)}
+    commands = {one.__name__: one for one in (float64, options, together, deepspeed, bits, elastic, mixture, shortage)}
     commands[sys.argv[2]](Path(sys.argv[1]), *sys.argv[3:])  # type: ignore[operator]

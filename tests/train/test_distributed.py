@@ -38,6 +38,10 @@ def test_any_number_of_processes_gives_the_same_adapter_in_float64(tmp_path: Pat
     assert printed.count("adapters by") == len(worlds)
 
 
+def test_options_of_the_loss_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
+    assert program("distributed_runs.py", str(tmp_path), "options").count("adapters by") == 2
+
+
 def test_accumulated_batches_together_give_the_adapter_of_the_batches_one_by_one(tmp_path: Path) -> None:
     printed = program("distributed_runs.py", str(tmp_path), "together")
     assert printed.count("adapters by") == 2

@@ -197,6 +197,7 @@ def test_files_that_a_kill_or_a_user_removed(
     (run_dir / "model").rename(run_dir / "moved")
     fine_tune(mine)
     assert "the best model so far, is missing" in capsys.readouterr().out
+    assert (run_dir / "model").is_dir(), "evaluated again"
 
 
 # ------------------------------------------------------------------------------------------------------------- signals

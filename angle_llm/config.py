@@ -157,13 +157,13 @@ class LoraSettings:
 
 @settings_class
 class FalseNegativeSettings:
-    """Candidates too near to the anchor are left out of the in-batch negatives. Off unless margin or ratio is set."""
+    """Skip candidates that are too similar to the anchor as in-batch negatives. Off unless margin or ratio is set."""
 
     margin: Annotated[float, Ge(-2), Le(2)] | None = None
-    """A candidate is left out if its cosine with the anchor is above that of the positive minus this. 0: nearer than the
+    """A candidate is skipped if its cosine with the anchor is above that of the positive minus this. 0: more similar than the
     positive (GISTEmbed)."""
     ratio: PositiveFloat | None = None
-    """The same with a share of the cosine of the positive: 0.95 leaves out candidates above 95 % of it."""
+    """The same with a share of the cosine of the positive: 0.95 skips candidates above 95 % of it."""
     scope: Literal["in_batch", "all"] = "in_batch"
     """in_batch: your own negatives (pairs with this anchor that are not positive) are always kept. all: they can be left
     out too."""
@@ -181,7 +181,7 @@ class FalseNegativeSettings:
 
     @property
     def is_on(self) -> bool:
-        """Whether candidates are left out."""
+        """Whether candidates are skipped."""
         return self.margin is not None or self.ratio is not None
 
 
@@ -224,9 +224,9 @@ class ObjectiveSettings:
     """Weight of the squared difference of margins (positive minus negative) of teacher and student. For groups with
     scores."""
     teacher_similarity: Literal["cosine", "dot"] = "cosine"
-    """Similarity that learns the scores of a teacher: cosine, or dot product (of vectors that are not normalised)."""
+    """Similarity that is compared with teacher scores: cosine, or dot product (of vectors that are not normalised)."""
     student_temperature: PositiveFloat = 0.05
-    """Divides the similarities that learn teacher scores. 1 with a dot product."""
+    """Divides the similarities that are compared with teacher scores. 1 with a dot product."""
     teacher_temperature: PositiveFloat = 0.05
     """Divides teacher scores: 0.05 for cosines, about 1 for logits of a reranker."""
     teacher: str | None = None

@@ -51,7 +51,7 @@ class AngleObjective:
 
     Weights of 0 omit a part. Temperatures divide cosines (`in_batch`) or differences. `angle_form` is a key of
     `ANGLE_FORMS`, `contrastive_form` of `CONTRASTIVE_FORMS`; a pair with a score above `positive_above` is a positive
-    of the in-batch part. `false_negatives` (None: no candidate is left out) and `extra_negatives` (names in
+    of the in-batch part. `false_negatives` (None: no candidate is skipped) and `extra_negatives` (names in
     `EXTRA_NEGATIVES`, with the form forward) are described at `FalseNegatives` and `Contrast`.
 
     A `hardness_strength` α weights each negative of the in-batch part by exp(α · cosine), without a gradient through the
@@ -193,8 +193,8 @@ class AngleObjective:
             needed |= dict(zip(repulsions, contrast.repulsions, strict=True))
         if self.angle_weight:
             needed["angle"] = PairSimilarity(ANGLE_FORMS[self.angle_form], left_P, right_P)
-        learns_scores = self.kl_weight or self.margin_mse_weight
-        if learns_scores:
+        has_scores = self.kl_weight or self.margin_mse_weight
+        if has_scores:
             needed["score"] = PairSimilarity(SCORE_SIMILARITIES[self.teacher_similarity], left_P, right_P)
         if self.teacher_vector_weight:
             if relation.teacher_vectors is None:
@@ -217,7 +217,7 @@ class AngleObjective:
             parts["angle"] = self.angle_weight, ranking_loss(vector["angle"], score_P, self.angle_temperature)
         if self.regression_weight:
             parts["regression"] = self.regression_weight, regression_loss(vector["cosine"], score_P)
-        if learns_scores:
+        if has_scores:
             student_P = vector["score"] / self.student_temperature
         if self.kl_weight:
             parts["kl"] = self.kl_weight, kl_loss(student_P, relation, self.teacher_temperature)

@@ -126,7 +126,7 @@ class Contrast:
         """Return the contrast of a relation on `rows` rows, for embeddings on a device.
 
         Raises:
-            ValueError: if a guide decides and the relation has no guide vectors.
+            ValueError: if `guided` is set and the relation has no guide vectors.
         """
         is_positive_P = (relation.score > positive_above) & (relation.left != relation.right)
         edges = form(relation, is_positive_P, rows)

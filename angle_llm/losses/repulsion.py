@@ -27,17 +27,17 @@ for equal texts both differ by up to 8 units (float32, D 4096)."""
 
 @dataclass(frozen=True)
 class FalseNegatives:
-    """Which candidates are left out of the negatives, because they are too near to the anchor.
+    """Candidates that are no negatives because they are too similar to the anchor.
 
-    A candidate is left out if its cosine with the anchor is above a threshold:
+    A candidate is skipped if its cosine with the anchor is above a threshold:
 
         cos(anchor, positive) - margin                               or
         cos(anchor, positive) - (1 - ratio) · |cos(anchor, positive)|,   which is ratio · cos for a cosine above 0
 
-    So a larger margin and a smaller ratio leave out more. With neither, the margin is 0. Cosines are those of the model
+    So a larger margin and a smaller ratio skip more. With neither, the margin is 0. Cosines are those of the model
     itself, without gradient, or with `guided` those of `Relation.guide`. An anchor with several positives has one
     threshold, and one sum over negatives, for each of them. Candidates of `extra_negatives` have the same threshold.
-    In scope `in_batch`, the pairs of the anchor without a positive score are never left out; in scope `all` they are
+    In scope `in_batch`, the pairs of the anchor without a positive score are never skipped; in scope `all` they are
     candidates like others.
 
     Source: GISTEmbed (arXiv 2402.16829); `margin` as `margin_strategy="absolute"` and `ratio` = 1 - margin of
@@ -162,7 +162,7 @@ class Repulsion:
 
     @torch.no_grad()
     def _limits(self, x_ND: Tensor, a: slice) -> tuple[Tensor | None, Tensor | None]:
-        """Return the guide rows of a block of lines, if a guide decides, and the thresholds of their candidates."""
+        """Return the guide rows of a block of lines, if there is a guide, and the thresholds of their candidates."""
         if self.false_negatives is None or self.partner_L is None:
             return None, None
         vectors = x_ND if self.guide_NG is None else self.guide_NG

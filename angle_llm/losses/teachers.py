@@ -30,7 +30,7 @@ def kl_loss(score_P: Tensor, relation: Relation, teacher_temperature: float) -> 
     """Return the mean over groups of KL(softmax(teacher / temperature) ‖ softmax(score)), a scalar >= 0.
 
     `score_P` are similarities divided by the temperature of the student. A softmax is over the pairs of a group with a
-    teacher score. Groups with fewer than two of them are left out; without groups the loss and its gradient are 0.
+    teacher score. Groups with fewer than two of them are skipped; without groups the loss and its gradient are 0.
 
     Source: `DistillKLDivLoss` in sentence-transformers 6.2, which multiplies by the square of the student's temperature.
     """
@@ -55,7 +55,7 @@ def margin_mse_loss(score_P: Tensor, relation: Relation, teacher_temperature: fl
     """Return the mean of ((s_p - s_n) - (t_p - t_n) / temperature)² over the positives p and negatives n of each group.
 
     `score_P` are similarities divided by the temperature of the student, t the teacher scores; a pair is positive if its
-    own score is above a threshold. Pairs without a teacher score are left out; without a comparison the loss is 0.
+    own score is above a threshold. Pairs without a teacher score are skipped; without a comparison the loss is 0.
 
     Source: arXiv 2010.02666, `MarginMSELoss` in sentence-transformers 6.2.
     """

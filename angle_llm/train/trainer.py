@@ -162,7 +162,8 @@ class Trainer:
         """Run all remaining optimizer steps, or stop after `evaluation.patience` evaluations without a new best one."""
         with paused(bar):
             self._evaluate_and_save()
-        if self._model.has_stalled:
+        if self._model.has_stalled:  # in the evaluation of the step to resume from
+            self._log_stop()
             return
         started = time.perf_counter()
         for epoch, groups in ahead(self._planner.steps(self._schedule.after(self._step))):
@@ -184,11 +185,12 @@ class Trainer:
             with paused(bar):
                 self._evaluate_and_save()
             if self._model.has_stalled:
-                self._run.log(
-                    f"step {self._step}: stopped, {self._model.waited} evaluation(s) without a new best model"
-                )
+                self._log_stop()
                 return
             started = time.perf_counter()
+
+    def _log_stop(self) -> None:
+        self._run.log(f"step {self._step}: stopped, {self._model.waited} evaluation(s) without a new best model")
 
     def _accumulate(self, groups: Sequence[PlannedGroup]) -> list[StepResult]:
         """Add up the gradients of the batches of a step, each with an equal weight.

@@ -2,7 +2,7 @@
 
 import importlib.util
 from contextlib import nullcontext
-from dataclasses import FrozenInstanceError, asdict, replace
+from dataclasses import FrozenInstanceError, replace
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -17,10 +17,11 @@ from loss_batches import TRIPLES, Pairs, batches, random, relation
 from torch import Tensor
 from torch.testing import assert_close
 
-from angle_llm.config import ObjectiveSettings
+from angle_llm.config import TrainSettings
 from angle_llm.losses import AngleObjective, MixedObjective, NestedObjective, Part, blocks
 from angle_llm.losses.contrastive import CONTRASTIVE_FORMS
 from angle_llm.losses.similarity import ANGLE_FORMS
+from angle_llm.train.batches import make_losses
 
 WEIGHTS = {"cosine": 0.7, "in_batch": 1.3, "angle": 0.2, "regression": 0.4}
 SCORES = ((0.0, 1.0), (0.0, 0.25, 0.6, 1.0), (-1.0, 0.5), (1.0,))
@@ -135,8 +136,8 @@ def test_relations_of_any_integer_and_label_dtype_are_accepted(index: torch.dtyp
     assert_close(value.loss, all_parts()(random(6, 4), relation(TRIPLES)).loss)
 
 
-def test_fields_and_defaults_are_those_of_the_settings() -> None:
-    assert asdict(AngleObjective()) == asdict(ObjectiveSettings())
+def test_defaults_are_those_of_the_settings() -> None:
+    assert make_losses(TrainSettings()) == [AngleObjective()]
     with pytest.raises(FrozenInstanceError):
         AngleObjective().angle_weight = 1.0  # type: ignore[misc]
 

@@ -15,7 +15,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from angle_llm.objective_settings import NestedSettings, ObjectiveSettings
+from angle_llm.objective_settings import FalseNegativeSettings as FalseNegativeSettings
+from angle_llm.objective_settings import NestedSettings as NestedSettings
+from angle_llm.objective_settings import ObjectiveSettings as ObjectiveSettings
 from angle_llm.settings_io import (
     NonNegative,
     Positive,

@@ -41,6 +41,7 @@ from angle_llm.config import (
     DataSource,
     LoraSettings,
     ModelSettings,
+    ObjectiveSettings,
     OptimizerSettings,
     TrainSettings,
 )
@@ -54,7 +55,6 @@ from angle_llm.evaluate.retrieval import RetrievalSettings, retrieval_main
 from angle_llm.io import write_file, write_text
 from angle_llm.mine import MineSettings, mine_main
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.objective_settings import ObjectiveSettings
 from angle_llm.run import fine_tune
 from angle_llm.settings_io import (
     STRICT,

@@ -33,13 +33,20 @@ from pydantic.dataclasses import dataclass
 
 from angle_llm import SentenceEncoder
 from angle_llm.cli import guarded
-from angle_llm.config import DataSettings, DataSource, LoraSettings, ModelSettings, OptimizerSettings, TrainSettings
+from angle_llm.config import (
+    DataSettings,
+    DataSource,
+    LoraSettings,
+    ModelSettings,
+    ObjectiveSettings,
+    OptimizerSettings,
+    TrainSettings,
+)
 from angle_llm.data import DataError
 from angle_llm.data.corpus import Corpus, bad_row
 from angle_llm.data.keys import near
 from angle_llm.data.readers import BadRow
 from angle_llm.io import plain, progress_bar, write_json, write_text
-from angle_llm.objective_settings import ObjectiveSettings
 from angle_llm.settings_io import STRICT, Positive, SettingsError, parse_settings, unknown_name
 
 Side = Literal["synonym", "antonym"]

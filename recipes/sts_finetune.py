@@ -16,8 +16,15 @@ from before_after import train_and_test
 from pydantic.dataclasses import dataclass
 
 from angle_llm.cli import guarded
-from angle_llm.config import DataSettings, DataSource, LoraSettings, ModelSettings, OptimizerSettings, TrainSettings
-from angle_llm.objective_settings import ObjectiveSettings
+from angle_llm.config import (
+    DataSettings,
+    DataSource,
+    LoraSettings,
+    ModelSettings,
+    ObjectiveSettings,
+    OptimizerSettings,
+    TrainSettings,
+)
 from angle_llm.settings_io import STRICT
 
 

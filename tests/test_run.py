@@ -6,11 +6,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-from angle_llm.config import DataSettings, MixedSet, ModelSettings, TrainSettings
+from angle_llm.config import DataSettings, MixedSet, ModelSettings, ObjectiveSettings, TrainSettings
 from angle_llm.data import DataError
 from angle_llm.model.checks import CARD_NAME, ArtifactError
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.objective_settings import ObjectiveSettings
 from angle_llm.prompts import PromptError
 from angle_llm.run import fine_tune
 from angle_llm.settings_io import SettingsError

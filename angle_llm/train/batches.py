@@ -13,14 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from angle_llm.config import TrainSettings
+from angle_llm.config import ObjectiveSettings, TrainSettings
 from angle_llm.data.batch import TextBatch
 from angle_llm.data.formats import Group
 from angle_llm.data.mixture import Mixture, sets_of
 from angle_llm.losses import AngleObjective, FalseNegatives, MixedObjective, NestedObjective, Objective, Part
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.micro_batches import Plan
-from angle_llm.objective_settings import ObjectiveSettings
 from angle_llm.prompts import SIDES
 from angle_llm.settings_io import SettingsError, merged_settings, settings_from_dict, settings_to_dict
 from angle_llm.train.guide_vectors import GuideVectors

@@ -29,6 +29,7 @@ import forked
 import peft  # noqa: F401  (once, before the forks)
 import torch
 import torch.utils.tensorboard
+from runs import ending, fit, largest_difference, loss_difference, use_float64_norm
 from tiny import save_tiny_base, tiny_encoder
 from tiny_tokenizers import TOKENIZERS, VOCABULARY
 from transformers import AutoModel, LlamaConfig
@@ -57,7 +58,6 @@ from angle_llm.train.loading import load_encoder
 from angle_llm.train.run_folder import Run
 from angle_llm.train.signals import Interrupted
 from angle_llm.train.strategies import DataParallelStrategy, ZeroStrategy, make_strategy
-from runs import ending, fit, largest_difference, loss_difference, use_float64_norm
 
 warnings.filterwarnings("error", category=UserWarning, module="angle_llm")
 LOSS = AngleObjective(cosine_weight=1.0, in_batch_weight=1.0, angle_weight=0.5)

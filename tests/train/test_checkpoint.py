@@ -13,6 +13,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from runs import checkpoint_names
 from safetensors.torch import save_file
 from torch import nn
 
@@ -23,7 +24,6 @@ from angle_llm.train.checkpoint import CheckpointError, Checkpoints, Progress, S
 from angle_llm.train.distributed import Processes
 from angle_llm.train.memory import TokenBudget
 from angle_llm.train.strategies import DataParallelStrategy
-from runs import checkpoint_names
 
 FILES = ["manifest.json", "optimizer.safetensors", "weights.safetensors"]
 IDENTITY: dict[str, str | None] = {"settings": "same", "base weights": None}

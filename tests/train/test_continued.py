@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from runs import read_metrics
 from safetensors.torch import load_file
 from tiny import save_tiny_adapter, save_tiny_base
 
@@ -20,7 +21,6 @@ from angle_llm.model.lora import is_adapted
 from angle_llm.run import check_names, fine_tune
 from angle_llm.settings_io import SettingsError
 from angle_llm.train import loading
-from runs import read_metrics
 
 ADAPTER = "adapter_model.safetensors"
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from programs import run
+from runs import checkpoint_names, outcome, read_metrics, run_settings
 from tiny import save_tiny_base
 
 from angle_llm.config import CheckpointSettings, EvaluationSettings, LoraSettings, OptimizerSettings, TrainSettings
@@ -23,7 +24,6 @@ from angle_llm.train.best_model import BestModel
 from angle_llm.train.memory import TokenBudget
 from angle_llm.train.metrics import Metrics
 from angle_llm.train.signals import Interrupted, StopSignals
-from runs import checkpoint_names, outcome, read_metrics, run_settings
 
 
 @pytest.fixture(autouse=True)

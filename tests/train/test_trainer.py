@@ -16,6 +16,7 @@ import pytest
 import torch
 import yaml
 from accelerate.utils import set_seed
+from runs import fit, read_metrics
 from safetensors.torch import load_file, save_file
 from test_distributed import program
 from tiny import save_tiny_base
@@ -26,6 +27,7 @@ from angle_llm.config import (
     EvaluationSettings,
     LoraSettings,
     ModelSettings,
+    ObjectiveSettings,
     OptimizerSettings,
     TrainSettings,
 )
@@ -34,14 +36,12 @@ from angle_llm.losses import AngleObjective
 from angle_llm.model.checks import ArtifactError
 from angle_llm.model.depth import LayerStack
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.objective_settings import ObjectiveSettings
 from angle_llm.run import fine_tune
 from angle_llm.settings_io import SettingsError, load_settings, settings_from_dict
 from angle_llm.train.checkpoint import SavedWeightsError
 from angle_llm.train.metrics import Metrics
 from angle_llm.train.signals import Interrupted
 from angle_llm.train.trainer import TrainingError
-from runs import fit, read_metrics
 
 SENTENCES = ["A dog runs.", "Somebody reads."]
 TRIPLES = [Triple(f"Dog {n} runs.", f"Animal {n} moves.", f"Dog {n} sleeps.") for n in range(12)]

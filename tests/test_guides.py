@@ -29,7 +29,7 @@ def test_the_guide_runs_from_a_table_to_a_search(
         if kind == "python":
             exec(compile(block, "docs/tickets.md", "exec"), {})
             continue
-        for line in block.splitlines():
+        for line in block.replace("\\\n", " ").splitlines():
             program, *arguments = shlex.split(line.replace(BASE, base))
             assert program == "angle-llm"
             if arguments[:2] == ["data", "check"]:

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from angle_llm.config import DataSource, EvaluationSettings
 from angle_llm.data.examples import open_examples
 from angle_llm.data.readers import EXTENSIONS, STARTER, find_path, open_rows
 from angle_llm.evaluate.correlation import UndefinedCorrelationError
-from angle_llm.evaluate.encoding import encode_with
+from angle_llm.evaluate.encoding import Encode, Rows, encode_with
 from angle_llm.evaluate.mteb_tasks import evaluate_mteb, mteb_task
 from angle_llm.evaluate.ranks import query_metrics
 from angle_llm.evaluate.retrieval import evaluate_retrieval
@@ -35,7 +37,8 @@ class HeldOutTask:
 
     name: str
     figures: tuple[str, ...]
-    measure: Callable[[SentenceEncoder], Mapping[str, float]]
+    measure: Callable[[SentenceEncoder, Encode, Encode | None], Mapping[str, float]]
+    """From an encoder, its `encode`, and with two prompts that of documents."""
 
 
 def held_out_evaluation(
@@ -70,10 +73,26 @@ def held_out_evaluation(
     first = _selected(settings.best_by, tasks)
 
     def measured(encoder: SentenceEncoder) -> Figures:
-        found = {f"{task.name}/{name}": value for task in tasks for name, value in task.measure(encoder).items()}
+        encode, encode_document = encode_with(encoder, micro_batch_tokens, show_progress=_is_main())
+        sides = remembered(encode), None if encode_document is None else remembered(encode_document)
+        found = {
+            f"{task.name}/{name}": value for task in tasks for name, value in task.measure(encoder, *sides).items()
+        }
         return {first: found[first], **found}
 
     return measured
+
+
+def remembered(encode: Encode) -> Encode:
+    """Return `encode` with a memory: a text of several tasks, such as two BEIR folders with one corpus, is encoded once."""
+    row_of: dict[str, Rows] = {}
+
+    def known(texts: list[str]) -> Rows:
+        if new := [text for text in dict.fromkeys(texts) if text not in row_of]:
+            row_of.update(zip(new, encode(new), strict=True))
+        return np.stack([row_of[text] for text in texts])
+
+    return known
 
 
 def eval_command(settings: EvaluationSettings, model: Path) -> str:
@@ -107,16 +126,16 @@ def _task(source: str, settings: EvaluationSettings, micro_batch_tokens: int | N
     if source.startswith(MTEB):
         return _mteb_task(source.removeprefix(MTEB), micro_batch_tokens)
     if is_beir(source):
-        return _retrieval_task(read_beir(source), micro_batch_tokens)
+        return _retrieval_task(read_beir(source))
     if not _is_file(source):
         raise SettingsError(
             f"evaluation.tasks: expected a file of pairs, a BEIR folder (with corpus.jsonl, queries.jsonl, qrels/) or "
             f"mteb:NAME, got {source}, which does not exist or is none of them."
         )
     if _is_answers(source, settings):
-        return _retrieval_task(read_answers(_source(source, settings), settings.corpus), micro_batch_tokens)
+        return _retrieval_task(read_answers(_source(source, settings), settings.corpus))
     columns = open_examples(_source(source, settings)).columns
-    return _sts_task(read_pairs(source, [columns[name] for name in ("text1", "text2", "score")]), micro_batch_tokens)
+    return _sts_task(read_pairs(source, [columns[name] for name in ("text1", "text2", "score")]))
 
 
 def _source(path: str, settings: EvaluationSettings) -> DataSource:
@@ -148,9 +167,8 @@ def _is_answers(source: str, settings: EvaluationSettings) -> bool:
     return found != "scored_pair"
 
 
-def _sts_task(task: StsTask, micro_batch_tokens: int | None) -> HeldOutTask:
-    def measure(encoder: SentenceEncoder) -> Figures:
-        encode, encode_document = encode_with(encoder, micro_batch_tokens, show_progress=_is_main())
+def _sts_task(task: StsTask) -> HeldOutTask:
+    def measure(_: SentenceEncoder, encode: Encode, encode_document: Encode | None) -> Figures:
         found = evaluate(encode, [task], encode_document=encode_document).tasks[task.name]
         if found.undefined:
             raise UndefinedCorrelationError(f"{task.source}: undefined Spearman correlation: {found.undefined}.")
@@ -159,9 +177,8 @@ def _sts_task(task: StsTask, micro_batch_tokens: int | None) -> HeldOutTask:
     return HeldOutTask(task.name, ("spearman", "pearson"), measure)
 
 
-def _retrieval_task(task: RetrievalTask, micro_batch_tokens: int | None) -> HeldOutTask:
-    def measure(encoder: SentenceEncoder) -> Figures:
-        encode, encode_document = encode_with(encoder, micro_batch_tokens, show_progress=_is_main())
+def _retrieval_task(task: RetrievalTask) -> HeldOutTask:
+    def measure(_: SentenceEncoder, encode: Encode, encode_document: Encode | None) -> Figures:
         found = evaluate_retrieval(encode, [task], encode_document=encode_document, resamples=0).tasks[task.name]
         return {name: figure.value for name, figure in found.figures.items()}
 
@@ -172,7 +189,7 @@ def _mteb_task(name: str, micro_batch_tokens: int | None) -> HeldOutTask:
     need_library("mteb", f"evaluation.tasks {MTEB}{name}", "mteb")
     task: Any = mteb_task(name, "--evaluation.tasks")
 
-    def measure(encoder: SentenceEncoder) -> Figures:
+    def measure(encoder: SentenceEncoder, *_: object) -> Figures:
         from angle_llm.evaluate.mteb_encoder import MtebEncoder
 
         model = MtebEncoder(encoder, name="local/training", micro_batch_tokens=micro_batch_tokens)

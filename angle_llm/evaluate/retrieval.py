@@ -203,18 +203,18 @@ def retrieval_main(settings: RetrievalSettings, open_encoder: OpenEncoder) -> Re
     other = settings.against
     compared = read_query_figures(other) if other is not None and other.endswith(".json") else None
 
-    def found(_: Any, encode: Encode, encode_document: Encode | None) -> RetrievalResults:
-        resampling = {"resamples": settings.resamples, "seed": settings.seed}
-        return evaluate_retrieval(encode, tasks, encode_document=encode_document, **resampling)
+    def run(model: str, revision: str | None, resamples: int) -> tuple[RetrievalResults, Used]:
+        def found(_: Any, encode: Encode, encode_document: Encode | None) -> RetrievalResults:
+            resampling = {"resamples": resamples, "seed": settings.seed}
+            return evaluate_retrieval(encode, tasks, encode_document=encode_document, **resampling)
 
-    def run(model: str, revision: str | None) -> tuple[RetrievalResults, Used]:
         return evaluated(replace(settings, model=model, revision=revision), open_encoder, found)
 
-    results, used = run(settings.model, settings.revision)
+    results, used = run(settings.model, settings.revision, settings.resamples)
     comparison = None
     if other is not None:
         if compared is None:
-            theirs, other_used = run(other, None)
+            theirs, other_used = run(other, None, resamples=0)
             compared = Compared.of(other, other_used, theirs)
         comparison = compare_figures(
             Compared.of(settings.model, used, results), compared, resamples=settings.resamples, seed=settings.seed

@@ -54,6 +54,16 @@ def test_all_figures_of_all_tasks_equal_those_of_the_commands(folder: Path) -> N
     assert held_out_evaluation(EvaluationSettings()) is None
 
 
+def test_a_text_of_several_tasks_is_encoded_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    encoder = Words()
+    monkeypatch.setattr(encoder, "encode", lambda texts, **_: seen.extend(texts) or hashed_words(texts))
+    write(Path("beir/qrels/test.tsv"), "query-id\tcorpus-id\tscore\nq1\td2\t1\n")
+    found = figures(encoder, tasks=["beir@valid", "beir"])
+    assert len(seen) == len(set(seen)) > 0
+    assert {name: value for name, value in found.items() if "@valid/" in name} == figures(tasks=["beir@valid"])
+
+
 def test_questions_with_answers_and_scored_pairs_are_recognised_by_their_columns(folder: Path) -> None:
     found = figures(tasks=["tickets.csv"], columns=COLUMNS)
     assert found["tickets/R@1"] == pytest.approx(200 / 3)

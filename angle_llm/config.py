@@ -140,7 +140,7 @@ class LoraSettings:
 
     rank: NonNegative = 32
     """Rank of the update. 0: no adapter, all weights are trained. If model.path is a saved adapter, training continues it
-    with its own lora settings, and others are refused."""
+    with its own lora settings; a setting that is neither the default nor the adapter's is refused."""
     alpha: PositiveFloat = 32.0
     """The update is scaled by alpha / rank."""
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0

@@ -77,7 +77,7 @@ class EmbedSettings:
     max_length: int | None = None
     """Maximum tokens of a text, prompt included. None: as saved with the model."""
     normalize: bool = False
-    """Scale every row to length 1."""
+    """Scale every row to length 1. Always done for an encoder that normalises."""
     dim: int | None = None
     """Keep the first dimensions only, this many; rows are cut before they are scaled. None: all."""
     precision: Precision = "float32"
@@ -159,7 +159,8 @@ def embed_main(settings: EmbedSettings) -> None:
         raise SettingsError(f"--dim must be at most {size}, the dimensions of {settings.model}, got {settings.dim}.")
     if settings.complex and size % 2:
         raise SettingsError(f"--complex needs an even number of dimensions; {settings.model} has {size}.")
-    form = VectorForm(size, settings.dim or size, settings.normalize, settings.precision, settings.complex)
+    normalize = settings.normalize or (encoder.normalize and settings.dim is not None)  # the cut shortens the rows
+    form = VectorForm(size, settings.dim or size, normalize, settings.precision, settings.complex)
     shards = ShardOptions(
         "bare npy" if settings.one_file else settings.format,
         settings.shard_rows,

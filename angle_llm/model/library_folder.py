@@ -104,13 +104,14 @@ class LibraryFolder:
     def length_for(self, tokenizer: Tokenizer, positions: int | None) -> int:
         """Return the maximum length of a text for a model with a number of positions, as the library limits it.
 
-        Changes the tokenizer to lower case if the folder requires it.
-
         Raises:
             ArtifactError: if the library gets other token ids from this tokenizer than this package.
         """
-        if self.lower_case:
-            _lower(tokenizer)
+        # The library would change the tokenizer, and a saved tokenizer would not have the change.
+        if self.lower_case and any(
+            tokenizer(text)["input_ids"] != tokenizer(text.lower())["input_ids"] for text in _PROBES
+        ):
+            _refuse(self.folder, "do_lower_case", True, "Save it with a tokenizer that lower-cases, as BERT's.")
         length = self.max_length or tokenizer.model_max_length
         length = int(min(length, positions or _NO_LIMIT, _NO_LIMIT))
         if tokenizer.truncation_side != "right":
@@ -235,10 +236,10 @@ def _read_prompts(config: dict[str, Any], place: Path) -> SidePrompts:
     if default is not None and default not in prompts:
         raise ArtifactError(f"{place}: `default_prompt_name` is {default!r:.80}, which is not in `prompts`.")
     by_side = {
-        side: next((name for name in names if prompts.get(name)), None)
+        side: next((name for name in names if prompts.get(name) is not None), None)
         for side, names in (("query", ("query",)), ("document", _DOCUMENT_NAMES))
     }
-    if not any(by_side.values()):  # the library saves empty prompts of both names
+    if not any(prompts.get(name) for name in by_side.values() if name):  # the library saves empty prompts of both names
         by_side = dict.fromkeys(SIDES, default)
     return SidePrompts(**{side: _template(name, prompts) for side, name in by_side.items()})
 
@@ -249,11 +250,3 @@ def _template(name: str | None, prompts: dict[str, str | None]) -> PromptTemplat
     if name is None or not text:
         return load_prompt("plain")
     return PromptTemplate(name, text + PLACEHOLDER, source="config_sentence_transformers.json of the model")
-
-
-def _lower(tokenizer: Tokenizer) -> None:
-    from tokenizers import normalizers
-
-    backend = tokenizer.backend_tokenizer
-    own = [] if backend.normalizer is None else [backend.normalizer]
-    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])

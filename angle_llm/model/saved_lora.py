@@ -10,7 +10,7 @@ from torch import nn
 from angle_llm.config import LoraSettings, ModelSettings
 from angle_llm.model import hub
 from angle_llm.model.artifact import EncoderCard
-from angle_llm.model.checks import read_json
+from angle_llm.model.checks import as_artifact_error, read_json
 from angle_llm.model.kept_activations import keep_fewer_activations
 from angle_llm.model.lora import CONFIG_NAME, without_adapter
 from angle_llm.settings_io import SettingsError
@@ -34,14 +34,16 @@ def lora_of_run(model: ModelSettings, given: LoraSettings) -> LoraSettings:
     if folder is None:
         return given
     config, default = read_json(folder / CONFIG_NAME), LoraSettings()
-    own = LoraSettings(
-        rank=config["r"],
-        alpha=float(config["lora_alpha"]),
-        dropout=float(config.get("lora_dropout") or 0.0),
-        targets=sorted(config["target_modules"]),
-        rslora=bool(config.get("use_rslora")),
-        dora=bool(config.get("use_dora")),
-    )
+    with as_artifact_error(folder):
+        targets = config["target_modules"]
+        own = LoraSettings(
+            rank=config["r"],
+            alpha=float(config["lora_alpha"]),
+            dropout=float(config.get("lora_dropout") or 0.0),
+            targets=[targets] if isinstance(targets, str) else sorted(targets),
+            rslora=bool(config.get("use_rslora")),
+            dora=bool(config.get("use_dora")),
+        )
     for name, value in vars(given).items():
         expected: Any = getattr(own, name)
         same = sorted(value) == expected if name == "targets" else value == expected

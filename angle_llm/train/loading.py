@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 
 from angle_llm.config import ModelSettings
-from angle_llm.model import outline
+from angle_llm.model import hub, outline
+from angle_llm.model.artifact import EncoderCard
 from angle_llm.model.backbone import weights_fingerprint
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.quantization import ORIGINAL
@@ -23,7 +24,7 @@ def load_encoder(settings: ModelSettings, processes: Processes) -> SentenceEncod
     `ZeroStrategy` fills them.
 
     Raises:
-        SettingsError: for a saved adapter under ZeRO-3.
+        SettingsError: for a saved adapter, or a model with fewer dimensions, under ZeRO-3.
         RemoteRankError: if the layers of the ranks differ. If rank 0 cannot load the weights, it ends, and the other
             ranks report a lost process (`ProcessWatch`).
         ArtifactError, PromptError, QuantizationError, ValueError, FileNotFoundError: see
@@ -35,6 +36,10 @@ def load_encoder(settings: ModelSettings, processes: Processes) -> SentenceEncod
             "train the merged model."
         )
     partitioned = processes.zero_stage == 3 and settings.bits is None
+    if partitioned and (folder := hub.find(settings.path, settings.revision).folder) is not None:
+        card = EncoderCard.read(folder)
+        if card.dimensions is not None or card.layers is not None:
+            raise SettingsError(f"ZeRO-3 does not train {settings.path}, which is cut to some layers or dimensions.")
     if partitioned and not processes.is_main:
         encoder, config = outline.encoder_twin(settings)
         backbone = outline.backbone_outline(config, outline.stored_dtype(config, settings.dtype))

@@ -147,7 +147,12 @@ def test_two_prompts_are_those_of_the_library(name: str, folder: Path) -> None:
     assert np.abs(encoder.encode_document(TEXTS) - library.encode(TEXTS, prompt="Text: ")).max() <= 1e-6
     with pytest.raises(ValueError, match="encode_query"):
         encoder.encode(TEXTS)
-    change(folder, "config_sentence_transformers.json", prompts={"query": "", "document": "", "other": "Other: "})
+    prompts = {"query": "Where is: ", "document": "", "passage": "Text: "}
+    change(folder, "config_sentence_transformers.json", prompts=prompts, default_prompt_name=None)
+    library = SentenceTransformer(str(folder), device="cpu")
+    assert np.abs(load(folder).encode_document(TEXTS) - library.encode_document(TEXTS)).max() <= 1e-6
+    prompts = {"query": "", "document": "", "other": "Other: "}
+    change(folder, "config_sentence_transformers.json", prompts=prompts, default_prompt_name="other")
     library = SentenceTransformer(str(folder), device="cpu")
     assert np.abs(load(folder).encode(TEXTS) - library.encode(TEXTS)).max() <= 1e-6
     assert np.abs(load(folder, prompt="plain").encode(TEXTS) - library.encode(TEXTS, prompt="")).max() <= 1e-6
@@ -160,6 +165,9 @@ def test_old_folders_equal_those_of_the_library(tmp_path: Path) -> None:
     folder = save_old("roberta", tmp_path / "folder", "max_tokens")
     (folder / "sentence_bert_config.json").rename(folder / "sentence_roberta_config.json")
     change(folder, "sentence_roberta_config.json", do_lower_case=True)
+    with pytest.raises(ArtifactError, match="do_lower_case"):
+        load(folder)
+    change(folder, "sentence_roberta_config.json", do_lower_case=False)
     expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
     assert np.abs(load(folder).encode(TEXTS) - expected).max() <= 1e-6
     (folder / "sentence_roberta_config.json").unlink()  # then the length is that of tokenizer and model

@@ -290,6 +290,17 @@ def test_settings_that_exclude_each_other_are_refused(named: dict[str, Any], exp
         EmbedSettings(**{"model": "m", "input": Path("texts.txt"), "output": Path("x"), **named})
 
 
+def test_cut_rows_of_an_encoder_that_normalises_have_length_1(tmp_path: Path) -> None:
+    encoder = tiny_encoder("bert", normalize=True)
+    encoder.save_pretrained(tmp_path / "model")
+    lines = write_lines(tmp_path / "in.txt")
+    words = ["--model", str(tmp_path / "model"), "--input", str(lines), "--output", str(tmp_path / "out.npy")]
+    cli.run(["embed", *words, "--dim", "8"])
+    rows = np.load(tmp_path / "out.npy")
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-6)
+    np.testing.assert_allclose(rows, encoder.truncated(dimensions=8).encode(TEXTS), atol=1e-6)
+
+
 def test_input_model_and_output_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base, lines = save_tiny_base("bert", tmp_path / "base"), write_lines(tmp_path / "in.txt")
 

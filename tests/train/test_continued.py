@@ -1,5 +1,6 @@
 """Training that continues from a saved encoder: an adapter, or a whole model."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +18,12 @@ from angle_llm.export.merge import merge
 from angle_llm.export.verify import verify
 from angle_llm.model import saved_lora
 from angle_llm.model.artifact import EncoderCard
+from angle_llm.model.checks import ArtifactError
 from angle_llm.model.lora import is_adapted
 from angle_llm.run import check_names, fine_tune
 from angle_llm.settings_io import SettingsError
 from angle_llm.train import loading
+from angle_llm.train.distributed import Processes
 
 ADAPTER = "adapter_model.safetensors"
 
@@ -115,3 +118,23 @@ def test_other_settings_than_those_of_the_adapter_are_refused(
         changes = {"run_dir": str(tmp_path / "first")}
     with pytest.raises(SettingsError, match=message):
         check_names(replace(run, **changes))
+
+
+def test_the_configuration_of_an_adapter_can_name_all_layers_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    model = ModelSettings(path=str(tmp_path / "adapter"), dtype="float32")
+    save_tiny_adapter(save_tiny_base("llama", tmp_path / "base"), tmp_path / "adapter")
+    path = tmp_path / "adapter" / "adapter_config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"target_modules": "all-linear"}))
+    assert saved_lora.lora_of_run(model, LoraSettings()).targets == ["all-linear"]
+    path.write_text(json.dumps({name: value for name, value in config.items() if name != "r"}))
+    with pytest.raises(ArtifactError, match="adapter"):
+        saved_lora.lora_of_run(model, LoraSettings())
+
+
+def test_a_cut_model_is_refused_under_zero_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = SentenceEncoder.from_pretrained(save_tiny_base("llama", tmp_path / "base"))
+    base.truncated(dimensions=8).save_pretrained(tmp_path / "cut")
+    monkeypatch.setattr(Processes, "zero_stage", 3)
+    with pytest.raises(SettingsError, match=r"ZeRO-3 does not train .*cut, which is cut to some layers or dimensions"):
+        loading.load_encoder(ModelSettings(path=str(tmp_path / "cut"), dtype="float32"), Processes())

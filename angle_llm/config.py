@@ -257,7 +257,7 @@ class TrainSettings:
     """Remove model and checkpoints of a finished run in run_dir, and train again."""
     micro_batch_tokens: Positive | None = None
     """Maximum tokens of one forward pass, padding included, in training and evaluation. None in training: chosen at the
-    start for the free memory of the device, at most 16384 (8192 on a CPU), and stored in checkpoints. None in
+    start for the free memory of the device, at most 16384 (2048 on a CPU), and stored in checkpoints. None in
     evaluation: 16384 (2048 on a CPU)."""
     graph_tokens: NonNegative | None = None
     """Maximum computed tokens per process whose activations are kept for the backward pass. Accumulated batches are

@@ -22,7 +22,7 @@ class PlanSettings(TrainSettings):
     """Settings of a training run, and the devices it is planned for."""
 
     memory: PositiveFloat | None = None
-    """Free memory of one device in GiB; unset budgets are chosen for it as in a run. None: 8192 and 16384."""
+    """Free memory of one device in GiB; unset budgets are chosen for it as in a run. None: 2048 and 16384."""
     processes: Positive = 1
     """Number of processes, one per device."""
     zero: Literal[0, 1, 2, 3] = 0

@@ -22,7 +22,7 @@ from angle_llm.train.distributed import Processes
 from angle_llm.train.memory import TokenBudget
 from angle_llm.train.step_forecast import MICRO_TOKENS, StepForecast, StepSample
 
-CPU_BUDGET = TokenBudget(8192, 16_384)
+CPU_BUDGET = TokenBudget(2048, 16_384)
 """Budget on a CPU if it fits; constant, so that results do not depend on the memory of the machine."""
 ROUND_TOKENS = 256
 """Chosen budgets are multiples of it."""

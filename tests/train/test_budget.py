@@ -86,8 +86,8 @@ def memory_for(tokens: int) -> int:
         ({"micro_batch_tokens": 1_500, "graph_tokens": 1_800}, {"longest": 3_000}, 2_000, (1_500, 1_800, True)),
         ({"micro_batch_tokens": 300, "graph_tokens": 300}, {}, 1_000, (300, 300)),
         # A CPU has fixed ones, unless they do not fit.
-        ({}, {"kind": "cpu", "step": 10**6}, 10**6, (8192, 16_384)),
-        ({}, {"kind": "cpu", "step": 10**6}, 9_000, (8192, 8960)),
+        ({}, {"kind": "cpu", "step": 10**6}, 10**6, (2048, 16_384)),
+        ({}, {"kind": "cpu", "step": 10**6}, 9_000, (2048, 8960)),
         # Activation checkpointing for a long text, or for many small micro-batches.
         ({}, {"longest": 3_000}, 2_000, (16_384, 16_384, True)),
         ({"activation_checkpointing": "never"}, {"longest": 3_000}, 2_000, (256, 0)),
@@ -199,12 +199,12 @@ def test_the_choice_and_its_reason_are_logged(
     encoder.add_lora(settings.lora)
     before = torch.get_rng_state()
     monkeypatch.setattr("angle_llm.train.budget.free_memory", lambda _: 64 * 2**30)
-    assert choose(settings, encoder) == TokenBudget(8192, 16_384)
-    assert capsys.readouterr().out == "budget: micro_batch_tokens 8,192, graph_tokens 16,384\n", "without a forecast"
+    assert choose(settings, encoder) == TokenBudget(2048, 16_384)
+    assert capsys.readouterr().out == "budget: micro_batch_tokens 2,048, graph_tokens 16,384\n", "without a forecast"
     with monkeypatch.context() as patch:
         patch.setattr("angle_llm.train.budget.upper_bound", lambda *_: math.inf)
-        assert choose(settings, encoder) == TokenBudget(8192, 16_384)
-    assert "micro_batch_tokens 8,192, graph_tokens 16,384 (forecast 0." in capsys.readouterr().out
+        assert choose(settings, encoder) == TokenBudget(2048, 16_384)
+    assert "micro_batch_tokens 2,048, graph_tokens 16,384 (forecast 0." in capsys.readouterr().out
     assert torch.equal(torch.get_rng_state(), before)
     monkeypatch.setattr("angle_llm.train.budget.free_memory", lambda _: 8 * 2**30 // 10)
     small = choose(settings, encoder)
@@ -216,7 +216,7 @@ def test_the_choice_and_its_reason_are_logged(
         "warning: budget: micro_batch_tokens 256, graph_tokens 0, activation checkpointing" in capsys.readouterr().out
     )
     monkeypatch.setattr("angle_llm.train.budget.free_memory", lambda _: None)
-    assert choose(settings, encoder) == TokenBudget(8192, 16_384)
+    assert choose(settings, encoder) == TokenBudget(2048, 16_384)
     fixed = replace(settings, micro_batch_tokens=5, graph_tokens=6, activation_checkpointing="always")
     assert choose(fixed, encoder) == TokenBudget(5, 6, True)
 

@@ -90,13 +90,18 @@ class ObjectiveSettings:
     computed once and kept in the run directory."""
     teacher_vector_weight: float = 0.0
     """Weight of the distance to the vectors of the teacher. If widths differ, the first dimensions of the wider vector
-    are compared."""
+    are compared, unless teacher_projection is set."""
     teacher_vector_distance: Literal["cosine", "mse"] = "cosine"
     """cosine: 1 - cosine. mse: mean squared difference."""
+    teacher_projection: bool = False
+    """Compare the vectors of the teacher with a linear map of ours, which is trained too and not saved. For a teacher of
+    another width or another space."""
 
     def __post_init__(self) -> None:
         if self.teacher_vector_weight and self.teacher is None:
             raise SettingsError("objective.teacher_vector_weight: expected objective.teacher too, got none.")
+        if self.teacher_projection and self.teacher is None:
+            raise SettingsError("objective.teacher_projection: expected objective.teacher too, got none.")
 
 
 @settings_class

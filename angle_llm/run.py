@@ -69,6 +69,8 @@ def fine_tune(settings: TrainSettings) -> Path:
         if isinstance(losses[0], NestedObjective):
             losses[0].check_width(encoder.dimensions)
             encoder.model.read_layers(settings.nested.layers)
+        if settings.objective.teacher_projection:
+            encoder.model.add_projection(vectors["teacher_vectors"].width, settings.seed)
         if is_adapted(encoder.model.backbone):
             make_trainable(encoder.model.backbone)
             run.log(f"training continues from the adapter in {settings.model.path} (rank {settings.lora.rank})")

@@ -22,6 +22,7 @@ from angle_llm.losses.teachers import (
     TeacherDistance,
     kl_loss,
     margin_mse_loss,
+    split_projection,
 )
 
 
@@ -61,7 +62,9 @@ class AngleObjective:
 
     Three terms learn from a teacher: `kl` and `margin_mse` from its scores of the pairs of a group (`kl_loss`,
     `margin_mse_loss`), `teacher_vector` from its vectors (`TeacherDistance`, mean over the texts). The first two
-    compare scores / `teacher_temperature` with similarities / `student_temperature`, a key of `SCORE_SIMILARITIES`.
+    compare scores / `teacher_temperature` with similarities / `student_temperature`, a key of `SCORE_SIMILARITIES`. With
+    `teacher_projection`, a row is a vector (D) and its projection (T), as `EmbeddingModel.add_projection` makes it:
+    `teacher_vector` reads the projection, the other parts the vector.
 
     Raises:
         ValueError: for a weight or temperature out of range, or an unknown form, scope or kind of negatives.
@@ -88,6 +91,7 @@ class AngleObjective:
     student_temperature: float = 0.05
     teacher_temperature: float = 0.05
     teacher_vector_distance: str = "cosine"
+    teacher_projection: bool = False
 
     def __post_init__(self) -> None:
         names = (
@@ -176,6 +180,9 @@ class AngleObjective:
 
     def _parts(self, x_ND: Tensor, relation: Relation) -> dict[str, tuple[float, Tensor]]:
         """Return the weight and value of every part whose weight is not 0."""
+        projected_NT = x_ND
+        if self.teacher_projection:
+            x_ND, projected_NT = split_projection(x_ND, relation)
         needed: dict[str, RowVector] = {}
         repulsions: tuple[str, ...] = ()
         left_P, right_P = on_device(relation.left, x_ND.device), on_device(relation.right, x_ND.device)
@@ -199,10 +206,12 @@ class AngleObjective:
         if self.teacher_vector_weight:
             if relation.teacher_vectors is None:
                 raise ValueError("teacher_vector_weight: expected teacher vectors in the relation, got none.")
-            distance = VECTOR_DISTANCES[self.teacher_vector_distance]
-            needed["distance"] = TeacherDistance(distance, relation.teacher_vectors)
+            distance = TeacherDistance(VECTOR_DISTANCES[self.teacher_vector_distance], relation.teacher_vectors)
+            needed |= {} if self.teacher_projection else {"distance": distance}
         # One call, so that all gradients are added in one matrix.
         vector = dict(zip(needed, from_rows(x_ND, *needed.values()), strict=True))
+        if self.teacher_vector_weight and self.teacher_projection:
+            (vector["distance"],) = from_rows(projected_NT, distance)
 
         score_P = relation.score
         parts: dict[str, tuple[float, Tensor]] = {}

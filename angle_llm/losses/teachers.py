@@ -98,12 +98,28 @@ def squared_distance(x_ND: Tensor, teacher_ND: Tensor) -> Tensor:
 VECTOR_DISTANCES: dict[str, Similarity] = {"cosine": cosine_distance, "mse": squared_distance}
 
 
+def split_projection(x_NC: Tensor, relation: Relation) -> tuple[Tensor, Tensor]:
+    """Return the vectors (N, D) and their projections (N, T) of rows that hold both, T being the width of the teacher.
+
+    Raises:
+        ValueError: without teacher vectors in the relation, or for rows that are too short to hold both.
+    """
+    teacher_NT = relation.teacher_vectors
+    width = 0 if teacher_NT is None else teacher_NT.shape[1]
+    if not 0 < width < x_NC.shape[1]:
+        raise ValueError(
+            f"teacher_projection: expected rows of a vector and its projection to the {width} columns of the teacher; got "
+            f"{x_NC.shape[1]} columns. Call add_projection on the model first."
+        )
+    return x_NC[:, :-width], x_NC[:, -width:]
+
+
 @dataclass(frozen=True)
 class TeacherDistance:
     """Distance of each row to the teacher's vector of its text, (N,); a `RowVector`.
 
-    The narrower of both decides how many leading columns are compared. There is no projection, so a mean over the rows
-    equals `EmbedDistillLoss` of sentence-transformers 6.2 without one (arXiv 2301.12005).
+    The narrower of both decides how many leading columns are compared. The mean over the rows equals `EmbedDistillLoss`
+    of sentence-transformers 6.2 (arXiv 2301.12005, eq. 7 and 8), with its projection if the rows are projected ones.
     """
 
     distance: Similarity

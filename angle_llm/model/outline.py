@@ -161,6 +161,7 @@ def put_in(model: EmbeddingModel, backbone: Any) -> EmbeddingModel:
     sketch = copy.copy(model)
     sketch._modules = {}  # the copy shares the dictionary
     sketch.backbone = backbone
+    sketch.projection = None
     sketch._last_layer = None if model._last_layer is None else PooledLastLayer(inner.layers[-1])
     sketch.read_layers(())
     return sketch.train()

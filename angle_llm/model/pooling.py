@@ -133,9 +133,9 @@ class EmbeddingModel(nn.Module):
     kernel.
 
     A row is the first `dimensions` of the pooled state (None: all), of length 1 with `normalize`. After `read_layers`
-    it is that, and the same after fewer layers, side by side. `cut_to` is the number of layers if some were dropped,
-    else None. `attention_kernel` computes attention of texts in one sequence (see `attention`); None: the usual one of
-    the device.
+    it is that, and the same after fewer layers, side by side. After `add_projection` it ends with the projection.
+    `cut_to` is the number of layers if some were dropped, else None. `attention_kernel` computes attention of texts in
+    one sequence (see `attention`); None: the usual one of the device.
     """
 
     def __init__(
@@ -149,6 +149,7 @@ class EmbeddingModel(nn.Module):
         self.normalize = normalize
         self.cut_to: int | None = None
         self.attention_kernel: str | None = None
+        self.projection: nn.Linear | None = None
         self.inner_layers: tuple[int, ...] = ()
         self._stack: LayerStack | None = None
         self._last_layer = PooledLastLayer.find(without_adapter(backbone)) if causal and pooling == "last" else None
@@ -182,6 +183,15 @@ class EmbeddingModel(nn.Module):
                 stack.check(self.backbone)
         self.inner_layers, self._stack = tuple(layers), stack
 
+    def add_projection(self, columns: int, seed: int) -> None:
+        """Append to each row a linear map of it, of so many columns, for a teacher of another width (`TeacherDistance`).
+
+        Its weights are trained with the model, and not saved with it. Equal seeds give equal weights.
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.projection = nn.Linear(self.width, columns)
+
     def checkpoint_activations(self, enabled: bool) -> None:
         """Keep the inputs of layers only in training, and compute the layers again in the backward pass: the same
         gradient with less memory and about 50 % more operations.
@@ -193,14 +203,15 @@ class EmbeddingModel(nn.Module):
 
     @contextmanager
     def reading(self, layers: Sequence[int]) -> Iterator[None]:
-        """Apply `read_layers` inside this context; other threads wait."""
+        """Apply `read_layers` inside this context, without the projection; other threads wait."""
         with forward_lock(self.backbone):
-            before = self.inner_layers, self._stack
+            before = self.inner_layers, self._stack, self.projection
             self.read_layers(layers)
+            self.projection = None
             try:
                 yield
             finally:
-                self.inner_layers, self._stack = before
+                self.inner_layers, self._stack, self.projection = before
 
     def truncated(self, dimensions: int | None, layers: int | None) -> EmbeddingModel:
         """Return the model of the first dimensions and layers, on the same weights; None keeps all.
@@ -235,6 +246,8 @@ class EmbeddingModel(nn.Module):
             rows = rows if self.dimensions is None else [part_RD[:, : self.dimensions] for part_RD in rows]
         rows = [part_RD.to(torch.promote_types(part_RD.dtype, torch.float32)) for part_RD in rows]
         rows = [functional.normalize(part_RD, dim=1) for part_RD in rows] if self.normalize else rows
+        if self.projection is not None:  # a zero row, which training reports, stays zero
+            rows.append(self.projection(rows[0]) * (rows[0] != 0).any(dim=1, keepdim=True))
         return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
     def _rows_at(self, end_R: Tensor, states: Callable[[], Tensor]) -> list[Tensor]:

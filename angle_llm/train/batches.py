@@ -48,6 +48,8 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
                 f"objective of {each.path}: expected no teacher, got {own.teacher!r}. Set objective.teacher for the run, and "
                 "objective.teacher_vector_weight per dataset."
             )
+        if own.teacher_projection != settings.objective.teacher_projection:
+            raise SettingsError(f"objective of {each.path}: set objective.teacher_projection for the run.")
         if own.false_negatives.guide not in (None, settings.objective.false_negatives.guide):
             raise SettingsError(
                 f"objective of {each.path}: expected the guide of the run or none, got {own.false_negatives.guide!r}. Set "
@@ -62,6 +64,8 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
         raise SettingsError(
             "objective.teacher: expected objective.teacher_vector_weight above 0 too, such as 1; got 0."
         )
+    if settings.objective.teacher_projection and (nested.layers or nested.dimensions):
+        raise SettingsError("objective.teacher_projection: expected no nested.layers and nested.dimensions with it.")
     _check_used(all_own)
     return losses
 

@@ -119,6 +119,8 @@ class BestModel:
             return
         path, weights = folder / "adapter_model.safetensors", {}
         for name, parameter in self._strategy.weights.items():
+            if not name.startswith("backbone."):  # the projection to a teacher is not saved
+                continue
             saved_name = name.removeprefix("backbone.").replace(".default", "")  # as peft names it
             if saved_name.endswith("lora_magnitude_vector.weight"):
                 saved_name = saved_name.removesuffix(".weight")

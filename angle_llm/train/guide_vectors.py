@@ -50,6 +50,12 @@ class GuideVectors:
         names = ("keys.npy", "vectors.npy")
         return hashlib.sha256("".join(sha256_of(self.folder / name) for name in names).encode()).hexdigest()[:16]
 
+    @property
+    def width(self) -> int:
+        """G, the length of a vector."""
+        width: int = self._vectors.shape[1]
+        return width
+
     def rows(self, batch: TextBatch) -> Tensor:
         """Return the vectors of the texts of a batch, (n, G). A text on the left of a pair is a query."""
         queries = set(batch.left.tolist())

@@ -147,8 +147,10 @@ class StepForecast:
             for count in (FEW_LAYERS if shallow else (layers,))
         ]
         dimensions, width = state_sizes(without_adapter(backbone))
-        row = 4 * dimensions * (1 + len(settings.nested.layers))
-        loss = loss_memory(objective, sample.examples, row // 4)
+        projection = encoder.model.projection  # None in a plan, which does not know the width of the teacher
+        projected = projection.out_features if projection else dimensions * settings.objective.teacher_projection
+        row = 4 * (dimensions * (1 + len(settings.nested.layers)) + projected)
+        loss = loss_memory(objective, sample.examples, row // 4, projected)
         self.device = Device.of(
             backbone,
             width,
@@ -224,8 +226,9 @@ def _between(one: StepMemory, other: StepMemory, share: float) -> StepMemory:
     return StepMemory(other.tokens, kept, peak, at(one.gradients, other.gradients))
 
 
-def loss_memory(objective: Objective, examples: Sequence[Example], dimensions: int) -> int:
-    """Return the peak bytes of loss and gradient of a batch, including its (random) embeddings (N, `dimensions`)."""
+def loss_memory(objective: Objective, examples: Sequence[Example], dimensions: int, projected: int = 0) -> int:
+    """Return the peak bytes of loss and gradient of a batch, including its (random) embeddings (N, `dimensions`), the
+    last `projected` of which are projections to the width of a teacher."""
     whole, part = len(examples), min(len(examples), MAX_EXAMPLES)
 
     def peak(count: int) -> int:
@@ -235,7 +238,7 @@ def loss_memory(objective: Objective, examples: Sequence[Example], dimensions: i
             leaf_UD = rows_UD.detach().requires_grad_()
             known = Relation(
                 batch.left, batch.right, batch.score, group=batch.group, teacher=batch.teacher, guide=rows_UD,
-                teacher_vectors=rows_UD,
+                teacher_vectors=rows_UD[:, -projected:],
             )  # fmt: skip
             loss = objective(leaf_UD, known).loss
             torch.autograd.grad(loss, leaf_UD)

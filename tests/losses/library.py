@@ -13,10 +13,13 @@ class GivenVectors(nn.Sequential):
     max_seq_length = 8
     device = torch.device("cpu")
 
-    def __init__(self, field: str = "vectors") -> None:
+    def __init__(self, field: str = "vectors", width: int = 0) -> None:
         super().__init__(nn.Identity())
-        self.field = field
+        self.field, self.width = field, width
         self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, unk_token="a")))
+
+    def get_embedding_dimension(self) -> int:
+        return self.width
 
     def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
         return {"sentence_embedding": features[self.field]}

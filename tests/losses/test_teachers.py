@@ -94,6 +94,39 @@ def test_vectors_equal_embed_distill(elements: int, distance: str, count: int) -
         )
 
 
+@in_blocks
+@pytest.mark.parametrize("distance", ["cosine", "mse"])
+def test_a_projection_equals_embed_distill(elements: int, distance: str) -> None:
+    """A teacher of another width. The gradients of the vectors, of the projection and of its bias are equal."""
+    theirs = EmbedDistillLoss(GivenVectors(width=WIDTH), distance_metric=distance, projection_dim=WIDTH + 3)
+    assert theirs.projection is not None
+    layer = theirs.projection.double()
+    ours = objective(teacher_vector_weight=1.0, teacher_vector_distance=distance, teacher_projection=True)
+    teacher, vectors = random(8, WIDTH + 3, seed=4), random(8, WIDTH)
+    leaves = (vectors.requires_grad_(), layer.weight, layer.bias)
+    expected = torch.autograd.grad(theirs(columns(vectors, 2), torch.stack(teacher.chunk(2), dim=1)), leaves)
+    with patch.object(blocks, "BLOCK_ELEMENTS", elements):
+        rows = torch.cat([vectors, layer(vectors)], dim=1)
+        found = torch.autograd.grad(ours(rows, relation([], teacher_vectors=teacher)).loss, leaves)
+    assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_a_projection_does_not_reach_the_other_parts() -> None:
+    pairs, teacher, vectors = [(0, 1, 1.0), (2, 3, 1.0)], random(4, 5, seed=4), random(4, WIDTH)
+    options = {"cosine_weight": 1.0, "in_batch_weight": 1.0, "angle_weight": 1.0}
+    both = objective(**options, teacher_vector_weight=1.0, teacher_projection=True)
+    found = both(torch.cat([vectors, random(4, 5, seed=5)], dim=1), relation(pairs, teacher_vectors=teacher)).parts
+    expected = objective(**options)(vectors, relation(pairs)).parts
+    assert_close({name: found[name] for name in expected}, expected)
+
+
+@pytest.mark.parametrize("teacher", [None, random(4, WIDTH, seed=4)])
+def test_rows_without_a_projection_are_refused(teacher: Tensor | None) -> None:
+    ours = objective(teacher_vector_weight=1.0, teacher_projection=True)
+    with pytest.raises(ValueError, match="teacher_projection: expected rows of a vector and its projection"):
+        ours(random(4, WIDTH), relation([], teacher_vectors=teacher))
+
+
 @pytest.mark.parametrize("width", [4, 8])
 def test_vectors_of_another_width_are_compared_in_the_first_dimensions(width: int) -> None:
     x_ND, teacher = random(5, 6), random(5, width, seed=1)

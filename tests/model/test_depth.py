@@ -68,17 +68,18 @@ def test_every_pooling_pools_inner_states(pooling: str) -> None:
     assert_same(encoder.encode_layers(TEXTS, [1])[:, 0], encoder.truncated(layers=1).encode(TEXTS))
 
 
-def test_reading_inner_layers_does_not_change_encode() -> None:
-    """Training reads inner layers while evaluation encodes."""
+def test_inner_layers_and_a_projection_do_not_change_encode() -> None:
+    """Training reads them while evaluation encodes."""
     encoder = tiny_encoder("llama")
     before = encoder.encode(TEXTS)
     encoder.model.read_layers([1])
+    encoder.model.add_projection(5, seed=0)
     assert np.array_equal(encoder.encode(TEXTS), before)
     with pytest.raises(ValueError, match="layers"):
         encoder.encode_layers(TEXTS, [99])
     assert encoder.encode_layers(TEXTS, [1]).shape == (len(TEXTS), 1, 32)
     assert encoder.model.inner_layers == (1,)
-    assert encoder.model(**encoder.plan(TEXTS, 10**6).micro_batches[0].inputs(encoder.device)).shape[1] == 64
+    assert encoder.model(**encoder.plan(TEXTS, 10**6).micro_batches[0].inputs(encoder.device)).shape[1] == 64 + 5
 
 
 @pytest.mark.parametrize("with_adapter", [False, True])

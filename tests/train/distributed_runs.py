@@ -9,7 +9,7 @@ deepspeed [NAME …]        5 steps in float32: data parallel and ZeRO-1, -2, -3
 bits NAME …               the same with a base in 4 and in 8 bits
 together                  accumulated batches in float64: one by one in one process, and together in two
 elastic [ZeRO]            interrupted by a signal to one process and resumed with other numbers of processes and strategies
-mixture CONFIG            a mixture of datasets stored on disk, in 1, 2 and 3 processes
+mixture CONFIG [NAME …]   a mixture of datasets stored on disk, in 1, 2 and 3 processes, and in 2 with the named ZeRO
 shortage PROCESSES MB     one process has MB of memory left from the first step on: every rank repeats the step
 """
 
@@ -311,17 +311,22 @@ def elastic(folder: Path, *names: str) -> None:
     check_close("moved", undisturbed.run_path, mine.run_path, weights=1e-4)
 
 
-def mixture(folder: Path, config: str) -> None:
+def mixture(folder: Path, config: str, *names: str) -> None:
     store.MEMORY_LIMIT = 0  # every dataset is stored on disk
+    if names:
+        import_deepspeed()
     plain = load_settings(TrainSettings, config)
-    for world in (1, 2, 3):
-        mine = replace(plain, run_dir=str(folder / f"world{world}"))
-        variables = {"ANGLE_LLM_CACHE": str(folder / f"cache{world}"), "ACCELERATE_USE_CPU": "true"}
-        forked.run(world, lambda _, m=mine: fine_tune(m), folder / f"world{world}.log", variables)
-        printed = (folder / f"world{world}.log.0").read_text()
-        assert f"process 0 of {world} on cpu" in printed, printed
-        assert len(list((folder / f"cache{world}" / "examples").iterdir())) == 2, "one store per dataset"
-        check_close(f"{world} processes", folder / "world1", mine.run_path)
+    launches = {"world1": 1, "world2": 2, "world3": 3} | dict.fromkeys(names, 2)
+    for name, world in launches.items():
+        mine = replace(plain, run_dir=str(folder / name))
+        variables = environment(folder, name) if name in names else {"ACCELERATE_USE_CPU": "true"}
+        variables = variables | {"ANGLE_LLM_CACHE": str(folder / f"cache {name}")}
+        forked.run(world, lambda _, m=mine: fine_tune(m), folder / f"{name}.log", variables)
+        printed = (folder / f"{name}.log.0").read_text()
+        strategy = "" if world == 1 else f", {name if name in names else 'data parallel'}"
+        assert f"process 0 of {world} on cpu{strategy}\n" in printed, printed
+        assert len(list((folder / f"cache {name}" / "examples").iterdir())) == 2, "one store per dataset"
+        check_close(f"{name}: {world} processes", folder / "world1", mine.run_path)
         one, other = (
             [{name: line[name] for name in line if name.startswith("examples/")} for line in ending(path)[1]]
             for path in (folder / "world1", mine.run_path)

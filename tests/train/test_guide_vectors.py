@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 from runs import outcome, read_metrics
+from safetensors import safe_open
+from safetensors.torch import load_file
 from tiny import save_tiny_base, tiny_encoder
 from torch.testing import assert_close
 
-from angle_llm.config import TrainSettings
+from angle_llm.config import NestedSettings, TrainSettings
 from angle_llm.data.formats import Group, PositivePair, Triple
 from angle_llm.data.mixture import LoadedSet, Mixture
 from angle_llm.io import FolderError
@@ -140,17 +142,56 @@ def test_a_run_with_a_guide_and_a_teacher_resumes(guide: Path, tmp_path: Path) -
         fine_tune(whole)
 
 
+def test_a_projection_is_trained_and_not_saved(tmp_path: Path) -> None:
+    """The teacher has 20 dimensions, the student 32."""
+    save_tiny_base("bert", tmp_path / "base")
+    tiny_encoder("bert", seed=3).truncated(dimensions=20).save_pretrained(tmp_path / "teacher")
+    data = tmp_path / "pairs.jsonl"
+    data.write_text(
+        "".join(json.dumps({"query": f"Who is {n}?", "positive": f"{n} is a number."}) + "\n" for n in range(8))
+    )
+    run = settings_from_dict(TrainSettings, {
+        "run_dir": str(tmp_path / "run"), "epochs": 10, "batch_size": 8, "lora": {"rank": 0},
+        "model": {"path": str(tmp_path / "base"), "dtype": "float32"},
+        "data": {"path": str(data), "format": "positive_pair"}, "optimizer": {"learning_rate": 0.01},
+        "checkpoint": {"every_steps": 5},
+        "objective": {
+            "in_batch_weight": 0, "teacher": str(tmp_path / "teacher"), "teacher_vector_weight": 1,
+            "teacher_projection": True,
+        },
+    }, where="test")  # fmt: skip
+    model = fine_tune(run)
+    losses = [line["loss"] for line in read_metrics(run.run_path)]
+    assert losses[0] > 0.8, "a random projection"
+    assert losses[-1] < 0.4 * losses[0]
+    with safe_open(run.run_path / "checkpoints/step-000010/weights.safetensors", "pt") as checkpoint:
+        assert checkpoint.get_tensor("projection.weight").shape == (20, 32)
+    assert not [name for file in model.rglob("*.safetensors") for name in load_file(file) if "projection" in name]
+    assert SentenceEncoder.from_pretrained(model, device="cpu").encode(["Who is 3?"]).shape == (1, 32)
+
+
 @pytest.mark.parametrize(
     ("objective", "message"),
     [
         ({"false_negatives": {"guide": "g"}}, "expected a margin or a ratio too"),
         ({"teacher_vector_weight": 1.0}, "expected objective.teacher too"),
         ({"teacher": "t"}, "expected objective.teacher_vector_weight above 0 too"),
+        ({"teacher_projection": True}, "teacher_projection: expected objective.teacher too"),
     ],
 )
 def test_half_of_a_setting_is_refused(objective: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         make_losses(settings(**objective))
+
+
+def test_a_projection_is_refused_with_nested_vectors_and_for_one_dataset() -> None:
+    taught = settings(teacher="t", teacher_vector_weight=1.0, teacher_projection=True)
+    with pytest.raises(SettingsError, match=r"expected no nested\.layers"):
+        make_losses(replace(taught, nested=NestedSettings(dimensions=[8])))
+    sets = [{"path": "a.jsonl", "objective": {"teacher_projection": False}}]
+    mixed = settings_from_dict(TrainSettings, {"data": {"sets": sets}}, where="test")
+    with pytest.raises(SettingsError, match=r"a\.jsonl: set objective\.teacher_projection for the run"):
+        make_losses(replace(taught, data=mixed.data))
 
 
 def test_a_teacher_of_one_dataset_is_refused() -> None:

@@ -1,7 +1,7 @@
 """The step is exact: kept graphs, cached graphs, truncated encoders and plain back-propagation give one gradient."""
 
 import weakref
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 import pytest
@@ -19,7 +19,8 @@ from angle_llm.losses import AngleObjective, MixedObjective, NestedObjective, Ob
 from angle_llm.model.depth import LayerStack
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.micro_batches import PrefixSharing
-from angle_llm.train.step import DivergedError, StepResult, boundary_step
+from angle_llm.train.batches import PlannedBatch
+from angle_llm.train.step import DivergedError, StepResult, boundary_step, group_step
 
 EXAMPLES = [
     Triple("A man is eating a large meal.", "Someone eats.", "Nobody is eating."),
@@ -223,6 +224,33 @@ def test_a_nested_step_equals_the_sum_over_truncated_encoders(
     assert (result.plan.layout, result.cached) == (layout, graph_tokens == CACHE)
     assert result.loss == pytest.approx(expected, rel=1e-12)
     torch.testing.assert_close(take_gradients(encoder.model), separately, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("graph_tokens", [KEEP, CACHE], ids=["kept", "cached"])
+@pytest.mark.parametrize("kind", ["llama", "bert"])
+@pytest.mark.usefixtures("_float64_norm")
+def test_a_projection_is_part_of_the_step(kind: str, graph_tokens: int) -> None:
+    """The sum of the loss without a teacher and the distance of projected rows, text by text."""
+    encoder = trainable_encoder(kind, torch.float64)
+    model, batch = encoder.model, TextBatch.from_examples(EXAMPLES)
+    teacher_N5 = torch.randn(len(batch), 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    expected, others = plain_gradients(encoder)
+    model.add_projection(5, seed=3)
+    model.to(torch.float64)
+    ids = [torch.tensor([one]) for one in encoder.tokenize(batch.texts)]
+    projected_N5 = torch.cat([model(one, torch.ones_like(one))[:, -5:] for one in ids])
+    distance = (1 - torch.nn.functional.cosine_similarity(projected_N5, teacher_N5)).mean()
+    distance.backward()
+    own = take_gradients(model)
+    assert {"projection.weight", "projection.bias"} == own.keys() - others.keys()
+
+    loss = replace(OBJECTIVE, teacher_vector_weight=1.0, teacher_projection=True)
+    planned = PlannedBatch(batch, loss, {}, {"teacher_vectors": teacher_N5})
+    result = group_step(model, encoder.plan(batch.texts, 64), [planned], graph_tokens=graph_tokens)
+    assert result.cached == (graph_tokens == CACHE)
+    assert result.loss == pytest.approx(expected + float(distance.detach()), rel=1e-12)
+    total = {name: gradient + others.get(name, 0) for name, gradient in own.items()}
+    torch.testing.assert_close(take_gradients(model), total, rtol=1e-10, atol=1e-12)
 
 
 def test_dropout_is_the_same_in_both_passes_of_a_cached_step() -> None:

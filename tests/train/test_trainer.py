@@ -377,9 +377,12 @@ def test_a_directory_belongs_to_one_run(
 # ------------------------------------------------------------------------------------------------------------ mixtures
 
 
-@pytest.mark.parametrize("batches", ["by_set", "mixed"])
+@pytest.mark.parametrize(
+    ("batches", "strategies"),
+    [("by_set", []), ("mixed", []), pytest.param("by_set", ["ZeRO-2", "ZeRO-3"], marks=pytest.mark.slow)],
+)
 def test_a_mixture_logs_the_examples_of_each_dataset(
-    batches: str, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    batches: str, strategies: list[str], base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two datasets, one with its own prompt and loss, one with a bad row, with vectors of a guide and a teacher; then in
     several processes, stored on disk."""
@@ -397,6 +400,7 @@ def test_a_mixture_logs_the_examples_of_each_dataset(
             "false_negatives": {"margin": 0.1, "guide": str(save_tiny_base("llama", tmp_path / "guide", seed=3))},
             "teacher": str(tmp_path / "guide"),
             "teacher_vector_weight": 0.5,
+            "teacher_projection": batches == "by_set",
         },
         "data": {"batches": batches, "sets": [first, {"path": str(tmp_path / "pairs.jsonl"), "on_bad_row": "skip"}]},
         "batch_size": 4,
@@ -416,5 +420,5 @@ def test_a_mixture_logs_the_examples_of_each_dataset(
     assert all(math.isfinite(step["loss"]) for step in steps)
     if batches == "by_set":
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
-        printed = program("distributed_runs.py", str(tmp_path), "mixture", str(tmp_path / "config.yaml"))
-        assert printed.count("losses differ by") == 3
+        printed = program("distributed_runs.py", str(tmp_path), "mixture", str(tmp_path / "config.yaml"), *strategies)
+        assert printed.count("losses differ by") == 3 + len(strategies)

@@ -118,7 +118,8 @@ class ModelSettings:
     """Commit, tag or branch of a hub id."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "bfloat16"
     """Dtype of the base weights; adapter weights are always float32. auto: as stored. With bits: the dtype of
-    computation. Train in bfloat16 or float32: there is no loss scaling, and float16 loses small gradients."""
+    computation. With lora.rank 0, bfloat16 is the dtype of products in training (autocast); the weights are float32.
+    Train in bfloat16 or float32: there is no loss scaling, and float16 loses small gradients."""
     bits: Literal[4, 8] | None = None
     """Quantise the linear layers of the base to 4 bits (NF4 with double quantisation: QLoRA) or 8 bits (LLM.int8()).
     Needs bitsandbytes: pip install 'angle_llm[quantization]'. None: not quantised."""
@@ -283,10 +284,10 @@ class TrainSettings:
                 f"lora.rank 0 trains all weights, and weights quantised to {self.model.bits} bits have no gradients. Set "
                 "lora.rank above 0, or model.bits to None."
             )
-        if self.lora.rank == 0 and self.model.dtype not in ("auto", "float32"):
+        if self.lora.rank == 0 and self.model.dtype == "float16":
             raise SettingsError(
-                f"lora.rank 0 trains all weights, and {self.model.dtype} rounds small updates to zero. Set model.dtype to "
-                "float32, or lora.rank above 0."
+                "lora.rank 0 trains all weights, and float16 loses small gradients. Set model.dtype to bfloat16 or float32, or "
+                "lora.rank above 0."
             )
         if not self.resume:
             raise SettingsError("resume is empty. Expected auto, never, or a checkpoint.")
@@ -295,6 +296,17 @@ class TrainSettings:
     def run_path(self) -> Path:
         """The run directory as a path, `~` expanded."""
         return Path(self.run_dir).expanduser()
+
+    @property
+    def loaded_model(self) -> ModelSettings:
+        """The model with the dtype in which it is loaded: float32 if all weights are trained, because other dtypes round
+        small updates to zero."""
+        return self.model if self.lora.rank else replace(self.model, dtype="float32")
+
+    @property
+    def autocasts(self) -> bool:
+        """Whether training computes products of float32 weights in bfloat16."""
+        return self.lora.rank == 0 and self.model.dtype == "bfloat16"
 
     @property
     def identity(self) -> TrainSettings:

@@ -81,8 +81,8 @@ def forecast(settings: PlanSettings) -> Forecast:
     losses = make_losses(settings)
     settings = replace(settings, lora=lora_of_run(settings.model, settings.lora))
     data = load_mixture(settings.data, cache_folder())
-    encoder, config = outline.encoder_twin(settings.model)
-    dtype = outline.stored_dtype(config, settings.model.dtype)
+    encoder, config = outline.encoder_twin(settings.loaded_model)
+    dtype = outline.stored_dtype(config, settings.loaded_model.dtype)
     lora = settings.lora if settings.lora.rank else None
     backbone = outline.backbone_outline(config, dtype, lora, bits=settings.model.bits, divided=settings.zero == 3)
     if isinstance(losses[0], NestedObjective):

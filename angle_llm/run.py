@@ -63,8 +63,11 @@ def fine_tune(settings: TrainSettings) -> Path:
         set_seed(settings.seed)
         run.log(f"loading {settings.model.path}")
         settings = replace(settings, lora=lora_of_run(settings.model, settings.lora))
-        encoder = load_encoder(settings.model, run.processes)
-        if encoder.dtype == torch.float32 and run.processes.device.type == "cuda":
+        encoder = load_encoder(settings.loaded_model, run.processes)
+        encoder.model.autocasts = settings.autocasts
+        if settings.autocasts:
+            run.log("all weights are trained: they are float32, and products are computed in bfloat16")
+        elif encoder.dtype == torch.float32 and run.processes.device.type == "cuda":
             run.log("float32 products are computed in TF32; NVIDIA_TF32_OVERRIDE=0 prevents it")
         if isinstance(losses[0], NestedObjective):
             losses[0].check_width(encoder.dimensions)

@@ -66,7 +66,7 @@ def test_yaml_overrides_defaults_key_by_key_and_the_command_line_overrides_yaml(
         ({"model": {"dtype": "fp32"}}, ["model.dtype", "float32", "'fp32'"]),
         ({"lora": {"dropout": 1.5}}, ["lora.dropout", "1.5"]),
         ({"lora": {"alpha": float("nan")}}, ["lora.alpha", "nan"]),
-        ({"lora": {"rank": 0}}, ["lora.rank 0", "bfloat16", "float32"]),
+        ({"lora": {"rank": 0}, "model": {"dtype": "float16"}}, ["lora.rank 0", "bfloat16", "float32"]),
         ({"lora": {"rank": 0}, "model": {"bits": 4}}, ["lora.rank 0", "model.bits"]),
         ({"lora": {"targets": []}}, ["lora.targets"]),
         ({"optimizer": {"weight_decay": -1}}, ["optimizer.weight_decay", "-1"]),

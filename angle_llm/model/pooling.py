@@ -7,7 +7,7 @@ have the names of the paper (arXiv 2309.12871, table 6) where it has one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,9 +133,9 @@ class EmbeddingModel(nn.Module):
     kernel.
 
     A row is the first `dimensions` of the pooled state (None: all), of length 1 with `normalize`. After `read_layers`
-    it is that, and the same after fewer layers, side by side. After `add_projection` it ends with the projection.
-    `cut_to` is the number of layers if some were dropped, else None. `attention_kernel` computes attention of texts in
-    one sequence (see `attention`); None: the usual one of the device.
+    it is that, and the same after fewer layers, side by side. After `add_projection` it ends with the projection. With
+    `autocasts`, products are computed in bfloat16. `cut_to` is the number of layers if some were dropped, else None.
+    `attention_kernel` computes attention of texts in one sequence (see `attention`); None: the usual one of the device.
     """
 
     def __init__(
@@ -147,6 +147,7 @@ class EmbeddingModel(nn.Module):
         self.causal = causal
         self.dimensions = dimensions
         self.normalize = normalize
+        self.autocasts = False
         self.cut_to: int | None = None
         self.attention_kernel: str | None = None
         self.projection: nn.Linear | None = None
@@ -203,15 +204,16 @@ class EmbeddingModel(nn.Module):
 
     @contextmanager
     def reading(self, layers: Sequence[int]) -> Iterator[None]:
-        """Apply `read_layers` inside this context, without the projection; other threads wait."""
+        """Apply `read_layers` inside this context, in the dtype of the weights and without the projection; other threads
+        wait."""
         with forward_lock(self.backbone):
-            before = self.inner_layers, self._stack, self.projection
+            before = self.inner_layers, self._stack, self.projection, self.autocasts
             self.read_layers(layers)
-            self.projection = None
+            self.projection, self.autocasts = None, False
             try:
                 yield
             finally:
-                self.inner_layers, self._stack, self.projection = before
+                self.inner_layers, self._stack, self.projection, self.autocasts = before
 
     def truncated(self, dimensions: int | None, layers: int | None) -> EmbeddingModel:
         """Return the model of the first dimensions and layers, on the same weights; None keeps all.
@@ -232,7 +234,8 @@ class EmbeddingModel(nn.Module):
 
     def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None, trie: Trie | None = None) -> Tensor:
         """Return rows (B, D) of right-padded texts, given `mask_BT`; or rows (R, D) of texts in one sequence."""
-        with forward_lock(self.backbone):
+        half = torch.autocast(ids_BT.device.type, torch.bfloat16) if self.autocasts else nullcontext()
+        with forward_lock(self.backbone), half:
             if trie is not None and self.causal and self.pooling == "last":
                 rows = self._rows_at(trie.end_R, lambda: self._sequence_output(ids_BT, trie).last_hidden_state)
             elif trie is not None:

@@ -100,7 +100,7 @@ class Trainer:
         for what, value in {**identity, **same, "tokens and layout": self._planner.digest()}.items():
             self._processes.check_equal(what, value)
         self._precision = "high" if encoder.dtype == torch.float32 else "highest"
-        peak = peak_flops(self._processes.device, encoder.dtype)
+        peak = peak_flops(self._processes.device, torch.bfloat16 if encoder.model.autocasts else encoder.dtype)
         self._meter = StepMeter(encoder, peak, self._processes.world_size)
         self._strategy = make_strategy(encoder.model, settings.optimizer, self._processes)
         self._strategy.check_replicas()

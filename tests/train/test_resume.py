@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from programs import run
 from runs import checkpoint_names, outcome, read_metrics, run_settings
 from tiny import save_tiny_base
 
 from angle_llm.config import CheckpointSettings, EvaluationSettings, LoraSettings, OptimizerSettings, TrainSettings
 from angle_llm.io import FolderError
+from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.run import fine_tune
 from angle_llm.settings_io import SettingsError, save_settings
 from angle_llm.train.best_model import BestModel
@@ -147,9 +149,10 @@ def test_checkpoints_change_nothing_and_a_finished_run_is_not_trained_again(
 
 
 def test_a_run_that_failed_at_its_end_resumes(mine: TrainSettings, tmp_path: Path) -> None:
-    """All weights, no evaluation: the model is written at the end."""
+    """All weights, computed in bfloat16, no evaluation: the model is written at the end, in float32."""
     full = replace(
         mine,
+        model=replace(mine.model, dtype="bfloat16"),
         lora=LoraSettings(rank=0),
         evaluation=EvaluationSettings(),
         optimizer=OptimizerSettings(learning_rate=1e-3, weight_decay=0.1, schedule="cosine"),
@@ -168,6 +171,7 @@ def test_a_run_that_failed_at_its_end_resumes(mine: TrainSettings, tmp_path: Pat
     assert not (mine.run_path / "model").exists()
     assert (mine.run_path / "interrupted").is_dir()
     assert outcome_of(full) == due, "without interrupted/"
+    assert SentenceEncoder.from_pretrained(mine.run_path / "model", device="cpu").dtype == torch.float32
 
 
 def test_other_base_weights_are_refused(mine: TrainSettings, tmp_path: Path) -> None:

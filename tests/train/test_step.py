@@ -4,6 +4,7 @@ import weakref
 from dataclasses import astuple, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from runs import float64_forward, largest_difference
@@ -185,6 +186,25 @@ def test_every_kind_of_backbone_agrees_in_float32(kind: str) -> None:
         assert result.loss == pytest.approx(loss, rel=1e-5)
         # float32 sums in another order: 1e-7 a term, some hundred terms, divided by temperatures of 0.05
         assert largest_difference(expected, take_gradients(encoder.model)) < 2e-3
+
+
+@pytest.mark.parametrize("graph_tokens", [KEEP, CACHE], ids=["kept", "cached"])
+@pytest.mark.parametrize("layout", ["trie", "padded", "packed"])
+@pytest.mark.parametrize("kind", ["llama", "bert"])
+def test_products_in_bfloat16_give_about_the_gradient_of_float32(kind: str, layout: str, graph_tokens: int) -> None:
+    """bfloat16 has 8 bits, a relative error of 1/256 in each product; `encode` is in float32."""
+    encoder = force(layout, trainable_encoder(kind, torch.float32))
+    before = encoder.encode(["Two dogs run."])
+    exact = step(encoder, 64, graph_tokens)
+    expected = take_gradients(encoder.model)
+    encoder.model.autocasts = True
+    result = step(encoder, 64, graph_tokens)
+    found = take_gradients(encoder.model)
+    assert 0 < abs(result.loss - exact.loss) < 0.02 * exact.loss
+    assert {gradient.dtype for gradient in found.values()} == {torch.float32}
+    one, other = (torch.cat([value.flatten() for value in of.values()]) for of in (found, expected))
+    assert 1e-4 < (one - other).norm() / other.norm() < 0.1
+    assert np.array_equal(encoder.encode(["Two dogs run."]), before)
 
 
 @pytest.mark.parametrize("graph_tokens", [KEEP, CACHE], ids=["kept", "cached"])

@@ -107,7 +107,7 @@ class PushSettings:
     run: Path | None = None
     """Run directory whose settings and scores are added to the card. None: the parent of the folder, if it is one."""
     results: Path | None = None
-    """JSON file of `angle-llm eval sts --json`; its scores are added to the card."""
+    """JSON file of `angle-llm eval sts --json` or `eval retrieval --json`; its scores are added to the card."""
     public: bool = False
     """Make a new repository public. Default: private."""
     unverified: bool = False

@@ -179,16 +179,25 @@ def _scores_of_run(path: Path) -> list[tuple[str, str, float]]:
 
 
 def _read_scores(path: Path) -> list[tuple[str, str, float]]:
-    """Return the scores of a JSON file of `angle-llm eval sts --json`: the tasks and their average."""
+    """Return the scores of a JSON file of `angle-llm eval sts --json`, the tasks and their average, or of `eval
+    retrieval --json`, the first figure of each task."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        scores = [(f"{name} ({content['variant']})", task["spearman"]) for name, task in content["tasks"].items()]
+        scores: list[tuple[str, str, Any]] = []
+        for name, task in content["tasks"].items():
+            if "figures" in task:
+                figure, found = next(iter(task["figures"].items()))
+                scores.append((name, figure, found["value"]))
+            else:
+                scores.append((f"{name} ({content['variant']})", "spearman", task["spearman"]))
         average = content.get("average")
         if isinstance(average, dict):
-            scores.append((f"average of {len(average['tasks'])}", average["spearman"]))
-        return [(name, "spearman", float(score)) for name, score in scores if score is not None]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"--results: expected a file of `angle-llm eval sts --json`, got {path} ({error}).") from error
+            scores.append((f"average of {len(average['tasks'])}", "spearman", average["spearman"]))
+        return [(name, figure, float(score)) for name, figure, score in scores if score is not None]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
+        raise ValueError(
+            f"--results: expected a file of `angle-llm eval sts --json` or `eval retrieval --json`, got {path} ({error})."
+        ) from error
 
 
 def _is_ours(name: str) -> bool:

@@ -96,6 +96,7 @@ def verify(
     assert isinstance(encoder, SentenceEncoder)
     prompts = encoder.prompts if side is None else load_prompts(encoder.prompts.of(side))
     usage = {"prompt": prompts, "pooling": encoder.pooling, "max_length": encoder.max_length}
+    usage["normalize"] = encoder.normalize
     sides: Sequence[Side | None] = SIDES if prompts.differ else [side]
     notes = []
     if texts is None:
@@ -191,13 +192,16 @@ def _kind(path: str | Path) -> str:
 
 
 def _open(path: str | Path, device: str | None, usage: dict[str, Any], original_base: bool) -> Form:
-    """Open a form with the values it has; `usage` is prompt, pooling and maximum length of the first form."""
+    """Open a form with the values it has; `usage` are the options of the first form, which a backbone gets."""
     kind = _kind(path)
     if kind == LIBRARY:
         return SentenceTransformersModel(path, device=device, prompt=usage["prompt"], pooling=usage["pooling"])
-    options: dict[str, Any] = usage if kind == "backbone" else {}
-    if kind == "adapter" and original_base:
-        options = {"dtype": "float32", "bits": None}
+    if kind == "backbone":
+        named = {name: value for name, value in usage.items() if name != "normalize"}
+        encoder = SentenceEncoder.from_pretrained(path, device=device, **named)
+        encoder.model.normalize = usage.get("normalize", encoder.normalize)
+        return encoder
+    options = {"dtype": "float32", "bits": None} if kind == "adapter" and original_base else {}
     return SentenceEncoder.from_pretrained(path, device=device, **options)
 
 

@@ -26,6 +26,7 @@ from angle_llm.evaluate.retrieval_tasks import groups_task, read_beir, read_flic
 from angle_llm.evaluate.sts import evaluate
 from angle_llm.evaluate.sts_tasks import StsPair, StsTask
 from angle_llm.evaluate.transfer import TransferSettings, transfer_main
+from angle_llm.export.push import _read_scores
 from angle_llm.prompts import PromptTemplate, Side, SidePrompts
 
 
@@ -253,6 +254,7 @@ def test_the_comparison_is_paired_and_of_a_file_or_a_model(tmp_path: Path, capsy
     by_file, _ = run("--model", "words", "--against", tmp_path / "worse.json")
     found = content["comparison"]["tasks"]["beir"]
     assert found == by_file["comparison"]["tasks"]["beir"]
+    assert _read_scores(tmp_path / "worse.json") == [("beir", "nDCG@10", pytest.approx(found["nDCG@10"]["other"]))]
     one = found["R@1"]
     assert one["value"] == content["tasks"]["beir"]["figures"]["R@1"]["value"] == 100
     assert one["difference"] == pytest.approx(one["value"] - one["other"])

@@ -77,6 +77,16 @@ def test_figures_match_their_definitions_and_the_base_is_another_encoder(forms: 
     assert (other.form.kind, other.form.prompt, other.form.max_length) == ("backbone", found.first.prompt, 100)
 
 
+def test_a_backbone_has_the_length_of_the_first_form(tmp_path: Path) -> None:
+    base = save_tiny_base("bert", tmp_path / "base")
+    encoder = SentenceEncoder.from_pretrained(base, device="cpu")
+    encoder.model.normalize = True
+    encoder.save_pretrained(tmp_path / "whole")
+    found = verify([tmp_path / "whole", base], texts=["A man is eating."], device="cpu")
+    assert found.comparisons[0].form.normalize
+    assert found.comparisons[0].largest_relative_difference < 1e-6
+
+
 def test_an_untrained_encoder_does_not_hold(forms: Path, tmp_path: Path) -> None:
     encoder = SentenceEncoder.from_pretrained(forms / "base", device="cpu")
     encoder.add_lora(LoraSettings(rank=2))

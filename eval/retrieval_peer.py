@@ -1,0 +1,113 @@
+"""Train the pairs of a run with sentence-transformers, for a comparison of quality and time.
+
+    python eval/retrieval_peer.py --config runs/retrieval/in-batch-seed42/config.yaml --out runs/retrieval/library-seed42/model
+
+Model, examples, batch size, epochs, learning rate, schedule, dtype and seed are those of the run. The loss is
+`MultipleNegativesRankingLoss`, which is the in-batch term in the form forward. The order of the examples is the
+library's own. Needs pip install 'sentence-transformers[train]'.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import tyro
+from transformers import TrainerCallback
+
+from angle_llm.cli import guarded
+from angle_llm.config import ObjectiveSettings, TrainSettings
+from angle_llm.data.formats import PositivePair
+from angle_llm.data.mixture import load_mixture
+from angle_llm.io import write_json
+from angle_llm.model.backbone import locate
+from angle_llm.settings_io import SettingsError, load_settings
+from angle_llm.train.schedule import StepSchedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerSettings:
+    """Train the pairs of a run with sentence-transformers."""
+
+    config: Path
+    """Settings of the run: a YAML file of `angle-llm train`."""
+    out: Path
+    """Folder of the trained model; peer.json beside it has the time of each step."""
+    max_steps: int = -1
+    """Stop after this many steps, for timing. -1: all epochs."""
+
+
+class Clock(TrainerCallback):
+    """Keeps the seconds of each step."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self.started = time.perf_counter()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.seconds.append(time.perf_counter() - self.started)
+
+
+def main(settings: PeerSettings) -> None:
+    """Train, save, and write the times."""
+    from datasets import Dataset
+    from sentence_transformers import (
+        SentenceTransformer,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+    )
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    run = load_settings(TrainSettings, settings.config)
+    objective = run.objective
+    known = ObjectiveSettings(contrastive_form="forward", in_batch_temperature=objective.in_batch_temperature)
+    if run.lora.rank or objective != known or run.accumulation > 1:
+        raise SettingsError(
+            f"{settings.config}: expected all weights (lora.rank 0), the in-batch term alone in the form forward, and no "
+            "accumulation."
+        )
+    examples = load_mixture(run.data)
+    pairs = [pair for pair in examples if isinstance(pair, PositivePair)]
+    if len(pairs) < len(examples):
+        raise SettingsError(f"{settings.config}: expected positive pairs.")
+    data = Dataset.from_dict({"anchor": [pair.left for pair in pairs], "positive": [pair.right for pair in pairs]})
+    model = SentenceTransformer(locate(run.model.path).name, device="cpu")
+    model.max_seq_length = run.model.max_length or model.max_seq_length
+    schedule, optimizer, clock = StepSchedule(examples.draws, run), run.optimizer, Clock()
+    with TemporaryDirectory() as folder:
+        SentenceTransformerTrainer(
+            model=model,
+            args=SentenceTransformerTrainingArguments(
+                output_dir=folder,
+                seed=run.seed,
+                per_device_train_batch_size=run.batch_size,
+                num_train_epochs=run.epochs,
+                max_steps=settings.max_steps,
+                learning_rate=optimizer.learning_rate,
+                lr_scheduler_type=optimizer.schedule,
+                warmup_steps=optimizer.warmup_steps(schedule.steps),
+                weight_decay=optimizer.weight_decay,
+                max_grad_norm=optimizer.max_gradient_norm,
+                bf16=run.model.dtype == "bfloat16",
+                use_cpu=True,
+                save_strategy="no",
+                logging_strategy="no",
+                report_to="none",
+            ),
+            train_dataset=data,
+            loss=MultipleNegativesRankingLoss(model, scale=1 / objective.in_batch_temperature),
+            callbacks=[clock],
+        ).train()
+    model.save_pretrained(str(settings.out))
+    write_json(settings.out.parent / "peer.json", {"steps": len(clock.seconds), "seconds": clock.seconds})
+    print(f"{len(clock.seconds)} steps, median {median(clock.seconds):.2f} s; saved in {settings.out}")
+
+
+if __name__ == "__main__":
+    guarded(lambda: main(tyro.cli(PeerSettings)))

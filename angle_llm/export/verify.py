@@ -201,7 +201,7 @@ def _open(path: str | Path, device: str | None, usage: dict[str, Any], original_
         encoder = SentenceEncoder.from_pretrained(path, device=device, **named)
         encoder.model.normalize = usage.get("normalize", encoder.normalize)
         return encoder
-    options = {"dtype": "float32", "bits": None} if kind == "adapter" and original_base else {}
+    options: dict[str, Any] = {"dtype": "float32", "bits": None} if kind == "adapter" and original_base else {}
     return SentenceEncoder.from_pretrained(path, device=device, **options)
 
 

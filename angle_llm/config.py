@@ -118,8 +118,8 @@ class ModelSettings:
     """Commit, tag or branch of a hub id."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "bfloat16"
     """Dtype of the base weights; adapter weights are always float32. auto: as stored. With bits: the dtype of
-    computation. With lora.rank 0, bfloat16 is the dtype of products in training (autocast); the weights are float32.
-    Train in bfloat16 or float32: there is no loss scaling, and float16 loses small gradients."""
+    computation. With lora.rank 0 the weights are float32, and bfloat16 is the dtype of products in training (autocast);
+    auto means float32. Train in bfloat16 or float32: there is no loss scaling, and float16 loses small gradients."""
     bits: Literal[4, 8] | None = None
     """Quantise the linear layers of the base to 4 bits (NF4 with double quantisation: QLoRA) or 8 bits (LLM.int8()).
     Needs bitsandbytes: pip install 'angle_llm[quantization]'. None: not quantised."""

@@ -16,7 +16,14 @@ from angle_llm.model.saved_lora import lora_of_run
 from angle_llm.model.step_memory import StepMemory
 from angle_llm.model.weights import FlopsPerToken
 from angle_llm.train.batches import BatchPlanner, make_losses
-from angle_llm.train.budget import SAMPLED_EXAMPLES, BudgetChoice, best_budget, check_checkpointing, default_budget
+from angle_llm.train.budget import (
+    SAMPLED_EXAMPLES,
+    BudgetChoice,
+    best_budget,
+    budget_of,
+    check_checkpointing,
+    default_budget,
+)
 from angle_llm.train.device_memory import GIB, Memory, Sharding
 from angle_llm.train.memory import TokenBudget
 from angle_llm.train.schedule import StepSchedule
@@ -90,7 +97,8 @@ def forecast(settings: PlanSettings) -> Forecast:
     sharding = Sharding(settings.processes, settings.zero, settings.offload)
     if settings.activation_checkpointing == "always":
         check_checkpointing(encoder)
-    planner = BatchPlanner(encoder, data, losses, settings.processes, default_budget(settings))
+    plain = default_budget(settings, budget_of(settings.device_kind))
+    planner = BatchPlanner(encoder, data, losses, settings.processes, plain)
     steps = StepForecast(
         settings,
         encoder,
@@ -102,7 +110,7 @@ def forecast(settings: PlanSettings) -> Forecast:
         settings.device_kind,
     )
     choice = None if settings.memory is None else best_budget(settings, steps, round(settings.memory * GIB))
-    planner.budget = default_budget(settings) if choice is None else choice.budget
+    planner.budget = plain if choice is None else choice.budget
     sample = _sample(settings, planner)
     step, cached = _largest_step(sample, steps, planner.budget)
     expected = steps.device.memory(step, cached=cached)

@@ -94,8 +94,8 @@ class ObjectiveSettings:
     teacher_vector_distance: Literal["cosine", "mse"] = "cosine"
     """cosine: 1 - cosine. mse: mean squared difference."""
     teacher_projection: bool = False
-    """Compare the vectors of the teacher with a linear map of ours, which is trained too and not saved. For a teacher of
-    another width or another space."""
+    """Compare the vectors of the teacher with a linear map of the vectors of the model, for a teacher of another width.
+    The map is trained with the model and not saved with it."""
 
     def __post_init__(self) -> None:
         if self.teacher_vector_weight and self.teacher is None:

@@ -22,7 +22,8 @@ class PlanSettings(TrainSettings):
     """Settings of a training run, and the devices it is planned for."""
 
     memory: PositiveFloat | None = None
-    """Free memory of one device in GiB; unset budgets are chosen for it as in a run. None: 2048 and 16384."""
+    """Free memory of one device in GiB; unset budgets are chosen for it as in a run. None: 8192 (2048 on a CPU) and
+    16384."""
     processes: Positive = 1
     """Number of processes, one per device."""
     zero: Literal[0, 1, 2, 3] = 0
@@ -79,13 +80,14 @@ def render(settings: PlanSettings, found: Forecast) -> str:
 
     work = found.work
     bits = f", linear layers in {settings.model.bits} bits" if settings.model.bits else ""
+    half = ", products in bfloat16" if settings.autocasts else ""
     cached = (
         f"{work.cached_groups} of {work.sampled_groups} are encoded twice (larger than graph_tokens)"
         if work.cached_groups
         else "all graphs are kept"
     )
     lines = [
-        f"model       {settings.model.path}: {found.architecture}, {settings.model.dtype}{bits}",
+        f"model       {settings.model.path}: {found.architecture}, {settings.loaded_model.dtype}{bits}{half}",
         f"parameters  {found.parameters:,}, trained {found.trainable:,} ({found.trainable / found.parameters:.2%})",
         f"run         {work.examples:,} examples, {work.steps:,} steps of {settings.accumulation} × {settings.batch_size}",
         f"tokens      {work.logical_tokens:,} logical, {work.computed_tokens:,} computed "

@@ -2,15 +2,16 @@
 
     python eval/retrieval_peer.py --config runs/retrieval/in-batch-seed42/config.yaml --out runs/retrieval/library-seed42/model
 
-Model, examples, batch size, epochs, learning rate, schedule, dtype and seed are those of the run. The loss is
-`MultipleNegativesRankingLoss`, which is the in-batch term in the form forward. The order of the examples is the
-library's own. Needs pip install 'sentence-transformers[train]'.
+Model, examples, batch size, epochs, learning rate, schedule, dtype and seed are those of the run; a run with other
+settings that the library does not share is refused. The loss is `MultipleNegativesRankingLoss`, which is the in-batch
+term in the form forward. The order of the examples is the library's own. The time of a step does not include the
+library's tokenization. Needs pip install 'sentence-transformers[train]'.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -20,12 +21,12 @@ import tyro
 from transformers import TrainerCallback
 
 from angle_llm.cli import guarded
-from angle_llm.config import ObjectiveSettings, TrainSettings
+from angle_llm.config import LoraSettings, ObjectiveSettings, TrainSettings
 from angle_llm.data.formats import PositivePair
 from angle_llm.data.mixture import load_mixture
 from angle_llm.io import write_json
 from angle_llm.model.backbone import locate
-from angle_llm.settings_io import SettingsError, load_settings
+from angle_llm.settings_io import SettingsError, changed_settings, load_settings, settings_to_dict
 from angle_llm.train.schedule import StepSchedule
 
 
@@ -66,18 +67,25 @@ def main(settings: PeerSettings) -> None:
 
     run = load_settings(TrainSettings, settings.config)
     objective = run.objective
-    known = ObjectiveSettings(contrastive_form="forward", in_batch_temperature=objective.in_batch_temperature)
-    if run.lora.rank or objective != known or run.accumulation > 1:
+    shared = replace(
+        TrainSettings(lora=LoraSettings(rank=0)),
+        model=replace(run.model, prompt="plain", pooling="mean", bits=None),
+        objective=ObjectiveSettings(contrastive_form="forward", in_batch_temperature=objective.in_batch_temperature),
+        data=replace(run.data, sets=[]),
+        optimizer=replace(run.optimizer, schedule="linear"),
+        **{name: getattr(run, name) for name in ("batch_size", "epochs", "seed")},
+    )
+    if other := changed_settings(settings_to_dict(shared.identity), settings_to_dict(run.identity)):
         raise SettingsError(
-            f"{settings.config}: expected all weights (lora.rank 0), the in-batch term alone in the form forward, and no "
-            "accumulation."
+            f"{settings.config}: expected the settings {', '.join(other)} of a run that the library can repeat: all weights, "
+            "prompt plain, pooling mean, one dataset, the in-batch term alone in the form forward, a linear schedule."
         )
     examples = load_mixture(run.data)
     pairs = [pair for pair in examples if isinstance(pair, PositivePair)]
     if len(pairs) < len(examples):
         raise SettingsError(f"{settings.config}: expected positive pairs.")
     data = Dataset.from_dict({"anchor": [pair.left for pair in pairs], "positive": [pair.right for pair in pairs]})
-    model = SentenceTransformer(locate(run.model.path).name, device="cpu")
+    model = SentenceTransformer(locate(run.model.path).name, device="cpu", model_kwargs={"dtype": "float32"})
     model.max_seq_length = run.model.max_length or model.max_seq_length
     schedule, optimizer, clock = StepSchedule(examples.draws, run), run.optimizer, Clock()
     with TemporaryDirectory() as folder:

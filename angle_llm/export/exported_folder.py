@@ -103,7 +103,7 @@ class SentenceTransformersModel:
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text."""
-        head = self.model.prompts.get(self.side, "") if self.side else ""
+        head = self.model.prompts.get(self.side or self.model.default_prompt_name, "")
         return [self.model.tokenizer(head + text, truncation=True)["input_ids"] for text in texts]
 
     def encode(self, texts: Sequence[str], **_: Any) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -5,7 +5,7 @@ Weights are compared, not arithmetic: every form is opened with the values it ha
     adapter                 base weights rounded to their dtype in training (or dequantised), widened, plus the float32
                             adapter: the trained function without the rounding of bfloat16 activations
     whole model             stored weights, widened
-    backbone                the same, with prompt, pooling and maximum length of the first form
+    backbone                the same, with prompt, pooling, maximum length and normalisation of the first form
     sentence-transformers   the same, encoded by that library
 
 For an adapter and a model it was merged into, the weights are compared too (`weights.count_wrong`): vectors cannot show

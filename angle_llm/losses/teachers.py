@@ -101,12 +101,15 @@ VECTOR_DISTANCES: dict[str, Similarity] = {"cosine": cosine_distance, "mse": squ
 def split_projection(x_NC: Tensor, relation: Relation) -> tuple[Tensor, Tensor]:
     """Return the vectors (N, D) and their projections (N, T) of rows that hold both, T being the width of the teacher.
 
+    Rows without a projection cannot be told from these, if they are longer than the projection.
+
     Raises:
         ValueError: without teacher vectors in the relation, or for rows that are too short to hold both.
     """
-    teacher_NT = relation.teacher_vectors
-    width = 0 if teacher_NT is None else teacher_NT.shape[1]
-    if not 0 < width < x_NC.shape[1]:
+    if relation.teacher_vectors is None:
+        raise ValueError("teacher_projection: expected teacher vectors in the relation, got none.")
+    width = relation.teacher_vectors.shape[1]
+    if width >= x_NC.shape[1]:
         raise ValueError(
             f"teacher_projection: expected rows of a vector and its projection to the {width} columns of the teacher; got "
             f"{x_NC.shape[1]} columns. Call add_projection on the model first."

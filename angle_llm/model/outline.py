@@ -161,7 +161,7 @@ def put_in(model: EmbeddingModel, backbone: Any) -> EmbeddingModel:
     sketch = copy.copy(model)
     sketch._modules = {}  # the copy shares the dictionary
     sketch.backbone = backbone
-    sketch.projection = None
+    sketch.projection, sketch.autocasts = None, False  # autocast does not know the meta device
     sketch._last_layer = None if model._last_layer is None else PooledLastLayer(inner.layers[-1])
     sketch.read_layers(())
     return sketch.train()

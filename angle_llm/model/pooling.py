@@ -7,7 +7,7 @@ have the names of the paper (arXiv 2309.12871, table 6) where it has one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,9 +185,10 @@ class EmbeddingModel(nn.Module):
         self.inner_layers, self._stack = tuple(layers), stack
 
     def add_projection(self, columns: int, seed: int) -> None:
-        """Append to each row a linear map of it, of so many columns, for a teacher of another width (`TeacherDistance`).
+        """Make each row end with a trained linear map of it: (R, D + columns). `columns` is the width of a teacher
+        (`TeacherDistance`).
 
-        Its weights are trained with the model, and not saved with it. Equal seeds give equal weights.
+        The map is trained with the model and not saved with it. Equal seeds give equal weights.
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -233,25 +234,32 @@ class EmbeddingModel(nn.Module):
         return short
 
     def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None, trie: Trie | None = None) -> Tensor:
-        """Return rows (B, D) of right-padded texts, given `mask_BT`; or rows (R, D) of texts in one sequence."""
-        half = torch.autocast(ids_BT.device.type, torch.bfloat16) if self.autocasts else nullcontext()
-        with forward_lock(self.backbone), half:
-            if trie is not None and self.causal and self.pooling == "last":
-                rows = self._rows_at(trie.end_R, lambda: self._sequence_output(ids_BT, trie).last_hidden_state)
-            elif trie is not None:
-                rows = self._packed_rows(ids_BT, trie)
-            else:
-                assert mask_BT is not None, "a micro-batch has a mask or a trie"
-                if self.causal and self.pooling == "last":
-                    rows = self._rows_at(last_position(mask_BT), lambda: self._output(ids_BT).last_hidden_state)
-                else:
-                    rows = self._padded_rows(ids_BT, mask_BT)
+        """Return rows (B, D) of right-padded texts, given `mask_BT`; or rows (R, D) of texts in one sequence. After
+        `add_projection` rows have more columns."""
+        with forward_lock(self.backbone):
+            with self._half(ids_BT.device):
+                rows = self._rows(ids_BT, mask_BT, trie)
             rows = rows if self.dimensions is None else [part_RD[:, : self.dimensions] for part_RD in rows]
-        rows = [part_RD.to(torch.promote_types(part_RD.dtype, torch.float32)) for part_RD in rows]
-        rows = [functional.normalize(part_RD, dim=1) for part_RD in rows] if self.normalize else rows
-        if self.projection is not None:  # a zero row, which training reports, stays zero
-            rows.append(self.projection(rows[0]) * (rows[0] != 0).any(dim=1, keepdim=True))
+            rows = [part_RD.to(torch.promote_types(part_RD.dtype, torch.float32)) for part_RD in rows]
+            rows = [functional.normalize(part_RD, dim=1) for part_RD in rows] if self.normalize else rows
+            if self.projection is not None:  # a zero row, which training reports, stays zero
+                rows.append(self.projection(rows[0]) * (rows[0] != 0).any(dim=1, keepdim=True))
         return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
+
+    def _half(self, device: torch.device) -> AbstractContextManager[Any]:
+        # Without the cache, a pass without gradients keeps no copy of a weight. No layer is called twice.
+        return torch.autocast(device.type, torch.bfloat16, cache_enabled=False) if self.autocasts else nullcontext()
+
+    def _rows(self, ids_BT: Tensor, mask_BT: Tensor | None, trie: Trie | None) -> list[Tensor]:
+        """Return the pooled states after all layers, and after each of `inner_layers`."""
+        if trie is not None and self.causal and self.pooling == "last":
+            return self._rows_at(trie.end_R, lambda: self._sequence_output(ids_BT, trie).last_hidden_state)
+        if trie is not None:
+            return self._packed_rows(ids_BT, trie)
+        assert mask_BT is not None, "a micro-batch has a mask or a trie"
+        if self.causal and self.pooling == "last":
+            return self._rows_at(last_position(mask_BT), lambda: self._output(ids_BT).last_hidden_state)
+        return self._padded_rows(ids_BT, mask_BT)
 
     def _rows_at(self, end_R: Tensor, states: Callable[[], Tensor]) -> list[Tensor]:
         """Return the rows from the states at some positions, with the short last layer if there is one."""

@@ -49,7 +49,10 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
                 "objective.teacher_vector_weight per dataset."
             )
         if own.teacher_projection != settings.objective.teacher_projection:
-            raise SettingsError(f"objective of {each.path}: set objective.teacher_projection for the run.")
+            raise SettingsError(
+                f"objective of {each.path}: expected teacher_projection {settings.objective.teacher_projection}, as for the "
+                f"run, got {own.teacher_projection}. Set objective.teacher_projection for the run."
+            )
         if own.false_negatives.guide not in (None, settings.objective.false_negatives.guide):
             raise SettingsError(
                 f"objective of {each.path}: expected the guide of the run or none, got {own.false_negatives.guide!r}. Set "
@@ -65,7 +68,10 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
             "objective.teacher: expected objective.teacher_vector_weight above 0 too, such as 1; got 0."
         )
     if settings.objective.teacher_projection and (nested.layers or nested.dimensions):
-        raise SettingsError("objective.teacher_projection: expected no nested.layers and nested.dimensions with it.")
+        raise SettingsError(
+            f"objective.teacher_projection: expected no nested.layers and nested.dimensions, got {list(nested.layers)} and "
+            f"{list(nested.dimensions)}. Omit them, or teacher_projection."
+        )
     _check_used(all_own)
     return losses
 

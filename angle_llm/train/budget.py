@@ -24,6 +24,8 @@ from angle_llm.train.step_forecast import MICRO_TOKENS, StepForecast, StepSample
 
 CPU_BUDGET = TokenBudget(2048, 16_384)
 """Budget on a CPU if it fits; constant, so that results do not depend on the memory of the machine."""
+OTHER_BUDGET = TokenBudget(8192, 16_384)
+"""Budget on another device without a forecast."""
 ROUND_TOKENS = 256
 """Chosen budgets are multiples of it."""
 LEAST_GRAPH_TOKENS = 16_384
@@ -66,7 +68,7 @@ def choose_budget(
     sharding = Sharding.of(processes)
 
     def choose() -> TokenBudget:
-        budget = default_budget(settings)
+        budget = default_budget(settings, budget_of(processes.device.type))
         if settings.activation_checkpointing == "always":
             check_checkpointing(encoder)
         fixed = None not in (settings.micro_batch_tokens, settings.graph_tokens)
@@ -95,7 +97,8 @@ def choose_budget(
 def upper_bound(settings: TrainSettings, encoder: SentenceEncoder, budget: TokenBudget) -> float:
     """Return a simple upper bound in bytes of the memory of a step, so that small models need no forecast.
 
-    It counts five float32 values per weight (weight, gradient, AdamW state), 80 hidden states and four attention weights
+    It counts five float32 values per weight (weight, gradient, AdamW state; and with `autocasts` a bfloat16 copy per
+    micro-batch), 80 hidden states and four attention weights
     per head and key of each token and layer (forecast for Llama: 14 and none), and 8 float32 rows per text of a step.
     Infinite for a model whose configuration does not have the sizes.
     """
@@ -110,7 +113,13 @@ def upper_bound(settings: TrainSettings, encoder: SentenceEncoder, budget: Token
     texts = 3 * settings.batch_size * settings.accumulation * (1 + len(settings.nested.layers))
     weights = sum(parameter.numel() for parameter in backbone.parameters())
     states = tokens * layers * (80 * width + 4 * heads * encoder.max_length)
-    return CONTEXT + 4 * (5 * weights + states + 8 * texts * width)
+    copies = settings.autocasts * -(-tokens // budget.micro_batch_tokens) / 2
+    return CONTEXT + 4 * ((5 + copies) * weights + states + 8 * texts * width)
+
+
+def budget_of(kind: str) -> TokenBudget:
+    """Return the budget of a kind of device without a forecast."""
+    return CPU_BUDGET if kind == "cpu" else OTHER_BUDGET
 
 
 def default_budget(settings: TrainSettings, others: TokenBudget = CPU_BUDGET) -> TokenBudget:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from angle_llm.config import TrainSettings
 from angle_llm.data.batch import TextBatch
@@ -160,6 +161,11 @@ class StepForecast:
             loss=loss + 2 * row * (sample.step_texts - sample.batch_texts),
             accumulates=settings.accumulation > 1,
         )
+        more, device = (dimensions + 1) * projected, self.device
+        numbers = device.trained_numbers + more
+        self.device = replace(device, trained_bytes=device.trained_bytes + 4 * more, trained_numbers=numbers)
+        self._copies = 2 * product_weights(backbone) if settings.autocasts else 0
+        """Bytes of the bfloat16 weights of a micro-batch, which its graph keeps."""
 
     def supports_checkpointing(self) -> bool:
         """Return whether the layers can be computed again in the backward pass."""
@@ -174,6 +180,12 @@ class StepForecast:
         self, micro_batches: Sequence[MicroBatch], *, checkpointing: bool, gradients_before: bool = True
     ) -> StepMemory:
         """Return the memory of a step that keeps the graphs of these micro-batches."""
+        found = self._count(micro_batches, checkpointing=checkpointing, gradients_before=gradients_before)
+        return _larger(found, self._copies * len(micro_batches))
+
+    def _count(
+        self, micro_batches: Sequence[MicroBatch], *, checkpointing: bool, gradients_before: bool = True
+    ) -> StepMemory:
         found = []
         for model in self._models:
             if checkpointing:
@@ -191,13 +203,13 @@ class StepForecast:
         micro = min(budget.micro_batch_tokens, budget.graph_tokens)
         whole, part = self._at(budget.graph_tokens, budget), self._at(micro, budget)
         step = replace(whole, peak=whole.kept + max(part.peak - part.kept, 0))
-        return self.device.memory(step, cached=False)
+        return self.device.memory(_larger(step, self._copies * -(-step.tokens // max(micro, 1))), cached=False)
 
     def cached(self, budget: TokenBudget) -> Memory:
         """Return the memory of a step that is encoded twice, with a micro-batch that fills `micro_batch_tokens`, or of
         the longest text."""
         tokens = max(self._micro_tokens(budget), self.sample.longest_text)
-        return self.device.memory(self._at(tokens, budget), cached=True)
+        return self.device.memory(_larger(self._at(tokens, budget), self._copies), cached=True)
 
     def _micro_tokens(self, budget: TokenBudget) -> int:
         # No micro-batch is larger than a step.
@@ -210,10 +222,20 @@ class StepForecast:
             ids, encoder = self.sample.ids, self._encoder
             plan = encoder.plan_ids(ids, min(COUNTED_TOKENS, sum(map(len, ids))))
             group = max(plan.groups, key=lambda group: group.computed_tokens)
-            self._counted[checkpointing] = self.count([group.make()], checkpointing=checkpointing)
+            self._counted[checkpointing] = self._count([group.make()], checkpointing=checkpointing)
         counted = self._counted[checkpointing]
         nothing = StepMemory(0, 0, counted.gradients, counted.gradients)
         return replace(_between(nothing, counted, tokens / counted.tokens), tokens=tokens)
+
+
+def _larger(step: StepMemory, size: int) -> StepMemory:
+    return replace(step, kept=step.kept + size, peak=step.peak + size)
+
+
+def product_weights(backbone: nn.Module) -> int:
+    """Return the number of weights in matrix products: all matrices but embeddings."""
+    layers = [layer for layer in backbone.modules() if not isinstance(layer, nn.Embedding)]
+    return sum(one.numel() for layer in layers for one in layer.parameters(recurse=False) if one.ndim == 2)
 
 
 def _between(one: StepMemory, other: StepMemory, share: float) -> StepMemory:

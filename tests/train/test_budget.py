@@ -13,7 +13,7 @@ from tiny_tokenizers import TOKENIZERS
 from torch import nn
 from transformers import AutoModel
 
-from angle_llm.config import DataSource, LoraSettings, TrainSettings
+from angle_llm.config import DataSource, LoraSettings, ModelSettings, TrainSettings
 from angle_llm.data.batch import TextBatch
 from angle_llm.data.examples import load_examples
 from angle_llm.data.mixture import Mixture
@@ -219,6 +219,28 @@ def test_the_choice_and_its_reason_are_logged(
     assert choose(settings, encoder) == TokenBudget(2048, 16_384)
     fixed = replace(settings, micro_batch_tokens=5, graph_tokens=6, activation_checkpointing="always")
     assert choose(fixed, encoder) == TokenBudget(5, 6, True)
+
+
+def test_all_weights_in_bfloat16_and_a_projection_are_in_the_forecast(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bfloat16 copy of each matrix per kept micro-batch; weight, gradient and AdamW state of the projection."""
+    exact = TrainSettings(batch_size=16, lora=LoraSettings(rank=0), model=ModelSettings(dtype="float32"))
+    half = replace(exact, model=ModelSettings(dtype="bfloat16"))
+    encoder = tiny_encoder("llama", max_length=100)
+    before = counted(encoder, exact).kept(CPU_BUDGET)
+    encoder.model.autocasts = True
+    matrices = sum(one.weight.numel() for one in encoder.model.modules() if isinstance(one, torch.nn.Linear))
+    copies = 2 * matrices * 8  # 8 micro-batches of 2,048 tokens
+    assert counted(encoder, half).kept(CPU_BUDGET).activations == before.activations + copies
+    assert upper_bound(half, encoder, CPU_BUDGET) >= upper_bound(exact, encoder, CPU_BUDGET) + copies
+    encoder.model.add_projection(20, seed=0)
+    assert counted(encoder, half).kept(CPU_BUDGET).optimizer >= before.optimizer + 8 * 20 * 33
+
+    monkeypatch.setattr("angle_llm.train.budget.free_memory", lambda _: 64 * 2**30)
+    monkeypatch.setattr("angle_llm.train.budget.upper_bound", lambda *_: math.inf)
+    choose(half, encoder)
+    assert "graph_tokens 16,384 (forecast 0." in capsys.readouterr().out
 
 
 def test_a_model_without_a_forecast_gets_the_defaults(

@@ -168,6 +168,11 @@ def test_a_projection_is_trained_and_not_saved(tmp_path: Path) -> None:
         assert checkpoint.get_tensor("projection.weight").shape == (20, 32)
     assert not [name for file in model.rglob("*.safetensors") for name in load_file(file) if "projection" in name]
     assert SentenceEncoder.from_pretrained(model, device="cpu").encode(["Who is 3?"]).shape == (1, 32)
+    expected = outcome(run.run_path)
+    (run.run_path / "result.json").unlink()
+    shutil.rmtree(run.run_path / "checkpoints/step-000010")
+    fine_tune(replace(run, resume="auto"))
+    assert outcome(run.run_path) == expected
 
 
 @pytest.mark.parametrize(
@@ -190,7 +195,7 @@ def test_a_projection_is_refused_with_nested_vectors_and_for_one_dataset() -> No
         make_losses(replace(taught, nested=NestedSettings(dimensions=[8])))
     sets = [{"path": "a.jsonl", "objective": {"teacher_projection": False}}]
     mixed = settings_from_dict(TrainSettings, {"data": {"sets": sets}}, where="test")
-    with pytest.raises(SettingsError, match=r"a\.jsonl: set objective\.teacher_projection for the run"):
+    with pytest.raises(SettingsError, match=r"a\.jsonl: expected teacher_projection True.* got False"):
         make_losses(replace(taught, data=mixed.data))
 
 

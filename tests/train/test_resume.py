@@ -160,6 +160,10 @@ def test_a_run_that_failed_at_its_end_resumes(mine: TrainSettings, tmp_path: Pat
         max_steps=9,
     )
     due = outcome_of(replace(full, run_dir=str(tmp_path / "undisturbed")))
+    exact = replace(full, run_dir=str(tmp_path / "exact"), model=replace(full.model, dtype="float32"), max_steps=1)
+    fine_tune(exact)
+    losses = [read_metrics(one)[0]["loss"] for one in (exact.run_path, tmp_path / "undisturbed")]
+    assert 0 < abs(losses[0] - losses[1]) < 0.02 * losses[0], "products were computed in bfloat16"
 
     def fails(self: BestModel) -> None:
         raise OSError("no disk")

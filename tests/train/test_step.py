@@ -200,6 +200,9 @@ def test_products_in_bfloat16_give_about_the_gradient_of_float32(kind: str, layo
     encoder.model.autocasts = True
     result = step(encoder, 64, graph_tokens)
     found = take_gradients(encoder.model)
+    step(encoder, 64, KEEP)
+    # The first pass of a cached step is in bfloat16 too; sums of float32 in another order.
+    assert largest_difference(take_gradients(encoder.model), found) < 2e-3
     assert 0 < abs(result.loss - exact.loss) < 0.02 * exact.loss
     assert {gradient.dtype for gradient in found.values()} == {torch.float32}
     one, other = (torch.cat([value.flatten() for value in of.values()]) for of in (found, expected))

@@ -400,7 +400,7 @@ def test_a_mixture_logs_the_examples_of_each_dataset(
             "false_negatives": {"margin": 0.1, "guide": str(save_tiny_base("llama", tmp_path / "guide", seed=3))},
             "teacher": str(tmp_path / "guide"),
             "teacher_vector_weight": 0.5,
-            "teacher_projection": batches == "by_set",
+            "teacher_projection": True,
         },
         "data": {"batches": batches, "sets": [first, {"path": str(tmp_path / "pairs.jsonl"), "on_bad_row": "skip"}]},
         "batch_size": 4,

@@ -1,0 +1,62 @@
+"""`eval/retrieval_peer.py`: a run repeated with sentence-transformers."""
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from programs import run
+from tiny import save_tiny_base
+
+from angle_llm.config import TrainSettings
+from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.settings_io import SettingsError, save_settings, settings_from_dict
+
+if any(importlib.util.find_spec(name) is None for name in ("sentence_transformers", "datasets")):
+    pytest.skip("pip install 'sentence-transformers[train]==6.2.0'", allow_module_level=True)
+import retrieval_peer
+
+
+def settings(folder: Path) -> TrainSettings:
+    rows = [{"query": f"Who is {n}?", "positive": f"{n} is a number."} for n in range(8)]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    values: dict[str, Any] = {
+        "model": {
+            "path": str(save_tiny_base("bert", folder / "base")),
+            "dtype": "float32",
+            "prompt": "plain",
+            "pooling": "mean",
+            "max_length": 32,
+        },
+        "lora": {"rank": 0},
+        "data": {"path": str(folder / "pairs.jsonl"), "format": "positive_pair"},
+        "objective": {"contrastive_form": "forward"},
+        "batch_size": 4,
+    }
+    return settings_from_dict(TrainSettings, values, where="test")
+
+
+def test_the_run_is_repeated(tmp_path: Path) -> None:
+    mine = settings(tmp_path)
+    save_settings(mine, tmp_path / "config.yaml")
+    program = Path(__file__).parents[2] / "eval" / "retrieval_peer.py"
+    done = run("python", program, "--config", tmp_path / "config.yaml", "--out", tmp_path / "peer/model")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "peer/peer.json").read_text())
+    assert found["steps"] == len(found["seconds"]) == 2
+    assert "2 steps, median" in done.stdout
+    trained, base = (
+        SentenceEncoder.from_pretrained(path, pooling="mean", max_length=32, device="cpu").encode(["Who is 3?"])
+        for path in (tmp_path / "peer/model", tmp_path / "base")
+    )
+    assert 1e-6 < np.abs(trained - base).max() / np.abs(base).max() < 0.1, "two steps at a rate of 1e-4"
+
+
+@pytest.mark.parametrize("name", ["accumulation", "max_steps"])
+def test_a_run_that_the_library_cannot_repeat_is_refused(name: str, tmp_path: Path) -> None:
+    save_settings(replace(settings(tmp_path), **{name: 2}), tmp_path / "config.yaml")
+    with pytest.raises(SettingsError, match=rf"expected the settings {name} of a run"):
+        retrieval_peer.main(retrieval_peer.PeerSettings(config=tmp_path / "config.yaml", out=tmp_path / "out"))

@@ -92,7 +92,7 @@ class DomainSearchSettings(TrainSettings):
     """JSONL, CSV, TSV or Parquet file with the columns title and text. None: --data.path has pairs."""
     held_out: float = 0.1
     """Share of the pairs that are kept for the evaluation, at most 1,000 pairs."""
-    negatives: int = 4
+    negatives: int = 1
     """Hard negatives of each training pair. 0: none are mined."""
     database: Kind = "lancedb"
     """lancedb: a LanceDB table in database/ (pip install 'angle_llm[search]'). faiss: database/vectors.faiss, an exact

@@ -98,6 +98,7 @@ def test_a_checkpoint_by_name_and_starting_over(files: Files, tmp_path: Path) ->
     names(done.stderr, "step-000003", "step-000002")
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_result_of_one(files: Files, tmp_path: Path) -> None:
     flags = ["--max-steps", "10", "--epochs", "4", "--batch-size", "7", "--objective.cosine-weight", "1"]
     command("angle-llm", "train", *training(files, tmp_path / "one"), *flags)

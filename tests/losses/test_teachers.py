@@ -120,10 +120,19 @@ def test_a_projection_does_not_reach_the_other_parts() -> None:
     assert_close({name: found[name] for name in expected}, expected)
 
 
-@pytest.mark.parametrize("teacher", [None, random(4, WIDTH, seed=4)])
-def test_rows_without_a_projection_are_refused(teacher: Tensor | None) -> None:
+@pytest.mark.parametrize(
+    ("teacher", "message"),
+    [
+        (None, "expected teacher vectors in the relation, got none"),
+        (
+            random(4, WIDTH, seed=4),
+            "expected rows of a vector and its projection to the 6 columns of the teacher; got 6",
+        ),
+    ],
+)
+def test_rows_without_a_projection_are_refused(teacher: Tensor | None, message: str) -> None:
     ours = objective(teacher_vector_weight=1.0, teacher_projection=True)
-    with pytest.raises(ValueError, match="teacher_projection: expected rows of a vector and its projection"):
+    with pytest.raises(ValueError, match=f"teacher_projection: {message}"):
         ours(random(4, WIDTH), relation([], teacher_vectors=teacher))
 
 

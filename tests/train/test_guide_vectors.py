@@ -162,7 +162,7 @@ def test_a_projection_is_trained_and_not_saved(tmp_path: Path) -> None:
     }, where="test")  # fmt: skip
     model = fine_tune(run)
     losses = [line["loss"] for line in read_metrics(run.run_path)]
-    assert losses[0] > 0.8, "a random projection"
+    assert losses[0] > 0.5, "a random projection"
     assert losses[-1] < 0.4 * losses[0]
     with safe_open(run.run_path / "checkpoints/step-000010/weights.safetensors", "pt") as checkpoint:
         assert checkpoint.get_tensor("projection.weight").shape == (20, 32)

@@ -101,7 +101,7 @@ VECTOR_DISTANCES: dict[str, Similarity] = {"cosine": cosine_distance, "mse": squ
 def split_projection(x_NC: Tensor, relation: Relation) -> tuple[Tensor, Tensor]:
     """Return the vectors (N, D) and their projections (N, T) of rows that hold both, T being the width of the teacher.
 
-    Rows without a projection cannot be told from these, if they are longer than the projection.
+    Rows without a projection are not noticed if they are longer than the vectors of the teacher.
 
     Raises:
         ValueError: without teacher vectors in the relation, or for rows that are too short to hold both.

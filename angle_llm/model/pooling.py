@@ -247,7 +247,7 @@ class EmbeddingModel(nn.Module):
         return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
     def _half(self, device: torch.device) -> AbstractContextManager[Any]:
-        # Without the cache, a pass without gradients keeps no copy of a weight. No layer is called twice.
+        # Without the cache, a pass without gradients keeps no copy of a weight.
         return torch.autocast(device.type, torch.bfloat16, cache_enabled=False) if self.autocasts else nullcontext()
 
     def _rows(self, ids_BT: Tensor, mask_BT: Tensor | None, trie: Trie | None) -> list[Tensor]:

@@ -4,21 +4,18 @@
 
 Model, examples, batch size, epochs, learning rate, schedule, dtype and seed are those of the run; a run with other
 settings that the library does not share is refused. The loss is `MultipleNegativesRankingLoss`, which is the in-batch
-term in the form forward. The order of the examples is the library's own. The time of a step does not include the
-library's tokenization. Needs pip install 'sentence-transformers[train]'.
+term in the form forward. The order of the examples is the library's own. Needs pip install 'sentence-transformers[train]'.
 """
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import tyro
-from transformers import TrainerCallback
+from speed_peers.job import Clock
 
 from angle_llm.cli import guarded
 from angle_llm.config import LoraSettings, ObjectiveSettings, TrainSettings
@@ -40,19 +37,6 @@ class PeerSettings:
     """Folder of the trained model; peer.json beside it has the time of each step."""
     max_steps: int = -1
     """Stop after this many steps, for timing. -1: all epochs."""
-
-
-class Clock(TrainerCallback):
-    """Keeps the seconds of each step."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self.started = time.perf_counter()
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.seconds.append(time.perf_counter() - self.started)
 
 
 def main(settings: PeerSettings) -> None:
@@ -87,9 +71,9 @@ def main(settings: PeerSettings) -> None:
     data = Dataset.from_dict({"anchor": [pair.left for pair in pairs], "positive": [pair.right for pair in pairs]})
     model = SentenceTransformer(locate(run.model.path).name, device="cpu", model_kwargs={"dtype": "float32"})
     model.max_seq_length = run.model.max_length or model.max_seq_length
-    schedule, optimizer, clock = StepSchedule(examples.draws, run), run.optimizer, Clock()
+    schedule, optimizer = StepSchedule(examples.draws, run), run.optimizer
     with TemporaryDirectory() as folder:
-        SentenceTransformerTrainer(
+        trainer = SentenceTransformerTrainer(
             model=model,
             args=SentenceTransformerTrainingArguments(
                 output_dir=folder,
@@ -110,11 +94,13 @@ def main(settings: PeerSettings) -> None:
             ),
             train_dataset=data,
             loss=MultipleNegativesRankingLoss(model, scale=1 / objective.in_batch_temperature),
-            callbacks=[clock],
-        ).train()
+        )
+        clock = Clock(trainer)
+        trainer.train()
+    seconds = clock.answer()["step_seconds"]
     model.save_pretrained(str(settings.out))
-    write_json(settings.out.parent / "peer.json", {"steps": len(clock.seconds), "seconds": clock.seconds})
-    print(f"{len(clock.seconds)} steps, median {median(clock.seconds):.2f} s; saved in {settings.out}")
+    write_json(settings.out.parent / "peer.json", {"steps": len(seconds), "seconds": seconds})
+    print(f"{len(seconds)} steps, median {median(seconds):.2f} s; saved in {settings.out}")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,19 @@
-"""Train the pairs of a run with sentence-transformers, for a comparison of quality and time.
+"""Train the examples of a run with sentence-transformers, for a comparison of quality and time.
 
     python eval/retrieval_peer.py --config runs/retrieval/in-batch-seed42/config.yaml --out runs/retrieval/library-seed42/model
 
 Model, examples, batch size, epochs, learning rate, schedule, dtype and seed are those of the run; a run with other
 settings that the library does not share is refused. The loss is `MultipleNegativesRankingLoss`, which is the in-batch
-term in the form forward. The order of the examples is the library's own. Needs pip install 'sentence-transformers[train]'.
+term in the form forward. The library has one positive per row, and as many negatives in each row of a dataset: a group
+becomes a row per positive, and groups with other numbers of negatives another dataset, whose rows share no batch. No text
+is twice in a batch (`NO_DUPLICATES`); the order of the examples is the library's own.
+Needs pip install 'sentence-transformers[train]'.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -19,17 +23,16 @@ from speed_peers.job import Clock
 
 from angle_llm.cli import guarded
 from angle_llm.config import LoraSettings, ObjectiveSettings, TrainSettings
-from angle_llm.data.formats import PositivePair
+from angle_llm.data.formats import ScoredPair, pairs_of
 from angle_llm.data.mixture import load_mixture
 from angle_llm.io import write_json
 from angle_llm.model.backbone import locate
 from angle_llm.settings_io import SettingsError, changed_settings, load_settings, settings_to_dict
-from angle_llm.train.schedule import StepSchedule
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeerSettings:
-    """Train the pairs of a run with sentence-transformers."""
+    """Train the examples of a run with sentence-transformers."""
 
     config: Path
     """Settings of the run: a YAML file of `angle-llm train`."""
@@ -41,13 +44,14 @@ class PeerSettings:
 
 def main(settings: PeerSettings) -> None:
     """Train, save, and write the times."""
-    from datasets import Dataset
+    from datasets import Dataset, DatasetDict
     from sentence_transformers import (
         SentenceTransformer,
         SentenceTransformerTrainer,
         SentenceTransformerTrainingArguments,
     )
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+    from sentence_transformers.sentence_transformer.training_args import BatchSamplers
 
     run = load_settings(TrainSettings, settings.config)
     objective = run.objective
@@ -64,14 +68,11 @@ def main(settings: PeerSettings) -> None:
             f"{settings.config}: expected the settings {', '.join(other)} of a run that the library can repeat: all weights, "
             "prompt plain, pooling mean, one dataset, the in-batch term alone in the form forward, a linear schedule."
         )
-    examples = load_mixture(run.data)
-    pairs = [pair for pair in examples if isinstance(pair, PositivePair)]
-    if len(pairs) < len(examples):
-        raise SettingsError(f"{settings.config}: expected positive pairs.")
-    data = Dataset.from_dict({"anchor": [pair.left for pair in pairs], "positive": [pair.right for pair in pairs]})
+    data = {str(count): Dataset.from_list(rows) for count, rows in sorted(rows_of(run, settings.config).items())}
+    steps = run.epochs * sum(ceil(len(rows) / run.batch_size) for rows in data.values())
     model = SentenceTransformer(locate(run.model.path).name, device="cpu", model_kwargs={"dtype": "float32"})
     model.max_seq_length = run.model.max_length or model.max_seq_length
-    schedule, optimizer = StepSchedule(examples.draws, run), run.optimizer
+    optimizer = run.optimizer
     with TemporaryDirectory() as folder:
         trainer = SentenceTransformerTrainer(
             model=model,
@@ -83,16 +84,17 @@ def main(settings: PeerSettings) -> None:
                 max_steps=settings.max_steps,
                 learning_rate=optimizer.learning_rate,
                 lr_scheduler_type=optimizer.schedule,
-                warmup_steps=optimizer.warmup_steps(schedule.steps),
+                warmup_steps=optimizer.warmup_steps(steps),
                 weight_decay=optimizer.weight_decay,
                 max_grad_norm=optimizer.max_gradient_norm,
+                batch_sampler=BatchSamplers.NO_DUPLICATES,
                 bf16=run.model.dtype == "bfloat16",
                 use_cpu=True,
                 save_strategy="no",
                 logging_strategy="no",
                 report_to="none",
             ),
-            train_dataset=data,
+            train_dataset=DatasetDict(data),
             loss=MultipleNegativesRankingLoss(model, scale=1 / objective.in_batch_temperature),
         )
         clock = Clock(trainer)
@@ -101,6 +103,21 @@ def main(settings: PeerSettings) -> None:
     model.save_pretrained(str(settings.out))
     write_json(settings.out.parent / "peer.json", {"steps": len(seconds), "seconds": seconds})
     print(f"{len(seconds)} steps, median {median(seconds):.2f} s; saved in {settings.out}")
+
+
+def rows_of(run: TrainSettings, config: Path) -> dict[int, list[dict[str, str]]]:
+    """Return a row for each positive of each example, by the number of negatives."""
+    rows: dict[int, list[dict[str, str]]] = {}
+    for example in load_mixture(run.data):
+        if isinstance(example, ScoredPair):
+            raise SettingsError(f"{config}: expected positive pairs, triples or groups.")
+        pairs = pairs_of(example)
+        negatives = [text for _, text, score in pairs if not score]
+        named = {f"negative_{number}": text for number, text in enumerate(negatives, 1)}
+        rows.setdefault(len(negatives), []).extend(
+            {"anchor": query, "positive": text, **named} for query, text, score in pairs if score
+        )
+    return rows
 
 
 if __name__ == "__main__":

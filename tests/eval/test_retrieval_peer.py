@@ -11,7 +11,7 @@ import pytest
 from programs import run
 from tiny import save_tiny_base
 
-from angle_llm.config import TrainSettings
+from angle_llm.config import DataSettings, TrainSettings
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.settings_io import SettingsError, save_settings, settings_from_dict
 
@@ -53,6 +53,26 @@ def test_the_run_is_repeated(tmp_path: Path) -> None:
         for path in (tmp_path / "peer/model", tmp_path / "base")
     )
     assert 1e-6 < np.abs(trained - base).max() / np.abs(base).max() < 0.1, "two steps at a rate of 1e-4"
+
+
+def test_a_group_becomes_a_row_per_positive_and_other_numbers_of_negatives_another_dataset(tmp_path: Path) -> None:
+    groups = [
+        {"query": "a", "positives": ["b", "c"], "negatives": ["d"]},
+        {"query": "e", "positives": ["f"], "negatives": []},
+    ]
+    (tmp_path / "groups.jsonl").write_text("".join(json.dumps(row) + "\n" for row in groups))
+    data = DataSettings(path=str(tmp_path / "groups.jsonl"), format="group")
+    mine = replace(settings(tmp_path), data=data, batch_size=2)
+    assert retrieval_peer.rows_of(mine, tmp_path) == {
+        1: [
+            {"anchor": "a", "positive": "b", "negative_1": "d"},
+            {"anchor": "a", "positive": "c", "negative_1": "d"},
+        ],
+        0: [{"anchor": "e", "positive": "f"}],
+    }
+    save_settings(mine, tmp_path / "config.yaml")
+    retrieval_peer.main(retrieval_peer.PeerSettings(config=tmp_path / "config.yaml", out=tmp_path / "peer/model"))
+    assert json.loads((tmp_path / "peer/peer.json").read_text())["steps"] == 2, "a batch of each dataset"
 
 
 @pytest.mark.parametrize("name", ["accumulation", "max_steps"])

@@ -142,8 +142,11 @@ def summarise(measured: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Return one line per value: mean and standard deviation over seeds, and an interval.
 
     The interval of a value is over the pairs of the test set (ends averaged over seeds). That of a difference is over
-    seeds (t) for three and more, over pairs for one, and none for two. `trained` is False for values without a seed.
+    pairs for one seed; for several it is that of the recorded mean over seeds (over queries), or over seeds (t) for
+    three and more, or none. `trained` is False for values without a seed.
     """
+    means = measured[measured.seed == "mean"].set_index(WHAT)
+    measured = measured[measured.seed != "mean"]
     groups = measured.groupby(WHAT, sort=False, dropna=False)
     data = groups.agg(
         value=("value", "mean"), sd=("value", "std"), seeds=("value", "size"), n=("n", "first"), p=("p", "first")
@@ -151,12 +154,15 @@ def summarise(measured: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     for end in ("low", "high"):
         data[end] = groups[end].agg(lambda values: values.mean(skipna=False))
     data["trained"] = groups["seed"].first() != ""
+    recorded = data.index.isin(means.index)
     data = data.reset_index()
     difference = data.kind == "difference"
     data.loc[difference & (data.seeds > 1), ["low", "high"]] = math.nan
     three = difference & (data.seeds > 2)
     half = stats.t.ppf(0.975, data.seeds[three] - 1) * data.sd[three] / data.seeds[three] ** 0.5
     data.loc[three, "low"], data.loc[three, "high"] = data.value[three] - half, data.value[three] + half
+    ends = ["low", "high", "p"]
+    data.loc[recorded, ends] = means.reindex(pd.MultiIndex.from_frame(data.loc[recorded, WHAT]))[ends].to_numpy()
     data = pd.concat([data, times_ours(measured)])
     labels = runs.drop_duplicates(["grid", "row"])[["grid", "row", "label"]]
     return data.merge(labels, how="left", on=["grid", "row"])

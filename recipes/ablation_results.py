@@ -2,7 +2,8 @@
 
 The scores of all pairs go to a local cache, runs/GRID/NAME/scores.npz, and those of all queries of a retrieval task to
 queries.npz. Two rows whose scores are both cached are compared pair by pair, or query by query, on common bootstrap
-resamples. Without the cache a difference has no interval, or keeps the known one.
+resamples; with several seeds also by the mean of each query over the seeds. Without the cache a difference has no
+interval, or keeps the known one.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ RUNS = (*KEY, "label", "date", "commit", "machine", "versions", "command", "sett
 SCORES, QUERIES = "scores.npz", "queries.npz"
 DIFFERED = "nDCG@10"
 """The metric of retrieval whose differences are recorded."""
+MEAN = "mean"
+"""In place of a seed: the mean over the seeds."""
 SAME = 1e-2
 """Two values (× 100) of one measurement differ by less, those of two trainings by more."""
 
@@ -149,7 +152,7 @@ def differences(
     rows: Iterable[Experiment], measured: Iterable[Line], cached: Mapping[Any, Cached]
 ) -> list[Measurement]:
     """Return Spearman and nDCG@10 of each row minus those of its reference with the same seed, by task; of Spearman also
-    the published average.
+    the published average, and of nDCG@10 of several seeds also the mean, with an interval over the queries.
 
     A row without training is compared with each seed of its reference, and the other way round. `measured` are the
     lines of the results file about the grid, with the known differences; `cached` the values of pairs and queries by
@@ -160,10 +163,11 @@ def differences(
     for line in measured:
         kind, task, metric = line["kind"], line["task"], line["metric"]
         if kind == "difference":
-            known[line["row"], line["seed"], line["reference"], task, metric] = line
+            known[line["row"], line["reference"], line["seed"], task, metric] = line
         elif (kind, metric) in (("sts", "spearman"), ("retrieval", DIFFERED)) and line["value"] and task != "average":
             values.setdefault((line["row"], line["seed"]), {})[task, metric] = line
-    found = []
+    found: list[Measurement] = []
+    couples: dict[tuple[str, str], list[tuple[Cached, Cached]]] = {}
     for ours, theirs in itertools.permutations(rows, 2):
         (_, row, seed), (_, other, other_seed) = ours.key, theirs.key
         if other != ours.reference or other == row or (seed and other_seed and seed != other_seed):
@@ -177,16 +181,44 @@ def differences(
         averaged = [by_task[task, "spearman"] for task in PUBLISHED_TASKS if (task, "spearman") in by_task]
         if len(averaged) > 1:
             by_task["average", "spearman"] = float(np.mean(averaged))
-        paired = _paired(cached[ours.key], cached[theirs.key])
-        key = {"row": row, "seed": seed or other_seed, "reference": other}
-        for (task, metric), value in by_task.items():
-            plain = measurement("difference", task, metric, value, n=len(averaged) if task == "average" else None)
-            # Cached values and known lines may belong to another training; then their value differs.
-            known_line = known.get((row, key["seed"], other, task, metric))
-            candidates = (paired.get((task, metric)), known_line, plain)
-            best = next(c for c in candidates if c and math.isclose(float(c["value"]), value, rel_tol=0, abs_tol=SAME))
-            found.append(key | best | {"n": plain["n"]})
+        couple = cached[ours.key], cached[theirs.key]
+        couples.setdefault((row, other), []).append(couple)
+        found += _with_intervals((row, other, seed or other_seed), by_task, len(averaged), *couple, known)
+    for (row, other), both in couples.items():
+        of_seeds: dict[tuple[str, str], list[float]] = {}
+        for single in found:
+            if (single["row"], single["reference"], single["metric"]) == (row, other, DIFFERED):
+                of_seeds.setdefault((single["task"], DIFFERED), []).append(float(single["value"]))
+        means = {key: float(np.mean(of)) for key, of in of_seeds.items() if len(of) == len(both) > 1}
+        ours_mean, theirs_mean = (_mean_queries(each) for each in zip(*both, strict=True))
+        found += _with_intervals((row, other, MEAN), means, 0, ours_mean, theirs_mean, known)
     return found
+
+
+def _with_intervals(
+    key: tuple[str, str, str],
+    by_task: Mapping[tuple[str, str], float],
+    averaged: int,
+    ours: Cached,
+    theirs: Cached,
+    known: Mapping[Any, Line],
+) -> list[Measurement]:
+    """Return the differences of a row (its name, its reference, seed) with the interval of cached values or known lines."""
+    found, paired = [], _paired(ours, theirs)
+    for (task, metric), value in by_task.items():
+        plain = measurement("difference", task, metric, value, n=averaged if task == "average" else None)
+        # Cached values and known lines may belong to another training; then their value differs.
+        candidates = (paired.get((task, metric)), known.get((*key, task, metric)), plain)
+        best = next(c for c in candidates if c and math.isclose(float(c["value"]), value, rel_tol=0, abs_tol=SAME))
+        found.append(dict(zip(("row", "reference", "seed"), key, strict=True)) | best | {"n": plain["n"]})
+    return found
+
+
+def _mean_queries(seeds: Sequence[Cached]) -> Cached:
+    """Return the mean of each query over the seeds, for tasks with the same number of queries in each."""
+    values = {task: [one.queries[task] for one in seeds if task in one.queries] for task in seeds[0].queries}
+    same = {task: of for task, of in values.items() if len(of) == len(seeds) and len({*map(len, of)}) == 1}
+    return Cached({}, {task: np.mean(of, axis=0) for task, of in same.items()})
 
 
 def _paired(ours: Cached, theirs: Cached) -> dict[tuple[str, str], Measurement]:

@@ -87,6 +87,18 @@ def test_a_speed_comparison_is_added(tmp_path: Path) -> None:
     assert (ratio.value, ratio.low, ratio.high, ratio.peak) == (2.5, 2, 3, 1)
 
 
+def test_the_interval_of_several_seeds_is_the_recorded_one_over_queries() -> None:
+    measured, runs = report.read(RESULTS)
+    of_seeds = dict.fromkeys(measured.columns, "") | {"grid": "g", "row": "r", "kind": "difference", "task": "t"}
+    of_seeds |= {"metric": "nDCG@10", "reference": "base", "n": 9.0, "p": 0.5}
+    seeds = [of_seeds | {"seed": str(seed), "value": float(seed), "low": 0.0, "high": 9.0} for seed in (1, 2, 3)]
+    alone = line(report.summarise(pd.DataFrame(seeds), runs), grid="g")
+    assert alone.low < 0, "t over three seeds"
+    mean = of_seeds | {"seed": "mean", "value": 2.0, "low": 1.5, "high": 2.5, "p": 0.01}
+    found = line(report.summarise(pd.DataFrame([*seeds, mean]), runs), grid="g")
+    assert (found.value, found.seeds, found.low, found.high, found.p) == (2, 3, 1.5, 2.5, 0.01)
+
+
 def test_a_figure_without_its_rows_is_an_error_that_names_them(data: pd.DataFrame) -> None:
     for draw in FIGURES.values():
         with pytest.raises(LookupError):

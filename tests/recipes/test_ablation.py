@@ -7,12 +7,14 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from ablation import Settings, main, run_and_forward_signals
 from ablation_grid import experiments, load_grid
-from ablation_results import Line, Results, load_cached
+from ablation_results import MEASUREMENTS, Cached, Line, Results, differences, line_of, load_cached
 from programs import run as run_program
 from programs import start
 from tiny import save_tiny_base
@@ -154,6 +156,30 @@ def test_rows_are_compared_query_by_query(folder: Path, results: Path) -> None:
     expected = mean_difference(values["one-seed1"], values["as-is"], stream="beir")
     ends = expected.interval.low, expected.interval.high
     assert (float(one["low"]), float(one["high"])) == pytest.approx(ends, abs=1e-4)
+
+
+def test_several_seeds_are_compared_by_the_mean_of_each_query() -> None:
+    generator = np.random.default_rng(0)
+    keys = {(row, seed): ("tiny", row, seed) for row in ("one", "base") for seed in ("1", "2", "3")}
+    cached = {key: Cached({}, {"beir": 100 * generator.random(50)}) for key in keys.values()}
+    rows: Any = [SimpleNamespace(key=key, reference="base") for key in keys.values()]
+    blank = dict.fromkeys(MEASUREMENTS, "") | {"kind": "retrieval", "task": "beir", "metric": "nDCG@10", "n": "50"}
+    values = {key: float(one.queries["beir"].mean()) for key, one in cached.items()}
+    measured = [blank | {"row": row, "seed": seed, "value": str(values[key])} for (row, seed), key in keys.items()]
+    of_row = {
+        row: np.mean([cached["tiny", row, seed].queries["beir"] for seed in "123"], axis=0) for row in ("one", "base")
+    }
+    expected = mean_difference(of_row["one"], of_row["base"], stream="beir")
+
+    *single, mean = differences(rows, measured, cached)
+    assert [one["seed"] for one in single] == ["1", "2", "3"]
+    assert (mean["row"], mean["reference"], mean["seed"]) == ("one", "base", "mean")
+    assert mean["value"] == pytest.approx(np.mean([one["value"] for one in single]), abs=1e-9)
+    assert (mean["low"], mean["high"]) == (expected.interval.low, expected.interval.high)
+
+    known = [blank | line_of(mean) | {"kind": "difference"}]
+    (*_, again) = differences(rows, [*measured, *known], dict.fromkeys(keys.values(), Cached({}, {})))
+    assert float(again["low"]) == pytest.approx(mean["low"], rel=1e-6), "the known interval stays"
 
 
 def test_nothing_is_measured_twice_and_a_new_measure_is_added(folder: Path, results: Path) -> None:

@@ -9,6 +9,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 import pytest
+from cases import one_in
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiny import KINDS, tiny_backbone
@@ -67,9 +68,7 @@ def as_the_library_calls_it(exported: Any, texts: list[str]) -> list[list[int]]:
     return [ids[mask.bool()].tolist() for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
 
 
-@every_kind
-@every_tokenization
-@every_prompt
+@one_in(5, "kind, tokenization, prompt", TOKENIZERS, TOKENIZATIONS, PROMPTS)
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(
     text=texts_of_all_kinds | st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip),
@@ -102,9 +101,7 @@ LONG = [
 ]
 
 
-@every_kind
-@every_tokenization
-@pytest.mark.parametrize("unit", LONG)
+@one_in(5, "kind, tokenization, unit", TOKENIZERS, TOKENIZATIONS, LONG)
 def test_texts_around_and_far_beyond_the_limit_are_cut_as_the_encoder_cuts(
     kind: str, tokenization: str, unit: str
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import one_in
 from safetensors.torch import load_file, save_file
 from tiny import KINDS, save_tiny_base, tiny_backbone, tiny_encoder, train_a_little
 from torch import nn
@@ -70,8 +71,7 @@ def test_only_the_adapter_of_every_linear_layer_trains_and_in_float32(kind: str)
     assert not before
 
 
-@pytest.mark.parametrize("sort", LORAS)
-@every_kind
+@one_in(3, "kind, sort", KINDS, LORAS)
 def test_a_new_adapter_is_neutral_and_a_trained_one_changes_every_vector(kind: str, sort: str) -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         encoder = tiny_encoder(kind, dtype)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import one_in
 from peft.tuners.lora import LoraLayer
 from tiny import KINDS, tiny_backbone, train_a_little, write_gguf
 from tiny_tokenizers import TOKENIZERS, VOCABULARY
@@ -111,9 +112,7 @@ def cosine(one: Any, other: Any) -> float:
     return float(torch.cosine_similarity(one, other, dim=-1).min())
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluating"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@BITS
+@one_in(5, "training, bits, dtype", [True, False], [4, 8], ["float32", "bfloat16", "float16"])
 def test_gradients_equal_those_on_the_dequantized_base_before_and_after_an_evaluation(
     bits: int, dtype: str, training: bool, base: Path
 ) -> None:

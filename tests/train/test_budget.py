@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import one_in
 from tiny import KINDS, tiny_encoder
 from tiny_tokenizers import TOKENIZERS
 from torch import nn
@@ -123,8 +124,7 @@ def counted(encoder: Any, settings: TrainSettings) -> StepForecast:
     return StepForecast(settings, encoder, backbone, encoder.dtype, AngleObjective(), sample, Sharding(), "cpu")
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt2", "bert"])
+@one_in(3, "kind, checkpointing", ["llama", "gemma2", "gpt2", "bert"], [False, True])
 def test_the_memory_of_many_layers_is_that_of_few_extrapolated(
     kind: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,7 +76,7 @@ def test_a_whole_model_is_read_back_exactly(kind: str, dtype: torch.dtype, tmp_p
     assert (again.tokenize(TEXTS), again.pad_id) == (encoder.tokenize(TEXTS), encoder.pad_id)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("kind", "lora"),
     [

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import one_in
 from tiny import POSITIONS, tiny_backbone
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -126,8 +127,7 @@ def test_flex_attention_equals_gathered_keys_in_value_and_gradient(kind: str) ->
 
 @pytest.mark.usefixtures("_exact")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")  # by the comparison
-@pytest.mark.parametrize("with_gradients", [False, True])
-@pytest.mark.parametrize("softcap", [None, 30.0])
+@one_in(3, "softcap, with_gradients", [None, 30.0], [False, True])
 def test_flex_attention_is_compiled_at_most_twice_for_all_lengths(softcap: float | None, with_gradients: bool) -> None:
     """The shipped call in one graph, up to the code generation of a GPU: new lengths and masks need no new graph."""
     torch._dynamo.reset()

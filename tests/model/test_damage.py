@@ -101,7 +101,7 @@ def test_a_missing_package_is_named() -> None:
 
 
 KINDS = ["adapter", "whole", "base", "angle-emb", "parquet", "npy"]
-FEW, MANY = 15, 335
+FEW, MANY = 10, 335
 """Of each kind: 90 and 2,010 in all."""
 
 

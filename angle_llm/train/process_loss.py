@@ -2,13 +2,15 @@
 
 torchrun ends the processes of its own machine when one exits, and gloo fails on a closed connection. Neither detects a
 stopped process or names the lost rank on another machine, and NCCL blocks. So each process increments a counter in the
-TCPStore of the launcher every second; if the counter does not change for `LOST_SECONDS`, the process is lost. A process
-that fails writes its error there, and the others end after `GRACE_SECONDS`.
+TCPStore of the launcher every second; if the counter does not change for `LOST_SECONDS`, the process is lost. The end of
+a process of the same machine is seen at once. A process that fails writes its error there, and the others end after
+`GRACE_SECONDS`.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import threading
@@ -26,6 +28,8 @@ INTERVAL = 1.0
 """Seconds between two increments."""
 LOST_SECONDS = 12
 """A process also increments nothing while something holds Python's interpreter lock."""
+ENDED_SECONDS = 3
+"""The same for a process of this machine that has ended; meanwhile its last counter or error is read."""
 GRACE_SECONDS = 3
 """Time for a process to end by itself, with its own message, after another one has failed."""
 EXIT_CODE = 3
@@ -77,7 +81,8 @@ class ProcessWatch:
         if self._processes.world_size == 1:
             return
         if isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "Connection")):
-            self._threads[1].join(LOST_SECONDS + 5)  # `_watch` names the rank and ends this process
+            # `_watch` names the rank and ends this process. On a busy machine its intervals are longer.
+            self._threads[1].join(3 * LOST_SECONDS)
         left = error is None or isinstance(error, SystemExit)  # all ranks agree on it
         self._last = LEFT if left else f"{FAILED}: {type(error).__name__}: {error}"
         self._stopped.set()
@@ -106,14 +111,22 @@ class ProcessWatch:
                         self._exit(rank, counter.decode(errors="replace"))
                     return
             unanswered = unanswered + 1 if counters is last else 0
-            if unanswered * INTERVAL >= LOST_SECONDS:
+            if unanswered * INTERVAL >= LOST_SECONDS:  # rank 0 may have left the run
                 self._exit(0, "or its launcher was killed or stopped, or has failed")
             if counters is not last:
                 for rank, counter in enumerate(counters):
                     silent[rank] = silent[rank] + 1 if counter == last[rank] != LEFT.encode() else 0
-                    if silent[rank] * INTERVAL >= LOST_SECONDS:
+                    if silent[rank] * INTERVAL >= self._limit(rank):
                         self._exit(rank, "was killed or stopped")
                 last = counters
+
+    def _limit(self, rank: int) -> float:
+        """Return the seconds without an increment after which a process is lost."""
+        if rank not in self._handles:
+            return LOST_SECONDS
+        ended = select.poll()
+        ended.register(self._handles[rank], select.POLLIN)
+        return min(ENDED_SECONDS, LOST_SECONDS) if ended.poll(0) else LOST_SECONDS
 
     def _exit(self, rank: int, what: str) -> None:
         machine, host, pid = self._places[rank]

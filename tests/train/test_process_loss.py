@@ -15,6 +15,9 @@ import yaml
 from forked import free_port
 from tiny import save_tiny_base
 
+from angle_llm.train.distributed import Processes
+from angle_llm.train.process_loss import ENDED_SECONDS, LOST_SECONDS, ProcessWatch
+
 WORKER = Path(__file__).with_name("process_loss_worker.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
@@ -39,6 +42,18 @@ def test_all_processes_end(launcher: str, failure: str, rank: int, tmp_path: Pat
     cause = "failed: ArithmeticError" if failure == "exception" else "was killed or stopped|or its launcher"
     named = rf"exits: rank {rank} \(host[^)]*\) ({cause})|Root Cause[^=]*?rank +: {rank} \(local_rank"
     assert re.search(named, outputs[(1 - rank) % len(outputs)], flags=re.DOTALL), outputs
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a handle of a process exists on Linux only")
+def test_the_end_of_a_process_of_this_machine_is_noticed_earlier_than_silence() -> None:
+    watch = ProcessWatch(Processes(rank=0, world_size=2))
+    with subprocess.Popen(["sleep", "60"]) as other:
+        watch._handles[1] = os.pidfd_open(other.pid)
+        assert watch._limit(0) == watch._limit(1) == LOST_SECONDS
+        other.kill()
+        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)  # a launcher may not have collected it yet
+        assert (watch._limit(0), watch._limit(1)) == (LOST_SECONDS, ENDED_SECONDS)
+    os.close(watch._handles[1])
 
 
 @pytest.mark.slow

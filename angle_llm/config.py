@@ -197,7 +197,7 @@ class EvaluationSettings:
     every_steps: NonNegative = 0
     """Evaluate every this many optimizer steps; 0: at the end only."""
     best_by: str | None = None
-    """Figure that selects the best model: TASK/FIGURE as in metrics.jsonl, or FIGURE of the first task. None: its first."""
+    """Metric that selects the best model: TASK/METRIC as in metrics.jsonl, or METRIC of the first task. None: its first."""
     patience: Positive | None = None
     """Stop after this many evaluations without a new best one. None: train to the end."""
 

@@ -129,11 +129,11 @@ def _retrieval(encoder: SentenceEncoder, measures: Measures, data_dir: Path, sco
     encode_document = partial(encoder.for_side("document").encode, show_progress=True)
     results = evaluate_retrieval(encode, tasks, encode_document=encode_document if encoder.prompts.differ else None)
     for task_name, found in results.tasks.items():
-        for metric, figure in found.figures.items():
-            yield measurement("retrieval", task_name, metric, figure.value, figure.interval, n=found.queries)
+        for name, metric in found.metrics.items():
+            yield measurement("retrieval", task_name, name, metric.value, metric.interval, n=found.queries)
         yield measurement("retrieval", task_name, "candidates", found.candidates)
     values = {
-        name: found.figures[DIFFERED].values for name, found in results.tasks.items() if DIFFERED in found.figures
+        name: found.metrics[DIFFERED].values for name, found in results.tasks.items() if DIFFERED in found.metrics
     }
     save_queries(values, scores.with_name(QUERIES))
 

@@ -81,7 +81,7 @@ class Material(NamedTuple):
     corpus: list[str]
 
 
-FIGURES = ("R@1", "R@10", "MRR", "nDCG@10")
+METRICS = ("R@1", "R@10", "MRR", "nDCG@10")
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -319,14 +319,14 @@ def plot(folder: Path) -> None:
     for offset, name in ((-0.2, "before"), (0.2, "after")):
         content = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
         (task,) = content["tasks"].values()
-        values = [task["figures"][each]["value"] for each in FIGURES]
-        ends = [task["figures"][each]["interval"] for each in FIGURES]
+        values = [task["metrics"][each]["value"] for each in METRICS]
+        ends = [task["metrics"][each]["interval"] for each in METRICS]
         errors = [[value - end["low"] for value, end in zip(values, ends, strict=True)],
                   [end["high"] - value for value, end in zip(values, ends, strict=True)]]  # fmt: skip
-        bars = axes.bar([place + offset for place in range(len(FIGURES))], values, 0.38, yerr=errors, label=name)
+        bars = axes.bar([place + offset for place in range(len(METRICS))], values, 0.38, yerr=errors, label=name)
         axes.bar_label(bars, fmt="%.1f", label_type="center", color="white")
     axes.set(ylabel="× 100", title="Held-out queries, before and after training", ylim=(0, 100))
-    axes.set_xticks(range(len(FIGURES)), FIGURES)
+    axes.set_xticks(range(len(METRICS)), METRICS)
     figure.legend(frameon=False, loc="outside lower center", ncols=2)
     figure.savefig(folder / "before_after.png", dpi=150)
     print(folder / "before_after.png")

@@ -1,4 +1,4 @@
-"""Held-out tasks of a training run: from settings to a function that returns the figures of an encoder by name."""
+"""Held-out tasks of a training run: from settings to a function that returns the metrics of an encoder by name."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True)
 class HeldOutTask:
-    """A task with the names of its figures, the main one first, and the function that computes them."""
+    """A task with the names of its metrics, the main one first, and the function that computes them."""
 
     name: str
-    figures: tuple[str, ...]
+    metrics: tuple[str, ...]
     measure: Callable[[SentenceEncoder, Encode, Encode | None], Mapping[str, float]]
     """From an encoder, its `encode`, and with two prompts that of documents."""
 
@@ -44,12 +44,12 @@ class HeldOutTask:
 def held_out_evaluation(
     settings: EvaluationSettings, micro_batch_tokens: int | None = None
 ) -> Callable[[SentenceEncoder], Figures] | None:
-    """Return a function from an encoder to the figures of all tasks, × 100, as TASK/FIGURE; None without tasks.
+    """Return a function from an encoder to the metrics of all tasks, × 100, as TASK/METRIC; None without tasks.
 
-    The figure that `best_by` selects is the first. Files are read at once.
+    The metric that `best_by` selects is the first. Files are read at once.
 
     Raises:
-        SettingsError: for a task that does not exist, tasks of one name, or an unknown figure or column.
+        SettingsError: for a task that does not exist, tasks of one name, or an unknown metric or column.
         DataError: for a malformed file.
         MissingLibraryError: for a task of MTEB without mteb.
     """
@@ -113,12 +113,12 @@ def eval_command(settings: EvaluationSettings, model: Path) -> str:
 
 
 def _selected(best_by: str | None, tasks: list[HeldOutTask]) -> str:
-    """Return the figure that selects the best model, as TASK/FIGURE."""
-    known = [f"{task.name}/{name}" for task in tasks for name in task.figures]
-    wanted = tasks[0].figures[0] if best_by is None else best_by
+    """Return the metric that selects the best model, as TASK/METRIC."""
+    known = [f"{task.name}/{name}" for task in tasks for name in task.metrics]
+    wanted = tasks[0].metrics[0] if best_by is None else best_by
     found = next((name for name in (wanted, f"{tasks[0].name}/{wanted}") if name in known), None)
     if found is None:
-        raise SettingsError(f"evaluation.best_by: {unknown_name('figure', wanted, known)}")
+        raise SettingsError(f"evaluation.best_by: {unknown_name('metric', wanted, known)}")
     return found
 
 
@@ -180,7 +180,7 @@ def _sts_task(task: StsTask) -> HeldOutTask:
 def _retrieval_task(task: RetrievalTask) -> HeldOutTask:
     def measure(_: SentenceEncoder, encode: Encode, encode_document: Encode | None) -> Figures:
         found = evaluate_retrieval(encode, [task], encode_document=encode_document, resamples=0).tasks[task.name]
-        return {name: figure.value for name, figure in found.figures.items()}
+        return {name: metric.value for name, metric in found.metrics.items()}
 
     return HeldOutTask(task.name, tuple(query_metrics([], [])), measure)
 

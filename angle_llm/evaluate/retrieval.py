@@ -136,7 +136,7 @@ class RetrievalResult(TaskResult):
     answers: int
     skipped: int
     digest: str
-    figures: dict[str, Metric]
+    metrics: dict[str, Metric]
     query_ids: tuple[str, ...]
     ranks: tuple[tuple[int, ...], ...]
     search_seconds: float
@@ -173,11 +173,11 @@ def _evaluate(encoded: EncodedTexts, task: RetrievalTask, resamples: int, seed: 
     candidates_CD = encoded.rows(task.candidates, "document")
     ranks = answer_ranks(encoded.rows(task.queries), candidates_CD, task.relevant, task.itself)
     seconds = time.perf_counter() - started
-    figures = {}
+    metrics = {}
     for name, shares in query_metrics(ranks, task.relevant, strict=task.strict).items():
         values = 100 * np.array(shares)
         interval = mean_interval(values, resamples=resamples, seed=seed, stream=task.name) if resamples else None
-        figures[name] = Metric(float(values.mean()), interval, tuple(values.tolist()))
+        metrics[name] = Metric(float(values.mean()), interval, tuple(values.tolist()))
     return RetrievalResult(
         name=task.name,
         label=task.label,
@@ -187,7 +187,7 @@ def _evaluate(encoded: EncodedTexts, task: RetrievalTask, resamples: int, seed: 
         answers=sum(map(len, task.relevant)),
         skipped=sum(place is not None for place in task.itself),
         digest=task.digest,
-        figures=figures,
+        metrics=metrics,
         query_ids=task.query_ids,
         ranks=tuple(tuple(rank_of.values()) for rank_of in ranks),
         search_seconds=seconds,

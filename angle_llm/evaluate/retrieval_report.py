@@ -36,7 +36,7 @@ class Compared:
     def of(cls, model: str, used: Used, results: RetrievalResults) -> Compared:
         """Return the model with its results."""
         tasks = results.tasks.items()
-        values = {name: {key: figure.values for key, figure in task.figures.items()} for name, task in tasks}
+        values = {name: {key: metric.values for key, metric in task.metrics.items()} for name, task in tasks}
         return cls(model, used, {name: task.digest for name, task in tasks}, values)
 
 
@@ -84,12 +84,12 @@ def read_query_figures(path: str | Path) -> Compared:
         tasks = content["tasks"].items()
         digests = {name: str(task["digest"]) for name, task in tasks}
         values = {
-            name: {key: tuple(map(float, figure["values"])) for key, figure in task["figures"].items()}
+            name: {key: tuple(map(float, metric["values"])) for key, metric in task["metrics"].items()}
             for name, task in tasks
         }
-        for name, figures in values.items():
+        for name, metrics in values.items():
             queries = len(content["tasks"][name]["query_ids"])
-            if any(len(each) != queries or not np.isfinite(each).all() for each in figures.values()):
+            if any(len(each) != queries or not np.isfinite(each).all() for each in metrics.values()):
                 raise ValueError(f"task {name!r}: expected a finite value of each query")
         return Compared(f"{content['model']} ({path})", Used(**content["encoder"]), digests, values)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -121,7 +121,7 @@ def retrieval_report(
     for task in results.tasks.values():
         header: list[str] = [task.label, short_name(model), "95 %"]
         rows: list[list[object]] = [[name, value, None] for name, value in used.columns().items()]
-        rows += [[name, figure.value, figure.interval] for name, figure in task.figures.items()]
+        rows += [[name, metric.value, metric.interval] for name, metric in task.metrics.items()]
         if comparison is not None:
             header += [short_name(comparison.other), "difference", "95 %", "p"]
             others: list[list[object]] = [[value, None, None, None] for value in comparison.encoder.columns().values()]
@@ -134,7 +134,7 @@ def retrieval_report(
             f"{task.label}: {task.queries:,} queries, {task.candidates:,} candidates, {task.answers:,} answers; for "
             f"{task.skipped:,} queries, their own text or document is no candidate; searched in {task.search_seconds:.1f} s."
         )
-        if "strict" in task.figures:
+        if "strict" in task.metrics:
             notes.append(
                 "strict: the first R candidates are exactly the R answers; in top 5: the first five hold them."
             )

@@ -85,21 +85,21 @@ def model_card(
         repo: name of the repository or folder, as the code of the card opens it.
         license: license of the base.
         settings: settings of the training run.
-        scores: name, figure (such as spearman) and value × 100 of each evaluation.
+        scores: name, metric (such as spearman) and value × 100 of each evaluation.
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     name = repo.rpartition("/")[2]
     results = [
         EvalResult(
-            "sentence-similarity" if figure in ("spearman", "pearson") else "text-retrieval",
+            "sentence-similarity" if metric in ("spearman", "pearson") else "text-retrieval",
             task,
             task,
-            figure,
+            metric,
             score,
-            metric_name=f"{figure.capitalize() if figure.islower() else figure} x 100",
+            metric_name=f"{metric.capitalize() if metric.islower() else metric} x 100",
         )
-        for task, figure, score in scores
+        for task, metric, score in scores
     ]
     data = ModelCardData(
         library_name="sentence-transformers" if facts.form == "sentence-transformers" else "angle_llm",

@@ -166,34 +166,34 @@ def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
 
 
 def _scores_of_run(path: Path) -> list[tuple[str, str, float]]:
-    """Return the deciding figure before the first step, and the best one after, which is that of the saved model."""
+    """Return the deciding metric before the first step, and the best one after, which is that of the saved model."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     rows = [row for row in map(json.loads, filter(str.strip, lines)) if "evaluation" in row]
     names = [key for row in rows[:1] for key in row if key.startswith("evaluation/")]  # the deciding one is the first
-    task, _, figure = (names or ["evaluation/spearman"])[0].rpartition("/")
+    task, _, metric = (names or ["evaluation/spearman"])[0].rpartition("/")
     before = [row["evaluation"] for row in rows if row["step"] == 0][:1]
     after = [row["evaluation"] for row in rows if row["step"] > 0]
     named = [("before the first step", score) for score in before] + [("of the saved model", max(after, default=None))]
     task = task.removeprefix("evaluation/")
-    return [(f"{task} during training, {name}", figure, float(score)) for name, score in named if score is not None]
+    return [(f"{task} during training, {name}", metric, float(score)) for name, score in named if score is not None]
 
 
 def _read_scores(path: Path) -> list[tuple[str, str, float]]:
     """Return the scores of a JSON file of `angle-llm eval sts --json`, the tasks and their average, or of `eval
-    retrieval --json`, the first figure of each task."""
+    retrieval --json`, the first metric of each task."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         scores: list[tuple[str, str, Any]] = []
         for name, task in content["tasks"].items():
-            if "figures" in task:
-                figure, found = next(iter(task["figures"].items()))
-                scores.append((name, figure, found["value"]))
+            if "metrics" in task:
+                metric, found = next(iter(task["metrics"].items()))
+                scores.append((name, metric, found["value"]))
             else:
                 scores.append((f"{name} ({content['variant']})", "spearman", task["spearman"]))
         average = content.get("average")
         if isinstance(average, dict):
             scores.append((f"average of {len(average['tasks'])}", "spearman", average["spearman"]))
-        return [(name, figure, float(score)) for name, figure, score in scores if score is not None]
+        return [(name, metric, float(score)) for name, metric, score in scores if score is not None]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
         raise ValueError(
             f"--results: expected a file of `angle-llm eval sts --json` or `eval retrieval --json`, got {path} ({error})."

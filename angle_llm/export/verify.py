@@ -71,7 +71,7 @@ def verify(
     Args:
         forms: saved folders (adapter or whole), sentence-transformers folders, or models.
         texts: texts to encode; None: the built-in ones that the tokenizer of the first form has tokens for.
-        score: computes a figure for each form, compared too.
+        score: computes a metric for each form, compared too.
         tolerance: largest 1 - cos. None: by the stored dtypes, and no wrong weight is allowed.
         device: where to compute; None: the best available.
         names: names in the report instead of the paths.

@@ -15,20 +15,20 @@ from angle_llm.train.rng import random_state, set_random_state
 from angle_llm.train.strategies import DataParallelStrategy
 
 Evaluate = Callable[[SentenceEncoder], Mapping[str, float]]
-"""Map an encoder to figures by name. The first one decides which model is best; a larger number is better."""
+"""Map an encoder to metrics by name. The first one decides which model is best; a larger number is better."""
 RESCUE_FOLDER = "interrupted"
 """Folder of the run directory with the weights of a run that failed; removed when the run is finished."""
 
 
-def deciding(figures: Mapping[str, float] | None) -> float | None:
-    """Return the figure that decides which model is best, None without figures."""
-    return None if figures is None else next(iter(figures.values()))
+def deciding(metrics: Mapping[str, float] | None) -> float | None:
+    """Return the metric that decides which model is best, None without metrics."""
+    return None if metrics is None else next(iter(metrics.values()))
 
 
 class BestModel:
     """Evaluates the encoder and keeps the best one in `folder`; without an evaluation, the last one.
 
-    All ranks evaluate; only the figures of rank 0 are used, and only rank 0 writes.
+    All ranks evaluate; only the metrics of rank 0 are used, and only rank 0 writes.
     """
 
     def __init__(
@@ -83,18 +83,18 @@ class BestModel:
         state = random_state(device)  # a task may set seeds, as mteb does
         own = self._strategy.guard_oom(lambda: evaluate(self._encoder))
         set_random_state(state, device)
-        figures = self._strategy.processes.from_main(lambda: dict(own))
-        name, score = next(iter(figures.items()))
-        logged = {f"evaluation/{name}": value for name, value in figures.items()}
+        values = self._strategy.processes.from_main(lambda: dict(own))
+        name, score = next(iter(values.items()))
+        logged = {f"evaluation/{name}": value for name, value in values.items()}
         metrics.log({"step": step, "evaluation": score, **logged})
         if self._strategy.processes.is_main:
             log(f"step {step}: evaluation {name} {score:.2f}")
         best = deciding(self.best)
         if step == 0:
-            self.start = figures
+            self.start = values
         elif best is None or score > best or (math.isnan(best) and not math.isnan(score)):
             self._save()
-            self.best, self.waited = figures, 0
+            self.best, self.waited = values, 0
         else:
             self.waited += 1
         self.evaluated = step

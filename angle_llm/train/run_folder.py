@@ -7,7 +7,7 @@ checkpoints/      states to resume from
 vectors/          vectors of the training texts by a guide or teacher
 rejected.jsonl    bad rows that were skipped
 interrupted/      weights of a run that failed, until it is finished
-result.json       written last: number of steps, scores and all figures, prompt, pooling, length, token budget
+result.json       written last: number of steps, scores and all metrics, prompt, pooling, length, token budget
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ class TrainResult:
     """Prompt, pooling and maximum length."""
 
     def report(self) -> list[str]:
-        """Return lines with the figures before training and of the best model, and what they depend on."""
+        """Return lines with the metrics before training and of the best model, and what they depend on."""
         if self.best is None or self.start is None:
             return []
         used = f"prompt {self.encoder['prompt']}, pooling {self.encoder['pooling']}, at most {self.encoder['max_length']} tokens"
         width = max(map(len, self.best))
-        figures = [f"{name:{width}} {self.start[name]:7.2f} {value:7.2f}" for name, value in self.best.items()]
+        rows = [f"{name:{width}} {self.start[name]:7.2f} {value:7.2f}" for name, value in self.best.items()]
         name = next(iter(self.best))
         before, after = self.start[name], self.best[name]
         warning = f"warning: {name} is {after:.2f} after training and was {before:.2f} before: the model is not better"
-        return [f"evaluation before and after ({used}):", *figures, *([] if after > before else [warning])]
+        return [f"evaluation before and after ({used}):", *rows, *([] if after > before else [warning])]
 
 
 class Run:
@@ -146,9 +146,9 @@ class Run:
         """Mark the run as finished, on the main process."""
         if self.processes.is_main:
             self._remove_encoder(RESCUE_FOLDER)
-            figures = {"start": result.start, "best": result.best}
-            scores = {name: deciding(found) for name, found in figures.items()}
-            content = {"steps": result.steps, **scores, "figures": figures, "encoder": result.encoder}
+            metrics = {"start": result.start, "best": result.best}
+            scores = {name: deciding(found) for name, found in metrics.items()}
+            content = {"steps": result.steps, **scores, "metrics": metrics, "encoder": result.encoder}
             write_json(self.folder / RESULT, plain({**content, "budget": result.budget}))
 
     def _remove_encoder(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Held-out tasks of a training run: kinds of tasks, the deciding figure, errors before the run."""
+"""Held-out tasks of a training run: kinds of tasks, the deciding metric, errors before the run."""
 
 import importlib.util
 import json
@@ -36,21 +36,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 COLUMNS = {"text1": "Titel", "text2": "Lösung"}
 
 
-def figures(encoder: Any = None, **settings: Any) -> dict[str, float]:
+def metrics(encoder: Any = None, **settings: Any) -> dict[str, float]:
     evaluation = held_out_evaluation(EvaluationSettings(**settings))
     assert evaluation is not None
     return evaluation(encoder or Words())
 
 
 def test_all_figures_of_all_tasks_equal_those_of_the_commands(folder: Path) -> None:
-    found = figures(tasks=["beir@valid", "sts.tsv"])
+    found = metrics(tasks=["beir@valid", "sts.tsv"])
     [sts] = evaluate(hashed_words, [read_pairs("sts.tsv")]).tasks.values()
     [beir] = evaluate_retrieval(hashed_words, [read_beir("beir@valid")], resamples=0).tasks.values()
-    expected = {f"beir@valid/{name}": figure.value for name, figure in beir.figures.items()}
+    expected = {f"beir@valid/{name}": metric.value for name, metric in beir.metrics.items()}
     expected |= {"sts/spearman": sts.spearman, "sts/pearson": sts.pearson}
     assert found == expected
-    assert list(found) == list(expected), "the main figure of the first task decides"
-    assert beir.figures["R@1"].interval is None
+    assert list(found) == list(expected), "the main metric of the first task decides"
+    assert beir.metrics["R@1"].interval is None
     assert held_out_evaluation(EvaluationSettings()) is None
 
 
@@ -59,39 +59,39 @@ def test_a_text_of_several_tasks_is_encoded_once(folder: Path, monkeypatch: pyte
     encoder = Words()
     monkeypatch.setattr(encoder, "encode", lambda texts, **_: seen.extend(texts) or hashed_words(texts))
     write(Path("beir/qrels/test.tsv"), "query-id\tcorpus-id\tscore\nq1\td2\t1\n")
-    found = figures(encoder, tasks=["beir@valid", "beir"])
+    found = metrics(encoder, tasks=["beir@valid", "beir"])
     assert len(seen) == len(set(seen)) > 0
-    assert {name: value for name, value in found.items() if "@valid/" in name} == figures(tasks=["beir@valid"])
+    assert {name: value for name, value in found.items() if "@valid/" in name} == metrics(tasks=["beir@valid"])
 
 
 def test_questions_with_answers_and_scored_pairs_are_recognised_by_their_columns(folder: Path) -> None:
-    found = figures(tasks=["tickets.csv"], columns=COLUMNS)
+    found = metrics(tasks=["tickets.csv"], columns=COLUMNS)
     assert found["tickets/R@1"] == pytest.approx(200 / 3)
     assert found["tickets/R@10"] == 100
-    with_more = figures(tasks=["tickets.csv"], columns=COLUMNS, corpus="more.txt")
+    with_more = metrics(tasks=["tickets.csv"], columns=COLUMNS, corpus="more.txt")
     assert with_more["tickets/R@1"] < found["tickets/R@1"]
     write(Path("q.jsonl"), '{"question": "a b", "answer": "a"}\n')
-    assert next(iter(figures(tasks=["q.jsonl"]))) == "q/nDCG@10"
-    both = figures(tasks=["tickets.csv", "q.jsonl"], columns=COLUMNS)
-    assert both == found | figures(tasks=["q.jsonl"])
+    assert next(iter(metrics(tasks=["q.jsonl"]))) == "q/nDCG@10"
+    both = metrics(tasks=["tickets.csv", "q.jsonl"], columns=COLUMNS)
+    assert both == found | metrics(tasks=["q.jsonl"])
     with pytest.raises(SettingsError, match=r"evaluation\.columns: text1: .*'Title'.*'Titel'"):
-        figures(tasks=["tickets.csv", "q.jsonl"], columns={"text1": "Title", "text2": "Lösung"})
+        metrics(tasks=["tickets.csv", "q.jsonl"], columns={"text1": "Title", "text2": "Lösung"})
     write(Path("beir/own/pairs.jsonl"), '{"question": "a b", "answer": "a"}\n')
-    assert figures(tasks=["beir/own/pairs.jsonl"])["pairs/R@1"] == 100
+    assert metrics(tasks=["beir/own/pairs.jsonl"])["pairs/R@1"] == 100
     write(
         Path("scored.jsonl"), '{"text1": "a b", "text2": "a", "score": 3}\n{"text1": "a", "text2": "b", "score": 1}\n'
     )
-    assert figures(tasks=["scored.jsonl"])["scored/spearman"] == pytest.approx(100)
+    assert metrics(tasks=["scored.jsonl"])["scored/spearman"] == pytest.approx(100)
 
 
 def test_another_figure_decides(folder: Path) -> None:
     tasks = ["sts.tsv", "beir@valid"]
     for name, expected in (("pearson", "sts/pearson"), ("beir@valid/MRR", "beir@valid/MRR")):
-        found = figures(tasks=tasks, best_by=name)
+        found = metrics(tasks=tasks, best_by=name)
         assert next(iter(found)) == expected
         assert len(found) == 10
     with pytest.raises(SettingsError, match=r"evaluation\.best_by.*'spearmann'.*'sts/spearman'"):
-        figures(tasks=tasks, best_by="spearmann")
+        metrics(tasks=tasks, best_by="spearmann")
 
 
 def test_wrong_tasks_are_refused_before_a_run(folder: Path) -> None:
@@ -101,17 +101,17 @@ def test_wrong_tasks_are_refused_before_a_run(folder: Path) -> None:
         ("tickets.csv", DataError, r"tickets\.csv.*Titel"),
     ):
         with pytest.raises(kind, match=message):
-            figures(tasks=[source])
+            metrics(tasks=[source])
     with pytest.raises(SettingsError, match=r"evaluation\.corpus.*questions and answers"):
-        figures(tasks=["sts.tsv", "beir@valid"], corpus="more.txt")
+        metrics(tasks=["sts.tsv", "beir@valid"], corpus="more.txt")
     write(Path("nli.jsonl"), '{"premise": "a", "hypothesis": "b", "label": 0}\n')
     with pytest.raises(SettingsError, match=r"nli\.jsonl has NLI rows"):
-        figures(tasks=["nli.jsonl"])
+        metrics(tasks=["nli.jsonl"])
     with pytest.raises(SettingsError, match=r"evaluation\.tasks: .*unique names.*sts for sts\.tsv and \./sts\.tsv"):
-        figures(tasks=["sts.tsv", "./sts.tsv"])
+        metrics(tasks=["sts.tsv", "./sts.tsv"])
     if importlib.util.find_spec("mteb") is None:
         with pytest.raises(MissingLibraryError, match=r"mteb:NFCorpus.*angle_llm\[mteb\]"):
-            figures(tasks=["mteb:NFCorpus"])
+            metrics(tasks=["mteb:NFCorpus"])
 
 
 def test_the_advice_names_the_command_of_the_first_task(folder: Path) -> None:

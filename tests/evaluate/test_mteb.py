@@ -1,4 +1,4 @@
-"""mteb's evaluate() on our encoder and local tasks gives the figures of our own evaluation."""
+"""mteb's evaluate() on our encoder and local tasks gives the metrics of our own evaluation."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_mteb_and_our_own_evaluation_give_the_same_scores() -> None:
     )
     retrieval = evaluate_retrieval(encoder.encode, [task])
     # mteb rounds to five decimals.
-    assert groups.score == pytest.approx(retrieval.tasks["g"].figures["nDCG@10"].value, abs=1e-3)
+    assert groups.score == pytest.approx(retrieval.tasks["g"].metrics["nDCG@10"].value, abs=1e-3)
 
 
 @needs_mteb

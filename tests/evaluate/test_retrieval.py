@@ -70,21 +70,21 @@ def test_a_tie_ranks_the_wrong_candidate_first() -> None:
 
 
 def test_metrics_equal_values_by_hand() -> None:
-    figures = query_metrics(
+    metrics = query_metrics(
         [{7: 1, 8: 2}, {3: 2, 4: 5}, {5: 12}, {2: 1, 1: 2}],
         [{7: 1.0, 8: 1.0}, {3: 1.0, 4: 1.0}, {5: 1.0}, {1: 3.0, 2: 1.0}],
         strict=True,
     )
-    assert figures["strict"] == [1, 0, 0, 1]
-    assert figures["in top 5"] == [1, 1, 0, 1]
-    assert figures["R@1"] == [0.5, 0, 0, 0.5]
-    assert figures["R@5"] == [1, 1, 0, 1]
-    assert figures["R@100"] == [1, 1, 1, 1]
-    assert figures["MRR"] == [1, 1 / 2, 1 / 12, 1]
+    assert metrics["strict"] == [1, 0, 0, 1]
+    assert metrics["in top 5"] == [1, 1, 0, 1]
+    assert metrics["R@1"] == [0.5, 0, 0, 0.5]
+    assert metrics["R@5"] == [1, 1, 0, 1]
+    assert metrics["R@100"] == [1, 1, 1, 1]
+    assert metrics["MRR"] == [1, 1 / 2, 1 / 12, 1]
     best_of_two = 1 + 1 / np.log2(3)
     second_and_fifth = 1 / np.log2(3) + 1 / np.log2(6)
     graded = (1 + 3 / np.log2(3)) / (3 + 1 / np.log2(3))
-    assert figures["nDCG@10"] == pytest.approx([1, second_and_fifth / best_of_two, 0, graded])
+    assert metrics["nDCG@10"] == pytest.approx([1, second_and_fifth / best_of_two, 0, graded])
 
 
 def test_strict_accuracy_needs_exactly_the_texts_of_the_group() -> None:
@@ -94,7 +94,7 @@ def test_strict_accuracy_needs_exactly_the_texts_of_the_group() -> None:
     task = evaluate_retrieval(recorded(hashed_words, calls), [groups_task(groups, "mine")]).tasks["mine"]
     assert [sorted(texts) for texts in calls] == [sorted(text for group in groups for text in group)]
     assert (task.queries, task.candidates, task.answers) == (2, 6, 4)
-    strict, rank = task.figures["strict"], task.figures["MRR"]
+    strict, rank = task.metrics["strict"], task.metrics["MRR"]
     assert (strict.value, rank.value, task.ranks[0]) == (50, 100, (1, 2))
     assert 0 <= strict.interval.low <= 50 <= strict.interval.high <= 100
 
@@ -256,7 +256,7 @@ def test_the_comparison_is_paired_and_of_a_file_or_a_model(tmp_path: Path, capsy
     assert found == by_file["comparison"]["tasks"]["beir"]
     assert _read_scores(tmp_path / "worse.json") == [("beir", "nDCG@10", pytest.approx(found["nDCG@10"]["other"]))]
     one = found["R@1"]
-    assert one["value"] == content["tasks"]["beir"]["figures"]["R@1"]["value"] == 100
+    assert one["value"] == content["tasks"]["beir"]["metrics"]["R@1"]["value"] == 100
     assert one["difference"] == pytest.approx(one["value"] - one["other"])
     assert one["interval"]["low"] <= one["difference"] <= one["interval"]["high"]
     assert "truncate texts at 77 and 11 tokens" in printed
@@ -335,11 +335,11 @@ def test_known_answers_of_minilm(data_dir: Path) -> None:
     assert [sum(place is not None for place in task.itself) for task in tasks] == [0, 0, 545, 0]
     found = evaluate_retrieval(encoder.encode, tasks, resamples=0).tasks
     names = ("nDCG@10", "MRR@10", "R@10", "MAP@100")
-    figures = {name: [task.figures[each].value for each in names] for name, task in found.items()}
-    assert figures["cranfield"] == pytest.approx([39.54, 53.46, 41.36, 31.67], abs=0.05)
-    assert figures["issues@title_to_body.test"] == pytest.approx([73.31, 68.44, 88.51, 68.83], abs=0.05)
-    assert figures["kept"] == pytest.approx([42.52, 34.88, 66.97, 35.50], abs=0.05)
-    assert figures["issues@title_to_duplicate.test"][0] == pytest.approx(51.97, abs=0.05)
+    metrics = {name: [task.metrics[each].value for each in names] for name, task in found.items()}
+    assert metrics["cranfield"] == pytest.approx([39.54, 53.46, 41.36, 31.67], abs=0.05)
+    assert metrics["issues@title_to_body.test"] == pytest.approx([73.31, 68.44, 88.51, 68.83], abs=0.05)
+    assert metrics["kept"] == pytest.approx([42.52, 34.88, 66.97, 35.50], abs=0.05)
+    assert metrics["issues@title_to_duplicate.test"][0] == pytest.approx(51.97, abs=0.05)
 
 
 def test_two_prompts_encode_queries_and_documents(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_the_best_model_is_kept_not_the_last(settings: TrainSettings, encoder: S
         {"task/MRR": 9.0, "task/R@1": -9.0},
     )
     stored = json.loads((settings.run_path / "result.json").read_text())
-    assert (stored["start"], stored["best"], stored["figures"]["best"]) == (1.0, 9.0, result.best)
+    assert (stored["start"], stored["best"], stored["metrics"]["best"]) == (1.0, 9.0, result.best)
     assert stored["encoder"] == {"prompt": "summarize_one_word", "pooling": "last", "max_length": 100}
     np.testing.assert_array_equal(SentenceEncoder.from_pretrained(result.model_dir).encode(SENTENCES), seen[2])
     logged = [row["evaluation"] for row in read_metrics(settings.run_path) if "evaluation" in row]

@@ -188,7 +188,7 @@ def write_lines(path: Path, lines: Sequence[Mapping[str, object]]) -> None:
 
 def score_lines(results: StsResults, model: str) -> Iterator[dict[str, object]]:
     """Yield a line per score: `all`, `mean` and `weighted mean` of each task, each `subtask`, and the `average`."""
-    columns = ("task", "subtask", "figure", "text", "pairs", "spearman", "spearman_low", "spearman_high", "pearson")
+    columns = ("task", "subtask", "kind", "text", "pairs", "spearman", "spearman_low", "spearman_high", "pearson")
     empty = {"model": model} | dict.fromkeys((*columns, "undefined"))
 
     def ends(interval: Interval | None) -> dict[str, object]:
@@ -201,13 +201,13 @@ def score_lines(results: StsResults, model: str) -> Iterator[dict[str, object]]:
     for task in results.tasks.values():
         of_task = empty | {"task": task.name, "text": task.text}
         means = {"mean": task.mean_over_subtasks, "weighted mean": task.weighted_mean_over_subtasks}
-        for figure, one in {"all": task, **means}.items():
+        for kind, one in {"all": task, **means}.items():
             if one is not None:
-                yield of_task | {"figure": figure} | cells(one)
+                yield of_task | {"kind": kind} | cells(one)
         for name, one in task.subtasks.items():
-            yield of_task | {"figure": "subtask", "subtask": name} | cells(one)
+            yield of_task | {"kind": "subtask", "subtask": name} | cells(one)
     if results.average is not None:
-        average = {"task": " ".join(results.averaged), "figure": "average", "spearman": results.average}
+        average = {"task": " ".join(results.averaged), "kind": "average", "spearman": results.average}
         yield empty | average | ends(results.average_interval)
 
 

@@ -185,7 +185,7 @@ def test_scores_as_csv(tmp_path: Path) -> None:
     write_lines(tmp_path / "sts.csv", list(score_lines(here, 'a "model", mine')))
     lines = list(csv.DictReader((tmp_path / "sts.csv").read_text().splitlines()))
     kinds = ["all", "mean", "weighted mean", "subtask", "subtask"]
-    assert [line["figure"] for line in lines] == [*kinds, *kinds, "average"]
+    assert [line["kind"] for line in lines] == [*kinds, *kinds, "average"]
     task = here.tasks["sts12"]
     assert task.interval is not None
     assert {line["model"] for line in lines} == {'a "model", mine'}

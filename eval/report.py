@@ -142,10 +142,10 @@ def summarise(measured: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Return one line per value: mean and standard deviation over seeds, and an interval.
 
     The interval of a value is over the pairs of the test set (ends averaged over seeds). That of a difference is over
-    pairs for one seed; for several it is that of the recorded mean over seeds (over queries), or over seeds (t) for
-    three and more, or none. `trained` is False for values without a seed.
+    pairs for one seed. For several it is the recorded one of their mean, over queries; without it, over seeds (t) for
+    three and more. Two have none. `trained` is False for values without a seed.
     """
-    means = measured[measured.seed == "mean"].set_index(WHAT)
+    means = measured[(measured.seed == "mean") & measured.low.notna()].set_index(WHAT)
     measured = measured[measured.seed != "mean"]
     groups = measured.groupby(WHAT, sort=False, dropna=False)
     data = groups.agg(

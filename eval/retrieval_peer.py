@@ -4,14 +4,16 @@
 
 Model, examples, batch size, epochs, learning rate, schedule, dtype and seed are those of the run; a run with other
 settings that the library does not share is refused. The loss is `MultipleNegativesRankingLoss`, which is the in-batch
-term in the form forward. The library has one positive per row, and as many negatives in each row of a dataset: a group
-becomes a row per positive, and groups with other numbers of negatives another dataset, whose rows share no batch. No text
-is twice in a batch (`NO_DUPLICATES`); the order of the examples is the library's own.
+term in the form forward for one positive per query. The library has one positive per row: a group becomes a row for each
+positive, and a batch has `batch_size` rows, not groups. Groups with the same number of negatives form a dataset; a batch
+comes from one dataset. No text is twice in a batch (`NO_DUPLICATES`); a row that fits in no batch is left out. The order
+of the examples is the library's own.
 Needs pip install 'sentence-transformers[train]'.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -23,7 +25,7 @@ from speed_peers.job import Clock
 
 from angle_llm.cli import guarded
 from angle_llm.config import LoraSettings, ObjectiveSettings, TrainSettings
-from angle_llm.data.formats import ScoredPair, pairs_of
+from angle_llm.data.formats import Example, ScoredPair, pairs_of
 from angle_llm.data.mixture import load_mixture
 from angle_llm.io import write_json
 from angle_llm.model.backbone import locate
@@ -68,7 +70,7 @@ def main(settings: PeerSettings) -> None:
             f"{settings.config}: expected the settings {', '.join(other)} of a run that the library can repeat: all weights, "
             "prompt plain, pooling mean, one dataset, the in-batch term alone in the form forward, a linear schedule."
         )
-    data = {str(count): Dataset.from_list(rows) for count, rows in sorted(rows_of(run, settings.config).items())}
+    data = {str(count): Dataset.from_list(rows) for count, rows in sorted(rows_of(load_mixture(run.data)).items())}
     steps = run.epochs * sum(ceil(len(rows) / run.batch_size) for rows in data.values())
     model = SentenceTransformer(locate(run.model.path).name, device="cpu", model_kwargs={"dtype": "float32"})
     model.max_seq_length = run.model.max_length or model.max_seq_length
@@ -105,12 +107,12 @@ def main(settings: PeerSettings) -> None:
     print(f"{len(seconds)} steps, median {median(seconds):.2f} s; saved in {settings.out}")
 
 
-def rows_of(run: TrainSettings, config: Path) -> dict[int, list[dict[str, str]]]:
+def rows_of(examples: Iterable[Example]) -> dict[int, list[dict[str, str]]]:
     """Return a row for each positive of each example, by the number of negatives."""
     rows: dict[int, list[dict[str, str]]] = {}
-    for example in load_mixture(run.data):
+    for example in examples:
         if isinstance(example, ScoredPair):
-            raise SettingsError(f"{config}: expected positive pairs, triples or groups.")
+            raise SettingsError("--config: expected positive pairs, triples or groups, got a scored pair.")
         pairs = pairs_of(example)
         negatives = [text for _, text, score in pairs if not score]
         named = {f"negative_{number}": text for number, text in enumerate(negatives, 1)}

@@ -151,12 +151,12 @@ def _arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 def differences(
     rows: Iterable[Experiment], measured: Iterable[Line], cached: Mapping[Any, Cached]
 ) -> list[Measurement]:
-    """Return Spearman and nDCG@10 of each row minus those of its reference with the same seed, by task; of Spearman also
-    the published average, and of nDCG@10 of several seeds also the mean, with an interval over the queries.
+    """Return Spearman and nDCG@10 of each row minus those of its reference with the same seed, by task.
 
-    A row without training is compared with each seed of its reference, and the other way round. `measured` are the
-    lines of the results file about the grid, with the known differences; `cached` the values of pairs and queries by
-    key.
+    There is also the published average of Spearman, and the mean of nDCG@10 over several seeds of both rows, with an
+    interval over queries. A row without training is compared with each seed of its reference, and the other way round.
+    `measured` are the lines of the results file about the grid, with the known differences; `cached` the values of pairs
+    and queries by key.
     """
     values: dict[Any, dict[tuple[str, str], Line]] = {}
     known: dict[Any, Line] = {}
@@ -167,7 +167,7 @@ def differences(
         elif (kind, metric) in (("sts", "spearman"), ("retrieval", DIFFERED)) and line["value"] and task != "average":
             values.setdefault((line["row"], line["seed"]), {})[task, metric] = line
     found: list[Measurement] = []
-    couples: dict[tuple[str, str], list[tuple[Cached, Cached]]] = {}
+    pairs: dict[tuple[str, str], list[tuple[dict[tuple[str, str], float], Cached, Cached]]] = {}
     for ours, theirs in itertools.permutations(rows, 2):
         (_, row, seed), (_, other, other_seed) = ours.key, theirs.key
         if other != ours.reference or other == row or (seed and other_seed and seed != other_seed):
@@ -182,16 +182,16 @@ def differences(
         if len(averaged) > 1:
             by_task["average", "spearman"] = float(np.mean(averaged))
         couple = cached[ours.key], cached[theirs.key]
-        couples.setdefault((row, other), []).append(couple)
         found += _with_intervals((row, other, seed or other_seed), by_task, len(averaged), *couple, known)
-    for (row, other), both in couples.items():
-        of_seeds: dict[tuple[str, str], list[float]] = {}
-        for single in found:
-            if (single["row"], single["reference"], single["metric"]) == (row, other, DIFFERED):
-                of_seeds.setdefault((single["task"], DIFFERED), []).append(float(single["value"]))
-        means = {key: float(np.mean(of)) for key, of in of_seeds.items() if len(of) == len(both) > 1}
-        ours_mean, theirs_mean = (_mean_queries(each) for each in zip(*both, strict=True))
-        found += _with_intervals((row, other, MEAN), means, 0, ours_mean, theirs_mean, known)
+        if seed and other_seed:
+            pairs.setdefault((row, other), []).append((by_task, *couple))
+    for (row, other), seeds in pairs.items():
+        of_seeds, ours_of, theirs_of = zip(*seeds, strict=True)
+        common = [key for key in of_seeds[0] if key[1] == DIFFERED and all(key in one for one in of_seeds)]
+        if common and len(seeds) > 1:
+            means = {key: float(np.mean([one[key] for one in of_seeds])) for key in common}
+            both = _mean_queries(ours_of), _mean_queries(theirs_of)
+            found += _with_intervals((row, other, MEAN), means, 0, *both, known)
     return found
 
 

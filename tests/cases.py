@@ -8,12 +8,12 @@ import pytest
 
 
 def one_in(count: int, names: str, *values: Iterable[Any]) -> Any:
-    """Return `parametrize` for all combinations of `values`; the quick tests run one in `count`.
-
-    Each value stays in the quick tests if `count` has no common factor with the lengths of `values`, the first excepted.
-    """
-    cases = enumerate(product(*values))
+    """Return `parametrize` for all combinations of `values`; the quick tests run one in `count`, with each value."""
+    lists = [list(of) for of in values]
+    cases = list(product(*lists))
+    for place, of in enumerate(lists):
+        assert {case[place] for case in cases[::count]} == {*of}, f"a count of {count} leaves out values of {names}"
     slow = [pytest.mark.slow]
     return pytest.mark.parametrize(
-        names, [pytest.param(*case, marks=slow if number % count else []) for number, case in cases]
+        names, [pytest.param(*case, marks=slow if number % count else []) for number, case in enumerate(cases)]
     )

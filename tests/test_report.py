@@ -97,6 +97,8 @@ def test_the_interval_of_several_seeds_is_the_recorded_one_over_queries() -> Non
     mean = of_seeds | {"seed": "mean", "value": 2.0, "low": 1.5, "high": 2.5, "p": 0.01}
     found = line(report.summarise(pd.DataFrame([*seeds, mean]), runs), grid="g")
     assert (found.value, found.seeds, found.low, found.high, found.p) == (2, 3, 1.5, 2.5, 0.01)
+    unknown = mean | {"low": math.nan, "high": math.nan}
+    assert line(report.summarise(pd.DataFrame([*seeds, unknown]), runs), grid="g").low == alone.low
 
 
 def test_a_figure_without_its_rows_is_an_error_that_names_them(data: pd.DataFrame) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import one_in
 from kills import check_resumes_after_any_kill, contents, flushed_before_renamed, in_a_fork
 
 from angle_llm import io
@@ -43,7 +42,7 @@ def work(path: Path, *, flat: bool = True, parts: int = 3) -> list[str]:
     return made
 
 
-@one_in(2, "flat", [False, True])
+@pytest.mark.parametrize("flat", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["nested", "flat"])
 def test_killed_before_any_write_it_resumes_to_the_same_files(flat: bool, tmp_path: Path) -> None:
     kills = check_resumes_after_any_kill(lambda place: work(place / "out", flat=flat), tmp_path)
     assert kills > 20

@@ -2,9 +2,9 @@
 
 torchrun ends the processes of its own machine when one exits, and gloo fails on a closed connection. Neither detects a
 stopped process or names the lost rank on another machine, and NCCL blocks. So each process increments a counter in the
-TCPStore of the launcher every second; if the counter does not change for `LOST_SECONDS`, the process is lost. The end of
-a process of the same machine is seen at once. A process that fails writes its error there, and the others end after
-`GRACE_SECONDS`.
+TCPStore of the launcher every second; if the counter does not change for `LOST_SECONDS`, the process is lost. For a
+process of the same machine that has ended, `ENDED_SECONDS` suffice. A process that fails writes its error there, and
+the others end after `GRACE_SECONDS`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ INTERVAL = 1.0
 LOST_SECONDS = 12
 """A process also increments nothing while something holds Python's interpreter lock."""
 ENDED_SECONDS = 3
-"""The same for a process of this machine that has ended; meanwhile its last counter or error is read."""
+"""Seconds without an increment after which an ended process of this machine is lost; until then its last counter or
+error is read."""
 GRACE_SECONDS = 3
 """Time for a process to end by itself, with its own message, after another one has failed."""
 EXIT_CODE = 3
@@ -81,12 +82,12 @@ class ProcessWatch:
         if self._processes.world_size == 1:
             return
         if isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "Connection")):
-            # `_watch` names the rank and ends this process. On a busy machine its intervals are longer.
+            # `_watch` names the rank and ends this process; on a busy machine it takes longer than `LOST_SECONDS`.
             self._threads[1].join(3 * LOST_SECONDS)
         left = error is None or isinstance(error, SystemExit)  # all ranks agree on it
         self._last = LEFT if left else f"{FAILED}: {type(error).__name__}: {error}"
         self._stopped.set()
-        self._threads[0].join(2 * INTERVAL)
+        self._threads[0].join(LOST_SECONDS if left else 2 * INTERVAL)  # without LEFT, others take this process as lost
         if self._processes.is_main and not left:
             time.sleep(2 * INTERVAL)  # the store may end with this process: the others read it first
         for handle in self._handles.values():
@@ -111,7 +112,7 @@ class ProcessWatch:
                         self._exit(rank, counter.decode(errors="replace"))
                     return
             unanswered = unanswered + 1 if counters is last else 0
-            if unanswered * INTERVAL >= LOST_SECONDS:  # rank 0 may have left the run
+            if unanswered * INTERVAL >= LOST_SECONDS:  # rank 0 may have left the run, and the store with it
                 self._exit(0, "or its launcher was killed or stopped, or has failed")
             if counters is not last:
                 for rank, counter in enumerate(counters):
@@ -126,7 +127,7 @@ class ProcessWatch:
             return LOST_SECONDS
         ended = select.poll()
         ended.register(self._handles[rank], select.POLLIN)
-        return min(ENDED_SECONDS, LOST_SECONDS) if ended.poll(0) else LOST_SECONDS
+        return ENDED_SECONDS if ended.poll(0) else LOST_SECONDS
 
     def _exit(self, rank: int, what: str) -> None:
         machine, host, pid = self._places[rank]

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pyarrow
 import pytest
-from cases import one_in
 from pyarrow import parquet
 
 from angle_llm.config import DataSource
@@ -191,7 +190,9 @@ def test_nli_triples_are_stored(source: DataSource, tmp_path: Path) -> None:
     assert stored.report.rows_used == 2_000
 
 
-@one_in(3, "kind", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize(
+    "kind", ["jsonl", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("csv", "parquet"))]
+)
 def test_large_file_is_read_in_little_memory(kind: str, tmp_path: Path) -> None:
     """60 MB of rows; lists of them take several times that. Measured in a separate process."""
     path = tmp_path / f"rows.{kind}"

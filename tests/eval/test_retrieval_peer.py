@@ -12,6 +12,7 @@ from programs import run
 from tiny import save_tiny_base
 
 from angle_llm.config import DataSettings, TrainSettings
+from angle_llm.data.formats import Group, ScoredPair
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.settings_io import SettingsError, save_settings, settings_from_dict
 
@@ -56,23 +57,26 @@ def test_the_run_is_repeated(tmp_path: Path) -> None:
 
 
 def test_a_group_becomes_a_row_per_positive_and_other_numbers_of_negatives_another_dataset(tmp_path: Path) -> None:
-    groups = [
-        {"query": "a", "positives": ["b", "c"], "negatives": ["d"]},
-        {"query": "e", "positives": ["f"], "negatives": []},
-    ]
-    (tmp_path / "groups.jsonl").write_text("".join(json.dumps(row) + "\n" for row in groups))
-    data = DataSettings(path=str(tmp_path / "groups.jsonl"), format="group")
-    mine = replace(settings(tmp_path), data=data, batch_size=2)
-    assert retrieval_peer.rows_of(mine, tmp_path) == {
+    groups = [Group("a", ("b", "c"), ("d",)), Group("e", ("f",)), Group("g", ("h",), ("i",))]
+    assert retrieval_peer.rows_of(groups) == {
         1: [
             {"anchor": "a", "positive": "b", "negative_1": "d"},
             {"anchor": "a", "positive": "c", "negative_1": "d"},
+            {"anchor": "g", "positive": "h", "negative_1": "i"},
         ],
         0: [{"anchor": "e", "positive": "f"}],
     }
-    save_settings(mine, tmp_path / "config.yaml")
+    with pytest.raises(SettingsError, match="got a scored pair"):
+        retrieval_peer.rows_of([ScoredPair("a", "b", 0.5)])
+
+    rows = [{"query": f"q{n}", "positives": [f"p{n}"], "negatives": [f"n{n}"] * (n > 1)} for n in range(6)]
+    (tmp_path / "groups.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = DataSettings(path=str(tmp_path / "groups.jsonl"), format="group")
+    save_settings(replace(settings(tmp_path), data=data, batch_size=2), tmp_path / "config.yaml")
     retrieval_peer.main(retrieval_peer.PeerSettings(config=tmp_path / "config.yaml", out=tmp_path / "peer/model"))
-    assert json.loads((tmp_path / "peer/peer.json").read_text())["steps"] == 2, "a batch of each dataset"
+    assert json.loads((tmp_path / "peer/peer.json").read_text())["steps"] == 3, (
+        "one of two pairs, two of four with negatives"
+    )
 
 
 @pytest.mark.parametrize("name", ["accumulation", "max_steps"])

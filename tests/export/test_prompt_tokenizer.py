@@ -44,7 +44,6 @@ texts_of_all_kinds = st.lists(pieces, min_size=1, max_size=6).map("".join).filte
 
 every_kind = pytest.mark.parametrize("kind", TOKENIZERS)
 every_tokenization = pytest.mark.parametrize("tokenization", TOKENIZATIONS)
-every_prompt = pytest.mark.parametrize("prompt", PROMPTS)
 
 
 def written(built: PromptTokenizer, folder: Path) -> Path:

@@ -24,7 +24,7 @@ def batch() -> TextBatch:
 
 
 def made(kind: str, device: str, *, lora: bool = True) -> SentenceEncoder:
-    """Return an encoder that was probed on its device, and is without dropout, which draws differently."""
+    """Return an encoder that was probed on its device, without dropout; `lora` adds a trained adapter."""
     backbone = tiny_backbone(kind).to(device)
     for module in backbone.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -71,7 +71,7 @@ def test_products_in_bfloat16_on_a_gpu_give_about_the_gradient_of_float32_on_a_c
         encoder.model.autocasts = device == "cuda"
         found.append(torch.cat([one.flatten() for one in gradients(encoder, graph_tokens).values()]))
     assert {one.dtype for one in found} == {torch.float32}
-    assert 1e-5 < (found[1] - found[0]).norm() / found[0].norm() < 0.1
+    assert 1e-3 < (found[1] - found[0]).norm() / found[0].norm() < 0.1
 
 
 def test_the_check_of_a_gpu_passes_with_a_small_shape() -> None:

@@ -18,6 +18,7 @@ from angle_llm.model.checks import CARD_NAME, ArtifactError, is_saved_encoder
 
 TEXTS = ["A man is eating.", 'Someone says "no", then eats something that takes a long time.', "Where is it?"]
 LORA = LoraSettings(rank=2)
+DORA = LoraSettings(rank=2, dora=True, rslora=True, dropout=0.2)
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -76,12 +77,12 @@ def test_a_whole_model_is_read_back_exactly(kind: str, dtype: torch.dtype, tmp_p
     assert (again.tokenize(TEXTS), again.pad_id) == (encoder.tokenize(TEXTS), encoder.pad_id)
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("kind", "lora"),
+    ("kind", "lora", "dtype"),
     [
-        *((kind, LORA) for kind in KINDS),
-        *((kind, LoraSettings(rank=2, dora=True, rslora=True, dropout=0.2)) for kind in ("llama", "gpt2", "bert")),
+        *((kind, LORA, "float32") for kind in KINDS),
+        *((kind, DORA, dtype) for kind in ("llama", "gpt2", "bert") for dtype in ("float32", "bfloat16")),
+        *(pytest.param(kind, LORA, "bfloat16", marks=pytest.mark.slow) for kind in KINDS),
     ],
 )
 def test_an_adapter_is_read_back_exactly(kind: str, dtype: str, lora: LoraSettings, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_missing_package_is_named() -> None:
 
 KINDS = ["adapter", "whole", "base", "angle-emb", "parquet", "npy"]
 FEW, MANY = 10, 335
-"""Of each kind: 90 and 2,010 in all."""
+"""Of each kind: 60 and 2,010 in all."""
 
 
 def outcomes(kinds: list[str], first: int, count: int, work: Path) -> Counter[str]:

@@ -180,6 +180,15 @@ def test_several_seeds_are_compared_by_the_mean_of_each_query() -> None:
     known = [blank | line_of(mean) | {"kind": "difference"}]
     (*_, again) = differences(rows, [*measured, *known], dict.fromkeys(keys.values(), Cached({}, {})))
     assert float(again["low"]) == pytest.approx(mean["low"], rel=1e-6), "the known interval stays"
+    (*_, unknown) = differences(rows, measured, cached | {keys["one", "2"]: Cached({}, {})})
+    assert unknown["seed"] == "mean"
+    assert "low" not in unknown, "of one seed there are no values by query"
+    without = [line for line in measured if (line["row"], line["seed"]) != ("one", "2")]
+    assert {one["seed"] for one in differences(rows, without, cached)} == {"1", "3"}, "not all seeds are measured"
+    fixed = SimpleNamespace(key=("tiny", "fixed", ""), reference="base")
+    of_fixed = blank | {"row": "fixed", "seed": "", "value": "50.0"}
+    found = differences([*rows, fixed], [*measured, of_fixed], cached | {fixed.key: Cached({}, {})})
+    assert {one["seed"] for one in found if one["row"] == "fixed"} == {"1", "2", "3"}, "one model is not several"
 
 
 def test_nothing_is_measured_twice_and_a_new_measure_is_added(folder: Path, results: Path) -> None:

@@ -224,9 +224,9 @@ def import_deepspeed() -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # for inference; built in C++ for a minute
 
 
-def deepspeed(folder: Path, *names: str) -> None:
+def deepspeed(folder: Path, name: str | None = None) -> None:
     save_tiny_base("llama", folder / "base")
-    compare(folder, list(names or ZERO), quick=bool(names))
+    compare(folder, [name] if name else list(ZERO), quick=name is not None)
 
 
 def bits(folder: Path, *names: str) -> None:
@@ -258,7 +258,7 @@ def compare(folder: Path, names: list[str], quick: bool = False, **changed: Any)
     }
     kinds: dict[str, dict[str, Any]] = {"kept": {"graph_tokens": 10**6}, "cached": {"graph_tokens": 0}}
     runs = [(kind, name) for kind in kinds for name in launches]
-    if quick:  # the others are in other tests too
+    if quick:  # the slow test has the others
         runs = [("kept", "one process"), *(("cached", name) for name in names)]
     if "ZeRO-3" in names and not changed:  # the weights of a layer are gathered again
         kinds["computed again"] = {"graph_tokens": 10**6, "activation_checkpointing": "always"}

@@ -23,7 +23,7 @@ from angle_llm.train import process_loss
 
 def main(config: str, run_dir: str, failure: str, failing: str) -> None:
     torch.set_num_threads(1)
-    process_loss.LOST_SECONDS = 4  # the default is tested in tests/contract/test_contract_resume.py
+    process_loss.LOST_SECONDS = 6  # the default is tested without waiting
     rank = os.environ["RANK"]
     Path(f"{run_dir}.{rank}.pid").write_text(str(os.getpid()))
     steps = itertools.count(1)

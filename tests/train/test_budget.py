@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from cases import one_in
 from tiny import KINDS, tiny_encoder
 from tiny_tokenizers import TOKENIZERS
 from torch import nn
@@ -124,7 +123,16 @@ def counted(encoder: Any, settings: TrainSettings) -> StepForecast:
     return StepForecast(settings, encoder, backbone, encoder.dtype, AngleObjective(), sample, Sharding(), "cpu")
 
 
-@one_in(3, "kind, checkpointing", ["llama", "gemma2", "gpt2", "bert"], [False, True])
+@pytest.mark.parametrize(
+    ("kind", "checkpointing"),
+    [
+        *(("llama", False), ("gemma2", True), ("gpt2", False), ("bert", True)),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("llama", True), ("gemma2", False), ("gpt2", True), ("bert", False))
+        ),
+    ],
+)
 def test_the_memory_of_many_layers_is_that_of_few_extrapolated(
     kind: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -175,7 +175,7 @@ def stage(number: int, about: str) -> None:
 def check_same(settings: DomainSearchSettings, path: Path) -> None:
     """Save the settings, or refuse a folder that was made with others; those of the answers can differ."""
     same = replace(settings, ask=[], top=STARTER.top, run_dir="", launch="", database=STARTER.database)
-    if path.exists():
+    if path.exists() and (path.parent / SOURCE).exists():  # before the second, nothing was made
         before = settings_to_dict(load_settings(DomainSearchSettings, path))
         if other := changed_settings(before, settings_to_dict(same)):
             raise SettingsError(

@@ -1,4 +1,4 @@
-"""The commands of docs/tickets.md run one after another, on a tiny model and 36 tickets."""
+"""The commands of docs/tickets.md run one after another, on a tiny model and 40 tickets."""
 
 import importlib.util
 import json
@@ -23,6 +23,7 @@ def test_the_guide_runs_from_a_table_to_a_search(
     monkeypatch.chdir(tmp_path)
     base = str(save_tiny_base("bert", tmp_path / "base"))
     tickets = [f"{n},Where are the {n} files?,They are in folder {n % 30} of the server." for n in range(36)]
+    tickets += [f"{n},Where are the {n} files?,Ask administrator {n}." for n in range(4)]  # a second answer
     (tmp_path / "tickets.csv").write_text("\n".join(["id,question,answer", *tickets, "36,,Nothing was asked."]))
     shown: list[str] = []
     for kind, block in BLOCKS:
@@ -41,10 +42,12 @@ def test_the_guide_runs_from_a_table_to_a_search(
             shown.append(capsys.readouterr().out)
     names = ("train", "valid", "held_out")
     rows = [(tmp_path / f"{name}.jsonl").read_text().splitlines() for name in names]
-    assert sum(map(len, rows)) == 36
-    answers = [{json.loads(row)["answer"] for row in some} for some in rows]
-    assert not answers[0] & answers[1]
-    assert not answers[0] & answers[2]
+    assert sum(map(len, rows)) == 40
+    for column in ("question", "answer"):
+        texts = [
+            json.loads(row)[column] for some in rows for row in {json.loads(one)[column]: one for one in some}.values()
+        ]
+        assert len(texts) == len(set(texts)), f"a {column} is in two parts"
     assert (tmp_path / "runs/mined/model/angle_llm.json").is_file()
     hits = [json.loads(line)["hits"] for line in shown[-2].splitlines()]
     assert len(hits) == len(rows[2])

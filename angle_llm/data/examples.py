@@ -152,7 +152,7 @@ class ExampleReader:
                 used = ", ".join(f"{name} is column {column!r}" for name, column in self.columns.items())
                 raise DataError(
                     f"{result.place}: {result.reason}. {f'({used}.) ' if isinstance(row, Row) else ''}Fix the row, or set "
-                    "on_bad_row to skip: bad rows are then counted and skipped"
+                    "on_bad_row to skip (flag --data.on-bad-row or --on-bad-row): bad rows are then counted and skipped"
                 )
             if not isinstance(result, Dropped | BadRow):
                 yield result

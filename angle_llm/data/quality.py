@@ -132,7 +132,7 @@ class FileReport:
             quantiles = ", ".join(f"{name} {count:,}" for name, count in self.tokens.items())
             yield "tokens", f"{quantiles}; {self.truncated:,} texts are longer than max_length {self.max_length}"
         if self.train:
-            yield "to train", f"angle-llm train --config YOUR.yaml {self.train}"
+            yield "to train", f"angle-llm train {self.train}"
         for finding in sorted(self.findings, key=lambda finding: not finding.trouble):
             more = ", …" if finding.count > len(finding.places) else ""
             places = f" ({self.unit}s {', '.join(finding.places)}{more})" if finding.places else ""

@@ -86,10 +86,13 @@ def test_a_second_call_only_answers(
 
 def test_groups_replace_documents_and_keep_their_own_negatives(settings: DomainSearchSettings, tmp_path: Path) -> None:
     rows = [{"query": f"Ask {n}", "positives": [f"Answer {n}"], "negatives": [f"Not {n}"]} for n in range(20)]
-    (tmp_path / "groups.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "groups.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + "{broken\n")
     data = DataSettings(path=str(tmp_path / "groups.jsonl"))
     run = replace(settings, documents=None, data=data, negatives=0, ask=[], run_dir=str(tmp_path / "run"))
-    main(run)
+    with pytest.raises(DataError, match=r"groups\.jsonl:21: .*--data\.on-bad-row"):
+        main(run)
+    run = replace(run, data=replace(data, on_bad_row="skip"))
+    main(run)  # in the same directory
     assert not (tmp_path / "run" / "mined.jsonl").exists()
     train = rows_of(tmp_path / "run" / "train.jsonl")
     assert len(train) == 16

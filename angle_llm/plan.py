@@ -111,7 +111,7 @@ def render(settings: PlanSettings, found: Forecast) -> str:
     )
     if found.choice is not None:
         assert settings.memory is not None
-        needed = f"{_gib(found.choice.forecast_bytes)} of {settings.memory:g} GiB when full"
+        needed = f"{_gib(found.choice.forecast_bytes)} of {settings.memory:g} GiB in the largest step"
         if found.choice.fits:
             budget = found.budget
             always = " --activation-checkpointing always" if budget.activation_checkpointing else ""

@@ -34,7 +34,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any], above: str = ""
         if isinstance(value, Mapping) and isinstance(before, Mapping):
             found += differences(before, value, f"{above}{key}.")
         elif before != value:
-            left, right = (f"{json.dumps(side, ensure_ascii=False):.200}" for side in (before, value))
+            left, right = (f"{json.dumps(side, ensure_ascii=False):.100}" for side in (before, value))
             found.append(f"{above}{key} {left} (now {right})")
     return found
 
@@ -109,10 +109,10 @@ class ResumableFolder:
             written = read_object(self.path / IDENTITY) or index
             changed = differences(written, self.identity)
             if changed and self.names() and (written or not any(map(self._is_signed, self.names()))):
-                fields = "; ".join(changed[:5]) if written else f"other settings: {IDENTITY} is missing"
+                fields = "; ".join(changed[:5]) if written else f"{IDENTITY} is missing"
                 raise FolderError(
-                    f"{self.path} (to {self.names()[-1]}) was started with {fields}. To resume, give the same input, model "
-                    f"and settings; else choose another {self._option}, or remove the folder."
+                    f"{self.path} (to {self.names()[-1]}) was started with other input, model or settings. Give the same to "
+                    f"resume; else choose another {self._option}, or remove the folder. Different: {fields}"
                 )
             if changed:
                 write_json(self.path / IDENTITY, self.identity, writer=str(self._rank))

@@ -174,7 +174,7 @@ def test_other_settings_in_the_same_folder_are_refused(encoder: SentenceEncoder,
     before = contents(out)
 
     def refused(field: str, one: SentenceEncoder = encoder, rows: int = 4, **form: Any) -> None:
-        with pytest.raises(FolderError, match=f"{field}.*--output"):
+        with pytest.raises(FolderError, match=f"--output.*{field}"):
             embed(one, lines, out, replace(OPTIONS, rows=rows), **form)
 
     refused(r"vectors\.normalize false \(now true\)", normalize=True)

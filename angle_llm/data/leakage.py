@@ -178,12 +178,12 @@ def compare_rows(
             add("ids", named, f"have the id of a query or judged document of {each.name}, perhaps another text")
         sentences = _array(files[file].sentences)
         for kind, text in (
-            ("sentences", "texts of 4 words or more that occur in"),
-            ("documents", "texts of 4 words or more that are judged documents of"),
+            ("sentences", "texts of 4 words or more that are also in evaluation sets"),
+            ("documents", "texts of 4 words or more that are judged documents"),
         ):
             counts = {each.name: int(np.isin(sentences, getattr(each, kind)).sum()) for each in own_sets}
-            if listed := ", ".join(f"{name} {count:,}" for name, count in counts.items() if count):
-                found[file].append(Finding(kind, False, sum(counts.values()), f"{text} {listed}"))
+            if listed := ", ".join(f"{count:,} in {name}" for name, count in counts.items() if count):
+                found[file].append(Finding(kind, False, sum(counts.values()), f"{text}: {listed}"))
     exact, nearly = rows.first_exact != rows.index, rows.first_near != rows.index
     within = rows.file[rows.first_near].to_numpy() == rows.file
     text = "repeat an earlier row exactly, pairs in any order"

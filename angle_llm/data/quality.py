@@ -137,6 +137,8 @@ class FileReport:
             more = ", …" if finding.count > len(finding.places) else ""
             places = f" ({self.unit}s {', '.join(finding.places)}{more})" if finding.places else ""
             yield "TROUBLE" if finding.trouble else "note", f"{finding.kind}: {finding.text}{places}"
+        if self.examples:
+            yield "examples", "tokens between bars, the pooled one in ⟦ ⟧"
         yield from ((f"text {number}", example) for number, example in enumerate(self.examples, 1))
 
 

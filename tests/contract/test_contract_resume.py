@@ -46,7 +46,7 @@ def stopped(files: Files, run: Path, number: int, *flags: str) -> tuple[int, str
     ("number", "code", "flags"),
     [
         (signal.SIGTERM, 143, []),
-        (signal.SIGINT, 130, []),
+        pytest.param(signal.SIGINT, 130, [], marks=pytest.mark.slow),
         (signal.SIGKILL, -signal.SIGKILL, ["--checkpoint.every-steps", "4"]),
     ],
     ids=["SIGTERM", "SIGINT", "SIGKILL"],

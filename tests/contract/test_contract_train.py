@@ -123,9 +123,9 @@ def test_training_in_python_returns_the_model_directory(files: Files, tmp_path: 
     ("kind", "memory"),
     [
         ("llama", ""),
-        ("llama", "--micro-batch-tokens 60"),
+        pytest.param("llama", "--micro-batch-tokens 60", marks=pytest.mark.slow),
         ("llama", "--graph-tokens 0 --micro-batch-tokens 150"),
-        ("mistral", "--graph-tokens 0 --micro-batch-tokens 150"),
+        pytest.param("mistral", "--graph-tokens 0 --micro-batch-tokens 150", marks=pytest.mark.slow),
     ],
 )
 def test_loss_and_gradient_of_a_step_equal_those_of_plain_transformers(
@@ -173,6 +173,7 @@ def test_loss_and_gradient_of_a_step_equal_those_of_plain_transformers(
     assert (line["texts"], line["pairs"]) == (len(batch), len(batch.left))
 
 
+@pytest.mark.slow
 def test_accumulated_batches_equal_their_mean(files: Files, tmp_path: Path) -> None:
     """Eight steps of one batch at a learning rate of almost nothing, against one step of eight."""
     still = ["--optimizer.learning-rate", "1e-12", "--batch-size", "3"]

@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import workspace
+from cases import one_in
 from torch import Tensor
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -54,9 +55,7 @@ def loss_and_gradient(
     return loss.detach(), gradient_ND
 
 
-@every_form
-@every_angle
-@pytest.mark.parametrize("elements", [1, 2 * 3 * COLUMNS, 2 * 7 * COLUMNS, 1000])
+@one_in(5, "form, angle, elements", CONTRASTIVE_FORMS, ANGLE_FORMS, [1, 2 * 3 * COLUMNS, 2 * 7 * COLUMNS, 1000])
 def test_any_block_size_gives_the_result_of_one_block(form: str, angle: str, elements: int) -> None:
     whole = loss_and_gradient(objective(form, angle), *batch())
     with block_elements(elements):

@@ -224,8 +224,7 @@ def modern_bert(**changes: Any) -> Any:
     return AutoModel.from_config(ModernBertConfig(**sizes, local_attention=16, **changes)).eval().double()
 
 
-@pytest.mark.parametrize("pooling", POOLINGS)
-@pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert", "llama", "llama-bidirectional", "opt"])
+@one_in(3, "kind, pooling", ["bert", "roberta", "modernbert", "llama", "llama-bidirectional", "opt"], POOLINGS)
 @pytest.mark.usefixtures("_exact")
 def test_packed_texts_equal_single_ones_in_value_and_gradient(kind: str, pooling: str) -> None:
     causal = kind in ("llama", "opt")

@@ -73,7 +73,7 @@ def test_quantised_bases_train_with_every_strategy(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the program limits its address space")
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_one_process_out_of_memory_repeats_the_step_on_all(processes: int, tmp_path: Path) -> None:
     printed = program("distributed_runs.py", str(tmp_path), "shortage", str(processes), str(50 // processes))
     assert 1 <= int(printed.split(" repeated steps")[0].split()[-1]) <= 6

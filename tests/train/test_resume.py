@@ -86,7 +86,11 @@ def interrupt(
 
 
 @pytest.mark.parametrize(
-    ("step", "evaluation"), [(0, True), (2, False), (3, False), (3, True), (7, False), (12, False), (12, True)]
+    ("step", "evaluation"),
+    [
+        *((0, True), (3, False), (3, True), (12, True)),
+        *(pytest.param(step, False, marks=pytest.mark.slow) for step in (2, 7, 12)),
+    ],
 )
 def test_a_stopped_run_resumes_bit_for_bit(
     step: int,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import one_in
 from runs import float64_forward, largest_difference
 from tiny import KINDS, POSITIONS, tiny_backbone
 from tiny_tokenizers import TOKENIZERS
@@ -292,10 +293,9 @@ def test_dropout_is_the_same_in_both_passes_of_a_cached_step() -> None:
     assert step(encoder, 60, KEEP).loss != kept_loss, "dropout was on"
 
 
-@pytest.mark.parametrize("graph_tokens", [KEEP, CACHE], ids=["kept", "cached"])
-@pytest.mark.parametrize("nested", [False, True], ids=["", "nested"])
-@pytest.mark.parametrize(
-    ("kind", "pooling", "layout"),
+@one_in(
+    3,
+    "model, nested, graph_tokens",
     [
         ("llama", None, "trie"),
         ("llama", None, "padded"),
@@ -306,11 +306,14 @@ def test_dropout_is_the_same_in_both_passes_of_a_cached_step() -> None:
         ("bert", None, "padded"),
         ("roberta", "cls", "padded"),
     ],
+    [False, True],
+    [KEEP, CACHE],
 )
 @pytest.mark.usefixtures("_float64_norm")
 def test_layers_computed_again_give_the_same_gradient_with_dropout(
-    kind: str, pooling: str | None, layout: str, nested: bool, graph_tokens: int
+    model: tuple[str, str | None, str], nested: bool, graph_tokens: int
 ) -> None:
+    kind, pooling, layout = model
     encoder = force(layout, trainable_encoder(kind, torch.float64, dropout=0.3, pooling=pooling))
     objective = NestedObjective(OBJECTIVE, dimensions=[8], layers=[1]) if nested else OBJECTIVE
     encoder.model.read_layers([1] if nested else [])

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder
 
 MTEB = "mteb:"
-Figures = dict[str, float]
+MetricValues = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class HeldOutTask:
 
 def held_out_evaluation(
     settings: EvaluationSettings, micro_batch_tokens: int | None = None
-) -> Callable[[SentenceEncoder], Figures] | None:
+) -> Callable[[SentenceEncoder], MetricValues] | None:
     """Return a function from an encoder to the metrics of all tasks, × 100, as TASK/METRIC; None without tasks.
 
     The metric that `best_by` selects is the first. Files are read at once.
@@ -72,7 +72,7 @@ def held_out_evaluation(
         )
     first = _selected(settings.best_by, tasks)
 
-    def measured(encoder: SentenceEncoder) -> Figures:
+    def measured(encoder: SentenceEncoder) -> MetricValues:
         encode, encode_document = encode_with(encoder, micro_batch_tokens, show_progress=_is_main())
         sides = remembered(encode), None if encode_document is None else remembered(encode_document)
         found = {
@@ -168,7 +168,7 @@ def _is_answers(source: str, settings: EvaluationSettings) -> bool:
 
 
 def _sts_task(task: StsTask) -> HeldOutTask:
-    def measure(_: SentenceEncoder, encode: Encode, encode_document: Encode | None) -> Figures:
+    def measure(_: SentenceEncoder, encode: Encode, encode_document: Encode | None) -> MetricValues:
         found = evaluate(encode, [task], encode_document=encode_document).tasks[task.name]
         if found.undefined:
             raise UndefinedCorrelationError(f"{task.source}: undefined Spearman correlation: {found.undefined}.")
@@ -178,7 +178,7 @@ def _sts_task(task: StsTask) -> HeldOutTask:
 
 
 def _retrieval_task(task: RetrievalTask) -> HeldOutTask:
-    def measure(_: SentenceEncoder, encode: Encode, encode_document: Encode | None) -> Figures:
+    def measure(_: SentenceEncoder, encode: Encode, encode_document: Encode | None) -> MetricValues:
         found = evaluate_retrieval(encode, [task], encode_document=encode_document, resamples=0).tasks[task.name]
         return {name: metric.value for name, metric in found.metrics.items()}
 
@@ -189,7 +189,7 @@ def _mteb_task(name: str, micro_batch_tokens: int | None) -> HeldOutTask:
     need_library("mteb", f"evaluation.tasks {MTEB}{name}", "mteb")
     task: Any = mteb_task(name, "--evaluation.tasks")
 
-    def measure(encoder: SentenceEncoder, *_: object) -> Figures:
+    def measure(encoder: SentenceEncoder, *_: object) -> MetricValues:
         from angle_llm.evaluate.mteb_encoder import MtebEncoder
 
         model = MtebEncoder(encoder, name="local/training", micro_batch_tokens=micro_batch_tokens)

@@ -35,7 +35,7 @@ from angle_llm.evaluate.retrieval_report import (
     METRIC,
     Compared,
     compare_figures,
-    read_query_figures,
+    read_query_metrics,
     retrieval_report,
 )
 from angle_llm.evaluate.retrieval_tasks import (
@@ -201,7 +201,7 @@ def retrieval_main(settings: RetrievalSettings, open_encoder: OpenEncoder) -> Re
     """
     tasks = settings.read_tasks()
     other = settings.against
-    compared = read_query_figures(other) if other is not None and other.endswith(".json") else None
+    compared = read_query_metrics(other) if other is not None and other.endswith(".json") else None
 
     def run(model: str, revision: str | None, resamples: int) -> tuple[RetrievalResults, Used]:
         def found(_: Any, encode: Encode, encode_document: Encode | None) -> RetrievalResults:

@@ -69,7 +69,7 @@ def compare_figures(ours: Compared, theirs: Compared, *, resamples: int, seed: i
     return RetrievalComparison(theirs.model, theirs.used, found)
 
 
-def read_query_figures(path: str | Path) -> Compared:
+def read_query_metrics(path: str | Path) -> Compared:
     """Return the model and its values of each query in a file written by `--json`.
 
     Raises:

@@ -44,9 +44,9 @@ class BestModel:
         self.evaluated: int | None = None
         """The step of the last evaluation."""
         self.start: dict[str, float] | None = None
-        """Figures before the first step."""
+        """Metrics before the first step."""
         self.best: dict[str, float] | None = None
-        """Figures of the best evaluation after it, those of `folder`."""
+        """Metrics of the best evaluation after it, those of `folder`."""
         self.waited = 0
         """Number of evaluations since the best one."""
 

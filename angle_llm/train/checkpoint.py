@@ -51,9 +51,9 @@ class Progress:
     evaluated: int | None = None
     """The step of the last evaluation."""
     start: dict[str, float] | None = None
-    """Figures before the first step, the deciding one first."""
+    """Metrics before the first step, the deciding one first."""
     best: dict[str, float] | None = None
-    """Figures of the best evaluation after it, those of `model/`."""
+    """Metrics of the best evaluation after it, those of `model/`."""
     waited: int = 0
     """Number of evaluations since the best one."""
     budget: TokenBudget | None = None

@@ -42,9 +42,9 @@ class TrainResult:
     """The encoder to use: the best one if the run evaluates, else the last one."""
     steps: int
     best: dict[str, float] | None
-    """Figures of the best evaluation, the deciding one first; None without one."""
+    """Metrics of the best evaluation, the deciding one first; None without one."""
     start: dict[str, float] | None
-    """Figures of the evaluation before the first step, None without one."""
+    """Metrics of the evaluation before the first step, None without one."""
     budget: TokenBudget
     """The token budget at the end: as set or chosen, and halved where memory ran out."""
     encoder: dict[str, Any]

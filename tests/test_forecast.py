@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import one_in
 from programs import run
 from tiny import KINDS, save_tiny_base, tiny_backbone, tiny_encoder, train_a_little
 from tiny_tokenizers import TOKENIZERS
@@ -84,7 +85,7 @@ def saved_bytes(encoder: SentenceEncoder, plan: Plan, batch: TextBatch) -> int:
     return sum(size for key, size in kept.items() if key not in own)
 
 
-LIKE_ANOTHER = {"llama-tied", "mistral", "qwen2", "roberta"}
+LIKE_ANOTHER = {"llama-tied", "mistral", "qwen2", "qwen3", "roberta"}
 """Kinds whose layers keep what those of LLaMA or BERT keep."""
 
 
@@ -135,8 +136,7 @@ def test_the_forecast_with_dropout_dora_all_weights_and_a_quantized_base(
         assert forecasted.peak == pytest.approx(real_step(encoder, plan, batch), rel=0.1 if bits else 0.05)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["llama", "opt"])
+@one_in(3, "kind, dtype", ["llama", "opt"], [torch.float32, torch.bfloat16])
 def test_the_flash_kernel_of_long_texts_takes_less(
     kind: str, dtype: torch.dtype, examples: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

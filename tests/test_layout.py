@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -51,8 +52,13 @@ def unit(module: Path) -> str:
     return module.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imports(module: Path) -> Iterator[str]:
+@cache
+def imports(module: Path) -> list[str]:
     """All imports, inside functions and for type checkers too: `angle_llm.data`, `torch.nn`, …"""
+    return list(_imports(module))
+
+
+def _imports(module: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

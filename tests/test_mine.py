@@ -535,7 +535,7 @@ def test_two_commands_do_not_compute_the_same_vectors(tmp_path: Path, monkeypatc
 # --- kills ------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [31, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_before_any_write_it_resumes_to_the_same_bytes(step: int, base: Path, tmp_path: Path) -> None:
     pairs, calls = write_pairs(tmp_path / "pairs.jsonl", many_pairs(30)), 0
 

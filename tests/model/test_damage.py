@@ -101,8 +101,8 @@ def test_a_missing_package_is_named() -> None:
 
 
 KINDS = ["adapter", "whole", "base", "angle-emb", "parquet", "npy"]
-FEW, MANY = 10, 335
-"""Of each kind: 60 and 2,010 in all."""
+FEW, MANY = 5, 335
+"""Of each kind: 30 and 2,010 in all."""
 
 
 def outcomes(kinds: list[str], first: int, count: int, work: Path) -> Counter[str]:

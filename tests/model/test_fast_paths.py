@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import one_in
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora.layer import Linear
 from tiny import POSITIONS, tiny_backbone, tiny_encoder, train_a_little
@@ -176,12 +177,17 @@ def short_layers(model: nn.Module) -> Counter[str]:
     return Counter(kind.__name__ for layer in model.modules() for kind in kinds if isinstance(layer, kind))
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("kind", "norms"), [("llama", 7), ("mistral", 7), ("qwen2", 7), ("qwen3", 13)])
+@one_in(
+    3,
+    "model, dtype, dropout",
+    [("llama", 7), ("mistral", 7), ("qwen2", 7), ("qwen3", 13)],
+    [torch.float32, torch.bfloat16],
+    [0.0, 0.3],
+)
 def test_norms_and_mlps_that_keep_less_equal_the_unchanged_ones(
-    kind: str, norms: int, dtype: torch.dtype, dropout: float, monkeypatch: pytest.MonkeyPatch
+    model: tuple[str, int], dtype: torch.dtype, dropout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    kind, norms = model
     found = []
     for expected in ({"_ShortNorm": norms, "_ShortMlp": 3}, {}):
         encoder = tiny_encoder(kind, dtype)

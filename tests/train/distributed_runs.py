@@ -5,7 +5,7 @@
 float64 STEPS WORLDS      a tiny LLaMA on ragged data in float64, in each of WORLDS processes, such as 123
 options                   the same with options of the negatives and teacher scores, in 1 and 2 processes
 deepspeed [NAME]          5 steps in float32: data parallel and ZeRO-1, -2, -3, each also with offload, against one process;
-                          kept and cached graphs. With a name, 3 steps of that one, with cached graphs
+                          kept and cached graphs. With a name, 2 steps of that one in fewer micro-batches, with cached graphs
 bits NAME …               the same with a base in 4 and in 8 bits
 together                  accumulated batches in float64: one by one in one process, and together in two
 elastic [ZeRO]            interrupted by a signal to one process and resumed with other numbers of processes and strategies
@@ -265,7 +265,9 @@ def compare(folder: Path, names: list[str], quick: bool = False, **changed: Any)
         runs.append(("computed again", "ZeRO-3"))
     for kind, name in runs:
         world, stage, variables = launches[name]
-        run = {"max_steps": 3 if quick else 5, "epochs": 2, "accumulation": 2, **kinds[kind], **changed}
+        run = {"max_steps": 5, "epochs": 2, "accumulation": 2, **kinds[kind], **changed}
+        if quick:
+            run |= {"max_steps": 2, "micro_batch_tokens": 300}  # each micro-batch gathers the weights of all layers
         mine = settings(folder, f"{kind} {name}", **run)
         forked.run(
             world,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import one_in
 from runs import float64_forward, largest_difference
 from test_step import CACHE, KEEP, OBJECTIVE, force, take_gradients, trainable_encoder
 from tiny import tiny_encoder
@@ -60,10 +61,9 @@ def run(encoder: SentenceEncoder, groups: Sequence[PlannedGroup], graph_tokens: 
     return [group_step(model, plan, some, graph_tokens=graph_tokens, weight=weight) for some, plan, _ in groups]
 
 
-@pytest.mark.parametrize("graph_tokens", [KEEP, CACHE], ids=["kept", "cached"])
-@pytest.mark.parametrize("micro_batch_tokens", [40, 10**6])
-@pytest.mark.parametrize(
-    ("kind", "layout", "nested"),
+@one_in(
+    3,
+    "model, micro_batch_tokens, graph_tokens",
     [
         ("llama", "trie", False),
         ("llama", "padded", False),
@@ -71,10 +71,13 @@ def run(encoder: SentenceEncoder, groups: Sequence[PlannedGroup], graph_tokens: 
         ("bert", "padded", False),
         ("llama", "trie", True),
     ],
+    [40, 10**6],
+    [KEEP, CACHE],
 )
 def test_batches_together_have_the_gradient_of_the_batches_one_by_one(
-    kind: str, layout: str, nested: bool, micro_batch_tokens: int, graph_tokens: int
+    model: tuple[str, str, bool], micro_batch_tokens: int, graph_tokens: int
 ) -> None:
+    kind, layout, nested = model
     encoder = trainable_encoder(kind, torch.float64)
     force(layout, encoder)
     encoder.model.read_layers([1] if nested else [])

@@ -91,10 +91,9 @@ def plain_gradients(encoder: SentenceEncoder) -> tuple[float, dict[str, Tensor]]
     return float(value.loss.detach()), take_gradients(encoder.model)
 
 
-@pytest.mark.parametrize("graph_tokens", [KEEP, CACHE], ids=["kept", "cached"])
-@pytest.mark.parametrize("micro_batch_tokens", [1, 60, 10**6])
-@pytest.mark.parametrize(
-    ("kind", "layout"),
+@one_in(
+    5,
+    "model, micro_batch_tokens, graph_tokens",
     [
         ("llama", "trie"),
         ("llama", "packed"),
@@ -104,11 +103,14 @@ def plain_gradients(encoder: SentenceEncoder) -> tuple[float, dict[str, Tensor]]
         ("bert", "padded"),
         ("roberta", "packed"),
     ],
+    [1, 60, 10**6],
+    [KEEP, CACHE],
 )
 @pytest.mark.usefixtures("_float64_norm")
 def test_any_micro_batches_kept_or_cached_equal_plain_back_propagation_in_float64(
-    kind: str, layout: str, micro_batch_tokens: int, graph_tokens: int
+    model: tuple[str, str], micro_batch_tokens: int, graph_tokens: int
 ) -> None:
+    kind, layout = model
     encoder = force(layout, trainable_encoder(kind, torch.float64))
     loss, expected = plain_gradients(encoder)
     result = step(encoder, micro_batch_tokens, graph_tokens)
@@ -189,9 +191,7 @@ def test_every_kind_of_backbone_agrees_in_float32(kind: str) -> None:
         assert largest_difference(expected, take_gradients(encoder.model)) < 2e-3
 
 
-@pytest.mark.parametrize("graph_tokens", [KEEP, CACHE], ids=["kept", "cached"])
-@pytest.mark.parametrize("layout", ["trie", "padded", "packed"])
-@pytest.mark.parametrize("kind", ["llama", "bert"])
+@one_in(5, "layout, kind, graph_tokens", ["trie", "padded", "packed"], ["llama", "bert"], [KEEP, CACHE])
 def test_products_in_bfloat16_give_about_the_gradient_of_float32(kind: str, layout: str, graph_tokens: int) -> None:
     """bfloat16 has 8 bits, a relative error of 1/256 in each product; `encode` is in float32."""
     encoder = force(layout, trainable_encoder(kind, torch.float32))

@@ -159,7 +159,7 @@ def test_an_evaluation_that_sets_seeds_does_not_change_the_training(settings: Tr
     assert drawn[0] == drawn[1]
 
 
-@pytest.mark.parametrize("stop", [None, 0, 2, 3])
+@pytest.mark.parametrize("stop", [None, 2, *(pytest.param(step, marks=pytest.mark.slow) for step in (0, 3))])
 def test_a_run_stops_after_evaluations_without_a_new_best_one(
     stop: int | None, settings: TrainSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -379,7 +379,11 @@ def test_a_directory_belongs_to_one_run(
 
 @pytest.mark.parametrize(
     ("batches", "strategies"),
-    [("by_set", []), ("mixed", []), pytest.param("by_set", ["ZeRO-2", "ZeRO-3"], marks=pytest.mark.slow)],
+    [
+        ("by_set", []),
+        pytest.param("mixed", [], marks=pytest.mark.slow),
+        pytest.param("by_set", ["ZeRO-2", "ZeRO-3"], marks=pytest.mark.slow),
+    ],
 )
 def test_a_mixture_logs_the_examples_of_each_dataset(
     batches: str, strategies: list[str], base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -1,6 +1,6 @@
 """`angle-llm data mine`: groups with hard negatives for the queries of positive pairs, found by an encoder.
 
-NAME.jsonl             the groups, one for each query
+NAME.jsonl             the groups, one for each query, or for each positive
 NAME.report.json       what they depend on, and an account of every query and candidate; written last
 NAME.jsonl.parts/      while mining: parts of groups, and the vectors unless --vectors is set; see `resumable`
 """
@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -42,7 +44,8 @@ from angle_llm.vectors import encoder_identity
 
 FORMAT_VERSION = 2
 _IDENTITY = (
-    *(rule.name for rule in fields(NegativeRules) if not rule.name.startswith("block_")), "positive_above", "index", "shard_rows",
+    *(rule.name for rule in fields(NegativeRules) if not rule.name.startswith("block_")), "positive_above", "split_positives",
+    "index", "shard_rows",
 )  # fmt: skip
 """Settings that the groups depend on. Of the sizes of blocks, `shard_rows` does: texts that are embedded together
 affect the last digits of a vector."""
@@ -71,6 +74,9 @@ class MineFiles:
     """Shuffle the examples with this seed before the limit is applied. None: file order."""
     positive_above: float = 0.8
     """Scored pairs above this score (rescaled to 0..1) are positive pairs."""
+    split_positives: bool = False
+    """Write a group for each positive, all with the negatives of their query, instead of one for each query. Each
+    positive is then an example of its own in training."""
 
     corpus: Path | None = None
     """Candidates: text, .jsonl, .csv, .tsv, .parquet, a folder of them, or a BEIR folder (title and text). None: the
@@ -186,7 +192,8 @@ def mine(settings: MineSettings, material: Material, output: GroupsOutput) -> di
             for number, name in enumerate(names):
                 if not work.is_whole(name):
                     part = miner.part(number)
-                    content = b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in part.rows)
+                    groups = chain.from_iterable(map(_split, part.rows)) if settings.split_positives else part.rows
+                    content = b"".join(json.dumps(group, ensure_ascii=False).encode() + b"\n" for group in groups)
                     fill = partial(_write_bytes, name=f"{name}.jsonl", content=content)
                     work.write(name, fill, {"counts": part.counts, "refused": part.refused})
                 bar.update()
@@ -200,6 +207,13 @@ def mine(settings: MineSettings, material: Material, output: GroupsOutput) -> di
         write_json(output.report, report, writer="")
         remove_folder(output.folder)
     return report
+
+
+def _split(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a group for each positive."""
+    positives, scores, count = group["positives"], group["scores"], len(group["positives"])
+    for positive, example, score in zip(positives, group["examples"], scores[:count], strict=True):
+        yield group | {"positives": [positive], "examples": [example], "scores": [score, *scores[count:]]}
 
 
 def _write_bytes(folder: Path, name: str, content: bytes) -> None:

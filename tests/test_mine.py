@@ -289,6 +289,23 @@ def test_the_command_and_its_report(tmp_path: Path, base: Path, capsys: pytest.C
     assert report["refused"]["of its cluster"] > 0
 
 
+def test_each_positive_may_be_an_example_of_its_own(tmp_path: Path, base: Path) -> None:
+    pairs, rules = write_pairs(tmp_path / "pairs.jsonl"), {"ranks": (1, None), "relative_margin": None, "negatives": 2}
+    groups, _ = mine(tmp_path, base, pairs, "groups", **rules)
+    split, report = mine(tmp_path, base, pairs, "split", split_positives=True, **rules)
+    due = []
+    for group in groups:
+        for place, text in enumerate(group["positives"]):
+            scores = [group["scores"][place], *group["scores"][len(group["positives"]) :]]
+            own = {"positives": [text], "examples": [group["examples"][place]], "scores": scores}
+            due.append({**group, **own})
+    assert split == due
+    assert [(row["query"], *row["positives"]) for row in split] == PAIRS
+    assert report["queries"]["in"] == len(groups) < report["groups"]["rows"] == len(PAIRS)
+    with pytest.raises(FolderError, match="split_positives"):
+        mine(tmp_path, base, pairs, "split", **rules)
+
+
 def test_candidates_from_a_corpus_and_a_judge(tmp_path: Path, base: Path) -> None:
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("A train leaves.\nSomeone eats.\nA train LEAVES!\nSnow falls.\n")

@@ -11,6 +11,7 @@ import pytest
 
 # transformers reads these at import, so set them before any test module is imported.
 os.environ["OMP_NUM_THREADS"] = "1"  # tests run in parallel: several threads each would be ten times slower
+os.environ["TOKENIZERS_PARALLELISM"] = "false"  # short texts: its threads cost more than they save
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test reaches the network
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 os.environ["ANGLE_LLM_CACHE"] = tempfile.mkdtemp(prefix="angle-llm-cache-")  # no test writes into the user's cache

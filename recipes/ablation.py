@@ -112,7 +112,7 @@ def main(settings: Settings) -> None:
             continue
         print(f"[{number}/{len(selected)}] {grid.name}: {one.name}", flush=True)
         if settings.train_only:
-            if one.seed is not None:
+            if one.is_trained:
                 train(grid, one, settings, data_dir)
         elif settings.again or missing or other_settings(one, known):
             run_experiment(grid, one, settings, data_dir, results, made_by)
@@ -130,12 +130,12 @@ def run_experiment(
             "Rename the row, or remove its folder below --runs and use --again."
         )
     path, how = one.settings.model.path, {}
-    if one.seed is not None:
+    if one.is_trained:
         model = str(train(grid, one, settings, data_dir))
     else:
         model = model_path(path, settings)
         how = encoder_options(one.settings.model)
-    facts = training_facts(Path(model).parent) if one.seed is not None or path.startswith(RUNS) else []
+    facts = training_facts(Path(model).parent) if one.is_trained or path.startswith(RUNS) else []
     before = [(line["metric"], line["value"]) for line in lines if line["kind"] == "training"]
     if before != [(line["metric"], line["value"]) for line in map(line_of, facts)]:
         known = None  # the model was trained again; all measurements of a run belong to one model

@@ -3,7 +3,8 @@
     title, about       heading of the table and a short description
     train              training settings shared by all rows (those of `angle-llm train`)
     seeds              each trained row runs once per seed
-    rows               name → settings that differ from `train`; `train: null` measures the backbone without training
+    rows               name → settings that differ from `train`; `train: null` measures a model as it is, once, or once
+                       per seed if its path contains {seed}
     measures           what is measured on every row
     reference          the row that others are compared with; a row may name another one
 
@@ -32,7 +33,7 @@ from angle_llm.settings_io import (
     unknown_name,
 )
 
-DATA, RUNS = "DATA/", "RUNS/"
+DATA, RUNS, SEED = "DATA/", "RUNS/", "{seed}"
 KINDS = {
     "sts": ("sts", "pairs", "variant"),
     "saturation": ("saturation",),
@@ -115,7 +116,7 @@ class Experiment:
     row: str
     label: str
     seed: int | None
-    """None: the row is not trained."""
+    """None: the row has one model, which is not trained."""
     given: dict[str, Any]
     """Settings as the grid states them; recorded with the result, to recognise a result of other settings."""
     settings: TrainSettings
@@ -127,8 +128,13 @@ class Experiment:
     reference: str | None
 
     @property
+    def is_trained(self) -> bool:
+        """Whether the row trains its model."""
+        return "seed" in self.given
+
+    @property
     def name(self) -> str:
-        """Folder name: `in-batch-seed42`, or the row alone without training."""
+        """Folder name: `in-batch-seed42`, or the row alone without a seed."""
         return self.row if self.seed is None else f"{self.row}-seed{self.seed}"
 
     @property
@@ -192,7 +198,8 @@ def experiments(grid: Grid, data_dir: Path, rows: Sequence[str] = (), seeds: Seq
     for name in rows or grid.rows:
         row, where = grid.rows[name], f"grid {grid.name}, row {name}"
         measures = {"variant": "raw"} | (grid.measures if row.measures is None else row.measures)
-        for seed in (row.seeds or grid.seeds) if row.train is not None else (None,):
+        by_seed = row.train is not None or SEED in str(row.model.get("path"))
+        for seed in (row.seeds or grid.seeds) if by_seed else (None,):
             if seed is None or not seeds or seed in seeds:
                 given = _given(grid, row, seed, where)
                 found.append(
@@ -220,15 +227,16 @@ def _stated(measures: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _given(grid: Grid, row: Row, seed: int | None, where: str) -> dict[str, Any]:
-    """Return the settings of a row as stated in the grid. The seed sets sample, initial adapter and order."""
+    """Return the settings of a row as stated in the grid. The seed sets sample, initial adapter and order of training."""
     values = merged_settings(merged_settings(grid.train, row.train or {}), {"model": row.model})
     data = values.get("data") or {}
     for part in (values, data, *data.get("sets", [])):
         for key in ("run_dir", "resume", "seed", "shuffle_seed"):
             if key in part:
                 raise SettingsError(f"{where}: remove {key!r}; the runner sets it from `seeds`.")
-    if seed is None:
-        return {"model": values["model"]}
+    if row.train is None:
+        model = values["model"]
+        return {"model": model | {"path": model["path"].replace(SEED, str(seed))}}
     drawn = {"shuffle_seed": seed}
     data = data | ({"sets": [each | drawn for each in data["sets"]]} if data.get("sets") else drawn)
     return values | {"seed": seed, "data": data}

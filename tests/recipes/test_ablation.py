@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import signal
 import sys
 import time
@@ -126,6 +127,25 @@ def test_each_row_is_trained_and_measured(folder: Path, results: Path) -> None:
     assert steps["value"] == "2"
     config = (folder / "runs/tiny/two-seed1/settings.yaml").read_text(encoding="utf-8")
     assert str(folder / "runs/tiny/one-seed1/model") in config
+
+
+def test_models_of_another_program_are_measured_by_seed(folder: Path, results: Path, tmp_path: Path) -> None:
+    """The model of the second one is that of the trained row."""
+    for path in (results, folder / "runs.csv"):
+        shutil.copy(path, tmp_path)
+    model = folder / "runs/tiny/one-seed{seed}/model"
+    given = f"rows:\n  given: {{train: null, reference: one, model: {{path: '{model}'}}}}"
+    write_grid(folder, "{sts: [stsb-dev]}", ("rows:", given))
+    try:
+        main(replace(settings_in(folder), rows=("given",), results=tmp_path / "results.csv"))
+    finally:
+        write_grid(folder)
+    difference, measured = sorted(
+        lines(tmp_path / "results.csv", row="given", metric="nDCG@10"), key=lambda x: x["kind"]
+    )
+    (one,) = lines(results, row="one", kind="retrieval", metric="nDCG@10")
+    assert (measured["kind"], measured["seed"], measured["value"]) == ("retrieval", "1", one["value"])
+    assert (difference["kind"], difference["seed"], float(difference["value"])) == ("difference", "1", 0)
 
 
 def test_the_results_contain_the_command_and_no_local_path(folder: Path, results: Path) -> None:

@@ -7,9 +7,10 @@ Legend: T distinct texts, C candidates, W candidates in the window of ranks, Q q
 
 from __future__ import annotations
 
+import json
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal, NamedTuple
@@ -271,6 +272,19 @@ def group_row(
         row["negatives"] += [material.texts[text] for text in mined.text_W.tolist()]
         row["scores"] += [round(cosine, _DIGITS) for cosine in mined.cosine_W.tolist()]
     return row
+
+
+def group_lines(groups: Iterable[dict[str, Any]], split_positives: bool) -> Iterator[bytes]:
+    """Yield the lines of a file of groups: one for each group, or one for each of its positives."""
+    for group in groups:
+        for row in _split(group) if split_positives else [group]:
+            yield json.dumps(row, ensure_ascii=False).encode() + b"\n"
+
+
+def _split(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    count, scores = len(group["positives"]), group["scores"]
+    for text, example, score in zip(group["positives"], group["examples"], scores[:count], strict=True):
+        yield group | {"positives": [text], "examples": [example], "scores": [score, *scores[count:]]}
 
 
 def _sampled(count: int, rules: NegativeRules, example: int) -> Array:

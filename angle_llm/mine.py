@@ -7,13 +7,10 @@ NAME.jsonl.parts/      while mining: parts of groups, and the vectors unless --v
 
 from __future__ import annotations
 
-import json
 import math
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,7 +20,7 @@ from angle_llm.config import DataSource
 from angle_llm.data.corpus import corpus_texts
 from angle_llm.data.positives import Material, gather
 from angle_llm.data.row_settings import RowSettings
-from angle_llm.hard_negatives import Miner, NegativeRules
+from angle_llm.hard_negatives import Miner, NegativeRules, group_lines
 from angle_llm.io import (
     FolderError,
     log,
@@ -192,8 +189,7 @@ def mine(settings: MineSettings, material: Material, output: GroupsOutput) -> di
             for number, name in enumerate(names):
                 if not work.is_whole(name):
                     part = miner.part(number)
-                    groups = chain.from_iterable(map(_split, part.rows)) if settings.split_positives else part.rows
-                    content = b"".join(json.dumps(group, ensure_ascii=False).encode() + b"\n" for group in groups)
+                    content = b"".join(group_lines(part.rows, settings.split_positives))
                     fill = partial(_write_bytes, name=f"{name}.jsonl", content=content)
                     work.write(name, fill, {"counts": part.counts, "refused": part.refused})
                 bar.update()
@@ -207,13 +203,6 @@ def mine(settings: MineSettings, material: Material, output: GroupsOutput) -> di
         write_json(output.report, report, writer="")
         remove_folder(output.folder)
     return report
-
-
-def _split(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a group for each positive."""
-    positives, scores, count = group["positives"], group["scores"], len(group["positives"])
-    for positive, example, score in zip(positives, group["examples"], scores[:count], strict=True):
-        yield group | {"positives": [positive], "examples": [example], "scores": [score, *scores[count:]]}
 
 
 def _write_bytes(folder: Path, name: str, content: bytes) -> None:

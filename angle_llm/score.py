@@ -1,13 +1,12 @@
 """`angle-llm data score`: teacher scores of pairs, the cosines of an encoder.
 
-NAME.jsonl             the groups, one for each query, with scores
+NAME.jsonl             the groups, one for each query or for each positive, with scores
 NAME.report.json       what they depend on, and quantiles of the scores; written last
 NAME.jsonl.parts/      while scoring: the vectors; the same command resumes after a kill
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import tyro
 
 from angle_llm.data.positives import Material, gather
 from angle_llm.data.row_settings import RowSettings
-from angle_llm.hard_negatives import group_row, own_cosines
+from angle_llm.hard_negatives import group_lines, group_row, own_cosines
 from angle_llm.io import plain, remove_folder, write_file, write_json
 from angle_llm.mine import GroupsOutput
 from angle_llm.mining_report import describe_groups, format_quantiles
@@ -48,6 +47,8 @@ class ScoreFiles:
     """Shuffle the examples with this seed before the limit is applied. None: file order."""
     positive_above: float = 0.8
     """Scored pairs above this score (rescaled to 0..1) are positives, the others negatives of their first text."""
+    split_positives: bool = False
+    """Write a group for each positive, all with the negatives of their query, instead of one for each query."""
 
     prompt: str | dict[str, str] | None = None
     """Prompt name or YAML file, or `query NAME document NAME`: the first texts of pairs are queries, the others
@@ -99,7 +100,7 @@ def score_main(settings: ScoreSettings) -> None:
         "format_version": FORMAT_VERSION,
         "material": {"sha256": material.digest(), **material.counts()},
         "model": encoder_identity(encoder),
-        "settings": {name: getattr(settings, name) for name in ("positive_above", "shard_rows")},
+        "settings": {name: getattr(settings, name) for name in ("positive_above", "split_positives", "shard_rows")},
     })  # fmt: skip
     report = output.finished(identity)
     if report is not None:
@@ -107,7 +108,8 @@ def score_main(settings: ScoreSettings) -> None:
     else:
         with ResumableFolder(output.folder, identity, option="--out", flat=True):
             vectors = vectors_of(material, encoder, settings.teacher, output.folder, settings.shard_rows)
-            write_file(output.out, lambda file: file.writelines(_rows(material, vectors)), writer="")
+            lines = group_lines(_groups(material, vectors), settings.split_positives)
+            write_file(output.out, lambda file: file.writelines(lines), writer="")
             named = {"file": settings.file, "teacher": settings.teacher}
             report = plain(
                 {
@@ -127,8 +129,8 @@ def score_main(settings: ScoreSettings) -> None:
     print(f"\n{settings.out}")
 
 
-def _rows(material: Material, vectors: TextVectors) -> Iterator[bytes]:
+def _groups(material: Material, vectors: TextVectors) -> Iterator[dict[str, Any]]:
     for first in range(0, len(material.queries), _TOGETHER):
         some = material.queries[first : first + _TOGETHER]
         for query, found in zip(some, own_cosines(some, vectors), strict=True):
-            yield json.dumps(group_row(material, query, found), ensure_ascii=False).encode() + b"\n"
+            yield group_row(material, query, found)

@@ -108,6 +108,16 @@ def test_every_format_that_makes_pairs_is_scored(tmp_path: Path, base: Path) -> 
         ScoreSettings(file="-", teacher="-", out=Path("x.csv"))
 
 
+def test_each_positive_may_be_an_example_of_its_own(tmp_path: Path, base: Path) -> None:
+    file = write_rows(tmp_path / "t.jsonl", TRIPLES)
+    split = score(tmp_path, base, file, split_positives=True)
+    assert [(one.query, one.positives, one.negatives) for one in split] == [
+        (query, (text,), negatives) for query, positives, negatives in GROUPS for text in positives
+    ]
+    for group in split:
+        np.testing.assert_allclose(group.scores or (), cosines(SentenceEncoder.from_pretrained(base), group), atol=2e-6)
+
+
 def test_queries_and_documents_have_their_prompts(tmp_path: Path, base: Path, sides: dict[str, str]) -> None:
     file = write_rows(tmp_path / "t.jsonl", TRIPLES)
     one, two = score(tmp_path, base, file), score(tmp_path, base, file, "two", prompt=sides)

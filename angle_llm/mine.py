@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -66,9 +66,9 @@ class MineFiles:
     The same command resumes after a kill."""
 
     limit: int | None = None
-    """Mine for at most this many examples."""
+    """Mine for at most this many queries. All examples are read, so that no positive becomes a negative."""
     shuffle_seed: int | None = None
-    """Shuffle the examples with this seed before the limit is applied. None: file order."""
+    """Shuffle the examples with this seed. None: file order."""
     positive_above: float = 0.8
     """Scored pairs above this score (rescaled to 0..1) are positive pairs."""
     split_positives: bool = False
@@ -111,6 +111,7 @@ class MineSettings(NegativeRules, RowSettings, MineFiles):
         super().__post_init__()
         vectors = self.vectors and self.vectors.expanduser()
         for wrong, message in (
+            (self.limit is not None and self.limit < 1, f"--limit must be at least 1, got {self.limit}."),
             (self.shard_rows < 1, f"--shard-rows must be at least 1, got {self.shard_rows}."),
             (not math.isfinite(self.positive_above), f"--positive-above must be finite, got {self.positive_above}."),
             (self.out.suffix != ".jsonl", f"--out must name the file of groups, NAME.jsonl; got {self.out}."),
@@ -126,7 +127,7 @@ class MineSettings(NegativeRules, RowSettings, MineFiles):
     @property
     def source(self) -> DataSource:
         """The pairs as training reads them."""
-        return self.source_of(self.pairs, limit=self.limit, shuffle_seed=self.shuffle_seed)
+        return self.source_of(self.pairs, shuffle_seed=self.shuffle_seed)
 
 
 def mine_main(settings: MineSettings) -> None:
@@ -148,8 +149,9 @@ def mine_main(settings: MineSettings) -> None:
     output.check_free()
     loaded = load_examples(settings.source)
     print(loaded.report.summary())
-    corpus = None if settings.corpus is None else corpus_texts(settings.corpus, settings.column)
+    corpus = None if settings.corpus is None else corpus_texts(settings.corpus, settings.column, settings.encoding)
     material = gather(loaded.examples, corpus, settings.positive_above)
+    material = replace(material, queries=material.queries[: settings.limit])
     warning = settings.check_candidates(len(material.candidates_C))
     print(material.summary(), flush=True)
     if warning is not None:

@@ -198,7 +198,8 @@ def experiments(grid: Grid, data_dir: Path, rows: Sequence[str] = (), seeds: Seq
     for name in rows or grid.rows:
         row, where = grid.rows[name], f"grid {grid.name}, row {name}"
         measures = {"variant": "raw"} | (grid.measures if row.measures is None else row.measures)
-        by_seed = row.train is not None or SEED in str(row.model.get("path"))
+        model = merged_settings(grid.train.get("model") or {}, row.model)
+        by_seed = row.train is not None or SEED in model.get("path", "")
         for seed in (row.seeds or grid.seeds) if by_seed else (None,):
             if seed is None or not seeds or seed in seeds:
                 given = _given(grid, row, seed, where)
@@ -234,9 +235,11 @@ def _given(grid: Grid, row: Row, seed: int | None, where: str) -> dict[str, Any]
         for key in ("run_dir", "resume", "seed", "shuffle_seed"):
             if key in part:
                 raise SettingsError(f"{where}: remove {key!r}; the runner sets it from `seeds`.")
+    model = values.get("model") or {}
+    if SEED in model.get("path", ""):
+        values = values | {"model": model | {"path": model["path"].replace(SEED, str(seed))}}
     if row.train is None:
-        model = values["model"]
-        return {"model": model | {"path": model["path"].replace(SEED, str(seed))}}
+        return {"model": values.get("model") or {}}
     drawn = {"shuffle_seed": seed}
     data = data | ({"sets": [each | drawn for each in data["sets"]]} if data.get("sets") else drawn)
     return values | {"seed": seed, "data": data}

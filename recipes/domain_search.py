@@ -15,7 +15,7 @@ and its answer instead. The stages, each in a file or folder of --run-dir:
     vectors/, database/                            the vectors of all documents, and a LanceDB table of them
 
 After a kill the same command resumes with the stage that was running. Held-out queries and their answers are in no
-training pair; all documents are candidates in the search.
+training row; all documents are candidates in the search.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ from angle_llm.config import (
 )
 from angle_llm.data import DataError
 from angle_llm.data.examples import load_examples
-from angle_llm.data.formats import Group, RowError, Triple, pairs_of, read_text
+from angle_llm.data.formats import Group, PositivePair, RowError, Triple, pairs_of, read_text
 from angle_llm.data.keys import near
+from angle_llm.data.positives import gather
 from angle_llm.data.readers import open_rows
 from angle_llm.embed import EmbedSettings, embed_main
 from angle_llm.evaluate.retrieval import RetrievalSettings, retrieval_main
@@ -190,12 +191,14 @@ def check_same(settings: DomainSearchSettings, path: Path) -> None:
 
 
 def write_pairs(settings: DomainSearchSettings, folder: Path) -> None:
-    """Write training pairs, held-out pairs and all documents, split by a hash of the document.
+    """Write training pairs, held-out pairs and all documents.
 
-    A training pair whose query or document is held out, up to case, spacing and punctuation, is dropped.
+    Pairs that share a query or document, up to case, spacing and punctuation, are linked, over any number of steps. All
+    linked pairs are held out, or none; a hash of the first query decides.
 
     Raises:
         SettingsError: if the documents or pairs were changed since the files were written.
+        DataError: if nothing is left to train on or to hold out.
     """
     made = read_documents(settings.documents) if settings.documents else read_examples(settings.data)
     digest = hashlib.sha256(json.dumps(made).encode()).hexdigest()
@@ -206,22 +209,45 @@ def write_pairs(settings: DomainSearchSettings, folder: Path) -> None:
             raise SettingsError(f"{source} was changed since {folder} was made from it. Choose another --run-dir.")
         return
     pairs, negatives, corpus = made
-    ranked = sorted(pairs, key=lambda pair: hashlib.sha256(near(pair[1]).encode()).digest())
+    linked = linked_pairs(pairs)
     count = min(MOST_HELD_OUT, round(settings.held_out * len(pairs)))
-    used = {near(text) for pair in ranked[:count] for text in pair}
-    train = [pair for pair in pairs if not used & {near(text) for text in pair}]
-    if not count or not train:
-        raise DataError(f"expected pairs to train on and to hold out, got {len(train)} and {count} of {len(pairs)}")
-    write_rows(folder / HELD_OUT, ({"query": query, "positive": text} for query, text in ranked[:count]))
+    held: list[tuple[str, str]] = []
+    train: list[tuple[str, str]] = []
+    for some in sorted(linked, key=lambda some: hashlib.sha256(near(some[0][0]).encode()).digest()):
+        (held if len(held) + len(some) <= count else train).extend(some)
+    if not held or not train:
+        raise DataError(
+            f"expected pairs to train on and {count} to hold out, got {len(train)} and {len(held)} of {len(pairs)}. "
+            f"Pairs that share a query or a document stay together, here up to {max(map(len, linked), default=0)}. "
+            "Set --held-out to another share, or use more data"
+        )
+    used = {near(text) for pair in held for text in pair}
+    answers = {(query, near(text)) for query, text in pairs}
+    write_rows(folder / HELD_OUT, ({"query": query, "positive": text} for query, text in held))
     write_rows(folder / CORPUS, ({"text": text} for text in corpus))
     if negatives:
-        own = ({"query": query, "positives": [text], "negatives": negatives.get(query, [])} for query, text in train)
+        others = {
+            query: [text for text in texts if near(text) not in used and (query, near(text)) not in answers]
+            for query, texts in negatives.items()
+        }
+        own = ({"query": query, "positives": [text], "negatives": others.get(query, [])} for query, text in train)
         write_rows(folder / TRAIN, own)
     else:
         write_rows(folder / TRAIN, ({"query": query, "positive": text} for query, text in train))
     write_text(written, digest)
-    dropped = len(pairs) - len(train) - count
-    print(f"{len(pairs):,} pairs: {len(train):,} to train on, {count:,} held out, {dropped:,} dropped as near them")
+    print(f"{len(pairs):,} pairs: {len(train):,} to train on, {len(held):,} held out")
+
+
+def linked_pairs(pairs: list[tuple[str, str]]) -> list[list[tuple[str, str]]]:
+    """Return the pairs in groups: those that are linked by near texts, over any number of steps, are in one."""
+    if not pairs:
+        return []
+    material = gather([PositivePair(*pair) for pair in pairs], None, 0)
+    cluster_of = dict(zip(material.texts, material.cluster_T.tolist(), strict=True))
+    groups: dict[int, list[tuple[str, str]]] = {}
+    for pair in pairs:
+        groups.setdefault(cluster_of[pair[0]], []).append(pair)
+    return list(groups.values())
 
 
 def read_documents(path: str) -> Material:
@@ -238,7 +264,8 @@ def read_documents(path: str) -> Material:
             texts[text] = None
             pairs[read_text(row.values, "title"), text] = None
     print(
-        f"{path}: {rows:,} documents, {len(texts):,} different texts, {len(pairs):,} of them with a title", flush=True
+        f"{path}: {rows:,} documents, {len(texts):,} different texts, {len(pairs):,} pairs of a title and its text",
+        flush=True,
     )
     return Material(list(pairs), {}, list(texts))
 

@@ -7,12 +7,15 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 from tiny import save_tiny_base
 
 from angle_llm import cli
@@ -339,7 +342,8 @@ def test_test_files_of_a_senteval_download_are_evaluation_sets(tmp_path: Path) -
 
 def test_file_is_not_compared_with_itself_and_missing_sets_are_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "rows" / "test.jsonl", PAIR, OTHER)
-    assert found(reports(path, against=[path])[0]) == {}
+    for name in (path, f"{tmp_path}/rows@test"):
+        assert found(reports(name, against=[path])[0]) == {}
     (tmp_path / "none").mkdir()
     for name, reason in (("gone", "--against: .*gone"), ("none", "no evaluation set found")):
         with pytest.raises(DataError, match=reason):
@@ -422,6 +426,15 @@ def test_fix_writes_good_rows_and_the_others_with_reasons(tmp_path: Path, capsys
     assert [gone[2]["row"], gone[3]["row"]] == [{**nli[2], "label": 0}, None]
     assert "10 rows = 5 kept in" in capsys.readouterr().out
     assert data(str(out / "nli.jsonl"), "--model", "none") == 0
+
+
+def test_cleaned_rows_are_json(tmp_path: Path) -> None:
+    """Times are texts; a number that is none is null."""
+    table = {"text1": ["a", "a"], "text2": ["b", "b"], "at": [datetime(2026, 1, 2)] * 2, "size": [float("nan"), 1.0]}
+    parquet.write_table(pyarrow.table(table), tmp_path / "x.parquet")
+    assert data(str(tmp_path / "x.parquet"), "--model", "none", "--fix", str(tmp_path / "out")) == 0
+    (line,) = (tmp_path / "out" / "x.jsonl").read_text().splitlines()
+    assert line == '{"text1": "a", "text2": "b", "at": "2026-01-02 00:00:00", "size": null}'
 
 
 texts = st.sampled_from(["a", "A.", "b", "c d", "", " ", "\0", "\ud800", "🙂", "🙁", "é"])

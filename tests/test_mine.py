@@ -306,6 +306,16 @@ def test_each_positive_may_be_an_example_of_its_own(tmp_path: Path, base: Path) 
         mine(tmp_path, base, pairs, "split", **rules)
 
 
+def test_a_limit_of_queries_hides_no_positive(tmp_path: Path, base: Path) -> None:
+    pairs, rules = write_pairs(tmp_path / "pairs.jsonl"), {"ranks": (1, None), "relative_margin": None, "negatives": 3}
+    every, _ = mine(tmp_path, base, pairs, "every", **rules)
+    first, report = mine(tmp_path, base, pairs, "first", limit=2, **rules)
+    assert first == every[:2]
+    assert report["queries"]["in"] == 2
+    with pytest.raises(SettingsError, match="--limit must be at least 1"):
+        settings(limit=0)
+
+
 def test_candidates_from_a_corpus_and_a_judge(tmp_path: Path, base: Path) -> None:
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("A train leaves.\nSomeone eats.\nA train LEAVES!\nSnow falls.\n")

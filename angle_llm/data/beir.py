@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from angle_llm.data.file_types import JsonLinesFile, TsvFile
 from angle_llm.data.formats import DataError, RowError
-from angle_llm.data.rows import BadRow, FileReader, Row
+from angle_llm.data.rows import FileReader, RowSource
 
 _COLUMNS = ("query-id", "corpus-id", "score")
 
@@ -56,12 +56,7 @@ def read_judgements(path: Path, *, encoding: str = "utf-8") -> dict[str, list[Ju
         DataError: for a line that cannot be read, with its number.
     """
     found: dict[str, list[Judgement]] = {}
-    file = TsvFile(path, encoding=encoding)
-    if missing := [name for name in _COLUMNS if name not in file.columns]:
-        raise DataError(f"{file.name}:1: expected columns {', '.join(_COLUMNS)}; missing {', '.join(missing)}")
-    for row in file.rows():
-        if isinstance(row, BadRow):
-            raise DataError(f"{row.place}: {row.reason}")
+    for row in RowSource(str(path), [TsvFile(path, encoding=encoding)]).good_rows(_COLUMNS):
         query, document, value = (row.values[name] for name in _COLUMNS)
         try:
             score = float(value)
@@ -83,9 +78,7 @@ def read_texts(path: Path, ids: Collection[str] | None = None, *, encoding: str 
         raise DataError(f"{path.parent}: no file {path.name}; a BEIR folder has corpus.jsonl and queries.jsonl")
     every: set[str] = set()
     found: dict[str, str] = {}
-    for row in JsonLinesFile(path, encoding=encoding).rows():
-        if isinstance(row, BadRow):
-            raise DataError(f"{row.place}: {row.reason}")
+    for row in RowSource(str(path), [JsonLinesFile(path, encoding=encoding)]).good_rows():
         if missing := [name for name in ("_id", "text") if name not in row.values]:
             raise DataError(f"{row.place}: expected {' and '.join(missing)}; keys: {', '.join(row.values)}")
         key = str(row.values["_id"])
@@ -165,11 +158,3 @@ def documents_of(folder: Path) -> Iterator[str]:
 
 def _warn(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr)  # stdout may be JSON
-
-
-def judged_rows(folder: Path, split: str) -> Iterator[Row]:
-    """Yield the rows of a split. Raises `DataError` for the first bad one."""
-    for row in JudgedQueries(folder, split).rows():
-        if isinstance(row, BadRow):
-            raise DataError(f"{row.place}: {row.reason}")
-        yield row

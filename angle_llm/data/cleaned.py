@@ -13,6 +13,7 @@ from angle_llm.data.examples import label_word, open_examples
 from angle_llm.data.keys import sound
 from angle_llm.data.quality import CheckedFile
 from angle_llm.data.readers import BadRow, Row
+from angle_llm.io import plain
 
 
 def write_fixed(files: Sequence[CheckedFile], folder: Path, out: Path) -> list[dict[str, Any]]:
@@ -59,5 +60,5 @@ def _write_fixed(source: DataSource, removed: Mapping[int, str], folder: Path, n
 
 def _json_line(row: object) -> str:
     # A lone surrogate cannot be encoded in UTF-8; its ASCII escape can, and is read back unchanged.
-    text = json.dumps(row, ensure_ascii=False, default=repr)
-    return (text if text == sound(text) else json.dumps(row, default=repr)) + "\n"
+    text = json.dumps(plain(row), ensure_ascii=False, default=str)
+    return (text if text == sound(text) else json.dumps(plain(row), default=str)) + "\n"

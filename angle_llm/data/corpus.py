@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from angle_llm.data.beir import documents_of, is_judged
 from angle_llm.data.file_types import JsonLinesFile, TextFile
 from angle_llm.data.formats import DataError, RowError, nearest, read_text
-from angle_llm.data.readers import BadRow, Row, RowSource, open_rows
+from angle_llm.data.readers import BadRow, Row, RowSource, find_path, open_rows
 
 _USUAL_COLUMNS = ("text", "sentence")
 
@@ -85,9 +85,10 @@ class Corpus:
         for file in [file for file in rows.files if not isinstance(file, TextFile)] or rows.files:
             if not isinstance(file, JsonLinesFile):
                 names = file.columns
-            elif column is None:  # the first row is enough: all columns of a JSON file take long
+            elif column is None:  # a first row with a usual column is enough: all columns of a JSON file take long
                 first = next((row for row in file.rows() if isinstance(row, Row)), None)
-                names = file.columns if first is None else list(first.values)
+                usual_first = first is not None and any(name in first.values for name in _USUAL_COLUMNS)
+                names = list(first.values) if first is not None and usual_first else file.columns
             else:
                 continue  # a row without the column is a bad row
             if column is None:
@@ -177,17 +178,18 @@ class Corpus:
             return BadRow(row.file, row.line, str(error), row.unit)
 
 
-def corpus_texts(path: str | Path, column: str | None = None) -> Iterator[str]:
+def corpus_texts(path: str | Path, column: str | None = None, encoding: str = "utf-8") -> Iterator[str]:
     """Yield the texts of a corpus; those of a BEIR folder have their titles, as in its judged rows.
 
     Raises:
         DataError: for a file that cannot be read, and a row without a text.
     """
-    folder = Path(path) if Path(path).is_dir() else Path(path).parent
-    if column is None and is_judged(folder) and (Path(path) == folder or Path(path).name.startswith("corpus.jsonl")):
+    path = find_path(str(path))
+    folder = path if path.is_dir() else path.parent
+    if column is None and is_judged(folder) and (path == folder or path.name.startswith("corpus.jsonl")):
         yield from documents_of(folder)
         return
-    for row in Corpus.open(path, column):
+    for row in Corpus.open(path, column, encoding=encoding):
         if isinstance(row, BadRow):
             raise DataError(f"{row.place}: {row.reason}. Fix the row, or remove it")
         yield row.text

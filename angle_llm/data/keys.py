@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from hashlib import blake2b
 
@@ -17,17 +18,20 @@ class _Separators(dict[int, int]):
         return self[code]
 
 
-_SEPARATORS = _Separators()
+_SEPARATORS = _Separators({ord(sign): ord(sign) for sign in "+#"})
+_NOT_IN_A_NAME = re.compile(r"(?<![\w+#])[+#]+|[+#]+(?=\w)")
+"""Signs that do not end a word."""
 
 
 def near(text: str) -> str:
     """Return the text without case, spacing, punctuation and compatibility forms: equal for near duplicates.
 
-    "Isn't it 1.5?" equals SentEval's "isn 't it 1.5 ?"; 1.5 and 15 differ. Punctuation is kept if the text has nothing
-    else.
+    "Isn't it 1.5?" equals SentEval's "isn 't it 1.5 ?"; 1.5 and 15 differ, and so do C, C++ and C#. Punctuation is kept
+    if the text has nothing else.
     """
     folded = unicodedata.normalize("NFKC", text).casefold()
-    return " ".join(folded.translate(_SEPARATORS).split()) or "".join(folded.split())
+    words = _NOT_IN_A_NAME.sub(" ", folded.translate(_SEPARATORS)).split()
+    return " ".join(words) or "".join(folded.split())
 
 
 def is_telling(near_text: str) -> bool:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from angle_llm.data.beir import is_judged, judged_rows, splits_of
+from angle_llm.data.beir import JudgedQueries, is_judged, splits_of
 from angle_llm.data.columns import resolve_format
 from angle_llm.data.formats import DataError, Example, Group, ScoredPair, Triple, pairs_of, texts_of
 from angle_llm.data.keys import is_telling, key, near, pair_key, sound
-from angle_llm.data.readers import EXTENSIONS, BadRow, find_path, open_rows
+from angle_llm.data.readers import EXTENSIONS, BadRow, RowSource, find_path, open_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -299,7 +299,8 @@ def _read_judged(folder: Path, split: str) -> EvaluationSet:
     queries: set[int] = set()
     documents: set[int] = set()
     ids: set[int] = set()
-    for row in judged_rows(folder, split):
+    judged = JudgedQueries(folder, split)
+    for row in RowSource(str(folder), [judged]).good_rows():
         query = near(sound(str(row.values["query"])))
         queries.add(key(query))
         ids.add(key(row.values["query_id"]))
@@ -313,7 +314,7 @@ def _read_judged(folder: Path, split: str) -> EvaluationSet:
                 if column == "positive_passages":
                     pairs.add(pair_key(query, text))
     arrays = map(_array, (pairs, sentences, queries, documents, ids))
-    return EvaluationSet(f"{folder.name}@{split}", Path(f"{folder}@{split}").resolve(), *arrays)
+    return EvaluationSet(f"{folder.name}@{split}", judged.path.resolve(), *arrays)
 
 
 def _array(keys: Collection[int]) -> NDArray[np.uint64]:

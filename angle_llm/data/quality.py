@@ -155,28 +155,28 @@ def check_files(
 ) -> list[CheckedFile]:
     """Check each file alone, their rows against one another, and against evaluation sets in other files."""
     checked: list[CheckedFile] = []
-    understood: list[tuple[FileReport, FileKeys]] = []
+    understood: list[tuple[FileReport, FileKeys, set[Path]]] = []
     for source in sources:
         report, keys = FileReport(source.path), FileKeys()
         try:
             source = _with_scale(source, report)
-            _read_file(source, tokens, report, keys)
-            understood.append((report, keys))
+            paths = _read_file(source, tokens, report, keys)
+            understood.append((report, keys, paths))
         except DataError as error:
             report.rows_in = 0
             report.add("unreadable", 1, str(error), trouble=True)
         checked.append((source, report))
-    paths = [Path(report.path).expanduser().resolve() for report, _ in understood]
-    own_sets = [[each for each in sets if each.path != path] for path in paths]
-    compared = compare_rows([report.path for report, _ in understood], [keys for _, keys in understood], own_sets)
-    for (report, _), (findings, removed) in zip(understood, compared, strict=True):
+    own_sets = [[each for each in sets if each.path not in paths] for *_, paths in understood]
+    compared = compare_rows([report.path for report, *_ in understood], [keys for _, keys, _ in understood], own_sets)
+    for (report, *_), (findings, removed) in zip(understood, compared, strict=True):
         report.findings += findings
         report.removed = removed
     return checked
 
 
-def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, keys: FileKeys) -> None:
-    """Read a file as training would, into the report and the keys of its rows. Raises `DataError`."""
+def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, keys: FileKeys) -> set[Path]:
+    """Read a file as training would, into the report and the keys of its rows; return the files that were read.
+    Raises `DataError`."""
     reading = open_examples(source)
     account = reading.report()
     report.format, report.guessed, report.unit = reading.format, source.format == "auto", reading.rows.files[0].unit
@@ -215,6 +215,7 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
             else:
                 without_tokens.append(length)
 
+    paths = {file.path.resolve() for file in reading.rows.files}
     used, report.groups = len(keys.rows) // FileKeys.ROW_VALUES, dict(groups)
     report.rows_in, report.rejected, report.distinct_texts = account.rows_in, len(account.rejected), len(keys.texts)
     if FORMATS[reading.format].combine is not None and used:
@@ -228,7 +229,7 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
         report.add("rejected", report.rejected, text, trouble=True)
     if not used:
         report.add("unreadable", 1, "no example is left", trouble=True)
-        return
+        return paths
     if "score" in reading.columns or "label" in reading.columns:
         _describe_scores(np.asarray(keys.scores)[np.asarray(keys.pairs).reshape(-1, 4)[:, 2] == 1], report)
     if report.guessed and reading.format == "positive_pair":
@@ -244,6 +245,7 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
     if without_tokens:
         text = f"{len(without_tokens):,} texts have no token. The first: {without_tokens[0]}"
         report.add("untokenisable", len(without_tokens), text, trouble=True)
+    return paths
 
 
 def _with_scale(source: DataSource, report: FileReport) -> DataSource:

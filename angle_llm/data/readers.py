@@ -56,6 +56,7 @@ _STARTER_FOLDER = Path(__file__).parent / "starter"
 
 FILE_TYPES: dict[str, type[FileReader]] = {
     ".jsonl": JsonLinesFile,
+    ".ndjson": JsonLinesFile,
     ".json": JsonFile,
     ".csv": CsvFile,
     ".tsv": TsvFile,
@@ -148,8 +149,8 @@ class _Opener(NamedTuple):
         return RowSource(str(path), [reader], path=path)
 
     def _reader(self, path: Path) -> FileReader:
-        packed = path.suffix == ".gz"
-        extension = (path.with_suffix("") if packed else path).suffix
+        packed = path.suffix.lower() == ".gz"
+        extension = (path.with_suffix("") if packed else path).suffix.lower()
         if extension == ".parquet" and packed:
             raise DataError(f"{path}: Parquet files are not read from .gz; unpack it")
         if self.tables and extension not in FILE_TYPES:
@@ -177,7 +178,7 @@ class _Opener(NamedTuple):
         paths = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
         paths = [path for path in paths if not any(part.startswith((".", "_")) for part in path.parts)]
         readable = tuple(extension for extension in EXTENSIONS if extension.removesuffix(".gz") != ".json")
-        files = [path for path in paths if path.name.endswith(readable)]
+        files = [path for path in paths if path.name.lower().endswith(readable)]
         if not files:
             raise DataError(f"{folder}: no file in this folder ends in {', '.join(readable)}; name a file")
         ignored = [str(path) for path in paths if path not in files]

@@ -120,7 +120,7 @@ class FileReader:
         Invalid bytes become lone surrogates, see `_refuse_bad_bytes`."""
         number = 0
         try:
-            with gzip.open(self.path) if self.path.suffix == ".gz" else self.path.open("rb") as stream:
+            with gzip.open(self.path) if self.path.suffix.lower() == ".gz" else self.path.open("rb") as stream:
                 if self._codec == "utf-8-sig":
                     _refuse_utf_16(self.name, stream.read1(64))
                     stream.seek(0)

@@ -91,7 +91,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no file corpus\.jsonl"):
         load_examples(DataSource(path=f"{folder}@test"))
     (folder / "qrels" / "test.tsv").write_text("query\tdocument\n")
-    with pytest.raises(DataError, match=r"test\.tsv:1: expected columns query-id, corpus-id, score; missing query-id"):
+    with pytest.raises(DataError, match=r"test\.tsv: expected columns query-id, corpus-id, score; missing query-id"):
         load_examples(DataSource(path=f"{folder}@test"))
 
 

@@ -10,7 +10,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from angle_llm.data.corpus import Corpus, CorpusText
+from angle_llm.data.corpus import Corpus, CorpusText, corpus_texts
 from angle_llm.data.file_types import JsonLinesFile
 from angle_llm.data.formats import DataError
 from angle_llm.data.readers import BadRow
@@ -74,6 +74,23 @@ def test_titles_that_are_not_read_are_named(tmp_path: Path, capsys: pytest.Captu
     path.write_text('{"_id": "d1", "title": "One", "text": "two"}\n')
     assert texts(Corpus.open(path)) == texts(Corpus.open(path, "text")) == ["two"]
     assert capsys.readouterr().err.count("corpus.jsonl has a title beside each text") == 1, "not for a chosen column"
+
+
+def test_the_column_is_not_that_of_a_first_row_that_lacks_the_usual_one(tmp_path: Path) -> None:
+    lines(tmp_path / "a.jsonl", ['{"title": "One"}', '{"title": "Two", "text": "long"}'])
+    assert texts(Corpus.open(tmp_path / "a.jsonl")) == ["long"]
+
+
+def test_a_beir_folder_is_found_in_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beir/qrels").mkdir(parents=True)
+    lines(tmp_path / "beir/corpus.jsonl", ['{"_id": "d1", "title": "One", "text": "two"}'])
+    monkeypatch.setenv("ANGLE_LLM_DATA", str(tmp_path))
+    assert list(corpus_texts("beir")) == list(corpus_texts("beir/corpus.jsonl")) == ["One two"]
+
+
+def test_a_corpus_has_an_encoding(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("text\nné\n".encode("cp1252"))
+    assert list(corpus_texts(tmp_path / "a.csv", encoding="cp1252")) == ["né"]
 
 
 def test_standard_input_can_be_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

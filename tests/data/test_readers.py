@@ -268,6 +268,13 @@ def test_folder_at_name_names_a_file_in_the_folder(tmp_path: Path) -> None:
         open_rows(f"{tmp_path}/sts@dev", split="test")
 
 
+@pytest.mark.parametrize("name", ["X.CSV", "X.Jsonl.GZ", "x.ndjson"])
+def test_the_type_does_not_depend_on_the_case_of_the_name(tmp_path: Path, name: str) -> None:
+    content = FILES["x.csv"] if "CSV" in name else FILES["x.jsonl"]
+    path = write(tmp_path / "in" / name, gzip.compress(content) if name.endswith("GZ") else content)
+    assert len(values(path)) == len(values(tmp_path / "in")) == 2
+
+
 def test_relative_path_is_looked_up_in_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "data" / "sts" / "dev.jsonl", jsonl(*ROWS))
     monkeypatch.setenv("ANGLE_LLM_DATA", str(tmp_path / "data"))

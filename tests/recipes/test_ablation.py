@@ -315,6 +315,18 @@ def test_a_mistake_in_a_grid_is_reported_with_its_key(change: tuple[str, str], n
         experiments(load_grid(tmp_path / "tiny.yaml"), DATA)
 
 
+def test_the_path_of_a_model_may_contain_the_seed(tmp_path: Path) -> None:
+    text = "title: t\nseeds: [1, 2]\ntrain: {{model: {{path: 'other-{}/model'}}}}\nrows: {{given: {{train: null}}, tuned: {{}}}}"
+    for part, due in (("{seed}", ["other-1/model", "other-2/model"] * 2), ("x", ["other-x/model"] * 3)):
+        (tmp_path / "grid.yaml").write_text(text.format(part))
+        made = experiments(load_grid(tmp_path / "grid.yaml"), DATA)
+        assert [one.settings.model.path for one in made] == due
+        assert [one.is_trained for one in made[-2:]] == [True, True]
+    (tmp_path / "grid.yaml").write_text("title: t\nrows: {given: {train: null}}")
+    (one,) = experiments(load_grid(tmp_path / "grid.yaml"), DATA)
+    assert (one.seed, one.is_trained) == (None, False)
+
+
 def test_an_unknown_grid_row_or_seed_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"none\.yaml"):
         load_grid(tmp_path / "none.yaml")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from domain_search import STARTER, DomainSearchSettings, main, read_documents
+from domain_search import STARTER, DomainSearchSettings, main, read_documents, write_pairs
 from tiny import save_tiny_base
 from vector_database import Kind, fill_database
 
@@ -101,6 +101,30 @@ def test_groups_replace_documents_and_keep_their_own_negatives(settings: DomainS
     (tmp_path / "groups.jsonl").write_text(json.dumps(rows[0]) + "\n")
     with pytest.raises(SettingsError, match="was changed since"):
         main(run)
+
+
+def test_all_answers_of_a_query_are_held_out_together(settings: DomainSearchSettings, tmp_path: Path) -> None:
+    """Negatives of a row are no answers of its query, and no held-out texts."""
+    words = [("Ask", n, m) for n in range(20) for m in range(3)]
+    rows = [{"anchor": f"Ask {n}", "positive": f"Reply {n} {m}", "negative": f"Reply {n} {m - 1}"} for _, n, m in words]
+    rows += [{"anchor": "ask 3!", "positive": f"More {n}", "negative": f"Reply {n} 0"} for n in range(20)]
+    (tmp_path / "triples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = DataSettings(path=str(tmp_path / "triples.jsonl"))
+    write_pairs(replace(settings, documents=None, data=data), tmp_path)
+    train, held = (rows_of(tmp_path / f"{name}.jsonl") for name in ("train", "held_out"))
+    assert len(train) + len(held) == 80
+    assert len(held) == 15, "of 16 allowed; 23 pairs are linked by question 3"
+    asked = {row["query"] for row in held}
+    answers = {row["positive"] for row in held}
+    assert not asked & {row["query"] for row in train}
+    for row in train:
+        assert not answers & {*row["positives"], *row["negatives"]}
+        assert not any(
+            text.startswith(f"Reply {row['query'][4:]} ") for text in row["negatives"] if "Ask" in row["query"]
+        )
+    few = replace(settings, documents=None, data=data, held_out=0.01)
+    with pytest.raises(DataError, match=r"got 80 and 0 of 80.* here up to 23\. Set --held-out"):
+        write_pairs(few, tmp_path / "few")
 
 
 def test_documents_or_pairs_are_required() -> None:

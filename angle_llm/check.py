@@ -31,8 +31,9 @@ class CheckSettings(RowSettings):
     files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE …]")]
     """Files as training reads them. A row that repeats a row of an earlier file is reported for the later file."""
     against: tuple[str, ...] = ()
-    """Evaluation sets that must not be trained on: files, BEIR folders (or one split, FOLDER@test), or folders of them
-    (files and splits named after train are skipped)."""
+    """Evaluation sets that must not be trained on: files, BEIR folders (or one split, FOLDER@test), or folders of
+    them. In a folder, files and splits named after train are skipped, and files not named after a test, dev, valid or
+    held-out set if others are."""
     model: str | None = None
     """Model whose tokens are counted and printed; only its tokenizer is loaded. none: no tokens.
     None: SmolLM2 if installed."""
@@ -45,8 +46,9 @@ class CheckSettings(RowSettings):
     json: bool = False
     """Print JSON instead of text."""
     fix: Path | None = None
-    """A new folder for cleaned copies, NAME.jsonl, without bad, repeated, contradictory and contaminated rows. Removed
-    rows are written to NAME.quarantine.jsonl with the reason."""
+    """A new folder for cleaned copies, NAME.jsonl, without bad, repeated and contaminated rows, and without all rows of a
+    contradiction; case, spacing and punctuation are ignored. Removed rows are written to NAME.quarantine.jsonl with
+    the reason."""
 
     def __post_init__(self) -> None:
         if not self.files:

@@ -151,7 +151,7 @@ class LoraSettings:
     rslora: bool = False
     """Scale by alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732)."""
     dora: bool = False
-    """Learn a magnitude per column (DoRA, arXiv 2402.09353)."""
+    """Learn a magnitude per output of each layer (DoRA, arXiv 2402.09353)."""
 
     def __post_init__(self) -> None:
         if not self.targets:
@@ -190,14 +190,15 @@ class EvaluationSettings:
     """Held-out tasks: files of scored pairs (Spearman) or of questions and answers (nDCG@10, recall, MRR, MAP), BEIR
     folders, FOLDER@NAME (qrels/NAME.tsv), or mteb:NAME, a task of MTEB. Empty: no evaluation."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Map of our field names to the column names of the files, where they differ and are not recognised. A file without
-    such a column is read by its own names."""
+    """Map of our field names to the column names of the files, where they differ and are not recognised. In a file
+    without such a column, columns are recognised as usual."""
     corpus: str | None = None
     """A text file or table with more candidates for questions and answers."""
     every_steps: NonNegative = 0
     """Evaluate every this many optimizer steps; 0: at the end only."""
     best_by: str | None = None
-    """Metric that selects the best model: TASK/METRIC as in metrics.jsonl, or METRIC of the first task. None: its first."""
+    """Metric that selects the best model: TASK/METRIC as in metrics.jsonl, or METRIC of the first task. None: the
+    first metric of the first task."""
     patience: Positive | None = None
     """Stop after this many evaluations without a new best one. None: train to the end."""
 

@@ -39,7 +39,8 @@ class NegativeRules:
 
     ranks: tuple[int, int | None] | None = None
     """First and last rank that is used, 1 the candidate nearest to the query; the nearest are often unlabelled
-    paraphrases. None as the last: all. None: by the number of candidates, from 1 41 to 10 50 for 9,000 or more."""
+    paraphrases. None as the last: to the end. Not set: by the number of candidates, from 1 41 to 10 50 for 9,000 or
+    more."""
     margin: float | None = None
     """A negative's cosine must be below that of each positive by more than this. None: no bound."""
     relative_margin: float | None = 0.05

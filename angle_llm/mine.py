@@ -90,6 +90,8 @@ class MineFiles:
     """Pooling of token states to a vector. None: as saved with the model, or the default of its kind."""
     max_length: int | None = None
     """Maximum tokens of a text with its prompt. None: as saved with the model, or the default."""
+    revision: str | None = None
+    """Revision of a model from the hub."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Dtype of the weights."""
 
@@ -164,7 +166,7 @@ def mine(settings: MineSettings, material: Material, output: GroupsOutput) -> di
     """Write groups and report, and return the report; read it if both are there already."""
     from angle_llm.model.encoder import SentenceEncoder
 
-    options = {name: getattr(settings, name) for name in ("prompt", "pooling", "max_length", "dtype")}
+    options = {name: getattr(settings, name) for name in ("prompt", "pooling", "max_length", "revision", "dtype")}
     encoder = SentenceEncoder.from_pretrained(settings.model, **options)
     judge = None if settings.judge is None else SentenceEncoder.from_pretrained(settings.judge)
     identity: dict[str, Any] = plain({  # what the groups depend on
@@ -228,7 +230,8 @@ class GroupsOutput:
         existing = [path for path in (self.out, self.report) if path.exists()]
         if len(existing) == 1 and not (self.folder / IDENTITY).exists():
             raise FolderError(
-                f"{existing[0]} exists, and was not written by this command. Choose another --out, or remove it."
+                f"{existing[0]} exists without {self.report.name if existing[0] == self.out else self.out.name}, so it "
+                "cannot be resumed. Choose another --out, or remove it."
             )
         if not existing:
             check_resumable(self.folder, "--out")

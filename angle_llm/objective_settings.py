@@ -21,8 +21,8 @@ class FalseNegativeSettings:
     ratio: PositiveFloat | None = None
     """The same with a share of the cosine of the positive: 0.95 skips candidates above 95 % of it."""
     scope: Literal["in_batch", "all"] = "in_batch"
-    """in_batch: your own negatives (pairs with this anchor that are not positive) are always kept. all: they can be left
-    out too."""
+    """in_batch: your own negatives (pairs with this anchor that are not positive) are always kept. all: they can be
+    skipped too."""
     guide: str | None = None
     """An encoder whose cosines decide: a folder, hub id, or package:NAME/path. Its vectors of the training texts are
     computed once and kept in the run directory. None: the model in training."""
@@ -68,7 +68,8 @@ class ObjectiveSettings:
     false_negatives: FalseNegativeSettings = field(default_factory=FalseNegativeSettings)
     extra_negatives: list[str] = field(default_factory=list)
     """Further negatives of the form forward: query_query (queries against queries), document_query, document_document
-    (the positive against documents of other queries), positive_positive (against their positives only)."""
+    (the positive against documents of other queries), positive_positive (the positive against positives of other
+    queries)."""
     hardness_strength: NonNegativeFloat = 0.0
     """Weights each in-batch negative by exp(strength · cosine): near negatives count more. 0: equal weights. Published:
     9 with in_batch (LLaVE), 5 with own (EmbeddingGemma)."""

@@ -22,8 +22,8 @@ class PlanSettings(TrainSettings):
     """Settings of a training run, and the devices it is planned for."""
 
     memory: PositiveFloat | None = None
-    """Free memory of one device in GiB; unset budgets are chosen for it as in a run. None: 8192 (2048 on a CPU) and
-    16384."""
+    """Free memory of one device in GiB; unset budgets are chosen for it as in a run. None:
+    micro_batch_tokens 8192 (2048 on a CPU) and graph_tokens 16384."""
     processes: Positive = 1
     """Number of processes, one per device."""
     zero: Literal[0, 1, 2, 3] = 0

@@ -94,22 +94,21 @@ class Variant:
     def used(self, encoder: SentenceEncoder) -> Iterator[None]:
         """Make the encoder plan and compute like this."""
         sharing, kernel = encoder.sharing, encoder.model.attention_kernel
-        if self.layout == "packed":
-            causal = encoder.model.causal
-            encoder.sharing = PrefixSharing("as a baseline", sharing.max_tokens, packs=True, causal=causal)
-        elif self.layout == "padded":
-            encoder.sharing = PrefixSharing("as a baseline")
-        encoder.model.attention_kernel = self.kernel or kernel
         with ExitStack() as stack:
+            stack.callback(setattr, encoder, "sharing", sharing)
+            stack.callback(setattr, encoder.model, "attention_kernel", kernel)
+            if self.layout == "packed":
+                causal = encoder.model.causal
+                encoder.sharing = PrefixSharing("as a baseline", sharing.max_tokens, packs=True, causal=causal)
+            elif self.layout == "padded":
+                encoder.sharing = PrefixSharing("as a baseline")
+            encoder.model.attention_kernel = self.kernel or kernel
             if self.cudnn:
                 backends = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
-                for module in ("angle_llm.train.step", "angle_llm.model.encoder"):
+                for module in ("angle_llm.train.step", "angle_llm.model.encode_texts"):
                     allowed = patch(f"{module}.attention_kernels", lambda *_: sdpa_kernel(backends, set_priority=True))
                     stack.enter_context(allowed)
-            try:
-                yield
-            finally:
-                encoder.sharing, encoder.model.attention_kernel = sharing, kernel
+            yield
 
 
 TRIE = Variant("trie")

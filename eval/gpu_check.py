@@ -5,7 +5,8 @@
 
 1. Each kernel of attention against dense attention in float64: values and gradients.
 2. A LLaMA shape with random weights, LoRA on a bfloat16 base and on a 4-bit one: gradients of each kernel and layout,
-   with graphs kept and encoded twice; the loss falls; peak memory against the forecast of `angle-llm plan`.
+   with graphs kept, encoded twice and with activation checkpointing; the loss falls; peak memory against the forecast of
+   `angle-llm plan`.
 3. A BERT shape: packed against padded texts.
 4. Lengths of texts do not compile FlexAttention again.
 
@@ -44,6 +45,7 @@ from angle_llm.cli import guarded
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import Example
 from angle_llm.model import attention, outline, quantization
+from angle_llm.model.flex import flex_problem
 from angle_llm.model.micro_batches import Plan
 from angle_llm.model.step_memory import model_step
 from angle_llm.train.device_memory import Device, Memory, Sharding
@@ -130,6 +132,7 @@ class LlamaChecks:
         """Add a row for each check."""
         self._compare_variants()
         self.rows.measure(self._twice, what="gradient encoded twice, to kept", base=self.base)
+        self.rows.measure(self._checkpointed, what="gradient with checkpointing, to kept", base=self.base)
         for cached in (False, True):
             graphs = "encoded twice" if cached else "graphs kept"
             self.rows.measure(partial(self._train, cached), what=f"loss falls, {graphs}", base=self.base)
@@ -154,6 +157,15 @@ class LlamaChecks:
     def _twice(self) -> dict[str, Any]:
         kept, twice = (gradient(self.encoder, self.plan, self.batch, cached=cached) for cached in (False, True))
         return {**same_gradient(twice, kept), "micro_batches": len(self.plan.groups)}
+
+    def _checkpointed(self) -> dict[str, Any]:
+        kept = gradient(self.encoder, self.plan, self.batch, cached=False)
+        flex_problem.cache_clear()  # so that FlexAttention is tried inside a checkpointed layer
+        self.encoder.model.checkpoint_activations(enabled=True)
+        try:
+            return same_gradient(gradient(self.encoder, self.plan, self.batch, cached=False), kept)
+        finally:
+            self.encoder.model.checkpoint_activations(enabled=False)
 
     def _train(self, cached: bool) -> dict[str, Any]:
         losses = train(self.settings, self.encoder, self.plan, self.batch, cached=cached)

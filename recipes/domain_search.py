@@ -151,8 +151,9 @@ def main(settings: DomainSearchSettings) -> None:
     check_same(settings, folder / SETTINGS)
     write_pairs(settings, folder)
     base, model = settings.model.path, folder / "training" / "model"
+    of_base = {"max_length": settings.model.max_length, "revision": settings.model.revision}
     stage(1, f"scores of {base} on the held-out pairs")
-    score(folder, "before.json", model=base, max_length=settings.model.max_length)  # with its own prompt
+    score(folder, "before.json", model=base, **of_base)  # with its own prompt
     stage(2, f"{settings.negatives} hard negatives of each training pair")
     pairs = mine(settings, folder) if settings.negatives else folder / TRAIN
     stage(3, f"training on {pairs}")
@@ -313,6 +314,7 @@ def mine(settings: DomainSearchSettings, folder: Path) -> Path:
             out=folder / "mined.jsonl",
             negatives=settings.negatives,
             max_length=model.max_length,
+            revision=model.revision,
         )
     )
     return folder / "mined.jsonl"

@@ -344,6 +344,9 @@ def test_file_is_not_compared_with_itself_and_missing_sets_are_an_error(tmp_path
     path = write(tmp_path / "rows" / "test.jsonl", PAIR, OTHER)
     for name in (path, f"{tmp_path}/rows@test"):
         assert found(reports(name, against=[path])[0]) == {}
+    for name in ("valid", "held_out", "answers", "train"):
+        write(tmp_path / "split" / f"{name}.jsonl", PAIR)
+    assert [each.name for each in read_evaluation_sets([tmp_path / "split"])[0]] == ["held_out.jsonl", "valid.jsonl"]
     (tmp_path / "none").mkdir()
     for name, reason in (("gone", "--against: .*gone"), ("none", "no evaluation set found")):
         with pytest.raises(DataError, match=reason):

@@ -35,7 +35,7 @@ _TROUBLE = ("contradiction", "unlike itself", "contamination")
 _REMOVED = (*_TROUBLE, "duplicate", "near duplicate", "across files")
 """Findings whose rows `--fix` removes."""
 _ID_COLUMNS = ("query_id", "query-id", "_id", "id", "positive_id", "corpus-id")
-_EVALUATION_WORDS = {"test", "dev", "valid", "validation", "val", "trial", "eval"}
+_EVALUATION_WORDS = {"test", "dev", "valid", "validation", "val", "trial", "eval", "held", "heldout"}
 _TRAINING_WORDS = {"train", "training"}
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return the tensor on a device. A copy to a GPU, from pinned memory, does not wait for the work in its queue."""
+    """Return the tensor on a device. A copy to a GPU, from pinned memory, does not wait for work queued on it."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)

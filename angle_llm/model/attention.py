@@ -58,13 +58,17 @@ class _TrieContext:
             if dropout or softcap is not None:
                 raise ValueError("attention kernel 'varlen' has no dropout and no softcap; use 'gathered' or 'flex'.")
             return self._varlen(query, key, value, scaling)
-        if self.kernel == "gathered" or dropout or (query.is_cuda and not self._flex_runs(query, key, softcap)):
+        if (
+            self.kernel == "gathered"
+            or dropout
+            or (query.is_cuda and not self._flex_runs(query, key, scaling, softcap))
+        ):
             return self._gathered(query, key, value, scaling, dropout, softcap)
         return self._flex(query, key, value, scaling, softcap)
 
-    def _flex_runs(self, query: Tensor, key: Tensor, softcap: float | None) -> bool:
-        heads, kv_heads, width = query.shape[1], key.shape[1], query.shape[-1]
-        problem = flex_problem(heads, kv_heads, width, query.dtype, softcap, self.device, query.requires_grad)
+    def _flex_runs(self, query: Tensor, key: Tensor, scaling: float | None, softcap: float | None) -> bool:
+        shape = query.shape[1], key.shape[1], query.shape[-1]
+        problem = flex_problem(*shape, query.dtype, softcap, scaling, self.device, query.requires_grad)
         if problem and self._fixed:
             raise RuntimeError(
                 f"FlexAttention does not run on {self.device}: {problem}. Use attention_kernel 'gathered', or None."

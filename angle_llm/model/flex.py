@@ -89,8 +89,8 @@ def flex_call(
 
 @cache
 def compiled_flex(backend: Any = "inductor") -> Any:
-    """Return FlexAttention compiled for all lengths and masks: once per shape of heads, dtype, and with or without
-    gradients.
+    """Return FlexAttention compiled for all lengths and masks: once per shape of heads, scale, dtype, and with or
+    without gradients.
 
     `fullgraph`: too many compilations, or a call that cannot be compiled, are an error. Without it torch would compute
     scores of T × T elements.
@@ -106,10 +106,14 @@ def flex_problem(
     width: int,
     dtype: torch.dtype,
     softcap: float | None,
+    scaling: float | None,
     device: torch.device,
     with_gradients: bool,
 ) -> str | None:
-    """Run FlexAttention once, with its backward pass if needed; return why it does not run on this device, or None."""
+    """Run FlexAttention once, with its backward pass if needed; return why it does not run on this device, or None.
+
+    The graphs that it compiles are those of the model: torch compiles again for another scale.
+    """
     if dtype == torch.float64:
         return "it has no float64"
     states = [torch.zeros(1, count, 2 * BLOCK, width, dtype=dtype, device=device) for count in (heads, kv_heads)]
@@ -117,9 +121,11 @@ def flex_problem(
     _, trie = build_trie([[0] * 2 * BLOCK])
     mask = block_mask(trie, 2 * BLOCK, device)
     cap = None if softcap is None else torch.tensor(softcap, device=device)
+    # In a checkpointed layer, the hooks of the layer would compute it again, and wait for this thread forever.
+    own_hooks = torch.autograd.graph.saved_tensors_hooks(lambda saved: saved.detach(), lambda saved: saved)
     try:
-        with torch.set_grad_enabled(with_gradients):
-            output = compiled_flex()(query, key, key, mask, cap, 1.0, heads != kv_heads)
+        with torch.set_grad_enabled(with_gradients), own_hooks:
+            output = compiled_flex()(query, key, key, mask, cap, scaling, heads != kv_heads)
             if with_gradients:
                 output.sum().backward()
     except Exception as error:  # of compilers and drivers

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from angle_llm.losses.relation import on_device
 from angle_llm.model.attention import trie_output
 from angle_llm.model.checks import evaluating, relative_difference
+from angle_llm.model.flex import flex_problem
 from angle_llm.model.micro_batches import PrefixSharing
 from angle_llm.model.prefix_trie import build_trie, shared_prefixes
 
@@ -17,7 +18,7 @@ MOST_TOKENS = 1024
 """Longer texts are padded: attention with gathered keys needs a mask of queries × keys of a text, and that of one text
 needs none."""
 MOST_TOKENS_CUDA = 16_384
-"""The same on a GPU, where FlexAttention needs no such mask."""
+"""The same where FlexAttention runs, which needs no such mask."""
 _ATTENTION_DROPOUT = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
 
 _NO_WINDOW = {"max_window_layers"}  # Qwen: the first layer with a window
@@ -53,18 +54,36 @@ def find_sharing(backbone: nn.Module, pooling: str, *, causal: bool) -> PrefixSh
     windows.pop("sliding_window", None)
     window = getattr(config, "sliding_window", None)  # of ModernBERT a property, not in the dictionary
     on_gpu = next(backbone.parameters()).device.type == "cuda"
-    most = MOST_TOKENS_CUDA if on_gpu else MOST_TOKENS
+    most = MOST_TOKENS_CUDA if on_gpu and _flex_runs(backbone) else MOST_TOKENS
     longest = min(most, window if window and window > 0 else most, _steady_positions(config, most))
     if windows:
         return PrefixSharing(f"its config has an unknown window, {next(iter(windows))}")
     if longest < max(map(len, _probe_texts(backbone))):
         return PrefixSharing(f"its attention window has {longest} tokens")
-    if reason is not None and on_gpu and any(getattr(config, name, 0) for name in _ATTENTION_DROPOUT):
+    if reason is not None and on_gpu and _has_attention_dropout(config):
         return PrefixSharing(f"{reason}; packed texts with attention dropout have no fused kernel on a GPU", longest)
     problem = _probe(backbone, causal=causal, shares=reason is None)
     if problem is None:
         return PrefixSharing(reason, longest, packs=reason is not None, causal=causal)
     return PrefixSharing(problem if reason is None else f"{reason}; {problem}", longest)
+
+
+def _has_attention_dropout(config: Any) -> bool:
+    return any(getattr(config, name, 0) for name in _ATTENTION_DROPOUT)
+
+
+def _flex_runs(backbone: nn.Module) -> bool:
+    """Return whether FlexAttention runs on the device of a backbone, with heads as in its config."""
+    config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
+    heads = getattr(config, "num_attention_heads", None)
+    if not heads or _has_attention_dropout(config):
+        return False
+    weight = next(backbone.parameters())
+    kv_heads, width = getattr(config, "num_key_value_heads", None), getattr(config, "head_dim", None)
+    width = width or config.hidden_size // heads
+    softcap = getattr(config, "attn_logit_softcapping", None)
+    shape = heads, kv_heads or heads, width
+    return flex_problem(*shape, weight.dtype, softcap, width**-0.5, weight.device, with_gradients=False) is None
 
 
 def _steady_positions(config: Any, most: int) -> int:

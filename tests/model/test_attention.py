@@ -1,6 +1,7 @@
 """Attention of texts in one sequence: every kernel, pooling and kind of backbone equals the texts one by one."""
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from tiny import POSITIONS, tiny_backbone
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention import flex_attention as flex
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModel, ModernBertConfig, MPNetConfig
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -169,10 +171,47 @@ def test_where_flex_attention_does_not_run_keys_are_gathered(
 
     monkeypatch.setattr(our_flex, "compiled_flex", lambda: fail)
     for _ in range(2):
-        assert "no compiler" in str(flex_problem(4, 2, 8, torch.float32, None, CPU, False))
+        assert "no compiler" in str(flex_problem(4, 2, 8, torch.float32, None, None, CPU, False))
     assert capsys.readouterr().out.count("FlexAttention does not run here") == 1, "one warning"
     flex_problem.cache_clear()
-    assert "float64" in str(flex_problem(4, 2, 8, torch.float64, None, CPU, False))
+    assert "float64" in str(flex_problem(4, 2, 8, torch.float64, None, None, CPU, False))
+
+
+@pytest.mark.parametrize(("problem", "dropout", "most"), [(None, 0.0, 16_384), ("none", 0.0, 1024), (None, 0.1, 1024)])
+def test_long_texts_share_prefixes_where_flex_attention_runs(
+    problem: str | None, dropout: float, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backbone whose parameters say that they are on a GPU; its states are compared on the CPU."""
+    backbone = tiny_backbone("llama")
+    backbone.config.attention_dropout = dropout
+    asked = []
+    monkeypatch.setattr("angle_llm.model.sharing.flex_problem", lambda *given, **_: asked.append(given) or problem)
+    monkeypatch.setattr("angle_llm.model.sharing._probe", lambda *_, **__: None)
+    on_gpu = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.bfloat16)
+    monkeypatch.setattr(backbone, "parameters", lambda: iter([on_gpu]))
+    assert find_sharing(backbone, "last", causal=True).max_tokens == most
+    assert asked == ([] if dropout else [(4, 2, 8, torch.bfloat16, None, 8**-0.5, on_gpu.device)])
+
+
+def test_flex_attention_is_tried_in_a_checkpointed_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its backward pass computes no layer again; on a GPU it would wait forever. A plain call stands for the kernel."""
+    calls = []
+
+    def plain(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+
+    def layer(states: Tensor) -> Tensor:
+        calls.append(flex_problem(4, 2, 8, torch.float32, None, 0.5, CPU, True))
+        return (states * states).exp()
+
+    monkeypatch.setattr(our_flex, "compiled_flex", lambda: plain)
+    flex_problem.cache_clear()
+    states = torch.ones(3, requires_grad=True)
+    output = checkpoint(layer, states, use_reentrant=False)
+    assert calls == [None]
+    output.sum().backward()
+    assert calls == [None, None]
+    flex_problem.cache_clear()
 
 
 @pytest.mark.parametrize("causal", [True, False])

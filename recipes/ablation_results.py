@@ -153,8 +153,9 @@ def differences(
 ) -> list[Measurement]:
     """Return Spearman and nDCG@10 of each row minus those of its reference with the same seed, by task.
 
-    There is also the published average of Spearman, and the mean of nDCG@10 over several seeds of both rows, with an
-    interval over queries. A row without training is compared with each seed of its reference, and the other way round.
+    There is also the published average of Spearman, and the mean of nDCG@10 over several seeds of a row, minus that of
+    its reference, with an interval over queries. A row without training is compared with each seed of its reference, and
+    the other way round.
     `measured` are the lines of the results file about the grid, with the known differences; `cached` the values of pairs
     and queries by key.
     """
@@ -183,7 +184,7 @@ def differences(
             by_task["average", "spearman"] = float(np.mean(averaged))
         couple = cached[ours.key], cached[theirs.key]
         found += _with_intervals((row, other, seed or other_seed), by_task, len(averaged), *couple, known)
-        if seed and other_seed:
+        if seed:
             pairs.setdefault((row, other), []).append((by_task, *couple))
     for (row, other), seeds in pairs.items():
         of_seeds, ours_of, theirs_of = zip(*seeds, strict=True)

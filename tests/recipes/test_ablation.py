@@ -209,6 +209,14 @@ def test_several_seeds_are_compared_by_the_mean_of_each_query() -> None:
     of_fixed = blank | {"row": "fixed", "seed": "", "value": "50.0"}
     found = differences([*rows, fixed], [*measured, of_fixed], cached | {fixed.key: Cached({}, {})})
     assert {one["seed"] for one in found if one["row"] == "fixed"} == {"1", "2", "3"}, "one model is not several"
+    turned = [SimpleNamespace(key=key, reference="fixed") for key in keys.values() if key[1] == "one"]
+    one_model = cached | {fixed.key: cached[keys["base", "1"]]}
+    of_fixed |= {"value": str(values[keys["base", "1"]])}
+    *_, mean = differences([*turned, fixed], [*measured, of_fixed], one_model)
+    expected = mean_difference(of_row["one"], cached[keys["base", "1"]].queries["beir"], stream="beir")
+    assert (mean["reference"], mean["seed"]) == ("fixed", "mean")
+    ends = expected.interval.low, expected.interval.high
+    assert (mean["low"], mean["high"]) == pytest.approx(ends, abs=1e-9), "the mean of three equal values is rounded"
 
 
 def test_nothing_is_measured_twice_and_a_new_measure_is_added(folder: Path, results: Path) -> None:

@@ -32,8 +32,8 @@ class CheckSettings(RowSettings):
     """Files as training reads them. A row that repeats a row of an earlier file is reported for the later file."""
     against: tuple[str, ...] = ()
     """Evaluation sets that must not be trained on: files, BEIR folders (or one split, FOLDER@test), or folders of
-    them. In a folder, files and splits named after train are skipped, and files not named after a test, dev, valid or
-    held-out set if others are."""
+    them. In a folder, files and splits named after train are skipped; if any file is named after a test, dev, valid or
+    held-out set, only such files are read."""
     model: str | None = None
     """Model whose tokens are counted and printed; only its tokenizer is loaded. none: no tokens.
     None: SmolLM2 if installed."""
@@ -46,9 +46,9 @@ class CheckSettings(RowSettings):
     json: bool = False
     """Print JSON instead of text."""
     fix: Path | None = None
-    """A new folder for cleaned copies, NAME.jsonl, without bad, repeated and contaminated rows, and without all rows of a
-    contradiction; case, spacing and punctuation are ignored. Removed rows are written to NAME.quarantine.jsonl with
-    the reason."""
+    """A new folder for cleaned copies, NAME.jsonl, without bad, repeated and contaminated rows. All rows of a contradiction,
+    and rows that label equal texts as dissimilar, are removed too. Case, spacing and punctuation are ignored. Removed
+    rows are written to NAME.quarantine.jsonl with the reason."""
 
     def __post_init__(self) -> None:
         if not self.files:

@@ -20,7 +20,7 @@ from angle_llm.config import DataSource
 from angle_llm.data.corpus import corpus_texts
 from angle_llm.data.positives import Material, gather
 from angle_llm.data.row_settings import RowSettings
-from angle_llm.hard_negatives import Miner, NegativeRules, group_lines
+from angle_llm.hard_negatives import Miner, NegativeRules, group_lines, split_identity
 from angle_llm.io import (
     FolderError,
     log,
@@ -41,8 +41,7 @@ from angle_llm.vectors import encoder_identity
 
 FORMAT_VERSION = 2
 _IDENTITY = (
-    *(rule.name for rule in fields(NegativeRules) if not rule.name.startswith("block_")), "positive_above", "split_positives",
-    "index", "shard_rows",
+    *(rule.name for rule in fields(NegativeRules) if not rule.name.startswith("block_")), "positive_above", "index", "shard_rows",
 )  # fmt: skip
 """Settings that the groups depend on. Of the sizes of blocks, `shard_rows` does: texts that are embedded together
 affect the last digits of a vector."""
@@ -66,7 +65,8 @@ class MineFiles:
     The same command resumes after a kill."""
 
     limit: int | None = None
-    """Mine for at most this many queries. All examples are read, so that no positive becomes a negative."""
+    """Mine for at most this many queries. All examples are read and all candidates embedded, so that no positive becomes
+    a negative."""
     shuffle_seed: int | None = None
     """Shuffle the examples with this seed. None: file order."""
     positive_above: float = 0.8
@@ -76,7 +76,7 @@ class MineFiles:
     positive is then an example of its own in training."""
 
     corpus: Path | None = None
-    """Candidates: text, .jsonl, .csv, .tsv, .parquet, a folder of them, or a BEIR folder (title and text). None: the
+    """Candidates (UTF-8): text, .jsonl, .csv, .tsv, .parquet, a folder of them, or a BEIR folder (title and text). None: the
     positives of all pairs."""
     column: str | None = None
     """Column of the corpus that contains the text. None: `text`, `sentence`, or the only one."""
@@ -151,7 +151,7 @@ def mine_main(settings: MineSettings) -> None:
     output.check_free()
     loaded = load_examples(settings.source)
     print(loaded.report.summary())
-    corpus = None if settings.corpus is None else corpus_texts(settings.corpus, settings.column, settings.encoding)
+    corpus = None if settings.corpus is None else corpus_texts(settings.corpus, settings.column)
     material = gather(loaded.examples, corpus, settings.positive_above)
     material = replace(material, queries=material.queries[: settings.limit])
     warning = settings.check_candidates(len(material.candidates_C))
@@ -174,7 +174,7 @@ def mine(settings: MineSettings, material: Material, output: GroupsOutput) -> di
         "material": {"sha256": material.digest(), **material.counts()},
         "model": encoder_identity(encoder),
         "judge": None if judge is None else encoder_identity(judge),
-        "settings": {name: getattr(settings, name) for name in _IDENTITY},
+        "settings": {name: getattr(settings, name) for name in _IDENTITY} | split_identity(settings.split_positives),
     })  # fmt: skip
     if (finished := output.finished(identity)) is not None:
         print(f"{settings.out} exists already, from the same pairs, encoder and settings", file=sys.stderr)

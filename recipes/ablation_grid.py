@@ -198,8 +198,7 @@ def experiments(grid: Grid, data_dir: Path, rows: Sequence[str] = (), seeds: Seq
     for name in rows or grid.rows:
         row, where = grid.rows[name], f"grid {grid.name}, row {name}"
         measures = {"variant": "raw"} | (grid.measures if row.measures is None else row.measures)
-        model = merged_settings(grid.train.get("model") or {}, row.model)
-        by_seed = row.train is not None or SEED in model.get("path", "")
+        by_seed = row.train is not None or SEED in str([grid.train.get("model"), row.model])
         for seed in (row.seeds or grid.seeds) if by_seed else (None,):
             if seed is None or not seeds or seed in seeds:
                 given = _given(grid, row, seed, where)
@@ -236,7 +235,7 @@ def _given(grid: Grid, row: Row, seed: int | None, where: str) -> dict[str, Any]
             if key in part:
                 raise SettingsError(f"{where}: remove {key!r}; the runner sets it from `seeds`.")
     model = values.get("model") or {}
-    if SEED in model.get("path", ""):
+    if SEED in str(model.get("path")):
         values = values | {"model": model | {"path": model["path"].replace(SEED, str(seed))}}
     if row.train is None:
         return {"model": values.get("model") or {}}

@@ -154,7 +154,7 @@ def differences(
     """Return Spearman and nDCG@10 of each row minus those of its reference with the same seed, by task.
 
     There is also the published average of Spearman, and the mean of nDCG@10 over several seeds of a row, minus that of
-    its reference, with an interval over queries. A row without training is compared with each seed of its reference, and
+    its reference, with an interval over queries. A row with one model is compared with each seed of its reference, and
     the other way round.
     `measured` are the lines of the results file about the grid, with the known differences; `cached` the values of pairs
     and queries by key.

@@ -223,12 +223,12 @@ def write_pairs(settings: DomainSearchSettings, folder: Path) -> None:
             "Set --held-out to another share, or use more data"
         )
     used = {near(text) for pair in held for text in pair}
-    answers = {(query, near(text)) for query, text in pairs}
+    answers = {(near(query), near(text)) for query, text in pairs}
     write_rows(folder / HELD_OUT, ({"query": query, "positive": text} for query, text in held))
     write_rows(folder / CORPUS, ({"text": text} for text in corpus))
     if negatives:
         others = {
-            query: [text for text in texts if near(text) not in used and (query, near(text)) not in answers]
+            query: [text for text in texts if near(text) not in used and (near(query), near(text)) not in answers]
             for query, texts in negatives.items()
         }
         own = ({"query": query, "positives": [text], "negatives": others.get(query, [])} for query, text in train)

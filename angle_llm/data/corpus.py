@@ -178,7 +178,7 @@ class Corpus:
             return BadRow(row.file, row.line, str(error), row.unit)
 
 
-def corpus_texts(path: str | Path, column: str | None = None, encoding: str = "utf-8") -> Iterator[str]:
+def corpus_texts(path: str | Path, column: str | None = None) -> Iterator[str]:
     """Yield the texts of a corpus; those of a BEIR folder have their titles, as in its judged rows.
 
     Raises:
@@ -189,7 +189,7 @@ def corpus_texts(path: str | Path, column: str | None = None, encoding: str = "u
     if column is None and is_judged(folder) and (path == folder or path.name.startswith("corpus.jsonl")):
         yield from documents_of(folder)
         return
-    for row in Corpus.open(path, column, encoding=encoding):
+    for row in Corpus.open(path, column):
         if isinstance(row, BadRow):
             raise DataError(f"{row.place}: {row.reason}. Fix the row, or remove it")
         yield row.text

@@ -19,7 +19,7 @@ class _Separators(dict[int, int]):
 
 
 _SEPARATORS = _Separators({ord(sign): ord(sign) for sign in "+#"})
-_NOT_IN_A_NAME = re.compile(r"(?<![\w+#])[+#]+|[+#]+(?=\w)")
+_NOT_IN_A_NAME = re.compile(r"(?<![\w+#])[+#]+|[+#]+(?=[^\W\d])|#+(?=\d)")
 """Signs that do not end a word."""
 
 

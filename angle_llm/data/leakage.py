@@ -21,7 +21,7 @@ from angle_llm.data.beir import JudgedQueries, is_judged, splits_of
 from angle_llm.data.columns import resolve_format
 from angle_llm.data.formats import DataError, Example, Group, ScoredPair, Triple, pairs_of, texts_of
 from angle_llm.data.keys import is_telling, key, near, pair_key, sound
-from angle_llm.data.readers import EXTENSIONS, BadRow, RowSource, find_path, open_rows
+from angle_llm.data.readers import BadRow, RowSource, find_path, is_data_name, open_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -229,7 +229,7 @@ def read_evaluation_sets(paths: Iterable[str | Path]) -> tuple[list[EvaluationSe
             continue
         if not path.is_dir():
             raise DataError(f"--against: no file or folder {path}.")
-        files = [file for file in sorted(path.rglob("*")) if file.is_file() and file.name.endswith(EXTENSIONS)]
+        files = [file for file in sorted(path.rglob("*")) if file.is_file() and is_data_name(file.name)]
         files = [file for file in files if not file.name.startswith("STS.gs.")]  # scores of the files beside them
         for judged in sorted(each.parent for each in path.rglob("qrels") if each.is_dir()):
             files = [file for file in files if judged not in file.parents]

@@ -64,7 +64,7 @@ class Material:
     def place(self, text: int) -> str:
         """Return a text and where it is from, for messages."""
         shown = json.dumps(self.texts[text][:80])  # escapes show invisible characters
-        return f"text {shown}, {self._origin.get(text, 'of --corpus')}"
+        return f"text {shown}, {self._origin.get(text, 'a candidate')}"
 
     @cached_property
     def _origin(self) -> dict[int, str]:
@@ -81,6 +81,10 @@ class Material:
         """Return the SHA-256 of all that the negatives depend on, except vectors and rules."""
         known = sorted((key, *sorted(others)) for key, others in self.known.items())
         content = [self.texts, self.queries, self.candidates_C.tolist(), known]
+        own = {(self.key_T[query.text], self.key_T[text]) for query in self.queries for text in query.positives}
+        links = {(key, other) for key, others in self.positives.items() for other in others}
+        if beyond := links - own - {(other, key) for key, other in own}:  # of queries that were left out
+            content.append(sorted(beyond))
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def counts(self) -> dict[str, int]:

@@ -46,7 +46,17 @@ from angle_llm.data.file_types import (
 from angle_llm.data.formats import DataError, nearest
 from angle_llm.data.rows import BadRow, FileReader, Row, RowSource
 
-__all__ = ["EXTENSIONS", "FILE_TYPES", "STANDARD_INPUT", "BadRow", "Row", "RowSource", "find_path", "open_rows"]
+__all__ = [
+    "EXTENSIONS",
+    "FILE_TYPES",
+    "STANDARD_INPUT",
+    "BadRow",
+    "Row",
+    "RowSource",
+    "find_path",
+    "is_data_name",
+    "open_rows",
+]
 
 DATA_VARIABLE = "ANGLE_LLM_DATA"
 """Environment variable with a folder of datasets."""
@@ -67,6 +77,11 @@ FILE_TYPES: dict[str, type[FileReader]] = {
 
 EXTENSIONS = (*FILE_TYPES, *(f"{extension}.gz" for extension in FILE_TYPES if extension != ".parquet"))
 """Endings of the names of data files."""
+
+
+def is_data_name(name: str) -> bool:
+    """Return whether a name ends like that of a data file, in upper or lower case."""
+    return name.lower().endswith(EXTENSIONS)
 
 
 def open_rows(
@@ -203,14 +218,15 @@ class _Opener(NamedTuple):
             raise DataError(f"{self.source}: {name} is not a folder and not a hub id (org/name). {_beside(folder)}")
         if self.tables and is_judged(folder):
             return self._judged(folder, part)
-        found = [path for path in (folder / f"{part}{extension}" for extension in EXTENSIONS) if path.is_file()]
+        endings = {f"{part}{extension}".lower() for extension in EXTENSIONS}
+        found = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name.lower() in endings]
         if len(found) > 1:
             raise DataError(f"{self.source} may be {' or '.join(path.name for path in found)}; name the file")
         if found:
             return self._file(found[0])
         names = sorted(entry.name for entry in folder.iterdir())
         of_split = any(entry.startswith((f"{part}-", f"{part}.")) for entry in names)
-        if self.split is None or (any(entry.endswith(EXTENSIONS) for entry in names) and not of_split):
+        if self.split is None or (any(map(is_data_name, names)) and not of_split):
             raise DataError(f"{self.source}: no file {part}.* in {folder}; files there: {', '.join(names)}")
         return self._dataset(str(folder), part)
 
@@ -226,7 +242,7 @@ def find_path(path: str) -> Path:
 def _is_hub_id(path: str) -> bool:
     """Return whether a path that does not exist is the id of a hub dataset:
     ORG/NAME without the extension of a data file."""
-    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", path) is not None and not path.endswith(EXTENSIONS)
+    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", path) is not None and not is_data_name(path)
 
 
 def _beside(path: Path) -> str:

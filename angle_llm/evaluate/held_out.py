@@ -13,7 +13,7 @@ import numpy as np
 
 from angle_llm.config import DataSource, EvaluationSettings
 from angle_llm.data.examples import open_examples
-from angle_llm.data.readers import EXTENSIONS, STARTER, find_path, open_rows
+from angle_llm.data.readers import STARTER, find_path, is_data_name, open_rows
 from angle_llm.evaluate.correlation import UndefinedCorrelationError
 from angle_llm.evaluate.encoding import Encode, Rows, encode_with
 from angle_llm.evaluate.mteb_tasks import evaluate_mteb, mteb_task
@@ -107,7 +107,7 @@ def eval_command(settings: EvaluationSettings, model: Path) -> str:
         more = [] if settings.corpus is None else ["--corpus", settings.corpus]
         kind, flags = "retrieval", ["--pairs", source, *(["--columns", *columns] if columns else []), *more]
     else:
-        named = source.startswith(STARTER) or "/" in source or source.endswith(EXTENSIONS)  # else a name of a task
+        named = source.startswith(STARTER) or "/" in source or is_data_name(source)  # else a name of a task
         kind, flags = "sts", ["--tasks", source if named else f"./{source}"]
     return shlex.join(["angle-llm", "eval", kind, "--model", str(model), *flags])
 

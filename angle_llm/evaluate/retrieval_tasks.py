@@ -192,7 +192,7 @@ def read_answers(source: DataSource, corpus: str | Path | None = None, column: s
     Raises:
         DataError: with file and line of a malformed row.
     """
-    texts = () if corpus is None else corpus_texts(corpus, column, source.encoding)
+    texts = () if corpus is None else corpus_texts(corpus, column)
     examples = load_examples(source).examples
     name = Path(source.path).name.split(".")[0]
     return answers_task(examples, texts, name, source=source.path)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from angle_llm.data.formats import DataError
-from angle_llm.data.readers import EXTENSIONS, RowSource, find_path, open_rows
+from angle_llm.data.readers import RowSource, find_path, is_data_name, open_rows
 from angle_llm.evaluate.encoding import EncoderSettings
 from angle_llm.evaluate.task_files import (
     Layout,
@@ -170,7 +170,7 @@ def select_tasks(names: Sequence[str], data_dir: Path | None, variant: TextVaria
 
 
 def _is_path(name: str) -> bool:
-    return name.startswith(STARTER) or "/" in name or name.endswith(EXTENSIONS)
+    return name.startswith(STARTER) or "/" in name or is_data_name(name)
 
 
 def available_tasks(data_dir: str | Path | None, variant: TextVariant = "raw") -> list[str]:

@@ -83,7 +83,7 @@ def _flex_runs(backbone: nn.Module) -> bool:
     width = width or config.hidden_size // heads
     softcap = getattr(config, "attn_logit_softcapping", None)
     shape = heads, kv_heads or heads, width
-    return flex_problem(*shape, weight.dtype, softcap, width**-0.5, weight.device, with_gradients=False) is None
+    return flex_problem(*shape, weight.dtype, softcap, width**-0.5, weight.device, False) is None
 
 
 def _steady_positions(config: Any, most: int) -> int:

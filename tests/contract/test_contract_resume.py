@@ -45,7 +45,8 @@ def stopped(files: Files, run: Path, number: int, *flags: str) -> tuple[int, str
 @pytest.mark.parametrize(
     ("number", "code", "flags"),
     [
-        *(pytest.param(one, 128 + one, [], marks=pytest.mark.slow) for one in (signal.SIGTERM, signal.SIGINT)),
+        (signal.SIGTERM, 143, []),
+        pytest.param(signal.SIGINT, 130, [], marks=pytest.mark.slow),
         (signal.SIGKILL, -signal.SIGKILL, ["--checkpoint.every-steps", "4"]),
     ],
     ids=["SIGTERM", "SIGINT", "SIGKILL"],

@@ -88,11 +88,6 @@ def test_a_beir_folder_is_found_in_the_data_folder(tmp_path: Path, monkeypatch: 
     assert list(corpus_texts("beir")) == list(corpus_texts("beir/corpus.jsonl")) == ["One two"]
 
 
-def test_a_corpus_has_an_encoding(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes("text\nné\n".encode("cp1252"))
-    assert list(corpus_texts(tmp_path / "a.csv", encoding="cp1252")) == ["né"]
-
-
 def test_standard_input_can_be_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("one\nzwei – 2\n".encode())))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -24,6 +24,8 @@ from angle_llm.data.keys import is_telling, key, near, pair_key, sound
         ("?", "!", False),
         ("C++", "C#", False),
         ("C#", "C", False),
+        ("C++17", "C 17", False),
+        ("issue#12", "issue #12", True),
     ],
 )
 def test_case_spacing_punctuation_and_forms_make_no_difference(left: str, right: str, equal: bool) -> None:

@@ -282,11 +282,6 @@ def group_lines(groups: Iterable[dict[str, Any]], split_positives: bool) -> Iter
             yield json.dumps(row, ensure_ascii=False).encode() + b"\n"
 
 
-def split_identity(split_positives: bool) -> dict[str, bool]:
-    """Return the setting as part of an identity; files that were written before it existed stay valid."""
-    return {"split_positives": True} if split_positives else {}
-
-
 def _split(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
     count, scores = len(group["positives"]), group["scores"]
     for text, example, score in zip(group["positives"], group["examples"], scores[:count], strict=True):

@@ -20,7 +20,7 @@ from angle_llm.config import DataSource
 from angle_llm.data.corpus import corpus_texts
 from angle_llm.data.positives import Material, gather
 from angle_llm.data.row_settings import RowSettings
-from angle_llm.hard_negatives import Miner, NegativeRules, group_lines, split_identity
+from angle_llm.hard_negatives import Miner, NegativeRules, group_lines
 from angle_llm.io import (
     FolderError,
     log,
@@ -174,7 +174,8 @@ def mine(settings: MineSettings, material: Material, output: GroupsOutput) -> di
         "material": {"sha256": material.digest(), **material.counts()},
         "model": encoder_identity(encoder),
         "judge": None if judge is None else encoder_identity(judge),
-        "settings": {name: getattr(settings, name) for name in _IDENTITY} | split_identity(settings.split_positives),
+        "settings": {name: getattr(settings, name) for name in _IDENTITY}
+        | {"split_positives": settings.split_positives or None},  # None: as in older files
     })  # fmt: skip
     if (finished := output.finished(identity)) is not None:
         print(f"{settings.out} exists already, from the same pairs, encoder and settings", file=sys.stderr)

@@ -17,7 +17,7 @@ import tyro
 
 from angle_llm.data.positives import Material, gather
 from angle_llm.data.row_settings import RowSettings
-from angle_llm.hard_negatives import group_lines, group_row, own_cosines, split_identity
+from angle_llm.hard_negatives import group_lines, group_row, own_cosines
 from angle_llm.io import plain, remove_folder, write_file, write_json
 from angle_llm.mine import GroupsOutput
 from angle_llm.mining_report import describe_groups, format_quantiles
@@ -101,7 +101,7 @@ def score_main(settings: ScoreSettings) -> None:
         "material": {"sha256": material.digest(), **material.counts()},
         "model": encoder_identity(encoder),
         "settings": {name: getattr(settings, name) for name in ("positive_above", "shard_rows")}
-        | split_identity(settings.split_positives),
+        | {"split_positives": settings.split_positives or None},  # None: as in older files
     })  # fmt: skip
     report = output.finished(identity)
     if report is not None:

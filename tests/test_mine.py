@@ -312,6 +312,9 @@ def test_a_limit_of_queries_hides_no_positive(tmp_path: Path, base: Path) -> Non
     first, report = mine(tmp_path, base, pairs, "first", limit=2, **rules)
     assert first == every[:2]
     assert report["queries"]["in"] == 2
+    write_pairs(tmp_path / "pairs.jsonl", [*PAIRS, (PAIRS[-1][0], PAIRS[0][1])])
+    with pytest.raises(FolderError, match="material"):
+        mine(tmp_path, base, pairs, "first", limit=2, **rules)  # a link beyond the limit
     with pytest.raises(SettingsError, match="--limit must be at least 1"):
         settings(limit=0)
 

@@ -190,7 +190,7 @@ def test_long_texts_share_prefixes_where_flex_attention_runs(
     on_gpu = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.bfloat16)
     monkeypatch.setattr(backbone, "parameters", lambda: iter([on_gpu]))
     assert find_sharing(backbone, "last", causal=True).max_tokens == most
-    assert asked == ([] if dropout else [(4, 2, 8, torch.bfloat16, None, 8**-0.5, on_gpu.device)])
+    assert asked == ([] if dropout else [(4, 2, 8, torch.bfloat16, None, 8**-0.5, on_gpu.device, False)])
 
 
 def test_flex_attention_is_tried_in_a_checkpointed_layer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,10 +137,7 @@ def embed_main(settings: EmbedSettings) -> None:
         settings.input, settings.column, settings.id_column, delimiter=settings.delimiter, encoding=settings.encoding
     )
     if corpus.source.ignored and rank == 0:
-        print(
-            f"skipped files of other types, or .json in a folder: {', '.join(corpus.source.ignored[:5])}",
-            file=sys.stderr,
-        )
+        print(f"skipped, of other types or .json: {', '.join(corpus.source.ignored[:5])}", file=sys.stderr)
     survey = corpus.survey(skip_bad=settings.on_bad_row == "skip")
 
     import torch

@@ -216,11 +216,7 @@ def search_main(settings: SearchSettings) -> None:
     for query, hits in zip(queries, found, strict=True):
         print(f"\n{query}\n  {'cosine':>7}  {'id' if any(hit.id is not None for hit in hits) else 'row'}  text")
         for hit in hits:
-            text = (
-                hit.text
-                or texts.get(hit.row)
-                or "(the text is not stored, and cannot be read again; embed with --store-text)"
-            )
+            text = hit.text or texts.get(hit.row) or "(text not stored nor readable again; embed with --store-text)"
             line = " ".join(text.split())
             shown = line if len(line) <= _TEXT_SHOWN else f"{line[:_TEXT_SHOWN]}…"
             print(f"  {hit.cosine:7.4f}  {hit.row if hit.id is None else hit.id}  {shown}")

@@ -190,10 +190,7 @@ def test_the_commands_embed_and_search(bases: list[str], tmp_path: Path, capsys:
     assert "FAISS" in shown.err
     write_lines(input, [*rows, "new;row"])  # the rows may have changed
     cli.run(["search", str(out), "End", "--top", "1"])
-    assert (
-        "1.0000  no. 12  (the text is not stored, and cannot be read again; embed with --store-text)"
-        in capsys.readouterr().out
-    )
+    assert "1.0000  no. 12  (text not stored nor readable again; embed with --store-text)" in capsys.readouterr().out
     with pytest.raises(FolderError, match="--model"):
         cli.run(["search", str(out), "End", "--model", bases[1]])
     again = ["--model", bases[0], "--input", str(input), "--column", "text", "--output", str(tmp_path / "stored")]

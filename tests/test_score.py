@@ -116,6 +116,8 @@ def test_each_positive_may_be_an_example_of_its_own(tmp_path: Path, base: Path) 
     ]
     for group in split:
         np.testing.assert_allclose(group.scores or (), cosines(SentenceEncoder.from_pretrained(base), group), atol=2e-6)
+    with pytest.raises(FolderError, match="split_positives"):
+        score(tmp_path, base, file)
 
 
 def test_queries_and_documents_have_their_prompts(tmp_path: Path, base: Path, sides: dict[str, str]) -> None:

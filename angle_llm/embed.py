@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
@@ -22,6 +22,7 @@ from angle_llm.data.corpus import Corpus, CorpusText, Survey, TextBlock, bad_row
 from angle_llm.data.formats import DataError
 from angle_llm.data.readers import STANDARD_INPUT, BadRow
 from angle_llm.io import has_terminal, progress_bar, remove_folder, write_file
+from angle_llm.model.encoder_settings import EncoderName, EncoderOptions
 from angle_llm.prompts import Side
 from angle_llm.resumable import ResumableFolder, check_resumable
 from angle_llm.settings_io import SettingsError
@@ -49,11 +50,9 @@ _LOG_SECONDS = 60
 
 
 @dataclass(frozen=True)
-class EmbedSettings:
-    """Input, encoder and output of `angle-llm embed`."""
+class EmbedFiles(EncoderName):
+    """Encoder, input and output of embedding."""
 
-    model: str
-    """The encoder: a saved directory, a hub id, a .gguf file, or package:NAME/path/inside."""
     input: Path
     """UTF-8 text, one text per line; .jsonl, .csv, .tsv (each also .gz) or .parquet; a folder of such files;
     `-` reads text from standard input."""
@@ -68,14 +67,14 @@ class EmbedSettings:
     """Column separator of CSV and TSV files. None: a tab in .tsv, detected in .csv."""
     encoding: str = "utf-8"
     """Character encoding of text files, such as utf-8 or cp1252."""
-    prompt: str | dict[str, str] | None = None
-    """Prompt name or YAML file, or `query NAME document NAME`. None: as saved with the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedSettings(EncoderOptions, EmbedFiles):
+    """Files, encoder and form of the vectors of `angle-llm embed`."""
+
     side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
     """Whether the texts are queries or documents. Required if the two have different prompts."""
-    pooling: str | None = None
-    """Pooling of token states to a vector. None: the one saved with the model."""
-    max_length: int | None = None
-    """Maximum tokens of a text, prompt included. None: as saved with the model."""
     normalize: bool = False
     """Scale every row to length 1. Always done for an encoder that normalises."""
     dim: int | None = None
@@ -95,6 +94,7 @@ class EmbedSettings:
     it in a .skipped.jsonl file beside the shard or the .npy file."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         whole = self.precision in ("float32", "float16")
         half_npy = self.precision == "float16" and (self.one_file or self.format == "npy")
         one_file = "needs more than one .npy file. Give a folder as --output."
@@ -144,9 +144,9 @@ def embed_main(settings: EmbedSettings) -> None:
 
     from angle_llm.model.encoder import SentenceEncoder
 
-    device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if world_size > 1 and torch.cuda.is_available() else None
-    usage: Any = {name: getattr(settings, name) for name in ("prompt", "pooling", "max_length")}
-    encoder = SentenceEncoder.from_pretrained(settings.model, device=device, **usage)
+    if settings.device is None and world_size > 1 and torch.cuda.is_available():
+        settings = replace(settings, device=f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
+    encoder = SentenceEncoder.from_pretrained(settings.model, **settings.options())
     if settings.side is not None:
         encoder = encoder.for_side(settings.side)
     elif encoder.prompts.differ:
@@ -167,9 +167,9 @@ def embed_main(settings: EmbedSettings) -> None:
         settings.store_text,
         settings.on_bad_row == "skip",
     )
-    target = output if settings.one_file else None
+    how: Any = {"target": output if settings.one_file else None, "rank": rank, "world_size": world_size}
     rows = embed_corpus(
-        corpus, survey, encoder, settings.model, form, shards, folder, target=target, rank=rank, world_size=world_size
+        corpus, survey, encoder, settings.model, form, shards, folder, revision=settings.revision, **how
     )
     if rank == 0:
         skipped = f"; skipped {survey.rows - rows} bad rows, see *.skipped.jsonl" if rows < survey.rows else ""
@@ -203,6 +203,7 @@ def embed_corpus(
     shards: ShardOptions,
     folder: Path,
     *,
+    revision: str | None = None,
     target: Path | None = None,
     rank: int = 0,
     world_size: int = 1,
@@ -210,8 +211,8 @@ def embed_corpus(
     """Embed this process's share of a corpus into `folder`, or resume it. Rank 0 then waits for the others, and writes
     the index, or the one file `target` and removes the folder.
 
-    `model` is the name that the encoder was loaded by. Returns the number of vectors of the whole corpus, 0 in other
-    ranks.
+    `model` and `revision` are those that the encoder was loaded by. Returns the number of vectors of the whole corpus,
+    0 in other ranks.
 
     Raises:
         FolderError: if the folder contains other files, or was started with other input, model or settings.
@@ -274,7 +275,7 @@ def embed_corpus(
             "encoding": file.encoding,
             "stamps": survey.stamps,
         }
-        used = {**identity["model"], "name": absolute_name(model)}
+        used = {**identity["model"], "name": absolute_name(model), "revision": revision}
         if encoder.prompts.differ:
             used |= {"side": encoder.side, "prompts": encoder.prompts.to_dict()}
         parts.finish({"rows": rows, "model": used, "source": source})

@@ -33,6 +33,7 @@ from angle_llm.io import (
     write_json,
 )
 from angle_llm.mining_report import account, format_report
+from angle_llm.model.encoder_settings import EncoderName, EncoderOptions
 from angle_llm.resumable import IDENTITY, ResumableFolder, check_resumable, differences
 from angle_llm.search import searcher
 from angle_llm.settings_io import SettingsError, need_library
@@ -53,13 +54,12 @@ _NAMED = (
 
 
 @dataclass(frozen=True)
-class MineFiles:
-    """Pairs, corpus, encoder and output of mining."""
+class MineFiles(EncoderName):
+    """Encoder, pairs, corpus and output of mining."""
 
     pairs: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PAIRS")]
-    """Positive pairs, scored pairs, triples or groups: a file, dataset folder or hub id, as for training."""
-    model: str
-    """The encoder: a saved directory, a model folder, a hub id, a .gguf file, or package:NAME/path/inside."""
+    """Positive pairs, scored pairs, triples or groups: a file, dataset folder or hub id, as for training.
+    With two prompts, their first texts are queries, and candidates are documents."""
     out: Path
     """The .jsonl file of groups; the report is written beside it, NAME.report.json.
     The same command resumes after a kill."""
@@ -83,18 +83,6 @@ class MineFiles:
     judge: str | None = None
     """A second encoder: by its cosines too, a negative must be farther from the query than the positives."""
 
-    prompt: str | dict[str, str] | None = None
-    """Prompt name or YAML file, or `query NAME document NAME`: the first texts of pairs are queries, candidates are
-    documents. None: as saved with the model, or the default of its kind."""
-    pooling: str | None = None
-    """Pooling of token states to a vector. None: as saved with the model, or the default of its kind."""
-    max_length: int | None = None
-    """Maximum tokens of a text with its prompt. None: as saved with the model, or the default."""
-    revision: str | None = None
-    """Revision of a model from the hub."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Dtype of the weights."""
-
     index: Literal["exact", "faiss"] = "exact"
     """exact: compare with every candidate. faiss: faiss finds the nearest in float32, which are then ranked exactly."""
     vectors: Path | None = None
@@ -106,11 +94,12 @@ class MineFiles:
 
 
 @dataclass(frozen=True)
-class MineSettings(NegativeRules, RowSettings, MineFiles):
+class MineSettings(NegativeRules, RowSettings, EncoderOptions, MineFiles):
     """Files and rules of `angle-llm data mine`."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        EncoderOptions.__post_init__(self)
+        NegativeRules.__post_init__(self)
         vectors = self.vectors and self.vectors.expanduser()
         for wrong, message in (
             (self.limit is not None and self.limit < 1, f"--limit must be at least 1, got {self.limit}."),
@@ -166,9 +155,8 @@ def mine(settings: MineSettings, material: Material, output: GroupsOutput) -> di
     """Write groups and report, and return the report; read it if both are there already."""
     from angle_llm.model.encoder import SentenceEncoder
 
-    options = {name: getattr(settings, name) for name in ("prompt", "pooling", "max_length", "revision", "dtype")}
-    encoder = SentenceEncoder.from_pretrained(settings.model, **options)
-    judge = None if settings.judge is None else SentenceEncoder.from_pretrained(settings.judge)
+    encoder = SentenceEncoder.from_pretrained(settings.model, **settings.options())
+    judge = None if settings.judge is None else SentenceEncoder.from_pretrained(settings.judge, device=settings.device)
     identity: dict[str, Any] = plain({  # what the groups depend on
         "format_version": FORMAT_VERSION,
         "material": {"sha256": material.digest(), **material.counts()},

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 
@@ -21,6 +21,7 @@ from angle_llm.hard_negatives import group_lines, group_row, own_cosines
 from angle_llm.io import plain, remove_folder, write_file, write_json
 from angle_llm.mine import GroupsOutput
 from angle_llm.mining_report import describe_groups, format_quantiles
+from angle_llm.model.encoder_settings import EncoderOptions
 from angle_llm.resumable import ResumableFolder
 from angle_llm.settings_io import SettingsError
 from angle_llm.text_vectors import TextVectors, vectors_of
@@ -35,7 +36,7 @@ class ScoreFiles:
     """Examples, teacher and output of scoring."""
 
     file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
-    """Examples of any format, as for training."""
+    """Examples of any format, as for training. With two prompts, their first texts are queries, the others documents."""
     teacher: str
     """The encoder: a saved directory, a model folder, a hub id, a .gguf file, or package:NAME/path/inside."""
     out: Path
@@ -50,25 +51,17 @@ class ScoreFiles:
     split_positives: bool = False
     """Write a group for each positive, all with the negatives of their query, instead of one for each query."""
 
-    prompt: str | dict[str, str] | None = None
-    """Prompt name or YAML file, or `query NAME document NAME`: the first texts of pairs are queries, the others
-    documents. None: as saved with the model, or the default of its kind."""
-    pooling: str | None = None
-    """Pooling of token states to a vector. None: as saved with the model, or the default of its kind."""
-    max_length: int | None = None
-    """Maximum tokens of a text with its prompt. None: as saved with the model, or the default."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Dtype of the weights."""
     shard_rows: int = 8192
     """Texts embedded at a time; at most this many are embedded again after a kill.
     It may change the last digit of a score."""
 
 
 @dataclass(frozen=True)
-class ScoreSettings(RowSettings, ScoreFiles):
+class ScoreSettings(RowSettings, EncoderOptions, ScoreFiles):
     """Score the pairs of a data file by an encoder."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.out.suffix != ".jsonl":
             raise SettingsError(f"--out must name the file of groups, NAME.jsonl; got {self.out}.")
         if self.shard_rows < 1:
@@ -94,8 +87,7 @@ def score_main(settings: ScoreSettings) -> None:
     print(loaded.report.summary())
     material = gather(loaded.examples, None, settings.positive_above, lower=True)
     print(material.summary(), flush=True)
-    options = {name: getattr(settings, name) for name in ("prompt", "pooling", "max_length", "dtype")}
-    encoder = SentenceEncoder.from_pretrained(settings.teacher, **options)
+    encoder = SentenceEncoder.from_pretrained(settings.teacher, **settings.options())
     identity: dict[str, Any] = plain({
         "format_version": FORMAT_VERSION,
         "material": {"sha256": material.digest(), **material.counts()},

@@ -199,6 +199,8 @@ def search_main(settings: SearchSettings) -> None:
         prompt=settings.prompt or made_by.side_prompts,
         pooling=made_by.pooling,
         max_length=made_by.max_length,
+        dtype=made_by.dtype,
+        revision=None if settings.model else made_by.revision,
         bits=made_by.bits,
     ).for_side(settings.side or "query")
     if (weights := fingerprint(encoder)) != made_by.weights:

@@ -214,6 +214,8 @@ class StoredEncoder:
     max_length: int
     bits: int | None
     dimensions: int
+    dtype: str = "auto"
+    revision: str | None = None
     side: Side | None = None
     """Side of the texts; None if queries and documents have one prompt."""
     prompts: dict[str, Any] | None = None

@@ -162,7 +162,11 @@ def main(settings: DomainSearchSettings) -> None:
     score(folder, "after.json", model=str(model), against=str(folder / "before.json"))
     plot(folder)
     stage(5, "vectors of all documents")
-    embed_main(EmbedSettings(str(model), folder / CORPUS, folder / "vectors", side="document", store_text=True))
+    embed_main(
+        EmbedSettings(
+            model=str(model), input=folder / CORPUS, output=folder / "vectors", side="document", store_text=True
+        )
+    )
     if settings.database != "none":
         fill_database(settings.database, folder)
     if settings.ask:

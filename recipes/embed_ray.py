@@ -25,6 +25,7 @@ from angle_llm.cli import guarded
 from angle_llm.data import DataError
 from angle_llm.data.formats import RowError, read_text
 from angle_llm.embed import untokenizable
+from angle_llm.model.encoder_settings import EncoderOptions
 from angle_llm.prompts import Side
 from angle_llm.settings_io import SettingsError, need_library
 
@@ -38,8 +39,8 @@ INDEX = "_embedding.json"
 
 
 @dataclass(frozen=True)
-class RaySettings:
-    """Input, encoder, output and workers."""
+class RayFiles:
+    """Encoder, input and output."""
 
     model: str
     """The encoder: a saved directory that all machines can read, a hub id, or package:NAME/path/inside."""
@@ -49,10 +50,14 @@ class RaySettings:
     """A new or empty folder for Parquet files with the columns of the input and `embedding`; a path or an address."""
     column: str = "text"
     """Column with the texts."""
+
+
+@dataclass(frozen=True)
+class RaySettings(EncoderOptions, RayFiles):
+    """Files, encoder, rows and workers."""
+
     side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
     """Embed the texts as queries or as documents. Required if the encoder has two prompts."""
-    max_length: int | None = None
-    """Maximum tokens of a text with its prompt. None: as saved with the model."""
     keep: tuple[str, ...] = ()
     """Columns of the input to write, such as an id. Empty: all, the text too."""
     normalize: bool = False
@@ -73,6 +78,7 @@ class RaySettings:
     """Address of a Ray cluster; auto: the one of this machine. None: start Ray on this machine."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("workers", "block_rows", "file_rows"):
             if (value := getattr(self, name)) < 1:
                 raise SettingsError(f"--{name.replace('_', '-')} must be at least 1, got {value}.")
@@ -153,7 +159,7 @@ def open_encoder(settings: RaySettings) -> SentenceEncoder:
     """
     from angle_llm.model.encoder import SentenceEncoder
 
-    encoder = SentenceEncoder.from_pretrained(settings.model, max_length=settings.max_length)
+    encoder = SentenceEncoder.from_pretrained(settings.model, **settings.options())
     if encoder.prompts.differ and settings.side is None:
         raise DataError(f"{settings.model} has {encoder.prompts}: set --as document, or --as query")
     return encoder if settings.side is None else encoder.for_side(settings.side)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from corpora import OPTIONS, TEXTS, embed, write_lines
+from hub_server import open_hub
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import save_tiny_base, tiny_encoder
@@ -234,6 +235,28 @@ def test_two_prompts_embed_and_search_each_its_side(
     assert "1.0000  4  A dog eats." in capsys.readouterr().out
     with pytest.raises(FolderError, match="prompt"):  # another side is not resumed in the same folder
         cli.run([*arguments, str(tmp_path / "queries"), "--as", "document"])
+
+
+def test_a_search_loads_the_revision_and_dtype_of_the_vectors(
+    bases: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = open_hub(tmp_path / "cache", monkeypatch)
+    commit = hub.put("org/base", Path(bases[0]))
+    hub.put("org/base", Path(bases[1]))
+    write_lines(tmp_path / "texts.txt")
+    arguments = ["--model", "org/base", "--input", str(tmp_path / "texts.txt"), "--output", str(tmp_path / "out")]
+    cli.run(["embed", *arguments, "--revision", commit, "--dtype", "bfloat16", "--device", "cpu"])
+    index = read_index(tmp_path / "out")
+    assert (index.model.revision, index.model.dtype) == (commit, "bfloat16")
+    (rows,) = (piece.vectors for piece in read_vectors(tmp_path / "out", index))
+    due = SentenceEncoder.from_pretrained(bases[0], dtype="bfloat16", device="cpu").encode(TEXTS)
+    np.testing.assert_array_equal(rows, due)
+    capsys.readouterr()
+    # The texts together, as they were embedded. With queries in float32, cosines would be 6e-5 to 2e-4 below 1.
+    cli.run(["search", str(tmp_path / "out"), *TEXTS, "--top", "1", "--json"])
+    hits = [json.loads(line)["hits"][0] for line in capsys.readouterr().out.splitlines()]
+    assert [hit["row"] for hit in hits] == list(range(13))
+    assert [hit["cosine"] for hit in hits] == pytest.approx([1] * 13, abs=1e-6)
 
 
 def test_queries_come_from_a_file_and_hits_go_out_as_json(

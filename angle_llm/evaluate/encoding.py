@@ -6,14 +6,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import numpy as np
 import tyro
 from numpy.typing import NDArray
 
 from angle_llm.io import plain, write_json
+from angle_llm.model.encoder_settings import EncoderName, EncoderOptions
 from angle_llm.prompts import SIDES, Side
+from angle_llm.settings_io import SettingsError
 
 Found = TypeVar("Found")
 
@@ -30,44 +32,23 @@ OpenEncoder: TypeAlias = Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderSettings:
-    """The encoder of an evaluation."""
-
-    model: str
-    """The encoder: a saved directory, a hub id, a .gguf file, or package:NAME/path/inside."""
-
-    revision: str | None = None
-    """Commit, tag or branch of a hub id."""
-
-    prompt: str | dict[str, str] | None = None
-    """Prompt name or YAML file, or `query NAME document NAME`. None: as saved with the model."""
+class EvalSettings(EncoderOptions, EncoderName):
+    """The encoder of an evaluation, and a file for the results."""
 
     side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
     """Encode all texts as queries, or all as documents. None: each with the prompt of its side; a task of single texts
     needs it if there are two prompts."""
 
-    pooling: str | None = None
-    """Pooling: last, mean, cls, … None: the one saved with the model."""
-
-    max_length: int | None = None
-    """Maximum tokens of a text, prompt included. None: the one saved with the model."""
-
     micro_batch_tokens: int | None = None
     """Maximum tokens of one forward pass. Changes memory and speed, not results."""
-
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Dtype of the weights."""
-
-    device: str | None = None
-    """Device, such as cpu or cuda:0. None: the best available."""
 
     json: Path | None = None
     """Also write model, settings and results to this JSON file."""
 
     def __post_init__(self) -> None:
-        for flag, value in (("--max-length", self.max_length), ("--micro-batch-tokens", self.micro_batch_tokens)):
-            if value is not None and value < 1:
-                raise ValueError(f"{flag}: expected 1 or more, got {value}.")
+        super().__post_init__()
+        if self.micro_batch_tokens is not None and self.micro_batch_tokens < 1:
+            raise SettingsError(f"--micro-batch-tokens: expected 1 or more, got {self.micro_batch_tokens}.")
 
 
 @dataclass(frozen=True)
@@ -198,7 +179,7 @@ def encode_with(
 
 
 def evaluated(
-    settings: EncoderSettings,
+    settings: EvalSettings,
     open_encoder: OpenEncoder,
     evaluate: Callable[[Any, Encode, Encode | None], Found],
     *,
@@ -214,8 +195,7 @@ def evaluated(
     """
     if settings.json is not None:
         settings.json.parent.mkdir(parents=True, exist_ok=True)
-    names = ("prompt", "pooling", "max_length", "dtype", "device", "revision")
-    encoder = open_encoder(settings.model, **{name: getattr(settings, name) for name in names})
+    encoder = open_encoder(settings.model, **settings.options())
     if settings.side is not None:
         encoder = encoder.for_side(settings.side)
     elif single_texts and encoder.prompts.differ:
@@ -226,7 +206,7 @@ def evaluated(
     return evaluate(encoder, *encode_with(encoder, settings.micro_batch_tokens)), Used.of(encoder)
 
 
-def finish(settings: EncoderSettings, metric: str, report: str, content: Mapping[str, Any], used: Used) -> None:
+def finish(settings: EvalSettings, metric: str, report: str, content: Mapping[str, Any], used: Used) -> None:
     """Print the report; write model, metric, content, encoder and settings as JSON, with null for NaN."""
     print(report, end="")
     if settings.json is not None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from angle_llm.evaluate.encoding import Encode, EncoderSettings, OpenEncoder, evaluated, finish
+from angle_llm.evaluate.encoding import Encode, EvalSettings, OpenEncoder, evaluated, finish
 from angle_llm.evaluate.results import report, table
 from angle_llm.settings_io import need_library
 
@@ -20,7 +20,7 @@ METRIC = "main score of mteb × 100"
 
 
 @dataclass(frozen=True, kw_only=True)
-class MtebSettings(EncoderSettings):
+class MtebSettings(EvalSettings):
     """Tasks of MTEB, run by mteb, which downloads their data from the Hugging Face hub."""
 
     tasks: tuple[str, ...]

@@ -21,7 +21,7 @@ from angle_llm.evaluate.bootstrap import RESAMPLES, Interval, mean_interval
 from angle_llm.evaluate.encoding import (
     Encode,
     EncodedTexts,
-    EncoderSettings,
+    EvalSettings,
     OpenEncoder,
     Used,
     check_names,
@@ -49,7 +49,7 @@ from angle_llm.evaluate.retrieval_tasks import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetrievalSettings(RowSettings, EncoderSettings):
+class RetrievalSettings(RowSettings, EvalSettings):
     """Exact retrieval by cosine similarity: BEIR folders, questions with answers, groups of texts, Flickr30k captions.
 
     Intervals cover other queries, not another training seed. --against compares two models query by query. Truncation

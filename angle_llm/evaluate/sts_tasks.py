@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 
 from angle_llm.data.formats import DataError
 from angle_llm.data.readers import RowSource, find_path, is_data_name, open_rows
-from angle_llm.evaluate.encoding import EncoderSettings
+from angle_llm.evaluate.encoding import EvalSettings
 from angle_llm.evaluate.task_files import (
     Layout,
     data_file,
@@ -52,7 +52,7 @@ PUBLISHED_TASKS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sickr")
 
 
 @dataclass(frozen=True, kw_only=True)
-class StsTaskSettings(EncoderSettings):
+class StsTaskSettings(EvalSettings):
     """Tasks of an evaluation, and the text of their sentences."""
 
     data_dir: Path | None = None

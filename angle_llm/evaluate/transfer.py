@@ -20,7 +20,7 @@ from angle_llm.evaluate.bootstrap import Interval, accuracy_interval
 from angle_llm.evaluate.encoding import (
     Encode,
     EncodedTexts,
-    EncoderSettings,
+    EvalSettings,
     OpenEncoder,
     check_names,
     encode_distinct,
@@ -45,7 +45,7 @@ METRIC = "accuracy × 100 of logistic regression on frozen vectors, SentEval's p
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransferSettings(EncoderSettings):
+class TransferSettings(EvalSettings):
     """Accuracy of a linear classifier on frozen embeddings, on SentEval's transfer tasks, beside published scores."""
 
     data_dir: Path

@@ -187,13 +187,15 @@ class EvaluationSettings:
     """Evaluation before, during and after training; the best model is kept."""
 
     tasks: list[str] = field(default_factory=list)
-    """Held-out tasks: files of scored pairs (Spearman) or of questions and answers (nDCG@10, recall, MRR, MAP), BEIR
+    """Held-out tasks: UTF-8 files of scored pairs (Spearman) or of questions and answers (nDCG@10, recall, MRR, MAP), BEIR
     folders, FOLDER@NAME (qrels/NAME.tsv), or mteb:NAME, a task of MTEB. Empty: no evaluation."""
     columns: dict[str, str] = field(default_factory=dict)
     """Map of our field names to the column names of the files, where they differ and are not recognised. In a file
     without such a column, columns are recognised as usual."""
     corpus: str | None = None
-    """A text file or table with more candidates for questions and answers."""
+    """A text file or table (UTF-8) with more candidates for questions and answers."""
+    corpus_column: str | None = None
+    """Column of the corpus that contains the text. None: `text`, `sentence`, or the only one."""
     every_steps: NonNegative = 0
     """Evaluate every this many optimizer steps; 0: at the end only."""
     best_by: str | None = None
@@ -203,9 +205,11 @@ class EvaluationSettings:
     """Stop after this many evaluations without a new best one. None: train to the end."""
 
     def __post_init__(self) -> None:
-        given = [name for name in ("columns", "corpus", "every_steps", "best_by", "patience") if getattr(self, name)]
-        if given and not self.tasks:
+        names = ("columns", "corpus", "corpus_column", "every_steps", "best_by", "patience")
+        if (given := [name for name in names if getattr(self, name)]) and not self.tasks:
             raise SettingsError(f"evaluation.{given[0]} is set, but evaluation.tasks is not.")
+        if self.corpus_column and not self.corpus:
+            raise SettingsError("evaluation.corpus_column is set, but evaluation.corpus is not.")
         if self.patience and not self.every_steps:
             raise SettingsError("evaluation.patience needs evaluation.every_steps.")
 

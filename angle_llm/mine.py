@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ import tyro
 
 from angle_llm.config import DataSource
 from angle_llm.data.corpus import corpus_texts
+from angle_llm.data.formats import Example, Group
 from angle_llm.data.positives import Material, gather
 from angle_llm.data.row_settings import RowSettings
 from angle_llm.hard_negatives import Miner, NegativeRules, group_lines
@@ -141,6 +143,7 @@ def mine_main(settings: MineSettings) -> None:
     loaded = load_examples(settings.source)
     print(loaded.report.summary())
     corpus = None if settings.corpus is None else corpus_texts(settings.corpus, settings.column)
+    log_replaced_scores(loaded.examples)
     material = gather(loaded.examples, corpus, settings.positive_above)
     material = replace(material, queries=material.queries[: settings.limit])
     warning = settings.check_candidates(len(material.candidates_C))
@@ -149,6 +152,12 @@ def mine_main(settings: MineSettings) -> None:
         log(warning)
     print(format_report(mine(settings, material, output)))
     print(f"\n{settings.out}")
+
+
+def log_replaced_scores(examples: Iterable[Example]) -> None:
+    """Log how many groups have scores, which are not written: the new ones are cosines."""
+    if count := sum(isinstance(each, Group) and each.scores is not None for each in examples):
+        log(f"warning: {count:,} groups have scores; in the output they are replaced by cosines of the encoder")
 
 
 def mine(settings: MineSettings, material: Material, output: GroupsOutput) -> dict[str, Any]:

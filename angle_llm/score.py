@@ -19,7 +19,7 @@ from angle_llm.data.positives import Material, gather
 from angle_llm.data.row_settings import RowSettings
 from angle_llm.hard_negatives import group_lines, group_row, own_cosines
 from angle_llm.io import plain, remove_folder, write_file, write_json
-from angle_llm.mine import GroupsOutput
+from angle_llm.mine import GroupsOutput, log_replaced_scores
 from angle_llm.mining_report import describe_groups, format_quantiles
 from angle_llm.model.encoder_settings import EncoderOptions
 from angle_llm.resumable import ResumableFolder
@@ -85,6 +85,7 @@ def score_main(settings: ScoreSettings) -> None:
     source = settings.source_of(settings.file, limit=settings.limit, shuffle_seed=settings.shuffle_seed)
     loaded = load_examples(source)
     print(loaded.report.summary())
+    log_replaced_scores(loaded.examples)
     material = gather(loaded.examples, None, settings.positive_above, lower=True)
     print(material.summary(), flush=True)
     encoder = SentenceEncoder.from_pretrained(settings.teacher, **settings.options())

@@ -370,7 +370,7 @@ def test_own_negatives_are_kept_before_the_mined_ones(tmp_path: Path, base: Path
     assert [row["negatives"][:-1] for row in again_rows] == [row["negatives"] for row in rows], "groups are read too"
 
 
-def test_scores_are_the_cosines_of_the_encoder(tmp_path: Path, base: Path) -> None:
+def test_scores_are_the_cosines_of_the_encoder(tmp_path: Path, base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     triples = [{"anchor": a, "positive": p, "negative": f"Nobody says: {a}"} for a, p in PAIRS]
     rows, _ = mine(tmp_path, base, write_rows(tmp_path / "t.jsonl", triples), negatives=3)
     encoder = SentenceEncoder.from_pretrained(str(base))
@@ -378,6 +378,10 @@ def test_scores_are_the_cosines_of_the_encoder(tmp_path: Path, base: Path) -> No
         vectors = encoder.encode([row["query"], *row["positives"], *row["negatives"]]).astype(np.float64)
         unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         np.testing.assert_allclose(row["scores"], unit[1:] @ unit[0], atol=2e-6)  # float32, and six digits
+    assert "have scores" not in capsys.readouterr().out
+    (tmp_path / "again").mkdir()
+    mine(tmp_path / "again", base, write_rows(tmp_path / "groups.jsonl", rows), negatives=3)
+    assert f"{len(rows)} groups have scores" in capsys.readouterr().out
 
 
 def test_queries_without_negatives_are_kept(tmp_path: Path, base: Path, capsys: pytest.CaptureFixture[str]) -> None:

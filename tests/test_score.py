@@ -88,7 +88,9 @@ def test_the_command_writes_groups_with_cosines(tmp_path: Path, base: Path, caps
         score(tmp_path, base, file, positive_above=0.7)
 
 
-def test_every_format_that_makes_pairs_is_scored(tmp_path: Path, base: Path) -> None:
+def test_every_format_that_makes_pairs_is_scored(
+    tmp_path: Path, base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pairs = write_rows(tmp_path / "p.jsonl", [{"anchor": "a b", "positive": "c"}, {"anchor": "d", "positive": "e"}])
     assert [(one.query, one.positives, one.negatives) for one in score(tmp_path, base, pairs, "a")] == [
         ("a b", ("c",), ()),
@@ -102,6 +104,7 @@ def test_every_format_that_makes_pairs_is_scored(tmp_path: Path, base: Path) -> 
     (one,) = score(tmp_path, base, write_rows(tmp_path / "g.jsonl", [group]), "c")
     assert (one.positives, one.negatives) == (("p", "r"), ("n",))
     assert one.scores != (1.0, 2.0, 3.0), "the scores are those of the teacher"
+    assert capsys.readouterr().out.count("1 groups have scores") == 1
     with pytest.raises(DataError, match="expected positive pairs"):
         score(tmp_path, base, write_rows(tmp_path / "n.jsonl", rows[1:3]), "d", score_range=(0, 5))
     with pytest.raises(SettingsError, match=r"--out must name .*x\.csv"):

@@ -141,9 +141,12 @@ class FileReader:
             if not text.isascii():
                 text.encode()
         except UnicodeEncodeError as error:
-            encoding, advice = self.encoding, "set encoding to that of the file"
+            encoding, advice = self.encoding, "set encoding to that of the file, or convert it to UTF-8"
             if self._codec == "utf-8-sig":
-                encoding, advice = "UTF-8", "if the file is Windows-1252, set encoding to cp1252"
+                encoding, advice = (
+                    "UTF-8",
+                    "if the file is Windows-1252, set encoding to cp1252, or convert it to UTF-8",
+                )
             raise RowError(f"byte 0x{ord(text[error.start]) - 0xDC00:02x} is not {encoding}; {advice}") from None
 
 

@@ -105,6 +105,7 @@ def eval_command(settings: EvaluationSettings, model: Path) -> str:
     elif settings.tasks and _is_answers(source, settings):
         columns = [word for pair in _source(source, settings).columns.items() for word in pair]
         more = [] if settings.corpus is None else ["--corpus", settings.corpus]
+        more += [] if settings.corpus_column is None else ["--column", settings.corpus_column]
         kind, flags = "retrieval", ["--pairs", source, *(["--columns", *columns] if columns else []), *more]
     else:
         named = source.startswith(STARTER) or "/" in source or is_data_name(source)  # else a name of a task
@@ -133,7 +134,7 @@ def _task(source: str, settings: EvaluationSettings, micro_batch_tokens: int | N
             f"mteb:NAME, got {source}, which does not exist or is none of them."
         )
     if _is_answers(source, settings):
-        return _retrieval_task(read_answers(_source(source, settings), settings.corpus))
+        return _retrieval_task(read_answers(_source(source, settings), settings.corpus, settings.corpus_column))
     columns = open_examples(_source(source, settings)).columns
     return _sts_task(read_pairs(source, [columns[name] for name in ("text1", "text2", "score")]))
 

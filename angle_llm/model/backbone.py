@@ -79,8 +79,8 @@ def locate(path_or_id: str) -> BackboneLocation:
             )
         if (path / EXPORT_NAME).is_file():
             raise ArtifactError(
-                f"{path} was exported for another library (see {EXPORT_NAME}): its tokenizer applies the prompt, which would "
-                "be applied twice here. Open it with that library, or open the encoder it was made from."
+                f"{path} was exported for another library (see {EXPORT_NAME}); its tokenizer may apply the prompt itself. Open "
+                "it with that library, or open the encoder it was made from."
             )
         return BackboneLocation(str(path))
     looks_local = "/" in path_or_id and path.parent.is_dir()  # runs/typo, in a folder runs

@@ -27,7 +27,7 @@ from angle_llm.model.library_folder import MODULES_NAME, USAGE_FILES, library_fo
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 WHOLE_FILES = ("config.json", "model.safetensors", "model.safetensors.index.json", "model-*.safetensors")
 _NOT_A_BACKBONE = {
-    EXPORT_NAME: "it was exported for another library, and its tokenizer applies the prompt. Open it with that library.",
+    EXPORT_NAME: "it was exported for another library, and its tokenizer may apply the prompt. Open it with that library.",
     "adapter_config.json": "it is an adapter without a card. Fetch it (`hf download`), and open it as "
     "from_pretrained(BASE, adapter=FOLDER, prompt=…).",
 }

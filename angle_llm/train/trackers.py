@@ -18,7 +18,8 @@ PROJECT = "angle_llm"
 def check_trackers(names: Sequence[str]) -> None:
     """Raise `SettingsError` for a tracker that is not installed; accelerate would omit it without a message."""
     for name in names:
-        if importlib.util.find_spec(name) is None:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:  # without a file: a folder of the name in the working directory
             raise SettingsError(
                 f"--report-to: {name} is not installed. Install it with pip install {name}, or omit it."
             )

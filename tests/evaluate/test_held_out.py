@@ -70,6 +70,11 @@ def test_questions_with_answers_and_scored_pairs_are_recognised_by_their_columns
     assert found["tickets/R@10"] == 100
     with_more = metrics(tasks=["tickets.csv"], columns=COLUMNS, corpus="more.txt")
     assert with_more["tickets/R@1"] < found["tickets/R@1"]
+    lines = Path("more.txt").read_text(encoding="utf-8").splitlines()
+    write(Path("more.csv"), "id,answer\n" + "".join(f"{n},{line}\n" for n, line in enumerate(lines)))
+    with pytest.raises(DataError, match=r"more\.csv.*column"):
+        metrics(tasks=["tickets.csv"], columns=COLUMNS, corpus="more.csv")
+    assert metrics(tasks=["tickets.csv"], columns=COLUMNS, corpus="more.csv", corpus_column="answer") == with_more
     write(Path("q.jsonl"), '{"question": "a b", "answer": "a"}\n')
     assert next(iter(metrics(tasks=["q.jsonl"]))) == "q/nDCG@10"
     both = metrics(tasks=["tickets.csv", "q.jsonl"], columns=COLUMNS)
@@ -123,6 +128,11 @@ def test_the_advice_names_the_command_of_the_first_task(folder: Path) -> None:
         (
             {"tasks": ["tickets.csv"], "columns": COLUMNS, "corpus": "more.txt"},
             "retrieval --model run/model --pairs tickets.csv --columns text1 Titel text2 'Lösung' --corpus more.txt",
+        ),
+        (
+            {"tasks": ["tickets.csv"], "columns": COLUMNS, "corpus": "more.csv", "corpus_column": "answer"},
+            "retrieval --model run/model --pairs tickets.csv --columns text1 Titel text2 'Lösung' --corpus more.csv "
+            "--column answer",
         ),
         ({}, "sts --model run/model --tasks PAIRS.tsv"),
     ):

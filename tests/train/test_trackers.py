@@ -1,5 +1,6 @@
 """Experiment trackers: TensorBoard after a resume, others through accelerate, refused and failing ones."""
 
+import importlib.util
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ from angle_llm.config import LoraSettings, TrainSettings
 from angle_llm.run import fine_tune
 from angle_llm.settings_io import SettingsError, settings_from_dict
 from angle_llm.train.metrics import Metrics
+from angle_llm.train.trackers import check_trackers
 
 
 class FakeTracker(GeneralTracker):
@@ -107,6 +109,15 @@ def test_a_tracker_that_is_not_installed_is_refused_before_the_run(
     assert not (tmp_path / "run").exists()
     with pytest.raises(SettingsError, match=r"report_to\.0.*'wandbb'"):
         settings_from_dict(TrainSettings, {"report_to": ["wandbb"]}, "run.yaml")
+
+
+def test_a_folder_of_the_name_is_no_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """wandb writes a folder `wandb` into the working directory, which Python can import as an empty package."""
+    (tmp_path / "mlflow").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    if getattr(importlib.util.find_spec("mlflow"), "origin", None) is None:  # really not installed
+        with pytest.raises(SettingsError, match="mlflow is not installed"):
+            check_trackers(["mlflow"])
 
 
 def test_trackers_do_not_change_what_a_run_computes() -> None:

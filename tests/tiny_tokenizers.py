@@ -9,6 +9,7 @@ import csv
 import json
 import string
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
@@ -136,22 +137,19 @@ def llama3() -> PreTrainedTokenizerBase:
 
 @cache
 def bert() -> PreTrainedTokenizerBase:
-    """BERT's kind: lower-casing WordPiece, `[CLS]` … `[SEP]`, pad id 0."""
+    """BERT's kind: lower-casing WordPiece, `[CLS]` … `[SEP]`, pad id 0. The library's trainer breaks ties at random."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.train_from_iterator(
-        corpus(),
-        trainers.WordPieceTrainer(
-            vocab_size=VOCABULARY,
-            special_tokens=special,
-            initial_alphabet=list(string.punctuation),
-            show_progress=False,
-        ),
-    )
-    tokens = [*special, *sorted(set(tokenizer.get_vocab()) - set(special))]  # its own order differs from run to run
-    return BertTokenizer(vocab={token: number for number, token in enumerate(tokens)})
+    clean, split = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    words = Counter(word for text in corpus() for word, _ in split.pre_tokenize_str(clean.normalize_str(text)))
+    letters = sorted({*string.punctuation, *"".join(words)})
+    pieces: Counter[str] = Counter()
+    for word, count in words.items():
+        for length in range(2, len(word) + 1):
+            pieces[word[:length]] += count
+            pieces[f"##{word[-length:]}"] += count
+    common = sorted(pieces, key=lambda piece: (-pieces[piece] * len(piece), piece))
+    tokens = dict.fromkeys([*special, *letters, *(f"##{letter}" for letter in letters), *common])
+    return BertTokenizer(vocab={token: number for number, token in enumerate(list(tokens)[:VOCABULARY])})
 
 
 @cache

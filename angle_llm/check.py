@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -67,22 +67,24 @@ def check_main(settings: CheckSettings) -> None:
     from angle_llm.data.cleaned import write_fixed
     from angle_llm.data.keys import sound
     from angle_llm.data.leakage import read_evaluation_sets
-    from angle_llm.data.quality import check_files
+    from angle_llm.data.quality import check_files, train_flags
     from angle_llm.model.artifact import write_directory
 
     if settings.fix is not None and settings.fix.exists() and any(settings.fix.iterdir()):
-        raise SettingsError(f"--fix {settings.fix} is not empty. Name a new or empty folder.")
+        raise SettingsError(f"--fix {settings.fix} is not empty. Remove it, or name a new folder.")
     sets, skipped = read_evaluation_sets(settings.against) if settings.against else ([], [])
     tokens, remark = _tokens(settings)
     checked = check_files(
         [settings.source_of(path, on_bad_row="skip", max_bad_ratio=1) for path in settings.files], tokens, sets
     )
     reports = [report for _, report in checked]
-    readable = [(source, report) for source, report in checked if report.rows_in]
+    fixable = [(source, report) for source, report in checked if report.fixable]
     fixed: list[dict[str, Any]] = []
-    if settings.fix is not None and readable:
+    if settings.fix is not None and fixable:
         out = settings.fix
-        write_directory(out, lambda folder: fixed.extend(write_fixed(readable, folder, out)))
+        write_directory(out, lambda folder: fixed.extend(write_fixed(fixable, folder, out)))
+        for (source, report), each in zip(fixable, fixed, strict=True):
+            report.train = train_flags(replace(source, path=each["cleaned"], delimiter=None, encoding="utf-8"), report)
     trouble = sum(report.trouble for report in reports)
 
     if settings.json:
@@ -106,8 +108,11 @@ def check_main(settings: CheckSettings) -> None:
         for each in fixed:
             print(
                 f"\n{each['path']}: {each['rows_in']:,} rows = {each['kept']:,} kept in {each['cleaned']} + "
-                f"{each['quarantined']:,} quarantined"
+                f"{each['quarantined']:,} removed, with reasons in {each['quarantine']}"
             )
+        for report in reports if settings.fix is not None else ():
+            if not report.fixable:
+                print(f"\n{report.path}: no cleaned copy; see its trouble above")
         print(f"\n{f'trouble in {trouble} of {len(reports)} files' if trouble else 'no trouble'}")
     sys.exit(1 if trouble else 0)
 

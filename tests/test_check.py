@@ -24,6 +24,7 @@ from angle_llm.config import DataSource, ModelSettings, TrainSettings
 from angle_llm.data import DataError, ScoredPair
 from angle_llm.data.cleaned import write_fixed
 from angle_llm.data.examples import load_examples
+from angle_llm.data.formats import texts_of
 from angle_llm.data.leakage import read_evaluation_sets
 from angle_llm.data.quality import CheckedFile, FileReport, check_files
 from angle_llm.model.encoder import SentenceEncoder
@@ -51,7 +52,8 @@ def reports(*paths: str, **options: Any) -> list[FileReport]:
 
 
 def found(report: FileReport) -> dict[str, int]:
-    return {finding.kind: finding.count for finding in report.findings}
+    """All findings but "short": many texts here are single letters."""
+    return {finding.kind: finding.count for finding in report.findings if finding.kind != "short"}
 
 
 def places(report: FileReport) -> list[str]:
@@ -99,7 +101,7 @@ def test_groups_are_counted_and_compared(tmp_path: Path) -> None:
     (fixed,) = write_fixed(files, tmp_path, tmp_path)
     assert (fixed["kept"], fixed["quarantined"]) == (1, 6)
     (cleaned,) = reports(fixed["cleaned"])
-    assert (cleaned.format, cleaned.rows_used, cleaned.findings) == ("group", 1, [])
+    assert (cleaned.format, cleaned.rows_used, found(cleaned)) == ("group", 1, {})
     assert source.path.endswith("g.jsonl")
 
 
@@ -216,13 +218,64 @@ def test_good_rows_have_no_finding(tmp_path: Path) -> None:
 
 
 def test_bad_rows_are_reported_with_file_and_line(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.jsonl", PAIR, "{broken", {**PAIR, "score": True}, OTHER)
+    empty = [{**PAIR, "text2": text} for text in (" ", "")]
+    path = write(tmp_path / "x.jsonl", PAIR, "{broken", empty[0], OTHER, empty[1])
     (report,) = reports(path)
-    assert (report.trouble, report.rows_in, report.rows_used, report.rejected) == (True, 4, 2, 2)
+    assert (report.trouble, report.rows_in, report.rows_used, report.rejected) == (True, 5, 2, 3)
     (finding,) = report.findings
     assert finding.kind == "rejected"
-    assert f"{path}:2: not a JSON object" in finding.text
-    assert f"{path}:3: score is True" in finding.text
+    assert finding.text.startswith(
+        f"3 rows cannot be used. 2 × text2 is empty (first: {path}:3); 1 × not a JSON object"
+    )
+    assert finding.text.endswith(f"(first: {path}:2)")
+
+
+def test_bad_rows_are_counted_by_column(tmp_path: Path) -> None:
+    """Numbers and values in a message are no other cause."""
+    rows = [{"question": "How?", "answer": "So.", "grade": grade} for grade in (1, 0, 7, 8.5, "good", "bad", None)]
+    path = write(tmp_path / "x.jsonl", *rows, {**rows[0], "answer": ""}, {**rows[0], "question": ""})
+    columns = {"text1": "question", "text2": "answer", "score": "grade"}
+    (report,) = reports(path, format="scored_pair", columns=columns, score_range=(0, 1))
+    (text,) = (finding.text for finding in report.findings if finding.kind == "rejected")
+    causes = re.findall(r"(\d) × (\w+) \((\w+)\)", text)
+    assert causes[:2] == [("2", "grade", "score")] * 2
+    assert set(causes[2:]) == {("1", "grade", "score"), ("1", "answer", "text2"), ("1", "question", "text1")}
+
+
+def test_files_of_another_encoding_are_not_fixed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [("wie", "Öffnen"), ("so", "schließen"), ("How?", "So.")]
+    table = "".join(f"{question},{answer}\n" for question, answer in [("text1", "text2"), *rows])
+    path = tmp_path / "x.csv"
+    path.write_text(table, encoding="cp1252")
+    good, fix = write(tmp_path / "good.jsonl", PAIR, OTHER), str(tmp_path / "out")
+    assert data(str(path), good, "--model", "none", "--fix", fix) == 1
+    shown = capsys.readouterr().out
+    assert "2 lines have bytes that are not utf-8, all others are ASCII" in shown
+    assert "x.csv: no cleaned copy" in shown
+    assert {each.name for each in (tmp_path / "out").iterdir()} == {"good.jsonl", "good.quarantine.jsonl"}
+    data(str(path), "--model", "none", "--fix", f"{fix} 2", "--encoding", "cp1252")
+    shown = capsys.readouterr().out
+    (train,) = re.findall(r"angle-llm train (.*)", shown)
+    reading = parse_settings(TrainSettings(), shlex.split(train), description="")
+    examples = load_examples(DataSource(path=reading.data.path, format=reading.data.format)).examples
+    assert [texts_of(each) for each in examples] == [list(row) for row in rows]
+    assert f"{fix} 2/x.jsonl" in train
+
+
+def test_a_utf_8_file_with_damaged_rows_is_fixed(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_bytes("text1,text2\na,Öffnen\nb,".encode() + b"\xd6ffnen\n")
+    assert data(str(tmp_path / "x.csv"), "--model", "none", "--fix", str(tmp_path / "out")) == 1
+    assert len((tmp_path / "out" / "x.jsonl").read_text(encoding="utf-8").splitlines()) == 1
+
+
+def test_placeholders_are_a_note(tmp_path: Path) -> None:
+    rows = [
+        {"text1": f"How does one open door {n}?", "text2": text} for n, text in enumerate(["?", " ?", "N/A", "Turn."])
+    ]
+    (report,) = reports(write(tmp_path / "x.jsonl", *rows))
+    (finding,) = report.findings
+    assert (finding.kind, finding.count, finding.trouble) == ("short", 3, False)
+    assert "('?': 2, 'N/A': 1)" in text_of(report)
 
 
 @pytest.mark.parametrize(

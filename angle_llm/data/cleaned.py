@@ -31,7 +31,8 @@ def write_fixed(files: Sequence[CheckedFile], folder: Path, out: Path) -> list[d
         name = next(name for name in names if not {f"{name}.jsonl", f"{name}.quarantine.jsonl"} & taken)
         kept, quarantined = _write_fixed(source, report.removed, folder, name)
         counts = {"rows_in": kept + quarantined, "kept": kept, "quarantined": quarantined}
-        fixed.append({"path": source.path, "cleaned": str(out / f"{name}.jsonl"), **counts})
+        written = {"cleaned": str(out / f"{name}.jsonl"), "quarantine": str(out / f"{name}.quarantine.jsonl")}
+        fixed.append({"path": source.path, **written, **counts})
     return fixed
 
 

@@ -120,7 +120,15 @@ class ExampleReader:
             try:
                 yield row, self._read(row.values, labels)
             except RowError as error:
-                yield row, BadRow(row.file, row.line, str(error), row.unit)
+                yield row, BadRow(row.file, row.line, self._with_column(str(error)), row.unit)
+
+    def _with_column(self, reason: str) -> str:
+        """Return a message that begins with a field, with the column of the file that contains it."""
+        field = re.match(r"(\w+)(\[\w+\])?", reason)
+        column = None if field is None else self.columns.get(field[1])
+        if field is None or column is None or column == field[1]:
+            return reason
+        return f"{sound(column)} ({field[0]}){reason[field.end() :]}"
 
     def _read(self, row: Values, labels: list[str]) -> Example | Dropped:
         if not all(_equal(row.get(column), wanted) for column, wanted in self.source.where.items()):
@@ -146,13 +154,12 @@ class ExampleReader:
         yield from examples
 
     def _each(self, report: DataReport) -> Iterator[Example]:
-        for row, result in self.outcomes():
+        for _, result in self.outcomes():
             report.count(result)
             if isinstance(result, BadRow) and self.source.on_bad_row == "raise":
-                used = ", ".join(f"{name} is column {column!r}" for name, column in self.columns.items())
                 raise DataError(
-                    f"{result.place}: {result.reason}. {f'({used}.) ' if isinstance(row, Row) else ''}Fix the row, or set "
-                    "on_bad_row to skip (flag --data.on-bad-row or --on-bad-row): bad rows are then counted and skipped"
+                    f"{result.place}: {result.reason}. Fix the row, or set on_bad_row to skip (flag --data.on-bad-row or "
+                    "--on-bad-row): bad rows are then counted and skipped"
                 )
             if not isinstance(result, Dropped | BadRow):
                 yield result

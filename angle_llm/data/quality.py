@@ -3,6 +3,7 @@
 | finding | trouble | meaning |
 |---|---|---|
 | unreadable | yes | the file or its columns cannot be understood, or no example remains |
+| encoding | yes | all characters beyond ASCII are invalid bytes; `--fix` skips the file |
 | rejected | yes | rows that cannot be used; training stops at the first, unless --data.on-bad-row skip |
 | classes | yes | a score column with the values 0, 1 and 2, which are probably NLI classes |
 | contradiction | yes | a pair of texts whose labels, in any row of any file, differ by more than half the scale |
@@ -16,6 +17,7 @@
 | other label | no | a pair whose labels differ by half the scale or less |
 | same texts | no | two equal texts with a high score |
 | sentences, documents | no | texts of 4 words or more that are in an evaluation set, or judged documents of one |
+| short | no | texts of at most 3 characters, such as ? and N/A |
 | ids | no | rows with the id of a query or document of a BEIR folder |
 | truncated | no | texts that are cut at max_length |
 
@@ -26,8 +28,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import re
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
@@ -37,8 +40,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from angle_llm.config import DataSource
-from angle_llm.data.examples import ExampleReader, load_examples, open_examples
-from angle_llm.data.formats import FORMATS, DataError, Dropped, Group
+from angle_llm.data.examples import load_examples, open_examples
+from angle_llm.data.formats import FORMATS, DataError, Dropped, Group, texts_of
 from angle_llm.data.keys import key, near, sound
 from angle_llm.data.leakage import NEUTRAL_SCORE, SHOWN_PLACES, EvaluationSet, FileKeys, Finding, compare_rows
 from angle_llm.data.readers import BadRow, Row
@@ -48,6 +51,8 @@ _SCALES: list[tuple[float, float]] = [(0, 1), (-1, 1), (0, 5), (0, 10), (0, 100)
 _MAX_LABELS = 12
 """Distinct scores that are listed one by one; more are counted in five bins."""
 _GROUP_COUNTS = ("positives", "negatives", "queries without negatives", "queries with scores")
+_SHORT = 3
+"""Characters of texts that are probably placeholders."""
 _SAMPLE_ROWS = 1000
 _SAMPLE_TEXTS = 5
 
@@ -105,6 +110,11 @@ class FileReport:
     def trouble(self) -> bool:
         """Whether a finding must be resolved before training."""
         return any(finding.trouble for finding in self.findings)
+
+    @property
+    def fixable(self) -> bool:
+        """Whether `--fix` writes a copy."""
+        return self.rows_in > 0 and all(finding.kind != "encoding" for finding in self.findings)
 
     def add(self, kind: str, count: int, text: str, *, trouble: bool = False) -> None:
         """Add a finding."""
@@ -183,6 +193,7 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
     report.columns, report.unused_columns = reading.columns, account.unused_columns
 
     groups: Counter[str] = Counter()
+    short: Counter[str] = Counter()
 
     def new_texts() -> Iterator[str]:
         for row, result in reading.outcomes():
@@ -194,13 +205,10 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
                     keys.add_pair(row.line, texts[0], texts[1], NEUTRAL_SCORE, used=False)
             elif not isinstance(result, Dropped | BadRow):
                 if isinstance(result, Group):
-                    counts = (
-                        len(result.positives),
-                        len(result.negatives),
-                        not result.negatives,
-                        result.scores is not None,
-                    )
+                    positives, negatives = len(result.positives), len(result.negatives)
+                    counts = (positives, negatives, not negatives, result.scores is not None)
                     groups.update(dict(zip(_GROUP_COUNTS, counts, strict=True)))
+                short.update(text for text in map(str.strip, texts_of(result)) if len(text) <= _SHORT)
                 yield from keys.add(row.line, result, row.values if isinstance(row, Row) else {})
 
     samples: list[str] = []
@@ -222,14 +230,19 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
         account = load_examples(source).report
         used = account.rows_used
     report.rows_used, report.dropped = used, account.dropped
-    report.train = _flags(source, reading)
+    report.train = train_flags(source, report)
     if account.rejected:
-        first = "; ".join(f"{bad.place}: {bad.reason}" for bad in account.rejected[:SHOWN_PLACES])
-        text = f"{report.rejected:,} rows cannot be used. The first: {first}"
-        report.add("rejected", report.rejected, text, trouble=True)
+        for problem in filter(None, (file.wrong_encoding() for file in reading.rows.files)):
+            report.add("encoding", 1, problem, trouble=True)
+        report.add("rejected", report.rejected, _causes(account.rejected), trouble=True)
     if not used:
         report.add("unreadable", 1, "no example is left", trouble=True)
         return paths
+    if short:
+        shown = ", ".join(f"{text!r}: {count:,}" for text, count in short.most_common(SHOWN_PLACES))
+        more = ", …" if len(short) > SHOWN_PLACES else ""
+        text = f"{short.total():,} texts have at most {_SHORT} characters ({shown}{more}). Remove placeholders"
+        report.add("short", short.total(), text)
     if "score" in reading.columns or "label" in reading.columns:
         _describe_scores(np.asarray(keys.scores)[np.asarray(keys.pairs).reshape(-1, 4)[:, 2] == 1], report)
     if report.guessed and reading.format == "positive_pair":
@@ -246,6 +259,17 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
         text = f"{len(without_tokens):,} texts have no token. The first: {without_tokens[0]}"
         report.add("untokenisable", len(without_tokens), text, trouble=True)
     return paths
+
+
+def _causes(rejected: Sequence[BadRow]) -> str:
+    """Return the number of bad rows by cause, each with its first row."""
+    of_cause: defaultdict[str, list[BadRow]] = defaultdict(list)
+    for bad in rejected:
+        of_cause[re.sub(r"'.*?'|`.*`|\d[\d.]*", "", bad.reason)].append(bad)
+    most = sorted(of_cause.values(), key=len, reverse=True)
+    shown = [f"{len(rows):,} × {rows[0].reason} (first: {rows[0].place})" for rows in most[:SHOWN_PLACES]]
+    more = "; …" if len(most) > SHOWN_PLACES else ""
+    return f"{len(rejected):,} rows cannot be used. {'; '.join(shown)}{more}"
 
 
 def _with_scale(source: DataSource, report: FileReport) -> DataSource:
@@ -310,9 +334,10 @@ def _find_labels(source: DataSource, report: FileReport) -> None:
             report.add("label not read", len(rows), text)
 
 
-def _flags(source: DataSource, reading: ExampleReader) -> str:
-    named = {name: column for name, column in reading.columns.items() if source.columns.get(name) == column}
-    flags = ["--data.path", source.path, "--data.format", reading.format]
+def train_flags(source: DataSource, report: FileReport) -> str:
+    """Return the flags with which a training run reads a source as the report says."""
+    named = {name: column for name, column in report.columns.items() if source.columns.get(name) == column}
+    flags = ["--data.path", source.path, "--data.format", str(report.format)]
     for name, values in (
         ("delimiter", [source.delimiter] if source.delimiter is not None else []),
         ("encoding", [source.encoding] if source.encoding != DataSource.encoding else []),

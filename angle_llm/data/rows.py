@@ -135,6 +135,18 @@ class FileReader:
         except UnicodeDecodeError as error:
             raise DataError(f"{self.name}:{number + 1}: cannot be decoded as {self.encoding}: {error}") from None
 
+    def wrong_encoding(self) -> str | None:
+        """Return why a text file seems to have another encoding: lines cannot be decoded, and all others are ASCII."""
+        bad = 0
+        for _, line in self.lines() if self.unit == "line" else ():
+            if not line.isascii():
+                if line == line.encode(errors="ignore").decode():
+                    return None
+                bad += 1
+        advice = "If it is Windows-1252, set --encoding cp1252"
+        problem = f"{self.name}: {bad:,} lines have bytes that are not {self.encoding}, all others are ASCII"
+        return f"{problem}. {advice}" if bad else None
+
     def _refuse_bad_bytes(self, text: str) -> None:
         """Raise `RowError` if the text holds bytes that the encoding does not have."""
         try:

@@ -49,9 +49,8 @@ def load(path: Path | str, on_bad_row: Any = "raise", **settings: Any) -> Loaded
 )
 def test_bad_row_is_an_error_with_file_and_line_or_is_listed(tmp_path: Path, row: object, reason: str) -> None:
     path = write(tmp_path / "x.jsonl", GOOD, row, GOOD)
-    with pytest.raises(DataError, match=rf"x\.jsonl:2: .*{reason}.*on_bad_row to skip") as caught:
+    with pytest.raises(DataError, match=rf"x\.jsonl:2: .*{reason}.*on_bad_row to skip"):
         load(path)
-    assert ("is column" in str(caught.value)) == isinstance(row, dict), "columns do not help with an unreadable row"
     data = load(path, "skip", max_bad_ratio=1)
     assert data.examples == [ScoredPair("a", "b", 1.0)] * 2
     ((file, line, why, _),) = data.report.rejected

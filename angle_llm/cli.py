@@ -29,6 +29,9 @@ The encoder is saved in {model}. To use it:
     {code}
 
     angle-llm embed --model {model} --input texts.txt --output rows.npy{side}
+
+To evaluate it on data that did not select it:
+
     {command}
 """
 _CODE = 'rows = encoder.encode(["A man is eating.", "Someone eats."])'

@@ -81,7 +81,7 @@ def format_report(report: dict[str, Any]) -> str:
     kept = "kept" if rules["short"] == "keep" else "dropped"
     lines = [
         f"{queries['in']:,} queries = {queries['mined']:,} with {rules['negatives']} negative{'s' * (rules['negatives'] > 1)}"
-        f"{fewer} + {queries['without']:,} without ({kept}); {groups['rows']:,} groups",
+        f"{fewer} + {queries['without']:,} without any ({kept}); {groups['rows']:,} groups",
         "",
         "candidates refused, by the first reason",
         *(f"  {reason:28}{count:12,}" for reason, count in report["refused"].items() if count),

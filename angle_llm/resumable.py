@@ -27,10 +27,12 @@ IDENTITY, MANIFEST = "identity.json", "manifest.json"
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any], above: str = "") -> list[str]:
-    """Return a line for every field of `now`, a nested JSON object, that differs in `then`: `a.b 1 (now 2)`."""
+    """Return a line for every field of `now`, a nested JSON object, that differs in `then`: `a.0.b 1 (now 2)`."""
     found = []
     for key, value in now.items():
         before = then.get(key)
+        if isinstance(value, list) and isinstance(before, list) and len(value) == len(before):
+            before, value = ({str(place): item for place, item in enumerate(side)} for side in (before, value))
         if isinstance(value, Mapping) and isinstance(before, Mapping):
             found += differences(before, value, f"{above}{key}.")
         elif before != value:

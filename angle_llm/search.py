@@ -32,6 +32,8 @@ FAISS_SLACK = 64
 QUERIES_AT_ONCE = 256
 """Queries that are compared with a block together."""
 _TEXT_SHOWN = 200
+_MANY_ROWS = 100_000
+"""From this many rows on, an index is worth its setup."""
 
 Search = Callable[[Array, int], tuple[Array, Array]]
 """`search(queries_QD, top)` of queries on the grid: positions and cosines (Q, R) of candidates, best first."""
@@ -222,11 +224,12 @@ def search_main(settings: SearchSettings) -> None:
             line = " ".join(text.split())
             shown = line if len(line) <= _TEXT_SHOWN else f"{line[:_TEXT_SHOWN]}…"
             print(f"  {hit.cosine:7.4f}  {hit.row if hit.id is None else hit.id}  {shown}")
-    print(
-        f"\nThis read all {index.rows} vectors. For many queries, load the shards into an index: FAISS, hnswlib, LanceDB, "
-        "Qdrant, Milvus, pgvector …; all take float32 rows with ids.",
-        file=sys.stderr,
-    )
+    if index.rows >= _MANY_ROWS:
+        print(
+            f"\nThis read all {index.rows:,} vectors. For many queries, load the shards into an index: FAISS, hnswlib, LanceDB, "
+            "Qdrant, Milvus, pgvector …; all take float32 rows with ids.",
+            file=sys.stderr,
+        )
 
 
 def search_folder(folder: Path, index: VectorIndex, queries_QD: Array, top: int) -> list[list[Hit]]:

@@ -154,7 +154,7 @@ def main(settings: DomainSearchSettings) -> None:
     of_base = {"max_length": settings.model.max_length, "revision": settings.model.revision}
     stage(1, f"scores of {base} on the held-out pairs")
     score(folder, "before.json", model=base, **of_base)  # with its own prompt
-    stage(2, f"{settings.negatives} hard negatives of each training pair")
+    stage(2, f"hard negatives, {settings.negatives} for each training pair")
     pairs = mine(settings, folder) if settings.negatives else folder / TRAIN
     stage(3, f"training on {pairs}")
     train(settings, pairs, folder)

@@ -174,7 +174,9 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [str(save_tiny_base("llama", folder / str(seed), seed=seed)) for seed in (0, 1)]
 
 
-def test_the_commands_embed_and_search(bases: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_embed_and_search(
+    bases: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = ["id;text", *(f"no. {number};{text}" for number, text in enumerate(TEXTS))]
     input, out = write_lines(tmp_path / "texts.csv", rows), tmp_path / "out"
     arguments = ["--model", bases[0], "--input", str(input), "--output", str(out), "--delimiter", ";"]
@@ -188,7 +190,10 @@ def test_the_commands_embed_and_search(bases: list[str], tmp_path: Path, capsys:
     assert first.splitlines()[2].split() == ["1.0000", "no.", "4", "A", "dog", "eats."]
     assert second.splitlines()[2].split() == ["1.0000", "no.", "12", "End"]
     assert len(first.splitlines()) == len(second.splitlines()) == 4
-    assert "FAISS" in shown.err
+    assert "FAISS" not in shown.err
+    monkeypatch.setattr("angle_llm.search._MANY_ROWS", 13)
+    cli.run(["search", str(out), "End"])
+    assert "FAISS" in capsys.readouterr().err
     write_lines(input, [*rows, "new;row"])  # the rows may have changed
     cli.run(["search", str(out), "End", "--top", "1"])
     assert "1.0000  no. 12  (text not stored nor readable again; embed with --store-text)" in capsys.readouterr().out

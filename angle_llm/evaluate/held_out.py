@@ -13,7 +13,7 @@ import numpy as np
 
 from angle_llm.config import DataSource, EvaluationSettings
 from angle_llm.data.examples import open_examples
-from angle_llm.data.readers import STARTER, find_path, is_data_name, open_rows
+from angle_llm.data.readers import STARTER, find_path, open_rows
 from angle_llm.evaluate.correlation import UndefinedCorrelationError
 from angle_llm.evaluate.encoding import Encode, Rows, encode_with
 from angle_llm.evaluate.mteb_tasks import evaluate_mteb, mteb_task
@@ -96,20 +96,20 @@ def remembered(encode: Encode) -> Encode:
 
 
 def eval_command(settings: EvaluationSettings, model: Path) -> str:
-    """Return the command that evaluates a model on the first task."""
-    source = settings.tasks[0] if settings.tasks else "PAIRS.tsv"
+    """Return the command that evaluates a model on held-out data like the first task, which selected the model."""
+    source = settings.tasks[0] if settings.tasks else "pairs.tsv"
+    held_out = "HELD_OUT" + "".join(Path(source).suffixes)
     if source.startswith(MTEB):
-        kind, flags = "mteb", ["--tasks", source.removeprefix(MTEB)]
+        kind, flags = "mteb", ["--tasks", "TASK"]
     elif is_beir(source):
-        kind, flags = "retrieval", [source]
+        kind, flags = "retrieval", ["FOLDER"]
     elif settings.tasks and _is_answers(source, settings):
         columns = [word for pair in _source(source, settings).columns.items() for word in pair]
         more = [] if settings.corpus is None else ["--corpus", settings.corpus]
         more += [] if settings.corpus_column is None else ["--column", settings.corpus_column]
-        kind, flags = "retrieval", ["--pairs", source, *(["--columns", *columns] if columns else []), *more]
+        kind, flags = "retrieval", ["--pairs", held_out, *(["--columns", *columns] if columns else []), *more]
     else:
-        named = source.startswith(STARTER) or "/" in source or is_data_name(source)  # else a name of a task
-        kind, flags = "sts", ["--tasks", source if named else f"./{source}"]
+        kind, flags = "sts", ["--tasks", held_out]
     return shlex.join(["angle-llm", "eval", kind, "--model", str(model), *flags])
 
 

@@ -131,8 +131,9 @@ def retrieval_report(
             rows = [[*row, *other] for row, other in zip(rows, others, strict=True)]
         tables.append(table(header, rows, words=1))
         notes.append(
-            f"{task.label}: {task.queries:,} queries, {task.candidates:,} candidates, {task.answers:,} answers; for "
-            f"{task.skipped:,} queries, their own text or document is no candidate; searched in {task.search_seconds:.1f} s."
+            f"{task.label}: {task.queries:,} queries, {task.candidates:,} candidates, {task.answers:,} answers; "
+            + (f"for {task.skipped:,} queries, their own text or document is no candidate; " if task.skipped else "")
+            + f"searched in {task.search_seconds:.1f} s."
         )
         if "strict" in task.metrics:
             notes.append(

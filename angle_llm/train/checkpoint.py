@@ -109,7 +109,7 @@ class Checkpoints:
         if resume != "auto":
             names = [named_checkpoint(self.folder, resume)]
         elif not names:
-            log(f"no checkpoint in {self.folder}: starting at step 1")
+            log(f"starting at step 1: --resume auto found no checkpoint in {self.folder}")
             return None
         damaged: list[str] = []
         with self._parts:

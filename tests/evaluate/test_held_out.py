@@ -122,18 +122,18 @@ def test_wrong_tasks_are_refused_before_a_run(folder: Path) -> None:
 def test_the_advice_names_the_command_of_the_first_task(folder: Path) -> None:
     model = Path("run/model")
     for settings, words in (
-        ({"tasks": ["sts.tsv"]}, "sts --model run/model --tasks sts.tsv"),
-        ({"tasks": ["beir@valid"]}, "retrieval --model run/model beir@valid"),
-        ({"tasks": ["mteb:NFCorpus"]}, "mteb --model run/model --tasks NFCorpus"),
+        ({"tasks": ["sts.tsv"]}, "sts --model run/model --tasks HELD_OUT.tsv"),
+        ({"tasks": ["beir@valid"]}, "retrieval --model run/model FOLDER"),
+        ({"tasks": ["mteb:NFCorpus"]}, "mteb --model run/model --tasks TASK"),
         (
             {"tasks": ["tickets.csv"], "columns": COLUMNS, "corpus": "more.txt"},
-            "retrieval --model run/model --pairs tickets.csv --columns text1 Titel text2 'Lösung' --corpus more.txt",
+            "retrieval --model run/model --pairs HELD_OUT.csv --columns text1 Titel text2 'Lösung' --corpus more.txt",
         ),
         (
             {"tasks": ["tickets.csv"], "columns": COLUMNS, "corpus": "more.csv", "corpus_column": "answer"},
-            "retrieval --model run/model --pairs tickets.csv --columns text1 Titel text2 'Lösung' --corpus more.csv "
+            "retrieval --model run/model --pairs HELD_OUT.csv --columns text1 Titel text2 'Lösung' --corpus more.csv "
             "--column answer",
         ),
-        ({}, "sts --model run/model --tasks PAIRS.tsv"),
+        ({}, "sts --model run/model --tasks HELD_OUT.tsv"),
     ):
         assert eval_command(EvaluationSettings(**settings), model) == f"angle-llm eval {words}"

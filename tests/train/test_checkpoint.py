@@ -189,7 +189,7 @@ def test_starting_over_removes_checkpoints_and_auto_reports_that_there_are_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert resume(tmp_path) == 0
-    assert f"no checkpoint in {tmp_path}/checkpoints: starting at step 1" in capsys.readouterr().out
+    assert f"starting at step 1: --resume auto found no checkpoint in {tmp_path}/checkpoints" in capsys.readouterr().out
     small = Small(tmp_path).write(1, 2)
     (small.folder / ".step-000003.tmp").mkdir()
     assert resume(tmp_path, "never") == 0

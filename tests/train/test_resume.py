@@ -140,7 +140,10 @@ def test_checkpoints_change_nothing_and_a_finished_run_is_not_trained_again(
 ) -> None:
     often = replace(mine, checkpoint=CheckpointSettings(every_steps=5, keep=3))
     first = outcome_of(often)
-    assert f"no checkpoint in {mine.run_path}/checkpoints: starting at step 1" in capsys.readouterr().out
+    assert (
+        f"starting at step 1: --resume auto found no checkpoint in {mine.run_path}/checkpoints"
+        in capsys.readouterr().out
+    )
     assert first["checkpoints"] == ["step-000005", "step-000010", "step-000012"]
     check_alike({**first, "settings": undisturbed["settings"]}, undisturbed)
     times = [line["seconds"] for line in read_metrics(mine.run_path) if "seconds" in line]

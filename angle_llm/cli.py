@@ -66,6 +66,7 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
     from angle_llm.plan import PlanSettings, plan_main
     from angle_llm.score import ScoreSettings, score_main
     from angle_llm.search import SearchSettings, search_main
+    from angle_llm.split import SplitSettings, split_main
 
     def with_encoder(main: Callable[[Any, Any], Any]) -> Callable[[Any], None]:
         def command(settings: Any) -> None:
@@ -91,6 +92,7 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
         "eval nested": (NestedEvalSettings, with_encoder(nested_main), "Spearman at fewer layers and dimensions."),
         "eval mteb": (MtebSettings, with_encoder(mteb_main), "Tasks of MTEB, run by mteb."),
         "data check": (CheckSettings, check_main, "Check a dataset before training."),
+        "data split": (SplitSettings, split_main, "Split a dataset into parts that share no text."),
         "data mine": (MineSettings, mine_main, "Mine hard negatives for positive pairs."),
         "data score": (ScoreSettings, score_main, "Score pairs by an encoder, as a teacher."),
         "merge": (forms.MergeSettings, forms.merge_main, "Merge a LoRA adapter into its base model."),

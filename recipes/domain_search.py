@@ -47,9 +47,8 @@ from angle_llm.config import (
 )
 from angle_llm.data import DataError
 from angle_llm.data.examples import load_examples
-from angle_llm.data.formats import Group, PositivePair, RowError, Triple, pairs_of, read_text
+from angle_llm.data.formats import Group, RowError, Triple, pairs_of, read_text
 from angle_llm.data.keys import near
-from angle_llm.data.positives import gather
 from angle_llm.data.readers import open_rows
 from angle_llm.embed import EmbedSettings, embed_main
 from angle_llm.evaluate.retrieval import RetrievalSettings, retrieval_main
@@ -67,6 +66,7 @@ from angle_llm.settings_io import (
     save_settings,
     settings_to_dict,
 )
+from angle_llm.split import split_rows
 
 SETTINGS, TRAIN, HELD_OUT, CORPUS = "search.yaml", "train.jsonl", "held_out.jsonl", "corpus.jsonl"
 SOURCE = "source.sha256"
@@ -214,17 +214,12 @@ def write_pairs(settings: DomainSearchSettings, folder: Path) -> None:
             raise SettingsError(f"{source} was changed since {folder} was made from it. Choose another --run-dir.")
         return
     pairs, negatives, corpus = made
-    linked = linked_pairs(pairs)
     count = min(MOST_HELD_OUT, round(settings.held_out * len(pairs)))
-    held: list[tuple[str, str]] = []
-    train: list[tuple[str, str]] = []
-    for some in sorted(linked, key=lambda some: hashlib.sha256(near(some[0][0]).encode()).digest()):
-        (held if len(held) + len(some) <= count else train).extend(some)
+    held, train = ([pairs[row] for row in rows] for rows in split_rows(pairs, [count]))
     if not held or not train:
         raise DataError(
             f"expected pairs to train on and {count} to hold out, got {len(train)} and {len(held)} of {len(pairs)}. "
-            f"Pairs that share a query or a document stay together, here up to {max(map(len, linked), default=0)}. "
-            "Set --held-out to another share, or use more data"
+            "Pairs that share a query or a document stay together. Set --held-out to another share, or use more data"
         )
     used = {near(text) for pair in held for text in pair}
     answers = {(near(query), near(text)) for query, text in pairs}
@@ -241,18 +236,6 @@ def write_pairs(settings: DomainSearchSettings, folder: Path) -> None:
         write_rows(folder / TRAIN, ({"query": query, "positive": text} for query, text in train))
     write_text(written, digest)
     print(f"{len(pairs):,} pairs: {len(train):,} to train on, {len(held):,} held out")
-
-
-def linked_pairs(pairs: list[tuple[str, str]]) -> list[list[tuple[str, str]]]:
-    """Return the pairs in groups: those that are linked by near texts, over any number of steps, are in one."""
-    if not pairs:
-        return []
-    material = gather([PositivePair(*pair) for pair in pairs], None, 0)
-    cluster_of = dict(zip(material.texts, material.cluster_T.tolist(), strict=True))
-    groups: dict[int, list[tuple[str, str]]] = {}
-    for pair in pairs:
-        groups.setdefault(cluster_of[pair[0]], []).append(pair)
-    return list(groups.values())
 
 
 def read_documents(path: str) -> Material:

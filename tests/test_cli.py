@@ -35,7 +35,7 @@ COMMANDS = [
     "eval nested",
     "eval mteb",
 ]
-COMMANDS += ["data check", "data mine", "data score", "merge", "verify", "export", "push"]
+COMMANDS += ["data check", "data split", "data mine", "data score", "merge", "verify", "export", "push"]
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +211,7 @@ def test_redirected_output_is_readable(base: str, tmp_path: Path) -> None:
     assert "Loading weights" not in result.stderr
 
 
-def test_the_advice_after_training_names_the_pairs_of_the_run(
+def test_the_advice_after_training_names_other_pairs_than_those_of_the_run(
     base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pairs = tmp_path / "my pairs.tsv"
@@ -220,7 +220,7 @@ def test_the_advice_after_training_names_the_pairs_of_the_run(
     places = ["--model.path", base, "--run-dir", str(tmp_path / "run"), "--evaluation.tasks", str(pairs)]
     cli.run(["train", *small, *places])
     shown = capsys.readouterr().out
-    assert f"angle-llm eval sts --model {tmp_path / 'run/model'} --tasks '{pairs}'" in shown
+    assert f"angle-llm eval sts --model {tmp_path / 'run/model'} --tasks HELD_OUT.tsv" in shown
 
 
 def test_data_check_names_lines(base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,14 +49,17 @@ def _write_fixed(source: DataSource, removed: Mapping[int, str], folder: Path, n
             reason = result.reason if isinstance(result, BadRow) else removed.get(row.line)
             if reason is None and values is not None:
                 kept += 1
-                # A dataset numbers its labels in its own order; a plain file must name them.
-                words = {column: label_word(values[column], labels[column]) for column in labels if column in values}
-                cleaned.write(_json_line({**values, **words}))
+                cleaned.write(json_row(values, labels))
             else:
                 quarantined += 1
                 content = {"file": source.path, "line": row.line, "reason": reason, "row": values}
                 quarantine.write(_json_line(content))
     return kept, quarantined
+
+
+def json_row(values: Mapping[str, Any], labels: Mapping[str, list[str]]) -> str:
+    """Return a row as a JSON line. A dataset numbers its labels in its own order; a plain file must name them."""
+    return _json_line({**values, **{name: label_word(values[name], labels[name]) for name in labels if name in values}})
 
 
 def _json_line(row: object) -> str:

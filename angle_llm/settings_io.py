@@ -6,6 +6,7 @@ pydantic checks types and ranges; an unknown key or flag raises an error that na
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import math
 import sys
 import textwrap
@@ -232,11 +233,12 @@ def parse_settings(defaults: Settings, arguments: Sequence[str] | None = None, *
 
 
 def describe(kind: type, summary: str) -> str:
-    """Return the text above the flags in `--help`."""
+    """Return the text above the flags in `--help`: a summary, and the docstring of the settings from its second paragraph."""
     text = "--config FILE reads settings from a YAML file; flags override it."
     if common := getattr(kind, "COMMON_FLAGS", ""):
         text += f" {common}"
-    return f"{summary}\n\n{textwrap.fill(text, 80, break_on_hyphens=False)}"
+    more = (inspect.getdoc(kind) or "").split("\n\n")[1:]
+    return "\n\n".join([summary, *more, textwrap.fill(text, 80, break_on_hyphens=False)])
 
 
 def config_defaults(

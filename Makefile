@@ -24,7 +24,7 @@ extras: $(VENV)/extras
 
 demo: $(VENV)/installed
 	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
-		--num_cpu_threads_per_process $(CORES) recipes/llama2_nli.py --config recipes/starter.yaml
+		--num_cpu_threads_per_process $(CORES) recipes/llama2_nli.py --config recipes/starter.yaml $(ARGS)
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -m 'not slow'

@@ -29,6 +29,7 @@ ALLOWED["text_vectors"] = CORE | {"vectors", "embed"}
 ALLOWED["hard_negatives"] = CORE | {"vectors", "search", "text_vectors"}
 ALLOWED["mining_report"] = CORE | {"hard_negatives"}
 ALLOWED["mine"] = ALLOWED["text_vectors"] | ALLOWED["hard_negatives"] | {"hard_negatives", "mining_report"}
+ALLOWED["split"] = BASE | {"data"}
 ALLOWED["score"] = ALLOWED["mine"] | {"mine"}
 ALLOWED["plan"] = ALLOWED["forecast"] = CORE | {"train", "plan", "forecast"}
 LIBRARIES = {

@@ -188,7 +188,8 @@ class EvaluationSettings:
 
     tasks: list[str] = field(default_factory=list)
     """Held-out tasks: UTF-8 files of scored pairs (Spearman) or of questions and answers (nDCG@10, recall, MRR, MAP), BEIR
-    folders, FOLDER@NAME (qrels/NAME.tsv), or mteb:NAME, a task of MTEB. Empty: no evaluation."""
+    folders, FOLDER@NAME (the file FOLDER/NAME.*, or qrels/NAME.tsv of a BEIR folder), or mteb:NAME, a task of MTEB. Empty:
+    no evaluation."""
     columns: dict[str, str] = field(default_factory=dict)
     """Map of our field names to the column names of the files, where they differ and are not recognised. In a file
     without such a column, columns are recognised as usual."""

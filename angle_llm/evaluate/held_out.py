@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +55,7 @@ def held_out_evaluation(
     """
     if not settings.tasks:
         return None
+    settings = replace(settings, tasks=[_file_of(source) for source in settings.tasks])
     _check_columns(settings)
     tasks = [_task(source, settings, micro_batch_tokens) for source in settings.tasks]
     for name in (names := [task.name for task in tasks]):
@@ -137,6 +138,14 @@ def _task(source: str, settings: EvaluationSettings, micro_batch_tokens: int | N
         return _retrieval_task(read_answers(_source(source, settings), settings.corpus, settings.corpus_column))
     columns = open_examples(_source(source, settings)).columns
     return _sts_task(read_pairs(source, [columns[name] for name in ("text1", "text2", "score")]))
+
+
+def _file_of(source: str) -> str:
+    """Return the path of the data file that FOLDER@NAME names, or another source unchanged."""
+    folder, at, _ = source.rpartition("@")
+    if not at or find_path(source).exists() or not find_path(folder).is_dir() or is_beir(source):
+        return source
+    return str(open_rows(source, tables=True).path)
 
 
 def _source(path: str, settings: EvaluationSettings) -> DataSource:

@@ -83,6 +83,9 @@ def test_questions_with_answers_and_scored_pairs_are_recognised_by_their_columns
         metrics(tasks=["tickets.csv", "q.jsonl"], columns={"text1": "Title", "text2": "Lösung"})
     write(Path("beir/own/pairs.jsonl"), '{"question": "a b", "answer": "a"}\n')
     assert metrics(tasks=["beir/own/pairs.jsonl"])["pairs/R@1"] == 100
+    assert metrics(tasks=["beir/own@pairs"]) == metrics(tasks=["beir/own/pairs.jsonl"])
+    with pytest.raises(DataError, match=r"beir/own@pears: no file pears\.\* in beir/own; files there: pairs\.jsonl"):
+        metrics(tasks=["beir/own@pears"])
     write(
         Path("scored.jsonl"), '{"text1": "a b", "text2": "a", "score": 3}\n{"text1": "a", "text2": "b", "score": 1}\n'
     )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder
     from angle_llm.prompts import PromptTemplate, load_prompt
     from angle_llm.run import fine_tune
+    from angle_llm.search import VectorSearch
 
 __version__ = "0.1.0"
 
@@ -25,6 +26,7 @@ _HOMES = {
     "SentenceEncoder": "angle_llm.model.encoder",
     "TextBatch": "angle_llm.data.batch",
     "TrainSettings": "angle_llm.config",
+    "VectorSearch": "angle_llm.search",
     "fine_tune": "angle_llm.run",
     "load_prompt": "angle_llm.prompts",
 }
@@ -36,6 +38,7 @@ __all__ = [
     "SentenceEncoder",
     "TextBatch",
     "TrainSettings",
+    "VectorSearch",
     "__version__",
     "fine_tune",
     "load_prompt",

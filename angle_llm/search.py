@@ -13,8 +13,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -23,8 +22,8 @@ import tyro
 
 from angle_llm.io import FolderError
 from angle_llm.prompts import Side
-from angle_llm.settings_io import SettingsError, need_library
-from angle_llm.vectors import Array, VectorIndex, read_index, read_vectors
+from angle_llm.settings_io import Positive, SettingsError, need_library, settings_class
+from angle_llm.vectors import Array, Piece, VectorIndex, read_index, read_vectors
 
 STEPS = 2.0**26
 FAISS_SLACK = 64
@@ -75,7 +74,7 @@ def best(position_QC: Array, score_QC: Array, top: int) -> tuple[Array, Array]:
 
 
 def nearest(queries_QD: Array, blocks: Iterable[Array], top: int) -> tuple[Array, Array]:
-    """Compare queries on the grid with every candidate, in blocks (C, D) of vectors of any length.
+    """Compare queries with every candidate, in blocks (C, D), all on the grid.
 
     Returns positions (Q, R), counted through all blocks, and cosines (Q, R), best first, of equals the earlier. The
     result is the same for any block size. Memory is Q × R, and C for each of up to 256 queries.
@@ -85,16 +84,15 @@ def nearest(queries_QD: Array, blocks: Iterable[Array], top: int) -> tuple[Array
     sizes = [len(queries_QD[start : start + QUERIES_AT_ONCE]) for start in starts]
     found: list[tuple[Array, Array]] = [(np.empty((size, 0), dtype=np.int64), np.empty((size, 0))) for size in sizes]
     first = 0
-    for block_CD in blocks:
-        grid_CD = on_grid(block_CD)
+    for grid_CD in blocks:
         for number, start in enumerate(starts):
             score_QC = cosine_matrix(queries_QD[start : start + QUERIES_AT_ONCE], grid_CD)
-            position_QC = np.broadcast_to(np.arange(first, first + len(block_CD)), score_QC.shape)
+            position_QC = np.broadcast_to(np.arange(first, first + len(grid_CD)), score_QC.shape)
             position_QR, score_QR = found[number]
             found[number] = best(
                 np.concatenate([position_QR, position_QC], axis=1), np.concatenate([score_QR, score_QC], axis=1), top
             )
-        first += len(block_CD)
+        first += len(grid_CD)
     positions, scores = zip(*found, strict=True)
     return np.concatenate(positions), np.concatenate(scores)
 
@@ -111,14 +109,14 @@ def searcher(vectors_ND: Array, rows: Array | None = None, *, block: int = 8192,
 
     def blocks() -> Iterator[Array]:
         for first in range(0, len(rows), block):
-            yield vectors_ND[rows[first : first + block]]
+            yield on_grid(vectors_ND[rows[first : first + block]])
 
     if not faiss:
         return lambda queries_QD, top: nearest(queries_QD, blocks(), top)
     need_library("faiss", "searcher(faiss=True)", "mining")
     index: Any = importlib.import_module("faiss").IndexFlatIP(vectors_ND.shape[1])
-    for block_CD in blocks():
-        index.add((on_grid(block_CD) / STEPS).astype(np.float32))
+    for grid_CD in blocks():
+        index.add((grid_CD / STEPS).astype(np.float32))
 
     def search(queries_QD: Array, top: int) -> tuple[Array, Array]:
         wanted = min(top + FAISS_SLACK, len(rows))
@@ -134,7 +132,7 @@ def searcher(vectors_ND: Array, rows: Array | None = None, *, block: int = 8192,
 # --- angle-llm search -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@settings_class
 class SearchSettings:
     """Folder, queries and encoder of `angle-llm search`."""
 
@@ -146,7 +144,7 @@ class SearchSettings:
     """A text file, one query per line, or a table with more queries."""
     column: str | None = None
     """Column of a table that contains the query. None: `text`, `sentence`, or the only one."""
-    top: int = 5
+    top: Positive = 5
     """Rows to print for each."""
     json: bool = False
     """Print one JSON object per query, with the whole texts."""
@@ -164,8 +162,6 @@ class SearchSettings:
             raise SettingsError(
                 "--column names a column of --file, and there is no --file. Give one, or unset --column."
             )
-        if self.top < 1:
-            raise SettingsError(f"--top must be at least 1, got {self.top}.")
 
 
 class Hit(NamedTuple):
@@ -177,66 +173,105 @@ class Hit(NamedTuple):
     text: str | None
 
 
-def search_main(settings: SearchSettings) -> None:
-    """Print the most similar rows of an embedded corpus for each query.
+class VectorSearch:
+    """Search in a folder that `angle-llm embed` wrote, with the encoder that made its vectors.
 
-    Raises:
-        FolderError: if the folder is unfinished or damaged, or was made by another encoder.
+        search = VectorSearch("vectors")
+        for hit in search(["the export fails with a timeout"], top=3)[0]:
+            print(hit.cosine, hit.id, hit.text)
+
+    Vectors are kept in memory, 8 bytes a value, with `in_memory=False` one shard at a time in each call.
     """
-    from angle_llm.data.corpus import corpus_texts
-    from angle_llm.model.encoder import SentenceEncoder
-    from angle_llm.vectors import fingerprint
 
-    folder = settings.out.expanduser()
-    index = read_index(folder)
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        model: str | None = None,
+        prompt: str | dict[str, str] | None = None,
+        side: Side | None = None,
+        in_memory: bool = True,
+    ) -> None:
+        """`model`: path of the encoder, if it was moved. `prompt`: that of the queries, if not the one of the folder.
+        `side`: whether the texts searched for are queries (the default) or documents.
+
+        Raises:
+            FolderError: if the folder is unfinished or damaged, or was made by another encoder.
+            SettingsError: for vectors of queries, without `side`.
+        """
+        from angle_llm.model.encoder import SentenceEncoder
+        from angle_llm.vectors import fingerprint
+
+        self.folder = Path(folder).expanduser()
+        self.index = read_index(self.folder)
+        made_by = self.index.model
+        if made_by.side == "query" and side is None:
+            raise SettingsError(
+                f"{self.folder} holds vectors of queries. Embed the documents (embed --as document) and search them, or "
+                "choose: --as document searches queries for a document, --as query compares queries with each other "
+                "(in Python side=)."
+            )
+        self.encoder = SentenceEncoder.from_pretrained(
+            model or made_by.name,
+            prompt=prompt or made_by.side_prompts,
+            pooling=made_by.pooling,
+            max_length=made_by.max_length,
+            dtype=made_by.dtype,
+            revision=None if model else made_by.revision,
+            bits=made_by.bits,
+        ).for_side(side or "query")
+        if (weights := fingerprint(self.encoder)) != made_by.weights:
+            raise FolderError(
+                f"{self.folder} was made by {made_by.name} with weights {made_by.weights}, and this encoder has {weights}. "
+                "Vectors of different models cannot be compared: name the right one with --model, or embed again."
+            )
+        self._pieces = list(pieces_on_grid(self.folder, self.index)) if in_memory else None
+
+    def __call__(self, texts: Sequence[str], top: int = 5) -> list[list[Hit]]:
+        """Return the `top` most similar rows for each text, best first; ties in order.
+
+        A text that is not stored is read again from the file it was embedded from, and None if that file has changed.
+        """
+        found = search_folder(self.folder, self.index, self.encoder.encode(texts), top, self._pieces)
+        known = source_texts(self.index, {hit.row for hits in found for hit in hits if hit.text is None})
+        return [[hit._replace(text=known.get(hit.row, hit.text)) for hit in hits] for hits in found]
+
+
+def search_main(settings: SearchSettings) -> None:
+    """Print the most similar rows of an embedded corpus for each query. Raises as `VectorSearch`."""
+    from angle_llm.data.corpus import corpus_texts
+
     queries = [*settings.queries, *([] if settings.file is None else corpus_texts(settings.file, settings.column))]
-    made_by = index.model
-    if made_by.side == "query" and settings.side is None:
-        raise SettingsError(
-            f"{folder} holds vectors of queries. Embed the documents (embed --as document) and search them, or choose: "
-            "--as document searches queries for a document, --as query compares queries with each other."
-        )
-    encoder = SentenceEncoder.from_pretrained(
-        settings.model or made_by.name,
-        prompt=settings.prompt or made_by.side_prompts,
-        pooling=made_by.pooling,
-        max_length=made_by.max_length,
-        dtype=made_by.dtype,
-        revision=None if settings.model else made_by.revision,
-        bits=made_by.bits,
-    ).for_side(settings.side or "query")
-    if (weights := fingerprint(encoder)) != made_by.weights:
-        raise FolderError(
-            f"{folder} was made by {made_by.name} with weights {made_by.weights}, and this encoder has {weights}. Vectors of "
-            "different models cannot be compared: name the right one with --model, or embed again."
-        )
-    found = search_folder(folder, index, encoder.encode(queries), settings.top)
-    texts = source_texts(index, {hit.row for hits in found for hit in hits if hit.text is None})
+    search = VectorSearch(
+        settings.out, model=settings.model, prompt=settings.prompt, side=settings.side, in_memory=False
+    )
+    found = search(queries, settings.top)
     if settings.json:
         for query, hits in zip(queries, found, strict=True):
-            whole = [hit._replace(text=hit.text or texts.get(hit.row))._asdict() for hit in hits]
-            print(json.dumps({"query": query, "hits": whole}, ensure_ascii=False))
+            print(json.dumps({"query": query, "hits": [hit._asdict() for hit in hits]}, ensure_ascii=False))
         return
     for query, hits in zip(queries, found, strict=True):
         print(f"\n{query}\n  {'cosine':>7}  {'id' if any(hit.id is not None for hit in hits) else 'row'}  text")
         for hit in hits:
-            text = hit.text or texts.get(hit.row) or "(text not stored nor readable again; embed with --store-text)"
+            text = hit.text or "(text not stored nor readable again; embed with --store-text)"
             line = " ".join(text.split())
             shown = line if len(line) <= _TEXT_SHOWN else f"{line[:_TEXT_SHOWN]}…"
             print(f"  {hit.cosine:7.4f}  {hit.row if hit.id is None else hit.id}  {shown}")
-    if index.rows >= _MANY_ROWS:
+    if search.index.rows >= _MANY_ROWS:
         print(
-            f"\nThis read all {index.rows:,} vectors. For many queries, load the shards into an index: FAISS, hnswlib, LanceDB, "
-            "Qdrant, Milvus, pgvector …; all take float32 rows with ids.",
+            f"\nThis read all {search.index.rows:,} vectors. For many queries, load the shards into an index: FAISS, hnswlib, "
+            "LanceDB, Qdrant, Milvus, pgvector …; all take float32 rows with ids.",
             file=sys.stderr,
         )
 
 
-def search_folder(folder: Path, index: VectorIndex, queries_QD: Array, top: int) -> list[list[Hit]]:
+def search_folder(
+    folder: Path, index: VectorIndex, queries_QD: Array, top: int, pieces: Sequence[Piece] | None = None
+) -> list[list[Hit]]:
     """Return the `top` rows of largest cosine in a finished folder for each query, best first; ties in order.
 
     `queries_QD` are whole vectors of the encoder; they are cut as the rows were. Rows of int8 are compared as stored,
-    of binary by their signs. Memory is that of one shard.
+    of binary by their signs. `pieces` are those of `pieces_on_grid` in memory; without them, memory is that of a shard.
 
     Raises:
         FolderError: if the folder is damaged, or the queries are not finite.
@@ -246,21 +281,30 @@ def search_folder(folder: Path, index: VectorIndex, queries_QD: Array, top: int)
         raise FolderError(
             "the vector of a query is not finite. Load the model in bfloat16 or float32, or check its weights."
         )
-    position_QR, cosine_QR = nearest(queries_QK, (piece.vectors for piece in read_vectors(folder, index)), top)
-    rows = _rows_at(folder, index, set(position_QR.flatten().tolist()))
+    blocks = pieces_on_grid(folder, index) if pieces is None else pieces
+    position_QR, cosine_QR = nearest(queries_QK, (piece.vectors for piece in blocks), top)
+    rows = _rows_at(folder, index, set(position_QR.flatten().tolist()), pieces)
     return [
         [Hit(cosine, *rows[position]) for position, cosine in zip(positions, scores, strict=True)]
         for positions, scores in zip(position_QR.tolist(), cosine_QR.tolist(), strict=True)
     ]
 
 
-def _rows_at(folder: Path, index: VectorIndex, positions: set[int]) -> dict[int, tuple[int, str | None, str | None]]:
+def pieces_on_grid(folder: Path, index: VectorIndex) -> Iterator[Piece]:
+    """Yield the rows of a finished folder, a shard at a time, with vectors on the grid."""
+    for piece in read_vectors(folder, index):
+        yield piece._replace(vectors=on_grid(piece.vectors))
+
+
+def _rows_at(
+    folder: Path, index: VectorIndex, positions: set[int], pieces: Sequence[Piece] | None
+) -> dict[int, tuple[int, str | None, str | None]]:
     """Return (index in the corpus, id, text) of some stored rows, by position; only their shards are read."""
     found = {}
     start = 0
-    for shard in index.parts:
-        offsets = [position - start for position in positions if 0 <= position - start < shard.values.rows]
-        for piece in read_vectors(folder, index, [shard] if offsets else []):
+    for number, shard in enumerate(index.parts):
+        if offsets := [position - start for position in positions if 0 <= position - start < shard.values.rows]:
+            piece = next(read_vectors(folder, index, [shard])) if pieces is None else pieces[number]
             for at in offsets:
                 id, text = (column[at] if column else None for column in (piece.id, piece.text))
                 found[start + at] = (int(piece.row[at]), id, text)

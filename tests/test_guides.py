@@ -27,6 +27,10 @@ def test_the_guide_runs_from_a_table_to_a_search(
     for kind, block in BLOCKS:
         if kind == "python":
             exec(compile(block, "docs/tickets.md", "exec"), {})
+            printed = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
+            assert len(printed) == 3
+            for hit, line in zip(printed, shown[-1].splitlines()[3:], strict=True):  # of the same search as a command
+                assert line.split()[1:] == [hit[1], *hit[2].split()]
             continue
         for line in block.replace("\\\n", " ").splitlines():
             program, *arguments = shlex.split(line.replace(BASE, base))

@@ -4,10 +4,10 @@
 
 Model, examples, batch size, epochs, learning rate, schedule, dtype and seed are those of the run; a run with other
 settings that the library does not share is refused. The loss is `MultipleNegativesRankingLoss`, which is the in-batch
-term in the form forward for one positive per query. The library has one positive per row: a group becomes a row for each
-positive, and a batch has `batch_size` rows, not groups. Groups with the same number of negatives form a dataset; a batch
-comes from one dataset. No text is twice in a batch (`NO_DUPLICATES`); a row that fits in no batch is left out. The order
-of the examples is the library's own.
+term in the form forward for one positive per query; for batches above 64 rows its cached form, which needs less memory.
+The library has one positive per row: a group becomes a row for each positive, and a batch has `batch_size` rows, not
+groups. Groups with the same number of negatives form a dataset; a batch comes from one dataset. No text is twice in a
+batch (`NO_DUPLICATES`); a row that fits in no batch is left out. The order of the examples is the library's own.
 Needs pip install 'sentence-transformers[train]'.
 """
 
@@ -31,6 +31,9 @@ from angle_llm.io import write_json
 from angle_llm.model.backbone import locate
 from angle_llm.settings_io import SettingsError, changed_settings, load_settings, settings_to_dict
 
+AT_ONCE = 64
+"""Rows of a forward pass of the cached loss."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PeerSettings:
@@ -52,7 +55,10 @@ def main(settings: PeerSettings) -> None:
         SentenceTransformerTrainer,
         SentenceTransformerTrainingArguments,
     )
-    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+    from sentence_transformers.sentence_transformer.losses import (
+        CachedMultipleNegativesRankingLoss,
+        MultipleNegativesRankingLoss,
+    )
     from sentence_transformers.sentence_transformer.training_args import BatchSamplers
 
     run = load_settings(TrainSettings, settings.config)
@@ -74,7 +80,11 @@ def main(settings: PeerSettings) -> None:
     steps = run.epochs * sum(ceil(len(rows) / run.batch_size) for rows in data.values())
     model = SentenceTransformer(locate(run.model.path).name, device="cpu", model_kwargs={"dtype": "float32"})
     model.max_seq_length = run.model.max_length or model.max_seq_length
-    optimizer = run.optimizer
+    optimizer, scale = run.optimizer, 1 / objective.in_batch_temperature
+    if run.batch_size > AT_ONCE:
+        loss = CachedMultipleNegativesRankingLoss(model, scale=scale, mini_batch_size=AT_ONCE)
+    else:
+        loss = MultipleNegativesRankingLoss(model, scale=scale)
     with TemporaryDirectory() as folder:
         trainer = SentenceTransformerTrainer(
             model=model,
@@ -97,7 +107,7 @@ def main(settings: PeerSettings) -> None:
                 report_to="none",
             ),
             train_dataset=DatasetDict(data),
-            loss=MultipleNegativesRankingLoss(model, scale=1 / objective.in_batch_temperature),
+            loss=loss,
         )
         clock = Clock(trainer)
         trainer.train()

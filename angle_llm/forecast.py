@@ -89,6 +89,7 @@ def forecast(settings: PlanSettings) -> Forecast:
     settings = replace(settings, lora=lora_of_run(settings.model, settings.lora))
     data = load_mixture(settings.data, cache_folder())
     encoder, config = outline.encoder_twin(settings.loaded_model)
+    encoder.choose_layout(settings.device_kind)
     dtype = outline.stored_dtype(config, settings.loaded_model.dtype)
     lora = settings.lora if settings.lora.rank else None
     backbone = outline.backbone_outline(config, dtype, lora, bits=settings.model.bits, divided=settings.zero == 3)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from angle_llm.config import DataSettings, ModelSettings, TrainSettings
-from angle_llm.settings_io import SettingsError
+from angle_llm.settings_io import SettingsError, need_library
 
 if TYPE_CHECKING:
     from angle_llm.data.mixture import Mixture
@@ -100,7 +99,7 @@ def check_names(settings: TrainSettings) -> None:
         SettingsError, ValueError, FileNotFoundError, ArtifactError, PromptError: naming the value.
     """
     from angle_llm.data.mixture import sets_of
-    from angle_llm.model.artifact import EncoderCard
+    from angle_llm.model.artifact import EncoderCard, locate_base
     from angle_llm.model.backbone import locate
     from angle_llm.model.checks import is_saved_encoder
     from angle_llm.model.library_folder import LibraryFolder, library_folder
@@ -112,7 +111,9 @@ def check_names(settings: TrainSettings) -> None:
     model: ModelSettings = settings.model
     if is_saved_encoder(model.path):
         folder = Path(model.path).expanduser()
-        if EncoderCard.read(folder).base is not None:
+        card = EncoderCard.read(folder)
+        locate_base(folder, card)
+        if card.base is not None:
             lora_of_run(model, settings.lora)
         if folder.resolve() == (settings.run_path / "model").resolve():
             raise SettingsError(
@@ -125,11 +126,8 @@ def check_names(settings: TrainSettings) -> None:
             locate(path)
     if model.pooling is not None:
         pooling_named(model.pooling)
-    if model.bits is not None and importlib.util.find_spec("bitsandbytes") is None:
-        raise SettingsError(
-            "--model.bits needs the package bitsandbytes. Install it with pip install 'angle_llm[quantization]', or omit "
-            "--model.bits."
-        )
+    if model.bits is not None:
+        need_library("bitsandbytes", "--model.bits", "quantization")
     for prompt in (model.prompt, *(each.prompt for each in sets_of(settings.data))):
         if prompt is not None:
             load_prompts(prompt)

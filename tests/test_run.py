@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from tiny import save_tiny_adapter, save_tiny_base
 
 from angle_llm.config import DataSettings, MixedSet, ModelSettings, ObjectiveSettings, TrainSettings
 from angle_llm.data import DataError
@@ -17,6 +18,16 @@ from angle_llm.settings_io import SettingsError
 
 def never(*_: object, **__: object) -> NoReturn:
     raise AssertionError("called too early")
+
+
+@pytest.fixture(scope="module")
+def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter whose base is not where it was."""
+    folder = tmp_path_factory.mktemp("moved")
+    adapter = save_tiny_adapter(save_tiny_base("llama", folder / "a base"), folder / "adapter")
+    card = adapter / CARD_NAME
+    card.write_text(card.read_text().replace("a base", "moved base"))
+    return adapter
 
 
 @pytest.fixture
@@ -34,6 +45,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainSettings:
     [
         ({"path": "package:no_such_package/model"}, {}, FileNotFoundError, "no_such_package"),
         ({"path": "DAMAGED"}, {}, ArtifactError, CARD_NAME),
+        ({"path": "MOVED"}, {}, FileNotFoundError, r"moved base.* change it there"),
         ({"prompt": "none.yaml"}, {}, PromptError, r"none\.yaml"),
         ({}, {"prompt": "palin"}, PromptError, "'palin'.*'plain'"),
         ({}, {"objective": {"cosine_wieght": 1}}, ValueError, "cosine_wieght"),
@@ -45,12 +57,14 @@ def test_a_wrong_name_is_refused_before_data_are_read(
     dataset: dict[str, Any],
     kind: type[Exception],
     message: str,
+    moved: Path,
     settings: TrainSettings,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("angle_llm.data.mixture.load_mixture", never)
-    wrong = {name: str(tmp_path) if value == "DAMAGED" else value for name, value in model.items()}
+    places = {"DAMAGED": str(tmp_path), "MOVED": str(moved)}
+    wrong = {name: places.get(value, value) for name, value in model.items()}
     data = DataSettings(sets=[MixedSet("rows.jsonl", **dataset)])
     with pytest.raises(kind, match=message):
         fine_tune(replace(settings, model=replace(settings.model, **wrong), data=data))

@@ -132,6 +132,8 @@ def model_card(
 def _pooled(usage: EncoderCard | ExportFacts) -> str | None:
     """Return the row of a text in a few characters of torch, None for a pooling that needs more."""
     pooled = _POOLED.get(usage.pooling)
+    if pooled and (dimensions := getattr(usage, "dimensions", None)):
+        pooled = f"({pooled})[:{dimensions}]"
     return f"torch.nn.functional.normalize({pooled}, dim=0)" if pooled and usage.normalize else pooled
 
 
@@ -143,7 +145,7 @@ def _is_simple(facts: CardFacts) -> bool:
         return True
     prompt, base = facts.usage.prompt.query, facts.base
     is_plain = prompt.tokenization == "joined" and not prompt.edits and prompt.append is None and not facts.usage.layers
-    return is_plain and not (facts.form == "adapter" and (base is None or ":" in base))
+    return is_plain and not (facts.form == "adapter" and (base is None or ":" in base or facts.usage.bits))
 
 
 def is_on_hub(base: str | None) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,14 +12,14 @@ import tyro
 
 from angle_llm.io import write_json
 from angle_llm.prompts import Side
-from angle_llm.settings_io import SettingsError
+from angle_llm.settings_io import PositiveFloat, SettingsError, settings_class
 
 if TYPE_CHECKING:
     from angle_llm.export.comparison import Verification
     from angle_llm.export.verify import Score
 
 
-@dataclass(frozen=True)
+@settings_class
 class MergeSettings:
     """Settings of `angle-llm merge`."""
 
@@ -34,19 +33,15 @@ class MergeSettings:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Dtype of the stored weights. The merge is computed in float32 and rounded once; 1 - cos is about 1e-12 in float32
     and 1e-4 in bfloat16, which has half the size."""
-    shard_gigabytes: float = 4.0
+    shard_gigabytes: PositiveFloat = 4.0
     """Size of a weights file. Merging needs this much memory plus one layer."""
     verify: bool = True
     """Compare the result with the adapter before it is kept. Loads each of them in float32."""
     device: str | None = None
     """Device of the comparison, such as cpu or cuda:0. None: the best available."""
 
-    def __post_init__(self) -> None:
-        if not self.shard_gigabytes > 0:
-            raise SettingsError(f"--shard-gigabytes must be positive, got {self.shard_gigabytes}.")
 
-
-@dataclass(frozen=True)
+@settings_class
 class ExportSettings:
     """Settings of `angle-llm export`."""
 
@@ -67,7 +62,7 @@ class ExportSettings:
     """Device of the comparison, such as cpu or cuda:0. None: the best available."""
 
 
-@dataclass(frozen=True)
+@settings_class
 class VerifySettings:
     """Settings of `angle-llm verify`."""
 
@@ -80,7 +75,7 @@ class VerifySettings:
     """A TSV file of scored pairs (sentence1, sentence2, score), or starter:graded_pairs.tsv: compare Spearman too."""
     side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
     """Compare only this side of an encoder with two prompts, such as with a folder of `export --as`."""
-    tolerance: float | None = None
+    tolerance: PositiveFloat | None = None
     """Largest allowed 1 - cos. None: 1e-5 for weights stored in float32, 1e-3 for bfloat16 and float16, and every
     stored weight must be that of the adapter's merge. With a tolerance, wrong weights are counted but allowed."""
     json: Path | None = None
@@ -91,11 +86,9 @@ class VerifySettings:
     def __post_init__(self) -> None:
         if len(self.forms) < 2:
             raise SettingsError(f"verify: expected two or more forms, got {len(self.forms)}.")
-        if self.tolerance is not None and not self.tolerance > 0:
-            raise SettingsError(f"--tolerance must be positive, got {self.tolerance}.")
 
 
-@dataclass(frozen=True)
+@settings_class
 class PushSettings:
     """Settings of `angle-llm push`."""
 

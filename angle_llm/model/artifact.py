@@ -168,17 +168,22 @@ def card_of(library: LibraryFolder, tokenizer: Tokenizer, backbone: nn.Module, d
     return EncoderCard(library.prompt, library.pooling, length, dtype, None, normalize=library.normalize)
 
 
+def locate_base(folder: Path, card: EncoderCard) -> BackboneLocation:
+    """Return where the weights of a saved encoder are. Raises `FileNotFoundError` for an adapter whose base is missing."""
+    try:
+        return locate(card.base or str(folder))
+    except FileNotFoundError as error:
+        hint = f" It is the `base` in {folder / CARD_NAME}; if it moved, change it there." if card.base else ""
+        raise FileNotFoundError(f"{error}{hint}") from error
+
+
 def _load_saved(
     path: str, folder: Path, commit: str | None, dtype: str, bits: int | Literal["auto"] | None, device: torch.device
 ) -> Parts:
     card = EncoderCard.read(folder)
     dtype = card.dtype if dtype == "auto" else dtype
     bits = card.bits if bits == "auto" else bits
-    try:
-        location = locate(card.base or str(folder))
-    except FileNotFoundError as error:
-        hint = f" It is the `base` in {folder / CARD_NAME}; if it moved, change it there." if card.base else ""
-        raise FileNotFoundError(f"{error}{hint}") from error
+    location = locate_base(folder, card)
     backbone = load_backbone(location, dtype=dtype, revision=card.base_revision, bits=bits, device=device)
     tokenizer = load_tokenizer(BackboneLocation(str(folder)))
     with as_artifact_error(folder):

@@ -15,6 +15,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from angle_llm.io import log
 from angle_llm.losses.relation import on_device
+from angle_llm.model.out_of_memory import is_out_of_memory
 from angle_llm.model.prefix_trie import Trie, build_trie
 
 BLOCK = 128
@@ -116,8 +117,9 @@ def flex_problem(
     """
     if dtype == torch.float64:
         return "it has no float64"
-    states = [torch.zeros(1, count, 2 * BLOCK, width, dtype=dtype, device=device) for count in (heads, kv_heads)]
-    query, key = (one.requires_grad_(with_gradients) for one in states)
+    counts = (heads, kv_heads, kv_heads)  # three tensors, as in the model: torch compiles again if two are one
+    states = [torch.zeros(1, count, 2 * BLOCK, width, dtype=dtype, device=device) for count in counts]
+    query, key, value = (one.requires_grad_(with_gradients) for one in states)
     _, trie = build_trie([[0] * 2 * BLOCK])
     mask = block_mask(trie, 2 * BLOCK, device)
     cap = None if softcap is None else torch.tensor(softcap, device=device)
@@ -125,10 +127,12 @@ def flex_problem(
     own_hooks = torch.autograd.graph.saved_tensors_hooks(lambda saved: saved.detach(), lambda saved: saved)
     try:
         with torch.set_grad_enabled(with_gradients), own_hooks:
-            output = compiled_flex()(query, key, key, mask, cap, scaling, heads != kv_heads)
+            output = compiled_flex()(query, key, value, mask, cap, scaling, heads != kv_heads)
             if with_gradients:
                 output.sum().backward()
     except Exception as error:  # of compilers and drivers
+        if is_out_of_memory(error):  # not remembered
+            raise
         log(f"warning: FlexAttention does not run here, so attention gathers keys, which is slower ({error!r:.300})")
         return f"{error!r:.300}"
     return None

@@ -207,6 +207,7 @@ def held_bytes(backbone: nn.Module) -> int:
     tensors: list[torch.Tensor] = [*backbone.parameters(), *backbone.buffers()]
     for parameter in backbone.parameters():
         if (state := getattr(parameter, "quant_state", None)) is not None:
-            tensors += [state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code]
+            tensors += [state.absmax, state.code]
+            tensors += [state.offset, state.state2.absmax, state.state2.code] if state.nested else []
     storages = [tensor.untyped_storage() for tensor in tensors]
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())

@@ -21,15 +21,18 @@ MOST_TOKENS_CUDA = 16_384
 """The same where FlexAttention runs, which needs no such mask."""
 _ATTENTION_DROPOUT = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
 
+_FLEX_WIDTH = 16
+"""Smallest head of FlexAttention's kernel."""
+
 _NO_WINDOW = {"max_window_layers"}  # Qwen: the first layer with a window
 
 _DYNAMIC_ROPE = {"longrope", "dynamic"}
 """Rotary embeddings with frequencies that depend on the longest text of the batch, beyond the original positions."""
 
 
-def find_sharing(backbone: nn.Module, pooling: str, *, causal: bool) -> PrefixSharing:
+def find_sharing(backbone: nn.Module, pooling: str, *, causal: bool, kind: str | None = None) -> PrefixSharing:
     """Return whether texts of the backbone can share prefixes, or be packed without padding: by its config, and by
-    comparing states."""
+    comparing states. `kind` is that of the device that will compute, such as cuda, if it is not the one of the weights."""
     reason = None
     if not causal:
         reason = "in a bidirectional model the state of a token depends on later tokens"
@@ -53,7 +56,7 @@ def find_sharing(backbone: nn.Module, pooling: str, *, causal: bool) -> PrefixSh
     # depend on the order of tokens in the sequence.
     windows.pop("sliding_window", None)
     window = getattr(config, "sliding_window", None)  # of ModernBERT a property, not in the dictionary
-    on_gpu = next(backbone.parameters()).device.type == "cuda"
+    on_gpu = (kind or next(backbone.parameters()).device.type) == "cuda"
     most = MOST_TOKENS_CUDA if on_gpu and _flex_runs(backbone) else MOST_TOKENS
     longest = min(most, window if window and window > 0 else most, _steady_positions(config, most))
     if windows:
@@ -73,7 +76,8 @@ def _has_attention_dropout(config: Any) -> bool:
 
 
 def _flex_runs(backbone: nn.Module) -> bool:
-    """Return whether FlexAttention runs on the device of a backbone, with heads as in its config."""
+    """Return whether FlexAttention runs on the device of a backbone, with heads as in its config; for weights that are
+    not on a GPU yet, whether it is expected to."""
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
     heads = getattr(config, "num_attention_heads", None)
     if not heads or _has_attention_dropout(config):
@@ -81,6 +85,8 @@ def _flex_runs(backbone: nn.Module) -> bool:
     weight = next(backbone.parameters())
     kv_heads, width = getattr(config, "num_key_value_heads", None), getattr(config, "head_dim", None)
     width = width or config.hidden_size // heads
+    if weight.device.type != "cuda":
+        return bool(width >= _FLEX_WIDTH)
     softcap = getattr(config, "attn_logit_softcapping", None)
     shape = heads, kv_heads or heads, width
     return flex_problem(*shape, weight.dtype, softcap, width**-0.5, weight.device, False) is None

@@ -85,7 +85,12 @@ def choose_budget(
                     settings, encoder, encoder.model.backbone, encoder.dtype, objectives[0], sample, sharding, kind
                 )
                 choice = best_budget(settings, forecast, free)
-            except (RuntimeError, ValueError) as error:  # of a model whose code reads values: it has none here
+            except (
+                RuntimeError,
+                ValueError,
+                AttributeError,
+                TypeError,
+            ) as error:  # of code that reads values: it has none here
                 log(f"warning: no forecast of memory ({type(error).__name__}: {error}); {budget}")
                 return budget
         log(described(choice, free, settings, forecast))
@@ -212,8 +217,8 @@ def described(choice: BudgetChoice, free: int, settings: TrainSettings, forecast
     text = f"budget: {choice.budget} ({needed}; sampled steps have up to {sample.step_tokens:,} tokens per process)"
     if choice.fits:
         return text
-    more = settings.model.bits != 4 and settings.lora.rank > 0 and forecast.device.sharding.zero < 3
+    more = forecast.bits != 4 and settings.lora.rank > 0 and forecast.device.sharding.zero < 3
     advice = ["lower --model.max-length or --lora.rank", *["set --model.bits 4"] * more]
-    if forecast.device.kind == "cuda" and settings.model.bits is None and forecast.device.sharding.zero < 3:
+    if forecast.device.kind == "cuda" and forecast.bits is None and forecast.device.sharding.zero < 3:
         advice.append("use ZeRO-3 on several devices")
     return f"warning: {text}. The run may not fit: {', or '.join(advice)}."

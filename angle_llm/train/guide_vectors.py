@@ -5,6 +5,7 @@ They are computed once, before the model is loaded, and kept in the run director
 vectors/NAME/keys.npy      (K,) hash of each distinct text
 vectors/NAME/vectors.npy   (K, G) float32, memory-mapped
 vectors/NAME/source.json   the encoder and the examples
+vectors/NAME.parts/        while they are computed; see `resumable`
 
 Legend: K distinct texts, n texts of a batch, G dimensions.
 """
@@ -28,9 +29,19 @@ from angle_llm.config import TrainSettings
 from angle_llm.data.batch import TextBatch
 from angle_llm.data.formats import pairs_of
 from angle_llm.data.mixture import Mixture
-from angle_llm.io import log, progress_bar, read_object, sha256_of, write_folder, write_json
+from angle_llm.io import (
+    log,
+    progress_bar,
+    read_object,
+    remove_folder,
+    restore_folder,
+    sha256_of,
+    write_folder,
+    write_json,
+)
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.prompts import SIDES, Side
+from angle_llm.resumable import IDENTITY, ResumableFolder
 from angle_llm.train.distributed import Processes
 
 TEXTS_AT_ONCE = 16_384
@@ -108,40 +119,62 @@ def encoders_of(settings: TrainSettings) -> dict[str, str]:
 
 
 def _prepare(folder: Path, path: str, data: Mixture, processes: Processes) -> None:
-    """Compute the vectors, unless the folder has those of this encoder and these examples."""
+    """Compute the vectors, unless the folder has those of this encoder and these examples. Killed, it resumes."""
     source = {"encoder": _stamp(path), "examples": data.digest}
-    if folder.is_dir() and read_object(folder / "source.json") == source:
-        return
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = folder.with_name(f"{folder.name}.parts")
+    if work.is_dir() and read_object(work / IDENTITY) != source:
+        remove_folder(work)
+    if not folder.is_dir() or read_object(folder / "source.json") != source:
+        restore_folder(folder)
+        with ResumableFolder(work, source, option="--run-dir") as parts:
+            _compute(path, data, processes.load_device(None), parts)
 
-    def fill(target: Path) -> None:
-        _compute(path, data, processes.load_device(None), target)
-        write_json(target / "source.json", source)
+            def fill(target: Path) -> None:
+                _join([work / name for name in parts.names()], target)
+                write_json(target / "source.json", source)
 
-    write_folder(folder, fill)
+            write_folder(folder, fill)
+    if work.is_dir():
+        remove_folder(work)
     gc.collect()  # before the model is loaded
     if processes.device.type == "cuda":
         torch.cuda.empty_cache()
 
 
-def _compute(path: str, data: Mixture, device: torch.device, target: Path) -> None:
+def _compute(path: str, data: Mixture, device: torch.device, parts: ResumableFolder) -> None:
+    """Write the keys and vectors of all texts, those of `TEXTS_AT_ONCE` in a part."""
     count = sum(1 for _ in distinct_texts(data))
     log(f"computing vectors of {count:,} texts with {path}")
-    encoder = SentenceEncoder.from_pretrained(path, device=device)
-    key_K = np.empty(count, dtype=np.uint64)
-    shape = (count, encoder.dimensions)
-    vectors_KG = np.lib.format.open_memmap(target / "vectors.npy", mode="w+", dtype=np.float32, shape=shape)
-    texts, done = distinct_texts(data), 0
+    encoder: SentenceEncoder | None = None
+    texts = distinct_texts(data)
     with progress_bar("vectors", count, "text") as bar:
-        while part := list(islice(texts, TEXTS_AT_ONCE)):
-            key_K[done : done + len(part)] = np.frombuffer(b"".join(key for _, _, key in part), dtype=np.uint64)
-            for side in SIDES:
-                places = [place for place, (of, _, _) in enumerate(part) if of == side]
-                if places:
-                    rows_NG = encoder.for_side(side).encode([part[place][1] for place in places])
-                    vectors_KG[done + np.array(places)] = rows_NG
-            done += len(part)
-            bar.update(len(part))
+        for first in range(0, count, TEXTS_AT_ONCE):
+            some, name = list(islice(texts, TEXTS_AT_ONCE)), f"part-{first:012d}"
+            if not parts.is_whole(name):
+                encoder = encoder or SentenceEncoder.from_pretrained(path, device=device)
+                parts.write(name, partial(_write_part, encoder, some))
+            bar.update(len(some))
+
+
+def _write_part(encoder: SentenceEncoder, some: list[tuple[Side, str, bytes]], folder: Path) -> None:
+    vectors_NG = np.empty((len(some), encoder.dimensions), dtype=np.float32)
+    for side in SIDES:
+        if places := [place for place, (of, _, _) in enumerate(some) if of == side]:
+            vectors_NG[places] = encoder.for_side(side).encode([some[place][1] for place in places])
+    np.save(folder / "vectors.npy", vectors_NG)
+    np.save(folder / "keys.npy", np.frombuffer(b"".join(key for _, _, key in some), dtype=np.uint64))
+
+
+def _join(parts: list[Path], target: Path) -> None:
+    """Write the keys and vectors of all parts to one file each."""
+    key_K = np.concatenate([np.load(part / "keys.npy") for part in parts])
+    width = np.load(parts[0] / "vectors.npy", mmap_mode="r").shape[1]
+    shape, first = (len(key_K), width), 0
+    vectors_KG = np.lib.format.open_memmap(target / "vectors.npy", mode="w+", dtype=np.float32, shape=shape)
+    for part in parts:
+        rows_NG = np.load(part / "vectors.npy")
+        vectors_KG[first : first + len(rows_NG)] = rows_NG
+        first += len(rows_NG)
     vectors_KG.flush()
     np.save(target / "keys.npy", key_K)
 

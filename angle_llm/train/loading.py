@@ -42,6 +42,7 @@ def load_encoder(settings: ModelSettings, processes: Processes) -> SentenceEncod
             raise SettingsError(f"ZeRO-3 does not train {settings.path}, which is cut to some layers or dimensions.")
     if partitioned and not processes.is_main:
         encoder, config = outline.encoder_twin(settings)
+        encoder.choose_layout(processes.device.type)
         backbone = outline.backbone_outline(config, outline.stored_dtype(config, settings.dtype))
         encoder.model = outline.put_in(encoder.model, backbone)
     else:
@@ -55,6 +56,8 @@ def load_encoder(settings: ModelSettings, processes: Processes) -> SentenceEncod
             bits=settings.bits,
             device=processes.load_device(settings.bits),
         )
+        if partitioned:  # the weights are on the CPU until DeepSpeed partitions them
+            encoder.choose_layout(processes.device.type)
     if partitioned and processes.world_size > 1:
         encoder.base, encoder.base_revision, fingerprint = processes.from_main(
             lambda: (encoder.base, encoder.base_revision, weights_fingerprint(encoder.model.backbone))

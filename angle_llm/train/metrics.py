@@ -44,7 +44,7 @@ class Metrics:
             if size < self._kept_bytes:
                 log(f"warning: {self._path} is shorter than when the checkpoint was written: lines are lost")
             self._file.truncate(min(size, self._kept_bytes))
-            step = self._step if self._kept_bytes else None
+            step = self._step if self._kept_bytes else None  # None: a new run
             values = settings_to_dict(self._settings)
             self._trackers = Trackers(self._settings.report_to, self._path.parent, step, values)
         return self

@@ -31,8 +31,8 @@ class Trackers:
     def __init__(self, names: Sequence[str], folder: Path, step: int | None, settings: Mapping[str, Any]) -> None:
         """Start the trackers. `step` is that of the checkpoint to resume from, None without one.
 
-        TensorBoard continues in `folder`/tensorboard and hides later values. In the others a resumed run is a new one,
-        named after its first step.
+        TensorBoard continues in `folder`/tensorboard and hides later values; a run that starts again hides all. In the
+        others a resumed run is a new one, named after its first step.
         """
         self._trackers: dict[str, Any] = {}
         for name in names:
@@ -44,7 +44,7 @@ class Trackers:
         kind: Any = LOGGER_TYPE_TO_CLASS[name]
         title = folder.name if step is None else f"{folder.name} from step {step + 1}"
         if name == "tensorboard":
-            tracker = kind("tensorboard", folder, purge_step=None if step is None else step + 1)
+            tracker = kind("tensorboard", folder, purge_step=0 if step is None else step + 1)
         elif name == "mlflow":
             tracker = kind(PROJECT, run_name=title)
         else:

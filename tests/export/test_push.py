@@ -257,6 +257,22 @@ def test_a_report_without_comparisons_counts_as_not_compared(
     assert "Not compared with its origin." in capsys.readouterr().out
 
 
+def test_the_code_of_the_card_cuts_before_it_normalises(hub: Hub, tmp_path: Path) -> None:
+    encoder = tiny_encoder("bert", normalize=True).truncated(dimensions=8)
+    encoder.save_pretrained(tmp_path / "cut")
+    push(tmp_path / "cut", "user/mine")
+    row = run_code(head(hub)["README.md"].decode(), "transformers", tmp_path / "cut")["encode"]("A man eats.").numpy()
+    assert np.linalg.norm(row) == pytest.approx(1, abs=1e-6)
+    np.testing.assert_allclose(row, encoder.encode(["A man eats."])[0], atol=1e-6)
+
+
+def test_an_adapter_of_a_quantised_base_has_no_code_of_transformers(hub: Hub, adapter: Path) -> None:
+    card = adapter / "angle_llm.json"
+    card.write_text(json.dumps({**json.loads(card.read_text()), "bits": 4}))
+    push(adapter, "user/mine")
+    assert "Not possible in a few lines" in head(hub)["README.md"].decode()
+
+
 def test_a_local_base_is_not_linked_in_the_card(hub: Hub, tmp_path: Path) -> None:
     run = save_tiny_adapter(save_tiny_base("llama", tmp_path / "my-llama"), tmp_path / "adapter")
     merge(run, tmp_path / "merged", check=False)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kills import contents
 from safetensors.torch import load_file, save_file
 from tiny import KINDS, save_tiny_adapter, save_tiny_base, tiny_encoder
 from transformers import AutoModel
@@ -26,7 +27,7 @@ from angle_llm.export.verify import verify
 from angle_llm.model.checks import EXPORT_NAME, ArtifactError
 from angle_llm.model.pooling import pooling_named
 from angle_llm.model.tokenizer import load_tokenizer_file
-from angle_llm.settings_io import MissingLibraryError
+from angle_llm.settings_io import MissingLibraryError, SettingsError
 
 TEXTS = [
     "A man is eating.",
@@ -190,6 +191,14 @@ def test_a_target_in_an_input_folder_is_refused(run: Path, tmp_path: Path) -> No
     for inside in ("adapter", "base"):
         with pytest.raises(ArtifactError, match=f"in the folder of the {inside}"):
             export_sentence_transformers(run, tmp_path / inside / "in", check=False)
+
+
+def test_another_encoder_is_not_replaced(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "other")
+    before = contents(tmp_path / "other")
+    with pytest.raises(SettingsError, match="other is not an empty folder"):
+        export_sentence_transformers(run, tmp_path / "other", check=False)
+    assert contents(tmp_path / "other") == before
 
 
 @pytest.mark.parametrize(

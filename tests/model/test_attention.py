@@ -9,17 +9,19 @@ import pytest
 import torch
 from cases import one_in
 from tiny import POSITIONS, tiny_backbone
+from tiny_tokenizers import TOKENIZERS
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention import flex_attention as flex
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModel, ModernBertConfig, MPNetConfig
+from transformers import AutoModel, BertConfig, LlamaConfig, ModernBertConfig, MPNetConfig
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from angle_llm.model import flex as our_flex
 from angle_llm.model.attention import _TrieContext, trie_output
 from angle_llm.model.backbone import is_causal
+from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.flex import BLOCK, block_mask, compiled_flex, flex_call, flex_problem
 from angle_llm.model.micro_batches import PrefixSharing, plan_micro_batches
 from angle_llm.model.pooling import POOLINGS, EmbeddingModel
@@ -142,13 +144,13 @@ def test_flex_attention_is_compiled_at_most_twice_for_all_lengths(softcap: float
         ids_1T, trie = sequence(texts, causal=True)
         tokens = max(2, -(-ids_1T.shape[1] // BLOCK)) * BLOCK
         lengths.add(tokens)
-        query, key = (torch.randn(1, heads, tokens, 8, requires_grad=with_gradients) for heads in (6, 3))
+        query, key, value = (torch.randn(1, heads, tokens, 8, requires_grad=with_gradients) for heads in (6, 3, 3))
         mask = block_mask(trie, tokens, CPU)
-        output = compiled(query, key, key, mask, cap, 0.3, True)
+        output = compiled(query, key, value, mask, cap, 0.3, True)
     assert len(lengths) >= 6
     assert counter.frame_count <= 2
     # float32 sums in another order
-    torch.testing.assert_close(output, flex_call(query, key, key, mask, cap, 0.3, True), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(output, flex_call(query, key, value, mask, cap, 0.3, True), rtol=1e-5, atol=1e-5)
     torch._dynamo.reset()
 
 
@@ -191,6 +193,46 @@ def test_long_texts_share_prefixes_where_flex_attention_runs(
     monkeypatch.setattr(backbone, "parameters", lambda: iter([on_gpu]))
     assert find_sharing(backbone, "last", causal=True).max_tokens == most
     assert asked == ([] if dropout else [(4, 2, 8, torch.bfloat16, None, 8**-0.5, on_gpu.device, False)])
+
+
+def test_the_layout_of_a_gpu_is_planned_without_one() -> None:
+    """For `plan --device cuda`, and for weights that DeepSpeed moves to the GPU later."""
+    llama, bert = (
+        SentenceEncoder(AutoModel.from_config(config), TOKENIZERS["llama2"]())
+        for config in (
+            LlamaConfig(
+                vocab_size=400, hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
+            ),
+            BertConfig(
+                vocab_size=400, hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
+            ),
+        )
+    )
+    assert (llama.sharing.max_tokens, bert.sharing.packs) == (1024, True)
+    for encoder in (llama, bert):
+        encoder.choose_layout("cuda")
+    assert (llama.sharing.max_tokens, llama.sharing.disabled_because) == (16_384, None)
+    assert not bert.sharing.packs
+    assert "attention dropout" in str(bert.sharing.disabled_because)
+    bert.choose_layout("cpu")
+    assert bert.sharing.packs
+
+
+def test_out_of_memory_in_the_trial_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def kernel(query: Tensor, *_: object) -> Tensor:
+        calls.append(1)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError
+        return query
+
+    monkeypatch.setattr("angle_llm.model.flex.compiled_flex", lambda: kernel)
+    flex_problem.cache_clear()
+    with pytest.raises(torch.OutOfMemoryError):
+        flex_problem(4, 2, 16, torch.float32, None, None, CPU, False)
+    assert flex_problem(4, 2, 16, torch.float32, None, None, CPU, False) is None
+    flex_problem.cache_clear()
 
 
 def test_flex_attention_is_tried_in_a_checkpointed_layer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from angle_llm.data.mixture import LoadedSet, Mixture
 from angle_llm.io import FolderError
 from angle_llm.losses import AngleObjective
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.resumable import ResumableFolder
 from angle_llm.run import fine_tune
 from angle_llm.settings_io import SettingsError, settings_from_dict
 from angle_llm.train import guide_vectors as module
@@ -101,6 +102,34 @@ def test_vectors_are_computed_once_for_an_encoder_and_examples(
     digest(EXAMPLES[:2])
     assert len(loaded) == 3
     assert not list((tmp_path / "run" / "vectors").glob(".*"))
+
+
+def test_vectors_that_were_interrupted_are_completed(
+    guide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TEXTS_AT_ONCE", 4)
+    mixture, folder = Mixture([LoadedSet("all", EXAMPLES)]), tmp_path / "run" / "vectors"
+    whole = guide_vectors(guided(guide), mixture, tmp_path / "other", Processes())["guide"].digest
+    written: list[str] = []
+    write = ResumableFolder.write
+
+    def stops(self: ResumableFolder, name: str, *more: Any) -> None:
+        if len(written) == 1:
+            raise KeyboardInterrupt
+        write(self, name, *more)
+        written.append(name)
+
+    monkeypatch.setattr(ResumableFolder, "write", stops)
+    with pytest.raises(KeyboardInterrupt):
+        guide_vectors(guided(guide), mixture, tmp_path / "run", Processes())
+    assert [path.name for path in folder.iterdir()] == ["guide.parts"]
+    written[:] = []
+    monkeypatch.setattr(
+        ResumableFolder, "write", lambda self, name, *more: (written.append(name), write(self, name, *more))
+    )
+    assert guide_vectors(guided(guide), mixture, tmp_path / "run", Processes())["guide"].digest == whole
+    assert written == ["part-000000000004", "part-000000000008"]
+    assert [path.name for path in folder.iterdir()] == ["guide"]
 
 
 def test_a_run_with_a_guide_and_a_teacher_resumes(guide: Path, tmp_path: Path) -> None:

@@ -80,6 +80,9 @@ def test_tensorboard_hides_the_values_after_the_checkpoint(fake: type[FakeTracke
         ("log", {"loss": 2.5, "evaluation/beir_valid/nDCG_10": 50.0}, 2),
         ("finish",),
     ]
+    with Metrics(settings) as metrics:  # the run starts again
+        metrics.log({"step": 1, "loss": 5.0})
+    assert scalars(tmp_path / "mine", "loss") == [(1, 5.0)]
     stored = next(call[1] for call in fake.calls if call[0] == "settings")
     assert (stored["lora.rank"], stored["report_to"]) == (32, "['tensorboard', 'trackio']")
     assert all(isinstance(value, bool | int | float | str) for value in stored.values())

@@ -13,7 +13,7 @@ import tyro
 
 from angle_llm.config import ModelSettings
 from angle_llm.data.row_settings import RowSettings
-from angle_llm.settings_io import SettingsError
+from angle_llm.settings_io import Positive, SettingsError, check_new_folder, settings_class
 
 if TYPE_CHECKING:
     from angle_llm.model.tokenizer import SentenceTokenizer, SideTokenizers
@@ -24,7 +24,7 @@ _HEAD, _TAIL = 48, 16
 _NO_LIMIT = 1 << 30
 
 
-@dataclass(frozen=True)
+@settings_class
 class CheckSettings(RowSettings):
     """Check data files: format, bad, repeated and contradictory rows, overlap with evaluation sets, token lengths."""
 
@@ -41,7 +41,7 @@ class CheckSettings(RowSettings):
     """Prompt name or YAML file, or `query NAME document NAME`. None: as saved with the model."""
     pooling: str | None = None
     """Pooling. None: as saved with the model."""
-    max_length: int | None = None
+    max_length: Positive | None = None
     """Maximum tokens of a text with its prompt. None: as saved with the model."""
     json: bool = False
     """Print JSON instead of text."""
@@ -53,8 +53,6 @@ class CheckSettings(RowSettings):
     def __post_init__(self) -> None:
         if not self.files:
             raise SettingsError("data check: expected at least one FILE.")
-        if self.max_length is not None and self.max_length < 1:
-            raise SettingsError(f"--max-length: expected 1 or more, got {self.max_length}.")
 
 
 def check_main(settings: CheckSettings) -> None:
@@ -68,10 +66,10 @@ def check_main(settings: CheckSettings) -> None:
     from angle_llm.data.keys import sound
     from angle_llm.data.leakage import read_evaluation_sets
     from angle_llm.data.quality import check_files, train_flags
-    from angle_llm.model.artifact import write_directory
+    from angle_llm.io import write_folder
 
-    if settings.fix is not None and settings.fix.exists() and any(settings.fix.iterdir()):
-        raise SettingsError(f"--fix {settings.fix} is not empty. Remove it, or name a new folder.")
+    if settings.fix is not None:
+        check_new_folder("--fix", settings.fix)
     sets, skipped = read_evaluation_sets(settings.against) if settings.against else ([], [])
     tokens, remark = _tokens(settings)
     checked = check_files(
@@ -82,7 +80,7 @@ def check_main(settings: CheckSettings) -> None:
     fixed: list[dict[str, Any]] = []
     if settings.fix is not None and fixable:
         out = settings.fix
-        write_directory(out, lambda folder: fixed.extend(write_fixed(fixable, folder, out)))
+        write_folder(out, lambda folder: fixed.extend(write_fixed(fixable, folder, out)))
         for (source, report), each in zip(fixable, fixed, strict=True):
             report.train = train_flags(replace(source, path=each["cleaned"], delimiter=None, encoding="utf-8"), report)
     trouble = sum(report.trouble for report in reports)

@@ -58,15 +58,15 @@ class DataSource:
     score_range: tuple[float, float] | None = None
     """Scores of two unrelated texts and of two texts with the same meaning; scores are rescaled to 0..1. A reversed
     range, such as 1 0, is for labels where a small number means similar."""
-    where: dict[str, str | int | float] = field(default_factory=dict)
+    where: dict[str, str | bool | int | float] = field(default_factory=dict)
     """Keep only rows whose columns equal these values."""
-    limit: int | None = None
+    limit: Positive | None = None
     """Use at most this many examples."""
     shuffle_seed: int | None = None
     """Shuffle the examples with this seed before the limit is applied. None: file order."""
     on_bad_row: Literal["raise", "skip"] = "raise"
     """raise: the first bad row stops the run with its file and line. skip: bad rows are skipped and counted."""
-    max_bad_ratio: float = 0.1
+    max_bad_ratio: Annotated[float, Ge(0), Le(1)] = 0.1
     """With skip: a larger share of bad rows stops the run."""
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from angle_llm.io import has_terminal, progress_bar, remove_folder, write_file
 from angle_llm.model.encoder_settings import EncoderName, EncoderOptions
 from angle_llm.prompts import Side
 from angle_llm.resumable import ResumableFolder, check_resumable
-from angle_llm.settings_io import SettingsError
+from angle_llm.settings_io import Positive, SettingsError, settings_class
 from angle_llm.vectors import (
     FORMAT_VERSION,
     INDEX,
@@ -69,7 +70,7 @@ class EmbedFiles(EncoderName):
     """Character encoding of text files, such as utf-8 or cp1252."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class EmbedSettings(EncoderOptions, EmbedFiles):
     """Files, encoder and form of the vectors of `angle-llm embed`."""
 
@@ -77,7 +78,7 @@ class EmbedSettings(EncoderOptions, EmbedFiles):
     """Whether the texts are queries or documents. Required if the two have different prompts."""
     normalize: bool = False
     """Scale every row to length 1. Always done for an encoder that normalises."""
-    dim: int | None = None
+    dim: Positive | None = None
     """Keep the first dimensions only, this many; rows are cut before they are scaled. None: all."""
     precision: Precision = "float32"
     """int8: with a scale per row, its largest magnitude / 127. binary: the signs, eight per byte."""
@@ -85,7 +86,7 @@ class EmbedSettings(EncoderOptions, EmbedFiles):
     """Store the halves of a vector as real and imaginary parts: two columns, or complex64 in .npy."""
     format: Literal["parquet", "npy"] = "parquet"
     """Vectors in a folder: a column of the Parquet shards, or a .npy file beside each shard."""
-    shard_rows: int = 8192
+    shard_rows: Positive = 8192
     """Rows per shard; this many are in memory at a time, and at most this many are embedded again after a kill."""
     store_text: bool = False
     """Store the texts beside the vectors."""
@@ -94,13 +95,10 @@ class EmbedSettings(EncoderOptions, EmbedFiles):
     it in a .skipped.jsonl file beside the shard or the .npy file."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         whole = self.precision in ("float32", "float16")
         half_npy = self.precision == "float16" and (self.one_file or self.format == "npy")
         one_file = "needs more than one .npy file. Give a folder as --output."
         for wrong, message in (
-            (self.dim is not None and self.dim < 1, f"--dim must be at least 1, got {self.dim}."),
-            (self.shard_rows < 1, f"--shard-rows must be at least 1, got {self.shard_rows}."),
             (self.complex and self.dim, "--dim cuts a vector whose halves --complex stores as pairs. Use one of them."),
             (self.complex and not whole, f"--complex needs --precision float32 or float16, got {self.precision}."),
             (self.complex and half_npy, "--complex: .npy has no complex float16. Use float32, or --format parquet."),
@@ -258,7 +256,7 @@ def embed_corpus(
         corpus.check_unchanged(survey)
         if rank != 0:
             return 0
-        _wait_for(parts, set(names))
+        _wait_for(parts, [name for block, name in enumerate(names) if block not in mine])
         manifests = [parts.manifest(name) for name in names]
         rows: int = sum(manifest["values"]["rows"] for manifest in manifests)
         if target is not None:
@@ -282,10 +280,10 @@ def embed_corpus(
         return rows
 
 
-def _wait_for(parts: ResumableFolder, names: set[str]) -> None:
-    """Wait until all processes have written their shards."""
+def _wait_for(parts: ResumableFolder, missing: Sequence[str]) -> None:
+    """Wait until the other processes have written their shards, or repaired damaged ones."""
     logged = time.monotonic()
-    while missing := names.difference(parts.names()):
+    while missing := [name for name in missing if not parts.is_whole(name)]:
         if time.monotonic() - logged > _LOG_SECONDS:
             logged = time.monotonic()
             print(f"waiting for {len(missing)} shards of other processes", file=sys.stderr)

@@ -8,7 +8,6 @@ Legend: T distinct texts, C candidates, W candidates in the window of ranks, Q q
 from __future__ import annotations
 
 import json
-import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ import numpy as np
 
 from angle_llm.data.positives import Material, Query
 from angle_llm.search import Search, cosines, on_grid
-from angle_llm.settings_io import SettingsError
+from angle_llm.settings_io import Finite, NonNegative, Positive, SettingsError
 from angle_llm.text_vectors import TextVectors
 from angle_llm.vectors import Array
 
@@ -41,29 +40,29 @@ class NegativeRules:
     """First and last rank that is used, 1 the candidate nearest to the query; the nearest are often unlabelled
     paraphrases. None as the last: to the end. Not set: by the number of candidates, from 1 41 to 10 50 for 9,000 or
     more."""
-    margin: float | None = None
+    margin: Finite | None = None
     """A negative's cosine must be below that of each positive by more than this. None: no bound."""
-    relative_margin: float | None = 0.05
+    relative_margin: Finite | None = 0.05
     """A negative's cosine must be below that of each positive by more than this share: 0.05 is below 95 % of it, the
     best of the positive-aware rules in NV-Retriever (arXiv 2407.15831). None: no bound."""
-    max_score: float | None = None
+    max_score: Finite | None = None
     """Largest cosine of a negative."""
-    min_score: float | None = None
+    min_score: Finite | None = None
     """Smallest cosine of a negative."""
     same_cluster: Literal["refuse", "allow"] = "refuse"
     """Texts that positive pairs link, over any number of steps, are a cluster:
     whether a negative may be of the cluster of its query."""
-    negatives: int = 1
+    negatives: Positive = 1
     """Negatives per query, beside those that it has."""
     sampling: Literal["top", "random"] = "top"
     """Of the candidates that are left: the nearest, or random ones."""
-    seed: int = 42
+    seed: NonNegative = 42
     """Seed of --sampling random."""
     short: Literal["keep", "drop"] = "keep"
     """Queries with fewer negatives than requested, or none: keep the query with fewer, or drop it."""
-    block_queries: int = 1024
+    block_queries: Positive = 1024
     """Queries mined at a time; at most this many are mined again after a kill."""
-    block_candidates: int = 8192
+    block_candidates: Positive = 8192
     """Candidates in memory at a time."""
 
     def __post_init__(self) -> None:
@@ -77,12 +76,6 @@ class NegativeRules:
                 raise SettingsError(
                     f"--negatives {self.negatives} is more than the {ranks} ranks of --ranks {first} {last}."
                 )
-        for name, least in (("negatives", 1), ("block_queries", 1), ("block_candidates", 1), ("seed", 0)):
-            if (value := getattr(self, name)) < least:
-                raise SettingsError(f"--{name.replace('_', '-')} must be at least {least}, got {value}.")
-        for name in ("margin", "relative_margin", "max_score", "min_score"):
-            if not math.isfinite(bound := getattr(self, name) or 0):
-                raise SettingsError(f"--{name.replace('_', '-')} must be finite, got {bound}.")
 
     def ranks_of(self, count: int) -> tuple[int, int]:
         """Return the first and the last rank for a number of candidates."""

@@ -39,12 +39,12 @@ def write_file(path: Path, fill: Callable[[BinaryIO], object], writer: str | Non
     The hidden name contains `writer`, by default the process id, so that several processes can write one file. A fixed
     `writer` overwrites what a killed process left.
     """
-    path = Path(os.path.realpath(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_file():
         with path.open("wb") as file:
             fill(file)
         return
+    path = Path(os.path.realpath(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _hidden(path, writer)
     try:
         with temporary.open("wb") as file:

@@ -7,7 +7,6 @@ NAME.jsonl.parts/      while mining: parts of groups, and the vectors unless --v
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
@@ -38,7 +37,7 @@ from angle_llm.mining_report import account, format_report
 from angle_llm.model.encoder_settings import EncoderName, EncoderOptions
 from angle_llm.resumable import IDENTITY, ResumableFolder, check_resumable, differences
 from angle_llm.search import searcher
-from angle_llm.settings_io import SettingsError, need_library
+from angle_llm.settings_io import Finite, Positive, SettingsError, need_library, settings_class
 from angle_llm.text_vectors import vectors_of
 from angle_llm.vectors import encoder_identity
 
@@ -66,12 +65,12 @@ class MineFiles(EncoderName):
     """The .jsonl file of groups; the report is written beside it, NAME.report.json.
     The same command resumes after a kill."""
 
-    limit: int | None = None
+    limit: Positive | None = None
     """Mine for at most this many queries. All examples are read and all candidates embedded, so that no positive becomes
     a negative."""
     shuffle_seed: int | None = None
     """Shuffle the examples with this seed. None: file order."""
-    positive_above: float = 0.8
+    positive_above: Finite = 0.8
     """Scored pairs above this score (rescaled to 0..1) are positive pairs."""
     split_positives: bool = False
     """Write a group for each positive, all with the negatives of their query, instead of one for each query. Each
@@ -90,23 +89,19 @@ class MineFiles(EncoderName):
     vectors: Path | None = None
     """A folder that keeps the vectors, for other rules with the same texts.
     None: removed when the groups are written."""
-    shard_rows: int = 8192
+    shard_rows: Positive = 8192
     """Texts embedded at a time; at most this many are embedded again after a kill.
     It may change the last digit of a cosine."""
 
 
-@dataclass(frozen=True)
+@settings_class
 class MineSettings(NegativeRules, RowSettings, EncoderOptions, MineFiles):
     """Files and rules of `angle-llm data mine`."""
 
     def __post_init__(self) -> None:
-        EncoderOptions.__post_init__(self)
-        NegativeRules.__post_init__(self)
+        super().__post_init__()
         vectors = self.vectors and self.vectors.expanduser()
         for wrong, message in (
-            (self.limit is not None and self.limit < 1, f"--limit must be at least 1, got {self.limit}."),
-            (self.shard_rows < 1, f"--shard-rows must be at least 1, got {self.shard_rows}."),
-            (not math.isfinite(self.positive_above), f"--positive-above must be finite, got {self.positive_above}."),
             (self.out.suffix != ".jsonl", f"--out must name the file of groups, NAME.jsonl; got {self.out}."),
             (
                 self.column and not self.corpus,

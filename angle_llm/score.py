@@ -23,7 +23,7 @@ from angle_llm.mine import GroupsOutput, log_replaced_scores
 from angle_llm.mining_report import describe_groups, format_quantiles
 from angle_llm.model.encoder_settings import EncoderOptions
 from angle_llm.resumable import ResumableFolder
-from angle_llm.settings_io import SettingsError
+from angle_llm.settings_io import Finite, Positive, SettingsError, settings_class
 from angle_llm.text_vectors import TextVectors, vectors_of
 from angle_llm.vectors import encoder_identity
 
@@ -42,30 +42,27 @@ class ScoreFiles:
     out: Path
     """The .jsonl file of groups. The same command resumes after a kill."""
 
-    limit: int | None = None
+    limit: Positive | None = None
     """Score at most this many examples."""
     shuffle_seed: int | None = None
     """Shuffle the examples with this seed before the limit is applied. None: file order."""
-    positive_above: float = 0.8
+    positive_above: Finite = 0.8
     """Scored pairs above this score (rescaled to 0..1) are positives, the others negatives of their first text."""
     split_positives: bool = False
     """Write a group for each positive, all with the negatives of their query, instead of one for each query."""
 
-    shard_rows: int = 8192
+    shard_rows: Positive = 8192
     """Texts embedded at a time; at most this many are embedded again after a kill.
     It may change the last digit of a score."""
 
 
-@dataclass(frozen=True)
+@settings_class
 class ScoreSettings(RowSettings, EncoderOptions, ScoreFiles):
     """Score the pairs of a data file by an encoder."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.out.suffix != ".jsonl":
             raise SettingsError(f"--out must name the file of groups, NAME.jsonl; got {self.out}.")
-        if self.shard_rows < 1:
-            raise SettingsError(f"--shard-rows must be at least 1, got {self.shard_rows}.")
 
 
 def score_main(settings: ScoreSettings) -> None:

@@ -12,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
+from dataclasses import MISSING as NONE
 from dataclasses import asdict, field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import wraps
@@ -30,6 +31,7 @@ STRICT = ConfigDict(extra="forbid")
 _FREE_KEYS = ("columns", "where", "prompt")
 Positive = Annotated[int, Ge(1)]
 NonNegative = Annotated[int, Ge(0)]
+Finite = Annotated[float, Gt(-math.inf), Lt(math.inf)]
 PositiveFloat = Annotated[float, Gt(0), Lt(math.inf)]
 NonNegativeFloat = Annotated[float, Ge(0), Lt(math.inf)]
 
@@ -90,6 +92,12 @@ def need_library(module: str, what: str, extra: str) -> None:
     if importlib.util.find_spec(module) is None:
         name = module.replace("_", "-")
         raise MissingLibraryError(f"{what}: {name} is not installed; pip install 'angle_llm[{extra}]'.")
+
+
+def check_new_folder(option: str, folder: Path) -> None:
+    """Raise `SettingsError` unless a folder that an option names is empty or does not exist."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SettingsError(f"{option} {folder} is not an empty folder. Remove it, or name a new one.")
 
 
 def unknown_name(what: str, given: str, known: Iterable[str]) -> str:
@@ -157,6 +165,13 @@ def load_settings(kind: type[Settings], path: str | Path, defaults: Settings | N
     Raises:
         SettingsError: for a missing or malformed file or a setting that is not valid.
     """
+    values = _read_yaml(path)
+    if defaults is not None and isinstance(values, dict):
+        values = merged_settings(settings_to_dict(defaults), values)
+    return settings_from_dict(kind, values, where=str(path))
+
+
+def _read_yaml(path: str | Path) -> Any:
     recipes = bundled_files("recipes")
     path = recipes.get(str(path)) or Path(path).expanduser()
     if not path.is_file():
@@ -164,12 +179,9 @@ def load_settings(kind: type[Settings], path: str | Path, defaults: Settings | N
             f"no settings file at {path}. Give the path of a YAML file, or a recipe: {', '.join(recipes)}."
         )
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not valid YAML in UTF-8: {error}") from error
-    if defaults is not None and isinstance(values, dict):
-        values = merged_settings(settings_to_dict(defaults), values)
-    return settings_from_dict(kind, values, where=str(path))
 
 
 def bundled_files(folder: str) -> dict[str, Path]:
@@ -249,10 +261,33 @@ def config_defaults(
     for position, argument in enumerate(rest):
         name, equals, value = argument.partition("=")
         if name == "--config":
-            path = value if equals else (rest[position + 1] if position + 1 < len(rest) else "")
+            path = value if equals else "".join(rest[position + 1 : position + 2])
+            if not path:
+                raise SettingsError("--config: expected a YAML file.")
             del rest[position : position + (1 if equals else 2)]
-            return load_settings(kind, path, defaults), rest
+            return _completed_by_flags(kind, path) or load_settings(kind, path, defaults), rest
     return None, rest
+
+
+def _completed_by_flags(kind: type[Settings], path: str) -> Settings | None:
+    """Return the settings of a YAML file that lacks required ones, as defaults of tyro, which requires them as flags and
+    then builds the settings, so that all values are checked. None if the file has all required settings."""
+    from tyro import MISSING
+
+    values = _read_yaml(path)
+    unset = {
+        item.name: item.default if item.default_factory is NONE else item.default_factory()
+        for item in fields(cast(Any, kind))
+    }
+    if not isinstance(values, dict) or not any(unset[name] is NONE for name in unset.keys() - values.keys()):
+        return None
+    if unknown := [name for name in values if name not in unset]:
+        raise SettingsError(f"{path}: {unknown_name('setting', str(unknown[0]), unset)}")
+    made = object.__new__(kind)
+    for name, value in (unset | values).items():
+        value = tuple(value) if isinstance(value, list) else MISSING if value is NONE else value
+        object.__setattr__(made, name, value)
+    return made
 
 
 def unknown_flag(flag: str, settings: Any) -> str:

@@ -8,25 +8,23 @@ FOLDER/corpus.jsonl            the distinct second texts of all rows (answers, d
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import tyro
 
 from angle_llm.data.row_settings import RowSettings
-from angle_llm.settings_io import SettingsError
+from angle_llm.settings_io import SettingsError, check_new_folder, settings_class
 
 REST, CORPUS = "train", "corpus"
 SHARES = {"valid": 0.15, "held_out": 0.15}
 
 
-@dataclass(frozen=True)
+@settings_class
 class SplitSettings(RowSettings):
     """Split a data file into parts that share no text, for training, selection of the best model, and evaluation.
 
@@ -51,8 +49,7 @@ class SplitSettings(RowSettings):
                 raise SettingsError(f"--parts {name}: expected a share between 0 and 1, got {share}.")
         if sum(self.parts.values()) >= 1:
             raise SettingsError(f"--parts: expected shares that add up to less than 1, got {self.parts}.")
-        if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
-            raise SettingsError(f"--out {self.out} is not an empty folder. Remove it, or name a new one.")
+        check_new_folder("--out", self.out)
 
 
 def split_main(settings: SplitSettings) -> None:
@@ -94,7 +91,7 @@ def split_main(settings: SplitSettings) -> None:
 
     def fill(folder: Path) -> None:
         content = {name: "".join(lines[row] for row in sorted(rows)) for name, rows in found.items()}
-        content[CORPUS] = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in corpus)
+        content[CORPUS] = "".join(json_row({"text": text}, {}) for text in corpus)
         for name, text in content.items():
             (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
@@ -109,7 +106,7 @@ def split_rows(texts: Sequence[Sequence[str]], counts: Sequence[int]) -> list[li
     """Return the row numbers of each part, given the texts of each row: at most `counts[p]` rows in part p, the rest in
     one more part at the end.
 
-    Linked rows are in one part, see `SplitSettings`. They go to the first part that has room for all of them, in the
+    Linked rows are in one part, see `SplitSettings`. They go to the first part that can hold all of them, in the
     order of a hash of their first text.
     """
     from angle_llm.data.keys import near
@@ -124,10 +121,8 @@ def split_rows(texts: Sequence[Sequence[str]], counts: Sequence[int]) -> list[li
 
 def _linked(texts: Sequence[Sequence[str]]) -> list[list[int]]:
     """Return the row numbers in groups: rows that share a text, up to its near key, are in one."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
     from angle_llm.data.keys import near
+    from angle_llm.data.positives import components
 
     number_of: dict[str, int] = {}
     links = [
@@ -137,10 +132,7 @@ def _linked(texts: Sequence[Sequence[str]]) -> list[list[int]]:
     ]
     if not links:
         return []
-    left, right = np.array(links).T
-    size = len(texts) + len(number_of)
-    graph = coo_array((np.ones(len(links)), (left, right)), shape=(size, size))
     groups: defaultdict[int, list[int]] = defaultdict(list)
-    for row, group in enumerate(connected_components(graph, directed=False)[1][: len(texts)].tolist()):
+    for row, group in enumerate(components(len(texts) + len(number_of), links)[: len(texts)].tolist()):
         groups[group].append(row)
     return list(groups.values())

@@ -7,11 +7,9 @@ python eval/mteb_tasks.py --model DIR --tasks Banking77Classification --name me/
 It needs mteb: pip install 'angle_llm[mteb]'.
 """
 
-import tyro
+import sys
 
-import angle_llm
-from angle_llm.cli import guarded
-from angle_llm.evaluate.mteb_tasks import MtebSettings, mteb_main
+from angle_llm.cli import guarded, run
 
 if __name__ == "__main__":
-    guarded(lambda: mteb_main(tyro.cli(MtebSettings), angle_llm.SentenceEncoder.from_pretrained))
+    guarded(run, ["eval", "mteb", *sys.argv[1:]])

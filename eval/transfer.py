@@ -7,11 +7,9 @@ python eval/transfer.py --model DIR --data-dir DATA --tasks mr cr trec --limit-t
 It needs scikit-learn: pip install 'angle_llm[transfer]'.
 """
 
-import tyro
+import sys
 
-import angle_llm
-from angle_llm.cli import guarded
-from angle_llm.evaluate.transfer import TransferSettings, transfer_main
+from angle_llm.cli import guarded, run
 
 if __name__ == "__main__":
-    guarded(lambda: transfer_main(tyro.cli(TransferSettings), angle_llm.SentenceEncoder.from_pretrained))
+    guarded(run, ["eval", "transfer", *sys.argv[1:]])

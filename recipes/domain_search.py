@@ -151,9 +151,8 @@ def main(settings: DomainSearchSettings) -> None:
     check_same(settings, folder / SETTINGS)
     write_pairs(settings, folder)
     base, model = settings.model.path, folder / "training" / "model"
-    of_base = {"max_length": settings.model.max_length, "revision": settings.model.revision}
     stage(1, f"scores of {base} on the held-out pairs")
-    score(folder, "before.json", model=base, **of_base)  # with its own prompt
+    score(folder, "before.json", model=base, **base_options(settings.model))
     stage(2, f"hard negatives, {settings.negatives} for each training pair")
     pairs = mine(settings, folder) if settings.negatives else folder / TRAIN
     stage(3, f"training on {pairs}")
@@ -282,6 +281,11 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 # --- stages -----------------------------------------------------------------------------------------------------------
 
 
+def base_options(model: ModelSettings) -> dict[str, Any]:
+    """Return how the base is opened before training: as it will be trained, but with its own prompt and pooling."""
+    return {"max_length": model.max_length, "revision": model.revision, "bits": model.bits or "auto"}
+
+
 def score(folder: Path, name: str, **options: Any) -> None:
     """Measure an encoder on the held-out pairs, among all documents."""
     if not (folder / name).exists():
@@ -293,15 +297,13 @@ def score(folder: Path, name: str, **options: Any) -> None:
 
 def mine(settings: DomainSearchSettings, folder: Path) -> Path:
     """Find hard negatives with the base model; return the file of groups."""
-    model = settings.model
     mine_main(
         MineSettings(
             str(folder / TRAIN),
-            model=model.path,
+            model=settings.model.path,
             out=folder / "mined.jsonl",
             negatives=settings.negatives,
-            max_length=model.max_length,
-            revision=model.revision,
+            **base_options(settings.model),
         )
     )
     return folder / "mined.jsonl"

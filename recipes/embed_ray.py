@@ -15,6 +15,7 @@ import json
 import math
 import os
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -27,7 +28,7 @@ from angle_llm.data.formats import RowError, read_text
 from angle_llm.embed import untokenizable
 from angle_llm.model.encoder_settings import EncoderOptions
 from angle_llm.prompts import Side
-from angle_llm.settings_io import SettingsError, need_library
+from angle_llm.settings_io import Positive, SettingsError, need_library, parse_flags, settings_class
 
 if TYPE_CHECKING:
     import pyarrow
@@ -52,7 +53,7 @@ class RayFiles:
     """Column with the texts."""
 
 
-@dataclass(frozen=True)
+@settings_class
 class RaySettings(EncoderOptions, RayFiles):
     """Files, encoder, rows and workers."""
 
@@ -64,24 +65,18 @@ class RaySettings(EncoderOptions, RayFiles):
     """Scale every row to length 1."""
     on_bad_row: Literal["error", "null"] = "error"
     """For a text that is null, empty or without tokens. error: stop. null: write the row with null as its vector."""
-    workers: int = 2
+    workers: Positive = 2
     """Encoders, each in a process of its own."""
     cpus_per_worker: float = 1
     """CPU cores that Ray reserves for a worker; also its number of threads."""
     gpus_per_worker: float = 0
     """GPUs that Ray reserves for a worker."""
-    block_rows: int = 4096
+    block_rows: Positive = 4096
     """Rows encoded at a time, and repeated when a worker dies."""
-    file_rows: int = 65_536
+    file_rows: Positive = 65_536
     """Rows of an output file, at least, except for the last one; in memory while it is written."""
     address: str | None = None
     """Address of a Ray cluster; auto: the one of this machine. None: start Ray on this machine."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("workers", "block_rows", "file_rows"):
-            if (value := getattr(self, name)) < 1:
-                raise SettingsError(f"--{name.replace('_', '-')} must be at least 1, got {value}.")
 
 
 def main(settings: RaySettings) -> None:
@@ -265,4 +260,4 @@ def write_index(output: str, values: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    guarded(lambda: main(tyro.cli(RaySettings, description=__doc__)))
+    guarded(lambda: main(parse_flags(RaySettings, sys.argv[1:], description=__doc__)))

@@ -155,6 +155,15 @@ def test_queries_documents_and_ids_of_a_beir_folder_are_found(tmp_path: Path, be
     assert found(reports(f"{beir}@test", against=[f"{beir}@test"])[0]) == {}
 
 
+def test_a_starter_file_and_a_part_of_a_folder_are_evaluation_sets(tmp_path: Path) -> None:
+    rows = [{"sentence1": f"A man eats {n}.", "sentence2": f"He has {n} meals.", "score": 1} for n in range(3)]
+    for name, some in (("train", rows), ("dev", rows[:1])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    ((_, report),) = checked(str(tmp_path / "train.jsonl"), against=[f"{tmp_path}@dev", "starter:graded_pairs.tsv"])
+    (found,) = [finding for finding in report.findings if finding.kind == "contamination"]
+    assert (found.count, "@dev" in found.text) == (1, True)
+
+
 def test_packed_and_damaged_beir_folders_are_not_passed_over(
     tmp_path: Path, beir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,21 @@ def test_a_settings_file_sets_flags_of_every_command(tmp_path: Path) -> None:
         cli.run(["embed", "--config", str(tmp_path / "embed.yaml")])
 
 
+def test_flags_complete_a_settings_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rows.csv").write_text("a,b,year\n" + "".join(f"text {n},other {n},{n % 2}\n" for n in range(20)))
+    split = ["data", "split", str(tmp_path / "rows.csv"), "--config", str(tmp_path / "split.yaml")]
+    (tmp_path / "split.yaml").write_text("{columns: {text1: a, text2: b}, where: {year: 1}, parts: {valid: 0.5}}")
+    cli.run([*split, "--out", str(tmp_path / "out")])
+    assert "20 rows = 5 in train.jsonl + 5 in valid.jsonl + 10 dropped" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli.run(split)
+    assert "out" in capsys.readouterr().err
+    for content, message in (("{wher: {year: 1}}", "'wher'.*'where'"), ("{parts: {valid: 2}}", "--parts valid.*2")):
+        (tmp_path / "split.yaml").write_text(content)
+        with pytest.raises(SettingsError, match=message):
+            cli.run([*split, "--out", str(tmp_path / "other")])
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -83,6 +98,10 @@ def test_a_settings_file_sets_flags_of_every_command(tmp_path: Path) -> None:
         ([*EMBED, "--input", "none.txt", "--output", "x.npy"], ["none.txt"]),
         ([*EMBED, "--input", "pyproject.toml", "--output", "x.npy"], ["pyproject.toml:4", "empty"]),
         (["eval", "sts", "--model", "./nowhere", "--tasks", "sts99"], ["sts99"]),
+        (["eval", "sts", "--model", "./nowhere", "--resamples", "-1"], ["--resamples: ", "-1"]),
+        (["eval", "sts", "--model", "./nowhere", "--config"], ["--config: expected a YAML file"]),
+        ([*EMBED, "--input", "README.md", "--output", "x", "--shard-rows", "0"], ["--shard-rows: ", "got 0"]),
+        (["data", "check", "README.md", "--fix", "Makefile"], ["--fix Makefile", "not an empty folder"]),
     ],
 )
 def test_a_mistake_is_reported_in_a_sentence(

@@ -216,6 +216,17 @@ def test_rank_0_waits_for_the_others(
     assert contents(tmp_path / "out") == once
 
 
+def test_rank_0_waits_for_a_repair(
+    encoder: SentenceEncoder, lines: Path, once: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard of another process was damaged after the index had been written."""
+    damaged = tmp_path / "once" / "shard-000001.parquet"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    monkeypatch.setattr("time.sleep", lambda _: embed(encoder, lines, tmp_path / "once", rank=1, world_size=2))
+    embed(encoder, lines, tmp_path / "once", world_size=2)
+    assert contents(tmp_path / "once") == once
+
+
 def test_input_that_changes_meanwhile_gets_no_index(
     encoder: SentenceEncoder, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,7 +293,7 @@ def test_the_fingerprint_covers_tokenizer_and_adapter_scale(encoder: SentenceEnc
         ({"complex": True, "dim": 4}, "--dim .*--complex"),
         ({"complex": True, "precision": "int8"}, "--complex .*int8"),
         ({"complex": True, "precision": "float16", "format": "npy"}, "complex float16"),
-        ({"shard_rows": 0}, "--shard-rows .*got 0"),
+        ({"shard_rows": 0}, "shard_rows: .*got 0"),
     ],
 )
 def test_settings_that_exclude_each_other_are_refused(named: dict[str, Any], expected: str) -> None:

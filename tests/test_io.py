@@ -81,6 +81,11 @@ def test_a_link_keeps_its_target_and_a_pipe_is_written_directly(tmp_path: Path) 
     write_json(tmp_path / "pipe", {"a": 1})
     reader.join()
     assert json.loads(read[0]) == {"a": 1}
+    end, start = os.pipe()
+    write_text(f"/dev/fd/{start}", "an unnamed one, such as /dev/stdout in a shell")
+    os.close(start)
+    assert os.read(end, 99) == b"an unnamed one, such as /dev/stdout in a shell"
+    os.close(end)
 
 
 def test_a_folder_that_cannot_be_flushed_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,17 @@ from angle_llm import cli
 from angle_llm.data import DataError
 from angle_llm.io import FolderError
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.search import SearchSettings, best, cosine_matrix, cosines, nearest, on_grid, search_folder, searcher
+from angle_llm.search import (
+    SearchSettings,
+    VectorSearch,
+    best,
+    cosine_matrix,
+    cosines,
+    nearest,
+    on_grid,
+    search_folder,
+    searcher,
+)
 from angle_llm.settings_io import MissingLibraryError, SettingsError
 from angle_llm.vectors import read_index, read_vectors
 
@@ -62,7 +72,7 @@ def test_blocks_of_any_size_equal_brute_force(
 def test_the_number_of_queries_at_once_does_not_matter(queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("angle_llm.search.QUERIES_AT_ONCE", 3)
     vectors = np.random.default_rng(5).standard_normal((40, 8)).astype(np.float32)
-    place, score = nearest(on_grid(vectors[:queries]), np.split(vectors[queries:], [4, 11]), 6)
+    place, score = nearest(on_grid(vectors[:queries]), np.split(on_grid(vectors[queries:]), [4, 11]), 6)
     assert (place.tolist(), score.tolist()) == brute_force(vectors[:queries], vectors[queries:], 6)
 
 
@@ -264,11 +274,30 @@ def test_a_search_loads_the_revision_and_dtype_of_the_vectors(
     assert [hit["cosine"] for hit in hits] == pytest.approx([1] * 13, abs=1e-6)
 
 
+def test_vectors_of_a_quantised_model_are_searched_with_it(
+    bases: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("bitsandbytes", reason="optional: pip install 'angle_llm[quantization]'")
+    write_lines(tmp_path / "texts.txt")
+    given = ["--model", bases[0], "--input", str(tmp_path / "texts.txt"), "--output", str(tmp_path / "out")]
+    cli.run(["embed", *given, "--bits", "8", "--device", "cpu"])
+    index = read_index(tmp_path / "out")
+    (rows,) = (piece.vectors for piece in read_vectors(tmp_path / "out", index))
+    whole, quantised = (SentenceEncoder.from_pretrained(bases[0], bits=bits, device="cpu") for bits in (None, 8))
+    np.testing.assert_array_equal(rows, quantised.encode(TEXTS))
+    assert index.model.bits == 8
+    assert not np.allclose(rows, whole.encode(TEXTS), rtol=1e-4)
+    capsys.readouterr()
+    cli.run(["search", str(tmp_path / "out"), TEXTS[4], "--top", "1"])
+    assert f"1.0000  4  {TEXTS[4]}" in capsys.readouterr().out
+
+
 def test_queries_come_from_a_file_and_hits_go_out_as_json(
     encoder: SentenceEncoder, bases: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_lines(tmp_path / "texts.txt")
-    cli.run(["embed", "--model", bases[0], "--input", str(tmp_path / "texts.txt"), "--output", str(tmp_path / "out")])
+    given = ["--model", bases[0], "--input", str(tmp_path / "texts.txt"), "--output", str(tmp_path / "out")]
+    cli.run(["embed", *given, "--shard-rows", "5", "--device", "cpu"])
     (tmp_path / "queries.csv").write_text(f"id,question\n1,{TEXTS[2]}\n2,{TEXTS[4]}\n")
     capsys.readouterr()
     asked = ["--file", str(tmp_path / "queries.csv"), "--column", "question", "--top", "2", "--json"]
@@ -277,6 +306,19 @@ def test_queries_come_from_a_file_and_hits_go_out_as_json(
     assert [one["query"] for one in found] == [TEXTS[0], TEXTS[2], TEXTS[4]]
     assert [one["hits"][0]["text"] for one in found] == [TEXTS[0], TEXTS[2], TEXTS[4]]
     assert all(one["hits"][0]["cosine"] >= one["hits"][1]["cosine"] for one in found)
+    for in_memory in (True, False):
+        search = VectorSearch(str(tmp_path / "out"), in_memory=in_memory)
+        hits = search([TEXTS[0], TEXTS[2], TEXTS[4]], top=2)
+        assert [[hit._asdict() for hit in own] for own in hits] == [one["hits"] for one in found]
+        for shard in (tmp_path / "out").glob("shard-*"):
+            shard.rename(tmp_path / shard.name)
+        if in_memory:  # also the ids and texts
+            assert search([TEXTS[0], TEXTS[2], TEXTS[4]], top=2) == hits
+        else:
+            with pytest.raises(FolderError, match="missing"):
+                search(["A dog."])
+        for shard in tmp_path.glob("shard-*"):
+            shard.rename(tmp_path / "out" / shard.name)
     with pytest.raises(SettingsError, match="there is no --file"):
         SearchSettings(tmp_path / "out", (TEXTS[0],), column="question")
     with pytest.raises(DataError, match="columns id, question"):

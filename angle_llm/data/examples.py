@@ -205,10 +205,10 @@ def _check_settings(source: DataSource, format: Format, columns: dict[str, str],
             )
 
 
-def _equal(cell: Any, wanted: str | int | float) -> bool:
+def _equal(cell: Any, wanted: str | bool | int | float) -> bool:
     """Return whether two values are equal, ignoring whether a number is written as text:
     TSV files and flags have "0", JSON has 0."""
-    if isinstance(cell, bool):
+    if isinstance(cell, bool) or isinstance(wanted, bool):
         return str(cell).lower() == str(wanted).lower()
     if isinstance(cell, str) == isinstance(wanted, str):
         return bool(cell == wanted)
@@ -246,10 +246,6 @@ def load_examples(source: DataSource, cache: Path | None = None) -> LoadedData:
     With a `cache` folder, examples of more than `store.MEMORY_LIMIT` bytes are written to disk, and the next call reads
     them from there.
     """
-    if source.limit is not None and source.limit < 1:
-        raise DataError(f"limit must be at least 1, got {source.limit}")
-    if not 0 <= source.max_bad_ratio <= 1:
-        raise DataError(f"max_bad_ratio is a share of the rows, 0 to 1, got {source.max_bad_ratio}")
     folder = None if cache is None else cache / "examples" / _store_name(source)
     everything, report = _stored(source, folder) or _read(source, folder)
     if len(report.rejected) > source.max_bad_ratio * report.rows_in:  # wrong settings, or another file than intended

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -101,7 +102,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def read_text(row: Values, field: str) -> str:
-    """Return the text of a field, unchanged; refuse other types, blank text, NUL characters and lone surrogates."""
+    """Return the text of a field, unchanged; refuse other types, NUL characters, lone surrogates, and a text without any
+    letter, digit, punctuation mark or symbol, which has no token."""
     text = _value(row, field)
     if text is None:
         raise RowError(f"{field} is null, expected a text")
@@ -115,6 +117,8 @@ def read_text(row: Values, field: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise RowError(f"{field} has a lone surrogate (half a character) at position {error.start}") from None
+    if not any(unicodedata.category(character)[0] in "LNPS" for character in text):  # the first one, as a rule
+        raise RowError(f"{field} is {text!a:.40}: only invisible or combining characters")
     return text
 
 

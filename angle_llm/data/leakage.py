@@ -21,7 +21,7 @@ from angle_llm.data.beir import JudgedQueries, is_judged, splits_of
 from angle_llm.data.columns import resolve_format
 from angle_llm.data.formats import DataError, Example, Group, ScoredPair, Triple, pairs_of, texts_of
 from angle_llm.data.keys import is_telling, key, near, pair_key, sound
-from angle_llm.data.readers import BadRow, RowSource, find_path, is_data_name, open_rows
+from angle_llm.data.readers import STARTER, BadRow, RowSource, find_path, is_data_name, open_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -224,8 +224,12 @@ def read_evaluation_sets(paths: Iterable[str | Path]) -> tuple[list[EvaluationSe
         if not path.exists() and name and is_judged(folder := find_path(name)):
             found.append(_read_judged(folder, split))
             continue
-        if path.is_file():
-            found.append(_read_set(path, path.name, skipped))
+        if (
+            path.is_file()
+            or str(given).startswith(STARTER)
+            or (name and not path.exists() and find_path(name).is_dir())
+        ):
+            found.append(_read_set(given, path.name, skipped))
             continue
         if not path.is_dir():
             raise DataError(f"--against: no file or folder {path}.")
@@ -261,11 +265,11 @@ def read_evaluation_sets(paths: Iterable[str | Path]) -> tuple[list[EvaluationSe
     return found, skipped
 
 
-def _read_set(path: Path, name: str, skipped: list[str]) -> EvaluationSet:
-    rows = open_rows(path, tables=True)
+def _read_set(source: str | Path, name: str, skipped: list[str]) -> EvaluationSet:
+    rows = open_rows(source, tables=True)
     columns = _text_columns(rows.columns)
     if not columns:
-        raise DataError(f"{path}: no known text column among {rows.columns}.")
+        raise DataError(f"{source}: no known text column among {rows.columns}.")
     pairs: set[int] = set()
     sentences: set[int] = set()
     bad = 0
@@ -280,7 +284,7 @@ def _read_set(path: Path, name: str, skipped: list[str]) -> EvaluationSet:
                 pairs.update(pair_key(left, right) for left in sides[0] for right in sides[1])
     if bad:
         skipped.append(f"{bad:,} unreadable rows of {name}")
-    return EvaluationSet(name, path.resolve(), _array(pairs), _array(sentences))
+    return EvaluationSet(name, (rows.path or Path(source)).resolve(), _array(pairs), _array(sentences))
 
 
 def _texts_in(value: Any) -> list[str]:

@@ -184,19 +184,19 @@ def gather(
         without_positive=len(negatives.keys() - positives.keys()),
         candidates_C=np.array(candidates)[np.sort(firsts)],
         key_T=key_T,
-        cluster_T=_clusters(len(number_of_key), links)[key_T],
+        cluster_T=components(len(number_of_key), links)[key_T],
         positives=_neighbours(links),
         known=_neighbours(known_links),
     )
 
 
-def _clusters(keys: int, links: list[tuple[int, int]]) -> Array:
-    """Return the number (K,) of the cluster of each near key."""
+def components(size: int, links: Sequence[tuple[int, int]]) -> Array:
+    """Return the number (N,) of the connected component of each of `size` nodes; `links` has at least one pair of them."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
     left, right = np.array(links).T
-    graph = coo_array((np.ones(len(links)), (left, right)), shape=(keys, keys))
+    graph = coo_array((np.ones(len(links)), (left, right)), shape=(size, size))
     found: Array = connected_components(graph, directed=False)[1]
     return found
 

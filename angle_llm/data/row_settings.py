@@ -24,7 +24,7 @@ class RowSettings:
     score_range: tuple[float, float] | None = None
     """Scores of two unrelated texts and of two texts with the same meaning.
     None: 0 and 1; in data check: a fitting scale."""
-    where: dict[str, str] = field(default_factory=dict)
+    where: dict[str, str | bool | int | float] = field(default_factory=dict)
     """Keep only rows whose columns equal these values."""
 
     def source_of(self, path: str, **more: Any) -> DataSource:

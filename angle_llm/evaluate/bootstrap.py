@@ -25,13 +25,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from angle_llm.evaluate.correlation import PairScores, UndefinedCorrelationError, spearman
+from angle_llm.evaluate.encoding import RESAMPLES
 from angle_llm.evaluate.sts_tasks import PUBLISHED_TASKS
 
 CONFIDENCE = 0.95
 """Share of the resamples inside an interval."""
-
-RESAMPLES = 1000
-"""Default number of resamples: the ends of an interval vary between seeds by about 2 % of its length."""
 
 _BLOCK = 128  # resamples computed at once: 128 × 4,000 numbers stay in the cache
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from angle_llm.io import plain, write_json
 from angle_llm.model.encoder_settings import EncoderName, EncoderOptions
 from angle_llm.prompts import SIDES, Side
-from angle_llm.settings_io import SettingsError
+from angle_llm.settings_io import NonNegative, Positive, SettingsError
 
 Found = TypeVar("Found")
 
@@ -26,6 +26,8 @@ Rows: TypeAlias = NDArray[np.floating[Any]]
 Encode: TypeAlias = Callable[[list[str]], Rows]
 """Texts (N,) → rows (N, D), in the order given."""
 
+RESAMPLES = 1000
+"""Default number of resamples: the ends of an interval vary between seeds by about 2 % of its length."""
 
 OpenEncoder: TypeAlias = Callable[..., Any]
 """`SentenceEncoder.from_pretrained`, or a function that is called like it."""
@@ -39,16 +41,30 @@ class EvalSettings(EncoderOptions, EncoderName):
     """Encode all texts as queries, or all as documents. None: each with the prompt of its side; a task of single texts
     needs it if there are two prompts."""
 
-    micro_batch_tokens: int | None = None
+    micro_batch_tokens: Positive | None = None
     """Maximum tokens of one forward pass. Changes memory and speed, not results."""
 
     json: Path | None = None
     """Also write model, settings and results to this JSON file."""
 
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedSettings(EvalSettings):
+    """Intervals, and a second encoder."""
+
+    against: str | None = None
+    """Compare with another model, pair by pair or query by query: differences with 95 % interval and p-value. A model,
+    opened with the same flags (prompt, pooling, …), or a .json file written by --json."""
+
+    resamples: NonNegative = RESAMPLES
+    """Bootstrap resamples of the pairs or queries for each 95 % interval. 0: no intervals."""
+
+    seed: NonNegative = 0
+    """Seed of the resamples. Changes intervals slightly, scores not at all."""
+
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.micro_batch_tokens is not None and self.micro_batch_tokens < 1:
-            raise SettingsError(f"--micro-batch-tokens: expected 1 or more, got {self.micro_batch_tokens}.")
+        if self.against is not None and not self.resamples:
+            raise SettingsError("--against needs --resamples for intervals and p-values, got 0.")
 
 
 @dataclass(frozen=True)

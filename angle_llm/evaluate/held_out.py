@@ -136,8 +136,7 @@ def _task(source: str, settings: EvaluationSettings, micro_batch_tokens: int | N
         )
     if _is_answers(source, settings):
         return _retrieval_task(read_answers(_source(source, settings), settings.corpus, settings.corpus_column))
-    columns = open_examples(_source(source, settings)).columns
-    return _sts_task(read_pairs(source, [columns[name] for name in ("text1", "text2", "score")]))
+    return _sts_task(read_pairs(source, _source(source, settings).columns))
 
 
 def _file_of(source: str) -> str:

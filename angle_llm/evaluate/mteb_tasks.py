@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from angle_llm.evaluate.encoding import Encode, EvalSettings, OpenEncoder, evaluated, finish
 from angle_llm.evaluate.results import report, table
-from angle_llm.settings_io import need_library
+from angle_llm.settings_io import need_library, settings_class
 
 if TYPE_CHECKING:
     from angle_llm.evaluate.mteb_encoder import MtebEncoder
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 METRIC = "main score of mteb × 100"
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class MtebSettings(EvalSettings):
     """Tasks of MTEB, run by mteb, which downloads their data from the Hugging Face hub."""
 
@@ -37,7 +37,6 @@ class MtebSettings(EvalSettings):
     """Folder for mteb's result files, in the format of its leaderboard. None: none are written."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not self.tasks:
             raise ValueError("--tasks: expected at least one task of MTEB, such as STSBenchmark, got none.")
 

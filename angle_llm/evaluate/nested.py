@@ -17,7 +17,7 @@ from angle_llm.evaluate.encoding import Encode, OpenEncoder, check_names, evalua
 from angle_llm.evaluate.results import report, table
 from angle_llm.evaluate.sts import evaluate
 from angle_llm.evaluate.sts_tasks import StsTask, StsTaskSettings, select_tasks
-from angle_llm.settings_io import need_library
+from angle_llm.settings_io import need_library, settings_class
 
 if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 METRIC = "Spearman × 100 on STS tasks"
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class NestedEvalSettings(StsTaskSettings):
     """Spearman correlation on STS tasks of an encoder cut to its first layers and dimensions, from one encoding."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -17,11 +17,12 @@ import numpy as np
 import tyro
 
 from angle_llm.data.row_settings import RowSettings
-from angle_llm.evaluate.bootstrap import RESAMPLES, Interval, mean_interval
+from angle_llm.evaluate.bootstrap import Interval, mean_interval
 from angle_llm.evaluate.encoding import (
+    RESAMPLES,
+    ComparedSettings,
     Encode,
     EncodedTexts,
-    EvalSettings,
     OpenEncoder,
     Used,
     check_names,
@@ -46,10 +47,11 @@ from angle_llm.evaluate.retrieval_tasks import (
     read_flickr30k,
     read_groups,
 )
+from angle_llm.settings_io import SettingsError, settings_class
 
 
-@dataclass(frozen=True, kw_only=True)
-class RetrievalSettings(RowSettings, EvalSettings):
+@settings_class
+class RetrievalSettings(RowSettings, ComparedSettings):
     """Exact retrieval by cosine similarity: BEIR folders, questions with answers, groups of texts, Flickr30k captions.
 
     Intervals cover other queries, not another training seed. --against compares two models query by query. Truncation
@@ -83,25 +85,13 @@ class RetrievalSettings(RowSettings, EvalSettings):
     data_dir: Path | None = None
     """Folder with flickr30k/test_2016.jsonl.gz, to evaluate on it as in AnglE's paper."""
 
-    against: str | None = None
-    """Compare with another model query by query: differences with 95 % interval and p-value. A model, opened with the
-    same flags (prompt, pooling, …), or a .json file written by --json."""
-
-    resamples: int = RESAMPLES
-    """Bootstrap resamples of the queries for each interval. 0: no intervals."""
-
-    seed: int = 0
-    """Seed of the resamples."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        for flag, value in (("--resamples", self.resamples), ("--seed", self.seed)):
-            if value < 0:
-                raise ValueError(f"{flag}: expected 0 or more, got {value}.")
-        if self.against is not None and not self.resamples:
-            raise ValueError("--against needs --resamples for intervals and p-values, got 0.")
-        if self.corpus is not None and not self.pairs:
-            raise ValueError("--corpus adds candidates to --pairs, which is not set.")
+        given = [
+            item.name for item in fields(RowSettings) if getattr(self, item.name) != getattr(RowSettings(), item.name)
+        ]
+        if not self.pairs and (given := [*given, *(["corpus"] if self.corpus is not None else [])]):
+            raise SettingsError(f"--{given[0].replace('_', '-')} belongs to --pairs, which is not set.")
 
     def read_tasks(self) -> list[RetrievalTask]:
         """Return the tasks. Raises `ValueError` for none."""

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from angle_llm.evaluate.bootstrap import RESAMPLES, Interval, compare, percentile_interval, resampled_spearman
+from angle_llm.evaluate.bootstrap import Interval, compare, percentile_interval, resampled_spearman
 from angle_llm.evaluate.correlation import PairScores, UndefinedCorrelationError, pair_cosines, pearson, spearman
 from angle_llm.evaluate.encoding import (
+    ComparedSettings,
     Encode,
     EncodedTexts,
     OpenEncoder,
@@ -46,6 +47,7 @@ from angle_llm.evaluate.sts_tasks import (
     select_tasks,
 )
 from angle_llm.io import write_text
+from angle_llm.settings_io import settings_class
 
 if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder
@@ -56,8 +58,8 @@ PUBLISHED_EDITS = ("append_full_stop", "double_quotes_to_single", "final_questio
 PAIR_FORMATS = (".csv", ".jsonl")
 
 
-@dataclass(frozen=True, kw_only=True)
-class StsEvalSettings(StsTaskSettings):
+@settings_class
+class StsEvalSettings(ComparedSettings, StsTaskSettings):
     """Spearman and Pearson correlation on STS tasks, with intervals and published scores.
 
     Scores depend on the text: published tables use SentEval's (--variant senteval), those of prompted models with
@@ -68,16 +70,6 @@ class StsEvalSettings(StsTaskSettings):
     edits: Literal["none", "published"] = "none"
     """Edits of each sentence, with any prompt. published: those of PromptEOL and AnglE in evaluation with a prompt: a
     full stop is added, double quotes become single, a final question mark becomes a full stop."""
-
-    resamples: int = RESAMPLES
-    """Bootstrap resamples of the pairs for each 95 % interval. 0: no intervals."""
-
-    seed: int = 0
-    """Seed of the resamples. Changes intervals slightly, scores not at all."""
-
-    against: str | None = None
-    """Compare with another model pair by pair: differences with 95 % interval and p-value. A model, opened with the
-    same flags (prompt, pooling, …), or a .json file written by --json."""
 
     markdown: Path | None = None
     """Also write the printed report to this file."""
@@ -95,11 +87,6 @@ class StsEvalSettings(StsTaskSettings):
         super().__post_init__()
         if self.variant == "senteval" and self.data_dir is None:
             raise ValueError("--variant senteval needs --data-dir: the hub has only raw text.")
-        for flag, value in (("--resamples", self.resamples), ("--seed", self.seed)):
-            if value < 0:
-                raise ValueError(f"{flag}: expected 0 or more, got {value}.")
-        if self.against is not None and not self.resamples:
-            raise ValueError("--against needs --resamples for intervals and p-values, got 0.")
         if self.pairs_out is not None and self.pairs_out.suffix not in PAIR_FORMATS:
             raise ValueError(
                 f"--pairs-out: expected a file name ending in {' or '.join(PAIR_FORMATS)}, got {self.pairs_out}."

@@ -18,13 +18,16 @@ Files below a data directory, in this project's layout or as SentEval's download
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+from angle_llm.config import DataSource
+from angle_llm.data.examples import open_examples
 from angle_llm.data.formats import DataError
-from angle_llm.data.readers import RowSource, find_path, is_data_name, open_rows
+from angle_llm.data.readers import STARTER, RowSource, is_data_name, open_rows
 from angle_llm.evaluate.encoding import EvalSettings
 from angle_llm.evaluate.task_files import (
     Layout,
@@ -39,9 +42,6 @@ from angle_llm.evaluate.task_files import (
 from angle_llm.settings_io import unknown_name
 
 TextVariant = Literal["raw", "senteval"]
-
-STARTER = "starter:"
-"""Prefix of files in the package, such as `starter:graded_pairs.tsv`."""
 
 COLUMNS = ("sentence1", "sentence2", "score")
 _SICK_COLUMNS = ("sentence_A", "sentence_B", "relatedness_score")
@@ -170,7 +170,7 @@ def select_tasks(names: Sequence[str], data_dir: Path | None, variant: TextVaria
 
 
 def _is_path(name: str) -> bool:
-    return name.startswith(STARTER) or "/" in name or is_data_name(name)
+    return name.startswith(STARTER) or "/" in name or "@" in name or is_data_name(name)
 
 
 def available_tasks(data_dir: str | Path | None, variant: TextVariant = "raw") -> list[str]:
@@ -212,18 +212,23 @@ def read_task(data_dir: str | Path | None, task: str, variant: TextVariant = "ra
     return StsTask(task, label, variant, source, pairs, official_pairs)
 
 
-def read_pairs(path: str | Path, columns: Sequence[str] = COLUMNS) -> StsTask:
-    """Return a task named after a file with columns sentence1, sentence2, score (or as named), and optionally subtask or
-    genre.
+def read_pairs(path: str | Path, columns: Mapping[str, str] = MappingProxyType({})) -> StsTask:
+    """Return a task named after a file with columns sentence1, sentence2, score, and optionally subtask or genre.
 
-    `path` is a TSV, CSV, JSONL or Parquet file, or `starter:NAME`. Raises `FileNotFoundError`, or `ValueError` with
-    file and line of a malformed row.
+    `path` is a TSV, CSV, JSONL or Parquet file, FOLDER@NAME, or `starter:NAME`. Other names of the columns are those
+    that training recognises, or given by `columns` (text1, text2, score → column).
+
+    Raises:
+        DataError: for a file that does not exist or lacks columns, and for a malformed row, with file and line.
     """
     source = str(path)
-    if not source.startswith(STARTER) and not find_path(source).is_file():
-        raise FileNotFoundError(f"no pair file at {source}; expected a table with columns {', '.join(COLUMNS)}.")
-    name = Path(source.removeprefix(STARTER).removesuffix(".gz")).stem
-    return StsTask(name, name, "file", source, tuple(_pairs(open_rows(source, tables=True), columns)))
+    rows = open_rows(source, tables=True)
+    names: Sequence[str] = COLUMNS
+    if columns or not set(COLUMNS) <= set(rows.columns):
+        found = open_examples(DataSource(path=source, format="scored_pair", columns=dict(columns))).columns
+        names = [found[name] for name in ("text1", "text2", "score")]
+    name = Path(str(rows.path).removesuffix(".gz")).stem
+    return StsTask(name, name, "file", source, tuple(_pairs(rows, names)))
 
 
 def edited(task: StsTask, name: str, edit: Callable[[str], str]) -> StsTask:

@@ -39,12 +39,12 @@ from angle_llm.evaluate.transfer_tasks import (
     prepared,
     read_transfer_task,
 )
-from angle_llm.settings_io import need_library
+from angle_llm.settings_io import need_library, settings_class
 
 METRIC = "accuracy × 100 of logistic regression on frozen vectors, SentEval's protocols"
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings_class
 class TransferSettings(EvalSettings):
     """Accuracy of a linear classifier on frozen embeddings, on SentEval's transfer tasks, beside published scores."""
 

@@ -18,6 +18,7 @@ from angle_llm.config import DataSource
 from angle_llm.data.examples import DataReport, LoadedData, load_examples
 from angle_llm.data.formats import DataError, PositivePair, ScoredPair, Triple
 from angle_llm.data.readers import BadRow
+from angle_llm.settings_io import SettingsError
 
 GOOD = {"text1": "a", "text2": "b", "score": 1}
 PAIR = {"text1": "a", "text2": "b"}
@@ -85,7 +86,7 @@ def test_key_that_only_later_rows_have_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"limit": 0}, "limit must be at least 1"),
+        ({"limit": 0}, "limit: .*greater than or equal to 1"),
         ({"max_bad_ratio": float("nan")}, "max_bad_ratio"),
         ({"score_range": (5, 5)}, r"score_range .*\[5"),
         ({"format": "positive_pair", "score_range": (0, 5)}, "score_range .* positive_pair"),
@@ -99,7 +100,7 @@ def test_key_that_only_later_rows_have_counts(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
-    with pytest.raises(DataError, match=reason):
+    with pytest.raises((DataError, SettingsError), match=reason):
         load(write(tmp_path / "x.jsonl", GOOD), **settings)
 
 
@@ -173,7 +174,7 @@ def test_only_a_hub_id_uses_the_network(
 @pytest.mark.parametrize(("cell", "wanted", "kept"), [
     (0, 0, True), (0, "0", True), ("0", 0, True), ("0", "0", True), (0.0, 0, True), ("a", "a", True),
     (True, "true", True), (0, 1, False), ("07", "7", False), ("a", 0, False), (None, 0, False),
-    (False, 0, False), ([0], "0", False),
+    (False, 0, False), ([0], "0", False), (True, True, True), ("True", True, True), (False, True, False), (1, True, False),
 ])  # fmt: skip
 def test_where_compares_numbers_as_text_or_number(tmp_path: Path, cell: object, wanted: str | int, kept: bool) -> None:
     data = load(write(tmp_path / "x.jsonl", {**GOOD, "flag": wanted}, {**GOOD, "flag": cell}), where={"flag": wanted})

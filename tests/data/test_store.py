@@ -20,6 +20,7 @@ from angle_llm.config import DataSource
 from angle_llm.data import DataError, Example, Group, PositivePair, ScoredPair, Triple, store
 from angle_llm.data.examples import load_examples
 from angle_llm.data.store import StoredExamples, digest_of, open_store, write_store
+from angle_llm.settings_io import SettingsError
 
 ROWS = 10_000
 
@@ -70,8 +71,8 @@ def test_warm_store_does_not_read_the_source(
     other = replace(source, limit=10, max_bad_ratio=0.2)
     assert list(load_examples(other, tmp_path / "cache").examples) == first.examples[:10]
     for wrong, reason in (({"limit": -5}, "limit"), ({"max_bad_ratio": 7.0}, "max_bad_ratio")):
-        with pytest.raises(DataError, match=reason):
-            load_examples(replace(source, **wrong), tmp_path / "cache")  # type: ignore[arg-type]
+        with pytest.raises(SettingsError, match=reason):
+            replace(source, **wrong)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"1 of 10,000 rows are bad"):
         load_examples(replace(source, max_bad_ratio=0), tmp_path / "cache")
 

@@ -303,8 +303,9 @@ def test_questions_are_searched_among_the_answers_of_a_file(tmp_path: Path, caps
     with pytest.raises(ValueError, match="--corpus"):
         RetrievalSettings(model="m", corpus=corpus)
     for wrong, message in (
-        ({"resamples": -1}, "--resamples.*-1"),
-        ({"seed": -1}, "--seed"),
+        ({"resamples": -1}, "resamples: .*got -1"),
+        ({"seed": -1}, "seed: .*got -1"),
+        ({"where": {"lang": "en"}}, "--where belongs to --pairs"),
         ({"resamples": 0, "against": "m"}, "--against.*--resamples"),
     ):
         with pytest.raises(ValueError, match=message):

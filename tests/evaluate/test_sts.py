@@ -15,6 +15,7 @@ from evaluate_samples import Words, hashed_words, parsed, recorded, rows_of, wri
 from programs import run
 from scipy import stats
 
+from angle_llm.data import DataError
 from angle_llm.evaluate import (
     StsEvalSettings,
     StsPair,
@@ -162,7 +163,7 @@ def test_score_during_training(tmp_path: Path) -> None:
     encoder.scale = 0.0
     with pytest.raises(UndefinedCorrelationError, match=r"pairs\.tsv"):
         score(encoder)
-    with pytest.raises(FileNotFoundError, match=r"other\.tsv"):
+    with pytest.raises(DataError, match=r"other\.tsv"):
         sts_score(tmp_path / "other.tsv")
 
 
@@ -220,7 +221,8 @@ def test_command_opens_the_encoder_with_its_flags_and_writes_json(
     flags = ["--prompt", "p", "--pooling", "mean", "--max-length", "50", "--micro-batch-tokens", "99"]
     [encoder] = run_main(tmp_path, *flags, "--revision", "abc", "--json", tmp_path / "out.json")
 
-    options = {"prompt": "p", "pooling": "mean", "max_length": 50, "dtype": "auto", "device": None, "revision": "abc"}
+    options = {"prompt": "p", "pooling": "mean", "max_length": 50, "dtype": "auto", "bits": "auto"}
+    options |= {"device": None, "revision": "abc"}
     assert encoder.opened == ("m", options)
     assert encoder.calls == [{"texts": 80, "micro_batch_tokens": 99}]
     content = json.loads((tmp_path / "out.json").read_text())
@@ -289,11 +291,11 @@ def test_comparison_with_a_model_equals_that_with_its_saved_scores(tmp_path: Pat
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"max_length": 0}, "--max-length.*0"),
-        ({"micro_batch_tokens": -1}, "--micro-batch-tokens.*-1"),
+        ({"max_length": 0}, "max_length: .*got 0"),
+        ({"micro_batch_tokens": -1}, "micro_batch_tokens: .*got -1"),
         ({"variant": "senteval"}, "--variant.*--data-dir"),
-        ({"resamples": -1}, "--resamples.*-1"),
-        ({"seed": -1}, "--seed.*-1"),
+        ({"resamples": -1}, "resamples: .*got -1"),
+        ({"seed": -1}, "seed: .*got -1"),
         ({"resamples": 0, "against": "other"}, "--against.*--resamples"),
         ({"pairs_out": Path("pairs.txt")}, r"--pairs-out.*\.csv.*pairs\.txt"),
         ({"pairs_text": True}, "--pairs-text.*--pairs-out"),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from evaluate_samples import hashed_words, write
 
+from angle_llm.data import DataError
 from angle_llm.evaluate import StsPair, evaluate, read_pairs, read_task, select_tasks
 from angle_llm.evaluate.sts_tasks import TASKS, available_tasks
 
@@ -80,6 +81,10 @@ def test_pair_file_has_columns_by_name_and_no_quoting(tmp_path: Path) -> None:
     assert (task.name, task.label, task.variant, task.official_pairs) == ("pairs", "pairs", "file", None)
     grouped = write(tmp_path / "p.jsonl", '{"sentence1": "a", "sentence2": "b", "score": 1, "genre": "news"}\n')
     assert read_pairs(grouped).pairs == (StsPair("a", "b", 1.0, "news"),)
+    recognised = write(tmp_path / "fold" / "dev.csv", "text1,text2,label\na,b,1\n")
+    for name in (str(recognised), f"{tmp_path}/fold@dev"):
+        [task] = select_tasks([name], None, "auto")
+        assert (task.name, task.pairs) == ("dev", (StsPair("a", "b", 1.0),))
     starter = read_pairs("starter:graded_pairs.tsv")
     assert (starter.name, starter.source) == ("graded_pairs", "starter:graded_pairs.tsv")
     assert len(starter.pairs) >= 100
@@ -88,7 +93,7 @@ def test_pair_file_has_columns_by_name_and_no_quoting(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        ("sentence1\tsentence2\tlabel\na\tb\t1\n", "missing score"),
+        ("sentence1\tsentence2\trating\na\tb\t1\n", "needs a column for the field 'score'"),
         (HEADER, "pairs.tsv"),
         (HEADER + "a\tb\t1\na\tb\n", r"pairs\.tsv:3"),
         (HEADER + "a\tb\thigh\n", r"pairs\.tsv:2.*'high'"),
@@ -99,7 +104,7 @@ def test_pair_file_has_columns_by_name_and_no_quoting(tmp_path: Path) -> None:
 def test_malformed_pair_file(tmp_path: Path, content: str, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         read_pairs(write(tmp_path / "pairs.tsv", content))
-    with pytest.raises(FileNotFoundError, match=r"other\.tsv"):
+    with pytest.raises(DataError, match=r"other\.tsv"):
         read_pairs(tmp_path / "other.tsv")
 
 

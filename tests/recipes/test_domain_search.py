@@ -127,6 +127,15 @@ def test_all_answers_of_a_query_are_held_out_together(settings: DomainSearchSett
         write_pairs(few, tmp_path / "few")
 
 
+def test_a_base_is_quantised_in_all_stages(settings: DomainSearchSettings, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes", reason="optional: pip install 'angle_llm[quantization]'")
+    model, lora = replace(settings.model, bits=8), replace(settings.lora, rank=2)
+    main(replace(settings, model=model, lora=lora, run_dir=str(tmp_path), ask=[]))
+    assert json.loads((tmp_path / "mined.report.json").read_text())["identity"]["model"]["bits"] == 8
+    assert json.loads((tmp_path / "before.json").read_text())["settings"]["bits"] == 8
+    assert json.loads((tmp_path / "training/model/angle_llm.json").read_text())["bits"] == 8
+
+
 def test_documents_or_pairs_are_required() -> None:
     with pytest.raises(SettingsError, match=r"expected --documents FILE, or --data.path FILE"):
         main(replace(STARTER, database="none", documents="a.jsonl", data=DataSettings(path="b.jsonl")))

@@ -19,6 +19,7 @@ from math import ceil
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import tyro
 from speed_peers.job import Clock
@@ -81,6 +82,7 @@ def main(settings: PeerSettings) -> None:
     model = SentenceTransformer(locate(run.model.path).name, device="cpu", model_kwargs={"dtype": "float32"})
     model.max_seq_length = run.model.max_length or model.max_seq_length
     optimizer, scale = run.optimizer, 1 / objective.in_batch_temperature
+    loss: Any
     if run.batch_size > AT_ONCE:
         loss = CachedMultipleNegativesRankingLoss(model, scale=scale, mini_batch_size=AT_ONCE)
     else:

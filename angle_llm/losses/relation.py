@@ -6,6 +6,7 @@ Shapes: N rows (unique texts), P scored pairs, G dimensions of another encoder.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -109,19 +110,15 @@ class Relation:
     def widened(self) -> Relation:
         """Return the relation with int64 numbers, and scores and vectors of float32 at least."""
 
-        def wide(x: Tensor) -> Tensor:
-            return x.to(torch.promote_types(x.dtype, torch.float32))
+        numbers = ("left", "right", "group", "text")
 
-        return Relation(
-            self.left.long(),
-            self.right.long(),
-            wide(self.score),
-            group=None if self.group is None else self.group.long(),
-            teacher=None if self.teacher is None else wide(self.teacher),
-            text=None if self.text is None else self.text.long(),
-            guide=None if self.guide is None else wide(self.guide),
-            teacher_vectors=None if self.teacher_vectors is None else wide(self.teacher_vectors),
-        )
+        def wide(name: str, x: Tensor | None) -> Tensor | None:
+            if x is None:
+                return None
+            return x.long() if name in numbers else x.to(torch.promote_types(x.dtype, torch.float32))
+
+        fields: dict[str, Any] = {name: wide(name, x) for name, x in vars(self).items()}
+        return Relation(**fields)
 
     def subset(self, pairs: Tensor) -> tuple[Tensor, Relation]:
         """Return the ascending rows (n,) of some of the pairs, and the relation of these pairs on those rows."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from angle_llm.data.batch import TextBatch
+from angle_llm.data.positives import components
 from angle_llm.losses import Objective, Relation
 from angle_llm.losses.relation import on_device
 from angle_llm.model.fast_paths import attention_kernels
@@ -165,14 +166,9 @@ def text_of_row(texts: Sequence[str], row_of_N: Tensor) -> Tensor | None:
     text_of_N = torch.tensor([number.setdefault(text, len(number)) for text in texts], dtype=torch.int64)
     if len(number) == len(texts):
         return None
-    label_of_text = torch.arange(len(number))
-    while True:  # the smallest label of connected rows and texts; few rounds, as a text has few rows
-        label_of_row = torch.full((int(row_of_N.max()) + 1,), len(number))
-        label_of_row.scatter_reduce_(0, row_of_N, label_of_text[text_of_N], "amin")
-        before = label_of_text.clone()
-        label_of_text.scatter_reduce_(0, text_of_N, label_of_row[row_of_N], "amin")
-        if torch.equal(before, label_of_text):
-            return label_of_row
+    rows = int(row_of_N.max()) + 1
+    links = list(zip(row_of_N.tolist(), (rows + text_of_N).tolist(), strict=True))
+    return torch.from_numpy(components(rows + len(number), links)[:rows]).long()
 
 
 class _LossValue(NamedTuple):

@@ -13,7 +13,7 @@ from programs import run
 
 from angle_llm.config import ModelSettings, TrainSettings
 from angle_llm.run import check_names
-from angle_llm.settings_io import SettingsError
+from angle_llm.settings_io import MissingLibraryError, SettingsError
 from angle_llm.train.distributed import Processes, _deepspeed_plugin, check_launch
 from angle_llm.train.step import matmul_precision
 
@@ -151,7 +151,7 @@ def test_deepspeed_overlaps_in_stage_2_only(stage: int, overlaps: bool, monkeypa
 def test_quantisation_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     settings = TrainSettings(model=ModelSettings("org/model", bits=4))
-    with pytest.raises(SettingsError, match=r"pip install 'angle_llm\[quantization\]'"):
+    with pytest.raises(MissingLibraryError, match=r"pip install 'angle_llm\[quantization\]'"):
         check_names(settings)
     check_names(replace(settings, model=ModelSettings("org/model")))
 

@@ -31,9 +31,9 @@ class CheckSettings(RowSettings):
     files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE …]")]
     """Files as training reads them. A row that repeats a row of an earlier file is reported for the later file."""
     against: tuple[str, ...] = ()
-    """Evaluation sets that must not be trained on: files, BEIR folders (or one split, FOLDER@test), or folders of
-    them. In a folder, files and splits named after train are skipped; if any file is named after a test, dev, valid or
-    held-out set, only such files are read."""
+    """Evaluation sets that must not be trained on: files (also FOLDER@NAME, starter:NAME), BEIR folders (or one split,
+    FOLDER@test), or folders of them. In a folder, files and splits named after train are skipped; if any file is named
+    after a test, dev, valid or held-out set, only such files are read."""
     model: str | None = None
     """Model whose tokens are counted and printed; only its tokenizer is loaded. none: no tokens.
     None: SmolLM2 if installed."""

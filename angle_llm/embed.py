@@ -283,7 +283,7 @@ def embed_corpus(
 def _wait_for(parts: ResumableFolder, missing: Sequence[str]) -> None:
     """Wait until the other processes have written their shards, or repaired damaged ones."""
     logged = time.monotonic()
-    while missing := [name for name in missing if not parts.is_whole(name)]:
+    while missing := parts.unwritten(missing):
         if time.monotonic() - logged > _LOG_SECONDS:
             logged = time.monotonic()
             print(f"waiting for {len(missing)} shards of other processes", file=sys.stderr)

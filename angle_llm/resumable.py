@@ -146,6 +146,11 @@ class ResumableFolder:
         names = [path.stem[1:] if self._flat else path.parent.name for path in found]
         return sorted({*names, *self._indexed})
 
+    def unwritten(self, names: Iterable[str]) -> list[str]:
+        """Return the names without a part. One of an earlier index counts if its files are as they were written."""
+        written = set(self.names())
+        return [name for name in names if name not in written or (name in self._indexed and not self.is_whole(name))]
+
     def check(self, name: str) -> dict[str, Any]:
         """Return the values of a part after comparing all its files with its manifest.
 

@@ -97,6 +97,7 @@ def check_names(settings: TrainSettings) -> None:
 
     Raises:
         SettingsError, ValueError, FileNotFoundError, ArtifactError, PromptError: naming the value.
+        MissingLibraryError: for bits without bitsandbytes.
     """
     from angle_llm.data.mixture import sets_of
     from angle_llm.model.artifact import EncoderCard, locate_base
@@ -122,12 +123,14 @@ def check_names(settings: TrainSettings) -> None:
     elif (library := library_folder((location := locate(model.path)).name)) and not location.gguf_file:
         LibraryFolder.read(library, None if model.prompt is None else load_prompts(model.prompt))
     for path in encoders_of(settings).values():
-        if not is_saved_encoder(path):
+        if is_saved_encoder(path):
+            locate_base(Path(path).expanduser(), EncoderCard.read(Path(path).expanduser()))
+        else:
             locate(path)
     if model.pooling is not None:
         pooling_named(model.pooling)
     if model.bits is not None:
-        need_library("bitsandbytes", "--model.bits", "quantization")
+        need_library("bitsandbytes", "--model.bits (omit it to train without quantisation)", "quantization")
     for prompt in (model.prompt, *(each.prompt for each in sets_of(settings.data))):
         if prompt is not None:
             load_prompts(prompt)

@@ -180,7 +180,7 @@ class VectorSearch:
         for hit in search(["the export fails with a timeout"], top=3)[0]:
             print(hit.cosine, hit.id, hit.text)
 
-    Vectors are kept in memory, 8 bytes a value, with `in_memory=False` one shard at a time in each call.
+    Vectors are in memory, 8 bytes a value. With `in_memory=False` each call reads them, one shard at a time.
     """
 
     def __init__(
@@ -192,7 +192,9 @@ class VectorSearch:
         side: Side | None = None,
         in_memory: bool = True,
     ) -> None:
-        """`model`: path of the encoder, if it was moved. `prompt`: that of the queries, if not the one of the folder.
+        """Load the encoder and the vectors.
+
+        `model`: path of the encoder, if it was moved. `prompt`: that of the queries, if not the one of the folder.
         `side`: whether the texts searched for are queries (the default) or documents.
 
         Raises:
@@ -223,15 +225,22 @@ class VectorSearch:
         if (weights := fingerprint(self.encoder)) != made_by.weights:
             raise FolderError(
                 f"{self.folder} was made by {made_by.name} with weights {made_by.weights}, and this encoder has {weights}. "
-                "Vectors of different models cannot be compared: name the right one with --model, or embed again."
+                "Vectors of different models cannot be compared: name the right one (--model, in Python model=), or embed again."
             )
         self._pieces = list(pieces_on_grid(self.folder, self.index)) if in_memory else None
 
     def __call__(self, texts: Sequence[str], top: int = 5) -> list[list[Hit]]:
         """Return the `top` most similar rows for each text, best first; ties in order.
 
-        A text that is not stored is read again from the file it was embedded from, and None if that file has changed.
+        A row whose text is not stored (`embed --store-text`) is read from the file that was embedded, in each call. If
+        that file has changed, its text is None.
+
+        Raises:
+            ValueError: for `top` below 1.
+            FolderError: if the folder is damaged.
         """
+        if top < 1:
+            raise ValueError(f"top: expected 1 or more, got {top}.")
         found = search_folder(self.folder, self.index, self.encoder.encode(texts), top, self._pieces)
         known = source_texts(self.index, {hit.row for hits in found for hit in hits if hit.text is None})
         return [[hit._replace(text=known.get(hit.row, hit.text)) for hit in hits] for hits in found]
@@ -318,7 +327,7 @@ def source_texts(index: VectorIndex, rows: set[int]) -> dict[int, str]:
     from angle_llm.data.formats import DataError
 
     source = index.source
-    if source.path is None:
+    if source.path is None or not rows:
         return {}
     try:
         corpus = Corpus.open(

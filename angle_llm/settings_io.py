@@ -12,7 +12,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
-from dataclasses import MISSING as NONE
+from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import asdict, field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import wraps
@@ -116,15 +116,20 @@ def settings_class(kind: type[Settings]) -> type[Settings]:
 
     @wraps(construct)
     def checked(self: Any, *values: Any, **named: Any) -> None:
-        try:
-            construct(self, *values, **named)
-        except ValidationError as error:
-            if _parses_flags.get():
-                raise _FlagError(made, error.errors()) from None
-            raise SettingsError("\n".join(_explain(made, problem) for problem in error.errors())) from None
+        _construct(made, construct, self, values, named)
 
     made.__init__ = checked
     return cast(type[Settings], made)
+
+
+def _construct(kind: Any, construct: Any, made: Any, values: tuple[Any, ...], named: dict[str, Any]) -> None:
+    # Not inside `checked`: a class of a script is pickled with the functions in it, and a context variable cannot be.
+    try:
+        construct(made, *values, **named)
+    except ValidationError as error:
+        if _parses_flags.get():
+            raise _FlagError(kind, error.errors()) from None
+        raise SettingsError("\n".join(_explain(kind, problem) for problem in error.errors())) from None
 
 
 def settings_from_dict(kind: type[Settings], values: object, where: str) -> Settings:
@@ -271,21 +276,28 @@ def config_defaults(
 
 def _completed_by_flags(kind: type[Settings], path: str) -> Settings | None:
     """Return the settings of a YAML file that lacks required ones, as defaults of tyro, which requires them as flags and
-    then builds the settings, so that all values are checked. None if the file has all required settings."""
+    then builds the settings. None if the file has all required settings."""
     from tyro import MISSING
 
-    values = _read_yaml(path)
-    unset = {
-        item.name: item.default if item.default_factory is NONE else item.default_factory()
-        for item in fields(cast(Any, kind))
-    }
-    if not isinstance(values, dict) or not any(unset[name] is NONE for name in unset.keys() - values.keys()):
+    given = _read_yaml(path)
+    known: dict[str, Any] = {item.name: item for item in fields(cast(Any, kind))}
+    required = {name for name, item in known.items() if item.default is item.default_factory is NO_DEFAULT}
+    if not isinstance(given, dict) or not required - given.keys():
         return None
-    if unknown := [name for name in values if name not in unset]:
-        raise SettingsError(f"{path}: {unknown_name('setting', str(unknown[0]), unset)}")
-    made = object.__new__(kind)
-    for name, value in (unset | values).items():
-        value = tuple(value) if isinstance(value, list) else MISSING if value is NONE else value
+    hints, made = get_type_hints(kind, include_extras=True), object.__new__(kind)
+    for name in (*known, *given):
+        if name not in known:
+            raise SettingsError(f"{path}: {unknown_name('setting', str(name), known)}")
+        if name in given:
+            try:
+                value = TypeAdapter(hints[name]).validate_python(given[name])
+            except ValidationError as error:
+                problems = [{**problem, "loc": (name, *problem["loc"])} for problem in error.errors()]
+                raise SettingsError("\n".join(f"{path}: {_explain(kind, one)}" for one in problems)) from None
+        else:
+            item = known[name]
+            value = MISSING if name in required else item.default
+            value = item.default_factory() if value is NO_DEFAULT else value
         object.__setattr__(made, name, value)
     return made
 
@@ -302,6 +314,8 @@ def unknown_flag(flag: str, settings: Any) -> str:
 
     known = list(flags(settings_to_dict(settings), ""))
     given = flag[2:].partition("=")[0].replace("_", "-")
+    if given in known:  # a mapping with a value: tyro makes a flag for each of its keys
+        return f"--{given} is set by --config. Change single values of it with --{given}.NAME VALUE."
     last = {name: name.rpartition(".")[2] for name in known}
     similar = [name for name in known if last[name] == given.rpartition(".")[2]]
     similar = similar or [name for name in known if "".join(word[:1] for word in last[name].split("-")) == given]

@@ -7,7 +7,7 @@ settings that the library does not share is refused. The loss is `MultipleNegati
 term in the form forward for one positive per query; for batches above 64 rows its cached form, which needs less memory.
 The library has one positive per row: a group becomes a row for each positive, and a batch has `batch_size` rows, not
 groups. Groups with the same number of negatives form a dataset; a batch comes from one dataset. No text is twice in a
-batch (`NO_DUPLICATES`); a row that fits in no batch is left out. The order of the examples is the library's own.
+batch (`NO_DUPLICATES`); a row that fits in no batch is skipped. The order of the examples is the library's own.
 Needs pip install 'sentence-transformers[train]'.
 """
 

@@ -282,7 +282,8 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def base_options(model: ModelSettings) -> dict[str, Any]:
-    """Return how the base is opened before training: as it will be trained, but with its own prompt and pooling."""
+    """Return how the base is opened before training: with the length and bits of training, and its own prompt, pooling
+    and dtype."""
     return {"max_length": model.max_length, "revision": model.revision, "bits": model.bits or "auto"}
 
 

@@ -28,7 +28,7 @@ from angle_llm.data.formats import RowError, read_text
 from angle_llm.embed import untokenizable
 from angle_llm.model.encoder_settings import EncoderOptions
 from angle_llm.prompts import Side
-from angle_llm.settings_io import Positive, SettingsError, need_library, parse_flags, settings_class
+from angle_llm.settings_io import NonNegativeFloat, Positive, SettingsError, need_library, parse_flags, settings_class
 
 if TYPE_CHECKING:
     import pyarrow
@@ -67,9 +67,9 @@ class RaySettings(EncoderOptions, RayFiles):
     """For a text that is null, empty or without tokens. error: stop. null: write the row with null as its vector."""
     workers: Positive = 2
     """Encoders, each in a process of its own."""
-    cpus_per_worker: float = 1
+    cpus_per_worker: NonNegativeFloat = 1
     """CPU cores that Ray reserves for a worker; also its number of threads."""
-    gpus_per_worker: float = 0
+    gpus_per_worker: NonNegativeFloat = 0
     """GPUs that Ray reserves for a worker."""
     block_rows: Positive = 4096
     """Rows encoded at a time, and repeated when a worker dies."""

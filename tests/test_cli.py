@@ -68,10 +68,17 @@ def test_flags_complete_a_settings_file(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "split.yaml").write_text("{columns: {text1: a, text2: b}, where: {year: 1}, parts: {valid: 0.5}}")
     cli.run([*split, "--out", str(tmp_path / "out")])
     assert "20 rows = 5 in train.jsonl + 5 in valid.jsonl + 10 dropped" in capsys.readouterr().out
+    with pytest.raises(SettingsError, match=r"--where is set by --config.*--where\.NAME"):
+        cli.run([*split, "--out", str(tmp_path / "other"), "--where", "year", "0"])
+    assert "Warning" not in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cli.run(split)
     assert "out" in capsys.readouterr().err
-    for content, message in (("{wher: {year: 1}}", "'wher'.*'where'"), ("{parts: {valid: 2}}", "--parts valid.*2")):
+    for content, message in (
+        ("{wher: {year: 1}}", "'wher'.*'where'"),
+        ("{parts: {valid: 2}}", "--parts valid.*2"),
+        ("{parts: 3}", r"split\.yaml: parts: .*dictionary, got 3"),
+    ):
         (tmp_path / "split.yaml").write_text(content)
         with pytest.raises(SettingsError, match=message):
             cli.run([*split, "--out", str(tmp_path / "other")])

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from angle_llm.plan import PlanSettings, render
 from angle_llm.settings_io import SettingsError, settings_from_dict
 from angle_llm.train.budget import ROUND_TOKENS, USABLE
 from angle_llm.train.device_memory import GIB, Device, Sharding
+from angle_llm.train.loading import load_encoder
 from angle_llm.train.memory import TokenBudget
 from angle_llm.train.schedule import StepSchedule
 from angle_llm.train.step import boundary_step
@@ -329,6 +331,19 @@ def test_the_forecast_is_of_the_largest_step_and_of_a_full_budget(folder: Path) 
     assert full.expected.optimizer >= 8 * full.trainable
     quarter = forecast(settings(folder, processes=4))
     assert quarter.step.tokens < kept.step.tokens / 2
+
+
+def test_the_layout_is_that_of_the_planned_device(tmp_path: Path) -> None:
+    """Also of weights that are loaded on the CPU and moved to a GPU by ZeRO-3: attention dropout is padded there."""
+    bert = save_tiny_base("bert", tmp_path / "bert")
+    config = json.loads((bert / "config.json").read_text())
+    (bert / "config.json").write_text(json.dumps({**config, "attention_probs_dropout_prob": 0.1}))
+    assert forecast(settings(bert)).work.layout == "packed"
+    assert forecast(settings(bert, device="cuda")).work.layout == "padded"
+    zero_3 = SimpleNamespace(
+        zero_stage=3, is_main=True, world_size=1, device=torch.device("cuda"), load_device=lambda _: torch.device("cpu")
+    )
+    assert load_encoder(ModelSettings(path=str(bert)), zero_3).sharing.packs is False  # type: ignore[arg-type]
 
 
 def test_the_largest_budgets_that_fit_are_chosen(folder: Path) -> None:

@@ -208,8 +208,9 @@ def _check_settings(source: DataSource, format: Format, columns: dict[str, str],
 def _equal(cell: Any, wanted: str | bool | int | float) -> bool:
     """Return whether two values are equal, ignoring whether a number is written as text:
     TSV files and flags have "0", JSON has 0."""
-    if isinstance(cell, bool) or isinstance(wanted, bool):
-        return str(cell).lower() == str(wanted).lower()
+    left, right = str(cell).lower(), str(wanted).lower()
+    if {left, right} & {"true", "false"}:
+        return left == right
     if isinstance(cell, str) == isinstance(wanted, str):
         return bool(cell == wanted)
     try:
@@ -300,7 +301,7 @@ def _store_name(source: DataSource) -> str:
     """Return a folder name that differs for other files, changed files, and other settings of reading."""
     rows = _open_rows(source)
     settings = asdict(replace(source, limit=None, shuffle_seed=None, max_bad_ratio=0))
-    content = json.dumps([1, [file.identity for file in rows.files], rows.stamps(), settings], sort_keys=True)
+    content = json.dumps([2, [file.identity for file in rows.files], rows.stamps(), settings], sort_keys=True)
     name = re.sub(r"[^\w.-]", "-", source.path)[-40:]
     return f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 

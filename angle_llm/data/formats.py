@@ -101,9 +101,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
 # ------------------------------------------------------------------------------------------------ single values
 
 
+_INVISIBLE = {"Cc", "Cf", "Zs", "Zl", "Zp", "Mn", "Mc", "Me"}
+"""Unicode categories. A character that Python does not know yet is Cn."""
+
+
 def read_text(row: Values, field: str) -> str:
-    """Return the text of a field, unchanged; refuse other types, NUL characters, lone surrogates, and a text without any
-    letter, digit, punctuation mark or symbol, which has no token."""
+    """Return the text of a field, unchanged; refuse other types, NUL characters, lone surrogates, and a text of spaces,
+    control and format characters and combining marks only, which many tokenizers drop."""
     text = _value(row, field)
     if text is None:
         raise RowError(f"{field} is null, expected a text")
@@ -117,7 +121,7 @@ def read_text(row: Values, field: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise RowError(f"{field} has a lone surrogate (half a character) at position {error.start}") from None
-    if not any(unicodedata.category(character)[0] in "LNPS" for character in text):  # the first one, as a rule
+    if all(unicodedata.category(character) in _INVISIBLE for character in text):  # reads the first one, as a rule
         raise RowError(f"{field} is {text!a:.40}: only invisible or combining characters")
     return text
 

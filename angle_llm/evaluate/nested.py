@@ -17,7 +17,7 @@ from angle_llm.evaluate.encoding import Encode, OpenEncoder, check_names, evalua
 from angle_llm.evaluate.results import report, table
 from angle_llm.evaluate.sts import evaluate
 from angle_llm.evaluate.sts_tasks import StsTask, StsTaskSettings, select_tasks
-from angle_llm.settings_io import need_library, settings_class
+from angle_llm.settings_io import Positive, need_library, settings_class
 
 if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder
@@ -30,12 +30,12 @@ class NestedEvalSettings(StsTaskSettings):
     """Spearman correlation on STS tasks of an encoder cut to its first layers and dimensions, from one encoding."""
 
     tasks: tuple[str, ...] = ("stsb",)
-    """Names of STS tasks, or files with columns sentence1, sentence2, score."""
+    """Names of STS tasks, or files of scored pairs, as in eval sts."""
 
-    layers: tuple[int, ...] = ()
+    layers: tuple[Positive, ...] = ()
     """Numbers of layers to cut to. All layers are always included."""
 
-    dimensions: tuple[int, ...] = ()
+    dimensions: tuple[Positive, ...] = ()
     """Numbers of dimensions to cut to. Empty: halves of halves, down to 8. All dimensions are always included."""
 
     plot: Path | None = None

@@ -87,11 +87,10 @@ class RetrievalSettings(RowSettings, ComparedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = [
-            item.name for item in fields(RowSettings) if getattr(self, item.name) != getattr(RowSettings(), item.name)
-        ]
-        if not self.pairs and (given := [*given, *(["corpus"] if self.corpus is not None else [])]):
-            raise SettingsError(f"--{given[0].replace('_', '-')} belongs to --pairs, which is not set.")
+        defaults = {item.name: getattr(RowSettings(), item.name) for item in fields(RowSettings)} | {"corpus": None}
+        for name, default in defaults.items():
+            if not self.pairs and getattr(self, name) != default:
+                raise SettingsError(f"--{name.replace('_', '-')} belongs to --pairs, which is not set.")
 
     def read_tasks(self) -> list[RetrievalTask]:
         """Return the tasks. Raises `ValueError` for none."""

@@ -61,7 +61,8 @@ class StsTaskSettings(EvalSettings):
 
     tasks: tuple[str, ...] = ()
     """sts12 … sts16, stsb, stsb-dev, sickr (test split), sickr-all, starter:graded_pairs.tsv, or files (TSV, CSV,
-    JSONL, Parquet) with columns sentence1, sentence2, score. Empty: all published tasks that are found."""
+    JSONL, Parquet; FOLDER@NAME) with columns sentence1, sentence2, score, or names that training recognises. Empty: all
+    published tasks that are found."""
 
     variant: Literal["auto", "raw", "senteval"] = "auto"
     """raw: sentences as released (MTEB). senteval: tokenised and lower-cased (published tables). auto: raw, or senteval
@@ -223,9 +224,16 @@ def read_pairs(path: str | Path, columns: Mapping[str, str] = MappingProxyType({
     """
     source = str(path)
     rows = open_rows(source, tables=True)
+    if rows.path is None or not rows.path.is_file():
+        raise DataError(f"{source}: expected one file of scored pairs, got a folder. FOLDER@NAME is FOLDER/NAME.*")
     names: Sequence[str] = COLUMNS
     if columns or not set(COLUMNS) <= set(rows.columns):
-        found = open_examples(DataSource(path=source, format="scored_pair", columns=dict(columns))).columns
+        try:
+            found = open_examples(DataSource(path=source, format="scored_pair", columns=dict(columns))).columns
+        except DataError as error:
+            if columns:
+                raise
+            raise DataError(f"{str(error).partition(' Map it')[0]} Name the columns {', '.join(COLUMNS)}.") from None
         names = [found[name] for name in ("text1", "text2", "score")]
     name = Path(str(rows.path).removesuffix(".gz")).stem
     return StsTask(name, name, "file", source, tuple(_pairs(rows, names)))

@@ -12,9 +12,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import numpy as np
+from annotated_types import Ge
 
 from angle_llm.evaluate.bootstrap import Interval, accuracy_interval
 from angle_llm.evaluate.encoding import (
@@ -39,7 +40,7 @@ from angle_llm.evaluate.transfer_tasks import (
     prepared,
     read_transfer_task,
 )
-from angle_llm.settings_io import need_library, settings_class
+from angle_llm.settings_io import NonNegative, Positive, need_library, settings_class
 
 METRIC = "accuracy × 100 of logistic regression on frozen vectors, SentEval's protocols"
 
@@ -54,17 +55,17 @@ class TransferSettings(EvalSettings):
     tasks: tuple[str, ...] = ()
     """mr, cr, subj, mpqa, sst2, trec, mrpc. Empty: all that are found."""
 
-    limit_train: int | None = None
+    limit_train: Positive | None = None
     """Use a random sample of at most this many training examples of a task (of all examples in cross-validation).
     Faster, but not comparable; the table reports it."""
 
     drop_repeated: bool = False
     """Drop training examples whose text is tested too. SentEval keeps them; they are counted in any case."""
 
-    folds: int = FOLDS
+    folds: Annotated[int, Ge(2)] = FOLDS
     """Folds of cross-validation; published tables use 10."""
 
-    seed: int = FOLD_SEED
+    seed: NonNegative = FOLD_SEED
     """Seed of the folds and of the sample; SentEval uses 1111."""
 
 

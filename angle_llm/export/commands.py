@@ -72,7 +72,7 @@ class VerifySettings:
     texts: Path | None = None
     """A UTF-8 file with one text per line. None: built-in texts."""
     pairs: str | None = None
-    """A TSV file of scored pairs (sentence1, sentence2, score), or starter:graded_pairs.tsv: compare Spearman too."""
+    """A file of scored pairs, as in eval sts, such as starter:graded_pairs.tsv: compare Spearman too."""
     side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
     """Compare only this side of an encoder with two prompts, such as with a folder of `export --as`."""
     tolerance: PositiveFloat | None = None

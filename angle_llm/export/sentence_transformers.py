@@ -38,7 +38,7 @@ from angle_llm.model.library_folder import MODULES_NAME, POOLINGS
 from angle_llm.model.tokenizer import SentenceTokenizer, SideTokenizers, Tokenizer, load_tokenizer_file
 from angle_llm.model.weights import open_base
 from angle_llm.prompts import SIDES, Side, SidePrompts, load_prompt, load_prompts
-from angle_llm.settings_io import check_new_folder, need_library
+from angle_llm.settings_io import need_library
 
 _POOLINGS = {ours: theirs for theirs, ours in POOLINGS.items()} | {"last-avg": "mean_tokens", "last-max": "max_tokens"}
 """Our poolings → names of the library."""
@@ -90,7 +90,8 @@ def export_sentence_transformers(
     if check:
         need_library("sentence_transformers", "the comparison (--no-verify skips it)", "export")
     check_target(source, locate(card.base or str(source)), target)
-    check_new_folder("OUT", target)
+    if target.is_dir() and any(target.iterdir()):
+        raise ArtifactError(f"OUT {target} has files. Name a new folder.")
     if side is not None:
         card = replace(card, prompt=load_prompts(card.prompt.of(side)))
     tokenizer = load_tokenizer(BackboneLocation(str(source)))

@@ -30,9 +30,11 @@ _DYNAMIC_ROPE = {"longrope", "dynamic"}
 """Rotary embeddings with frequencies that depend on the longest text of the batch, beyond the original positions."""
 
 
-def find_sharing(backbone: nn.Module, pooling: str, *, causal: bool, kind: str | None = None) -> PrefixSharing:
+def find_sharing(
+    backbone: nn.Module, pooling: str, *, causal: bool, device: torch.device | None = None
+) -> PrefixSharing:
     """Return whether texts of the backbone can share prefixes, or be packed without padding: by its config, and by
-    comparing states. `kind` is that of the device that will compute, such as cuda, if it is not the one of the weights."""
+    comparing states. `device` is the one that will compute; None: that of the weights."""
     reason = None
     if not causal:
         reason = "in a bidirectional model the state of a token depends on later tokens"
@@ -56,8 +58,9 @@ def find_sharing(backbone: nn.Module, pooling: str, *, causal: bool, kind: str |
     # depend on the order of tokens in the sequence.
     windows.pop("sliding_window", None)
     window = getattr(config, "sliding_window", None)  # of ModernBERT a property, not in the dictionary
-    on_gpu = (kind or next(backbone.parameters()).device.type) == "cuda"
-    most = MOST_TOKENS_CUDA if on_gpu and _flex_runs(backbone) else MOST_TOKENS
+    device = device or next(backbone.parameters()).device
+    on_gpu = device.type == "cuda"
+    most = MOST_TOKENS_CUDA if on_gpu and _flex_runs(backbone, device) else MOST_TOKENS
     longest = min(most, window if window and window > 0 else most, _steady_positions(config, most))
     if windows:
         return PrefixSharing(f"its config has an unknown window, {next(iter(windows))}")
@@ -75,21 +78,21 @@ def _has_attention_dropout(config: Any) -> bool:
     return any(getattr(config, name, 0) for name in _ATTENTION_DROPOUT)
 
 
-def _flex_runs(backbone: nn.Module) -> bool:
-    """Return whether FlexAttention runs on the device of a backbone, with heads as in its config; for weights that are
-    not on a GPU yet, whether it is expected to."""
+def _flex_runs(backbone: nn.Module, device: torch.device) -> bool:
+    """Return whether FlexAttention runs on a GPU, with heads as in the config of a backbone; on a machine without one (a
+    plan) whether it is expected to."""
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
     heads = getattr(config, "num_attention_heads", None)
     if not heads or _has_attention_dropout(config):
         return False
-    weight = next(backbone.parameters())
     kv_heads, width = getattr(config, "num_key_value_heads", None), getattr(config, "head_dim", None)
     width = width or config.hidden_size // heads
-    if weight.device.type != "cuda":
+    if device.index is None:
         return bool(width >= _FLEX_WIDTH)
     softcap = getattr(config, "attn_logit_softcapping", None)
     shape = heads, kv_heads or heads, width
-    return flex_problem(*shape, weight.dtype, softcap, width**-0.5, weight.device, False) is None
+    dtype = next(backbone.parameters()).dtype
+    return flex_problem(*shape, dtype, softcap, width**-0.5, device, False) is None
 
 
 def _steady_positions(config: Any, most: int) -> int:

@@ -90,7 +90,7 @@ def choose_budget(
                 ValueError,
                 AttributeError,
                 TypeError,
-            ) as error:  # of code that reads values: it has none here
+            ) as error:  # the model reads values, which a meta device lacks
                 log(f"warning: no forecast of memory ({type(error).__name__}: {error}); {budget}")
                 return budget
         log(described(choice, free, settings, forecast))

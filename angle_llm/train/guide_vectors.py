@@ -119,7 +119,8 @@ def encoders_of(settings: TrainSettings) -> dict[str, str]:
 
 
 def _prepare(folder: Path, path: str, data: Mixture, processes: Processes) -> None:
-    """Compute the vectors, unless the folder has those of this encoder and these examples. Killed, it resumes."""
+    """Compute the vectors, unless the folder has those of this encoder and these examples. A killed computation
+    is resumed."""
     source = {"encoder": _stamp(path), "examples": data.digest}
     work = folder.with_name(f"{folder.name}.parts")
     if work.is_dir() and read_object(work / IDENTITY) != source:
@@ -134,8 +135,7 @@ def _prepare(folder: Path, path: str, data: Mixture, processes: Processes) -> No
                 write_json(target / "source.json", source)
 
             write_folder(folder, fill)
-    if work.is_dir():
-        remove_folder(work)
+    remove_folder(work)
     gc.collect()  # before the model is loaded
     if processes.device.type == "cuda":
         torch.cuda.empty_cache()

@@ -42,7 +42,6 @@ def load_encoder(settings: ModelSettings, processes: Processes) -> SentenceEncod
             raise SettingsError(f"ZeRO-3 does not train {settings.path}, which is cut to some layers or dimensions.")
     if partitioned and not processes.is_main:
         encoder, config = outline.encoder_twin(settings)
-        encoder.choose_layout(processes.device.type)
         backbone = outline.backbone_outline(config, outline.stored_dtype(config, settings.dtype))
         encoder.model = outline.put_in(encoder.model, backbone)
     else:
@@ -57,10 +56,10 @@ def load_encoder(settings: ModelSettings, processes: Processes) -> SentenceEncod
             device=processes.load_device(settings.bits),
         )
         if partitioned:  # the weights are on the CPU until DeepSpeed partitions them
-            encoder.choose_layout(processes.device.type)
+            encoder.choose_layout(processes.device)
     if partitioned and processes.world_size > 1:
-        encoder.base, encoder.base_revision, fingerprint = processes.from_main(
-            lambda: (encoder.base, encoder.base_revision, weights_fingerprint(encoder.model.backbone))
+        encoder.base, encoder.base_revision, encoder.sharing, fingerprint = processes.from_main(
+            lambda: (encoder.base, encoder.base_revision, encoder.sharing, weights_fingerprint(encoder.model.backbone))
         )
         setattr(encoder.model.backbone, ORIGINAL, fingerprint)
         processes.check_equal("layers of the model", _layers(encoder))

@@ -133,7 +133,7 @@ class StepForecast:
         layers: int = config.get_text_config().num_hidden_layers  # type: ignore[operator,union-attr]
         shallow = layers > FEW_LAYERS[-1] and not settings.nested.layers
         self._layers = layers
-        self.bits = encoder.bits or settings.model.bits  # of a base that is stored in bits, or of a plan
+        self.bits = encoder.bits or settings.model.bits  # a base may be stored in bits; a plan has no weights
         self._models: list[EmbeddingModel] = [
             outline.put_in(
                 encoder.model,

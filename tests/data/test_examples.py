@@ -182,6 +182,20 @@ def test_where_compares_numbers_as_text_or_number(tmp_path: Path, cell: object, 
     assert data.report.dropped == ({} if kept else {"filtered by where": 1})
 
 
+@pytest.mark.parametrize(("text", "kept"), [
+    ("\u200b", False), ("\u0301", False), ("\ufeff \u00ad", False), ("\x1b", False),
+    ("\U0001fae9", True), ("1\ufe0f\u20e3", True), ("\ue000", True), ("e\u0301", True), ("?", True),
+])  # fmt: skip
+def test_a_text_of_invisible_characters_is_a_bad_row(tmp_path: Path, text: str, kept: bool) -> None:
+    """A character of a newer Unicode than Python's, and one of private use, are visible."""
+    pairs = [{"text1": "A man eats.", "text2": other} for other in ("He eats.", text)]
+    data = load(write(tmp_path / "x.jsonl", *pairs), "skip", max_bad_ratio=1)
+    assert len(data.examples) == 1 + kept
+    assert ["x.jsonl:2: text2 is" in f"{bad.place}: {bad.reason}" for bad in data.report.rejected] == [True] * (
+        not kept
+    )
+
+
 def test_limit_applies_to_file_order_or_after_a_seeded_shuffle(tmp_path: Path) -> None:
     path = write(tmp_path / "x.jsonl", *({"text1": str(i), "text2": "b"} for i in range(30)))
     everything = load(path).examples

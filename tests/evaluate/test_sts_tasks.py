@@ -85,6 +85,8 @@ def test_pair_file_has_columns_by_name_and_no_quoting(tmp_path: Path) -> None:
     for name in (str(recognised), f"{tmp_path}/fold@dev"):
         [task] = select_tasks([name], None, "auto")
         assert (task.name, task.pairs) == ("dev", (StsPair("a", "b", 1.0),))
+    with pytest.raises(DataError, match="expected one file"):
+        read_pairs(recognised.parent)
     starter = read_pairs("starter:graded_pairs.tsv")
     assert (starter.name, starter.source) == ("graded_pairs", "starter:graded_pairs.tsv")
     assert len(starter.pairs) >= 100

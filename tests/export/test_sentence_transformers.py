@@ -27,7 +27,7 @@ from angle_llm.export.verify import verify
 from angle_llm.model.checks import EXPORT_NAME, ArtifactError
 from angle_llm.model.pooling import pooling_named
 from angle_llm.model.tokenizer import load_tokenizer_file
-from angle_llm.settings_io import MissingLibraryError, SettingsError
+from angle_llm.settings_io import MissingLibraryError
 
 TEXTS = [
     "A man is eating.",
@@ -196,7 +196,7 @@ def test_a_target_in_an_input_folder_is_refused(run: Path, tmp_path: Path) -> No
 def test_another_encoder_is_not_replaced(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "other")
     before = contents(tmp_path / "other")
-    with pytest.raises(SettingsError, match="other is not an empty folder"):
+    with pytest.raises(ArtifactError, match="other has files"):
         export_sentence_transformers(run, tmp_path / "other", check=False)
     assert contents(tmp_path / "other") == before
 

@@ -210,7 +210,7 @@ def test_the_layout_of_a_gpu_is_planned_without_one() -> None:
     )
     assert (llama.sharing.max_tokens, bert.sharing.packs) == (1024, True)
     for encoder in (llama, bert):
-        encoder.choose_layout("cuda")
+        encoder.choose_layout("cuda")  # no GPU is needed
     assert (llama.sharing.max_tokens, llama.sharing.disabled_because) == (16_384, None)
     assert not bert.sharing.packs
     assert "attention dropout" in str(bert.sharing.disabled_because)

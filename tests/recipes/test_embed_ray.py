@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -32,6 +33,14 @@ def documents(tmp_path: Path) -> Path:
     return tmp_path / "documents.parquet"
 
 
+def test_the_settings_of_the_program_reach_the_workers() -> None:
+    """Ray pickles a class of the program itself with its functions."""
+    cloudpickle = pytest.importorskip("cloudpickle", reason="optional: pip install 'angle_llm[ray]'")
+    program = runpy.run_path(str(RECIPE), run_name="program")
+    settings = program["RaySettings"]("m", "in", "out", workers=3)
+    assert cloudpickle.loads(cloudpickle.dumps(settings)).workers == 3
+
+
 def test_missing_columns_and_used_outputs_are_refused(documents: Path, tmp_path: Path) -> None:
     settings = partial(RaySettings, model="m", input=str(documents), output=str(tmp_path / "out"))
 
@@ -39,7 +48,7 @@ def test_missing_columns_and_used_outputs_are_refused(documents: Path, tmp_path:
     assert columns_of(settings(keep=("id",))) == ["id", "text"]
     with pytest.raises(DataError, match=r"no column 'body'; columns: id, text"):
         columns_of(settings(column="body"))
-    with pytest.raises(SettingsError, match=r"--workers must be at least 1, got 0"):
+    with pytest.raises(SettingsError, match=r"workers: .*got 0"):
         settings(workers=0)
     check_empty(str(tmp_path / "out"))
     with pytest.raises(SettingsError, match=r"has 1 files"):

@@ -123,6 +123,7 @@ def test_vectors_that_were_interrupted_are_completed(
     with pytest.raises(KeyboardInterrupt):
         guide_vectors(guided(guide), mixture, tmp_path / "run", Processes())
     assert [path.name for path in folder.iterdir()] == ["guide.parts"]
+    shutil.copytree(folder / "guide.parts", tmp_path / "run of others" / "vectors" / "guide.parts")
     written[:] = []
     monkeypatch.setattr(
         ResumableFolder, "write", lambda self, name, *more: (written.append(name), write(self, name, *more))
@@ -130,6 +131,9 @@ def test_vectors_that_were_interrupted_are_completed(
     assert guide_vectors(guided(guide), mixture, tmp_path / "run", Processes())["guide"].digest == whole
     assert written == ["part-000000000004", "part-000000000008"]
     assert [path.name for path in folder.iterdir()] == ["guide"]
+    written[:] = []
+    guide_vectors(guided(guide), Mixture([LoadedSet("all", EXAMPLES[:2])]), tmp_path / "run of others", Processes())
+    assert written == ["part-000000000000", "part-000000000004"], "other examples: nothing is reused"
 
 
 def test_a_run_with_a_guide_and_a_teacher_resumes(guide: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from angle_llm.model.backbone import state_sizes
 from angle_llm.model.lora import count_parameters, without_adapter
 from angle_llm.model.micro_batches import Plan
 from angle_llm.model.saved_lora import lora_of_run
+from angle_llm.model.sharing import sharing_on
 from angle_llm.model.step_memory import StepMemory
 from angle_llm.model.weights import FlopsPerToken
 from angle_llm.train.batches import BatchPlanner, make_losses
@@ -89,7 +90,7 @@ def forecast(settings: PlanSettings) -> Forecast:
     settings = replace(settings, lora=lora_of_run(settings.model, settings.lora))
     data = load_mixture(settings.data, cache_folder())
     encoder, config = outline.encoder_twin(settings.loaded_model)
-    encoder.choose_layout(settings.device_kind)
+    encoder.sharing = sharing_on(encoder, settings.device_kind)
     dtype = outline.stored_dtype(config, settings.loaded_model.dtype)
     lora = settings.lora if settings.lora.rank else None
     backbone = outline.backbone_outline(config, dtype, lora, bits=settings.model.bits, divided=settings.zero == 3)

@@ -73,11 +73,6 @@ class SentenceEncoder:
         self.base_revision = base_revision
         self.base_fingerprint: str | None = None
 
-    def choose_layout(self, device: str | torch.device) -> None:
-        """Choose the layout of texts for another device than that of the weights. `cuda` without index need not exist."""
-        device = torch.device(device)
-        self.sharing = find_sharing(self.model.backbone, self.pooling, causal=self.model.causal, device=device)
-
     @classmethod
     def from_pretrained(
         cls,

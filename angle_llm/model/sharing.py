@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,9 @@ from angle_llm.model.checks import evaluating, relative_difference
 from angle_llm.model.flex import flex_problem
 from angle_llm.model.micro_batches import PrefixSharing
 from angle_llm.model.prefix_trie import build_trie, shared_prefixes
+
+if TYPE_CHECKING:
+    from angle_llm.model.encoder import SentenceEncoder
 
 MOST_TOKENS = 1024
 """Longer texts are padded: attention with gathered keys needs a mask of queries × keys of a text, and that of one text
@@ -72,6 +75,13 @@ def find_sharing(
     if problem is None:
         return PrefixSharing(reason, longest, packs=reason is not None, causal=causal)
     return PrefixSharing(problem if reason is None else f"{reason}; {problem}", longest)
+
+
+def sharing_on(encoder: SentenceEncoder, device: str | torch.device) -> PrefixSharing:
+    """Return `find_sharing` of an encoder for another device than that of its weights. One without index, such as cuda,
+    need not exist."""
+    device = torch.device(device)
+    return find_sharing(encoder.model.backbone, encoder.pooling, causal=encoder.model.causal, device=device)
 
 
 def _has_attention_dropout(config: Any) -> bool:

@@ -15,6 +15,7 @@ from angle_llm.model.backbone import weights_fingerprint
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.quantization import ORIGINAL
 from angle_llm.model.saved_lora import adapter_folder
+from angle_llm.model.sharing import sharing_on
 from angle_llm.settings_io import SettingsError
 from angle_llm.train.distributed import Processes
 
@@ -56,7 +57,7 @@ def load_encoder(settings: ModelSettings, processes: Processes) -> SentenceEncod
             device=processes.load_device(settings.bits),
         )
         if partitioned:  # the weights are on the CPU until DeepSpeed partitions them
-            encoder.choose_layout(processes.device)
+            encoder.sharing = sharing_on(encoder, processes.device)
     if partitioned and processes.world_size > 1:
         encoder.base, encoder.base_revision, encoder.sharing, fingerprint = processes.from_main(
             lambda: (encoder.base, encoder.base_revision, encoder.sharing, weights_fingerprint(encoder.model.backbone))

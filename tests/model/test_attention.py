@@ -26,7 +26,7 @@ from angle_llm.model.flex import BLOCK, block_mask, compiled_flex, flex_call, fl
 from angle_llm.model.micro_batches import PrefixSharing, plan_micro_batches
 from angle_llm.model.pooling import POOLINGS, EmbeddingModel
 from angle_llm.model.prefix_trie import Trie, build_trie, shared_prefixes
-from angle_llm.model.sharing import find_sharing
+from angle_llm.model.sharing import find_sharing, sharing_on
 
 CPU = torch.device("cpu")
 
@@ -210,12 +210,11 @@ def test_the_layout_of_a_gpu_is_planned_without_one() -> None:
     )
     assert (llama.sharing.max_tokens, bert.sharing.packs) == (1024, True)
     for encoder in (llama, bert):
-        encoder.choose_layout("cuda")  # no GPU is needed
+        encoder.sharing = sharing_on(encoder, "cuda")
     assert (llama.sharing.max_tokens, llama.sharing.disabled_because) == (16_384, None)
     assert not bert.sharing.packs
     assert "attention dropout" in str(bert.sharing.disabled_because)
-    bert.choose_layout("cpu")
-    assert bert.sharing.packs
+    assert sharing_on(bert, "cpu").packs
 
 
 def test_out_of_memory_in_the_trial_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -84,6 +85,10 @@ def check_main(settings: CheckSettings) -> None:
         for (source, report), each in zip(fixable, fixed, strict=True):
             report.train = train_flags(replace(source, path=each["cleaned"], delimiter=None, encoding="utf-8"), report)
     trouble = sum(report.trouble for report in reports)
+    model = settings.model or (None if tokens is None else USUAL_MODEL)
+    for report in reports:
+        if report.train and model not in (None, "none"):
+            report.train = f"--model.path {shlex.quote(str(model))} {report.train}"
 
     if settings.json:
         content = {

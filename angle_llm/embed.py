@@ -75,7 +75,7 @@ class EmbedSettings(EncoderOptions, EmbedFiles):
     """Files, encoder and form of the vectors of `angle-llm embed`."""
 
     side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
-    """Whether the texts are queries or documents. Required if the two have different prompts."""
+    """Whether the texts are queries or documents (in YAML `side`). Required if the two have different prompts."""
     normalize: bool = False
     """Scale every row to length 1. Always done for an encoder that normalises."""
     dim: Positive | None = None
@@ -238,7 +238,8 @@ def embed_corpus(
         kept = {block for block in mine if parts.is_whole(names[block])}
         total, done = (sum(min(shards.rows, survey.rows - shards.rows * block) for block in s) for s in (mine, kept))
         if done and rank == 0:
-            print(f"resuming: {done} of {total} rows are embedded", file=sys.stderr)
+            state = "resuming" if done < total else "nothing to do"
+            print(f"{state}: {done} of {total} rows are embedded", file=sys.stderr)
         title = "embed" if world_size == 1 else f"embed (process {rank} of {world_size})"
         with progress_bar(title, total, "row", done=done, enabled=rank == 0) as progress:
             for block in corpus.blocks(shards.rows, lambda number: number in mine and number not in kept):

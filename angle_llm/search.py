@@ -153,7 +153,7 @@ class SearchSettings:
     prompt: str | dict[str, str] | None = None
     """Prompt name or YAML file for the queries. None: the one of the folder."""
     side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
-    """Whether QUERY is a query or a document. None: query; required if the folder was embedded as queries."""
+    """Whether QUERY is a query or a document (in YAML `side`). None: query; required if the folder was embedded as queries."""
 
     def __post_init__(self) -> None:
         if not (self.queries or self.file) or not all(query.strip() for query in self.queries):

@@ -253,4 +253,6 @@ def test_data_check_names_lines(base: str, tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "rows.jsonl").write_text('{"text1": "a", "text2": "b"}\n' * 2)
     with pytest.raises(SystemExit, match="0"):
         cli.run(["data", "check", str(tmp_path / "rows.jsonl"), "--model", base])
-    assert "lines 2 and 1" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "lines 2 and 1" in shown
+    assert f"angle-llm train --model.path {base} --data.path" in shown

@@ -38,8 +38,8 @@ class EvalSettings(EncoderOptions, EncoderName):
     """The encoder of an evaluation, and a file for the results."""
 
     side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
-    """Encode all texts as queries, or all as documents. None: each with the prompt of its side; a task of single texts
-    needs it if there are two prompts."""
+    """Encode all texts as queries, or all as documents (in YAML `side`). None: each with the prompt of its side; a task of
+    single texts needs it if there are two prompts."""
 
     micro_batch_tokens: Positive | None = None
     """Maximum tokens of one forward pass. Changes memory and speed, not results."""

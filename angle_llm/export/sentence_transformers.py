@@ -89,9 +89,9 @@ def export_sentence_transformers(
         )
     if check:
         need_library("sentence_transformers", "the comparison (--no-verify skips it)", "export")
-    check_target(source, locate(card.base or str(source)), target)
     if target.is_dir() and any(target.iterdir()):
         raise ArtifactError(f"OUT {target} has files. Name a new folder.")
+    check_target(source, locate(card.base or str(source)), target)
     if side is not None:
         card = replace(card, prompt=load_prompts(card.prompt.of(side)))
     tokenizer = load_tokenizer(BackboneLocation(str(source)))

@@ -160,7 +160,7 @@ def test_of_equal_rows_the_earlier_comes_first(encoder: SentenceEncoder, tmp_pat
 
 def test_damaged_and_unfinished_folders_and_bad_queries_are_refused(encoder: SentenceEncoder, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(FolderError, match="out does not exist.*angle-llm embed"):
+    with pytest.raises(FolderError, match=r"out does not exist.*angle-llm embed"):
         read_index(out)
     embed(encoder, write_lines(tmp_path / "texts.txt"), out)
     index, queries = read_index(out), encoder.encode(QUERIES)

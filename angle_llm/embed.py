@@ -238,8 +238,8 @@ def embed_corpus(
         kept = {block for block in mine if parts.is_whole(names[block])}
         total, done = (sum(min(shards.rows, survey.rows - shards.rows * block) for block in s) for s in (mine, kept))
         if done and rank == 0:
-            state = "resuming" if done < total else "nothing to do"
-            print(f"{state}: {done} of {total} rows are embedded", file=sys.stderr)
+            state = f"resuming: {done} of {total} rows" if done < total else f"all {total} rows"
+            print(f"{state} are embedded already", file=sys.stderr)
         title = "embed" if world_size == 1 else f"embed (process {rank} of {world_size})"
         with progress_bar(title, total, "row", done=done, enabled=rank == 0) as progress:
             for block in corpus.blocks(shards.rows, lambda number: number in mine and number not in kept):

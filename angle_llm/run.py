@@ -124,7 +124,8 @@ def check_names(settings: TrainSettings) -> None:
         LibraryFolder.read(library, None if model.prompt is None else load_prompts(model.prompt))
     for path in encoders_of(settings).values():
         if is_saved_encoder(path):
-            locate_base(Path(path).expanduser(), EncoderCard.read(Path(path).expanduser()))
+            folder = Path(path).expanduser()
+            locate_base(folder, EncoderCard.read(folder))
         else:
             locate(path)
     if model.pooling is not None:

@@ -11,6 +11,7 @@ from angle_llm.config import DataSettings, MixedSet, ModelSettings, ObjectiveSet
 from angle_llm.data import DataError
 from angle_llm.model.checks import CARD_NAME, ArtifactError
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.objective_settings import FalseNegativeSettings
 from angle_llm.prompts import PromptError
 from angle_llm.run import fine_tune
 from angle_llm.settings_io import SettingsError
@@ -69,6 +70,15 @@ def test_a_wrong_name_is_refused_before_data_are_read(
     with pytest.raises(kind, match=message):
         fine_tune(replace(settings, model=replace(settings.model, **wrong), data=data))
     assert not settings.run_path.exists()
+
+
+def test_a_missing_base_of_a_guide_is_found_before_data_are_read(
+    moved: Path, settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("angle_llm.data.mixture.load_mixture", never)
+    rules = FalseNegativeSettings(margin=0.0, guide=str(moved))
+    with pytest.raises(FileNotFoundError, match="moved base"):
+        fine_tune(replace(settings, objective=ObjectiveSettings(false_negatives=rules)))
 
 
 def test_wrong_data_are_refused_before_weights_load(settings: TrainSettings) -> None:

@@ -308,6 +308,8 @@ def test_queries_come_from_a_file_and_hits_go_out_as_json(
     assert all(one["hits"][0]["cosine"] >= one["hits"][1]["cosine"] for one in found)
     for in_memory in (True, False):
         search = VectorSearch(str(tmp_path / "out"), in_memory=in_memory)
+        with pytest.raises(ValueError, match="top: expected 1 or more, got 0"):
+            search(TEXTS, top=0)
         hits = search([TEXTS[0], TEXTS[2], TEXTS[4]], top=2)
         assert [[hit._asdict() for hit in own] for own in hits] == [one["hits"] for one in found]
         for shard in (tmp_path / "out").glob("shard-*"):

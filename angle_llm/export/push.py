@@ -31,7 +31,7 @@ from angle_llm.model.hub import ADAPTER_FILES, WHOLE_FILES
 from angle_llm.model.library_folder import MODULES_NAME
 
 _PUSHED = {".json", ".safetensors", ".txt", ".model"}
-_LARGE_JSON = {"tokenizer.json", "vocab.json", "model.safetensors.index.json"}
+_UNCHANGED_JSON = {"tokenizer.json", "vocab.json", "model.safetensors.index.json", MODULES_NAME}
 """Files without paths, uploaded unchanged."""
 _HUBS_OWN = {".gitattributes", "README.md"}
 _OURS = (
@@ -113,7 +113,7 @@ def _check(facts: CardFacts, folder: Path, *, unverified: bool) -> None:
 
 def _content(path: Path, facts: CardFacts) -> Path | bytes:
     """Return a file as it is uploaded: with the base name of the card and without local paths."""
-    if path.suffix != ".json" or path.name in _LARGE_JSON:
+    if path.suffix != ".json" or path.name in _UNCHANGED_JSON:
         return path
     values = read_json(path)
     cleaned = without_paths(values)

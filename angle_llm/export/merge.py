@@ -102,10 +102,11 @@ def merge(
         config.architectures = [type(weights.skeleton).__name__]
         config.save_pretrained(folder)
         write_earlier_names(folder)
-        load_tokenizer(BackboneLocation(str(source))).save_pretrained(folder)
+        tokenizer = load_tokenizer(BackboneLocation(str(source)))
+        tokenizer.save_pretrained(folder)
         whole = replace(card, dtype=dtype, base=None, base_revision=None, base_fingerprint=None, bits=None, layers=None)
         whole.write(folder)
-        write_library_form(folder, weights.skeleton, whole)
+        write_library_form(folder, weights.skeleton, tokenizer, whole)
         write_json(folder / MERGE_NAME, provenance)
         names = (str(run), str(out))
         found.append(finish_folder(folder, source, names, check=check, device=device, original_base=original))

@@ -25,6 +25,7 @@ from typing import Any
 
 from angle_llm.export.texts import SENTENCES
 from angle_llm.model.checks import ArtifactError
+from angle_llm.model.library_folder import tokenizer_config
 from angle_llm.model.tokenizer import TEXT_ENDS, SentenceTokenizer, Tokenizer, plain_ids
 
 _EDITS: dict[str, dict[str, Any]] = {
@@ -64,7 +65,7 @@ def prompt_tokenizer(sentences: SentenceTokenizer) -> PromptTokenizer:
         )
     spec: dict[str, Any] = json.loads(backend.to_str())
     (before, head, merge_span, after), special = sentences.template, sentences.special_tokens
-    config = _config(tokenizer, sentences.max_length)
+    config = tokenizer_config(tokenizer, sentences.max_length)
     steps = [_EDITS[name] for name in prompt.edits]
     if merge_span:
         steps.append({"type": "Replace", "pattern": {"Regex": r"\z"}, "content": merge_span})
@@ -149,31 +150,3 @@ def _around(tokenizer: Tokenizer, before: Sequence[int], after: Sequence[int]) -
     ]
     pair = [text, {"Sequence": {"id": "B", "type_id": 1}}]
     return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}
-
-
-def _config(tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
-    named = {
-        name: str(token)
-        for name in ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-        if (token := getattr(tokenizer, name, None)) is not None
-    }
-    padding = next(
-        (named[name] for name in ("pad_token", "eos_token", "unk_token", "bos_token") if name in named), None
-    )
-    if padding is None:
-        raise ArtifactError(
-            f"{type(tokenizer).__name__} has no padding token. Set a pad_token and save the encoder again; it is masked, so any "
-            "token works."
-        )
-    return {
-        # This class reads tokenizer.json unchanged; the class of a model may rebuild parts of it.
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        **named,
-        "pad_token": padding,
-        "padding_side": "right",
-        "truncation_side": "right",
-        "model_max_length": max_length,
-        "split_special_tokens": True,
-        "clean_up_tokenization_spaces": False,
-        "model_input_names": list(tokenizer.model_input_names),
-    }

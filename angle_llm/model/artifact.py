@@ -35,6 +35,7 @@ from angle_llm.model.foreign import fitted, no_backbone, read_foreign
 from angle_llm.model.library_folder import (
     LibraryFolder,
     library_prompts,
+    tokenizer_config,
     write_library_files,
     write_library_refusal,
 )
@@ -231,7 +232,7 @@ def save_parts(
         (target / "README.md").unlink(missing_ok=True)  # the empty model card of peft
         card.write(target)
         if not is_adapted(backbone):
-            write_library_form(target, backbone, card)
+            write_library_form(target, backbone, tokenizer, card)
         else:
             write_library_refusal(target)
         if check is not None:
@@ -288,28 +289,29 @@ def _earlier_names(config: dict[str, Any]) -> dict[str, Any]:
 _LIBRARY_PROBES = ("A man eats 3 apples.", "Straße, Привет 你好!", "x [SEP] </s> <|im_end|> y", "one two " * 5000)
 
 
-def write_library_form(folder: Path, backbone: nn.Module, card: EncoderCard) -> None:
-    """Make the folder of a whole model a folder of sentence-transformers, or write why it is none (`modules.json`).
+def write_library_form(folder: Path, backbone: nn.Module, tokenizer: Tokenizer, card: EncoderCard) -> None:
+    """Make the folder of a whole model a folder of sentence-transformers, or write a `modules.json` that it refuses.
 
-    It becomes one if the library gives the token ids of this encoder: with a prompt that is text before `{text}`.
+    It becomes one if the library computes the token ids of this encoder: the prompt is text before `{text}`.
     """
+    path = folder / "tokenizer_config.json"
+    original = path.read_bytes() if path.is_file() else b""
     try:
         prompts, default = library_prompts(card.prompt, folder)
-        config = read_json(folder / "tokenizer_config.json")
-        (folder / "tokenizer_config.json").write_text(
-            json_text(dict(sorted({**config, "split_special_tokens": True}.items()))), encoding="utf-8"
-        )
-        tokenizer = load_tokenizer(BackboneLocation(str(folder)))
+        path.write_text(json_text(tokenizer_config(tokenizer, card.max_length)), encoding="utf-8")
+        saved = load_tokenizer(BackboneLocation(str(folder)))
         for side in SIDES:
-            sentences = SentenceTokenizer(tokenizer, card.prompt.of(side), card.max_length)
+            expected = SentenceTokenizer(tokenizer, card.prompt.of(side), card.max_length)(_LIBRARY_PROBES)
             texts = [card.prompt.of(side).head + text for text in _LIBRARY_PROBES]
-            ids = [tokenizer(text, truncation=True, max_length=card.max_length)["input_ids"] for text in texts]
-            if card.dimensions is not None or tokenizer.pad_token is None or ids != sentences(_LIBRARY_PROBES):
+            ids = [saved(text, truncation=True)["input_ids"] for text in texts]
+            if ids != expected or card.dimensions is not None:
                 raise ArtifactError(f"{folder} has other token ids or dimensions in sentence-transformers.")
         write_library_files(
             folder, backbone, card.pooling, card.max_length, normalize=card.normalize, prompts=prompts, default=default
         )
-    except (ArtifactError, FileNotFoundError):
+    except (ArtifactError, FileNotFoundError, ValueError):  # ValueError: a probe without a token
+        if original:
+            path.write_bytes(original)
         write_library_refusal(folder)
 
 

@@ -173,6 +173,41 @@ def library_prompts(prompts: SidePrompts, place: object) -> tuple[dict[str, str]
     return ({"prompt": prompts.query.head}, "prompt") if prompts.query.head else ({}, None)
 
 
+def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
+    """Return a `tokenizer_config.json` with which transformers 4 and 5 read `tokenizer.json` unchanged.
+
+    Names of special tokens in a text are plain characters, as in `tokenizer.plain_ids`.
+
+    Raises:
+        ArtifactError: if no token can be used for padding.
+    """
+    named = {
+        name: str(token)
+        for name in ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+        if (token := getattr(tokenizer, name, None)) is not None
+    }
+    padding = next(
+        (named[name] for name in ("pad_token", "eos_token", "unk_token", "bos_token") if name in named), None
+    )
+    if padding is None:
+        raise ArtifactError(
+            f"{type(tokenizer).__name__} has no padding token. Set a pad_token and save the encoder again; it is masked, so any "
+            "token works."
+        )
+    return {
+        # This class reads tokenizer.json unchanged; the class of a model may rebuild parts of it.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **named,
+        "pad_token": padding,
+        "padding_side": "right",
+        "truncation_side": "right",
+        "model_max_length": max_length,
+        "split_special_tokens": True,
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": list(tokenizer.model_input_names),
+    }
+
+
 def write_library_refusal(folder: Path) -> None:
     """Write a `modules.json` that sentence-transformers cannot open, with an error that names `angle-llm export`.
 
@@ -208,6 +243,8 @@ def write_library_files(
     if "add_pooling_layer" in inspect.signature(type(backbone).__init__).parameters:
         transformer["model_args"] = {"add_pooling_layer": False}  # BERT's pooler is not stored and would be random
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
+    if getattr(config, "attn_logit_softcapping", None):  # Gemma-2: transformers 4 ignores it in other implementations
+        transformer["model_args"] = {"attn_implementation": "eager"}
     dimensions: int = getattr(config, "word_embed_proj_dim", None) or config.hidden_size
     write_json(folder / MODULES_NAME, modules)
     write_json(folder / "sentence_bert_config.json", transformer)

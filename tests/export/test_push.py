@@ -88,7 +88,7 @@ def test_an_adapter_is_uploaded_and_opened(
     assert repo.private
     assert len(repo.messages) == 2  # the one of the hub, and ours: everything in one commit
     assert set(files) == {".gitattributes", "README.md", "angle_llm.json", "adapter_config.json", "adapter_model.safetensors",
-        "tokenizer.json", "tokenizer_config.json"}  # fmt: skip
+        "modules.json", "tokenizer.json", "tokenizer_config.json"}  # fmt: skip
     assert not any(str(tmp_path).encode() in content or b"/home/me" in content for content in files.values())
     base = json.loads(files["adapter_config.json"])
     assert (base["base_model_name_or_path"], base["revision"]) == ("org/base", hub.repos["org/base"].head)

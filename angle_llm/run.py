@@ -85,8 +85,9 @@ def fine_tune(settings: TrainSettings) -> Path:
         budget = choose_budget(settings, encoder, data, losses, run.processes) if run.starts_over else None
 
         # 6. Train, and keep the best model.
+        trainer = Trainer(run, encoder, data, losses, evaluate, settings, budget, vectors)
         run.prepare(data)
-        result = Trainer(run, encoder, data, losses, evaluate, settings, budget, vectors).fit()
+        result = trainer.fit()
         for line in result.report():
             run.log(line)
         return result.model_dir

@@ -77,8 +77,8 @@ USUAL_NAMES: dict[str, tuple[str, ...]] = {
 
 _NO_PAIRS = {
     "captions": "These are several texts of one item; write one row for each pair of them: text1, text2",
-    "text": "These are single texts, as of a classification task, not pairs. To train each text with itself (SimCSE): format: "
-    "positive_pair, columns: {text1: text, text2: text}",
+    "text": "These are single texts, as of a classification task. Training needs pairs of texts that belong together, such as a "
+    "title with its body or a question with its answer",
 }
 """Columns that are known not to be pairs → advice."""
 

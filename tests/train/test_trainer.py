@@ -346,12 +346,40 @@ def test_a_saved_adapter_is_verified_and_a_bad_one_replaces_no_file(
     assert {path.name: path.read_bytes() for path in path.parent.iterdir()} == before
 
 
-def test_an_adapter_that_got_no_gradient_is_an_error(settings: TrainSettings, encoder: SentenceEncoder) -> None:
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_run_whose_gradient_is_zero_stops_in_the_first_step(rank: int, settings: TrainSettings) -> None:
+    encoder = SentenceEncoder.from_pretrained(settings.model.path, max_length=100)
+    if rank:
+        encoder.add_lora(settings.lora)
     pairs = [ScoredPair(f"Dog {n} runs.", f"Animal {n} moves.", 0.5) for n in range(8)]
     loss = AngleObjective(cosine_weight=1, in_batch_weight=0, angle_weight=0)
+    mine = replace(settings, lora=replace(settings.lora, rank=rank))
+    with pytest.raises(TrainingError, match=r"step 1: the gradient is exactly 0 .*--objective\.cosine-weight"):
+        fit(encoder, pairs, loss, mine)
+    assert not list(settings.run_path.glob("*/*.safetensors")), "neither model/ nor interrupted/"
+    assert not read_metrics(settings.run_path)
+
+
+def test_an_adapter_without_an_update_is_an_error(settings: TrainSettings, encoder: SentenceEncoder) -> None:
+    too_small = OptimizerSettings(learning_rate=1e-50)
     with pytest.raises(SavedWeightsError, match="every lora_B is zero"):
-        fit(encoder, pairs, loss, replace(settings, epochs=1))
+        fit(encoder, TRIPLES, AngleObjective(), replace(settings, epochs=1, optimizer=too_small))
     assert np.isfinite(encoder.encode(["A dog."])).all()
+
+
+def test_pairs_of_a_text_with_itself_are_refused(settings: TrainSettings) -> None:
+    """With two prompts a text has two embeddings, and vectors of a teacher are learned from single texts."""
+    folder = settings.run_path.parent
+    (folder / "docs.jsonl").write_text("".join(json.dumps({"text": f"Dog {n} runs."}) + "\n" for n in range(8)))
+    data = DataSettings(path=str(folder / "docs.jsonl"), columns={"text1": "text", "text2": "text"})
+    single = replace(settings, data=data, max_steps=1)
+    with pytest.raises(TrainingError, match=r"docs: expected pairs of two different texts.*title"):
+        fine_tune(single)
+    assert not settings.run_path.exists(), "another run can use the directory"
+    fine_tune(replace(single, model=replace(settings.model, prompt={"query": "query", "document": "passage"})))
+    teacher = save_tiny_base("llama", folder / "teacher", seed=3)
+    taught = ObjectiveSettings(teacher=str(teacher), teacher_vector_weight=1, in_batch_weight=0)
+    fine_tune(replace(single, objective=taught, run_dir=str(folder / "taught")))
 
 
 def test_a_directory_belongs_to_one_run(

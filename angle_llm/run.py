@@ -54,6 +54,9 @@ def fine_tune(settings: TrainSettings) -> Path:
         check_teacher_scores(losses, data)
         for line in data.summary():
             run.log(line)
+        if evaluate is not None and run.starts_over and run.processes.is_main:
+            for line in evaluate.overlap_with(data):
+                run.log(line)
 
         # 3. Vectors of the texts by other encoders, before the weights of this one need memory.
         vectors = guide_vectors(settings, data, run.folder, run.processes)

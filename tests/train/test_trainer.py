@@ -32,6 +32,7 @@ from angle_llm.config import (
     TrainSettings,
 )
 from angle_llm.data.formats import ScoredPair, Triple
+from angle_llm.evaluate.held_out import HeldOutEvaluation, HeldOutTask
 from angle_llm.losses import AngleObjective
 from angle_llm.model.checks import ArtifactError
 from angle_llm.model.depth import LayerStack
@@ -99,7 +100,8 @@ def test_a_run_learns_and_writes_the_documented_files(
     files = {"settings.yaml", "metrics.jsonl", "tensorboard", "model", "result.json"}
     assert {path.name for path in settings.run_path.iterdir()} == files
     assert list((settings.run_path / "tensorboard").rglob("events*"))
-    assert json.loads((settings.run_path / "result.json").read_text())["steps"] == 24
+    stored = json.loads((settings.run_path / "result.json").read_text())
+    assert (stored["steps"], stored["better"]) == (24, None), "without an evaluation"
     trained = SentenceEncoder.from_pretrained(model_dir)
     untrained = SentenceEncoder.from_pretrained(settings.model.path, max_length=100)
     assert np.abs(trained.encode(SENTENCES) - untrained.encode(SENTENCES)).max() > 1e-2
@@ -129,6 +131,7 @@ def test_the_best_model_is_kept_not_the_last(settings: TrainSettings, encoder: S
     )
     stored = json.loads((settings.run_path / "result.json").read_text())
     assert (stored["start"], stored["best"], stored["metrics"]["best"]) == (1.0, 9.0, result.best)
+    assert stored["better"] is True
     assert stored["encoder"] == {"prompt": "summarize_one_word", "pooling": "last", "max_length": 100}
     np.testing.assert_array_equal(SentenceEncoder.from_pretrained(result.model_dir).encode(SENTENCES), seen[2])
     logged = [row["evaluation"] for row in read_metrics(settings.run_path) if "evaluation" in row]
@@ -165,11 +168,11 @@ def test_a_run_stops_after_evaluations_without_a_new_best_one(
 ) -> None:
     """The third evaluation after the best one would be better again. A resumed run stops at the same step."""
     scores = iter([9.0, 5.0, 6.0, 5.0, 6.0, 8.0])
-    monkeypatch.setattr(
-        "angle_llm.evaluate.held_out.held_out_evaluation", lambda *_: lambda encoder: {"task/MRR": next(scores)}
-    )
-    evaluation = EvaluationSettings(tasks=["scripted"], every_steps=1, patience=2)
-    patient = replace(settings, evaluation=evaluation, checkpoint=CheckpointSettings(every_steps=50), resume="auto")
+    task = HeldOutTask("task", ("MRR",), lambda *_: {"MRR": next(scores)})
+    evaluation = HeldOutEvaluation({"scripted": task}, "task/MRR", None)
+    monkeypatch.setattr("angle_llm.evaluate.held_out.held_out_evaluation", lambda *_: evaluation)
+    every_step = EvaluationSettings(tasks=["scripted"], every_steps=1, patience=2)
+    patient = replace(settings, evaluation=every_step, checkpoint=CheckpointSettings(every_steps=50), resume="auto")
     if stop is not None:
         real = Metrics.log
 
@@ -188,7 +191,7 @@ def test_a_run_stops_after_evaluations_without_a_new_best_one(
     assert [row["step"] for row in read_metrics(settings.run_path) if "loss" in row] == [1, 2, 3, 4]
     assert "step 4: stopped, 2 evaluation(s) without a new best model" in (printed := capsys.readouterr().out)
     assert "evaluation before and after (prompt summarize_one_word, pooling last, at most 100 tokens)" in printed
-    assert "warning: task/MRR is 6.00 after training and was 9.00 before" in printed
+    assert result["better"] is False
     fine_tune(replace(patient, resume="step-000004"))
     assert json.loads((settings.run_path / "result.json").read_text())["steps"] == 4
 

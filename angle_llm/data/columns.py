@@ -77,8 +77,8 @@ USUAL_NAMES: dict[str, tuple[str, ...]] = {
 
 _NO_PAIRS = {
     "captions": "These are several texts of one item; write one row for each pair of them: text1, text2",
-    "text": "These are single texts, as of a classification task, not pairs. To train each text with itself (SimCSE): format: "
-    "positive_pair, columns: {text1: text, text2: text}",
+    "text": "These are single texts, as of a classification task. Training needs pairs of texts that belong together, such as a "
+    "title with its body or a question with its answer",
 }
 """Columns that are known not to be pairs → advice."""
 
@@ -117,7 +117,7 @@ def resolve_format(format: str, mapping: Mapping[str, str], columns: Sequence[st
                 f"{nearest(column, columns)}"
             )
     name = _guess_format(mapping, columns) if format == "auto" else format
-    required, fields = FORMATS[name].fields, _fields(name, mapping, columns)
+    required, fields = FORMATS[name].fields, fields_of(name, mapping, columns)
     if foreign := [field for field in mapping if field not in fields]:
         raise DataError(f"`columns` maps {', '.join(foreign)}, but format {name} has the fields {', '.join(fields)}")
     found = {}
@@ -140,7 +140,7 @@ def resolve_format(format: str, mapping: Mapping[str, str], columns: Sequence[st
     return name, found
 
 
-def _fields(name: str, mapping: Mapping[str, str], columns: Sequence[str]) -> tuple[str, ...]:
+def fields_of(name: str, mapping: Mapping[str, str], columns: Sequence[str]) -> tuple[str, ...]:
     """Return all fields that a format can have in a file: required, optional, and numbered negatives of a group."""
     format = FORMATS[name]
     numbered = dict.fromkeys(filter(NUMBERED_NEGATIVE.fullmatch, (*mapping, *columns))) if name == "group" else ()
@@ -163,7 +163,7 @@ def _names_a_group(mapping: Mapping[str, str], used: set[str]) -> bool:
 def _guess_format(mapping: Mapping[str, str], columns: Sequence[str]) -> str:
     fits: dict[str, set[str]] = {}
     for name, format in FORMATS.items():
-        fields = _fields(name, mapping, columns)
+        fields = fields_of(name, mapping, columns)
         found = {field: _candidates(field, mapping, columns) for field in fields}
         if format.combine is None and all(found[field] for field in format.fields) and set(mapping) <= set(fields):
             used = {column for candidates in found.values() for column in candidates}

@@ -9,6 +9,7 @@
 | contradiction | yes | a pair of texts whose labels, in any row of any file, differ by more than half the scale |
 | unlike itself | yes | two equal texts with a low score |
 | contamination | yes | rows whose pair is in an evaluation set, or whose query is one of a BEIR folder |
+| no pairs | yes | every row has one text only, paired with itself; training stops |
 | untokenisable | yes | texts without any token; training stops at them |
 | label not read | no | positive pairs beside a column of numbers that may be their label |
 | scale | no | scores outside 0..1, and the scale they were read on |
@@ -194,8 +195,10 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
 
     groups: Counter[str] = Counter()
     short: Counter[str] = Counter()
+    single = True
 
     def new_texts() -> Iterator[str]:
+        nonlocal single
         for row, result in reading.outcomes():
             account.count(result)
             if isinstance(row, Row) and isinstance(result, Dropped) and result.reason == "neutral":
@@ -208,6 +211,7 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
                     positives, negatives = len(result.positives), len(result.negatives)
                     counts = (positives, negatives, not negatives, result.scores is not None)
                     groups.update(dict(zip(_GROUP_COUNTS, counts, strict=True)))
+                single = single and len(set(texts_of(result))) == 1
                 short.update(text for text in map(str.strip, texts_of(result)) if len(text) <= _SHORT)
                 yield from keys.add(row.line, result, row.values if isinstance(row, Row) else {})
 
@@ -238,6 +242,9 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
     if not used:
         report.add("unreadable", 1, "no example is left", trouble=True)
         return paths
+    if single:
+        text = "every row pairs a text with itself: nothing can be learned. Use texts that belong together, such as a title"
+        report.add("no pairs", used, f"{text} with its body or a question with its answer", trouble=True)
     if short:
         shown = ", ".join(f"{text!r}: {count:,}" for text, count in short.most_common(SHOWN_PLACES))
         more = ", …" if len(short) > SHOWN_PLACES else ""

@@ -60,7 +60,11 @@ class TrainResult:
         name = next(iter(self.best))
         before, after = self.start[name], self.best[name]
         warning = f"warning: {name} is {after:.2f} after training and was {before:.2f} before: the model is not better"
-        return [f"evaluation before and after ({used}):", *rows, *([] if after > before else [warning])]
+        return [
+            f"evaluation before training and of the saved model ({used}):",
+            *rows,
+            *([] if after > before else [warning]),
+        ]
 
 
 class Run:

@@ -323,6 +323,8 @@ def test_ambiguous_or_unknown_columns_are_refused_with_the_choice(names: str, re
     ("format", "mapping", "names", "reason"),
     [
         ("auto", {"text": "a"}, "a", "unknown field 'text'. Did you mean 'text"),
+        ("auto", {"question": "text1"}, "question answer", "'question' is a column, so write its field before it"),
+        ("auto", {}, "frage antwort", "Add `--data.columns FIELD COLUMN …`, such as `--data.columns text1 question"),
         ("auto", {"text1": "sentnce1"}, "sentence1", r"'sentnce1'; nearest: 'sentence1'"),
         ("scored_pair", {}, "text1 text2 scores", r"'score' .*nearest: 'scores'.*`--data.columns score COLUMN`"),
         ("triple", {"score": "x"}, "x", "format triple has no field score. Its fields: anchor, positive, negative"),

@@ -136,12 +136,13 @@ def retrieval_report(
         tables.append(table(header, rows, words=1))
         notes.append(
             f"{task.label}: {task.queries:,} queries, {task.candidates:,} candidates, {task.answers:,} answers; "
-            + (f"for {task.skipped:,} queries, their own text or document is no candidate; " if task.skipped else "")
+            + (f"{task.skipped:,} queries are not compared with their own text or document; " if task.skipped else "")
             + f"searched in {task.search_seconds:.1f} s."
         )
         if "strict" in task.metrics:
             notes.append(
-                "strict: the first R candidates are exactly the R answers; in top 5: the first five hold them."
+                "strict: share of queries whose R answers are the first R candidates; in top 5: share of queries whose answers "
+                "are all in the first five."
             )
         if task.name == FLICKR30K:
             published = ", ".join(f"{name} {strict}" for name, strict in PUBLISHED_STRICT.items())

@@ -30,7 +30,7 @@ The encoder is saved in {model}. To use it:
 
     angle-llm embed --model {model} --input texts.txt --output rows.npy{side}
 
-To evaluate it on data that did not select it:
+Now measure it on held-out data:
 
     {command}
 """

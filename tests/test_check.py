@@ -250,7 +250,7 @@ def test_bad_rows_are_reported_with_file_and_line(tmp_path: Path) -> None:
     (finding,) = report.findings
     assert finding.kind == "rejected"
     assert finding.text.startswith(
-        f"3 rows cannot be used. 2 × text2 is empty (first: {path}:3); 1 × not a JSON object"
+        f"3 rows cannot be used: 2 × text2 is empty (first: {path}:3); 1 × not a JSON object"
     )
     assert finding.text.endswith(f"(first: {path}:2)")
 
@@ -300,7 +300,7 @@ def test_placeholders_are_a_note(tmp_path: Path) -> None:
     (report,) = reports(write(tmp_path / "x.jsonl", *rows))
     (finding,) = report.findings
     assert (finding.kind, finding.count, finding.trouble) == ("short", 3, False)
-    assert "('?': 2, 'N/A': 1)" in text_of(report)
+    assert "('?': 2 ×, 'N/A': 1 ×)" in text_of(report)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -25,13 +25,20 @@ from angle_llm.evaluate.retrieval import evaluate_retrieval
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask, is_beir, read_answers, read_beir, root_and_split
 from angle_llm.evaluate.sts import evaluate
 from angle_llm.evaluate.sts_tasks import StsTask, read_pairs
-from angle_llm.settings_io import SettingsError, need_library, unknown_name
+from angle_llm.settings_io import SettingsError, need_library, settings_class, unknown_name
 
 if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder
 
 MTEB = "mteb:"
 MetricValues = dict[str, float]
+
+
+@settings_class
+class _TaskSource(DataSource):
+    """A file of evaluation.tasks."""
+
+    FLAGS: ClassVar[str] = "--evaluation."
 
 
 @dataclass(frozen=True)
@@ -179,9 +186,10 @@ def _task(source: str, settings: EvaluationSettings, micro_batch_tokens: int | N
     if is_beir(source):
         return _retrieval_task(read_beir(source), judged=True)
     if not _is_file(source):
+        missing = "does not exist" if not find_path(source).exists() else "is none of them"
         raise SettingsError(
             f"evaluation.tasks: expected a file of pairs, a BEIR folder (with corpus.jsonl, queries.jsonl, qrels/) or "
-            f"mteb:NAME, got {source}, which does not exist or is none of them."
+            f"mteb:NAME, got {source}, which {missing}."
         )
     if _is_answers(source, settings):
         task = read_answers(_source(source, settings), settings.corpus, settings.corpus_column)
@@ -200,7 +208,9 @@ def _file_of(source: str) -> str:
 def _source(path: str, settings: EvaluationSettings) -> DataSource:
     """Return a file with those of the columns that it has."""
     found = open_rows(path, tables=True).columns
-    return DataSource(path=path, columns={name: column for name, column in settings.columns.items() if column in found})
+    return _TaskSource(
+        path=path, columns={name: column for name, column in settings.columns.items() if column in found}
+    )
 
 
 def _is_file(source: str) -> bool:
@@ -213,7 +223,7 @@ def _check_columns(settings: EvaluationSettings) -> None:
     found = list(dict.fromkeys(column for path in files for column in open_rows(path, tables=True).columns))
     for name, column in settings.columns.items() if files else ():
         if column not in found:
-            raise SettingsError(f"evaluation.columns: {name}: {unknown_name('column', column, found)}")
+            raise SettingsError(f"--evaluation.columns {name} {column}: {unknown_name('column', column, found)}")
 
 
 def _is_answers(source: str, settings: EvaluationSettings) -> bool:

@@ -134,6 +134,11 @@ def read_beir(source: str | Path, *, own: OwnDocument = "auto", binary: bool = F
         DataError: for malformed rows and unknown ids in judgements.
     """
     root, split = root_and_split(str(source))
+    if root.is_file():
+        raise ValueError(
+            f"{root} is a file; expected a BEIR folder with corpus.jsonl, queries.jsonl and qrels/. For a file of questions "
+            f"and answers, use --pairs {root}."
+        )
     judged, found = part_of(root, f"qrels/{split}.tsv"), splits_of(root)
     if not judged.is_file():
         wanted = f"name one: {root}@{found[0]}" if found else "a BEIR folder has corpus.jsonl, queries.jsonl, qrels/"

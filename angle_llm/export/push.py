@@ -10,6 +10,8 @@ files are kept. The token is that of `hf auth login` or HF_TOKEN; it is not an a
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path, PurePath
 from typing import Any
@@ -68,6 +70,9 @@ def push(settings: PushSettings) -> str:
         raise ValueError(f"push: expected a repository USER/NAME, got {repo!r}.")
     facts = CardFacts.read(folder)
     about = _training(settings, folder)
+    if facts.base is None:
+        base, revision = _base_of_run(about.get("settings", {}))
+        facts = replace(facts, base=base, revision=revision)
     _check(facts, folder, unverified=settings.unverified)
     files: dict[str, Path | bytes] = {}
     skipped = []
@@ -163,6 +168,12 @@ def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
     if settings.results is not None:
         about["scores"] = _read_scores(settings.results)
     return about
+
+
+def _base_of_run(settings: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Return the base and its revision from the settings of a run; None if the settings do not have them."""
+    model = settings.get("model")
+    return (model.get("path"), model.get("revision")) if isinstance(model, dict) else (None, None)
 
 
 def _scores_of_run(path: Path) -> list[tuple[str, str, float]]:

@@ -79,8 +79,11 @@ def test_questions_with_answers_and_scored_pairs_are_recognised_by_their_columns
     assert next(iter(metrics(tasks=["q.jsonl"]))) == "q/nDCG@10"
     both = metrics(tasks=["tickets.csv", "q.jsonl"], columns=COLUMNS)
     assert both == found | metrics(tasks=["q.jsonl"])
-    with pytest.raises(SettingsError, match=r"evaluation\.columns: text1: .*'Title'.*'Titel'"):
+    with pytest.raises(SettingsError, match=r"evaluation\.columns text1 Title: .*'Title'.*'Titel'"):
         metrics(tasks=["tickets.csv", "q.jsonl"], columns={"text1": "Title", "text2": "Lösung"})
+    write(Path("own.csv"), "frage,antwort\na,b\n")
+    with pytest.raises(DataError, match=r"own\.csv: .*Add `--evaluation\.columns FIELD COLUMN"):
+        metrics(tasks=["own.csv"])
     write(Path("beir/own/pairs.jsonl"), '{"question": "a b", "answer": "a"}\n')
     assert metrics(tasks=["beir/own/pairs.jsonl"])["pairs/R@1"] == 100
     assert metrics(tasks=["beir/own@pairs"]) == metrics(tasks=["beir/own/pairs.jsonl"])

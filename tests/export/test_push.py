@@ -241,6 +241,15 @@ def test_a_run_without_readable_settings_keeps_its_scores(
     assert "| evaluation during training, before the first step | spearman | 61.50 |" in shown
 
 
+def test_the_card_names_the_base_of_the_run(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_encoder("bert").save_pretrained(tmp_path / "model")
+    push(tmp_path / "model", "user/mine", "--dry-run")
+    assert "A whole model. Made by" in capsys.readouterr().out
+    (tmp_path / "settings.yaml").write_text("model: {path: package:name/model, revision: v1}\n")
+    push(tmp_path / "model", "user/mine", "--dry-run")
+    assert "A whole model, made from `package:name/model` (revision `v1`). Made by" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("line", ['{"evaluation": 61.5}', "3", '{"step": 1, "evaluation": [1]}', "{"])
 def test_damaged_metrics_are_refused(line: str, hub: Hub, adapter: Path) -> None:
     (adapter.parent / "metrics.jsonl").write_text(line)

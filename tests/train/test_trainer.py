@@ -190,7 +190,7 @@ def test_a_run_stops_after_evaluations_without_a_new_best_one(
     assert (result["steps"], result["start"], result["best"]) == (4, 9.0, 6.0)
     assert [row["step"] for row in read_metrics(settings.run_path) if "loss" in row] == [1, 2, 3, 4]
     assert "step 4: stopped, 2 evaluation(s) without a new best model" in (printed := capsys.readouterr().out)
-    assert "evaluation before and after (prompt summarize_one_word, pooling last, at most 100 tokens)" in printed
+    assert "of the saved model (prompt summarize_one_word, pooling last, at most 100 tokens)" in printed
     assert result["better"] is False
     fine_tune(replace(patient, resume="step-000004"))
     assert json.loads((settings.run_path / "result.json").read_text())["steps"] == 4

@@ -44,7 +44,7 @@ test-all: $(VENV)/installed
 
 # Half an hour; then .bench/readers.md is the table of docs/export.md.
 test-readers: $(VENV)/installed $(READERS)
-	$(BIN)/python -m pytest -m readers -n 0
+	$(BIN)/python -m pytest -m readers -n 0 tests/readers
 
 # On a machine with a GPU; every other target hides it from the tests.
 test-gpu: $(VENV)/extras

@@ -1,4 +1,4 @@
-"""One tiny encoder of each family that people fine-tune, exported in several ways, for the programs in `test_readers`.
+"""One tiny encoder of each family that people fine-tune, exported in several ways, for the programs of `test_programs`.
 
 Heads have 64 dimensions, which vLLM supports. Values that a configuration can hold (rope theta and scaling, windows,
 layer types) differ from their defaults, so that a program that does not find them gives other vectors.

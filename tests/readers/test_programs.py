@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import open_folder
 import pytest
 from families import FAMILIES, TEXTS, VARIANTS, make_encoder, save_what_the_library_cannot_open
 
@@ -23,7 +24,6 @@ from angle_llm import SentenceEncoder
 from angle_llm.export.comparison import cosine_differences
 from angle_llm.export.exported_folder import ExportFacts
 
-pytestmark = pytest.mark.readers
 ROOT = Path(__file__).parents[2]
 LARGEST = 1e-6
 """Of 1 − cosine. Other orders of summation in float32 give up to 1e-9."""
@@ -105,6 +105,23 @@ def table() -> Iterator[dict[tuple[str, str], str]]:
     (ROOT / ".bench/readers.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("variant", ["one prompt", "model folder, two prompts"])
+def test_the_installed_versions_give_the_vectors_and_token_ids(family: str, variant: str, tmp_path: Path) -> None:
+    pytest.importorskip("sentence_transformers", minversion="6.2")
+    encoder, path = make_encoder(family, variant, tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    if theta := (config.get("rope_parameters") or {}).get("rope_theta"):
+        assert config["rope_theta"] == theta
+    heads = list(_prompts(path).values()) or [""]
+    got = {
+        "rows": open_folder.with_sentence_transformers(str(path), _prompts(path), TEXTS),
+        "ids": json.dumps([open_folder.ids_of(path, [head + text for text in TEXTS]) for head in heads]),
+    }
+    assert not _compare(encoder, path, got, READERS["sentence-transformers 6.2"])[1]
+
+
+@pytest.mark.readers
 @pytest.mark.parametrize("name", READERS)
 def test_a_reader_gives_the_vectors_and_token_ids_of_the_encoder(
     name: str, opened: Opened, table: dict[tuple[str, str], str], tmp_path: Path

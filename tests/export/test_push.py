@@ -12,7 +12,7 @@ from hub_server import TOKEN, Hub, open_hub
 from huggingface_hub import constants
 from tiny import save_tiny_adapter, save_tiny_base, tiny_encoder
 
-from angle_llm import PromptTemplate, SentenceEncoder, cli
+from angle_llm import PromptTemplate, SentenceEncoder, cli, load_prompt
 from angle_llm.export.merge import merge
 from angle_llm.export.push import PushError
 
@@ -244,7 +244,14 @@ def test_a_run_without_readable_settings_keeps_its_scores(
 def test_the_card_names_the_base_of_the_run(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny_encoder("bert").save_pretrained(tmp_path / "model")
     push(tmp_path / "model", "user/mine", "--dry-run")
-    assert "A whole model. Made by" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "A whole model. Made by" in shown
+    assert "model = SentenceTransformer('user/mine')" in shown
+    tiny_encoder("bert", prompt=load_prompt("summarize_one_word")).save_pretrained(tmp_path / "tail")
+    push(tmp_path / "tail", "user/mine", "--dry-run")
+    shown = capsys.readouterr().out
+    assert "angle-llm export" in shown
+    assert "SentenceTransformer(" not in shown
     (tmp_path / "settings.yaml").write_text("model: {path: package:name/model, revision: v1}\n")
     push(tmp_path / "model", "user/mine", "--dry-run")
     assert "A whole model, made from `package:name/model` (revision `v1`). Made by" in capsys.readouterr().out

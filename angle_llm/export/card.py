@@ -126,6 +126,7 @@ def model_card(
         "shown_base": facts.base and file_name(facts.base),
         "base_arguments": repr(facts.base) + (f", revision={facts.revision!r}" if facts.revision else ""),
         "formatted": _formatted(facts.usage),
+        "template": facts.usage.prompt.query.template,
         "prompts": [facts.usage.prompt.of(side) for side in (SIDES if facts.usage.prompt.differ else SIDES[:1])],
         "pooled": _pooled(facts.usage) if _is_simple(facts) else None,
         "license": license,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,20 +13,19 @@ _MEASURED = {
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "bert", "mpnet", "roberta", "modernbert",
 }  # fmt: skip
 _PROGRAMS: dict[str, set[str]] = {
-    "sentence-transformers 3.4.1 (transformers 4.48)": {"qwen3", "gemma3_text"},
-    "sentence-transformers 5.1.2 (transformers 4.57)": set(),
-    "sentence-transformers 6.2.0 (transformers 5.23)": set(),
-    "vLLM 0.32.0": {"mpnet"},
+    "sentence-transformers 3.4.1 (transformers 4.48.3)": {"qwen3", "gemma3_text"},
+    "sentence-transformers 5.1.2 (transformers 4.57.1)": set(),
+    "sentence-transformers 6.2.0 (transformers 5.23.0)": set(),
+    "vLLM 0.32.0 (transformers 5.19.0)": {"mpnet"},
 }
 """Programs in which `make test-readers` measured the model types `_MEASURED` → types that they do not open."""
 _VLLM_POOLINGS = {"last", "cls", "mean"}
 _SHOWN_NAMES = 10
 
 
-def installed_versions() -> str:
-    """Return the libraries that compute vectors here, with versions."""
-    names = ("sentence-transformers", "transformers", "torch")
-    return ", ".join(f"{name} {version(name)}" for name in names if importlib.util.find_spec(name.replace("-", "_")))
+def installed_versions(*more: str) -> str:
+    """Return the libraries that compute vectors, with versions: those named, transformers and torch."""
+    return ", ".join(f"{name} {version(name)}" for name in (*more, "transformers", "torch"))
 
 
 def program_notes(folder: Path, facts: ExportFacts) -> list[str]:
@@ -40,7 +38,7 @@ def program_notes(folder: Path, facts: ExportFacts) -> list[str]:
         notes.append(
             f"vLLM has no pooling {facts.pooling!r} and uses another one, with a warning only: do not use it here."
         )
-    known = f"Model type {model_type} is known to be right in {', '.join(programs)}."
+    known = f"Model type {model_type} is known to be right, in float32, in {', '.join(programs)}."
     notes.insert(0, known if programs else f"Model type {model_type} was not measured in other versions and programs.")
     if facts.prompt.differ:
         query, document = (facts.prompt.of(side).head for side in SIDES)

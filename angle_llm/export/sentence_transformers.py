@@ -93,7 +93,8 @@ def export_sentence_transformers(
     tokenizers = SideTokenizers.of(tokenizer, card.prompt, card.max_length)
     query, prompts, default = card.prompt.query, dict[str, str](), None
     exported = prompt_tokenizer(tokenizers.query)
-    if card.prompt.differ or (exported.plain_names and not (query.tail or query.edits)):
+    simple = not (query.tail or query.edits) and query.head == query.head.lstrip()
+    if card.prompt.differ or (exported.plain_names and simple):
         prompts, default = library_prompts(card.prompt, source)
         headless = replace(load_prompt("plain"), append=query.append)
         exported = prompt_tokenizer(SentenceTokenizer(tokenizer, headless, card.max_length))

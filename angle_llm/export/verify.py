@@ -150,7 +150,7 @@ def verify(
         tuple(comparisons),
         tuple(problems),
         tuple(notes),
-        installed_versions(),
+        installed_versions(*([LIBRARY] if any(map(is_sentence_transformers_folder, forms)) else [])),
     )
 
 

@@ -244,7 +244,9 @@ def save_parts(
 _EARLIER_THETAS = {
     "gemma3_text": {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"},
     "modernbert": {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"},
+    "modernbert-decoder": {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"},
     "gpt_neox": {"": "rotary_emb_base"},
+    "gpt_neox_japanese": {"": "rotary_emb_base"},
 }
 """Model type → layer type → key of `rope_theta` in transformers 4; "" if all layers share it."""
 
@@ -253,13 +255,23 @@ def write_earlier_names(folder: Path) -> None:
     """Add the keys of transformers 4 to `config.json`, which transformers 5 moved or renamed.
 
     transformers 4 and other programs use defaults for keys that they do not find, without a message. The keys were found
-    by comparing the configuration classes of transformers 4.48, 4.57 and 5.23.
+    by comparing the configuration classes of transformers 4.48, 4.57 and 5.23 for 20 model types. The file stays as it is
+    if this version would then read other values.
     """
+    from transformers import AutoConfig
+
     path = folder / "config.json"
-    values = read_json(path)
+    before = path.read_bytes()
+    values, read = read_json(path), AutoConfig.from_pretrained(folder).to_dict()
     for config in (values, values.get("text_config") or {}):
         config.update(_earlier_names(config))
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    try:
+        same = AutoConfig.from_pretrained(folder).to_dict().items() >= read.items()
+    except (KeyError, ValueError):
+        same = False
+    if not same:
+        path.write_bytes(before)
 
 
 def _earlier_names(config: dict[str, Any]) -> dict[str, Any]:
@@ -275,9 +287,8 @@ def _earlier_names(config: dict[str, Any]) -> dict[str, Any]:
     scaled = {key: value for key, value in (rope.get("full_attention") or rope).items() if key != "rope_theta"}
     if (factor := scaled.pop("partial_rotary_factor", None)) is not None:
         names |= {"partial_rotary_factor": factor, "rotary_pct": factor}
-    if (
-        scaled.get("rope_type", "default") != "default" and "global_rope_theta" not in keys.values()
-    ):  # ModernBERT has none
+    # Of the types with a theta for each kind of layer, Gemma-3 alone has scaling in transformers 4.
+    if scaled.get("rope_type", "default") != "default" and (not nested or config["model_type"] == "gemma3_text"):
         names["rope_scaling"] = scaled
     if "full_attention" in types and "sliding_attention" in types:
         first = types.index("full_attention")  # Gemma-3: every n-th layer; ModernBERT: the layers 0, n, 2n, …

@@ -169,11 +169,13 @@ def library_prompts(prompts: SidePrompts, place: object) -> tuple[dict[str, str]
     for side in SIDES:
         prompt = prompts.of(side)
         same_end = prompt.append == prompts.query.append
-        if prompt.tail or prompt.edits or prompt.tokenization != "joined" or not same_end:
+        # Versions before 6 remove white space at the start of the prompt.
+        plain = prompt.tokenization == "joined" and prompt.head == prompt.head.lstrip()
+        if prompt.tail or prompt.edits or not (plain and same_end):
             raise ArtifactError(
-                f"{place} has {prompts}. sentence-transformers adds a prompt only as text before {{text}}, joined, without "
-                f"edits and with the same `append` on both sides; expected this of the {side} prompt, got {prompt.to_dict()}. "
-                "Export one folder for each side: --as query, and --as document."
+                f"{place}: sentence-transformers adds a prompt only as text before {{text}} that starts without white space, "
+                f"joined, without edits and with the same `append` on both sides; got the {side} prompt {prompt.template!r} of "
+                f"{prompts}. Export one folder for each side: --as query, and --as document."
             )
     if prompts.differ:
         return {side: prompts.of(side).head for side in SIDES}, None

@@ -141,7 +141,7 @@ def test_the_command_and_its_files(run: Path, tmp_path: Path, capsys: pytest.Cap
     shown = capsys.readouterr().out
     assert "--no-verify" in shown
     assert f"SentenceTransformer('{out}').encode(texts)" in shown
-    known = "Model type llama is known to be right in sentence-transformers 3.4.1"
+    known = "Model type llama is known to be right, in float32, in sentence-transformers 3.4.1"
     assert f"* {known}" in shown
     assert {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()} == {
         "1_Pooling/config.json", "README.md", "angle_llm_export.json", "config.json", "config_sentence_transformers.json",

@@ -140,9 +140,13 @@ def test_the_comparison_leaves_out_texts_with_names_that_differ(tmp_path: Path) 
 PROMPTS = SidePrompts(load_prompt("query"), load_prompt("passage"))
 ONE = SidePrompts(load_prompt("query"), load_prompt("query"))
 NOTES = [
-    ("llama", ExportFacts(ONE, "last", 9), ["in sentence-transformers 3.4.1", "vLLM 0.32.0.", "removes white space"]),
-    ("gemma3_text", ExportFacts(ONE, "last", 9), ["right in sentence-transformers 5.1.2", "vLLM 0.32.0."]),
-    ("bert", ExportFacts(ONE, "max", 9), ["transformers 5.23).", "vLLM has no pooling 'max'"]),
+    (
+        "llama",
+        ExportFacts(ONE, "last", 9),
+        ["in float32, in sentence-transformers 3.4.1", "vLLM 0.32.0 (", "removes white space"],
+    ),
+    ("gemma3_text", ExportFacts(ONE, "last", 9), ["float32, in sentence-transformers 5.1.2", "vLLM 0.32.0 ("]),
+    ("bert", ExportFacts(ONE, "max", 9), ["transformers 5.23.0).", "vLLM has no pooling 'max'"]),
     ("opt", ExportFacts(ONE, "last", 9), ["Model type opt was not measured"]),
     (
         "bert",

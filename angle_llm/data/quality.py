@@ -143,8 +143,8 @@ class FileReport:
             yield "to train", f"angle-llm train {self.train}"
         for finding in sorted(self.findings, key=lambda finding: not finding.trouble):
             more = ", …" if finding.count > len(finding.places) else ""
-            unit = self.unit if finding.places and f"{finding.places[0]}{more}".isdecimal() else f"{self.unit}s"
-            places = f" ({unit} {', '.join(finding.places)}{more})" if finding.places else ""
+            listed = ", ".join(finding.places) + more
+            places = f" ({self.unit}{'s' * (not listed.isdecimal())} {listed})" if finding.places else ""
             yield "TROUBLE" if finding.trouble else "note", f"{finding.kind}: {finding.text}{places}"
         if self.examples:
             yield "examples", "texts as tokens, separated by |; if a single token is pooled, it is in ⟦ ⟧"

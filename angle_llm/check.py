@@ -142,7 +142,7 @@ def check_main(settings: CheckSettings) -> None:
     else:
         print(remark)
         if sets:
-            print(f"against {len(sets)} evaluation sets: {', '.join(each.name for each in sets)}")
+            print(f"compared with evaluation sets: {', '.join(each.name for each in sets)}")
             print(f"  skipped: {', '.join(skipped) or 'nothing'}")
         for report in reports:
             lines = [report.path, *(f"  {name:12}{value}" for name, value in report.lines())]

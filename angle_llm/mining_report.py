@@ -83,7 +83,7 @@ def format_report(report: dict[str, Any]) -> str:
         f"{queries['in']:,} queries = {queries['mined']:,} with {rules['negatives']} negative{'s' * (rules['negatives'] > 1)}"
         f"{fewer} + {queries['without']:,} without any ({kept}); {groups['rows']:,} groups",
         "",
-        "candidates that were refused as negatives, by the first reason",
+        "candidates that cannot be negatives, by the first reason",
         *(f"  {reason:28}{count:12,}" for reason, count in report["refused"].items() if count),
     ]
     lines += format_quantiles(report["quantiles"])

@@ -418,8 +418,10 @@ def test_pair_of_an_evaluation_set_is_trouble_and_a_sentence_a_note(tmp_path: Pa
     long = {"text1": "The small dog runs home!", "text2": "y", "score": 0}
     (report,) = reports(write(tmp_path / "x.jsonl", PAIR, OTHER, long), against=[folder])
     assert found(report) == {"contamination": 1, "sentences": 1}
-    assert "1 rows hold a pair of sts/sts12.test.tsv (lines 1)" in text_of(report)
+    assert "contamination: rows that hold a pair of sts/sts12.test.tsv: 1 (line 1)" in text_of(report)
     assert "also in evaluation sets: 1 in stsb/dev.jsonl" in text_of(report)
+    (report,) = reports(write(tmp_path / "y.jsonl", PAIR, PAIR, OTHER), against=[folder])
+    assert "rows that hold a pair of sts/sts12.test.tsv: 2 (lines 1, 2)" in text_of(report)
     sets, skipped = read_evaluation_sets([folder])
     assert [each.name for each in sets] == ["sts/sts12.test.tsv", "stsb/dev.jsonl"]
     assert skipped == ["readme.txt", "sts/sts12.train.tsv", "1 unreadable rows of sts/sts12.test.tsv"]

@@ -263,4 +263,4 @@ def test_data_check_names_lines(base: str, tmp_path: Path, capsys: pytest.Captur
         cli.run(["data", "check", str(tmp_path / "rows.jsonl"), "--model", base])
     shown = capsys.readouterr().out
     assert "lines 2 and 1" in shown
-    assert f"angle-llm train --model.path {base} --data.path" in shown
+    assert f"angle-llm train --model.path {base} --lora.rank 16 " in shown

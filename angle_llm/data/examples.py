@@ -72,14 +72,16 @@ class DataReport:
             )
 
     def summary(self) -> str:
-        """Return one line: `a.tsv: 90 examples from 90 of 98 rows as scored_pair (text1 = q1, text2, score);
-        columns not used: id; dropped: …`."""
+        """Return one line: `a.tsv: 90 of 98 rows used as scored_pair (text1 = q1, text2, score); columns not
+        used: id; dropped: …`."""
         columns = (name if name == used else f"{name} = {sound(used)}" for name, used in self.columns.items())
         detected = ", detected from the columns" if self.source.format == "auto" else ""
         parts = [
-            f"{self.source.path}: {self.examples:,} examples from {self.rows_used:,} of {self.rows_in:,} rows as "
-            f"{self.format}{detected} ({', '.join(columns)})"
+            f"{self.source.path}: {self.rows_used:,} of {self.rows_in:,} rows used as {self.format}{detected} "
+            f"({', '.join(columns)})"
         ]
+        if self.examples != self.rows_used:
+            parts.append(f"examples: {self.examples:,}")
         if self.unused_columns:
             more = len(self.unused_columns) - _COLUMNS_SHOWN
             shown = ", ".join(sound(name) or "''" for name in self.unused_columns[:_COLUMNS_SHOWN])

@@ -193,7 +193,7 @@ def compare_rows(
                 f"{line} and {place(other(at), file)}" if other else f"{line}"
                 for at, line in part.line.head(SHOWN_PLACES).items()
             ]
-            found[file].append(Finding(kind, kind in _TROUBLE, len(part), f"{len(part):,} rows {text}", places))
+            found[file].append(Finding(kind, kind in _TROUBLE, len(part), f"rows that {text}: {len(part):,}", places))
             for line in part.line if kind in _REMOVED else ():
                 removed[file].setdefault(int(line), reason or kind)
 
@@ -227,11 +227,11 @@ def compare_rows(
                 found[file].append(Finding(kind, False, sum(counts.values()), f"{text}: {listed}"))
     exact, nearly = rows.first_exact != rows.index, rows.first_near != rows.index
     within = rows.file[rows.first_near].to_numpy() == rows.file
-    text = "repeat an earlier row exactly, pairs in any order"
+    text = "repeat an earlier row exactly (pairs in any order)"
     add("duplicate", rows[exact & within], text, lambda at: rows.loc[rows.first_exact[at]])
-    text = "repeat an earlier row but for case, spacing, punctuation"
+    text = "repeat an earlier row (case, spacing and punctuation ignored)"
     add("near duplicate", rows[nearly & ~exact & within], text, lambda at: rows.loc[rows.first_near[at]])
-    text = "repeat a row of an earlier file (case, spacing, punctuation ignored)"
+    text = "repeat a row of an earlier file (case, spacing and punctuation ignored)"
     add("across files", rows[~within], text, lambda at: rows.loc[rows.first_near[at]])
     return list(zip(found, removed, strict=True))
 

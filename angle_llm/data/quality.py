@@ -143,7 +143,8 @@ class FileReport:
             yield "to train", f"angle-llm train {self.train}"
         for finding in sorted(self.findings, key=lambda finding: not finding.trouble):
             more = ", …" if finding.count > len(finding.places) else ""
-            places = f" ({self.unit}s {', '.join(finding.places)}{more})" if finding.places else ""
+            listed = ", ".join(finding.places) + more
+            places = f" ({self.unit}{'s' * (not listed.isdecimal())} {listed})" if finding.places else ""
             yield "TROUBLE" if finding.trouble else "note", f"{finding.kind}: {finding.text}{places}"
         if self.examples:
             yield "examples", "texts as tokens, separated by |; if a single token is pooled, it is in ⟦ ⟧"

@@ -108,14 +108,14 @@ def retrieval_report(
     """Return Markdown: a table for each task, with the prompt, pooling and maximum length of each model, and notes."""
     tables = []
     notes = [
-        "Scores are × 100, of an exact search by cosine similarity; of candidates with equal cosines, answers come last. R@k: "
-        "share of a query's answers among the first k hits. MRR: 1 / the place of the first answer. MAP@100: mean precision at "
-        "the places of the answers. 95 %: interval by bootstrap over the queries.",
+        "Scores × 100 of an exact search by cosine similarity. If cosines are equal, right answers are ranked last. R@k: share "
+        "of the right answers of a query among the first k candidates. MRR: 1 / rank of the first right answer. MAP@100: mean "
+        "precision at the ranks of the right answers. 95 %: interval, from a bootstrap over the queries.",
     ]
     if comparison is not None:
         notes.append(
-            f"Compared with {comparison.other}. A positive difference: {model} is better. Interval and two-sided p are from the "
-            "same resamples for both models, and not corrected for the number of metrics."
+            f"Compared with {comparison.other}. A positive difference means that {model} is better. If the 95 % interval of a "
+            "difference includes 0, the difference is not clear. p is two-sided and not corrected for the number of metrics."
         )
         if comparison.encoder.max_length != used.max_length:
             notes.append(

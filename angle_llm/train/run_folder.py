@@ -65,7 +65,7 @@ class TrainResult:
         used = f"prompt {self.encoder['prompt']}, pooling {self.encoder['pooling']}, at most {self.encoder['max_length']} tokens"
         width = max(map(len, self.best))
         rows = [f"{name:{width}} {self.start[name]:7.2f} {value:7.2f}" for name, value in self.best.items()]
-        return [f"evaluation before training and of the saved model ({used}):", *rows]
+        return [f"evaluation ({used}):", f"{'':{width}} {'before':>7} {'saved':>7}", *rows]
 
 
 class Run:

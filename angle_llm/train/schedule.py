@@ -37,9 +37,7 @@ class StepSchedule:
                 f"{self._steps_per_epoch}). For more steps, raise --epochs."
             )
         if self.warmup >= self.steps:
-            found.append(
-                f"warm-up has {self.warmup} steps and the run only {self.steps}: the learning rate never falls"
-            )
+            found.append(f"the warm-up takes {self.warmup} of {self.steps} steps: the learning rate never falls")
         return found
 
     def after(self, done: int) -> Iterator[tuple[int, list[list[int]]]]:

@@ -264,7 +264,7 @@ def test_summary_is_one_line(tmp_path: Path) -> None:
     rows = [{"premise": "p", "hypothesis": "h", "gold_label": label} for label in ("entailment", "neutral", "-")]
     path = write(tmp_path / "x.jsonl", *rows)
     assert load(path).report.summary() == (
-        f"{path}: 1 examples from 1 of 3 rows as nli_pairs, detected from the columns (premise, hypothesis, label = gold_label); "
+        f"{path}: 1 of 3 rows used as nli_pairs, detected from the columns (premise, hypothesis, label = gold_label); "
         "dropped: 1 neutral, 1 no gold label"
     )
     many = write(tmp_path / "y.jsonl", {"": 0, "\ud800": 0, **{f"c{n}": 0 for n in range(30)}, **PAIR})

@@ -52,7 +52,7 @@ def test_settings_without_effect_give_warnings() -> None:
     (message,) = warnings(max_steps=9)
     assert all(text in message for text in ("max_steps is 9", "8 steps", "2 epoch(s) of 4", "--epochs"))
     (message,) = warnings(warmup=8)
-    assert "warm-up has 8 steps and the run only 8" in message
+    assert "the warm-up takes 8 of 8 steps" in message
 
 
 @pytest.mark.parametrize("done", range(12))

@@ -189,8 +189,10 @@ def test_a_run_stops_after_evaluations_without_a_new_best_one(
     result = json.loads((settings.run_path / "result.json").read_text())
     assert (result["steps"], result["start"], result["best"]) == (4, 9.0, 6.0)
     assert [row["step"] for row in read_metrics(settings.run_path) if "loss" in row] == [1, 2, 3, 4]
-    assert "step 4: stopped, 2 evaluation(s) without a new best model" in (printed := capsys.readouterr().out)
-    assert "of the saved model (prompt summarize_one_word, pooling last, at most 100 tokens)" in printed
+    printed = capsys.readouterr().out
+    assert "step 4: stopped, 2 evaluation(s) without a new best model" in printed
+    table = printed[printed.index("evaluation (prompt summarize_one_word, pooling last, at most 100 tokens):") :]
+    assert [line.split() for line in table.splitlines()[1:3]] == [["before", "saved"], ["task/MRR", "9.00", "6.00"]]
     assert result["better"] is False
     fine_tune(replace(patient, resume="step-000004"))
     assert json.loads((settings.run_path / "result.json").read_text())["steps"] == 4
@@ -445,7 +447,7 @@ def test_a_mixture_logs_the_examples_of_each_dataset(
     fine_tune(settings_from_dict(TrainSettings, values, where="test"))
     printed = capsys.readouterr().out
     assert "scored: 20 of an epoch's 30 examples (66.7%), prompt plain, cosine_weight 1" in printed
-    assert "10 examples from 10 of 11 rows as positive_pair" in printed
+    assert "10 of 11 rows used as positive_pair" in printed
     assert json.loads((tmp_path / "run" / "rejected.jsonl").read_text())["line"] == 11
     steps = read_metrics(tmp_path / "run")
     assert len(steps) == 8

@@ -105,7 +105,7 @@ def check_main(settings: CheckSettings) -> None:
     from angle_llm.data.cleaned import write_fixed
     from angle_llm.data.keys import sound
     from angle_llm.data.leakage import read_evaluation_sets
-    from angle_llm.data.quality import check_files
+    from angle_llm.data.quality import NOTHING_LEFT, check_files
     from angle_llm.io import write_folder
 
     if settings.fix is not None:
@@ -127,7 +127,8 @@ def check_main(settings: CheckSettings) -> None:
     for source, report in checked:
         if report.path in cleaned:
             source = replace(source, path=cleaned[report.path], delimiter=None, encoding="utf-8")
-        report.train = "" if report.format is None else _train_flags(model, source, report)
+        can_train = report.format is not None and not any(each.kind in NOTHING_LEFT for each in report.findings)
+        report.train = _train_flags(model, source, report) if can_train else ""
 
     if settings.json:
         content = {

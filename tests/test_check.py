@@ -377,13 +377,14 @@ def test_findings_of_labels(tmp_path: Path, rows: list[Any], findings: dict[str,
         assert "--format scored_pair --columns score rating" in text_of(report)
 
 
-def test_rows_of_single_texts_are_trouble(tmp_path: Path) -> None:
+def test_rows_of_single_texts_are_trouble(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "x.jsonl", {"text": "A man eats."}, {"text": "A dog runs."})
     (unread,) = reports(path)
     assert "pairs of texts that belong together, such as a title with its body" in text_of(unread)
     assert "SimCSE" not in text_of(unread)
     (report,) = reports(path, columns={"text1": "text", "text2": "text"})
     assert (report.trouble, found(report)) == (True, {"no pairs": 2, "same texts": 2})
+    assert printed_trainings(capsys, path, "--columns", "text1", "text", "text2", "text", "--model", "none") == []
     both = write(tmp_path / "y.jsonl", {"text1": "A man eats.", "text2": "A man eats."}, {**PAIR, "score": None})
     assert not reports(both, format="positive_pair")[0].trouble
 

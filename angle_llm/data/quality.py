@@ -52,6 +52,8 @@ _SCALES: list[tuple[float, float]] = [(0, 1), (-1, 1), (0, 5), (0, 10), (0, 100)
 _MAX_LABELS = 12
 """Distinct scores that are listed one by one; more are counted in five bins."""
 _GROUP_COUNTS = ("positives", "negatives", "queries without negatives", "queries with scores")
+NOTHING_LEFT = ("unreadable", "no pairs")
+"""Findings of files that no training can use."""
 _SHORT = 3
 """Characters of texts that are probably placeholders."""
 _SAMPLE_ROWS = 1000
@@ -147,7 +149,8 @@ class FileReport:
             places = f" ({self.unit}{'s' * (not listed.isdecimal())} {listed})" if finding.places else ""
             yield "TROUBLE" if finding.trouble else "note", f"{finding.kind}: {finding.text}{places}"
         if self.examples:
-            yield "examples", "texts as tokens, separated by |; if a single token is pooled, it is in ⟦ ⟧"
+            pooled = "; the pooled token is in ⟦ ⟧" if "⟦" in self.examples[0] else ""
+            yield "examples", f"texts as tokens, separated by |{pooled}"
         yield from ((f"text {number}", example) for number, example in enumerate(self.examples, 1))
 
 

@@ -80,7 +80,7 @@ class HeldOutEvaluation:
         for source, shared in zip(sets, count_shared(data, list(sets.values())), strict=True):
             if listed := ", ".join(f"{count:,} of its {total:,} {kind}" for kind, (count, total) in shared.items()):
                 yield (
-                    f"warning: evaluation.tasks {source}: the training data contain {listed}. Its scores can be too high. "
+                    f"warning: --evaluation.tasks {source}: the training data contain {listed}. Its scores can be too high. "
                     "`angle-llm data split` makes parts that share no text; `angle-llm data check TRAINING_FILE --against "
                     f"{source} --fix FOLDER` removes shared pairs."
                 )

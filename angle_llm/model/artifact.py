@@ -9,6 +9,7 @@ angle_llm.json                                      the card
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -44,6 +45,11 @@ from angle_llm.model.quantization import QuantizationError, bits_of
 from angle_llm.model.tokenizer import SentenceTokenizer, Tokenizer, count_positions
 from angle_llm.prompts import SIDES, SidePrompts
 from angle_llm.settings_io import unknown_name
+
+# transformers imports DeepSpeed to save a model, if it is installed, and DeepSpeed then warns on a machine without a GPU.
+logging.getLogger("DeepSpeed").addFilter(
+    lambda record: not record.getMessage().startswith("Setting accelerator to CPU")
+)
 
 FORMAT_VERSION = 1
 

@@ -33,8 +33,8 @@ class StepSchedule:
         settings, found = self._settings, []
         if settings.max_steps is not None and settings.max_steps > self.steps:
             found.append(
-                f"max_steps is {settings.max_steps}, but the data end after {self.steps} steps ({settings.epochs} epoch(s) of "
-                f"{self._steps_per_epoch}). For more steps, raise --epochs."
+                f"--max-steps is {settings.max_steps}, but the run ends after {self.steps} (epochs: {settings.epochs}, steps in "
+                f"an epoch: {self._steps_per_epoch}). For more steps, raise --epochs."
             )
         if self.warmup >= self.steps:
             found.append(f"the warm-up takes {self.warmup} of {self.steps} steps: the learning rate never falls")

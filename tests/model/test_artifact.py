@@ -1,6 +1,7 @@
 """The saved folder: read back bit for bit, written whole or not at all, and refused if damaged."""
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -358,3 +359,20 @@ def test_a_type_without_a_form_in_transformers_4_is_read_as_before(tmp_path: Pat
 def test_a_saved_whole_model_has_them(tmp_path: Path) -> None:
     tiny_encoder("llama").save_pretrained(tmp_path)
     assert {"torch_dtype", "rope_theta"} <= json.loads((tmp_path / "config.json").read_text()).keys()
+
+
+def test_deepspeed_does_not_warn_of_a_machine_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    detection = pytest.importorskip("deepspeed.accelerator.real_accelerator")
+    monkeypatch.setattr(detection, "ds_accelerator", None)
+    shown: list[logging.LogRecord] = []
+    logger = logging.getLogger("DeepSpeed")
+    handler = logging.Handler()
+    handler.emit = shown.append  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    try:
+        detection.get_accelerator()
+        assert not shown
+        logger.warning("another message")
+        assert len(shown) == 1
+    finally:
+        logger.removeHandler(handler)

@@ -50,7 +50,9 @@ def test_settings_without_effect_give_warnings() -> None:
 
     assert warnings() == warnings(max_steps=8) == warnings(max_steps=3) == []
     (message,) = warnings(max_steps=9)
-    assert all(text in message for text in ("max_steps is 9", "8 steps", "2 epoch(s) of 4", "--epochs"))
+    assert all(
+        text in message for text in ("--max-steps is 9", "ends after 8 (epochs: 2, steps in an epoch: 4)", "--epochs.")
+    )
     (message,) = warnings(warmup=8)
     assert "the warm-up takes 8 of 8 steps" in message
 

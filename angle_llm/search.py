@@ -260,12 +260,15 @@ def search_main(settings: SearchSettings) -> None:
             print(json.dumps({"query": query, "hits": [hit._asdict() for hit in hits]}, ensure_ascii=False))
         return
     for query, hits in zip(queries, found, strict=True):
-        print(f"\n{query}\n  {'cosine':>7}  {'id' if any(hit.id is not None for hit in hits) else 'row'}  text")
-        for hit in hits:
+        names = ["id" if any(hit.id is not None for hit in hits) else "row"]
+        names += [str(hit.row if hit.id is None else hit.id) for hit in hits]
+        width = max(map(len, names))
+        print(f"\n{query}\n  {'cosine':>7}  {names[0]:{width}}  text")
+        for hit, name in zip(hits, names[1:], strict=True):
             text = hit.text or "(text not stored nor readable again; embed with --store-text)"
             line = " ".join(text.split())
             shown = line if len(line) <= _TEXT_SHOWN else f"{line[:_TEXT_SHOWN]}…"
-            print(f"  {hit.cosine:7.4f}  {hit.row if hit.id is None else hit.id}  {shown}")
+            print(f"  {hit.cosine:7.4f}  {name:{width}}  {shown}")
     if search.index.rows >= _MANY_ROWS:
         print(
             f"\nThis read all {search.index.rows:,} vectors. For many queries, load the shards into an index: FAISS, hnswlib, "

@@ -213,7 +213,7 @@ def test_the_commands_embed_and_search(
     cli.run(["embed", *again, "--delimiter", ";", "--store-text"])
     input.unlink()
     cli.run(["search", str(tmp_path / "stored"), "A cat runs.", "--top", "1"])
-    assert "1.0000  6  A cat runs." in capsys.readouterr().out, "stored texts need no source"
+    assert "1.0000  6    A cat runs." in capsys.readouterr().out, "stored texts need no source"
 
 
 def test_two_prompts_embed_and_search_each_its_side(
@@ -237,9 +237,9 @@ def test_two_prompts_embed_and_search_each_its_side(
     due = cosines(on_grid(encoder.encode_query(["A dog."])), on_grid(encoder.encode_document(["A dog eats."])))[0]
     for side in ([], ["--as", "query"]):
         cli.run(["search", str(out), "A dog.", "--top", "13", *side])
-        assert f"{due:.4f}  4  A dog eats." in capsys.readouterr().out
+        assert f"{due:.4f}  4    A dog eats." in capsys.readouterr().out
     cli.run(["search", str(out), "A dog eats.", "--top", "1", "--as", "document"])
-    assert "1.0000  4  A dog eats." in capsys.readouterr().out
+    assert "1.0000  4    A dog eats." in capsys.readouterr().out
 
     # Both prompts given by name, on the bare model; the index stores them.
     given = ["--prompt", "query", "plain", "document", "prompteol", "--as", "query"]
@@ -247,7 +247,7 @@ def test_two_prompts_embed_and_search_each_its_side(
     with pytest.raises(SettingsError, match=r"holds vectors of queries.*--as document"):
         cli.run(["search", str(tmp_path / "queries"), "A dog eats."])
     cli.run(["search", str(tmp_path / "queries"), "A dog eats.", "--top", "1", "--as", "query"])
-    assert "1.0000  4  A dog eats." in capsys.readouterr().out
+    assert "1.0000  4    A dog eats." in capsys.readouterr().out
     with pytest.raises(FolderError, match="prompt"):  # another side is not resumed in the same folder
         cli.run([*arguments, str(tmp_path / "queries"), "--as", "document"])
 
@@ -289,7 +289,7 @@ def test_vectors_of_a_quantised_model_are_searched_with_it(
     assert not np.allclose(rows, whole.encode(TEXTS), rtol=1e-4)
     capsys.readouterr()
     cli.run(["search", str(tmp_path / "out"), TEXTS[4], "--top", "1"])
-    assert f"1.0000  4  {TEXTS[4]}" in capsys.readouterr().out
+    assert f"1.0000  4    {TEXTS[4]}" in capsys.readouterr().out
 
 
 def test_queries_come_from_a_file_and_hits_go_out_as_json(

@@ -86,10 +86,11 @@ def render(settings: PlanSettings, found: Forecast) -> str:
         if work.cached_groups
         else "none is encoded twice"
     )
+    per_step = settings.accumulation * settings.batch_size
     lines = [
         f"model       {settings.model.path}: {found.architecture}, {settings.loaded_model.dtype}{bits}{half}",
         f"parameters  {found.parameters:,}, trained {found.trainable:,} ({found.trainable / found.parameters:.2%})",
-        f"run         {work.examples:,} examples, {work.steps:,} steps of {settings.accumulation} × {settings.batch_size}",
+        f"run         {work.examples:,} examples, {work.steps:,} steps of {per_step:,} examples",
         f"tokens      {work.logical_tokens:,} in the texts, {work.computed_tokens:,} computed "
         f"({work.computed_tokens / work.logical_tokens:.0%}, layout {work.layout}), {work.operations:.3g} operations",
         f"batches     at most {work.largest_group:,} tokens per process in {work.sampled_groups} sampled groups; {cached}",

@@ -71,7 +71,7 @@ def check_main(settings: CheckSettings) -> None:
 
     if settings.fix is not None:
         check_new_folder("--fix", settings.fix)
-    sets, skipped = read_evaluation_sets(settings.against) if settings.against else ([], [])
+    sets, skipped = read_evaluation_sets(settings.against, settings.columns) if settings.against else ([], [])
     tokens, remark = _tokens(settings)
     checked = check_files(
         [settings.source_of(path, on_bad_row="skip", max_bad_ratio=1) for path in settings.files], tokens, sets

@@ -30,10 +30,15 @@ The encoder is saved in {model}. To use it:
 
     angle-llm embed --model {model} --input texts.txt --output rows.npy{side}
 
-To evaluate it on data that did not select it:
+Now measure it on held-out data:
 
     {command}
 """
+_NOT_BETTER = (
+    "warning: {name} is {after:.2f} after training and was {before:.2f} before: this model is not better. Usual causes: a "
+    "high learning rate (--optimizer.learning-rate, {rate:g} in this run), many --epochs, few or wrong data (`angle-llm data "
+    "check`)."
+)
 _CODE = 'rows = encoder.encode(["A man is eating.", "Someone eats."])'
 _CODE_OF_SIDES = """queries = encoder.encode_query(["Who eats?"])
     documents = encoder.encode_document(["A man is eating.", "Someone eats."])"""
@@ -42,14 +47,21 @@ _CODE_OF_SIDES = """queries = encoder.encode_query(["Who eats?"])
 def train(settings: TrainSettings) -> None:
     """Fine-tune a language model into a text-embedding model."""
     from angle_llm.evaluate.held_out import eval_command
+    from angle_llm.io import read_object
     from angle_llm.model.artifact import EncoderCard
     from angle_llm.run import fine_tune
+    from angle_llm.train.run_folder import RESULT
 
     model = fine_tune(settings)
     if os.environ.get("RANK", "0") == "0":
         two = EncoderCard.read(model).prompt.differ
         how = {"code": _CODE_OF_SIDES if two else _CODE, "side": " --as document" if two else ""}
         print(_USAGE.format(model=model, command=eval_command(settings.evaluation, model), **how))
+        result = read_object(model.with_name(RESULT))
+        if result is not None and result["better"] is False:
+            name, best = next(iter(result["metrics"]["best"].items()))
+            rate = settings.optimizer.learning_rate
+            print(_NOT_BETTER.format(name=name, after=best, before=result["metrics"]["start"][name], rate=rate))
 
 
 def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:

@@ -34,6 +34,9 @@ _MAX_WEIGHT = 1000
 class DataSource:
     """One dataset and how its rows are read."""
 
+    FLAGS: ClassVar[str] = "--data."
+    """Start of the flags of these settings, for messages."""
+
     path: str = "starter:nli_triples.jsonl.gz"
     """A JSONL, JSON, CSV, TSV (each also .gz) or Parquet file, `starter:NAME` for a file of the package, a dataset
     folder, a BEIR folder with qrels/SPLIT.tsv, or a Hugging Face dataset id; only an id uses the network. FOLDER@NAME is
@@ -44,7 +47,7 @@ class DataSource:
     """Meaning of a row: scored_pair, positive_pair, triple, group, nli_pairs, nli_triples.
     auto: detected from the columns."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Map of our field names to the column names of the file, where they differ and are not recognised."""
+    """Pairs of FIELD COLUMN, such as `text1 question text2 answer`. Usual column names are recognised without this."""
     delimiter: str | None = None
     """Column separator of CSV and TSV files. None: tab for .tsv, detected for .csv (a comma, or one of ; tab |)."""
     encoding: str = "utf-8"
@@ -56,10 +59,10 @@ class DataSource:
     name: str | None = None
     """Configuration of a hub dataset."""
     score_range: tuple[float, float] | None = None
-    """Scores of two unrelated texts and of two texts with the same meaning; scores are rescaled to 0..1. A reversed
-    range, such as 1 0, is for labels where a small number means similar."""
+    """The score that means *unrelated* and the score that means *same meaning*, such as 0 5; scores are rescaled to 0..1.
+    A reversed range, such as 1 0, is for labels where a small number means similar. None: 0 1."""
     where: dict[str, str | bool | int | float] = field(default_factory=dict)
-    """Keep only rows whose columns equal these values."""
+    """Pairs of COLUMN VALUE: only rows with these values are read."""
     limit: Positive | None = None
     """Use at most this many examples."""
     shuffle_seed: int | None = None
@@ -191,8 +194,8 @@ class EvaluationSettings:
     folders, FOLDER@NAME (the file FOLDER/NAME.*, or qrels/NAME.tsv of a BEIR folder), or mteb:NAME, a task of MTEB. Empty:
     no evaluation."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Map of our field names to the column names of the files, where they differ and are not recognised. In a file
-    without such a column, columns are recognised as usual."""
+    """Pairs of FIELD COLUMN, such as `text1 question text2 answer`. Usual column names are recognised without this. In a
+    file that lacks a named column, only usual names are recognised."""
     corpus: str | None = None
     """A text file or table (UTF-8) with more candidates for questions and answers."""
     corpus_column: str | None = None

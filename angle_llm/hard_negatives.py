@@ -41,25 +41,25 @@ class NegativeRules:
     paraphrases. None as the last: to the end. Not set: by the number of candidates, from 1 41 to 10 50 for 9,000 or
     more."""
     margin: Finite | None = None
-    """A negative's cosine must be below that of each positive by more than this. None: no bound."""
+    """The cosine of a negative must be below the cosine of every positive by more than this. None: no bound."""
     relative_margin: Finite | None = 0.05
-    """A negative's cosine must be below that of each positive by more than this share: 0.05 is below 95 % of it, the
-    best of the positive-aware rules in NV-Retriever (arXiv 2407.15831). None: no bound."""
+    """The cosine of a negative must be below the cosine of every positive by more than this share: with 0.05, below 95 % of
+    it, the best of the positive-aware rules in NV-Retriever (arXiv 2407.15831). None: no bound."""
     max_score: Finite | None = None
     """Largest cosine of a negative."""
     min_score: Finite | None = None
     """Smallest cosine of a negative."""
     same_cluster: Literal["refuse", "allow"] = "refuse"
-    """Texts that positive pairs link, over any number of steps, are a cluster:
-    whether a negative may be of the cluster of its query."""
+    """Whether a negative may be of the cluster of its query. A cluster is all texts that positive pairs link, over any number
+    of pairs."""
     negatives: Positive = 1
-    """Negatives per query, beside those that it has."""
+    """Negatives to mine per query."""
     sampling: Literal["top", "random"] = "top"
-    """Of the candidates that are left: the nearest, or random ones."""
+    """Which of the candidates that pass all rules are used: the nearest, or random candidates."""
     seed: NonNegative = 42
     """Seed of --sampling random."""
     short: Literal["keep", "drop"] = "keep"
-    """Queries with fewer negatives than requested, or none: keep the query with fewer, or drop it."""
+    """What to do with a query that gets fewer negatives than requested, or none: keep it, or drop it."""
     block_queries: Positive = 1024
     """Queries mined at a time; at most this many are mined again after a kill."""
     block_candidates: Positive = 8192
@@ -134,7 +134,7 @@ Guard = Callable[[Window], Array]
 """The candidates (W,) that are refused, as a mask."""
 
 REASONS = (
-    "the query itself", "a positive of it", "known from another row", "of its cluster", "above --max-score",
+    "the query itself", "a positive of the query", "known from another row", "of the query's cluster", "above --max-score",
     "below --min-score", "within --margin", "within --relative-margin", "the judge disagrees",
 )  # fmt: skip
 """Why a candidate is refused, in the order of the guards; each is counted under its first reason."""

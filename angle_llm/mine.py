@@ -146,7 +146,7 @@ def mine_main(settings: MineSettings) -> None:
     if warning is not None:
         log(warning)
     print(format_report(mine(settings, material, output)))
-    print(f"\n{settings.out}")
+    print(f"\nwritten to {settings.out}")
 
 
 def log_replaced_scores(examples: Iterable[Example]) -> None:
@@ -240,7 +240,10 @@ class GroupsOutput:
             return None
         then = report.get("identity")
         if changed := differences(then if isinstance(then, dict) else {}, identity):
-            raise FolderError(f"{self.out} was made with {'; '.join(changed[:5])}. Choose another --out, or remove it.")
+            raise FolderError(
+                f"{self.out} was made with {'; '.join(changed[:5])}. Choose another --out, or remove it "
+                f"and {self.report.name}."
+            )
         if report.get("groups", {}).get("sha256") != sha256_of(self.out):
             raise FolderError(
                 f"{self.out} was changed since it was written. Choose another --out, or remove both files."

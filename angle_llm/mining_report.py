@@ -13,7 +13,7 @@ import numpy as np
 from angle_llm.hard_negatives import REASONS
 from angle_llm.io import sha256_of
 
-_QUANTILES = {0: "least", 5: "5 %", 25: "25 %", 50: "median", 75: "75 %", 95: "95 %", 100: "most"}
+_QUANTILES = {0: "minimum", 5: "5 %", 25: "25 %", 50: "median", 75: "75 %", 95: "95 %", 100: "maximum"}
 
 
 def account(parts: Sequence[dict[str, Any]], out: Path, queries: int) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def format_report(report: dict[str, Any]) -> str:
         f"{queries['in']:,} queries = {queries['mined']:,} with {rules['negatives']} negative{'s' * (rules['negatives'] > 1)}"
         f"{fewer} + {queries['without']:,} without any ({kept}); {groups['rows']:,} groups",
         "",
-        "candidates refused, by the first reason",
+        "candidates that were refused as negatives, by the first reason",
         *(f"  {reason:28}{count:12,}" for reason, count in report["refused"].items() if count),
     ]
     lines += format_quantiles(report["quantiles"])
@@ -97,7 +97,7 @@ def format_quantiles(quantiles: dict[str, dict[str, float]]) -> list[str]:
     """Return the lines of a table of quantiles."""
     if not quantiles:
         return []
-    lines = ["", f"  {'of the groups':20}" + "".join(name.rjust(9) for name in _QUANTILES.values())]
+    lines = ["", f"  {'in the groups':20}" + "".join(name.rjust(9) for name in _QUANTILES.values())]
     for name, values in quantiles.items():
         digits = 0 if name == "rank" else 3
         lines.append(f"  {name:20}" + "".join(f"{value:9.{digits}f}" for value in values.values()))

@@ -84,19 +84,19 @@ def render(settings: PlanSettings, found: Forecast) -> str:
     cached = (
         f"{work.cached_groups} of {work.sampled_groups} are encoded twice (larger than graph_tokens)"
         if work.cached_groups
-        else "all graphs are kept"
+        else "none is encoded twice"
     )
     lines = [
         f"model       {settings.model.path}: {found.architecture}, {settings.loaded_model.dtype}{bits}{half}",
         f"parameters  {found.parameters:,}, trained {found.trainable:,} ({found.trainable / found.parameters:.2%})",
         f"run         {work.examples:,} examples, {work.steps:,} steps of {settings.accumulation} × {settings.batch_size}",
-        f"tokens      {work.logical_tokens:,} logical, {work.computed_tokens:,} computed "
-        f"({work.computed_tokens / work.logical_tokens:.0%}, {work.layout}), {work.operations:.3g} operations",
+        f"tokens      {work.logical_tokens:,} in the texts, {work.computed_tokens:,} computed "
+        f"({work.computed_tokens / work.logical_tokens:.0%}, layout {work.layout}), {work.operations:.3g} operations",
         f"batches     at most {work.largest_group:,} tokens per process in {work.sampled_groups} sampled groups; {cached}",
         f"budgets     {found.budget}",
         f"devices     {settings.device_kind}, {Sharding(settings.processes, settings.zero, settings.offload)}",
         "",
-        f"{'GiB on one device':26}{'expected':>10}{'budget full':>14}",
+        f"{'GiB on one device':26}{'expected':>10}{'full budget':>14}",
     ]
     expected, full = asdict(found.expected), asdict(found.at_budget)
     for part, size in expected.items():
@@ -116,7 +116,7 @@ def render(settings: PlanSettings, found: Forecast) -> str:
             budget = found.budget
             always = " --activation-checkpointing always" if budget.activation_checkpointing else ""
             lines += [
-                f"\nA run on this device chooses these budgets ({needed}). To fix them:",
+                f"\nA run on this device chooses these budgets ({needed}). To set them yourself:",
                 f"  --micro-batch-tokens {budget.micro_batch_tokens} --graph-tokens {budget.graph_tokens}{always}",
             ]
         else:

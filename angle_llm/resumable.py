@@ -111,10 +111,11 @@ class ResumableFolder:
             written = read_object(self.path / IDENTITY) or index
             changed = differences(written, self.identity)
             if changed and self.names() and (written or not any(map(self._is_signed, self.names()))):
-                fields = "; ".join(changed[:5]) if written else f"{IDENTITY} is missing"
+                readable = [line for line in changed if ".sha256 " not in line and ".size " not in line] or changed
+                fields = "; ".join(readable[:5]) if written else f"{IDENTITY} is missing"
                 raise FolderError(
-                    f"{self.path} (to {self.names()[-1]}) was started with other input, model or settings. Give the same to "
-                    f"resume; else choose another {self._option}, or remove the folder. Different: {fields}"
+                    f"{self._option} {self.path} was started with other input, model or settings: {fields}. Choose another "
+                    f"{self._option}, or remove the folder. To resume, give the same input, model and settings"
                 )
             if changed:
                 write_json(self.path / IDENTITY, self.identity, writer=str(self._rank))

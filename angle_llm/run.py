@@ -54,6 +54,9 @@ def fine_tune(settings: TrainSettings) -> Path:
         check_teacher_scores(losses, data)
         for line in data.summary():
             run.log(line)
+        if evaluate is not None and run.starts_over and run.processes.is_main:
+            for line in evaluate.overlap_with(data):
+                run.log(line)
 
         # 3. Vectors of the texts by other encoders, before the weights of this one need memory.
         vectors = guide_vectors(settings, data, run.folder, run.processes)
@@ -85,8 +88,9 @@ def fine_tune(settings: TrainSettings) -> Path:
         budget = choose_budget(settings, encoder, data, losses, run.processes) if run.starts_over else None
 
         # 6. Train, and keep the best model.
+        trainer = Trainer(run, encoder, data, losses, evaluate, settings, budget, vectors)
         run.prepare(data)
-        result = Trainer(run, encoder, data, losses, evaluate, settings, budget, vectors).fit()
+        result = trainer.fit()
         for line in result.report():
             run.log(line)
         return result.model_dir

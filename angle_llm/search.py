@@ -136,7 +136,7 @@ def searcher(vectors_ND: Array, rows: Array | None = None, *, block: int = 8192,
 class SearchSettings:
     """Folder, queries and encoder of `angle-llm search`."""
 
-    out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+    out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """A folder that `angle-llm embed` wrote."""
     queries: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="QUERY [QUERY …]")] = ()
     """Texts to search for."""
@@ -145,13 +145,13 @@ class SearchSettings:
     column: str | None = None
     """Column of a table that contains the query. None: `text`, `sentence`, or the only one."""
     top: Positive = 5
-    """Rows to print for each."""
+    """Hits to print for each query."""
     json: bool = False
     """Print one JSON object per query, with the whole texts."""
     model: str | None = None
-    """The encoder, if it was moved. None: the path it was loaded from for the folder."""
+    """Path of the encoder, if it was moved. None: the path in the folder."""
     prompt: str | dict[str, str] | None = None
-    """Prompt name or YAML file for the queries. None: the one of the folder."""
+    """Prompt name or YAML file for the queries. None: the prompt in the folder."""
     side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
     """Whether QUERY is a query or a document (in YAML `side`). None: query; required if the folder was embedded as queries."""
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import itertools
 import math
+import shlex
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -29,6 +31,12 @@ Settings = TypeVar("Settings")
 STRICT = ConfigDict(extra="forbid")
 # Their keys are not settings: names of the user, or sides.
 _FREE_KEYS = ("columns", "where", "prompt")
+_PAIRS = {
+    "columns": "FIELD COLUMN, such as text1 question text2 answer",
+    "where": "COLUMN VALUE, such as language en",
+    "parts": "NAME SHARE, such as valid 0.1 test 0.1",
+}
+"""Flags of pairs → their form."""
 Positive = Annotated[int, Ge(1)]
 NonNegative = Annotated[int, Ge(0)]
 Finite = Annotated[float, Gt(-math.inf), Lt(math.inf)]
@@ -59,6 +67,7 @@ def parse_flags(kind: Any, arguments: Sequence[str], *, root: type | None = None
     """
     import tyro
 
+    check_pairs(arguments)
     token = _parses_flags.set(True)
     try:
         settings, unknown = tyro.cli(kind, args=arguments, return_unknown_args=True, **options)
@@ -70,6 +79,18 @@ def parse_flags(kind: Any, arguments: Sequence[str], *, root: type | None = None
     if unknown:
         raise SettingsError(unknown_flag(unknown[0], settings))
     return settings
+
+
+def check_pairs(arguments: Sequence[str]) -> None:
+    """Raise `SettingsError` for a flag of pairs with an odd number of values, such as one that is followed by FILE."""
+    for position, flag in enumerate(arguments):
+        form = _PAIRS.get(flag.rpartition(".")[2].removeprefix("--")) if flag.startswith("--") else None
+        values = list(itertools.takewhile(lambda word: not word.startswith("--"), arguments[position + 1 :]))
+        if form is not None and len(values) % 2:
+            raise SettingsError(
+                f"{flag}: expected pairs of {form}; got {len(values)} values: {shlex.join(values)}. Write other arguments, "
+                "such as FILE, before the flags."
+            )
 
 
 def _flag_prefix(root: Any, kind: Any) -> str | None:
@@ -97,7 +118,7 @@ def need_library(module: str, what: str, extra: str) -> None:
 def check_new_folder(option: str, folder: Path) -> None:
     """Raise `SettingsError` unless a folder that an option names is empty or does not exist."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise SettingsError(f"{option} {folder} is not an empty folder. Remove it, or name a new one.")
+        raise SettingsError(f"{option} {folder} exists and is not an empty folder. Remove it, or name another folder.")
 
 
 def unknown_name(what: str, given: str, known: Iterable[str]) -> str:

@@ -73,7 +73,8 @@ def split_main(settings: SplitSettings) -> None:
         rows_in += 1
         if isinstance(result, BadRow):
             raise DataError(
-                f"{result.place}: {result.reason}. Fix the row, or write a copy without bad rows: data check --fix"
+                f"{result.place}: {result.reason}. Fix the row, or write a copy without bad rows: angle-llm data check FILE "
+                "--fix FOLDER"
             )
         if isinstance(row, Row) and not isinstance(result, Dropped):
             texts.append(texts_of(result))

@@ -164,6 +164,22 @@ def test_a_starter_file_and_a_part_of_a_folder_are_evaluation_sets(tmp_path: Pat
     assert (found.count, "@dev" in found.text) == (1, True)
 
 
+def test_columns_are_those_of_evaluation_sets_too(tmp_path: Path) -> None:
+    rows = [{"frage": f"Wo ist die Datei {n}?", "antwort": f"Im Ordner {n}.", "note": n} for n in range(3)]
+    path, other = write(tmp_path / "a.jsonl", *rows), write(tmp_path / "b.jsonl", rows[2])
+    nli = write(tmp_path / "nli.jsonl", {"P": rows[1]["antwort"], "hypothesis": rows[1]["frage"]})
+    columns = ["--columns", "text1", "frage", "text2", "antwort"]
+    assert data(path, *columns, "--against", other, "--model", "none") == 1
+    usual = write(tmp_path / "c.jsonl", {"question": rows[0]["frage"], "answer": rows[0]["antwort"]})
+    mapping = {"text1": "frage", "text2": "antwort", "score": "note", "premise": "P"}
+    sets, _ = read_evaluation_sets([other, nli, usual], mapping)
+    source = DataSource(path=path, columns={"text1": "frage", "text2": "antwort"})
+    ((_, report),) = check_files([source], None, sets)
+    assert report.removed == {3: "its pair is in b.jsonl", 2: "its pair is in nli.jsonl", 1: "its pair is in c.jsonl"}
+    with pytest.raises(DataError, match=r"no known text column among \['frage'.*--columns text1 question"):
+        read_evaluation_sets([other])
+
+
 def test_packed_and_damaged_beir_folders_are_not_passed_over(
     tmp_path: Path, beir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,7 +250,7 @@ def test_bad_rows_are_reported_with_file_and_line(tmp_path: Path) -> None:
     (finding,) = report.findings
     assert finding.kind == "rejected"
     assert finding.text.startswith(
-        f"3 rows cannot be used. 2 × text2 is empty (first: {path}:3); 1 × not a JSON object"
+        f"3 rows cannot be used: 2 × text2 is empty (first: {path}:3); 1 × not a JSON object"
     )
     assert finding.text.endswith(f"(first: {path}:2)")
 
@@ -284,7 +300,7 @@ def test_placeholders_are_a_note(tmp_path: Path) -> None:
     (report,) = reports(write(tmp_path / "x.jsonl", *rows))
     (finding,) = report.findings
     assert (finding.kind, finding.count, finding.trouble) == ("short", 3, False)
-    assert "('?': 2, 'N/A': 1)" in text_of(report)
+    assert "('?': 2 ×, 'N/A': 1 ×)" in text_of(report)
 
 
 @pytest.mark.parametrize(
@@ -352,6 +368,17 @@ def test_findings_of_labels(tmp_path: Path, rows: list[Any], findings: dict[str,
     assert report.trouble == bool(trouble)
     if "label not read" in findings:
         assert "--format scored_pair --columns score rating" in text_of(report)
+
+
+def test_rows_of_single_texts_are_trouble(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", {"text": "A man eats."}, {"text": "A dog runs."})
+    (unread,) = reports(path)
+    assert "pairs of texts that belong together, such as a title with its body" in text_of(unread)
+    assert "SimCSE" not in text_of(unread)
+    (report,) = reports(path, columns={"text1": "text", "text2": "text"})
+    assert (report.trouble, found(report)) == (True, {"no pairs": 2, "same texts": 2})
+    both = write(tmp_path / "y.jsonl", {"text1": "A man eats.", "text2": "A man eats."}, {**PAIR, "score": None})
+    assert not reports(both, format="positive_pair")[0].trouble
 
 
 def test_scale_of_scores_is_detected_and_the_printed_flags_read_the_same_rows(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """The command line: sub-commands, messages without tracebacks, exit codes, redirected output."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -247,6 +249,12 @@ def test_the_advice_after_training_names_other_pairs_than_those_of_the_run(
     cli.run(["train", *small, *places])
     shown = capsys.readouterr().out
     assert f"angle-llm eval sts --model {tmp_path / 'run/model'} --tasks HELD_OUT.tsv" in shown
+    last = shown.splitlines()[-1]  # one step does not change the order of three pairs
+    assert re.match(
+        r"warning: my pairs/spearman is (\S+) after training and was \1 before: this model is not better", last
+    )
+    assert "--optimizer.learning-rate, 0.0001 in this run" in last
+    assert json.loads((tmp_path / "run/result.json").read_text())["better"] is False
 
 
 def test_data_check_names_lines(base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,6 +125,18 @@ def test_an_unknown_flag_gets_a_suggestion(flag: str, suggestion: str) -> None:
     assert suggestion in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("flag", "form"), [("--data.columns", "FIELD COLUMN, such as"), ("--data.where", "COLUMN VALUE")]
+)
+def test_a_flag_of_pairs_with_an_odd_number_of_values_is_refused(flag: str, form: str) -> None:
+    words = [flag, "text1", "question", "answer.csv", "--seed", "1"]
+    with pytest.raises(SettingsError, match=rf"{flag}: expected pairs of {form}.* got 3 values: .* answer\.csv"):
+        parse_settings(TrainSettings(), words)
+    assert parse_settings(TrainSettings(), ["--data.columns", "text1", "question"]).data.columns == {
+        "text1": "question"
+    }
+
+
 def test_every_field_is_documented_in_the_source_and_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     """tyro takes the string below a field as its help text; a comment beside it would not be printed."""
     with pytest.raises(SystemExit):

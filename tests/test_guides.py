@@ -20,8 +20,11 @@ def test_the_guide_runs_from_a_table_to_a_search(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     base = str(save_tiny_base("bert", tmp_path / "base"))
-    tickets = [f"{n},Where are the {n} files?,They are in folder {n % 30} of the server." for n in range(36)]
-    tickets += [f"{n},Where are the {n} files?,Ask administrator {n}." for n in range(4)]  # a second answer
+    names = [first + second for first in "abcdef" for second in "abcdef"]  # the tiny tokenizer has no token of a digit
+    tickets = [f"{n},Where are the {names[n]} files?,They are in {names[n % 30]} of the server." for n in range(36)]
+    tickets += [
+        f"{n},Where are the {names[n]} files?,Ask administrator {names[n]}." for n in range(4)
+    ]  # a second answer
     (tmp_path / "tickets.csv").write_text("\n".join(["id,question,answer", *tickets, "36,,Nothing was asked."]))
     shown: list[str] = []
     for kind, block in BLOCKS:
@@ -44,8 +47,9 @@ def test_the_guide_runs_from_a_table_to_a_search(
             else:
                 cli.run(arguments)
             shown.append(capsys.readouterr().out)
-    names = ("train", "valid", "held_out")
-    rows = [(tmp_path / "split" / f"{name}.jsonl").read_text().splitlines() for name in names]
+    assert not any("the training data contain" in text for text in shown), "parts of a split share no text"
+    parts = ("train", "valid", "held_out")
+    rows = [(tmp_path / "split" / f"{name}.jsonl").read_text().splitlines() for name in parts]
     assert sum(map(len, rows)) == 40
     for column in ("question", "answer"):
         texts = [

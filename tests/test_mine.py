@@ -113,13 +113,13 @@ ALLOW: dict[str, Any] = {"same_cluster": "allow"}
     ("found", "anchor", "negative", "options", "reason"),
     [
         (SHOUTED, "A man eats.", "a MAN  eats", ALLOW, "the query itself"),
-        (*EATS, "Someone has food.", ALLOW, "a positive of it"),
-        (material(), "Someone has food.", "A man eats.", ALLOW, "a positive of it"),
-        (SHOUTED, "A man eats.", "someone has food!", ALLOW, "a positive of it"),
+        (*EATS, "Someone has food.", ALLOW, "a positive of the query"),
+        (material(), "Someone has food.", "A man eats.", ALLOW, "a positive of the query"),
+        (SHOUTED, "A man eats.", "someone has food!", ALLOW, "a positive of the query"),
         (TRIPLES, "one", "three", {}, "known from another row"),
         (SCORED, "one", "three", {}, "known from another row"),
-        (*EATS, "There is food.", {}, "of its cluster"),
-        (LINKED, "one", "three", {}, "of its cluster"),
+        (*EATS, "There is food.", {}, "of the query's cluster"),
+        (LINKED, "one", "three", {}, "of the query's cluster"),
         (*EATS, "A dog runs.", {"cosine": 0.61, "max_score": 0.6}, "above --max-score"),
         (*EATS, "A dog runs.", {"cosine": 0.19, "min_score": 0.2}, "below --min-score"),
         (*EATS, "A dog runs.", {"cosine": 0.71, "margin": 0.1}, "within --margin"),
@@ -286,7 +286,7 @@ def test_the_command_and_its_report(tmp_path: Path, base: Path, capsys: pytest.C
     assert report["groups"]["rows"] == len(rows)
     assert report["named"]["pairs"] == str(pairs)
     assert report["quantiles"]["rank"]["0"] == min(row["ranks"][0] for row in rows)
-    assert report["refused"]["of its cluster"] > 0
+    assert report["refused"]["of the query's cluster"] > 0
 
 
 def test_each_positive_may_be_an_example_of_its_own(tmp_path: Path, base: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import pytest
 from tiny import save_tiny_adapter, save_tiny_base
 
-from angle_llm.config import DataSettings, MixedSet, ModelSettings, ObjectiveSettings, TrainSettings
+from angle_llm.config import DataSettings, EvaluationSettings, MixedSet, ModelSettings, ObjectiveSettings, TrainSettings
 from angle_llm.data import DataError
 from angle_llm.model.checks import CARD_NAME, ArtifactError
 from angle_llm.model.encoder import SentenceEncoder
@@ -95,3 +95,19 @@ def test_a_teacher_term_without_scores_is_refused_before_weights_load(settings: 
     )
     with pytest.raises(SettingsError, match=r"expected groups with teacher scores.* nli_triples has none"):
         fine_tune(taught)
+
+
+def test_evaluation_files_are_compared_with_the_training_data(
+    settings: TrainSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"Where is file {n}?\tIn folder {n}.\n" for n in range(4)]
+    for name, some in (("train", rows[:3]), ("valid", rows[2:])):
+        (tmp_path / f"{name}.tsv").write_text("question\tanswer\n" + "".join(some))
+    mine = replace(
+        settings,
+        data=DataSettings(str(tmp_path / "train.tsv")),
+        evaluation=EvaluationSettings(tasks=[str(tmp_path / "valid.tsv")]),
+    )
+    with pytest.raises(FileNotFoundError, match="org/absent"):
+        fine_tune(mine)
+    assert "valid.tsv: the training data contain 1 of its 2 pairs, 1 of its 2 queries" in capsys.readouterr().out

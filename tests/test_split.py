@@ -74,7 +74,10 @@ def test_wrong_settings_and_rows_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="not an empty folder"):
         SplitSettings(path, tmp_path)
     bad = write(tmp_path / "bad.jsonl", [*ROWS, {"id": 1, "question": "x", "answer": ""}])
-    with pytest.raises(DataError, match=r"bad\.jsonl:81: answer \(text2\) is empty.*data check --fix"):
+    (tmp_path / "other.csv").write_text("frage,antwort\na,b\n")
+    with pytest.raises(DataError, match="Add `--columns FIELD COLUMN"):
+        cli.run(["data", "split", str(tmp_path / "other.csv"), "--out", str(tmp_path / "new")])
+    with pytest.raises(DataError, match=r"bad\.jsonl:81: answer \(text2\) is empty.*data check FILE --fix"):
         split(bad, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -16,12 +16,25 @@ from importlib.resources import files
 from pathlib import Path
 
 import sentencepiece
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import (
     AutoTokenizer,
     BertTokenizer,
+    GemmaTokenizer,
+    MPNetTokenizer,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
+    Qwen2Tokenizer,
     RobertaTokenizer,
 )
 
@@ -83,14 +96,18 @@ def llama2() -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(folder)
 
 
-def _byte_level(special_tokens: list[str]) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+def _byte_level(special_tokens: list[str], *, split: str = "", ignore_merges: bool = False) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not split)
+    if split:
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(Regex(split), behavior="isolated"), tokenizer.pre_tokenizer]
+        )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(
         corpus(),
         trainers.BpeTrainer(
-            vocab_size=VOCABULARY,
+            vocab_size=VOCABULARY - 10 if split else VOCABULARY,
             special_tokens=special_tokens,
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
@@ -112,10 +129,17 @@ def smollm2() -> PreTrainedTokenizerBase:
     )
 
 
+SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+"""How LLaMA-3 and Qwen (with one digit a piece) split a text."""
+
+
 @cache
 def llama3() -> PreTrainedTokenizerBase:
-    """LLaMA-3's kind: byte-level BPE with `<|begin_of_text|>` put in front by the post-processor; no padding token."""
-    tokenizer = _byte_level(["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"])
+    """LLaMA-3's kind: byte-level BPE with a split of its own, `<|begin_of_text|>` put in front by the post-processor, special
+    tokens outside the model, no padding token."""
+    tokenizer = _byte_level([], split=SPLIT, ignore_merges=True)
+    special = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"]
+    tokenizer.add_special_tokens(special)
     tokenizer.post_processor = processors.Sequence(
         [
             processors.ByteLevel(trim_offsets=True),
@@ -133,6 +157,39 @@ def llama3() -> PreTrainedTokenizerBase:
         extra_special_tokens=["<|eot_id|>"],
         clean_up_tokenization_spaces=False,
     )
+
+
+@cache
+def qwen() -> PreTrainedTokenizerBase:
+    """Qwen's kind: NFC, byte-level BPE, special and other added tokens outside the model, no BOS."""
+    trained = json.loads(_byte_level([], split=SPLIT.replace("{1,3}", "")).to_str())["model"]
+    tokenizer = Qwen2Tokenizer(
+        vocab=trained["vocab"],
+        merges=[tuple(merge) for merge in trained["merges"]],
+        unk_token=None,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+    )
+    tokenizer.add_tokens(["<|im_start|>"], special_tokens=True)
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in ("<think>", "</think>", "<tool_call>")])
+    return tokenizer
+
+
+@cache
+def gemma() -> PreTrainedTokenizerBase:
+    """Gemma's kind: BPE with byte fallback in which a text is one word, `<bos>` in front; runs of line breaks and HTML are
+    added tokens."""
+    trained = json.loads(llama2().backend_tokenizer.to_str())["model"]
+    renamed = {"<unk>": "<unk>", "<s>": "<bos>", "</s>": "<eos>"}
+    pieces = [renamed.get(piece, piece) for piece in trained["vocab"]][: VOCABULARY - 20]
+    names = ["\n", "\n\n", "\n\n\n", "▁▁", "<h1>", "</h1>", "<s>", "</s>", "<unused0>"]
+    vocab = {piece: number for number, piece in enumerate([*pieces, "<pad>", "<mask>", "<start_of_turn>", *names])}
+    merges = [tuple(merge) for merge in trained["merges"] if "".join(merge) in vocab]
+    merges += [("\n", "\n"), ("\n\n", "\n"), ("▁", "▁")]
+    tokenizer = GemmaTokenizer(vocab=vocab, merges=merges, add_bos_token=True)
+    tokenizer.add_tokens(["<start_of_turn>"], special_tokens=True)
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in names])
+    return tokenizer
 
 
 @cache
@@ -159,10 +216,48 @@ def roberta() -> PreTrainedTokenizerBase:
     return RobertaTokenizer(vocab=trained["vocab"], merges=[tuple(merge) for merge in trained["merges"]])
 
 
+@cache
+def mpnet() -> PreTrainedTokenizerBase:
+    """MPNet's kind: lower-casing WordPiece with `<s>` … `</s>`, pad id 1."""
+    vocab = dict(bert().vocab)
+    renamed = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", "[MASK]": "<mask>"}
+    pieces = sorted(vocab, key=lambda piece: vocab[piece])
+    return MPNetTokenizer(vocab={renamed.get(piece, piece): number for number, piece in enumerate(pieces)})
+
+
+@cache
+def modernbert() -> PreTrainedTokenizerBase:
+    """ModernBERT's kind: NFC, byte-level BPE, `[CLS]` … `[SEP]`; runs of spaces are added tokens."""
+    tokenizer = _byte_level([], split=SPLIT)
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.add_tokens([AddedToken(" " * width, normalized=True) for width in (4, 3, 2)])
+    special = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+    tokenizer.add_special_tokens(special)
+    ids = {name: tokenizer.token_to_id(name) for name in special}
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B [SEP]",
+        special_tokens=[(name, ids[name]) for name in ("[CLS]", "[SEP]")],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        pad_token="[PAD]",
+        mask_token="[MASK]",
+        clean_up_tokenization_spaces=False,
+    )
+
+
 TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerBase]] = {
     "llama2": llama2,
     "smollm2": smollm2,
     "llama3": llama3,
+    "qwen": qwen,
+    "gemma": gemma,
     "bert": bert,
+    "mpnet": mpnet,
     "roberta": roberta,
+    "modernbert": modernbert,
 }

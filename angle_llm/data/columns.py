@@ -45,6 +45,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from angle_llm.data.formats import FORMATS, NUMBERED_NEGATIVE, DataError, nearest
+from angle_llm.data.keys import sound
 from angle_llm.settings_io import unknown_name
 
 _FIRST = ("text1", "sentence1", "sentence_A", "question1", "#1 String")
@@ -77,10 +78,13 @@ USUAL_NAMES: dict[str, tuple[str, ...]] = {
 
 _NO_PAIRS = {
     "captions": "These are several texts of one item; write one row for each pair of them: text1, text2",
-    "text": "These are single texts, as of a classification task, not pairs. To train each text with itself (SimCSE): format: "
-    "positive_pair, columns: {text1: text, text2: text}",
+    "text": "These are single texts, as of a classification task. Training needs pairs of texts that belong together, such as a "
+    "title with its body or a question with its answer",
 }
 """Columns that are known not to be pairs → advice."""
+
+EXAMPLE = "text1 question text2 answer"
+"""Pairs of FIELD COLUMN, for messages."""
 
 _SYNONYMS = {
     "positive_pair or scored_pair": ("pair", "pairs", "text_pair", "text_pairs"),
@@ -93,8 +97,10 @@ _SYNONYMS = {
 """Suggested formats → names by which users call them."""
 
 
-def resolve_format(format: str, mapping: Mapping[str, str], columns: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Return the name of the format, and the column of each of its fields.
+def resolve_format(
+    format: str, mapping: Mapping[str, str], columns: Sequence[str], flags: str = "--data."
+) -> tuple[str, dict[str, str]]:
+    """Return the name of the format, and the column of each of its fields. `flags` is the start of flags in messages.
 
     `format="auto"` takes the format whose fields are all found; of two such formats the one that reads more columns (a
     scored pair before a positive pair), and a scored pair before NLI where both read the same columns. `nli_triples` is
@@ -110,16 +116,20 @@ def resolve_format(format: str, mapping: Mapping[str, str], columns: Sequence[st
         raise DataError(unknown_name("format", format, ["auto", *FORMATS]))
     for field, column in mapping.items():
         if field not in USUAL_NAMES and not NUMBERED_NEGATIVE.fullmatch(field):
-            raise DataError(f"`columns` maps our field to your column. {unknown_name('field', field, USUAL_NAMES)}")
+            order = f"; {field!r} is a column, so write its field before it" if field in columns else ""
+            raise DataError(
+                f"{flags}columns: {unknown_name('field', field, USUAL_NAMES)} Expected pairs of FIELD COLUMN, such as "
+                f"{EXAMPLE}{order}"
+            )
         if column not in columns:
             raise DataError(
-                f"`columns` maps {field} to the column {column!r}, which the file does not have; columns: {list(columns)}"
-                f"{nearest(column, columns)}"
+                f"{flags}columns {field} {column}: the file has no column {column!r}{nearest(column, columns)}. "
+                f"Columns: {listed(columns)}"
             )
-    name = _guess_format(mapping, columns) if format == "auto" else format
-    required, fields = FORMATS[name].fields, _fields(name, mapping, columns)
+    name = _guess_format(mapping, columns, flags) if format == "auto" else format
+    required, fields = FORMATS[name].fields, fields_of(name, mapping, columns)
     if foreign := [field for field in mapping if field not in fields]:
-        raise DataError(f"`columns` maps {', '.join(foreign)}, but format {name} has the fields {', '.join(fields)}")
+        raise DataError(f"{flags}columns: format {name} has no field {listed(foreign)}. Its fields: {listed(fields)}")
     found = {}
     for field in fields:
         possible = _candidates(field, mapping, columns)
@@ -127,20 +137,25 @@ def resolve_format(format: str, mapping: Mapping[str, str], columns: Sequence[st
             continue
         if len(possible) > 1:
             raise DataError(
-                f"several columns could be the field {field!r} of format {name}: {possible}; choose one: "
-                f"columns: {{{field}: {possible[0]}}}"
+                f"several columns can be the field {field!r} of format {name}: {listed(possible)}. Choose a column, as in "
+                f"`{flags}columns {field} {possible[0]}`"
             )
         if not possible:
             hints = nearest(field, columns) or nearest(USUAL_NAMES[field][-1], columns)
             raise DataError(
                 f"format {name} needs a column for the field {field!r} (recognised: {', '.join(USUAL_NAMES[field])}); columns: "
-                f"{list(columns)}{hints}. Map it: columns: {{{field}: <its column>}} (as flags: columns {field} <its column>)"
+                f"{listed(columns)}{hints}. Add `{flags}columns {field} COLUMN`"
             )
         found[field] = possible[0]
     return name, found
 
 
-def _fields(name: str, mapping: Mapping[str, str], columns: Sequence[str]) -> tuple[str, ...]:
+def listed(columns: Sequence[str]) -> str:
+    """Return names for a message."""
+    return ", ".join(sound(name) or "''" for name in columns)
+
+
+def fields_of(name: str, mapping: Mapping[str, str], columns: Sequence[str]) -> tuple[str, ...]:
     """Return all fields that a format can have in a file: required, optional, and numbered negatives of a group."""
     format = FORMATS[name]
     numbered = dict.fromkeys(filter(NUMBERED_NEGATIVE.fullmatch, (*mapping, *columns))) if name == "group" else ()
@@ -160,10 +175,10 @@ def _names_a_group(mapping: Mapping[str, str], used: set[str]) -> bool:
     return bool(own or used & {*_OF_LISTS} or any(map(NUMBERED_NEGATIVE.fullmatch, (*mapping, *used))))
 
 
-def _guess_format(mapping: Mapping[str, str], columns: Sequence[str]) -> str:
+def _guess_format(mapping: Mapping[str, str], columns: Sequence[str], flags: str) -> str:
     fits: dict[str, set[str]] = {}
     for name, format in FORMATS.items():
-        fields = _fields(name, mapping, columns)
+        fields = fields_of(name, mapping, columns)
         found = {field: _candidates(field, mapping, columns) for field in fields}
         if format.combine is None and all(found[field] for field in format.fields) and set(mapping) <= set(fields):
             used = {column for candidates in found.values() for column in candidates}
@@ -175,9 +190,11 @@ def _guess_format(mapping: Mapping[str, str], columns: Sequence[str]) -> str:
     if len(best) == 1:
         return best[0]
     needed = "; ".join(f"{name}: {', '.join(format.fields)}" for name, format in FORMATS.items())
-    problem = f"fit more than one format ({', '.join(best)})" if best else "fit no format"
-    known = [f" {text}." for names, text in _NO_PAIRS.items() if not best and set(names.split()) <= set(columns)]
-    raise DataError(
-        f"the columns {list(columns)} {problem}.{''.join(known[:1])} Set `format`, or map fields to columns, as in "
-        f"columns: {{text1: <its column>}} (as flags: columns text1 <its column>). The formats and their fields: {needed}"
-    )
+    if best:
+        raise DataError(
+            f"the columns {listed(columns)} fit several formats: {listed(best)}. Choose a format, as in "
+            f"`{flags}format {best[0]}`, or name columns, as in `{flags}columns {EXAMPLE}`. The fields: {needed}"
+        )
+    known = [text for names, text in _NO_PAIRS.items() if set(names.split()) <= set(columns)]
+    advice = known[0] if known else f"Add `{flags}columns FIELD COLUMN …`, such as `{flags}columns {EXAMPLE}`"
+    raise DataError(f"the columns {listed(columns)} fit no format. {advice}. The formats and their fields: {needed}")

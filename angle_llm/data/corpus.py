@@ -83,19 +83,19 @@ class Corpus:
         if flat and id_column is not None:
             raise DataError(f"--id-column {id_column}: {flat[0]} has one text per line and no ids; unset --id-column")
         for file in [file for file in rows.files if not isinstance(file, TextFile)] or rows.files:
-            if not isinstance(file, JsonLinesFile):
-                names = file.columns
-            elif column is None:  # a first row with a usual column is enough: all columns of a JSON file take long
-                first = next((row for row in file.rows() if isinstance(row, Row)), None)
-                usual_first = first is not None and any(name in first.values for name in _USUAL_COLUMNS)
-                names = list(first.values) if first is not None and usual_first else file.columns
+            if isinstance(file, JsonLinesFile):  # all columns of a JSON file take long: those of its first row may do
+                names = next((list(row.values) for row in file.rows() if isinstance(row, Row)), [])
+                if column is not None and not names:
+                    continue  # without a usable row
+                wanted = _USUAL_COLUMNS if column is None else (column,)
+                names = file.columns if {*wanted}.isdisjoint(names) or id_column not in (None, *names) else names
             else:
-                continue  # a row without the column is a bad row
+                names = file.columns
             if column is None:
                 usual = [name for name in _USUAL_COLUMNS if name in names]
                 if not usual and len(names) != 1:
                     raise DataError(
-                        f"{file.name} has columns {', '.join(names)}. Choose the one with the texts: --column NAME"
+                        f"{file.name} has the columns {', '.join(names)}. Name the column of the texts: --column NAME"
                     )
                 column = (usual or names)[0]
                 if column == "text" and {"_id", "title"} <= set(names):
@@ -105,7 +105,7 @@ class Corpus:
                         file=sys.stderr,
                     )
             for option, name in (("--column", column), ("--id-column", id_column)):
-                if name is not None and not isinstance(file, JsonLinesFile) and name not in names:
+                if name is not None and name not in names:
                     raise DataError(
                         f"{option}: {file.name} has no column {name!r}{nearest(name, names)}. Columns: {', '.join(names)}"
                     )

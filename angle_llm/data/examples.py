@@ -22,7 +22,7 @@ import numpy as np
 
 from angle_llm.config import DataSource
 from angle_llm.data import store
-from angle_llm.data.columns import resolve_format
+from angle_llm.data.columns import listed, resolve_format
 from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Format, RowError, Values, nearest
 from angle_llm.data.keys import sound
 from angle_llm.data.order import random_order
@@ -75,7 +75,7 @@ class DataReport:
         """Return one line: `a.tsv: 90 examples from 90 of 98 rows as scored_pair (text1 = q1, text2, score);
         columns not used: id; dropped: …`."""
         columns = (name if name == used else f"{name} = {sound(used)}" for name, used in self.columns.items())
-        detected = ", guessed from the columns" if self.source.format == "auto" else ""
+        detected = ", detected from the columns" if self.source.format == "auto" else ""
         parts = [
             f"{self.source.path}: {self.examples:,} examples from {self.rows_used:,} of {self.rows_in:,} rows as "
             f"{self.format}{detected} ({', '.join(columns)})"
@@ -157,10 +157,10 @@ class ExampleReader:
         for _, result in self.outcomes():
             report.count(result)
             if isinstance(result, BadRow) and self.source.on_bad_row == "raise":
-                raise DataError(
-                    f"{result.place}: {result.reason}. Fix the row, or set on_bad_row to skip (flag --data.on-bad-row or "
-                    "--on-bad-row): bad rows are then counted and skipped"
-                )
+                others = "skip bad rows: --data.on-bad-row skip"
+                if self.source.FLAGS != DataSource.FLAGS:
+                    others = "write a copy without bad rows: angle-llm data check FILE --fix FOLDER"
+                raise DataError(f"{result.place}: {result.reason}. Fix the row, or {others}")
             if not isinstance(result, Dropped | BadRow):
                 yield result
 
@@ -174,7 +174,7 @@ def open_examples(source: DataSource) -> ExampleReader:
     rows = _open_rows(source)
     columns = rows.columns
     try:
-        name, fields = resolve_format(source.format, source.columns, columns)
+        name, fields = resolve_format(source.format, source.columns, columns, source.FLAGS)
         _check_settings(source, FORMATS[name], fields, rows)
     except DataError as error:
         raise DataError(f"{rows.name}: {error}") from None
@@ -189,19 +189,23 @@ def _open_rows(source: DataSource) -> RowSource:
 def _check_settings(source: DataSource, format: Format, columns: dict[str, str], rows: RowSource) -> None:
     low, high = source.score_range or (0.0, 1.0)
     if low == high or not math.isfinite(high - low):
-        raise DataError(f"score_range needs two different numbers, such as [0, 5], got [{low}, {high}]")
+        raise DataError(f"{source.FLAGS}score-range: expected two different numbers, such as 0 5, got {low:g} {high:g}")
     if source.score_range is not None and "score" not in format.fields:
-        raise DataError(f"score_range is set, but format {source.format} has no score; unset one of them")
+        raise DataError(
+            f"{source.FLAGS}score-range is set, but format {source.format} has no score. "
+            "Omit the flag, or set another format"
+        )
     labels = rows.files[0].label_names
     if columns.get("score") in labels and "score" not in source.columns:
         raise DataError(
             f"column {columns['score']!r} would be read as a score, but its numbers are the labels "
-            f"{labels[columns['score']]}; map a score with columns, or use one of the NLI formats"
+            f"{labels[columns['score']]}. Name a score, as in `{source.FLAGS}columns score COLUMN`, or set an NLI format"
         )
     for column in source.where:
         if column not in rows.columns:
             raise DataError(
-                f"`where` names the column {column!r}; columns: {rows.columns}{nearest(column, rows.columns)}"
+                f"{source.FLAGS}where {column}: the file has no column {column!r}{nearest(column, rows.columns)}. "
+                f"Columns: {listed(rows.columns)}"
             )
 
 

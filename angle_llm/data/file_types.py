@@ -65,7 +65,11 @@ class JsonLinesFile(FileReader):
         except RowError:
             raise
         except (ValueError, RecursionError) as error:
-            hint = "; a list of objects is a .json file" if record.lstrip().startswith("[") else ""
+            hint = ""
+            if not record.lstrip().startswith("{"):
+                hint = '; expected an object in each line, such as {"text": "…"}'
+            if record.lstrip().startswith("["):
+                hint = "; a list of objects is a .json file"
             raise RowError(f"not a JSON object: {_json_problem(error)}{hint}") from None
 
 
@@ -191,7 +195,9 @@ class CsvFile(TsvFile):
                     ) from None
                 yield (
                     first,
-                    RowError(f"broken quoting with delimiter {self._separator!r}: {error}; {advice}, or set delimiter"),
+                    RowError(
+                        f"broken quoting with delimiter {self._separator!r}: {error}; {advice}, or set --delimiter"
+                    ),
                 )
 
     @cached_property

@@ -145,7 +145,11 @@ def read_score(row: Values, field: str, score_range: ScoreRange | None) -> float
         raise RowError(f"{field} is {score}, expected a finite number")
     low, high = score_range or (0.0, 1.0)
     if not min(low, high) <= score <= max(low, high):
-        scale = f"score_range [{low}, {high}]" if score_range else "[0, 1]; set score_range, such as [0, 5]"
+        scale = (
+            f"score_range [{low}, {high}]"
+            if score_range
+            else "[0, 1]; set --score-range (train: --data.score-range), such as 0 5"
+        )
         raise RowError(f"{field} is {score}, outside {scale}{'' if score_range else hint}")
     return score if score_range is None else (score - low) / (high - low)
 

@@ -113,8 +113,8 @@ class Material:
         named = ", ".join(f"{count:,} {name}" for name, count in skipped.items() if count)
         return (
             f"{found['queries']:,} queries with {found['positives']:,} positives and {found['own_negatives']:,} negatives"
-            f"{f' (skipped: {named})' if named else ''}; {len(self.candidates_C):,} candidates, {len(self.texts):,} texts; the "
-            f"largest cluster has {np.bincount(self.cluster_T).max():,}"
+            f"{f' (skipped: {named})' if named else ''}; {len(self.candidates_C):,} candidates, {len(self.texts):,} texts; at "
+            f"most {np.bincount(self.cluster_T).max():,} texts are linked by positive pairs (a cluster)"
         )
 
 

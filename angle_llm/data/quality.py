@@ -9,6 +9,7 @@
 | contradiction | yes | a pair of texts whose labels, in any row of any file, differ by more than half the scale |
 | unlike itself | yes | two equal texts with a low score |
 | contamination | yes | rows whose pair is in an evaluation set, or whose query is one of a BEIR folder |
+| no pairs | yes | every row has one text only, paired with itself; training stops |
 | untokenisable | yes | texts without any token; training stops at them |
 | label not read | no | positive pairs beside a column of numbers that may be their label |
 | scale | no | scores outside 0..1, and the scale they were read on |
@@ -126,12 +127,9 @@ class FileReport:
             fields = (name if name == column else f"{name} = {column}" for name, column in self.columns.items())
             yield "format", f"{self.format}{', detected' if self.guessed else ''}: {', '.join(fields)}"
             yield "not used", ", ".join(name or "''" for name in self.unused_columns) or "every column is used"
-            dropped = f" ({_counts(self.dropped)})" if self.dropped else ""
-            yield (
-                "rows",
-                f"{self.rows_in:,} = {self.rows_used:,} used + {sum(self.dropped.values()):,} dropped{dropped} + "
-                f"{self.rejected:,} rejected",
-            )
+            dropped = "".join(f" + {count:,} dropped ({reason})" for reason, count in self.dropped.items())
+            rejected = f" + {self.rejected:,} rejected" if self.rejected else ""
+            yield "rows", f"{self.rows_in:,} = {self.rows_used:,} used{dropped}{rejected}"
         if self.scores:
             yield "scores", f"{_counts(self.scores)}   (pairs; 1 is the same meaning)"
         if self.groups:
@@ -148,8 +146,12 @@ class FileReport:
             places = f" ({self.unit}s {', '.join(finding.places)}{more})" if finding.places else ""
             yield "TROUBLE" if finding.trouble else "note", f"{finding.kind}: {finding.text}{places}"
         if self.examples:
-            yield "examples", "tokens between bars, the pooled one in ⟦ ⟧"
+            yield "examples", "texts as tokens, separated by |; if a single token is pooled, it is in ⟦ ⟧"
         yield from ((f"text {number}", example) for number, example in enumerate(self.examples, 1))
+
+
+def _texts(count: int) -> str:
+    return "1 text has" if count == 1 else f"{count:,} texts have"
 
 
 def _counts(values: Mapping[str, int]) -> str:
@@ -194,8 +196,10 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
 
     groups: Counter[str] = Counter()
     short: Counter[str] = Counter()
+    single = True
 
     def new_texts() -> Iterator[str]:
+        nonlocal single
         for row, result in reading.outcomes():
             account.count(result)
             if isinstance(row, Row) and isinstance(result, Dropped) and result.reason == "neutral":
@@ -208,6 +212,7 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
                     positives, negatives = len(result.positives), len(result.negatives)
                     counts = (positives, negatives, not negatives, result.scores is not None)
                     groups.update(dict(zip(_GROUP_COUNTS, counts, strict=True)))
+                single = single and len(set(texts_of(result))) == 1
                 short.update(text for text in map(str.strip, texts_of(result)) if len(text) <= _SHORT)
                 yield from keys.add(row.line, result, row.values if isinstance(row, Row) else {})
 
@@ -238,10 +243,13 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
     if not used:
         report.add("unreadable", 1, "no example is left", trouble=True)
         return paths
+    if single:
+        text = "every row pairs a text with itself: nothing can be learned. Use texts that belong together, such as a title"
+        report.add("no pairs", used, f"{text} with its body or a question with its answer", trouble=True)
     if short:
-        shown = ", ".join(f"{text!r}: {count:,}" for text, count in short.most_common(SHOWN_PLACES))
+        shown = ", ".join(f"{text!r}: {count:,} ×" for text, count in short.most_common(SHOWN_PLACES))
         more = ", …" if len(short) > SHOWN_PLACES else ""
-        text = f"{short.total():,} texts have at most {_SHORT} characters ({shown}{more}). Remove placeholders"
+        text = f"{_texts(short.total())} at most {_SHORT} characters ({shown}{more}). Remove placeholders such as N/A"
         report.add("short", short.total(), text)
     if "score" in reading.columns or "label" in reading.columns:
         _describe_scores(np.asarray(keys.scores)[np.asarray(keys.pairs).reshape(-1, 4)[:, 2] == 1], report)
@@ -256,7 +264,7 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
         text = f"{report.truncated:,} of {len(lengths):,} texts are cut at max_length {report.max_length}"
         report.add("truncated", report.truncated, text)
     if without_tokens:
-        text = f"{len(without_tokens):,} texts have no token. The first: {without_tokens[0]}"
+        text = f"{_texts(len(without_tokens))} no token. The first: {without_tokens[0]}"
         report.add("untokenisable", len(without_tokens), text, trouble=True)
     return paths
 
@@ -269,7 +277,7 @@ def _causes(rejected: Sequence[BadRow]) -> str:
     most = sorted(of_cause.values(), key=len, reverse=True)
     shown = [f"{len(rows):,} × {rows[0].reason} (first: {rows[0].place})" for rows in most[:SHOWN_PLACES]]
     more = "; …" if len(most) > SHOWN_PLACES else ""
-    return f"{len(rejected):,} rows cannot be used. {'; '.join(shown)}{more}"
+    return f"{len(rejected):,} row{'s' * (len(rejected) > 1)} cannot be used: {'; '.join(shown)}{more}"
 
 
 def _with_scale(source: DataSource, report: FileReport) -> DataSource:
@@ -328,7 +336,7 @@ def _find_labels(source: DataSource, report: FileReport) -> None:
         numbers = [_number(row[column]) for row in rows if row.get(column) not in (None, "")]
         if None not in numbers and 1 < len(set(numbers)) <= 101 and len(set(numbers)) < len(rows):
             text = (
-                f"column {column!r} holds numbers and is not used: every pair counts as positive. If it is the label, set "
+                f"column {column!r} holds numbers and is not used: every pair is read as positive. If these are labels, set "
                 f"--format scored_pair --columns score {shlex.quote(column)}"
             )
             report.add("label not read", len(rows), text)

@@ -28,6 +28,7 @@ import re
 import shutil
 import sys
 import tempfile
+from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -43,7 +44,7 @@ from angle_llm.data.file_types import (
     TextFile,
     TsvFile,
 )
-from angle_llm.data.formats import DataError, nearest
+from angle_llm.data.formats import DataError
 from angle_llm.data.rows import BadRow, FileReader, Row, RowSource
 
 __all__ = [
@@ -110,7 +111,7 @@ def open_rows(
     """
     delimiter = "\t" if delimiter in ("\\t", "tab") else delimiter
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n'):
-        raise DataError(f"delimiter is {delimiter!r}; expected one character, such as ; or \\t for a tab")
+        raise DataError(f"--delimiter: expected one character, such as ; or \\t for a tab, got {delimiter!r}")
     try:
         "".encode(encoding)
     except LookupError:
@@ -184,8 +185,8 @@ class _Opener(NamedTuple):
         if (self.delimiter or "\t") in next((line for _, line in reader.lines() if line.strip()), ""):
             return made(TsvFile)  # SICK, MRPC
         raise DataError(
-            f"{path}: a .txt file of pairs is a table with tabs and a header line, or STS.input.NAME.txt beside STS.gs.NAME.txt; "
-            "its first line has no tab. Single texts are not pairs"
+            f"{path}: expected pairs: a table with a header line and tabs between columns, or STS.input.NAME.txt beside "
+            "STS.gs.NAME.txt; the first line has no tab. A file of single texts can be embedded, but has no pairs to train on"
         )
 
     def _folder(self, folder: Path) -> RowSource:
@@ -246,11 +247,13 @@ def _is_hub_id(path: str) -> bool:
 
 
 def _beside(path: Path) -> str:
-    """Return the content of the folder of a missing path, for messages."""
+    """Return similar names in the folder of a missing path, for messages."""
     if not path.parent.is_dir():
         return f"The folder {path.parent} does not exist either"
-    names = sorted(entry.name for entry in path.parent.iterdir())
-    return f"The folder {path.parent} has {len(names)} entries" + nearest(path.name, names)
+    similar = get_close_matches(path.name, sorted(entry.name for entry in path.parent.iterdir()), n=3)
+    if not similar:
+        return f"The folder {path.parent} has no similar name"
+    return f"Did you mean {' or '.join(str(path.parent / name) for name in similar)}?"
 
 
 def _starter_file(name: str) -> Path:

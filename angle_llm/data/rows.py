@@ -153,11 +153,11 @@ class FileReader:
             if not text.isascii():
                 text.encode()
         except UnicodeEncodeError as error:
-            encoding, advice = self.encoding, "set encoding to that of the file, or convert it to UTF-8"
+            encoding, advice = self.encoding, "set the encoding of the file, or convert it to UTF-8"
             if self._codec == "utf-8-sig":
                 encoding, advice = (
                     "UTF-8",
-                    "if the file is Windows-1252, set encoding to cp1252, or convert it to UTF-8",
+                    "if the file is Windows-1252, set --encoding cp1252 (train: --data.encoding), or convert it to UTF-8",
                 )
             raise RowError(f"byte 0x{ord(text[error.start]) - 0xDC00:02x} is not {encoding}; {advice}") from None
 
@@ -167,8 +167,8 @@ def _refuse_utf_16(name: str, start: bytes) -> None:
     marked = start.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff"))
     if marked or start.count(0) * 3 > len(start) > 1:  # without a byte order mark: every second byte of English is 0
         raise DataError(
-            f"{name}:1: the file is in UTF-16 or UTF-32, expected UTF-8 (it begins with {start[:4].hex(' ')}); set encoding, "
-            "such as to utf-16"
+            f"{name}:1: the file is in UTF-16 or UTF-32, expected UTF-8 (it begins with {start[:4].hex(' ')}); set "
+            "--encoding utf-16 (train: --data.encoding), or convert it to UTF-8"
         )
 
 

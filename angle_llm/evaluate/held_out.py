@@ -4,31 +4,41 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from angle_llm.config import DataSource, EvaluationSettings
 from angle_llm.data.examples import open_examples
+from angle_llm.data.formats import Example
+from angle_llm.data.leakage import EvaluationSet, count_shared
 from angle_llm.data.readers import STARTER, find_path, open_rows
 from angle_llm.evaluate.correlation import UndefinedCorrelationError
 from angle_llm.evaluate.encoding import Encode, Rows, encode_with
 from angle_llm.evaluate.mteb_tasks import evaluate_mteb, mteb_task
 from angle_llm.evaluate.ranks import query_metrics
 from angle_llm.evaluate.retrieval import evaluate_retrieval
-from angle_llm.evaluate.retrieval_tasks import RetrievalTask, is_beir, read_answers, read_beir
+from angle_llm.evaluate.retrieval_tasks import RetrievalTask, is_beir, read_answers, read_beir, root_and_split
 from angle_llm.evaluate.sts import evaluate
 from angle_llm.evaluate.sts_tasks import StsTask, read_pairs
-from angle_llm.settings_io import SettingsError, need_library, unknown_name
+from angle_llm.settings_io import SettingsError, need_library, settings_class, unknown_name
 
 if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder
 
 MTEB = "mteb:"
 MetricValues = dict[str, float]
+
+
+@settings_class
+class _TaskSource(DataSource):
+    """A file of evaluation.tasks."""
+
+    FLAGS: ClassVar[str] = "--evaluation."
 
 
 @dataclass(frozen=True)
@@ -39,17 +49,51 @@ class HeldOutTask:
     metrics: tuple[str, ...]
     measure: Callable[[SentenceEncoder, Encode, Encode | None], Mapping[str, float]]
     """From an encoder, its `encode`, and with two prompts that of documents."""
+    keys: Callable[[], EvaluationSet] | None = None
+    """Makes the keys of the texts, to compare them with training data; None for a task of MTEB."""
+
+
+@dataclass(frozen=True)
+class HeldOutEvaluation:
+    """Tasks; a function from an encoder to the metrics of all of them, × 100, as TASK/METRIC."""
+
+    tasks: Mapping[str, HeldOutTask]
+    """By the source that names them."""
+    first: str
+    """The metric that `best_by` selects, first in the result."""
+    micro_batch_tokens: int | None
+
+    def __call__(self, encoder: SentenceEncoder) -> MetricValues:
+        encode, encode_document = encode_with(encoder, self.micro_batch_tokens, show_progress=_is_main())
+        sides = remembered(encode), None if encode_document is None else remembered(encode_document)
+        found = {
+            f"{task.name}/{name}": value
+            for task in self.tasks.values()
+            for name, value in task.measure(encoder, *sides).items()
+        }
+        return {self.first: found[self.first], **found}
+
+    def overlap_with(self, data: Sequence[Example]) -> Iterator[str]:
+        """Yield a warning for each task with texts that are in the training data; see `count_shared` for the time."""
+        sets = {source: task.keys() for source, task in self.tasks.items() if task.keys is not None}
+        for source, shared in zip(sets, count_shared(data, list(sets.values())), strict=True):
+            if listed := ", ".join(f"{count:,} of its {total:,} {kind}" for kind, (count, total) in shared.items()):
+                yield (
+                    f"warning: evaluation.tasks {source}: the training data contain {listed}. Its scores can be too high. "
+                    "`angle-llm data split` makes parts that share no text; `angle-llm data check TRAINING_FILE --against "
+                    f"{source} --fix FOLDER` removes shared pairs."
+                )
 
 
 def held_out_evaluation(
     settings: EvaluationSettings, micro_batch_tokens: int | None = None
-) -> Callable[[SentenceEncoder], MetricValues] | None:
-    """Return a function from an encoder to the metrics of all tasks, × 100, as TASK/METRIC; None without tasks.
+) -> HeldOutEvaluation | None:
+    """Return the tasks of a run; None without tasks. Files are read at once.
 
-    The metric that `best_by` selects is the first. Files are read at once.
+    Equal names are told apart by the folders of the tasks: stsb/test and sick/test.
 
     Raises:
-        SettingsError: for a task that does not exist, tasks of one name, or an unknown metric or column.
+        SettingsError: for a task that does not exist or occurs twice, or an unknown metric or column.
         DataError: for a malformed file.
         MissingLibraryError: for a task of MTEB without mteb.
     """
@@ -57,31 +101,17 @@ def held_out_evaluation(
         return None
     settings = replace(settings, tasks=[_file_of(source) for source in settings.tasks])
     _check_columns(settings)
-    tasks = [_task(source, settings, micro_batch_tokens) for source in settings.tasks]
-    for name in (names := [task.name for task in tasks]):
-        sources = [source for source, other in zip(settings.tasks, names, strict=True) if other == name]
-        if len(sources) > 1:
-            raise SettingsError(
-                f"evaluation.tasks: expected tasks with unique names, got {name} for {' and '.join(sources)}. Rename a file or "
-                "folder."
-            )
+    tasks = _with_unique_names(
+        settings.tasks, [_task(source, settings, micro_batch_tokens) for source in settings.tasks]
+    )
     if settings.corpus is not None and not any(
         _is_answers(source, settings) for source in settings.tasks if _is_file(source)
     ):
         raise SettingsError(
             "evaluation.corpus adds candidates to a file of questions and answers, which evaluation.tasks does not contain."
         )
-    first = _selected(settings.best_by, tasks)
-
-    def measured(encoder: SentenceEncoder) -> MetricValues:
-        encode, encode_document = encode_with(encoder, micro_batch_tokens, show_progress=_is_main())
-        sides = remembered(encode), None if encode_document is None else remembered(encode_document)
-        found = {
-            f"{task.name}/{name}": value for task in tasks for name, value in task.measure(encoder, *sides).items()
-        }
-        return {first: found[first], **found}
-
-    return measured
+    named = dict(zip(settings.tasks, tasks, strict=True))
+    return HeldOutEvaluation(named, _selected(settings.best_by, tasks), micro_batch_tokens)
 
 
 def remembered(encode: Encode) -> Encode:
@@ -114,6 +144,32 @@ def eval_command(settings: EvaluationSettings, model: Path) -> str:
     return shlex.join(["angle-llm", "eval", kind, "--model", str(model), *flags])
 
 
+def _with_unique_names(sources: Sequence[str], tasks: list[HeldOutTask]) -> list[HeldOutTask]:
+    """Return the tasks, with as many folders before equal names as differ: stsb/test, sick/test."""
+    named = list(tasks)
+    for name in {task.name for task in tasks}:
+        equal = [at for at, task in enumerate(tasks) if task.name == name]
+        folders = [_folder(sources[at]) for at in equal]
+        for parts in range(max(map(len, folders)) + 1):
+            if len({folder[len(folder) - parts :] for folder in folders}) == len(equal):
+                break
+        else:
+            raise SettingsError(
+                f"evaluation.tasks: expected tasks with unique names, got {name} for "
+                f"{' and '.join(sources[at] for at in equal)}. Rename a file or folder."
+            )
+        for at, folder in zip(equal, folders, strict=True):
+            named[at] = replace(tasks[at], name=Path(*folder[len(folder) - parts :], name).as_posix())
+    return named
+
+
+def _folder(source: str) -> tuple[str, ...]:
+    """Return the names of the folders of a task."""
+    if source.startswith((STARTER, MTEB)):
+        return (source.partition(":")[0],)
+    return (root_and_split(source)[0] if is_beir(source) else find_path(source)).resolve().parent.parts
+
+
 def _selected(best_by: str | None, tasks: list[HeldOutTask]) -> str:
     """Return the metric that selects the best model, as TASK/METRIC."""
     known = [f"{task.name}/{name}" for task in tasks for name in task.metrics]
@@ -128,14 +184,16 @@ def _task(source: str, settings: EvaluationSettings, micro_batch_tokens: int | N
     if source.startswith(MTEB):
         return _mteb_task(source.removeprefix(MTEB), micro_batch_tokens)
     if is_beir(source):
-        return _retrieval_task(read_beir(source))
+        return _retrieval_task(read_beir(source), judged=True)
     if not _is_file(source):
+        missing = "does not exist" if not find_path(source).exists() else "is none of them"
         raise SettingsError(
             f"evaluation.tasks: expected a file of pairs, a BEIR folder (with corpus.jsonl, queries.jsonl, qrels/) or "
-            f"mteb:NAME, got {source}, which does not exist or is none of them."
+            f"mteb:NAME, got {source}, which {missing}."
         )
     if _is_answers(source, settings):
-        return _retrieval_task(read_answers(_source(source, settings), settings.corpus, settings.corpus_column))
+        task = read_answers(_source(source, settings), settings.corpus, settings.corpus_column)
+        return _retrieval_task(task, judged=False)
     return _sts_task(read_pairs(source, _source(source, settings).columns))
 
 
@@ -150,7 +208,9 @@ def _file_of(source: str) -> str:
 def _source(path: str, settings: EvaluationSettings) -> DataSource:
     """Return a file with those of the columns that it has."""
     found = open_rows(path, tables=True).columns
-    return DataSource(path=path, columns={name: column for name, column in settings.columns.items() if column in found})
+    return _TaskSource(
+        path=path, columns={name: column for name, column in settings.columns.items() if column in found}
+    )
 
 
 def _is_file(source: str) -> bool:
@@ -163,7 +223,7 @@ def _check_columns(settings: EvaluationSettings) -> None:
     found = list(dict.fromkeys(column for path in files for column in open_rows(path, tables=True).columns))
     for name, column in settings.columns.items() if files else ():
         if column not in found:
-            raise SettingsError(f"evaluation.columns: {name}: {unknown_name('column', column, found)}")
+            raise SettingsError(f"--evaluation.columns {name} {column}: {unknown_name('column', column, found)}")
 
 
 def _is_answers(source: str, settings: EvaluationSettings) -> bool:
@@ -183,15 +243,26 @@ def _sts_task(task: StsTask) -> HeldOutTask:
             raise UndefinedCorrelationError(f"{task.source}: undefined Spearman correlation: {found.undefined}.")
         return {"spearman": found.spearman, "pearson": found.pearson}
 
-    return HeldOutTask(task.name, ("spearman", "pearson"), measure)
+    def keys() -> EvaluationSet:
+        pairs = [pair[:2] for pair in task.pairs]
+        return EvaluationSet.of(task.name, pairs, chain.from_iterable(pairs))
+
+    return HeldOutTask(task.name, ("spearman", "pearson"), measure, keys)
 
 
-def _retrieval_task(task: RetrievalTask) -> HeldOutTask:
+def _retrieval_task(task: RetrievalTask, *, judged: bool) -> HeldOutTask:
+    """`judged`: the task is a BEIR folder, in which training queries may have the same documents."""
+
     def measure(_: SentenceEncoder, encode: Encode, encode_document: Encode | None) -> MetricValues:
         found = evaluate_retrieval(encode, [task], encode_document=encode_document, resamples=0).tasks[task.name]
         return {name: metric.value for name, metric in found.metrics.items()}
 
-    return HeldOutTask(task.name, tuple(query_metrics([], [])), measure)
+    def keys() -> EvaluationSet:
+        asked = zip(task.queries, task.relevant, strict=True)
+        pairs = [(query, task.candidates[place]) for query, relevant in asked for place in relevant]
+        return EvaluationSet.of(task.name, pairs, () if judged else chain.from_iterable(pairs), task.queries)
+
+    return HeldOutTask(task.name, tuple(query_metrics([], [])), measure, keys)
 
 
 def _mteb_task(name: str, micro_batch_tokens: int | None) -> HeldOutTask:

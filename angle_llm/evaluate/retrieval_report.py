@@ -58,9 +58,12 @@ def compare_figures(ours: Compared, theirs: Compared, *, resamples: int, seed: i
     found: dict[str, dict[str, MeanDifference]] = {}
     for name, values in ours.values.items():
         if theirs.digests.get(name) != ours.digests[name] or theirs.values[name].keys() != values.keys():
+            problem = f"other queries, candidates, grades or metrics of task {name!r}"
+            if name not in theirs.digests:
+                problem = f"{', '.join(theirs.digests)}, not on {name}"
             raise ValueError(
-                f"--against: {theirs.model} was evaluated on other queries, candidates, grades or metrics of task {name!r}, "
-                "or not on it. Evaluate both models on the same files with the same flags."
+                f"--against: {theirs.model} was evaluated on {problem}. Evaluate both models on the same files with the same "
+                "flags."
             )
         found[name] = {
             metric: mean_difference(own, theirs.values[name][metric], resamples=resamples, seed=seed, stream=name)
@@ -105,13 +108,14 @@ def retrieval_report(
     """Return Markdown: a table for each task, with the prompt, pooling and maximum length of each model, and notes."""
     tables = []
     notes = [
-        "Exact search by cosine similarity, × 100; ties go to the candidate that is not an answer. R@k: share of the answers "
-        "in the first k; MRR: of the first answer; MAP@100: of all answers. 95 %: bootstrap over the queries.",
+        "Scores are × 100, of an exact search by cosine similarity; of candidates with equal cosines, answers come last. R@k: "
+        "share of a query's answers among the first k hits. MRR: 1 / the place of the first answer. MAP@100: mean precision at "
+        "the places of the answers. 95 %: interval by bootstrap over the queries.",
     ]
     if comparison is not None:
         notes.append(
-            f"The other: {comparison.other}. Difference: this model minus the other, both on the same resamples; p: two-sided, "
-            "from these resamples, not corrected for the number of metrics."
+            f"Compared with {comparison.other}. A positive difference: {model} is better. Interval and two-sided p are from the "
+            "same resamples for both models, and not corrected for the number of metrics."
         )
         if comparison.encoder.max_length != used.max_length:
             notes.append(
@@ -132,12 +136,13 @@ def retrieval_report(
         tables.append(table(header, rows, words=1))
         notes.append(
             f"{task.label}: {task.queries:,} queries, {task.candidates:,} candidates, {task.answers:,} answers; "
-            + (f"for {task.skipped:,} queries, their own text or document is no candidate; " if task.skipped else "")
+            + (f"{task.skipped:,} queries are not compared with their own text or document; " if task.skipped else "")
             + f"searched in {task.search_seconds:.1f} s."
         )
         if "strict" in task.metrics:
             notes.append(
-                "strict: the first R candidates are exactly the R answers; in top 5: the first five hold them."
+                "strict: share of queries whose R answers are the first R candidates; in top 5: share of queries whose answers "
+                "are all in the first five."
             )
         if task.name == FLICKR30K:
             published = ", ".join(f"{name} {strict}" for name, strict in PUBLISHED_STRICT.items())

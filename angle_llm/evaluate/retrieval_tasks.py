@@ -116,7 +116,7 @@ def read_flickr30k(data_dir: str | Path) -> RetrievalTask:
 
 def is_beir(source: str | Path) -> bool:
     """Return whether a source is a BEIR folder, FOLDER@SPLIT of one, or one of its qrels files."""
-    root, _ = _root_and_split(str(source))
+    root, _ = root_and_split(str(source))
     return root.is_dir() and part_of(root, "corpus.jsonl").is_file()
 
 
@@ -133,7 +133,12 @@ def read_beir(source: str | Path, *, own: OwnDocument = "auto", binary: bool = F
         FileNotFoundError: for missing files; the qrels of the folder are named.
         DataError: for malformed rows and unknown ids in judgements.
     """
-    root, split = _root_and_split(str(source))
+    root, split = root_and_split(str(source))
+    if root.is_file():
+        raise ValueError(
+            f"{root} is a file; expected a BEIR folder with corpus.jsonl, queries.jsonl and qrels/. For a file of questions "
+            f"and answers, use --pairs {root}."
+        )
     judged, found = part_of(root, f"qrels/{split}.tsv"), splits_of(root)
     if not judged.is_file():
         wanted = f"name one: {root}@{found[0]}" if found else "a BEIR folder has corpus.jsonl, queries.jsonl, qrels/"
@@ -171,7 +176,7 @@ def read_beir(source: str | Path, *, own: OwnDocument = "auto", binary: bool = F
     )
 
 
-def _root_and_split(source: str) -> tuple[Path, str]:
+def root_and_split(source: str) -> tuple[Path, str]:
     """Return the BEIR folder of a source and the name of its judgements."""
     path = find_path(source)
     if path.is_file() and path.parent.name == "qrels":

@@ -121,8 +121,8 @@ def _notes(results: StsResults) -> list[str]:
     ]
     if any(task.subtasks for task in tasks):
         notes.append(
-            "`all`: one correlation over the pairs of all sub-tasks, as in the published rows. `mean`, `weighted mean`: over "
-            "the correlations of sub-tasks, weighted by pairs. Papers differ in which they report."
+            "`all`: one correlation over the pairs of all sub-tasks, as in the published rows. `mean`: mean of "
+            "the correlations of the sub-tasks; `weighted mean`: weighted by pairs. Some papers report a mean instead of `all`."
         )
     if any(task.resampled is not None for task in tasks):
         notes.append("Intervals: percentile bootstrap over pairs; they do not cover another training seed.")

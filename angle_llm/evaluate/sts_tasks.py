@@ -233,7 +233,10 @@ def read_pairs(path: str | Path, columns: Mapping[str, str] = MappingProxyType({
         except DataError as error:
             if columns:
                 raise
-            raise DataError(f"{str(error).partition(' Map it')[0]} Name the columns {', '.join(COLUMNS)}.") from None
+            raise DataError(
+                f"{str(error).partition(' Add `')[0]} Rename the columns to {', '.join(COLUMNS)}; "
+                "questions with answers are for eval retrieval --pairs"
+            ) from None
         names = [found[name] for name in ("text1", "text2", "score")]
     name = Path(str(rows.path).removesuffix(".gz")).stem
     return StsTask(name, name, "file", source, tuple(_pairs(rows, names)))

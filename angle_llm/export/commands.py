@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class MergeSettings:
     """Settings of `angle-llm merge`."""
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """The saved adapter: a folder with angle_llm.json, such as runs/nli/model."""
     out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """Output folder. A saved encoder in it is replaced; a folder with other content is refused."""
@@ -45,10 +45,10 @@ class MergeSettings:
 class ExportSettings:
     """Settings of `angle-llm export`."""
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """The saved encoder: an adapter, which is merged first, or a whole model."""
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """The saved encoder, such as runs/nli/model: an adapter, which is merged first, or a whole model."""
     out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
-    """Output folder; must not exist or be empty."""
+    """Output folder. It must be new or empty."""
     to: Literal["sentence-transformers"] = "sentence-transformers"
     """sentence-transformers: a folder whose SentenceTransformer(OUT).encode(texts) gives the same vectors, prompt
     included; with two prompts its encode_query and encode_document."""
@@ -57,7 +57,7 @@ class ExportSettings:
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Dtype of a merged adapter; a whole model keeps its dtype. None: float32."""
     verify: bool = True
-    """Compare the result with RUN before it is kept; needs sentence-transformers."""
+    """Compare the result with MODEL before it is kept; needs sentence-transformers."""
     device: str | None = None
     """Device of the comparison, such as cpu or cuda:0. None: the best available."""
 

@@ -102,9 +102,7 @@ class Verification:
 
     def text(self) -> str:
         """Return the report as text."""
-        base = (
-            f"unknown: {self.base_note}" if self.base_difference is None else f"mean 1-cos {self.base_difference:.1e}"
-        )
+        base = self.base_note if self.base_difference is None else f"mean 1-cos {self.base_difference:.1e}"
         lines = [f"{self.texts} texts, stored weights, float32 arithmetic", "", f"  {self.first}"]
         lines.append(f"    to its base           {base}")
         for other in self.comparisons:

@@ -37,6 +37,10 @@ class ExportFacts:
     """Added tokens that the exported tokenizer reads as plain characters."""
     normalize: bool = False
     """Whether vectors have length 1."""
+    head: str | None = None
+    """The prompt, if sentence-transformers adds it and not the tokenizer: other programs must send it."""
+    as_llama: bool = False
+    """Whether a Qwen2 model is stored as a LLaMA model."""
 
     def write(self, folder: Path) -> None:
         """Write the facts into a folder."""
@@ -58,7 +62,8 @@ class ExportFacts:
             prompt = SidePrompts.from_dict(values["prompt"], where=str(path))
             plain_names = [str(name) for name in values["plain_names"]]
             length, normalize = int(values["max_length"]), bool(values.get("normalize"))
-            return cls(prompt, str(values["pooling"]), length, plain_names, normalize)
+            head, as_llama = values.get("head"), bool(values.get("as_llama"))
+            return cls(prompt, str(values["pooling"]), length, plain_names, normalize, head, as_llama)
         except (ValueError, KeyError, TypeError) as error:
             raise ArtifactError(f"{path} is damaged ({error}). Export the encoder again.") from error
 

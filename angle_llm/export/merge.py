@@ -25,7 +25,13 @@ from angle_llm.export.comparison import Verification
 from angle_llm.export.verify import finish_folder
 from angle_llm.export.weights import open_adapters_base
 from angle_llm.io import write_json
-from angle_llm.model.artifact import EncoderCard, check_writable, write_directory
+from angle_llm.model.artifact import (
+    EncoderCard,
+    check_writable,
+    write_directory,
+    write_earlier_names,
+    write_library_form,
+)
 from angle_llm.model.backbone import BackboneLocation, load_tokenizer, locate, torch_dtype
 from angle_llm.model.checks import CARD_NAME, ArtifactError, is_saved_encoder
 from angle_llm.model.lora import LoraAdapter, is_transposed, read_adapter
@@ -95,9 +101,12 @@ def merge(
         config.dtype = torch_dtype(dtype)
         config.architectures = [type(weights.skeleton).__name__]
         config.save_pretrained(folder)
-        load_tokenizer(BackboneLocation(str(source))).save_pretrained(folder)
+        write_earlier_names(folder)
+        tokenizer = load_tokenizer(BackboneLocation(str(source)))
+        tokenizer.save_pretrained(folder)
         whole = replace(card, dtype=dtype, base=None, base_revision=None, base_fingerprint=None, bits=None, layers=None)
         whole.write(folder)
+        write_library_form(folder, weights.skeleton, tokenizer, whole)
         write_json(folder / MERGE_NAME, provenance)
         names = (str(run), str(out))
         found.append(finish_folder(folder, source, names, check=check, device=device, original_base=original))

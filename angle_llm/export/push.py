@@ -10,6 +10,8 @@ files are kept. The token is that of `hf auth login` or HF_TOKEN; it is not an a
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path, PurePath
 from typing import Any
@@ -31,7 +33,7 @@ from angle_llm.model.hub import ADAPTER_FILES, WHOLE_FILES
 from angle_llm.model.library_folder import MODULES_NAME
 
 _PUSHED = {".json", ".safetensors", ".txt", ".model"}
-_LARGE_JSON = {"tokenizer.json", "vocab.json", "model.safetensors.index.json"}
+_UNCHANGED_JSON = {"tokenizer.json", "vocab.json", "model.safetensors.index.json", MODULES_NAME}
 """Files without paths, uploaded unchanged."""
 _HUBS_OWN = {".gitattributes", "README.md"}
 _OURS = (
@@ -68,6 +70,9 @@ def push(settings: PushSettings) -> str:
         raise ValueError(f"push: expected a repository USER/NAME, got {repo!r}.")
     facts = CardFacts.read(folder)
     about = _training(settings, folder)
+    if facts.base is None:
+        base, revision = _base_of_run(about.get("settings", {}))
+        facts = replace(facts, base=base, revision=revision)
     _check(facts, folder, unverified=settings.unverified)
     files: dict[str, Path | bytes] = {}
     skipped = []
@@ -113,7 +118,7 @@ def _check(facts: CardFacts, folder: Path, *, unverified: bool) -> None:
 
 def _content(path: Path, facts: CardFacts) -> Path | bytes:
     """Return a file as it is uploaded: with the base name of the card and without local paths."""
-    if path.suffix != ".json" or path.name in _LARGE_JSON:
+    if path.suffix != ".json" or path.name in _UNCHANGED_JSON:
         return path
     values = read_json(path)
     cleaned = without_paths(values)
@@ -163,6 +168,12 @@ def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
     if settings.results is not None:
         about["scores"] = _read_scores(settings.results)
     return about
+
+
+def _base_of_run(settings: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Return the base and its revision from the settings of a run; None if the settings do not have them."""
+    model = settings.get("model")
+    return (model.get("path"), model.get("revision")) if isinstance(model, dict) else (None, None)
 
 
 def _scores_of_run(path: Path) -> list[tuple[str, str, float]]:

@@ -1,51 +1,49 @@
 """Export a saved encoder as a sentence-transformers folder with the same vectors.
 
     adapter ──► merge ──┐
-    whole model ────────┴─► weights + config.json            unchanged
+    whole model ────────┴─► weights + config.json            with the keys of transformers 4 and 5
                             tokenizer.json                    with prompt, edits and maximum length
                             modules.json, 1_Pooling/ …        pooling, Normalize
                             angle_llm_export.json             what was exported, for `angle-llm verify`
 
 Prompts of the library are prefixes, and it truncates a formatted text at its end, which is the tail of the prompt. So
-the prompt is part of the tokenizer (see `tokenizer.prompt_tokenizer`), and `encode` needs no argument and no code of
-the folder. This package does not open the folder: the prompt would be added twice.
+the prompt is part of the tokenizer (see `tokenizer.prompt_tokenizer`), and every program that reads it needs no argument
+and no code of the folder. This package does not open the folder: the prompt would be added twice.
 
-With different prompts for queries and documents, the library adds them: `prompts` in `config_sentence_transformers.json`
-for its `encode_query` and `encode_document`. So each must be text before `{text}` only; otherwise a folder per side.
+The library adds the prompts (`prompts` in `config_sentence_transformers.json`) if queries and documents have different
+ones, or if the tokenizer cannot hold a prompt before the text. Other programs must then send them with each text.
 """
 
 from __future__ import annotations
 
-import inspect
 import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer as RawTokenizer
 
 from angle_llm.export.card import MERGE_NAME
 from angle_llm.export.comparison import Verification
 from angle_llm.export.exported_folder import ExportFacts
 from angle_llm.export.merge import check_target, merge
-from angle_llm.export.tokenizer import check_same_ids, prompt_tokenizer
+from angle_llm.export.tokenizer import PromptTokenizer, check_same_ids, prompt_tokenizer
 from angle_llm.export.verify import finish_folder
 from angle_llm.io import write_json
-from angle_llm.model.artifact import EncoderCard, write_directory
+from angle_llm.model.artifact import EncoderCard, write_directory, write_earlier_names
 from angle_llm.model.backbone import BackboneLocation, load_tokenizer, locate
-from angle_llm.model.checks import CARD_NAME, ArtifactError, is_saved_encoder
-from angle_llm.model.library_folder import MODULES_NAME, POOLINGS
-from angle_llm.model.tokenizer import SentenceTokenizer, SideTokenizers, Tokenizer, load_tokenizer_file
+from angle_llm.model.checks import CARD_NAME, ArtifactError, is_saved_encoder, read_json
+from angle_llm.model.library_folder import library_pooling, library_prompts, write_library_files
+from angle_llm.model.tokenizer import SentenceTokenizer, SideTokenizers, load_tokenizer_file
 from angle_llm.model.weights import open_base
-from angle_llm.prompts import SIDES, Side, SidePrompts, load_prompt, load_prompts
+from angle_llm.prompts import Side, load_prompt, load_prompts
 from angle_llm.settings_io import need_library
 
-_POOLINGS = {ours: theirs for theirs, ours in POOLINGS.items()} | {"last-avg": "mean_tokens", "last-max": "max_tokens"}
-"""Our poolings → names of the library."""
-
-_AS_STORED = "stablelm"
-"""Model type whose tokenizer `transformers` 5 reads from tokenizer.json unchanged. Set in a folder whose own model type
-(Qwen2) would rebuild the tokenizer from its vocabulary, without the prompt."""
+_REBUILT = {"qwen2"}
+"""Model types whose tokenizer transformers 5.6 and later build from the vocabulary, without the normalizer of the file."""
 
 
 def export_sentence_transformers(
@@ -73,10 +71,7 @@ def export_sentence_transformers(
     if not is_saved_encoder(source):
         raise FileNotFoundError(f"{source} is not a saved encoder. Give the model folder of a run, or a merged model.")
     card = EncoderCard.read(source)
-    if card.pooling not in _POOLINGS:
-        raise ArtifactError(
-            f"{source} has pooling {card.pooling!r}; sentence-transformers supports {', '.join(_POOLINGS)}."
-        )
+    library_pooling(card.pooling, source)
     if card.dimensions is not None:
         raise ArtifactError(
             f"{source} keeps the first {card.dimensions} dimensions, which a sentence-transformers folder cannot store. Set "
@@ -96,13 +91,12 @@ def export_sentence_transformers(
         card = replace(card, prompt=load_prompts(card.prompt.of(side)))
     tokenizer = load_tokenizer(BackboneLocation(str(source)))
     tokenizers = SideTokenizers.of(tokenizer, card.prompt, card.max_length)
-    heads: dict[Side, str] = {}
-    if card.prompt.differ:
-        heads = _heads(card.prompt, source)
-        headless = replace(load_prompt("plain"), append=card.prompt.query.append)
+    query, prompts, default = card.prompt.query, dict[str, str](), None
+    exported = prompt_tokenizer(tokenizers.query)
+    if card.prompt.differ or (exported.plain_names and not (query.tail or query.edits)):
+        prompts, default = library_prompts(card.prompt, source)
+        headless = replace(load_prompt("plain"), append=query.append)
         exported = prompt_tokenizer(SentenceTokenizer(tokenizer, headless, card.max_length))
-    else:
-        exported = prompt_tokenizer(tokenizers.query)
     found: list[Verification | None] = []
 
     def fill(folder: Path) -> None:
@@ -116,8 +110,17 @@ def export_sentence_transformers(
                     path.replace(folder / path.name)
         write_json(folder / "tokenizer.json", exported.spec)
         write_json(folder / "tokenizer_config.json", exported.config)
-        _write_library_files(folder, card, heads, rebuilt=_is_rebuilt(folder, tokenizers, heads))
-        ExportFacts(card.prompt, card.pooling, card.max_length, exported.plain_names, card.normalize).write(folder)
+        write_earlier_names(folder)  # a whole model may be saved by an earlier version
+        as_llama = exported.changes_text and read_json(folder / "config.json").get("model_type") in _REBUILT
+        if as_llama:
+            _write_as_llama(folder)
+        _check_tokenizers(folder, tokenizers, prompts, exported)
+        backbone = open_base(BackboneLocation(str(folder)), dtype=card.dtype).skeleton
+        write_library_files(
+            folder, backbone, card.pooling, card.max_length, normalize=card.normalize, prompts=prompts, default=default
+        )
+        facts = ExportFacts(card.prompt, card.pooling, card.max_length, exported.plain_names, card.normalize)
+        replace(facts, head=prompts.get(default or ""), as_llama=as_llama).write(folder)
         found.append(finish_folder(folder, source, (str(run), str(out)), side=side, check=check, device=device))
 
     write_directory(target, fill)
@@ -129,67 +132,47 @@ def _weights_files(folder: Path) -> list[Path]:
     return [*(folder / name for name in names if (folder / name).is_file()), *sorted(folder.glob("model*.safetensors"))]
 
 
-def _heads(prompts: SidePrompts, source: Path) -> dict[Side, str]:
-    """Return the text that the library adds before a text of each side.
+def _check_tokenizers(
+    folder: Path, tokenizers: SideTokenizers, prompts: Mapping[str, str], exported: PromptTokenizer
+) -> None:
+    """Check the ids of the folder's tokenizer as programs open it: `AutoTokenizer`, its class, and `tokenizers`.
 
     Raises:
-        ArtifactError: for a prompt that is more than a head.
+        ArtifactError: if its ids differ from the encoder's.
     """
-    for side in SIDES:
-        prompt = prompts.of(side)
-        same_end = prompt.append == prompts.query.append
-        if prompt.tail or prompt.edits or prompt.tokenization != "joined" or not same_end:
-            raise ArtifactError(
-                f"{source} has {prompts}. A sentence-transformers folder holds two prompts only if each is text before "
-                f"{{text}}, joined, without edits and with the same `append`; expected this of the {side} prompt, got "
-                f"{prompt.to_dict()}. Export one folder for each side: --as query, and --as document."
-            )
-    return {side: prompts.of(side).head for side in SIDES}
+    raw = RawTokenizer.from_file(str(folder / "tokenizer.json"))
+    by_file, automatic = load_tokenizer_file(folder), load_tokenizer(BackboneLocation(str(folder)))
+    for encode in (
+        lambda text: raw.encode(text).ids,
+        lambda text: by_file(text, truncation=True)["input_ids"],
+        lambda text: automatic(text, truncation=True)["input_ids"],
+    ):
+        for sentences, head in zip(tokenizers.distinct, prompts.values() or [""], strict=True):
+            check_same_ids(encode, sentences, head, exported.plain_names)
 
 
-def _is_rebuilt(folder: Path, tokenizers: SideTokenizers, heads: Mapping[Side, str]) -> bool:
-    """Return whether `transformers` would rebuild the tokenizer of the folder instead of reading it.
+def _write_as_llama(folder: Path) -> None:
+    """Rewrite a Qwen2 model as the LLaMA model with the same values: biases, and an output bias of 0.
 
-    Raises:
-        ArtifactError: if its ids differ from the encoder's even when it is read unchanged.
+    transformers does not rebuild the tokenizer of a LLaMA model. Raises `ArtifactError` for sliding windows.
     """
-
-    def check(exported: Tokenizer) -> None:
-        for sentences, head in zip(tokenizers.distinct, heads.values() or [""], strict=True):
-            check_same_ids(exported, sentences, head)
-
-    check(load_tokenizer_file(folder))
-    try:
-        check(load_tokenizer(BackboneLocation(str(folder))))
-    except ArtifactError:
-        return True
-    return False
-
-
-def _write_library_files(folder: Path, card: EncoderCard, heads: Mapping[Side, str], *, rebuilt: bool) -> None:
-    backbone: Any = open_base(BackboneLocation(str(folder)), dtype=card.dtype).skeleton
-    config = backbone.config.get_text_config()
-    dimensions: int = getattr(config, "word_embed_proj_dim", None) or config.hidden_size
-    # Names and keys that all versions of the library accept.
-    modules = [
-        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
-        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
-    ]
-    if card.normalize:
-        modules.append({"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"})
-    transformer: dict[str, Any] = {"max_seq_length": card.max_length, "do_lower_case": False}
-    if "add_pooling_layer" in inspect.signature(type(backbone).__init__).parameters:
-        transformer["model_args"] = {"add_pooling_layer": False}  # BERT's pooler is not stored and would be random
-    if rebuilt:
-        transformer["tokenizer_args"] = {"tokenizer_type": _AS_STORED}
-    flags = {"pooling_mode_mean_tokens": False, f"pooling_mode_{_POOLINGS[card.pooling]}": True}
-    write_json(folder / MODULES_NAME, modules)
-    write_json(folder / "sentence_bert_config.json", transformer)
-    write_json(
-        folder / "config_sentence_transformers.json",
-        {"prompts": heads, "default_prompt_name": None, "similarity_fn_name": "cosine"},
-    )
-    (folder / "1_Pooling").mkdir()
-    write_json(
-        folder / "1_Pooling" / "config.json", {"word_embedding_dimension": dimensions, **flags, "include_prompt": True}
-    )
+    config = read_json(folder / "config.json")
+    if config.get("use_sliding_window"):
+        raise ArtifactError(
+            "transformers reads the tokenizer of Qwen2 models without the prompt, and a Qwen2 model with sliding windows "
+            "cannot be stored as a LLaMA model. Use this encoder with angle_llm."
+        )
+    for key in ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types"):
+        config.pop(key, None)
+    config |= {"model_type": "llama", "architectures": ["LlamaModel"], "attention_bias": True, "mlp_bias": False}
+    write_json(folder / "config.json", config)
+    path = max(folder.glob("model*.safetensors"))  # the last file
+    tensors = load_file(path)
+    zero = torch.zeros(config["hidden_size"], dtype=next(iter(tensors.values())).dtype)
+    biases = {f"layers.{number}.self_attn.o_proj.bias": zero.clone() for number in range(config["num_hidden_layers"])}
+    save_file(tensors | biases, path, metadata={"format": "pt"})
+    index_path = folder / "model.safetensors.index.json"
+    if index_path.is_file():
+        index = read_json(index_path)
+        index["weight_map"] |= dict.fromkeys(biases, path.name)
+        write_json(index_path, index)

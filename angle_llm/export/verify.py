@@ -289,7 +289,7 @@ def _base_rows(
             return _rows(_by_side(encoder, sides), texts), ""
     merged = Path(path).expanduser() / MERGE_NAME
     if not merged.is_file():
-        return None, f"not recorded (no {MERGE_NAME})"
+        return None, "not compared with the base (this model was not merged)"
     try:
         origin = json.loads(merged.read_text(encoding="utf-8"))
         base = SentenceEncoder.from_pretrained(
@@ -305,6 +305,6 @@ def _base_rows(
             dimensions=encoder.dimensions,
         )
     except (OSError, ValueError, KeyError, TypeError) as error:  # a damaged file, or a base that is not available
-        return None, f"cannot be opened ({error})"
+        return None, f"unknown: cannot be opened ({error})"
     _widen(base)
     return _rows(_by_side(base, sides), texts), ""

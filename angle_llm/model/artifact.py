@@ -8,6 +8,7 @@ angle_llm.json                                      the card
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -31,11 +32,17 @@ from angle_llm.model.checks import (
     read_json,
 )
 from angle_llm.model.foreign import fitted, no_backbone, read_foreign
-from angle_llm.model.library_folder import LibraryFolder
+from angle_llm.model.library_folder import (
+    LibraryFolder,
+    library_prompts,
+    tokenizer_config,
+    write_library_files,
+    write_library_refusal,
+)
 from angle_llm.model.lora import LoraAdapter, is_adapted, read_adapter
 from angle_llm.model.quantization import QuantizationError, bits_of
-from angle_llm.model.tokenizer import Tokenizer, count_positions
-from angle_llm.prompts import SidePrompts
+from angle_llm.model.tokenizer import SentenceTokenizer, Tokenizer, count_positions
+from angle_llm.prompts import SIDES, SidePrompts
 from angle_llm.settings_io import unknown_name
 
 FORMAT_VERSION = 1
@@ -219,13 +226,93 @@ def save_parts(
     def fill(target: Path) -> None:
         # Otherwise peft would query the hub for a resized vocabulary.
         backbone.save_pretrained(target, **({"save_embedding_layers": False} if is_adapted(backbone) else {}))
+        if not is_adapted(backbone):
+            write_earlier_names(target)
         tokenizer.save_pretrained(target)
         (target / "README.md").unlink(missing_ok=True)  # the empty model card of peft
         card.write(target)
+        if not is_adapted(backbone):
+            write_library_form(target, backbone, tokenizer, card)
+        else:
+            write_library_refusal(target)
         if check is not None:
             check(target)
 
     write_directory(Path(folder), fill)
+
+
+_EARLIER_THETAS = {
+    "gemma3_text": {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"},
+    "modernbert": {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"},
+    "gpt_neox": {"": "rotary_emb_base"},
+}
+"""Model type → layer type → key of `rope_theta` in transformers 4; "" if all layers share it."""
+
+
+def write_earlier_names(folder: Path) -> None:
+    """Add the keys of transformers 4 to `config.json`, which transformers 5 moved or renamed.
+
+    transformers 4 and other programs use defaults for keys that they do not find, without a message. The keys were found
+    by comparing the configuration classes of transformers 4.48, 4.57 and 5.23.
+    """
+    path = folder / "config.json"
+    values = read_json(path)
+    for config in (values, values.get("text_config") or {}):
+        config.update(_earlier_names(config))
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def _earlier_names(config: dict[str, Any]) -> dict[str, Any]:
+    rope, types = config.get("rope_parameters") or {}, config.get("layer_types") or []
+    names: dict[str, Any] = {"torch_dtype": config["dtype"]} if config.get("dtype") else {}
+    nested = "full_attention" in rope
+    keys = _EARLIER_THETAS.get(
+        config.get("model_type", ""), _EARLIER_THETAS["gemma3_text"] if nested else {"": "rope_theta"}
+    )
+    for layer_type, key in keys.items():
+        if theta := (rope.get(layer_type) or {} if nested else rope).get("rope_theta"):
+            names[key] = theta
+    scaled = {key: value for key, value in (rope.get("full_attention") or rope).items() if key != "rope_theta"}
+    if (factor := scaled.pop("partial_rotary_factor", None)) is not None:
+        names |= {"partial_rotary_factor": factor, "rotary_pct": factor}
+    if scaled.get("rope_type", "default") != "default":
+        names["rope_scaling"] = scaled
+    if "full_attention" in types and "sliding_attention" in types:
+        first = types.index("full_attention")  # Gemma-3: every n-th layer; ModernBERT: the layers 0, n, 2n, …
+        if first == 0:
+            names["global_attn_every_n_layers"] = [*types[1:], "full_attention"].index("full_attention") + 1
+        else:
+            names["sliding_window_pattern"] = first + 1
+    return names
+
+
+_LIBRARY_PROBES = ("A man eats 3 apples.", "Straße, Привет 你好!", "x [SEP] </s> <|im_end|> y", "one two " * 5000)
+
+
+def write_library_form(folder: Path, backbone: nn.Module, tokenizer: Tokenizer, card: EncoderCard) -> None:
+    """Make the folder of a whole model a folder of sentence-transformers, or write a `modules.json` that it refuses.
+
+    It becomes one if the library computes the token ids of this encoder: the prompt is text before `{text}`.
+    """
+    path = folder / "tokenizer_config.json"
+    original = path.read_bytes() if path.is_file() else b""
+    try:
+        prompts, default = library_prompts(card.prompt, folder)
+        path.write_text(json_text(tokenizer_config(tokenizer, card.max_length)), encoding="utf-8")
+        saved = load_tokenizer(BackboneLocation(str(folder)))
+        for side in SIDES:
+            expected = SentenceTokenizer(tokenizer, card.prompt.of(side), card.max_length)(_LIBRARY_PROBES)
+            texts = [card.prompt.of(side).head + text for text in _LIBRARY_PROBES]
+            ids = [saved(text, truncation=True)["input_ids"] for text in texts]
+            if ids != expected or card.dimensions is not None:
+                raise ArtifactError(f"{folder} has other token ids or dimensions in sentence-transformers.")
+        write_library_files(
+            folder, backbone, card.pooling, card.max_length, normalize=card.normalize, prompts=prompts, default=default
+        )
+    except (ArtifactError, FileNotFoundError, ValueError):  # ValueError: a probe without a token
+        if original:
+            path.write_bytes(original)
+        write_library_refusal(folder)
 
 
 def check_savable(folder: str | Path, backbone: nn.Module, base: str | None) -> None:

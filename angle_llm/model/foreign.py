@@ -18,7 +18,7 @@ from pathlib import Path, PurePath
 from torch import nn
 
 from angle_llm.model.backbone import absolute_name
-from angle_llm.model.checks import ArtifactError, check_links, is_saved_encoder
+from angle_llm.model.checks import CARD_NAME, ArtifactError, check_links, is_saved_encoder
 from angle_llm.model.lora import CONFIG_NAME, WEIGHTS_NAME, LoraAdapter, read_adapter
 
 _PICKLES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
@@ -43,17 +43,17 @@ def read_foreign(folder: Path, base: str, prompt: object) -> LoraAdapter:
     """
     if is_saved_encoder(base):
         raise no_backbone(base)
-    if prompt is None:
-        raise ValueError(
-            "prompt: an adapter of another library does not contain its prompt. Pass prompt=…: the one of its training, "
-            "or 'plain' for the bare text."
-        )
     if not folder.is_dir():
         raise FileNotFoundError(f"adapter: expected a folder with {CONFIG_NAME} and {WEIGHTS_NAME}; {folder} is none.")
     if is_saved_encoder(folder):
         raise ValueError(
             f"{folder} is a saved encoder, which has its base on its card. Open it without a base: "
             f"from_pretrained({str(folder)!r})."
+        )
+    if prompt is None:
+        raise ValueError(
+            f"prompt: {folder} has no {CARD_NAME}, so the prompt of the adapter is unknown. Pass prompt=… with the prompt of "
+            "its training, or prompt='plain' for the bare text."
         )
     pickled = next((name for name in _PICKLES if (folder / name).exists()), None)
     if pickled is not None and not (folder / WEIGHTS_NAME).is_file():

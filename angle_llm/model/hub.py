@@ -65,7 +65,7 @@ def find(path_or_id: str, revision: str | None = None) -> Found:
     if offline and not files:
         raise FileNotFoundError(
             f"the model {_name(path_or_id, revision)} is not on this machine, and the hub does not answer ({offline}). "
-            "Connect, or name a model on this machine: a folder, a .gguf file, package:NAME/path."
+            "Check the path of a folder, a .gguf file or package:NAME/path; for a hub id, connect to the network."
         )
     if CARD_NAME in files:
         weights = WHOLE_FILES if read_json(files[CARD_NAME]).get("base") is None else ADAPTER_FILES

@@ -11,12 +11,17 @@ module, several poolings, a chat template) is refused by name. Only JSON is read
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from torch import nn
+
+from angle_llm.io import write_json
 from angle_llm.model.checks import ArtifactError, read_json
 from angle_llm.model.tokenizer import SentenceTokenizer, Tokenizer
 from angle_llm.prompts import PLACEHOLDER, SIDES, PromptTemplate, SidePrompts, load_prompt
@@ -30,6 +35,9 @@ _TRANSFORMER_FILES = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
+_MODULE = "sentence_transformers.models.{}"
+"""Type of a module, with the name that all versions of the library read."""
+_REFUSAL = "This folder is for angle_llm. Run `angle-llm export` on it for sentence-transformers"
 POOLINGS = {
     "lasttoken": "last", "cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max",
     "mean_sqrt_len_tokens": "mean_sqrt_len", "weightedmean_tokens": "weightedmean",
@@ -41,6 +49,11 @@ _WITHOUT_EFFECT = {
     "model_args", "model_kwargs", "tokenizer_args", "processor_kwargs",
 }  # fmt: skip
 """Keys of the Transformer module that are read here, or change no vector."""
+_OUR_POOLINGS = {ours: theirs for theirs, ours in POOLINGS.items()} | {
+    "last-avg": "mean_tokens",
+    "last-max": "max_tokens",
+}
+"""Our poolings → names of the library."""
 _NO_LIMIT = 2**31 - 1
 _PROBES = ("A man is eating 3 apples.", "Straße, Привет 你好!", "x")
 
@@ -129,6 +142,120 @@ class LibraryFolder:
                         "here. Pass prompt=…"
                     )
         return length
+
+
+def library_pooling(pooling: str, place: object) -> str:
+    """Return the name of a pooling in the library. Raises `ArtifactError`."""
+    if pooling not in _OUR_POOLINGS:
+        raise ArtifactError(
+            f"{place} has pooling {pooling!r}; sentence-transformers supports {', '.join(_OUR_POOLINGS)}."
+        )
+    return _OUR_POOLINGS[pooling]
+
+
+def library_prompts(prompts: SidePrompts, place: object) -> tuple[dict[str, str], str | None]:
+    """Return prompts as texts that the library adds before a text, by name, and the name of the default prompt.
+
+    Raises:
+        ArtifactError: for a prompt that is more than a text before `{text}`, joined and without edits.
+    """
+    for side in SIDES:
+        prompt = prompts.of(side)
+        same_end = prompt.append == prompts.query.append
+        if prompt.tail or prompt.edits or prompt.tokenization != "joined" or not same_end:
+            raise ArtifactError(
+                f"{place} has {prompts}. sentence-transformers adds a prompt only as text before {{text}}, joined, without "
+                f"edits and with the same `append` on both sides; expected this of the {side} prompt, got {prompt.to_dict()}. "
+                "Export one folder for each side: --as query, and --as document."
+            )
+    if prompts.differ:
+        return {side: prompts.of(side).head for side in SIDES}, None
+    return ({"prompt": prompts.query.head}, "prompt") if prompts.query.head else ({}, None)
+
+
+def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
+    """Return a `tokenizer_config.json` with which transformers 4 and 5 read `tokenizer.json` unchanged.
+
+    Names of special tokens in a text are plain characters, as in `tokenizer.plain_ids`.
+
+    Raises:
+        ArtifactError: if no token can be used for padding.
+    """
+    named = {
+        name: str(token)
+        for name in ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+        if (token := getattr(tokenizer, name, None)) is not None
+    }
+    padding = next(
+        (named[name] for name in ("pad_token", "eos_token", "unk_token", "bos_token") if name in named), None
+    )
+    if padding is None:
+        raise ArtifactError(
+            f"{type(tokenizer).__name__} has no padding token. Set a pad_token and save the encoder again; it is masked, so any "
+            "token works."
+        )
+    return {
+        # This class reads tokenizer.json unchanged; the class of a model may rebuild parts of it.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **named,
+        "pad_token": padding,
+        "padding_side": "right",
+        "truncation_side": "right",
+        "model_max_length": max_length,
+        "split_special_tokens": True,
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": list(tokenizer.model_input_names),
+    }
+
+
+def write_library_refusal(folder: Path) -> None:
+    """Write a `modules.json` that sentence-transformers cannot open, with an error that names `angle-llm export`.
+
+    Without the file, the library would open the folder with mean pooling and without the prompt.
+    """
+    write_json(folder / MODULES_NAME, [{"idx": 0, "name": "0", "path": "", "type": _REFUSAL}])
+
+
+def write_library_files(
+    folder: Path,
+    backbone: nn.Module,
+    pooling: str,
+    max_length: int,
+    *,
+    normalize: bool,
+    prompts: Mapping[str, str],
+    default: str | None = None,
+) -> None:
+    """Write the files of the library beside weights and tokenizer, with names and keys that versions 2 to 6 read.
+
+    `prompts`: texts that the library adds before a text, by name; `default` names the prompt of its `encode`.
+
+    Raises:
+        ArtifactError: for a pooling that the library does not have.
+    """
+    flags = {"pooling_mode_mean_tokens": False, f"pooling_mode_{library_pooling(pooling, folder)}": True}
+    names = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
+    modules = [
+        {"idx": number, "name": str(number), "path": f"{number}_{name}" if number else "", "type": _MODULE.format(name)}
+        for number, name in enumerate(names)
+    ]
+    transformer: dict[str, Any] = {"max_seq_length": max_length, "do_lower_case": False}
+    if "add_pooling_layer" in inspect.signature(type(backbone).__init__).parameters:
+        transformer["model_args"] = {"add_pooling_layer": False}  # BERT's pooler is not stored and would be random
+    config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
+    if getattr(config, "attn_logit_softcapping", None):  # Gemma-2: transformers 4 ignores it in other implementations
+        transformer["model_args"] = {"attn_implementation": "eager"}
+    dimensions: int = getattr(config, "word_embed_proj_dim", None) or config.hidden_size
+    write_json(folder / MODULES_NAME, modules)
+    write_json(folder / "sentence_bert_config.json", transformer)
+    write_json(
+        folder / "config_sentence_transformers.json",
+        {"prompts": dict(prompts), "default_prompt_name": default, "similarity_fn_name": "cosine"},
+    )
+    (folder / "1_Pooling").mkdir()
+    write_json(
+        folder / "1_Pooling" / "config.json", {"word_embedding_dimension": dimensions, **flags, "include_prompt": True}
+    )
 
 
 def _refuse(place: Path, key: str, value: object, hint: str = "") -> NoReturn:

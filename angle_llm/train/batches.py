@@ -15,7 +15,7 @@ from torch import Tensor
 
 from angle_llm.config import ObjectiveSettings, TrainSettings
 from angle_llm.data.batch import TextBatch
-from angle_llm.data.formats import Group
+from angle_llm.data.formats import Group, pairs_of
 from angle_llm.data.mixture import Mixture, sets_of
 from angle_llm.losses import AngleObjective, FalseNegatives, MixedObjective, NestedObjective, Objective, Part
 from angle_llm.model.encoder import SentenceEncoder
@@ -169,6 +169,19 @@ class BatchPlanner:
                 numbers.append(known[mark])
             self.prompts.append((numbers[0], numbers[1]))
         del self.prompts[0]  # of the encoder
+
+    def sets_without_pairs(self) -> Iterator[str]:
+        """Yield the names of datasets whose pairs are all a text with itself, read up to the first other pair.
+
+        Such a pair is one row, so no term learns from it. Exceptions: a text with two prompts is two rows, and vectors
+        of a teacher are learned from single texts.
+        """
+        for each, loss, (query, document) in zip(self.data.sets, self.losses, self.prompts, strict=True):
+            plain = loss.plain if isinstance(loss, NestedObjective) else loss
+            if query == document and isinstance(plain, AngleObjective) and not plain.teacher_vector_weight:
+                pairs = chain.from_iterable(map(pairs_of, each.examples))
+                if all(left == right for left, right, _ in pairs):
+                    yield each.name
 
     def steps(self, steps: Iterator[tuple[int, list[list[int]]]]) -> Iterator[tuple[int, list[PlannedGroup]]]:
         """Yield the epoch and the batches of each optimizer step, given their example indices."""

@@ -75,7 +75,7 @@ def choose_budget(
         if free is None or (fixed and settings.activation_checkpointing != "auto"):
             return budget
         if (fixed or kind == "cpu") and upper_bound(settings, encoder, budget) <= free:
-            log(f"budget: {budget}")
+            log(f"token budget: {budget}")
             return budget
         with torch.random.fork_rng(devices=[]):
             planner = BatchPlanner(encoder, data, objectives, processes.world_size, budget)
@@ -214,7 +214,9 @@ def described(choice: BudgetChoice, free: int, settings: TrainSettings, forecast
     """Return the line of the log."""
     sample = forecast.sample
     needed = f"forecast {choice.forecast_bytes / GIB:.1f} of {free / GIB:.1f} GiB"
-    text = f"budget: {choice.budget} ({needed}; sampled steps have up to {sample.step_tokens:,} tokens per process)"
+    text = (
+        f"token budget: {choice.budget} ({needed}; sampled steps have up to {sample.step_tokens:,} tokens per process)"
+    )
     if choice.fits:
         return text
     more = forecast.bits != 4 and settings.lora.rank > 0 and forecast.device.sharding.zero < 3

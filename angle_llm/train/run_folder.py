@@ -7,7 +7,8 @@ checkpoints/      states to resume from
 vectors/          vectors of the training texts by a guide or teacher
 rejected.jsonl    bad rows that were skipped
 interrupted/      weights of a run that failed, until it is finished
-result.json       written last: number of steps, scores and all metrics, prompt, pooling, length, token budget
+result.json       written last: number of steps, whether the model is better than before, scores and all metrics, prompt, pooling,
+                  length, token budget
 """
 
 from __future__ import annotations
@@ -50,6 +51,13 @@ class TrainResult:
     encoder: dict[str, Any]
     """Prompt, pooling and maximum length."""
 
+    @property
+    def better(self) -> bool | None:
+        """Whether the main metric is higher than before training; None without an evaluation."""
+        if self.best is None or self.start is None:
+            return None
+        return next(iter(self.best.values())) > next(iter(self.start.values()))
+
     def report(self) -> list[str]:
         """Return lines with the metrics before training and of the best model, and what they depend on."""
         if self.best is None or self.start is None:
@@ -57,10 +65,7 @@ class TrainResult:
         used = f"prompt {self.encoder['prompt']}, pooling {self.encoder['pooling']}, at most {self.encoder['max_length']} tokens"
         width = max(map(len, self.best))
         rows = [f"{name:{width}} {self.start[name]:7.2f} {value:7.2f}" for name, value in self.best.items()]
-        name = next(iter(self.best))
-        before, after = self.start[name], self.best[name]
-        warning = f"warning: {name} is {after:.2f} after training and was {before:.2f} before: the model is not better"
-        return [f"evaluation before and after ({used}):", *rows, *([] if after > before else [warning])]
+        return [f"evaluation before training and of the saved model ({used}):", *rows]
 
 
 class Run:
@@ -148,7 +153,13 @@ class Run:
             self._remove_encoder(RESCUE_FOLDER)
             metrics = {"start": result.start, "best": result.best}
             scores = {name: deciding(found) for name, found in metrics.items()}
-            content = {"steps": result.steps, **scores, "metrics": metrics, "encoder": result.encoder}
+            content = {
+                "steps": result.steps,
+                "better": result.better,
+                **scores,
+                "metrics": metrics,
+                "encoder": result.encoder,
+            }
             write_json(self.folder / RESULT, plain({**content, "budget": result.budget}))
 
     def _remove_encoder(self, name: str) -> None:

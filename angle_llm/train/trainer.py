@@ -99,6 +99,12 @@ class Trainer:
         identity |= {f"vectors of {name}": each.digest for name, each in (vectors or {}).items()}
         budget = budget or default_budget(settings)
         self._planner = BatchPlanner(encoder, mixture, losses, self._processes.world_size, budget, vectors)
+        for name in self._planner.sets_without_pairs():
+            raise TrainingError(
+                f"{name}: expected pairs of two different texts, got rows that all pair a text with itself: nothing can be "
+                "learned from them. Use texts that belong together, such as a title with its body or a question with its "
+                "answer."
+            )
         same = {"run directory": str(run.folder), "checkpoints": settings.checkpoint, "resume": settings.resume}
         same |= {name: getattr(settings, name) for name in BUDGET_SETTINGS}
         for what, value in {**identity, **same, "tokens and layout": self._planner.digest()}.items():
@@ -118,7 +124,8 @@ class Trainer:
 
         Raises:
             TrainingError: for a loss or gradient that is not finite, or zero embeddings; the optimizer has not taken
-                that step. Also if there is not enough memory for a single text, or for the optimizer.
+                that step. Also for a gradient of 0 in the first step, and if there is not enough memory for a single
+                text, or for the optimizer.
             RankMemoryError: if an evaluation has not enough memory for a single text.
             CheckpointError, FolderError: for a checkpoint that cannot be written or read, or is of another run.
             RemoteRankError: if another rank failed.
@@ -177,6 +184,13 @@ class Trainer:
             norm = self._update(rate)
             if not math.isfinite(norm):
                 raise DivergedError(f"the loss is {mean_loss(results)} and the gradient norm is {norm}")
+            if norm == 0 and self._step == 0:
+                raise TrainingError(
+                    f"step 1: the gradient is exactly 0 (loss {mean_loss(results):.3g}): nothing is learned, and no model was "
+                    "saved. The in-batch term needs pairs of different texts and more than one in a batch (--batch-size); "
+                    "--objective.cosine-weight and --objective.angle-weight need pairs with different scores. `angle-llm data "
+                    "check` shows what the data contain."
+                )
             self._step += 1
             seconds = time.perf_counter() - started
             batches = [each for group in groups for each in group.batches]

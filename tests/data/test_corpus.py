@@ -132,6 +132,7 @@ def test_bad_row_of_parquet_is_reported_with_its_number(id_column: str | None, r
     [
         ("a.csv", "a,b\n1,2\n", {}, "columns a, b. .*--column"),
         ("a.csv", "text,b\n1,2\n", {"column": "txt"}, "--column: .*'txt'; nearest: 'text'"),
+        ("a.jsonl", '{"text": "x"}\n', {"column": "txt"}, "--column: .*'txt'; nearest: 'text'"),
         ("a.tsv", "text\tb\n1\t2\n", {"id_column": "id"}, "--id-column: .* has no column 'id'"),
         ("a.txt", "x\n", {"column": "body"}, "--column: .* has no column"),
         ("folder/a.md", "", {}, r"ends in \.jsonl"),

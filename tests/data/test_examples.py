@@ -46,11 +46,11 @@ def load(path: Path | str, on_bad_row: Any = "raise", **settings: Any) -> Loaded
 
 @pytest.mark.parametrize(
     ("row", "reason"),
-    [({**GOOD, "score": 3.2}, "score_range"), (PAIR, "score is missing"), ([GOOD], "expected an object")],
+    [({**GOOD, "score": 3.2}, "--score-range"), (PAIR, "score is missing"), ([GOOD], "expected an object")],
 )
 def test_bad_row_is_an_error_with_file_and_line_or_is_listed(tmp_path: Path, row: object, reason: str) -> None:
     path = write(tmp_path / "x.jsonl", GOOD, row, GOOD)
-    with pytest.raises(DataError, match=rf"x\.jsonl:2: .*{reason}.*on_bad_row to skip"):
+    with pytest.raises(DataError, match=rf"x\.jsonl:2: .*{reason}.*--data.on-bad-row skip"):
         load(path)
     data = load(path, "skip", max_bad_ratio=1)
     assert data.examples == [ScoredPair("a", "b", 1.0)] * 2
@@ -88,10 +88,10 @@ def test_key_that_only_later_rows_have_counts(tmp_path: Path) -> None:
     [
         ({"limit": 0}, "limit: .*greater than or equal to 1"),
         ({"max_bad_ratio": float("nan")}, "max_bad_ratio"),
-        ({"score_range": (5, 5)}, r"score_range .*\[5"),
-        ({"format": "positive_pair", "score_range": (0, 5)}, "score_range .* positive_pair"),
+        ({"score_range": (5, 5)}, "score-range: .*got 5 5"),
+        ({"format": "positive_pair", "score_range": (0, 5)}, "score-range is set, .* positive_pair"),
         ({"format": "pairs"}, "positive_pair or scored_pair"),
-        ({"where": {"scor": 1}}, "`where` .*'scor'.*nearest: 'score'"),
+        ({"where": {"scor": 1}}, "--data.where scor: .*'scor'.*nearest: 'score'"),
         ({"where": {"score": 0.7}}, "no usable example.*1 filtered by where"),
         ({"split": "test"}, "`split`"),
         ({"columns": {"anchor": "txt"}}, "anchor .*'txt'"),
@@ -264,7 +264,7 @@ def test_summary_is_one_line(tmp_path: Path) -> None:
     rows = [{"premise": "p", "hypothesis": "h", "gold_label": label} for label in ("entailment", "neutral", "-")]
     path = write(tmp_path / "x.jsonl", *rows)
     assert load(path).report.summary() == (
-        f"{path}: 1 examples from 1 of 3 rows as nli_pairs, guessed from the columns (premise, hypothesis, label = gold_label); "
+        f"{path}: 1 examples from 1 of 3 rows as nli_pairs, detected from the columns (premise, hypothesis, label = gold_label); "
         "dropped: 1 neutral, 1 no gold label"
     )
     many = write(tmp_path / "y.jsonl", {"": 0, "\ud800": 0, **{f"c{n}": 0 for n in range(30)}, **PAIR})

@@ -66,7 +66,7 @@ def test_row_becomes_its_example(format: str, row: dict[str, object], example: E
         ("score", "", "'' .*number"),
         ("score", None, r"None \(NoneType\), .* number"),
         ("score", 10**400, "number"),
-        ("score", 4.0, r"4.0, outside \[0, 1\]; set score_range"),
+        ("score", 4.0, r"4.0, outside \[0, 1\]; set --score-range"),
         ("score", "entailment", "format to nli_pairs"),
         ("score", 2, "format to nli_pairs"),
         *(("label", label, "entailment, neutral, contradiction") for label in (3, "entails", None, True, 1.0, "", [0])),
@@ -306,12 +306,12 @@ def test_second_judgement_beside_the_score_is_read_only_if_it_is_mapped() -> Non
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
-        ("sentence1 sentence2 score label", r"'score' .*\['score', 'label'\]; choose one: columns: \{score"),
-        ("query anchor positive negative", r"'anchor' .*\['anchor', 'query'\]; choose one"),
-        ("text1 text2 score anchor positive negative", "more than one format"),
+        ("sentence1 sentence2 score label", r"'score' .*: score, label.*--data.columns score score"),
+        ("query anchor positive negative", r"'anchor' .*: anchor, query. Choose a column"),
+        ("text1 text2 score anchor positive negative", "several formats"),
         ("text label", "single texts"),
         ("image captions", "one row for each pair"),
-        ("query answer pos neg", r"more than one format \(positive_pair, group\)"),
+        ("query answer pos neg", r"several formats: positive_pair, group"),
     ],
 )
 def test_ambiguous_or_unknown_columns_are_refused_with_the_choice(names: str, reason: str) -> None:
@@ -323,9 +323,11 @@ def test_ambiguous_or_unknown_columns_are_refused_with_the_choice(names: str, re
     ("format", "mapping", "names", "reason"),
     [
         ("auto", {"text": "a"}, "a", "unknown field 'text'. Did you mean 'text"),
-        ("auto", {"text1": "sentnce1"}, "sentence1", r"'sentnce1', .*nearest: 'sentence1'"),
-        ("scored_pair", {}, "text1 text2 scores", r"'score' .*nearest: 'scores'.*\{score: <its column>\}"),
-        ("triple", {"score": "x"}, "x", "maps score, but format triple has the fields anchor, positive, negative"),
+        ("auto", {"question": "text1"}, "question answer", "'question' is a column, so write its field before it"),
+        ("auto", {}, "frage antwort", "Add `--data.columns FIELD COLUMN …`, such as `--data.columns text1 question"),
+        ("auto", {"text1": "sentnce1"}, "sentence1", r"'sentnce1'; nearest: 'sentence1'"),
+        ("scored_pair", {}, "text1 text2 scores", r"'score' .*nearest: 'scores'.*`--data.columns score COLUMN`"),
+        ("triple", {"score": "x"}, "x", "format triple has no field score. Its fields: anchor, positive, negative"),
     ],
 )
 def test_unusable_mapping_is_refused(format: str, mapping: dict[str, str], names: str, reason: str) -> None:

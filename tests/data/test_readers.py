@@ -292,7 +292,7 @@ def test_starter_data_is_opened_by_name() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "reason"),
     [
-        ("trian.jsonl", {}, r"trian\.jsonl: .*1 entries; nearest: 'train\.jsonl'"),
+        ("trian.jsonl", {}, r"trian\.jsonl: no such file or folder.* Did you mean .*train\.jsonl\?"),
         ("gone/x.jsonl", {}, "gone does not exist"),
         ("", {}, "empty"),
         ("train.jsonl", {"split": "test"}, "`split`, `name` and `revision`"),

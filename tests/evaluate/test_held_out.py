@@ -9,7 +9,7 @@ import pytest
 from evaluate_samples import Words, hashed_words, write
 
 from angle_llm.config import EvaluationSettings
-from angle_llm.data.formats import DataError
+from angle_llm.data.formats import DataError, PositivePair, Triple
 from angle_llm.evaluate.held_out import eval_command, held_out_evaluation
 from angle_llm.evaluate.retrieval import evaluate_retrieval
 from angle_llm.evaluate.retrieval_tasks import read_beir
@@ -79,8 +79,11 @@ def test_questions_with_answers_and_scored_pairs_are_recognised_by_their_columns
     assert next(iter(metrics(tasks=["q.jsonl"]))) == "q/nDCG@10"
     both = metrics(tasks=["tickets.csv", "q.jsonl"], columns=COLUMNS)
     assert both == found | metrics(tasks=["q.jsonl"])
-    with pytest.raises(SettingsError, match=r"evaluation\.columns: text1: .*'Title'.*'Titel'"):
+    with pytest.raises(SettingsError, match=r"evaluation\.columns text1 Title: .*'Title'.*'Titel'"):
         metrics(tasks=["tickets.csv", "q.jsonl"], columns={"text1": "Title", "text2": "Lösung"})
+    write(Path("own.csv"), "frage,antwort\na,b\n")
+    with pytest.raises(DataError, match=r"own\.csv: .*Add `--evaluation\.columns FIELD COLUMN"):
+        metrics(tasks=["own.csv"])
     write(Path("beir/own/pairs.jsonl"), '{"question": "a b", "answer": "a"}\n')
     assert metrics(tasks=["beir/own/pairs.jsonl"])["pairs/R@1"] == 100
     assert metrics(tasks=["beir/own@pairs"]) == metrics(tasks=["beir/own/pairs.jsonl"])
@@ -120,6 +123,52 @@ def test_wrong_tasks_are_refused_before_a_run(folder: Path) -> None:
     if importlib.util.find_spec("mteb") is None:
         with pytest.raises(MissingLibraryError, match=r"mteb:NFCorpus.*angle_llm\[mteb\]"):
             metrics(tasks=["mteb:NFCorpus"])
+
+
+def test_the_folder_tells_equal_names_apart(folder: Path) -> None:
+    for name in ("stsb/test.tsv", "old/sick/test.tsv", "new/sick/test.tsv"):
+        write(Path(name), Path("sts.tsv").read_text())
+    names = list(metrics(tasks=["stsb/test.tsv", "old/sick/test.tsv", "sts.tsv"], best_by="sick/test/pearson"))
+    assert names[0] == "sick/test/pearson"
+    assert {name.rpartition("/")[0] for name in names} == {"stsb/test", "sick/test", "sts"}
+    apart = metrics(tasks=["old/sick/test.tsv", "new/sick/test.tsv", "stsb/test.tsv"])
+    assert list(apart)[:3] == ["old/sick/test/spearman", "old/sick/test/pearson", "new/sick/test/spearman"]
+    write(Path("copy/qrels/valid.tsv"), Path("beir/qrels/valid.tsv").read_text())
+    for name in ("corpus", "queries"):
+        write(Path(f"copy/{name}.jsonl"), Path(f"beir/{name}.jsonl").read_text())
+    Path("copy").rename("new/beir")
+    found = metrics(tasks=["beir@valid", "new/beir/qrels/valid.tsv"])
+    assert {name.rpartition("/")[0] for name in found} == {f"{folder.name}/beir@valid", "new/beir@valid"}
+
+
+def test_texts_of_the_training_data_are_counted(folder: Path) -> None:
+    """Pairs in any order, queries, and texts of four words or more; the corpus and judged documents are no leak."""
+    write(Path("qa.jsonl"), "".join(f'{{"question": "what is it {n}", "answer": "n{n}"}}\n' for n in range(3)))
+    tasks = ["sts.tsv", "qa.jsonl", "beir@valid"]
+    evaluation = held_out_evaluation(EvaluationSettings(tasks=tasks, corpus="more.txt"))
+    assert evaluation is not None
+    free = [PositivePair("w9", "w0 w1"), PositivePair("a", "red red"), PositivePair("n1", "n2")]
+    assert list(evaluation.overlap_with(free)) == []
+    rows = [
+        *free,
+        PositivePair("A C!", "a b"),
+        Triple("What is it 1?", "N1.", "x"),
+        Triple("w3", "y", "What is it (2)"),
+    ]
+    sts, answers, beir = evaluation.overlap_with(rows)
+    assert "evaluation.tasks sts.tsv: the training data contain 1 of its 3 pairs. " in sts
+    assert "contain 1 of its 3 pairs, 1 of its 3 queries, 2 of its 3 texts of 4 words or more. " in answers
+    assert "--against beir@valid" in beir
+    assert "contain 1 of its 5 queries. " in beir
+
+
+def test_of_very_many_examples_some_are_compared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("angle_llm.data.leakage._COMPARED", 2)
+    evaluation = held_out_evaluation(EvaluationSettings(tasks=["sts.tsv"]))
+    assert evaluation is not None
+    rows = [PositivePair("q", "r"), PositivePair("a b", "a c"), PositivePair("a", "b"), PositivePair("x y", "x y")]
+    (line,) = evaluation.overlap_with(rows)
+    assert "1 of its 3 pairs" in line
 
 
 def test_the_advice_names_the_command_of_the_first_task(folder: Path) -> None:

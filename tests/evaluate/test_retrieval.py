@@ -274,6 +274,12 @@ def test_the_comparison_is_paired_and_of_a_file_or_a_model(tmp_path: Path, capsy
         with pytest.raises(ValueError, match=r"--against: worse.*other queries, candidates.*'beir'"):
             run("--model", "words", "--against", tmp_path / "worse.json")
         (tmp_path / f"beir/{name}.jsonl").write_text(before)
+    pairs = write(tmp_path / "pairs.csv", "question,answer\na,b\n")
+    other: Any = parsed(RetrievalSettings, "--model", "words", "--pairs", pairs, "--against", tmp_path / "worse.json")
+    with pytest.raises(ValueError, match=r"evaluated on beir, not on pairs"):
+        retrieval_main(other, opened)
+    with pytest.raises(ValueError, match=r"is a file; .*--pairs .*pairs\.csv"):
+        read_beir(pairs)
     write(tmp_path / "nothing.json", "{}")
     with pytest.raises(ValueError, match=r"--against: .*nothing\.json"):
         run("--model", "words", "--against", tmp_path / "nothing.json")

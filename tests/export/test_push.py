@@ -88,7 +88,7 @@ def test_an_adapter_is_uploaded_and_opened(
     assert repo.private
     assert len(repo.messages) == 2  # the one of the hub, and ours: everything in one commit
     assert set(files) == {".gitattributes", "README.md", "angle_llm.json", "adapter_config.json", "adapter_model.safetensors",
-        "tokenizer.json", "tokenizer_config.json"}  # fmt: skip
+        "modules.json", "tokenizer.json", "tokenizer_config.json"}  # fmt: skip
     assert not any(str(tmp_path).encode() in content or b"/home/me" in content for content in files.values())
     base = json.loads(files["adapter_config.json"])
     assert (base["base_model_name_or_path"], base["revision"]) == ("org/base", hub.repos["org/base"].head)
@@ -239,6 +239,15 @@ def test_a_run_without_readable_settings_keeps_its_scores(
     shown = capsys.readouterr().out
     assert "The training settings are not recorded." in shown
     assert "| evaluation during training, before the first step | spearman | 61.50 |" in shown
+
+
+def test_the_card_names_the_base_of_the_run(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_encoder("bert").save_pretrained(tmp_path / "model")
+    push(tmp_path / "model", "user/mine", "--dry-run")
+    assert "A whole model. Made by" in capsys.readouterr().out
+    (tmp_path / "settings.yaml").write_text("model: {path: package:name/model, revision: v1}\n")
+    push(tmp_path / "model", "user/mine", "--dry-run")
+    assert "A whole model, made from `package:name/model` (revision `v1`). Made by" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("line", ['{"evaluation": 61.5}', "3", '{"step": 1, "evaluation": [1]}', "{"])

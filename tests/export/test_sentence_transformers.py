@@ -20,10 +20,10 @@ from tiny import KINDS, save_tiny_adapter, save_tiny_base, tiny_encoder
 from transformers import AutoModel
 
 from angle_llm import PromptTemplate, SentenceEncoder, cli, load_prompt
-from angle_llm.export import sentence_transformers as exporter
 from angle_llm.export.exported_folder import ExportFacts, is_sentence_transformers_folder
 from angle_llm.export.sentence_transformers import export_sentence_transformers
 from angle_llm.export.verify import verify
+from angle_llm.model import library_folder
 from angle_llm.model.checks import EXPORT_NAME, ArtifactError
 from angle_llm.model.pooling import pooling_named
 from angle_llm.model.tokenizer import load_tokenizer_file
@@ -97,8 +97,10 @@ def test_the_folder_gives_the_vectors(kind: str, tokenization: str, tmp_path: Pa
         assert largest_difference(rows(tmp_path / "out", texts), expected) < 1e-9
     base = SentenceEncoder.from_pretrained(tmp_path / "base", device="cpu", prompt=prompt, max_length=100)
     assert largest_difference(base.encode(texts), expected) > 1e-3
-    named = "tokenizer_args" in json.loads((tmp_path / "out" / "sentence_bert_config.json").read_text())
-    assert named == (kind == "qwen2" and tokenization == "joined"), "the class of Qwen2 would rebuild the normalizer"
+    model_type = json.loads((tmp_path / "out" / "config.json").read_text())["model_type"]
+    base_type = json.loads((tmp_path / "base" / "config.json").read_text())["model_type"]
+    as_llama = kind == "qwen2" and tokenization == "joined"
+    assert model_type == ("llama" if as_llama else base_type), "transformers would rebuild the tokenizer of Qwen2"
 
 
 @needs_library
@@ -253,7 +255,7 @@ def test_correlations_of_the_folder_are_compared(run: Path, tmp_path: Path, caps
 def test_a_bad_export_is_not_kept(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(exporter._POOLINGS, "last", "mean_tokens")
+    monkeypatch.setitem(library_folder._OUR_POOLINGS, "last", "mean_tokens")
     with pytest.raises(SystemExit, match="1"):
         cli.run(["export", str(run), str(tmp_path / "out"), "--device", "cpu"])
     assert "was not written" in capsys.readouterr().err

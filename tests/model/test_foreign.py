@@ -203,6 +203,6 @@ def test_a_folder_that_is_not_an_adapter_or_base_is_refused(origin: Path) -> Non
     encoder.add_lora(LoraSettings(rank=2))
     encoder.save_pretrained(origin / "saved")
     with pytest.raises(ValueError, match="saved is a saved encoder"):
-        SentenceEncoder.from_pretrained(origin / "base", adapter=origin / "saved", prompt=PROMPT)
+        SentenceEncoder.from_pretrained(origin / "base", adapter=origin / "saved")
     with pytest.raises(ValueError, match=r"adapter: expected a backbone.*saved is a saved encoder"):
         SentenceEncoder.from_pretrained(origin / "saved", adapter=origin / "adapter", prompt=PROMPT)

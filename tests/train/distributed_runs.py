@@ -3,7 +3,8 @@
     python tests/train/distributed_runs.py FOLDER COMMAND [ARGUMENTS]
 
 float64 STEPS WORLDS      a tiny LLaMA on ragged data in float64, in each of WORLDS processes, such as 123
-options                   the same with options of the negatives and teacher scores, in 1 and 2 processes
+options                   the same with options of the negatives and teacher scores, in 1 and 2 processes; and a run whose
+                          gradient is 0, in 2
 deepspeed [NAME]          5 steps in float32: data parallel and ZeRO-1, -2, -3, each also with offload, against one process;
                           kept and cached graphs. With a name, 2 steps of that one in fewer micro-batches, with cached graphs
 bits NAME …               the same with a base in 4 and in 8 bits
@@ -168,6 +169,26 @@ def options(folder: Path) -> None:
         Group(f"Question {n}?", (f"Answer {n}.",), (f"No {n}.", "Nothing."), (2.0, -n / 9, 0.5)) for n in range(9)
     ]
     float64(folder, "6", "12", [*groups, *ragged(20)], WITH_OPTIONS)
+    without_gradient(folder, 2)
+
+
+def without_gradient(folder: Path, world: int, stage: int = 0, variables: dict[str, str] | None = None) -> None:
+    """Each process stops in the first step, and no process waits for another one."""
+    equal: list[Example] = [ScoredPair(f"Dog {n} runs.", f"Animal {n} moves.", 0.5) for n in range(8)]
+    mine = settings(folder, "without gradient")
+
+    def stopped(_: int) -> None:
+        try:
+            train(mine, world, equal, stage, loss=AngleObjective(cosine_weight=1.0, in_batch_weight=0.0))
+        except trainer.TrainingError as error:
+            print(error)
+        else:
+            raise AssertionError("the run did not stop")
+
+    forked.run(world, stopped, folder / "log without gradient", variables)
+    logs = [(folder / f"log without gradient.{rank}").read_text() for rank in range(world)]
+    assert all("step 1: the gradient is exactly 0" in log for log in logs), logs
+    assert not list(mine.run_path.glob("*/*.safetensors"))
 
 
 def float64(

@@ -32,6 +32,7 @@ from angle_llm.config import (
     TrainSettings,
 )
 from angle_llm.data.formats import ScoredPair, Triple
+from angle_llm.evaluate.held_out import HeldOutEvaluation, HeldOutTask
 from angle_llm.losses import AngleObjective
 from angle_llm.model.checks import ArtifactError
 from angle_llm.model.depth import LayerStack
@@ -99,7 +100,8 @@ def test_a_run_learns_and_writes_the_documented_files(
     files = {"settings.yaml", "metrics.jsonl", "tensorboard", "model", "result.json"}
     assert {path.name for path in settings.run_path.iterdir()} == files
     assert list((settings.run_path / "tensorboard").rglob("events*"))
-    assert json.loads((settings.run_path / "result.json").read_text())["steps"] == 24
+    stored = json.loads((settings.run_path / "result.json").read_text())
+    assert (stored["steps"], stored["better"]) == (24, None), "without an evaluation"
     trained = SentenceEncoder.from_pretrained(model_dir)
     untrained = SentenceEncoder.from_pretrained(settings.model.path, max_length=100)
     assert np.abs(trained.encode(SENTENCES) - untrained.encode(SENTENCES)).max() > 1e-2
@@ -129,6 +131,7 @@ def test_the_best_model_is_kept_not_the_last(settings: TrainSettings, encoder: S
     )
     stored = json.loads((settings.run_path / "result.json").read_text())
     assert (stored["start"], stored["best"], stored["metrics"]["best"]) == (1.0, 9.0, result.best)
+    assert stored["better"] is True
     assert stored["encoder"] == {"prompt": "summarize_one_word", "pooling": "last", "max_length": 100}
     np.testing.assert_array_equal(SentenceEncoder.from_pretrained(result.model_dir).encode(SENTENCES), seen[2])
     logged = [row["evaluation"] for row in read_metrics(settings.run_path) if "evaluation" in row]
@@ -165,11 +168,11 @@ def test_a_run_stops_after_evaluations_without_a_new_best_one(
 ) -> None:
     """The third evaluation after the best one would be better again. A resumed run stops at the same step."""
     scores = iter([9.0, 5.0, 6.0, 5.0, 6.0, 8.0])
-    monkeypatch.setattr(
-        "angle_llm.evaluate.held_out.held_out_evaluation", lambda *_: lambda encoder: {"task/MRR": next(scores)}
-    )
-    evaluation = EvaluationSettings(tasks=["scripted"], every_steps=1, patience=2)
-    patient = replace(settings, evaluation=evaluation, checkpoint=CheckpointSettings(every_steps=50), resume="auto")
+    task = HeldOutTask("task", ("MRR",), lambda *_: {"MRR": next(scores)})
+    evaluation = HeldOutEvaluation({"scripted": task}, "task/MRR", None)
+    monkeypatch.setattr("angle_llm.evaluate.held_out.held_out_evaluation", lambda *_: evaluation)
+    every_step = EvaluationSettings(tasks=["scripted"], every_steps=1, patience=2)
+    patient = replace(settings, evaluation=every_step, checkpoint=CheckpointSettings(every_steps=50), resume="auto")
     if stop is not None:
         real = Metrics.log
 
@@ -187,8 +190,8 @@ def test_a_run_stops_after_evaluations_without_a_new_best_one(
     assert (result["steps"], result["start"], result["best"]) == (4, 9.0, 6.0)
     assert [row["step"] for row in read_metrics(settings.run_path) if "loss" in row] == [1, 2, 3, 4]
     assert "step 4: stopped, 2 evaluation(s) without a new best model" in (printed := capsys.readouterr().out)
-    assert "evaluation before and after (prompt summarize_one_word, pooling last, at most 100 tokens)" in printed
-    assert "warning: task/MRR is 6.00 after training and was 9.00 before" in printed
+    assert "of the saved model (prompt summarize_one_word, pooling last, at most 100 tokens)" in printed
+    assert result["better"] is False
     fine_tune(replace(patient, resume="step-000004"))
     assert json.loads((settings.run_path / "result.json").read_text())["steps"] == 4
 
@@ -346,12 +349,40 @@ def test_a_saved_adapter_is_verified_and_a_bad_one_replaces_no_file(
     assert {path.name: path.read_bytes() for path in path.parent.iterdir()} == before
 
 
-def test_an_adapter_that_got_no_gradient_is_an_error(settings: TrainSettings, encoder: SentenceEncoder) -> None:
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_run_whose_gradient_is_zero_stops_in_the_first_step(rank: int, settings: TrainSettings) -> None:
+    encoder = SentenceEncoder.from_pretrained(settings.model.path, max_length=100)
+    if rank:
+        encoder.add_lora(settings.lora)
     pairs = [ScoredPair(f"Dog {n} runs.", f"Animal {n} moves.", 0.5) for n in range(8)]
     loss = AngleObjective(cosine_weight=1, in_batch_weight=0, angle_weight=0)
+    mine = replace(settings, lora=replace(settings.lora, rank=rank))
+    with pytest.raises(TrainingError, match=r"step 1: the gradient is exactly 0 .*--objective\.cosine-weight"):
+        fit(encoder, pairs, loss, mine)
+    assert not list(settings.run_path.glob("*/*.safetensors")), "neither model/ nor interrupted/"
+    assert not read_metrics(settings.run_path)
+
+
+def test_an_adapter_without_an_update_is_an_error(settings: TrainSettings, encoder: SentenceEncoder) -> None:
+    too_small = OptimizerSettings(learning_rate=1e-50)
     with pytest.raises(SavedWeightsError, match="every lora_B is zero"):
-        fit(encoder, pairs, loss, replace(settings, epochs=1))
+        fit(encoder, TRIPLES, AngleObjective(), replace(settings, epochs=1, optimizer=too_small))
     assert np.isfinite(encoder.encode(["A dog."])).all()
+
+
+def test_pairs_of_a_text_with_itself_are_refused(settings: TrainSettings) -> None:
+    """With two prompts a text has two embeddings, and vectors of a teacher are learned from single texts."""
+    folder = settings.run_path.parent
+    (folder / "docs.jsonl").write_text("".join(json.dumps({"text": f"Dog {n} runs."}) + "\n" for n in range(8)))
+    data = DataSettings(path=str(folder / "docs.jsonl"), columns={"text1": "text", "text2": "text"})
+    single = replace(settings, data=data, max_steps=1)
+    with pytest.raises(TrainingError, match=r"docs: expected pairs of two different texts.*title"):
+        fine_tune(single)
+    assert not settings.run_path.exists(), "another run can use the directory"
+    fine_tune(replace(single, model=replace(settings.model, prompt={"query": "query", "document": "passage"})))
+    teacher = save_tiny_base("llama", folder / "teacher", seed=3)
+    taught = ObjectiveSettings(teacher=str(teacher), teacher_vector_weight=1, in_batch_weight=0)
+    fine_tune(replace(single, objective=taught, run_dir=str(folder / "taught")))
 
 
 def test_a_directory_belongs_to_one_run(

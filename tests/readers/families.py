@@ -1,0 +1,245 @@
+"""One tiny encoder of each family that people fine-tune, exported in several ways, for the programs in `test_readers`.
+
+Heads have 64 dimensions, which vLLM supports. Values that a configuration can hold (rope theta and scaling, windows,
+layer types) differ from their defaults, so that a program that does not find them gives other vectors.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+from tiny import train_a_little
+from tiny_tokenizers import TOKENIZERS, VOCABULARY
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    BertConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    ModernBertConfig,
+    MPNetConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    RobertaConfig,
+)
+
+from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
+from angle_llm.config import LoraSettings
+from angle_llm.export.sentence_transformers import export_sentence_transformers
+from angle_llm.export.texts import SENTENCES
+from angle_llm.prompts import SidePrompts
+
+LENGTH = 100
+"""Maximum tokens of a text, prompt included."""
+WORDS_700 = " ".join(f"word{number} of a long text" for number in range(140))
+TEXTS = (
+    *SENTENCES,
+    "[CLS] [SEP] [PAD] [UNK] [MASK] <s> </s> <pad> <unk> <mask>",
+    "<|begin_of_text|><|eot_id|><|im_start|>user<|im_end|><|endoftext|>",
+    "<bos><eos><start_of_turn>user<end_of_turn>",
+    "<think> a thought </think>",
+    "<h1>Title</h1> and <b>bold</b>",
+    "a\u00a0b\u2009c\u3000d",
+    " an outer space",
+    "an outer line break\n",
+    "\tan outer tab\t",
+    "a\r\nb\r\n\r\nc",
+    "\u200b",
+    "\ufeffa byte order mark",
+    "…",
+    "''\"\"``''",
+    "“Curly”, ‘quotes’ and «others»",
+    'It ends with a quote"',
+    "👍🏽",
+    "中文，日文かな、한국어。",
+    WORDS_700,
+)
+"""65 texts: special tokens by name, quotes, white space, texts that look empty, 700 words, CJK, emoji."""
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+_DECODER = _SIZES | {"num_key_value_heads": 1, "head_dim": 64, "max_position_embeddings": 512}
+_LLAMA3_SCALING = {
+    "rope_theta": 500_000.0, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def _theta(theta: float) -> dict[str, Any]:
+    return {"rope_theta": theta, "rope_type": "default"}
+
+
+_TWO_THETAS = {"sliding_attention": _theta(3_000.0), "full_attention": _theta(400_000.0)}
+_ALTERNATING = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+
+
+@dataclass(frozen=True)
+class Family:
+    """Configuration and tokenizer of a family, from its own files or as a GGUF file holds it."""
+
+    config: Callable[[], PretrainedConfig]
+    tokenizer: str
+    causal: bool = True
+    gguf: str = ""
+    """Architecture in the GGUF file that the tokenizer is read from; empty: the tokenizer's own files."""
+
+
+FAMILIES = {
+    "llama-2": Family(lambda: LlamaConfig(**_DECODER, rope_parameters=_theta(100_000.0)), "llama2"),
+    "llama-3": Family(lambda: LlamaConfig(**_DECODER, rope_parameters=_LLAMA3_SCALING), "llama3"),
+    "smollm2": Family(lambda: LlamaConfig(**_DECODER, rope_parameters=_theta(100_000.0)), "smollm2"),
+    "smollm2-gguf": Family(lambda: LlamaConfig(**_DECODER, rope_parameters=_theta(100_000.0)), "smollm2", gguf="llama"),
+    "mistral": Family(
+        lambda: MistralConfig(**_DECODER, sliding_window=32, rope_parameters=_theta(1_000_000.0)), "llama2"
+    ),
+    "qwen2": Family(
+        lambda: Qwen2Config(**{**_DECODER, "head_dim": 64}, rope_parameters=_theta(1_000_000.0)), "qwen"
+    ),
+    "qwen2-gguf": Family(
+        lambda: Qwen2Config(**_DECODER, rope_parameters=_theta(1_000_000.0)), "qwen", gguf="qwen2"
+    ),
+    "qwen3": Family(lambda: Qwen3Config(**_DECODER, rope_parameters=_theta(1_000_000.0)), "qwen"),
+    "gemma-2": Family(
+        lambda: Gemma2Config(**_DECODER, sliding_window=32, rope_parameters=_theta(50_000.0)), "gemma"
+    ),
+    "gemma-3": Family(
+        lambda: Gemma3TextConfig(
+            **_DECODER | {"num_hidden_layers": 6},
+            sliding_window=32, layer_types=_ALTERNATING, rope_parameters=_TWO_THETAS,
+        ),
+        "gemma",
+    ),
+    "gemma-3-gguf": Family(
+        lambda: Gemma3TextConfig(
+            **_DECODER | {"num_hidden_layers": 6},
+            sliding_window=32, layer_types=_ALTERNATING, rope_parameters=_TWO_THETAS,
+        ),
+        "gemma",
+        gguf="gemma3",
+    ),
+    "bert": Family(lambda: BertConfig(**_SIZES), "bert", causal=False),
+    "mpnet": Family(lambda: MPNetConfig(**_SIZES, pad_token_id=0), "mpnet", causal=False),
+    "roberta": Family(lambda: RobertaConfig(**_SIZES, max_position_embeddings=514, pad_token_id=1), "roberta", causal=False),
+    "modernbert": Family(
+        lambda: ModernBertConfig(
+            **_SIZES | {"num_hidden_layers": 5},
+            local_attention=32,
+            layer_types=["full_attention", "sliding_attention"] * 2 + ["full_attention"],
+            rope_parameters=_TWO_THETAS,
+            pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
+        ),
+        "modernbert",
+        causal=False,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How an encoder is used and exported."""
+
+    prompt: Callable[[bool], Any]
+    """Prompt by whether the model is causal."""
+    normalize: bool
+    form: str
+    """exported: the folder of `export`; model: the model folder of a run."""
+
+
+E5 = SidePrompts(load_prompt("query"), load_prompt("passage"))
+VARIANTS = {
+    "one prompt": Variant(
+        lambda causal: load_prompt("summarize_one_word") if causal else PromptTemplate("head", "Sentence: {text}"),
+        False,
+        "exported",
+    ),
+    "two prompts, normalised": Variant(lambda causal: E5, True, "exported"),
+    "model folder, two prompts": Variant(lambda causal: E5, True, "model"),
+}
+
+
+def make_encoder(family: str, variant: str, folder: Path) -> tuple[SentenceEncoder, Path]:
+    """Save an encoder in `folder` (an adapter if it has one prompt, else a whole model) and export it.
+
+    Returns:
+        The encoder, and the folder that other programs open.
+    """
+    kind, used = FAMILIES[family], VARIANTS[variant]
+    torch.manual_seed(0)
+    backbone: Any = AutoModel.from_config(kind.config())
+    with torch.no_grad():
+        for parameter in backbone.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.15)
+    if getattr(backbone, "pooler", None) is not None:
+        backbone.pooler = None
+    backbone.eval().save_pretrained(folder / "base")
+    tokenizer = TOKENIZERS[kind.tokenizer]()
+    if kind.gguf:
+        tokenizer = read_as_gguf(tokenizer, kind.gguf, backbone.config, folder)
+    tokenizer.save_pretrained(folder / "base")
+    encoder = SentenceEncoder.from_pretrained(
+        folder / "base",
+        device="cpu",
+        prompt=used.prompt(kind.causal),
+        pooling="last" if kind.causal else "mean",
+        max_length=LENGTH,
+    )
+    encoder.model.normalize = used.normalize
+    if variant == "one prompt":
+        encoder.add_lora(LoraSettings(rank=2, alpha=6))
+        train_a_little(encoder.model)
+    encoder.save_pretrained(folder / "model")
+    if used.form == "model":
+        return encoder, folder / "model"
+    export_sentence_transformers(folder / "model", folder / "exported", check=False)
+    return encoder, folder / "exported"
+
+
+def read_as_gguf(tokenizer: Any, architecture: str, config: Any, folder: Path) -> Any:
+    """Return the tokenizer as `transformers` reads it from a GGUF file that holds its vocabulary."""
+    vocabulary = tokenizer.get_vocab()
+    tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
+    special, added = {*tokenizer.all_special_tokens, "<start_of_turn>", "<|im_start|>"}, tokenizer.added_tokens_encoder
+    writer = gguf.GGUFWriter(folder / "tokenizer.gguf", architecture)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_vocab_size(len(tokens))
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    is_bpe = architecture != "gemma3"
+    writer.add_tokenizer_model("gpt2" if is_bpe else "llama")
+    writer.add_token_list(
+        [token.replace("▁▁", "  ") if token.strip("▁") == "" and len(token) > 1 else token for token in tokens]
+    )
+    writer.add_token_types([3 if token in special else 4 if token in added else 1 for token in tokens])
+    if is_bpe:
+        import json
+
+        writer.add_tokenizer_pre("qwen2" if architecture == "qwen2" else "smollm")
+        merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
+        writer.add_token_merges([" ".join(merge) for merge in merges])
+    else:
+        writer.add_token_scores([-float(number) for number in range(len(tokens))])
+        writer.add_add_bos_token(True)
+    for name in ("bos", "eos", "unk", "pad"):
+        if (number := getattr(tokenizer, f"{name}_token_id")) is not None:
+            getattr(writer, f"add_{name}_token_id")(number)
+    writer.add_tensor("token_embd.weight", torch.zeros(len(tokens), config.hidden_size).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return AutoTokenizer.from_pretrained(folder, gguf_file="tokenizer.gguf")

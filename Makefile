@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 # accelerate gives a CPU process one thread unless told otherwise.
 CORES ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
-.PHONY: demo extras test test-all test-gpu gpu check bench report
+READERS := $(patsubst .ci/readers/%.txt,.bench/readers/%/installed,$(wildcard .ci/readers/*.txt))
+
+.PHONY: demo extras test test-all test-readers test-gpu gpu check bench report
 
 # Installs once; again when the pins or the package's metadata change.
 $(VENV)/installed: .ci/constraints.txt pyproject.toml
@@ -31,6 +33,18 @@ test: $(VENV)/installed
 
 test-all: $(VENV)/installed
 	$(BIN)/python -m pytest
+
+# Programs that open exported folders, each in an environment of its own; vLLM has three packages that need another torch.
+.bench/readers/%/installed: .ci/readers/%.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet torch==2.13.0
+	$(@D)/bin/python -m pip install --quiet -r $<
+	$(@D)/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec
+	touch $@
+
+# Half an hour; then .bench/readers.md is the table of docs/export.md.
+test-readers: $(VENV)/installed $(READERS)
+	$(BIN)/python -m pytest -m readers -n 0 tests/readers
 
 # On a machine with a GPU; every other target hides it from the tests.
 test-gpu: $(VENV)/extras

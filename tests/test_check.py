@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
-from tiny import save_tiny_base
+from tiny import save_tiny_adapter, save_tiny_base
 
 from angle_llm import cli
 from angle_llm.check import open_tokens
@@ -29,8 +29,9 @@ from angle_llm.data.leakage import read_evaluation_sets
 from angle_llm.data.quality import CheckedFile, FileReport, check_files
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.tokenizer import SideTokenizers
-from angle_llm.settings_io import parse_settings
+from angle_llm.settings_io import load_settings, parse_settings
 
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 PAIR = {"text1": "A man eats.", "text2": "Someone eats.", "score": 1}
 OTHER = {"text1": "A dog runs.", "text2": "Nobody runs.", "score": 0}
 
@@ -69,6 +70,12 @@ def data(*arguments: str) -> int:
         cli.run(["data", "check", *arguments])
     assert isinstance(ended.value.code, int)
     return ended.value.code
+
+
+def printed_trainings(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[list[str]]:
+    """The flags of the training commands that a check prints."""
+    data(*arguments)
+    return [shlex.split(flags) for flags in re.findall(r"to train +angle-llm train (.*)", capsys.readouterr().out)]
 
 
 @pytest.fixture(scope="module")
@@ -381,13 +388,19 @@ def test_rows_of_single_texts_are_trouble(tmp_path: Path) -> None:
     assert not reports(both, format="positive_pair")[0].trouble
 
 
-def test_scale_of_scores_is_detected_and_the_printed_flags_read_the_same_rows(tmp_path: Path) -> None:
+def test_scale_of_scores_is_detected_and_the_printed_flags_read_the_same_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for low, scale in ((0, (0, 5)), (1, (1, 5))):
         rows = [{"q 1": "a", "text2": f"b {n}", "score": max(n, low), "part": "x"} for n in range(6)]
         path = write(tmp_path / "my rows.jsonl", *rows)
         (report,) = reports(path, columns={"text1": "q 1"}, where={"part": "x"})
         assert (report.score_range, report.trouble) == (scale, False)
-        source = parse_settings(TrainSettings(), shlex.split(report.train)).data
+        (flags,) = printed_trainings(
+            capsys, path, "--columns", "text1", "q 1", "--where", "part", "x", "--model", "none"
+        )
+        assert flags[:2] == ["--model.path", "MODEL"], "not the default model, which is large"
+        source = parse_settings(TrainSettings(), flags).data
         assert source.score_range == scale
         assert len(load_examples(source).examples) == report.rows_used == 6
 
@@ -492,6 +505,55 @@ def test_a_text_without_tokens_does_not_make_new_tokenizers(base: str, monkeypat
 # ------------------------------------------------------------------------------------------------ the command
 
 
+def test_printed_trainings_are_recommended_and_run(
+    base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decoders on triples and on graded pairs as in recipes/starter.yaml and the README; a saved adapter keeps its own
+    settings. test_guides.py has the pairs of the guide."""
+    monkeypatch.chdir(tmp_path)
+    triples, grades = "my triples.jsonl", "grades.jsonl"
+    write(Path(triples), *({"anchor": f"a {n}", "positive": f"b {n}", "negative": f"c {n}"} for n in range(4)))
+    write(Path(grades), *({"text1": f"a {n}", "text2": f"b {n}", "rating": n + 1} for n in range(5)))
+    write(Path("ones.jsonl"), *({"text1": f"a {n}", "text2": f"b {n}", "score": 1} for n in range(3)))
+    adapter = str(save_tiny_adapter(Path(base), tmp_path / "adapter"))
+    graded = ["--format", "scored_pair", "--columns", "score", "rating"]
+    (on_triples,) = printed_trainings(capsys, triples, "--model", base, "--max-length", "40")
+    (on_grades,) = printed_trainings(
+        capsys, grades, *graded, "--model", base, "--prompt", "query", "plain", "document", "prompteol"
+    )
+    (continued,) = printed_trainings(capsys, grades, *graded, "--model", adapter)
+    (equal,) = printed_trainings(capsys, "ones.jsonl", "--model", base)
+    assert not any("lora" in flag for flag in continued)
+    starter = load_settings(TrainSettings, "starter")
+    line = re.search(r"^angle-llm train (--config (?:.*\\\n)*.*)", README, re.MULTILINE)
+    assert line is not None
+    readme = parse_settings(
+        TrainSettings(), shlex.split(line[1].replace("\\\n", " ").replace("recipes/starter.yaml", "starter"))
+    )
+    for flags, expected in ((on_triples, starter), (on_grades, readme), (continued, readme), (equal, starter)):
+        found = parse_settings(TrainSettings(), flags)
+        assert found.objective == expected.objective
+        assert found.optimizer == expected.optimizer
+        assert flags is continued or found.lora == expected.lora
+    for flags in (on_grades, continued):
+        cli.run(["train", *flags, "--model.dtype", "float32", "--max-steps", "1", "--run-dir", f"run {len(flags)}"])
+    found = parse_settings(TrainSettings(), on_grades)
+    assert (found.data.score_range, found.data.columns) == ((1, 5), {"score": "rating"})
+    assert found.model.prompt == {"query": "plain", "document": "prompteol"}
+    assert parse_settings(TrainSettings(), on_triples).model.max_length == 40
+
+
+def test_large_decoders_are_trained_in_four_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = save_tiny_base("llama", tmp_path / "base")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps(config | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24})
+    )
+    (flags,) = printed_trainings(capsys, write(tmp_path / "x.jsonl", PAIR, OTHER), "--model", str(folder))
+    found = parse_settings(TrainSettings(), flags)
+    assert (found.model.bits, found.lora.rank, found.optimizer.learning_rate, found.batch_size) == (4, 32, 1e-4, 128)
+
+
 def test_usual_model_is_optional(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -499,7 +561,7 @@ def test_usual_model_is_optional(
     good, bad = write(tmp_path / "good.jsonl", PAIR, OTHER, OTHER), write(tmp_path / "bad.jsonl", PAIR, "{")
     assert data(good, bad) == 1
     shown = capsys.readouterr().out
-    assert ("trouble in 1 of 2 files" in shown, "no tokens are counted" in shown) == (True, True)
+    assert ("trouble in 1 of 2 files" in shown, "tokens are not counted" in shown) == (True, True)
 
 
 # ------------------------------------------------------------------------------------------------ cleaned copies

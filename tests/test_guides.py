@@ -3,12 +3,15 @@
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tiny import save_tiny_base
 
 from angle_llm import cli
+from angle_llm.config import TrainSettings
+from angle_llm.settings_io import parse_settings
 
 GUIDE = (Path(__file__).parents[1] / "docs" / "tickets.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```", GUIDE, flags=re.DOTALL | re.MULTILINE)
@@ -27,6 +30,7 @@ def test_the_guide_runs_from_a_table_to_a_search(
     ]  # a second answer
     (tmp_path / "tickets.csv").write_text("\n".join(["id,question,answer", *tickets, "36,,Nothing was asked."]))
     shown: list[str] = []
+    commands: list[list[str]] = []
     for kind, block in BLOCKS:
         if kind == "python":
             exec(compile(block, "docs/tickets.md", "exec"), {})
@@ -47,6 +51,22 @@ def test_the_guide_runs_from_a_table_to_a_search(
             else:
                 cli.run(arguments)
             shown.append(capsys.readouterr().out)
+            commands.append(arguments)
+    printed = shlex.split(re.findall(r"to train +angle-llm train (.*)", shown[0])[0])
+    guide = next(arguments[1:] for arguments in commands if arguments[0] == "train")
+    of_files = ("--evaluation.", "--run-dir")
+    assert [word for word in printed if word.startswith("--")] == [
+        word for word in guide if word.startswith("--") and not word.startswith(of_files)
+    ]
+    advised, due = (parse_settings(TrainSettings(), flags) for flags in (printed, guide))
+    due = replace(
+        due,
+        run_dir=advised.run_dir,
+        evaluation=advised.evaluation,
+        data=replace(due.data, path="cleaned/tickets.jsonl"),
+    )
+    assert advised == due
+    cli.run(["train", *printed, "--max-steps", "1", "--run-dir", "printed"])
     assert not any("the training data contain" in text for text in shown), "parts of a split share no text"
     parts = ("train", "valid", "held_out")
     rows = [(tmp_path / "split" / f"{name}.jsonl").read_text().splitlines() for name in parts]

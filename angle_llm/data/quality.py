@@ -102,7 +102,7 @@ class FileReport:
     examples: list[str] = field(default_factory=list)
     """Some texts, token by token, with the pooled token marked."""
     train: str = ""
-    """Flags that make a training run read the file the same way."""
+    """Flags of the recommended training run; set by `angle-llm data check`."""
     findings: list[Finding] = field(default_factory=list)
     removed: dict[int, str] = field(default_factory=dict)
     """Line → reason of the rows that `--fix` removes, rejected rows aside."""
@@ -235,7 +235,6 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
         account = load_examples(source).report
         used = account.rows_used
     report.rows_used, report.dropped = used, account.dropped
-    report.train = train_flags(source, report)
     if account.rejected:
         for problem in filter(None, (file.wrong_encoding() for file in reading.rows.files)):
             report.add("encoding", 1, problem, trouble=True)
@@ -342,16 +341,15 @@ def _find_labels(source: DataSource, report: FileReport) -> None:
             report.add("label not read", len(rows), text)
 
 
-def train_flags(source: DataSource, report: FileReport) -> str:
-    """Return the flags with which a training run reads a source as the report says."""
+def data_settings(source: DataSource, report: FileReport) -> dict[str, Any]:
+    """Return the settings under `data` with which a training run reads a source as the report says."""
     named = {name: column for name, column in report.columns.items() if source.columns.get(name) == column}
-    flags = ["--data.path", source.path, "--data.format", str(report.format)]
-    for name, values in (
-        ("delimiter", [source.delimiter] if source.delimiter is not None else []),
-        ("encoding", [source.encoding] if source.encoding != DataSource.encoding else []),
-        ("columns", [part for pair in named.items() for part in pair]),
-        ("score-range", [f"{end:g}" for end in source.score_range or ()]),
-        ("where", [str(part) for pair in source.where.items() for part in pair]),
-    ):
-        flags += [f"--data.{name}", *values] if values else []
-    return shlex.join(flags)
+    return {
+        "path": source.path,
+        "format": None if source.format == DataSource.format else source.format,
+        "delimiter": source.delimiter,
+        "encoding": None if source.encoding == DataSource.encoding else source.encoding,
+        "columns": named,
+        "score_range": source.score_range,
+        "where": source.where,
+    }

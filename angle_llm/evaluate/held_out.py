@@ -22,9 +22,10 @@ from angle_llm.evaluate.encoding import Encode, Rows, encode_with
 from angle_llm.evaluate.mteb_tasks import evaluate_mteb, mteb_task
 from angle_llm.evaluate.ranks import query_metrics
 from angle_llm.evaluate.retrieval import evaluate_retrieval
-from angle_llm.evaluate.retrieval_tasks import RetrievalTask, is_beir, read_answers, read_beir, root_and_split
+from angle_llm.evaluate.retrieval_tasks import RetrievalTask, is_beir, read_answers, read_beir, task_folder
 from angle_llm.evaluate.sts import evaluate
 from angle_llm.evaluate.sts_tasks import StsTask, read_pairs
+from angle_llm.evaluate.task_files import unique_names
 from angle_llm.settings_io import SettingsError, need_library, settings_class, unknown_name
 
 if TYPE_CHECKING:
@@ -144,30 +145,19 @@ def eval_command(settings: EvaluationSettings, model: Path) -> str:
     return shlex.join(["angle-llm", "eval", kind, "--model", str(model), *flags])
 
 
-def _with_unique_names(sources: Sequence[str], tasks: list[HeldOutTask]) -> list[HeldOutTask]:
-    """Return the tasks, with as many folders before equal names as differ: stsb/test, sick/test."""
-    named = list(tasks)
-    for name in {task.name for task in tasks}:
-        equal = [at for at, task in enumerate(tasks) if task.name == name]
-        folders = [_folder(sources[at]) for at in equal]
-        for parts in range(max(map(len, folders)) + 1):
-            if len({folder[len(folder) - parts :] for folder in folders}) == len(equal):
-                break
-        else:
+def _with_unique_names(sources: Sequence[str], tasks: Sequence[HeldOutTask]) -> list[HeldOutTask]:
+    names = unique_names([task.name for task in tasks], [_folder(source) for source in sources])
+    for name in names:
+        if len(equal := [source for source, other in zip(sources, names, strict=True) if other == name]) > 1:
             raise SettingsError(
-                f"evaluation.tasks: expected tasks with unique names, got {name} for "
-                f"{' and '.join(sources[at] for at in equal)}. Rename a file or folder."
+                f"evaluation.tasks: expected tasks with unique names, got {name} for {' and '.join(equal)}. Rename a file or "
+                "folder."
             )
-        for at, folder in zip(equal, folders, strict=True):
-            named[at] = replace(tasks[at], name=Path(*folder[len(folder) - parts :], name).as_posix())
-    return named
+    return [replace(task, name=name) for task, name in zip(tasks, names, strict=True)]
 
 
-def _folder(source: str) -> tuple[str, ...]:
-    """Return the names of the folders of a task."""
-    if source.startswith((STARTER, MTEB)):
-        return (source.partition(":")[0],)
-    return (root_and_split(source)[0] if is_beir(source) else find_path(source)).resolve().parent.parts
+def _folder(source: str) -> Path:
+    return Path(MTEB.removesuffix(":")) if source.startswith(MTEB) else task_folder(source)
 
 
 def _selected(best_by: str | None, tasks: list[HeldOutTask]) -> str:

@@ -46,7 +46,9 @@ from angle_llm.evaluate.retrieval_tasks import (
     read_beir,
     read_flickr30k,
     read_groups,
+    task_folder,
 )
+from angle_llm.evaluate.task_files import unique_names
 from angle_llm.settings_io import SettingsError, settings_class
 
 
@@ -93,15 +95,19 @@ class RetrievalSettings(RowSettings, ComparedSettings):
                 raise SettingsError(f"--{name.replace('_', '-')} belongs to --pairs, which is not set.")
 
     def read_tasks(self) -> list[RetrievalTask]:
-        """Return the tasks. Raises `ValueError` for none."""
+        """Return the tasks, equal names with their folders. Raises `ValueError` for none."""
         tasks = [read_beir(folder, own=self.own_document, binary=self.binary) for folder in self.folders]
         tasks += [read_answers(self.source_of(path), self.corpus, self.column) for path in self.pairs]
         tasks += [read_groups(path, self.column) for path in self.groups]
         tasks += [] if self.data_dir is None else [read_flickr30k(self.data_dir)]
         if not tasks:
             raise ValueError("no task: name a BEIR folder, or set --pairs, --groups, or --data-dir (Flickr30k).")
-        check_names([task.name for task in tasks])
-        return tasks
+        folders = [task_folder(str(source)) for source in (*self.folders, *self.pairs, *self.groups)]
+        folders += [] if self.data_dir is None else [self.data_dir]
+        names = unique_names([task.name for task in tasks], folders)
+        check_names(names)
+        apart = zip(tasks, names, strict=True)
+        return [task if name == task.name else replace(task, name=name, label=name) for task, name in apart]
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from angle_llm.data.corpus import corpus_texts
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import DataError, Example, pairs_of
 from angle_llm.data.readers import find_path, open_rows
+from angle_llm.evaluate.task_files import file_folder
 
 FLICKR30K = "flickr30k"
 _FLICKR30K_FILE = "flickr30k/test_2016.jsonl.gz"
@@ -174,6 +175,11 @@ def read_beir(source: str | Path, *, own: OwnDocument = "auto", binary: bool = F
         source=str(judged),
         query_ids=tuple(answers),
     )
+
+
+def task_folder(source: str) -> Path:
+    """Return the folder that contains a BEIR folder or a data file."""
+    return root_and_split(source)[0].resolve().parent if is_beir(source) else file_folder(source)
 
 
 def root_and_split(source: str) -> tuple[Path, str]:

@@ -33,11 +33,13 @@ from angle_llm.evaluate.task_files import (
     Layout,
     data_file,
     data_folder,
+    file_folder,
     first_complete,
     is_complete,
     score_of,
     senteval_folder,
     text_of,
+    unique_names,
 )
 from angle_llm.settings_io import unknown_name
 
@@ -150,6 +152,8 @@ TASKS = tuple(_FILES)
 def select_tasks(names: Sequence[str], data_dir: Path | None, variant: TextVariant | Literal["auto"]) -> list[StsTask]:
     """Return tasks by name or path of a pair file; without names all published tasks that are available.
 
+    Files with equal names are told apart by their folders: stsb/test and sick/test.
+
     `auto` is the variant `senteval` for a directory that has no other text, else `raw`. On the hub only all splits of
     SICK together are available, so that `sickr-all` replaces `sickr`.
     """
@@ -167,7 +171,10 @@ def select_tasks(names: Sequence[str], data_dir: Path | None, variant: TextVaria
                 "stsb/test.tsv or sick/test.tsv (folders end in _senteval_tok for senteval text), or SentEval's STS/ and "
                 "SICK/ (senteval text). Or set --tasks to task names or files."
             )
-    return [read_pairs(name) if _is_path(name) else read_task(data_dir, name, variant) for name in names]
+    tasks = [read_pairs(name) if _is_path(name) else read_task(data_dir, name, variant) for name in names]
+    folders = [file_folder(name) if _is_path(name) else Path() for name in names]
+    apart = zip(tasks, unique_names([task.name for task in tasks], folders), strict=True)
+    return [task if name == task.name else replace(task, name=name, label=name) for task, name in apart]
 
 
 def _is_path(name: str) -> bool:

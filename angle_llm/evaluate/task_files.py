@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from angle_llm.data.formats import DataError
-from angle_llm.data.readers import EXTENSIONS, Row
+from angle_llm.data.readers import EXTENSIONS, STARTER, Row, open_rows
 
 Layout = Sequence[Path]
 """All files of a task, in one of the folder layouts that are read."""
@@ -53,6 +53,30 @@ def first_complete(task: str, layouts: Sequence[Layout], present: Sequence[str])
             f"task {task}: expected {expected}. Tasks in this directory: {', '.join(present) or 'none'}."
         )
     return complete
+
+
+def unique_names(names: Sequence[str], folders: Sequence[Path]) -> list[str]:
+    """Return the names of tasks, with as many folders before equal names as differ: stsb/test, sick/test.
+
+    Names that are equal in equal folders are not changed.
+    """
+    found = list(names)
+    for name in set(names):
+        equal = [at for at, other in enumerate(names) if other == name]
+        parts = [folders[at].parts for at in equal]
+        for count in range(max(map(len, parts)) + 1):
+            last = [folder[len(folder) - count :] for folder in parts]
+            if len(set(last)) == len(equal):
+                for at, folder in zip(equal, last, strict=True):
+                    found[at] = Path(*folder, name).as_posix()
+                break
+    return found
+
+
+def file_folder(source: str) -> Path:
+    """Return the folder of a data file, `starter` for a file of the package."""
+    path = None if source.startswith(STARTER) else open_rows(source, tables=True).path
+    return Path(STARTER.removesuffix(":")) if path is None else path.resolve().parent
 
 
 def text_of(row: Row, column: str) -> str:

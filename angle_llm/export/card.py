@@ -15,8 +15,10 @@ import yaml
 
 from angle_llm import __version__
 from angle_llm.export.exported_folder import ExportFacts
+from angle_llm.export.programs import program_notes
 from angle_llm.model.artifact import EncoderCard
 from angle_llm.model.checks import CARD_NAME, EXPORT_NAME, ArtifactError, is_saved_encoder, read_json
+from angle_llm.model.library_folder import opens_in_library
 from angle_llm.prompts import SIDES
 
 MERGE_NAME = "merge.json"
@@ -46,6 +48,10 @@ class CardFacts:
     """merge.json; empty for an encoder that was not merged."""
     report: dict[str, Any]
     """verification.json; empty if there is none."""
+    opens_in_library: bool = False
+    """Whether sentence-transformers opens the folder as it is, with the same vectors."""
+    notes: Sequence[str] = ()
+    """Notes about other programs."""
 
     @classmethod
     def read(cls, folder: Path) -> CardFacts:
@@ -59,7 +65,8 @@ class CardFacts:
         )
         base, revision = origin.get("base"), origin.get("base_revision")
         if (exported := ExportFacts.read(folder)) is not None:
-            return cls("sentence-transformers", exported, base, revision, origin, report)
+            notes = program_notes(folder, exported)
+            return cls("sentence-transformers", exported, base, revision, origin, report, True, notes)
         if not is_saved_encoder(folder):
             hint = f" {folder / 'model'} is one." if is_saved_encoder(folder / "model") else ""
             raise ArtifactError(
@@ -67,7 +74,7 @@ class CardFacts:
             )
         card = EncoderCard.read(folder)
         if card.base is None:
-            return cls("whole", card, base, revision, origin, report)
+            return cls("whole", card, base, revision, origin, report, opens_in_library(folder))
         return cls("adapter", card, card.base, card.base_revision, origin, report)
 
 
@@ -118,7 +125,7 @@ def model_card(
         "version": __version__,
         "shown_base": facts.base and file_name(facts.base),
         "base_arguments": repr(facts.base) + (f", revision={facts.revision!r}" if facts.revision else ""),
-        "template": repr(facts.usage.prompt.query.template),
+        "formatted": _formatted(facts.usage),
         "prompts": [facts.usage.prompt.of(side) for side in (SIDES if facts.usage.prompt.differ else SIDES[:1])],
         "pooled": _pooled(facts.usage) if _is_simple(facts) else None,
         "license": license,
@@ -135,6 +142,13 @@ def _pooled(usage: EncoderCard | ExportFacts) -> str | None:
     if pooled and (dimensions := getattr(usage, "dimensions", None)):
         pooled = f"({pooled})[:{dimensions}]"
     return f"torch.nn.functional.normalize({pooled}, dim=0)" if pooled and usage.normalize else pooled
+
+
+def _formatted(usage: EncoderCard | ExportFacts) -> str:
+    """Return code for the text that the tokenizer of the folder gets."""
+    if isinstance(usage, ExportFacts):
+        return f"{usage.head!r} + text" if usage.head else "text"
+    return f"{usage.prompt.query.template!r}.replace('{{text}}', text)"
 
 
 def _is_simple(facts: CardFacts) -> bool:

@@ -127,21 +127,26 @@ def merge_main(settings: MergeSettings) -> None:
 def export_main(settings: ExportSettings) -> None:
     """Export and print the verification; exit code 1 if the result differs from the encoder."""
     from angle_llm.export.exported_folder import ExportFacts
+    from angle_llm.export.programs import program_notes
     from angle_llm.export.sentence_transformers import export_sentence_transformers
 
     _print_verification(settings, export_sentence_transformers, dtype=settings.dtype, side=settings.side)
-    facts = ExportFacts.read(Path(settings.out).expanduser())
-    two = facts is not None and facts.prompt.differ
+    folder = Path(settings.out).expanduser()
+    facts = ExportFacts.read(folder)
+    assert facts is not None  # just written
     calls = ["queries = model.encode_query(texts)", "documents = model.encode_document(texts)"]
     print(
         f"\nThe folder for {settings.to} is {settings.out}. To use it:\n\n"
         "    from sentence_transformers import SentenceTransformer\n"
         + (
             f"    model = SentenceTransformer({settings.out!r})\n    " + "\n    ".join(calls)
-            if two
+            if facts.prompt.differ
             else f"    rows = SentenceTransformer({settings.out!r}).encode(texts)"
         )
+        + "\n"
     )
+    for note in program_notes(folder, facts):
+        print(f"* {note}")
 
 
 def _print_verification(

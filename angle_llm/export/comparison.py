@@ -89,6 +89,8 @@ class Verification:
     """Of all forms."""
     notes: tuple[str, ...] = ()
     """Facts that do not change the verdict, such as skipped texts."""
+    compared_in: str = ""
+    """Libraries that computed the vectors, with versions."""
 
     @property
     def holds(self) -> bool:
@@ -103,7 +105,8 @@ class Verification:
     def text(self) -> str:
         """Return the report as text."""
         base = self.base_note if self.base_difference is None else f"mean 1-cos {self.base_difference:.1e}"
-        lines = [f"{self.texts} texts, stored weights, float32 arithmetic", "", f"  {self.first}"]
+        lines = [f"{self.texts} texts, stored weights, float32 arithmetic; compared in {self.compared_in}", ""]
+        lines.append(f"  {self.first}")
         lines.append(f"    to its base           {base}")
         for other in self.comparisons:
             lines += [

@@ -35,7 +35,13 @@ from angle_llm.export.comparison import (
     compare_forms,
     cosine_differences,
 )
-from angle_llm.export.exported_folder import LIBRARY, SentenceTransformersModel, is_sentence_transformers_folder
+from angle_llm.export.exported_folder import (
+    LIBRARY,
+    ExportFacts,
+    SentenceTransformersModel,
+    is_sentence_transformers_folder,
+)
+from angle_llm.export.programs import installed_versions
 from angle_llm.export.texts import SENTENCES
 from angle_llm.export.weights import WeightsCount, count_wrong
 from angle_llm.io import write_json
@@ -103,6 +109,13 @@ def verify(
         texts = [text for text in SENTENCES if _has_tokens(encoder, text)]
         if skipped := len(SENTENCES) - len(texts):
             notes.append(f"{skipped} built-in texts skipped: the tokenizer has no tokens for them.")
+        names_in_texts = {name for form in forms for name in _plain_names(form)}
+        known = [text for text in texts if not any(name in text for name in names_in_texts)]
+        if skipped := len(texts) - len(known):
+            notes.append(
+                f"{skipped} built-in texts skipped: they contain a name that the exported tokenizer reads as plain characters."
+            )
+        texts = known
     texts = list(texts)
     first = _encode(encoder, _kind(forms[0]), names[0], texts, score, sides)
     base_rows_ND, base_note = _base_rows(encoder, forms[0], texts, device, sides)
@@ -130,7 +143,14 @@ def verify(
         comparisons.append(replace(compared, weights=count, problems=tuple(found)))
         problems += [f"{name}: {problem}" for problem in found]
     return Verification(
-        len(texts), first.facts, base_difference, base_note, tuple(comparisons), tuple(problems), tuple(notes)
+        len(texts),
+        first.facts,
+        base_difference,
+        base_note,
+        tuple(comparisons),
+        tuple(problems),
+        tuple(notes),
+        installed_versions(),
     )
 
 
@@ -181,6 +201,12 @@ def finish_folder(
     write_json(folder / REPORT_NAME, {"holds": None} if found is None else found.to_dict())
     (folder / "README.md").write_text(model_card(CardFacts.read(folder), Path(names[1]).name), encoding="utf-8")
     return found
+
+
+def _plain_names(form: str | Path) -> Sequence[str]:
+    """Return the names that an exported folder reads as plain characters, unlike its encoder."""
+    facts = ExportFacts.read(Path(form)) if is_sentence_transformers_folder(form) else None
+    return facts.plain_names if facts else ()
 
 
 def _kind(path: str | Path) -> str:

@@ -275,7 +275,9 @@ def _earlier_names(config: dict[str, Any]) -> dict[str, Any]:
     scaled = {key: value for key, value in (rope.get("full_attention") or rope).items() if key != "rope_theta"}
     if (factor := scaled.pop("partial_rotary_factor", None)) is not None:
         names |= {"partial_rotary_factor": factor, "rotary_pct": factor}
-    if scaled.get("rope_type", "default") != "default":
+    if (
+        scaled.get("rope_type", "default") != "default" and "global_rope_theta" not in keys.values()
+    ):  # ModernBERT has none
         names["rope_scaling"] = scaled
     if "full_attention" in types and "sliding_attention" in types:
         first = types.index("full_attention")  # Gemma-3: every n-th layer; ModernBERT: the layers 0, n, 2n, …

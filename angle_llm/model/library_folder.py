@@ -37,7 +37,8 @@ _TRANSFORMER_FILES = tuple(
 )
 _MODULE = "sentence_transformers.models.{}"
 """Type of a module, with the name that all versions of the library read."""
-_REFUSAL = "This folder is for angle_llm. Run `angle-llm export` on it for sentence-transformers"
+_REFUSAL = "a folder of angle_llm (use `angle-llm export` for sentence-transformers)"
+"""A full stop would cut the message."""
 POOLINGS = {
     "lasttoken": "last", "cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max",
     "mean_sqrt_len_tokens": "mean_sqrt_len", "weightedmean_tokens": "weightedmean",
@@ -62,6 +63,12 @@ def library_folder(folder: str | Path) -> Path | None:
     """Return the folder if it is one of the library, else None."""
     path = Path(folder)
     return path if (path / MODULES_NAME).is_file() else None
+
+
+def opens_in_library(folder: Path) -> bool:
+    """Return whether the library opens the folder, which a file of `write_library_refusal` prevents."""
+    path = folder / MODULES_NAME
+    return path.is_file() and _REFUSAL not in path.read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)

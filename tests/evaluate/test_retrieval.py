@@ -318,6 +318,12 @@ def test_questions_are_searched_among_the_answers_of_a_file(tmp_path: Path, caps
             RetrievalSettings(model="m", **wrong)  # type: ignore[arg-type]
     retrieval_main(replace(settings, resamples=0), lambda path, /, **options: Words())
     assert re.search(r"\| R@1 +\| +[\d.]+ \| +– \|", capsys.readouterr().out), "no interval"
+    other = write(tmp_path / "other/held.csv", held_out.read_text())
+    (tmp_path / "deep").mkdir()
+    folder = beir_folder(tmp_path / "deep/held", "q\td1\t2")
+    tasks = replace(settings, folders=(str(folder),), pairs=(str(held_out), str(other))).read_tasks()
+    assert [task.name for task in tasks] == ["deep/held", f"{tmp_path.name}/held", "other/held"]
+    assert all(task.label == task.name for task in tasks)
     with pytest.raises(ValueError, match=r"held\.out\.csv.*columns"):
         RetrievalSettings(model="m", pairs=(str(held_out),)).read_tasks()
 

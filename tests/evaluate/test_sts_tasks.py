@@ -57,6 +57,10 @@ def test_available_and_selected_tasks(layout: Path) -> None:
     assert available_tasks(layout, "senteval") == ["sts12"]
     assert [task.name for task in select_tasks((), layout, "auto")] == ["sts12", "stsb", "sickr"]
     assert [task.name for task in select_tasks(("stsb-dev",), layout, "raw")] == ["stsb-dev"]
+    files = [f"{layout}/stsb/test.tsv", f"{layout}/sick@test", "stsb", "starter:graded_pairs.tsv"]
+    apart = [(task.name, task.label) for task in select_tasks(files, layout, "raw")]
+    assert [name for name, _ in apart] == ["stsb/test", "sick/test", "stsb", "graded_pairs"]
+    assert [label for _, label in apart] == ["stsb/test", "sick/test", "STS-B", "graded_pairs"]
     (layout / "sts_senteval_tok/sts12.test.tsv").unlink()
     with pytest.raises(FileNotFoundError, match="senteval"):
         select_tasks((), layout, "senteval")

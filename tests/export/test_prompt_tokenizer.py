@@ -32,6 +32,11 @@ PROMPTS = {
     "seams": PromptTemplate("seams", "{{a}}\\A ({text}). $1 \\z\n?"),
     "joint": PromptTemplate("joint", '"{text}"'),
 }
+PLAIN_NAMES = {
+    "qwen": ["<think>", "</think>", "<tool_call>"],
+    "gemma": ["▁▁", "<h1>", "</h1>", "<s>", "</s>", "<unused0>"],
+    "modernbert": ["    ", "   ", "  "],
+}
 SPECIAL_NAMES = sorted({token for make in TOKENIZERS.values() for token in make().all_special_tokens})
 ODD = [
     *SPECIAL_NAMES, "😀", "e\u0301", "\u200d", "日本語", "ﷺ", "\u00a0", "\r\n", "   ", '."', '"', "?", "’", "{text}", "$A",
@@ -55,12 +60,13 @@ def written(built: PromptTokenizer, folder: Path) -> Path:
 
 
 @cache
-def both(kind: str, tokenization: str, prompt: str, max_length: int) -> tuple[SentenceTokenizer, Any]:
-    """Ours and the exported one. Ours is padded on the left, which must not affect the ids."""
+def both(kind: str, tokenization: str, prompt: str, max_length: int) -> tuple[SentenceTokenizer, Any, list[str]]:
+    """Ours (padded on the left, which must not affect the ids), the exported one, and names that it reads differently."""
     tokenizer = copy.deepcopy(TOKENIZERS[kind]())
     tokenizer.padding_side = tokenizer.truncation_side = "left"
     ours = SentenceTokenizer(tokenizer, replace(PROMPTS[prompt], tokenization=tokenization), max_length)
-    return ours, load_tokenizer_file(written(prompt_tokenizer(ours), Path(mkdtemp())))
+    built = prompt_tokenizer(ours)
+    return ours, load_tokenizer_file(written(built, Path(mkdtemp()))), built.plain_names
 
 
 def as_the_library_calls_it(exported: Any, texts: list[str]) -> list[list[int]]:
@@ -87,7 +93,10 @@ def test_short_and_long_texts_get_the_ids_of_the_encoder(
     kind: str, tokenization: str, prompt: str, text: str, repeats: int, max_length: int
 ) -> None:
     text = text if repeats == 1 else f"{text} " * repeats
-    ours, exported = both(kind, tokenization, prompt, max_length)
+    ours, exported, plain_names = both(kind, tokenization, prompt, max_length)
+    assert plain_names in ([], PLAIN_NAMES.get(kind))
+    if any(name in text for name in plain_names):
+        return
     try:
         expected = ours([text])
     except ValueError:
@@ -110,8 +119,10 @@ def test_texts_around_and_far_beyond_the_limit_are_cut_as_the_encoder_cuts(
     kind: str, tokenization: str, unit: str
 ) -> None:
     """Lengths around the limit, character by character, then 100,000 characters."""
-    ours, exported = both(kind, tokenization, "tail", 64)
-    uncut, _ = both(kind, tokenization, "tail", 1000)
+    ours, exported, plain_names = both(kind, tokenization, "tail", 64)
+    for name in plain_names:
+        unit = unit.replace(name, "")
+    uncut, _, _ = both(kind, tokenization, "tail", 1000)
     endless = unit * (100_000 // len(unit) + 1)
     fits = max(n for n in range(1, 400) if len(uncut([endless[:n]])[0]) <= 64)
     texts = [endless[:n].strip() for n in range(max(1, fits - 8), fits + 25)]
@@ -123,7 +134,7 @@ def test_texts_around_and_far_beyond_the_limit_are_cut_as_the_encoder_cuts(
 
 @every_kind
 def test_a_batch_is_padded_on_the_right_and_masked(kind: str) -> None:
-    ours, exported = both(kind, "joined", "tail", 1000)
+    ours, exported, _ = both(kind, "joined", "tail", 1000)
     texts = list(sentences()[:9])
     assert as_the_library_calls_it(exported, texts) == ours(texts)
     assert exported(texts, padding=True, return_tensors="pt")["attention_mask"][:, 0].all()
@@ -147,8 +158,8 @@ def test_the_tokenizer_loads_with_a_model_config(kind: str, tokenization: str, t
 
 
 def test_another_prompt_is_found() -> None:
-    ours, _ = both("smollm2", "joined", "tail", 1000)
-    _, other = both("smollm2", "joined", "head", 1000)
+    ours, _, _ = both("smollm2", "joined", "tail", 1000)
+    _, other, _ = both("smollm2", "joined", "head", 1000)
     with pytest.raises(ArtifactError, match=r"cannot hold the prompt 'Summarize .* gets other token ids"):
         check_same_ids(ids_of(other), ours)
 

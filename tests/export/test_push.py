@@ -121,7 +121,7 @@ def test_a_merged_model_replaces_the_files_of_an_adapter(hub: Hub, adapter: Path
     assert {"model.safetensors", "config.json", "merge.json"} <= set(files)
     assert not {"adapter_config.json", "adapter_model.safetensors", "verification.json"} & set(files)
     card = files["README.md"].decode()
-    assert "on 46 texts: the same encoder. 1 − cosine is at most" in card
+    assert "Compared with its origin on 46 texts in sentence-transformers 6" in card
     assert "base_model: org/base" in card
     assert "| STS12 (senteval) | spearman | 64.50 |" in card
     rows = SentenceEncoder.from_pretrained("user/mine", device="cpu").encode(TEXTS)

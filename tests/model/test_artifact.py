@@ -10,10 +10,20 @@ import pytest
 import torch
 from cases import one_in
 from tiny import KINDS, save_tiny_base, tiny_encoder, train_a_little
+from transformers import (
+    AutoConfig,
+    BertConfig,
+    Gemma3TextConfig,
+    GPTNeoXConfig,
+    LlamaConfig,
+    ModernBertConfig,
+    PretrainedConfig,
+    StableLmConfig,
+)
 
 from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
 from angle_llm.config import LoraSettings
-from angle_llm.model.artifact import check_writable
+from angle_llm.model.artifact import check_writable, write_earlier_names
 from angle_llm.model.backbone import weights_fingerprint
 from angle_llm.model.checks import CARD_NAME, ArtifactError, is_saved_encoder
 
@@ -281,3 +291,59 @@ def test_an_empty_folder_and_missing_parents_are_accepted_and_other_content_is_n
         with pytest.raises(ArtifactError, match="not a saved encoder"):
             encoder.save_pretrained(tmp_path / Path(name).parts[0])
         assert (tmp_path / name).read_text() == "years of work"
+
+
+TWO_THETAS = {
+    "full_attention": {"rope_theta": 400_000.0, "rope_type": "linear", "factor": 2.0},
+    "sliding_attention": {"rope_theta": 3_000.0, "rope_type": "default"},
+}
+SLIDING, FULL = "sliding_attention", "full_attention"
+EARLIER_KEYS: dict[str, tuple[PretrainedConfig, dict[str, Any]]] = {
+    "no rope": (BertConfig(), {}),
+    "theta": (LlamaConfig(rope_parameters={"rope_theta": 7e5, "rope_type": "default"}), {"rope_theta": 7e5}),
+    "scaling": (
+        LlamaConfig(rope_parameters={"rope_theta": 7e5, "rope_type": "linear", "factor": 4.0}),
+        {"rope_theta": 7e5, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    ),
+    "a part of a head": (
+        StableLmConfig(rope_parameters={"rope_theta": 7e5, "rope_type": "default", "partial_rotary_factor": 0.5}),
+        {"rope_theta": 7e5, "partial_rotary_factor": 0.5, "rotary_pct": 0.5},
+    ),
+    "gpt_neox": (
+        GPTNeoXConfig(rope_parameters={"rope_theta": 7e5, "rope_type": "default", "partial_rotary_factor": 0.5}),
+        {"rotary_emb_base": 7e5, "partial_rotary_factor": 0.5, "rotary_pct": 0.5},
+    ),
+    "gemma3": (
+        Gemma3TextConfig(num_hidden_layers=4, layer_types=[SLIDING, FULL] * 2, rope_parameters=TWO_THETAS),
+        {
+            "rope_theta": 4e5, "rope_local_base_freq": 3e3, "sliding_window_pattern": 2,
+            "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        },
+    ),
+    "modernbert": (
+        ModernBertConfig(
+            num_hidden_layers=4, layer_types=[FULL, SLIDING, SLIDING, FULL], rope_parameters=TWO_THETAS,
+        ),
+        {
+            "global_rope_theta": 4e5, "local_rope_theta": 3e3, "global_attn_every_n_layers": 3,
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EARLIER_KEYS)
+def test_config_json_has_the_keys_of_transformers_4_too(name: str, tmp_path: Path) -> None:
+    """transformers 5 reads the same values with and without them."""
+    config, expected = EARLIER_KEYS[name]
+    config.dtype = torch.bfloat16
+    config.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    before, read = json.loads(path.read_text()), AutoConfig.from_pretrained(tmp_path).to_dict()
+    write_earlier_names(tmp_path)
+    assert json.loads(path.read_text()) == before | expected | {"torch_dtype": "bfloat16"}
+    assert AutoConfig.from_pretrained(tmp_path).to_dict().items() >= read.items()
+
+
+def test_a_saved_whole_model_has_them(tmp_path: Path) -> None:
+    tiny_encoder("llama").save_pretrained(tmp_path)
+    assert {"torch_dtype", "rope_theta"} <= json.loads((tmp_path / "config.json").read_text()).keys()

@@ -30,10 +30,14 @@ SPECIAL: dict[str, tuple[list[str], list[str]]] = {
     "llama2": (["<s>"], []),
     "smollm2": ([], []),
     "llama3": (["<|begin_of_text|>"], []),
+    "qwen": ([], []),
+    "gemma": (["<bos>"], []),
     "bert": (["[CLS]"], ["[SEP]"]),
+    "mpnet": (["<s>"], ["</s>"]),
     "roberta": (["<s>"], ["</s>"]),
+    "modernbert": (["[CLS]"], ["[SEP]"]),
 }
-MERGE_SPANS = {"llama2": '"', "smollm2": '"', "llama3": '"', "bert": "", "roberta": '"'}
+MERGE_SPANS = dict.fromkeys(SPECIAL, '"') | {"bert": "", "mpnet": ""}
 """Of TAIL: `."` may be one token, and WordPiece never merges punctuation."""
 SPECIAL_NAMES = sorted({token for make in TOKENIZERS.values() for token in make().all_special_tokens})
 ODD = ["😀", "e\u0301", "\u200d", "日本語", "ﷺ", "\0", "\u00a0", "\ufeff", "\r\n", "   ", '."', '"', "?", "’", "{text}"]

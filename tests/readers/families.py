@@ -1,9 +1,10 @@
-"""One tiny encoder of each family that people fine-tune, exported in several ways, for the programs in `test_readers`.
+"""One tiny encoder of each family that people fine-tune, exported in several ways, for the programs of `test_programs`.
 
 Heads have 64 dimensions, which vLLM supports. Values that a configuration can hold (rope theta and scaling, windows,
 layer types) differ from their defaults, so that a program that does not find them gives other vectors.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import gguf
 import torch
-from tiny import train_a_little
+from tiny import tiny_encoder, train_a_little
 from tiny_tokenizers import TOKENIZERS, VOCABULARY
 from transformers import (
     AutoModel,
@@ -104,7 +105,7 @@ FAMILIES = {
         lambda: MistralConfig(**_DECODER, sliding_window=32, rope_parameters=_theta(1_000_000.0)), "llama2"
     ),
     "qwen2": Family(
-        lambda: Qwen2Config(**{**_DECODER, "head_dim": 64}, rope_parameters=_theta(1_000_000.0)), "qwen"
+        lambda: Qwen2Config(**_DECODER, rope_parameters=_theta(1_000_000.0)), "qwen"
     ),
     "qwen2-gguf": Family(
         lambda: Qwen2Config(**_DECODER, rope_parameters=_theta(1_000_000.0)), "qwen", gguf="qwen2"
@@ -226,8 +227,6 @@ def read_as_gguf(tokenizer: Any, architecture: str, config: Any, folder: Path) -
     )
     writer.add_token_types([3 if token in special else 4 if token in added else 1 for token in tokens])
     if is_bpe:
-        import json
-
         writer.add_tokenizer_pre("qwen2" if architecture == "qwen2" else "smollm")
         merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
         writer.add_token_merges([" ".join(merge) for merge in merges])
@@ -243,3 +242,13 @@ def read_as_gguf(tokenizer: Any, architecture: str, config: Any, folder: Path) -
     writer.write_tensors_to_file()
     writer.close()
     return AutoTokenizer.from_pretrained(folder, gguf_file="tokenizer.gguf")
+
+
+def save_what_the_library_cannot_open(folder: Path) -> dict[str, Path]:
+    """Save an adapter and a whole model whose prompt has a tail, which is more than sentence-transformers can hold."""
+    tiny_encoder("llama", max_length=LENGTH).save_pretrained(folder / "whole")
+    encoder = SentenceEncoder.from_pretrained(folder / "whole", device="cpu")
+    encoder.add_lora(LoraSettings(rank=2))
+    train_a_little(encoder.model)
+    encoder.save_pretrained(folder / "adapter")
+    return {"a whole model with a tail": folder / "whole", "an adapter": folder / "adapter"}

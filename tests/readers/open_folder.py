@@ -51,11 +51,11 @@ def main(job_path, out):
     for name, folder in job["folders"].items():
         found = {}
         try:
+            found["rows"] = encode(folder["path"], folder["prompts"], job["texts"])
             heads = folder["prompts"].values() or [""]
             found["ids"] = json.dumps(
                 [ids_of(folder["path"], [head + text for text in job["texts"]]) for head in heads]
             )
-            found["rows"] = encode(folder["path"], folder["prompts"], job["texts"])
         except Exception as error:
             found["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         np.savez(out / f"{name}.npz", **found)

@@ -1,0 +1,63 @@
+"""Programs that open an exported folder, and what their users must know."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib.metadata import version
+from pathlib import Path
+
+from angle_llm.export.exported_folder import ExportFacts
+from angle_llm.model.checks import EXPORT_NAME, read_json
+from angle_llm.prompts import SIDES
+
+_MEASURED = {
+    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "bert", "mpnet", "roberta", "modernbert",
+}  # fmt: skip
+_PROGRAMS: dict[str, set[str]] = {
+    "sentence-transformers 3.4.1 (transformers 4.48)": {"qwen3", "gemma3_text"},
+    "sentence-transformers 5.1.2 (transformers 4.57)": set(),
+    "sentence-transformers 6.2.0 (transformers 5.23)": set(),
+    "vLLM 0.32.0": {"mpnet"},
+}
+"""Programs in which `make test-programs` measured the model types `_MEASURED` → types that they do not open."""
+_VLLM_POOLINGS = {"last", "cls", "mean"}
+_SHOWN_NAMES = 10
+
+
+def installed_versions() -> str:
+    """Return the libraries that compute vectors here, with versions."""
+    names = ("sentence-transformers", "transformers", "torch")
+    return ", ".join(f"{name} {version(name)}" for name in names if importlib.util.find_spec(name.replace("-", "_")))
+
+
+def program_notes(folder: Path, facts: ExportFacts) -> list[str]:
+    """Return sentences about an exported folder: where its vectors are known to be right, and what other programs need."""
+    model_type = str(read_json(folder / "config.json").get("model_type"))
+    programs = [name for name, lacks in _PROGRAMS.items() if model_type in _MEASURED - lacks]
+    notes = []
+    if facts.pooling not in _VLLM_POOLINGS:
+        programs = [name for name in programs if not name.startswith("vLLM")]
+        notes.append(
+            f"vLLM has no pooling {facts.pooling!r} and uses another one, with a warning only: do not use it here."
+        )
+    known = f"Model type {model_type} is known to be right in {', '.join(programs)}."
+    notes.insert(0, known if programs else f"Model type {model_type} was not measured in other versions and programs.")
+    if facts.prompt.differ:
+        query, document = (facts.prompt.of(side).head for side in SIDES)
+        notes.append(
+            f"Other programs must send {query!r} before each query and {document!r} before each document. sentence-transformers "
+            'before 5 has no encode_query: use encode(texts, prompt_name="query") and "document".'
+        )
+    elif facts.head:
+        notes.append(f"Other programs must send {facts.head!r} before each text; sentence-transformers adds it itself.")
+    if facts.as_llama:
+        notes.append(
+            "The Qwen2 model is stored as a LLaMA model with the same values, because transformers reads the tokenizer of a "
+            "Qwen2 model without the prompt."
+        )
+    notes.append("sentence-transformers before 6 removes white space at both ends of a text.")
+    if names := list(facts.plain_names):
+        more = f" and {len(names) - _SHOWN_NAMES} more in {EXPORT_NAME}" if len(names) > _SHOWN_NAMES else ""
+        shown = ", ".join(map(repr, names[:_SHOWN_NAMES]))
+        notes.append(f"Texts that contain {shown}{more} have other vectors than in angle_llm.")
+    return notes

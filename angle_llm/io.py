@@ -230,7 +230,7 @@ def log(line: str) -> None:
     """Print a line, beside a progress bar if there is one. A closed pipe is ignored: work continues."""
     from tqdm import tqdm
 
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, AttributeError):  # AttributeError: stdout is None, older tqdm
         tqdm.write(line)
     discard_closed_pipes()
 

@@ -23,7 +23,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self._lock = path, FileLock(f"{path}.lock", blocking=False)
+        self.path, self._lock = path, FileLock(f"{path}.lock", timeout=0)
         try:
             self._lock.acquire()
         except Timeout:

@@ -217,7 +217,7 @@ def test_progress_bars_are_shown_only_in_terminals(terminal: bool, monkeypatch: 
     assert seen == [None if terminal else "1"] * 3
 
 
-@pytest.mark.parametrize("given", [{}, {"PYTORCH_ALLOC_CONF": "garbage_collection_threshold:0.8"}])
+@pytest.mark.parametrize("given", [{}, {"PYTORCH_CUDA_ALLOC_CONF": "garbage_collection_threshold:0.8"}])
 def test_gpu_memory_is_allocated_in_growing_segments(given: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ALLOCATOR:
         monkeypatch.setenv(variable, "")  # so that it is restored afterwards

@@ -99,6 +99,18 @@ def test_a_recipe_is_found_by_its_name() -> None:
         load_settings(TrainSettings, "starte")
 
 
+def test_the_oldest_versions_are_the_pins_of_make_test_floors() -> None:
+    root = RECIPES[0].parent.parent
+    pins = re.findall(
+        r"^([\w-]+)==([\d.]+)  # \w", (root / ".ci" / "floors.txt").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    metadata = (root / "pyproject.toml").read_text(encoding="utf-8")
+    assert len(pins) > 20
+    for name, version in pins:
+        bounds = {found.removesuffix(".0") for found in re.findall(rf'"{name}>=([\d.]+)"', metadata)}
+        assert bounds == {re.sub(r"(\.0)+$", "", version)}, name
+
+
 def test_missing_malformed_or_unsafe_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no settings file"):
         load_settings(TrainSettings, tmp_path / "none.yaml")

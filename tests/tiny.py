@@ -154,7 +154,7 @@ def save_tiny_adapter(base: Path, folder: Path, lora: LoraSettings | None = None
 
 
 def write_gguf(model: Any, path: Path) -> Path:
-    """Write a tiny LLaMA like llama.cpp, in float32, with one token per ASCII character and one for `ab`."""
+    """Write a tiny LLaMA like llama.cpp, in float32, with one token per ASCII character and two for pairs."""
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_vocab_size(config.vocab_size)
@@ -168,10 +168,10 @@ def write_gguf(model: Any, path: Path) -> Path:
     writer.add_rope_freq_base(10000.0)
     writer.add_tokenizer_model("gpt2")
     tokens = [chr(code) if 32 < code < 127 else f"<{code}>" for code in range(config.vocab_size)]
-    tokens[GGUF_AB] = "ab"
+    tokens[GGUF_AB : GGUF_AB + 2] = "ab", "cd"
     writer.add_token_list(tokens)
     writer.add_token_types([1] * len(tokens))
-    writer.add_token_merges(["a b"])
+    writer.add_token_merges(["a b", "c d"])  # older versions of transformers split the letters of a single one
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)

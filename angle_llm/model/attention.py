@@ -249,8 +249,8 @@ def trie_output(
     if backbone.training and uses_other_checkpointing(backbone):
         raise RuntimeError(
             "prefix sharing does not work with the activation checkpointing of transformers. Call "
-            "activation_checkpointing_disable() on the backbone, and checkpoint_activations(True) on the EmbeddingModel "
-            "(setting: activation_checkpointing)."
+            "activation_checkpointing_disable() on the backbone (gradient_checkpointing_disable() in older versions), and "
+            "checkpoint_activations(True) on the EmbeddingModel (setting: activation_checkpointing)."
         )
     from transformers import AttentionInterface
 

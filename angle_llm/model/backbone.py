@@ -156,10 +156,10 @@ def open_pretrained(kind: str, location: BackboneLocation, *, dtype: str = "auto
     import transformers
 
     arguments: dict[str, Any] = dict(location.arguments)
-    if location.gguf_file:
-        arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    else:
+    if not location.gguf_file:
         arguments["use_safetensors"] = True
+    elif hasattr(transformers, "GgufConfig"):  # older versions always dequantize
+        arguments["quantization_config"] = transformers.GgufConfig(dequantize=True)
     arguments["dtype"] = torch_dtype(dtype) if dtype != "auto" else ("float32" if location.gguf_file else "auto")
     if location.is_local and not location.gguf_file:
         stored = check_model_files(Path(location.name))

@@ -96,8 +96,10 @@ def compiled_flex(backend: Any = "inductor") -> Any:
     `fullgraph`: too many compilations, or a call that cannot be compiled, are an error. Without it torch would compute
     scores of T × T elements.
     """
-    compiler: Any = torch.compile
-    return compiler(flex_call, dynamic=True, fullgraph=True, backend=backend, recompile_limit=64)
+    import torch._dynamo
+
+    compiled = torch.compile(flex_call, dynamic=True, fullgraph=True, backend=backend)
+    return torch._dynamo.config.patch(recompile_limit=64)(compiled)  # torch.compile has no such option in torch 2.9
 
 
 @cache

@@ -49,7 +49,7 @@ _LARGEST_ALPHA = 1e6
 
 def is_adapted(model: nn.Module) -> bool:
     """Return whether peft has wrapped the model."""
-    return hasattr(model, "peft_config")
+    return hasattr(model, "get_base_model")  # older versions of peft leave `peft_config` on the model inside
 
 
 def without_adapter(backbone: nn.Module) -> nn.Module:

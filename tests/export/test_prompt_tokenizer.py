@@ -10,9 +10,11 @@ from tempfile import mkdtemp
 from typing import Any
 
 import pytest
+import transformers
 from cases import one_in
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from packaging.version import Version
 from tiny import KINDS, tiny_backbone
 from tiny_tokenizers import TOKENIZERS, sentences
 from tokenizers import AddedToken
@@ -149,7 +151,7 @@ def test_the_tokenizer_loads_with_a_model_config(kind: str, tokenization: str, t
     built = prompt_tokenizer(ours)
     tiny_backbone(kind).config.save_pretrained(written(built, tmp_path))
     exported = load_tokenizer(BackboneLocation(str(tmp_path)))
-    if kind == "qwen2":
+    if kind == "qwen2" and Version(transformers.__version__) >= Version("5.7"):  # before, it is not rebuilt
         with pytest.raises(ArtifactError, match="cannot hold the prompt"):
             check_same_ids(ids_of(exported), ours)
     else:

@@ -11,9 +11,8 @@ import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from library import GivenVectors, columns, pairs_of_columns
+from library import GivenVectors, columns, library_loss, pairs_of_columns
 from loss_batches import Pairs, batches, random, relation
-from sentence_transformers.sentence_transformer.losses import CachedGISTEmbedLoss, MultipleNegativesRankingLoss
 from test_blocks import Tensors
 from torch import Tensor
 from torch.testing import assert_close
@@ -143,7 +142,7 @@ def test_equals_multiple_negatives_ranking_loss(
     elements: int, count: int, options: dict[str, Any], library: dict[str, Any]
 ) -> None:
     """With one positive for each anchor, and no, or two, negatives."""
-    theirs = MultipleNegativesRankingLoss(GivenVectors(), scale=1 / 0.3, **library)
+    theirs = library_loss("MultipleNegativesRankingLoss")(GivenVectors(), scale=1 / 0.3, **library)
     pairs = pairs_of_columns(BATCH, count)
     with block_elements(elements):
         assert_equal(
@@ -168,7 +167,7 @@ def test_equals_cached_gist_embed_loss(
 ) -> None:
     """Guided, with a negative for each anchor; the library computes mini-batches of three."""
     guide_NG = random(BATCH * COLUMNS, 4, seed=3) + 0.5
-    theirs = CachedGISTEmbedLoss(
+    theirs = library_loss("CachedGISTEmbedLoss")(
         GivenVectors(), GivenVectors("guide"), temperature=0.3, mini_batch_size=3, **library,
         contrast_anchors="query_query" in contrasts, contrast_positives="positive_positive" in contrasts,
     )  # fmt: skip

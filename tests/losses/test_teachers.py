@@ -8,9 +8,8 @@ from unittest.mock import patch
 import pytest
 import reference
 import torch
-from library import GivenVectors, columns, pairs_of_columns
+from library import GivenVectors, columns, library_loss, pairs_of_columns
 from loss_batches import random, relation
-from sentence_transformers.sentence_transformer.losses import DistillKLDivLoss, EmbedDistillLoss, MarginMSELoss
 from sentence_transformers.util import pairwise_cos_sim
 from torch import Tensor
 from torch.testing import assert_close
@@ -42,7 +41,7 @@ def assert_equal(one: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tens
 @pytest.mark.parametrize("weights", [{"kl_weight": 1.0}, {"margin_mse_weight": 1.0}])
 def test_scores_equal_distill_kl_div_and_margin_mse(elements: int, weights: dict[str, float]) -> None:
     """With dot products, as they are by default there."""
-    library = DistillKLDivLoss if "kl_weight" in weights else MarginMSELoss
+    library = library_loss("DistillKLDivLoss" if "kl_weight" in weights else "MarginMSELoss")
     theirs = library(GivenVectors())
     teacher = random(BATCH, COLUMNS - 1, seed=4)
     with patch.object(blocks, "BLOCK_ELEMENTS", elements):
@@ -55,7 +54,7 @@ def test_scores_equal_distill_kl_div_and_margin_mse(elements: int, weights: dict
 
 def test_cosines_and_temperatures_equal_distill_kl_div() -> None:
     """The library multiplies by the square of the student's temperature."""
-    theirs = DistillKLDivLoss(
+    theirs = library_loss("DistillKLDivLoss")(
         GivenVectors(), similarity_fct=pairwise_cos_sim, student_temperature=0.1, teacher_temperature=0.5
     )
     ours = objective(kl_weight=0.1**2, student_temperature=0.1, teacher_temperature=0.5)
@@ -68,7 +67,7 @@ def test_cosines_and_temperatures_equal_distill_kl_div() -> None:
 
 
 def test_cosines_equal_margin_mse() -> None:
-    theirs = MarginMSELoss(GivenVectors(), similarity_fct=pairwise_cos_sim)
+    theirs = library_loss("MarginMSELoss")(GivenVectors(), similarity_fct=pairwise_cos_sim)
     ours = objective(margin_mse_weight=1.0, student_temperature=1.0, teacher_temperature=1.0)
     teacher = random(BATCH, COLUMNS - 1, seed=4)
     assert_equal(
@@ -83,7 +82,7 @@ def test_cosines_equal_margin_mse() -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_vectors_equal_embed_distill(elements: int, distance: str, count: int) -> None:
     """One column of texts, and two with a teacher vector for each text."""
-    theirs = EmbedDistillLoss(GivenVectors(), distance_metric=distance)
+    theirs = library_loss("EmbedDistillLoss")(GivenVectors(), distance_metric=distance)
     ours = objective(teacher_vector_weight=1.0, teacher_vector_distance=distance)
     teacher = random(8, WIDTH, seed=4)
     with patch.object(blocks, "BLOCK_ELEMENTS", elements):
@@ -98,7 +97,9 @@ def test_vectors_equal_embed_distill(elements: int, distance: str, count: int) -
 @pytest.mark.parametrize("distance", ["cosine", "mse"])
 def test_a_projection_equals_embed_distill(elements: int, distance: str) -> None:
     """A teacher of another width. The gradients of the vectors, of the projection and of its bias are equal."""
-    theirs = EmbedDistillLoss(GivenVectors(width=WIDTH), distance_metric=distance, projection_dim=WIDTH + 3)
+    theirs = library_loss("EmbedDistillLoss")(
+        GivenVectors(width=WIDTH), distance_metric=distance, projection_dim=WIDTH + 3
+    )
     assert theirs.projection is not None
     layer = theirs.projection.double()
     ours = objective(teacher_vector_weight=1.0, teacher_vector_distance=distance, teacher_projection=True)

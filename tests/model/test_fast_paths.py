@@ -394,10 +394,10 @@ def test_kernels_of_new_shapes_do_not_accumulate() -> None:
 @needs_glibc
 def test_freed_memory_is_kept_inside_and_returned_afterwards() -> None:
     before, inside, after = run(FREED)
-    # MiB, of 20 blocks of 20: glibc keeps less than 64 of the free end of its heap.
-    assert before < 100
+    # MiB, of 20 blocks of 20: glibc keeps less than 64 of the free end of its heap; 110 in all with torch 2.9.
+    assert before < 150
     assert inside >= 400
-    assert after < 100
+    assert after < 150
 
 
 def test_attention_on_a_gpu_does_not_use_cudnn() -> None:

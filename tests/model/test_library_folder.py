@@ -102,9 +102,11 @@ def test_vectors_equal_those_of_the_library(
     tmp_path: Path,
     transformers_of_the_library: Callable[[str, str], Any],
 ) -> None:
-    from sentence_transformers import SentenceTransformer
+    from sentence_transformers import SentenceTransformer, __version__
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
+    if (side, mode) == ("left", "weightedmean") and __version__ < "6.2":
+        pytest.skip("before version 6.2 the positions of the padding count too")
     pooling: Any = Pooling(KINDS[kind].dimensions, mode)
     modules = [transformers_of_the_library(kind, side), pooling, *([Normalize()] if normalize else [])]
     prompts: dict[str, Any] = {"prompts": {"own": prompt}, "default_prompt_name": "own"} if prompt else {}

@@ -145,7 +145,7 @@ def adapter(tmp_path: Path) -> Path:
 def test_a_saved_adapter_is_applied_exactly_for_use(tmp_path: Path) -> None:
     adapted: Any = add_lora(tiny_backbone("llama", torch.bfloat16), LoraSettings(rank=2))
     train_a_little(adapted)
-    adapted.save_pretrained(tmp_path)
+    adapted.save_pretrained(tmp_path, save_embedding_layers=False)  # peft 0.18 warns that it cannot compare them
     again = apply_lora(tiny_backbone("llama", torch.bfloat16), read_adapter(tmp_path))
     assert trained(again) == set()
     assert not any(module.training for module in again.modules())

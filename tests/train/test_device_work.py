@@ -110,6 +110,8 @@ def test_attention_has_few_shapes_in_100_batches() -> None:
 
 @pytest.fixture(scope="module")
 def device_runs() -> list[dict[str, Any]]:
+    if not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"):
+        pytest.skip("this version of torch has no devices written in Python")
     done = run("python", Path(__file__).with_name("device_runs.py"), seconds=600)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -207,6 +207,11 @@ class TokenCounter:
     twin: tuple[SentenceEncoder, Any] | None = None
     """Result of `encoder_twin`; None for a saved encoder, whose base can be missing."""
 
+    @property
+    def two_prompts(self) -> bool:
+        """Whether queries and documents have different prompts."""
+        return self.tokenizers.prompts.differ
+
     def lengths(self, texts: list[str]) -> list[int | str]:
         """Return the number of tokens of each text without a limit, or the error message of a text without tokens.
         With two prompts, a text has the larger of both numbers."""

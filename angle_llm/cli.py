@@ -19,7 +19,10 @@ DEBUG_VARIABLE = "ANGLE_LLM_DEBUG"
 NO_BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
 """Environment variables that transformers, datasets and tqdm read when they are first imported."""
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Environment variables of torch's GPU allocator, read when torch is imported; torch 2.9 warns of the second."""
+"""Environment variables of torch's GPU allocator, read when torch is imported.
+
+torch 2.9 reads only the second, and warns of it without the first; later versions read both.
+"""
 
 _USAGE = """
 The encoder is saved in {model}. To use it:
@@ -222,7 +225,7 @@ def set_allocator() -> None:
     Micro-batches have many shapes, which fragment segments of a fixed size. Call it before torch is imported.
     """
     if not any(variable in os.environ for variable in ALLOCATOR):
-        os.environ[ALLOCATOR[0]] = "expandable_segments:True"
+        os.environ |= dict.fromkeys(ALLOCATOR, "expandable_segments:True")
 
 
 def _is_explained(error: Exception) -> bool:

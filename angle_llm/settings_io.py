@@ -85,7 +85,9 @@ def check_pairs(arguments: Sequence[str]) -> None:
     """Raise `SettingsError` for a flag of pairs with an odd number of values, such as one that is followed by FILE."""
     for position, flag in enumerate(arguments):
         form = _PAIRS.get(flag.rpartition(".")[2].removeprefix("--")) if flag.startswith("--") else None
-        values = list(itertools.takewhile(lambda word: not word.startswith("--"), arguments[position + 1 :]))
+        values = list(
+            itertools.takewhile(lambda word: not word.startswith("--") and word != "-h", arguments[position + 1 :])
+        )
         if form is not None and len(values) % 2:
             raise SettingsError(
                 f"{flag}: expected pairs of {form}; got {len(values)} values: {shlex.join(values)}. Write other arguments, "
@@ -251,8 +253,13 @@ def flags_of(values: dict[str, Any], prefix: str = "--") -> list[str]:
         if isinstance(value, dict):
             value = [word for pair in value.items() for word in pair]
         each = value if isinstance(value, list | tuple) else [value]
-        words += [flag, *(f"{one:g}".replace("e-0", "e-") if isinstance(one, float) else str(one) for one in each)]
+        words += [flag, *map(_word, each)]
     return words
+
+
+def _word(value: object) -> str:
+    short = f"{value:g}".replace("e-0", "e-") if isinstance(value, float) else str(value)
+    return short if not isinstance(value, float) or float(short) == value else str(value)
 
 
 def settings_to_dict(settings: Any) -> dict[str, Any]:

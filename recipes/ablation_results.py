@@ -112,13 +112,15 @@ def line_of(values: Measurement) -> Line:
 
 def save_scores(scores: Mapping[str, PairScores], path: Path) -> None:
     """Write the cosines and gold scores of all pairs, by task."""
-    arrays = {f"{task}/{name}": array for task, of in scores.items() for name, array in of._asdict().items()}
+    arrays: dict[str, Any] = {
+        f"{task}/{name}": array for task, of in scores.items() for name, array in of._asdict().items()
+    }
     write_file(path, lambda file: np.savez_compressed(file, **arrays))
 
 
 def save_queries(values: Mapping[str, Sequence[float]], path: Path) -> None:
     """Write the nDCG@10 × 100 of all queries, by task."""
-    arrays = {name: np.array(of) for name, of in values.items()}
+    arrays: dict[str, Any] = {name: np.array(of) for name, of in values.items()}
     write_file(path, lambda file: np.savez_compressed(file, **arrays))
 
 

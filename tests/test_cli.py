@@ -224,9 +224,9 @@ def test_gpu_memory_is_allocated_in_growing_segments(given: dict[str, str], monk
         monkeypatch.delenv(variable)
     for variable, value in given.items():
         monkeypatch.setenv(variable, value)
-    seen: list[str | None] = []
-    guarded(lambda: seen.append(os.environ.get(ALLOCATOR[0])))
-    assert seen == [None if given else "expandable_segments:True"], "settings of the user have priority"
+    seen: dict[str, str] = {}
+    guarded(lambda: seen.update({name: os.environ[name] for name in ALLOCATOR if name in os.environ}))
+    assert seen == (given or dict.fromkeys(ALLOCATOR, "expandable_segments:True")), "settings of the user have priority"
 
 
 def test_redirected_output_is_readable(base: str, tmp_path: Path) -> None:

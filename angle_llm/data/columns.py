@@ -191,9 +191,12 @@ def _guess_format(mapping: Mapping[str, str], columns: Sequence[str], flags: str
         return best[0]
     needed = "; ".join(f"{name}: {', '.join(format.fields)}" for name, format in FORMATS.items())
     if best:
+        choose = (
+            "" if flags.startswith("--evaluation") else f"Choose a format, as in `{flags}format {best[0]}`, or name"
+        )
         raise DataError(
-            f"the columns {listed(columns)} fit several formats: {listed(best)}. Choose a format, as in "
-            f"`{flags}format {best[0]}`, or name columns, as in `{flags}columns {EXAMPLE}`. The fields: {needed}"
+            f"the columns {listed(columns)} fit several formats: {listed(best)}. {choose or 'Name'} columns, as in "
+            f"`{flags}columns {EXAMPLE}`. The fields: {needed}"
         )
     known = [text for names, text in _NO_PAIRS.items() if set(names.split()) <= set(columns)]
     advice = known[0] if known else f"Add `{flags}columns FIELD COLUMN …`, such as `{flags}columns {EXAMPLE}`"

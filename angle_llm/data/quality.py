@@ -67,6 +67,10 @@ class Tokens(Protocol):
     def max_length(self) -> int:
         """Maximum tokens of a text."""
 
+    @property
+    def two_prompts(self) -> bool:
+        """Whether queries and documents have different prompts, so that a text has two embeddings."""
+
     def lengths(self, texts: list[str]) -> list[int | str]:
         """Return the number of tokens of each text without a limit, or the error message of a text without tokens."""
 
@@ -246,7 +250,7 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
     if not used:
         report.add("unreadable", 1, "no example is left", trouble=True)
         return paths
-    if single:
+    if single and not (tokens and tokens.two_prompts):
         text = "every row pairs a text with itself: nothing can be learned. Use texts that belong together, such as a title"
         report.add("no pairs", used, f"{text} with its body or a question with its answer", trouble=True)
     if short:

@@ -82,7 +82,7 @@ class HeldOutEvaluation:
                 yield (
                     f"warning: --evaluation.tasks {source}: the training data contain {listed}. Its scores can be too high. "
                     "`angle-llm data split` makes parts that share no text; `angle-llm data check TRAINING_FILE --against "
-                    f"{source} --fix FOLDER` removes shared pairs."
+                    f"{shlex.quote(source)} --fix FOLDER` removes rows with shared pairs only."
                 )
 
 

@@ -186,10 +186,10 @@ class Trainer:
                 raise DivergedError(f"the loss is {mean_loss(results)} and the gradient norm is {norm}")
             if norm == 0 and self._step == 0:
                 raise TrainingError(
-                    f"step 1: the gradient is exactly 0 (loss {mean_loss(results):.3g}): nothing is learned, and no model was "
-                    "saved. The in-batch term needs pairs of different texts and more than one in a batch (--batch-size); "
-                    "--objective.cosine-weight and --objective.angle-weight need pairs with different scores. `angle-llm data "
-                    "check` shows what the data contain."
+                    f"step 1: the gradient is exactly 0 (loss {mean_loss(results):.3g}): nothing is learned, and this run saved "
+                    "no model. The in-batch term needs pairs of different texts and more than one in a batch; "
+                    "--objective.cosine-weight and --objective.angle-weight need pairs with different scores in a batch. Use a "
+                    "larger --batch-size and a new --run-dir; `angle-llm data check` shows what the data contain."
                 )
             self._step += 1
             seconds = time.perf_counter() - started

@@ -114,8 +114,8 @@ class ResumableFolder:
                 readable = [line for line in changed if ".sha256 " not in line and ".size " not in line] or changed
                 fields = "; ".join(readable[:5]) if written else f"{IDENTITY} is missing"
                 raise FolderError(
-                    f"{self._option} {self.path} was started with other input, model or settings: {fields}. Choose another "
-                    f"{self._option}, or remove the folder. To resume, give the same input, model and settings"
+                    f"{self.path} (up to {self.names()[-1]}) was started with other input, model or settings. Choose another "
+                    f"{self._option}, or remove the folder; to resume, give the same. Different: {fields}"
                 )
             if changed:
                 write_json(self.path / IDENTITY, self.identity, writer=str(self._rank))

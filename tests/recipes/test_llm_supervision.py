@@ -506,7 +506,7 @@ def test_generated_and_human_pairs_are_compared_on_the_same_test_pairs(tmp_path:
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = (
         "train --model.path tiny --data.path generated.jsonl --human.path human.jsonl --test.path test.jsonl --run-dir out "
-        "--batch-size 4 --epochs 1 --optimizer.learning-rate 0.01"
+        "--batch-size 7 --epochs 1 --optimizer.learning-rate 0.01"
     )
     done = run("python", RECIPE, *flags.split(), cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -206,7 +206,9 @@ def test_the_choice_and_its_reason_are_logged(
     before = torch.get_rng_state()
     monkeypatch.setattr("angle_llm.train.budget.free_memory", lambda _: 64 * 2**30)
     assert choose(settings, encoder) == TokenBudget(2048, 16_384)
-    assert capsys.readouterr().out == "budget: micro_batch_tokens 2,048, graph_tokens 16,384\n", "without a forecast"
+    assert capsys.readouterr().out == "token budget: micro_batch_tokens 2,048, graph_tokens 16,384\n", (
+        "without a forecast"
+    )
     with monkeypatch.context() as patch:
         patch.setattr("angle_llm.train.budget.upper_bound", lambda *_: math.inf)
         assert choose(settings, encoder) == TokenBudget(2048, 16_384)
@@ -219,7 +221,8 @@ def test_the_choice_and_its_reason_are_logged(
     monkeypatch.setattr("angle_llm.train.budget.free_memory", lambda _: 2**20)
     choose(settings, encoder)
     assert (
-        "warning: budget: micro_batch_tokens 256, graph_tokens 0, activation checkpointing" in capsys.readouterr().out
+        "warning: token budget: micro_batch_tokens 256, graph_tokens 0, activation checkpointing"
+        in capsys.readouterr().out
     )
     monkeypatch.setattr("angle_llm.train.budget.free_memory", lambda _: None)
     assert choose(settings, encoder) == TokenBudget(2048, 16_384)

@@ -205,7 +205,7 @@ def compare_rows(
 
     used = pairs[pairs.used == 1]
     opposed = used.distance > CONTRADICTION + 1e-9
-    add("contradiction", used[opposed], "hold a pair whose label is opposite in another place", opposite)
+    add("contradiction", used[opposed], "contain pairs that have the opposite label elsewhere", opposite)
     add("other label", used[(used.distance > 0) & ~opposed], "hold a pair with a different label in another row")
     same, unlike = used.same == 1, used.score < CONTRADICTION
     text = "label two equal texts as dissimilar (case, spacing and punctuation ignored)"

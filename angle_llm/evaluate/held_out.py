@@ -116,7 +116,7 @@ def held_out_evaluation(
 
 
 def remembered(encode: Encode) -> Encode:
-    """Return `encode` with a memory: a text of several tasks, such as two BEIR folders with one corpus, is encoded once."""
+    """Return `encode` that caches embeddings by text: tasks can share texts, such as two BEIR folders with one corpus."""
     row_of: dict[str, Rows] = {}
 
     def known(texts: list[str]) -> Rows:

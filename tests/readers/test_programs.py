@@ -22,6 +22,7 @@ import pytest
 from families import FAMILIES, REAL, TEXTS, VARIANTS, make_encoder, make_real_encoder, save_what_the_library_cannot_open
 
 from angle_llm import SentenceEncoder, load_prompt
+from angle_llm.export import programs
 from angle_llm.export.comparison import cosine_differences
 from angle_llm.export.exported_folder import ExportFacts
 from angle_llm.export.programs import program_notes
@@ -54,23 +55,23 @@ def _environment(name: str) -> Path:
 GEMMA_3 = ("gemma-3", "gemma-3-gguf")
 READERS = {
     "sentence-transformers 3.4": Reader(
-        "sentence-transformers 3.4.1, transformers 4.48.3",
+        "sentence-transformers 3.4.1 (transformers 4.48.3)",
         "sentence-transformers",
         _environment("sentence-transformers-3.4"),
         unknown=("qwen3", *GEMMA_3),
         strips=True,
     ),
     "sentence-transformers 5.1": Reader(
-        "sentence-transformers 5.1.2, transformers 4.57.1",
+        "sentence-transformers 5.1.2 (transformers 4.57.1)",
         "sentence-transformers",
         _environment("sentence-transformers-5.1"),
         strips=True,
     ),
     "sentence-transformers 6.2": Reader(
-        "sentence-transformers 6.2.0, transformers 5.23.0", "sentence-transformers", Path(sys.executable)
+        "sentence-transformers 6.2.0 (transformers 5.23.0)", "sentence-transformers", Path(sys.executable)
     ),
     "vLLM 0.32": Reader(
-        "vLLM 0.32.0, transformers 5.19.0",
+        "vLLM 0.32.0 (transformers 5.19.0)",
         "vllm",
         _environment("vllm-0.32"),
         unknown=("mpnet",),
@@ -170,6 +171,13 @@ def test_notes_of_an_export(model_type: str, facts: ExportFacts, parts: list[str
     assert [part for part in parts if part not in shown] == []
     unwanted = {"vLLM has no": facts.pooling != "max", "must send": not (facts.prompt.differ or facts.head)}
     assert not [part for part, absent in unwanted.items() if absent and part in shown]
+
+
+def test_exports_name_the_measured_programs_and_model_types() -> None:
+    types = {name: str(family.config().model_type) for name, family in FAMILIES.items()}
+    assert set(types.values()) == programs._MEASURED
+    unknown = {reader.title: {types[name] for name in reader.unknown} for reader in READERS.values()}
+    assert unknown == programs._PROGRAMS
 
 
 @pytest.mark.readers

@@ -105,21 +105,25 @@ class Verification:
     def text(self) -> str:
         """Return the report as text."""
         base = self.base_note if self.base_difference is None else f"mean 1-cos {self.base_difference:.1e}"
-        lines = [f"{self.texts} texts, stored weights, float32 arithmetic; compared in {self.compared_in}", ""]
+        lines = [
+            f"Compared on {self.texts} texts, with the stored weights, in float32.",
+            f"Libraries: {self.compared_in}",
+            "",
+        ]
         lines.append(f"  {self.first}")
-        lines.append(f"    to its base           {base}")
+        lines.append(f"    difference from its base   {base}")
         for other in self.comparisons:
             lines += [
                 f"  {other.form}",
-                f"    to the first          1-cos {other.largest_difference:.1e} at most ({other.tolerance:.0e} allowed), "
+                f"    difference from the first  1-cos {other.largest_difference:.1e} at most (limit {other.tolerance:.0e}), "
                 f"{other.mean_difference:.1e} in the mean",
-                f"                          relative difference {other.largest_relative_difference:.1e} at most",
+                f"                               relative difference {other.largest_relative_difference:.1e} at most",
             ]
             if other.weights is not None:
-                lines.append(f"                          {other.weights}")
+                lines.append(f"                               {other.weights}")
             if other.form.spearman is not None:
                 lines.append(
-                    f"                          Spearman {other.form.spearman:.2f}, expected {self.first.spearman:.2f}"
+                    f"                               Spearman {other.form.spearman:.2f}, expected {self.first.spearman:.2f}"
                 )
         lines += [f"note: {note}" for note in self.notes]
         lines += ["", "verdict: the same encoder" if self.holds else "verdict: NOT the same encoder"]

@@ -108,12 +108,12 @@ def verify(
     if texts is None:
         texts = [text for text in SENTENCES if _has_tokens(encoder, text)]
         if skipped := len(SENTENCES) - len(texts):
-            notes.append(f"{skipped} built-in texts skipped: the tokenizer has no tokens for them.")
+            notes.append(f"built-in texts skipped: {skipped}. The tokenizer has no tokens for them.")
         names_in_texts = {name for form in forms for name in _plain_names(form)}
         known = [text for text in texts if not any(name in text for name in names_in_texts)]
         if skipped := len(texts) - len(known):
             notes.append(
-                f"{skipped} built-in texts skipped: they contain a name that the exported tokenizer reads as plain characters."
+                f"built-in texts skipped: {skipped}. They contain a name that the exported tokenizer reads as plain characters."
             )
         texts = known
     texts = list(texts)

@@ -29,7 +29,7 @@ class WeightsCount:
     """Tensor with the largest share of wrong numbers; empty if none is wrong."""
 
     def __str__(self) -> str:
-        return f"{self.wrong:,} of {self.numbers:,} stored weights differ from a float32 merge, rounded once"
+        return f"{self.wrong:,} of {self.numbers:,} stored weights differ from a merge in float32"
 
 
 def open_adapters_base(source: Path, card: EncoderCard, *, original: bool) -> BaseWeights:

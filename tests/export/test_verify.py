@@ -159,7 +159,7 @@ def test_a_merged_folder_records_its_base(forms: Path, tmp_path: Path) -> None:
     unknown = verify([change(forms, tmp_path / "bare"), forms / "merged"], device="cpu")
     assert unknown.holds
     assert unknown.base_difference is None
-    assert "to its base           not compared with the base (this model was not merged)" in unknown.text()
+    assert "difference from its base   not compared with the base (this model was not merged)" in unknown.text()
 
 
 def test_the_report_gives_the_reason_for_an_unknown_base(forms: Path, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_skipped_built_in_texts_are_counted(forms: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(verify_module, "SENTENCES", ("hello", " ", "\n"))
     found = verify([forms / "adapter", forms / "merged"], device="cpu")
     assert found.texts == 1
-    assert "note: 2 built-in texts skipped" in found.text()
+    assert "note: built-in texts skipped: 2." in found.text()
     assert found.to_dict()["notes"] == list(found.notes)
 
 

@@ -108,8 +108,8 @@ def nothing(update: LoraUpdate, weight: Tensor, *, transposed: bool = False) -> 
 @pytest.mark.parametrize(
     ("arithmetic", "message"),
     [
-        (all_in_bfloat16, "stored weights differ from a float32 merge, rounded once"),
-        (added_in_bfloat16, "stored weights differ from a float32 merge, rounded once"),
+        (all_in_bfloat16, "stored weights differ from a merge in float32"),
+        (added_in_bfloat16, "stored weights differ from a merge in float32"),
         (nothing, "times smaller than the difference from the base"),
     ],
 )
@@ -151,7 +151,7 @@ def test_wrong_weights_are_counted_even_if_vectors_agree(
     assert good.weights is not None
     assert bad.weights is not None
     assert bad.weights.wrong > 100 > good.weights.wrong == 0
-    assert f"0 of {good.weights.numbers:,} stored weights differ from a float32 merge" in found.text()
+    assert f"0 of {good.weights.numbers:,} stored weights differ from a merge in float32" in found.text()
     assert found.to_dict()["comparisons"][0]["weights"]["wrong"] == 0
     assert verify([adapter, tmp_path / "good"], device="cpu").holds
 

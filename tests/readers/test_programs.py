@@ -134,8 +134,8 @@ def test_the_comparison_leaves_out_texts_with_names_that_differ(tmp_path: Path) 
     assert found.holds
     assert found.texts == 45
     (note,) = found.notes
-    assert "1 built-in texts skipped: they contain a name" in note
-    assert f"compared in sentence-transformers {version('sentence-transformers')}, transformers " in found.text()
+    assert "built-in texts skipped: 1. They contain a name" in note
+    assert f"Libraries: sentence-transformers {version('sentence-transformers')}, transformers " in found.text()
 
 
 PROMPTS = SidePrompts(load_prompt("query"), load_prompt("passage"))

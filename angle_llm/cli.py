@@ -40,7 +40,7 @@ Now measure it on held-out data:
 _NOT_BETTER = (
     "warning: {name} is {after:.2f} after training and was {before:.2f} before: this model is not better. Usual causes: a "
     "learning rate that is too high or too low (--optimizer.learning-rate, {rate:g} in this run), too many or too few steps, "
-    "few or wrong data (`angle-llm data check`)."
+    "few or wrong data (`angle-llm data check`), evaluation data that the base solves already."
 )
 _CODE = 'rows = encoder.encode(["A man is eating.", "Someone eats."])'
 _CODE_OF_SIDES = """queries = encoder.encode_query(["Who eats?"])

@@ -25,7 +25,7 @@ from angle_llm.data import DataError, ScoredPair
 from angle_llm.data.cleaned import write_fixed
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import texts_of
-from angle_llm.data.leakage import read_evaluation_sets
+from angle_llm.data.leakage import EvaluationSet, read_evaluation_sets
 from angle_llm.data.quality import CheckedFile, FileReport, check_files
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.tokenizer import SideTokenizers
@@ -377,6 +377,24 @@ def test_findings_of_labels(tmp_path: Path, rows: list[Any], findings: dict[str,
         assert "--format scored_pair --columns score rating" in text_of(report)
 
 
+def test_a_file_that_is_its_own_evaluation_set_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(write(tmp_path / "x.jsonl", PAIR))
+    with pytest.raises(SystemExit, match="0"):
+        cli.run(["data", "check", path, "--model", "none", "--against", path])
+    assert "not compared with itself: x.jsonl" in capsys.readouterr().out
+
+
+def test_named_columns_of_an_evaluation_set_come_first(tmp_path: Path) -> None:
+    row = {"query": "q", "positive": "p", "frage": "A man eats.", "antwort": "He eats bread."}
+    held = write(tmp_path / "held.jsonl", row, {**row, "frage": "A dog runs."})
+    sets, _ = read_evaluation_sets([held], {"text1": "frage", "text2": "antwort"})
+    wanted = EvaluationSet.of("", [(each, row["antwort"]) for each in (row["frage"], "A dog runs.")], [])
+    assert set(sets[0].pairs) == set(wanted.pairs)
+    one = write(tmp_path / "one.jsonl", {"frage": "A man eats bread today."})
+    sets, _ = read_evaluation_sets([one], {"text1": "frage", "text2": "antwort"})
+    assert len(sets[0].sentences) == 1
+
+
 def test_rows_of_single_texts_are_trouble(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "x.jsonl", {"text": "A man eats."}, {"text": "A dog runs."})
     (unread,) = reports(path)
@@ -425,7 +443,8 @@ def test_pair_of_an_evaluation_set_is_trouble_and_a_sentence_a_note(tmp_path: Pa
     assert "rows that hold a pair of sts/sts12.test.tsv: 2 (lines 1, 2)" in text_of(report)
     sets, skipped = read_evaluation_sets([folder])
     assert [each.name for each in sets] == ["sts/sts12.test.tsv", "stsb/dev.jsonl"]
-    assert skipped == ["readme.txt", "sts/sts12.train.tsv", "1 unreadable rows of sts/sts12.test.tsv"]
+    by_name = [f"{name} (because of its name)" for name in ("readme.txt", "sts/sts12.train.tsv")]
+    assert skipped == [*by_name, "1 unreadable rows of sts/sts12.test.tsv"]
 
 
 def test_test_files_of_a_senteval_download_are_evaluation_sets(tmp_path: Path) -> None:
@@ -442,7 +461,9 @@ def test_test_files_of_a_senteval_download_are_evaluation_sets(tmp_path: Path) -
         "STS/STS12/STS.input.MSRpar.test.txt": 2,
         "STS/STSBenchmark/sts-test.csv": 1,
     }
-    assert {"STS/STSBenchmark/sts-train.csv", "SICK/SICK_train.txt"} == set(skipped)
+    assert {
+        f"{name} (because of its name)" for name in ("STS/STSBenchmark/sts-train.csv", "SICK/SICK_train.txt")
+    } == set(skipped)
 
 
 def test_file_is_not_compared_with_itself_and_missing_sets_are_an_error(tmp_path: Path) -> None:

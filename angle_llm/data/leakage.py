@@ -298,7 +298,7 @@ def read_evaluation_sets(
         words = {file: set(re.split(r"[^a-z0-9]+", name.lower())) for file, name in names.items()}
         not_training = [file for file in files if not words[file] & _TRAINING_WORDS]
         chosen = [file for file in not_training if words[file] & _EVALUATION_WORDS] or not_training
-        skipped += [name for file, name in names.items() if file not in chosen]
+        skipped += [f"{name} (because of its name)" for file, name in names.items() if file not in chosen]
         for file in chosen:
             try:
                 found.append(_read_set(file, names[file], skipped, columns))

@@ -315,7 +315,7 @@ def _base_rows(
             return _rows(_by_side(encoder, sides), texts), ""
     merged = Path(path).expanduser() / MERGE_NAME
     if not merged.is_file():
-        return None, "not compared with the base (this model was not merged)"
+        return None, "not compared: a whole model was not merged, so its base is unknown"
     try:
         origin = json.loads(merged.read_text(encoding="utf-8"))
         base = SentenceEncoder.from_pretrained(

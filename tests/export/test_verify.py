@@ -159,7 +159,7 @@ def test_a_merged_folder_records_its_base(forms: Path, tmp_path: Path) -> None:
     unknown = verify([change(forms, tmp_path / "bare"), forms / "merged"], device="cpu")
     assert unknown.holds
     assert unknown.base_difference is None
-    assert "difference from its base   not compared with the base (this model was not merged)" in unknown.text()
+    assert "difference from its base   not compared: a whole model was not merged" in unknown.text()
 
 
 def test_the_report_gives_the_reason_for_an_unknown_base(forms: Path, tmp_path: Path) -> None:

@@ -258,8 +258,8 @@ def flags_of(values: dict[str, Any], prefix: str = "--") -> list[str]:
 
 
 def _word(value: object) -> str:
-    short = f"{value:g}".replace("e-0", "e-") if isinstance(value, float) else str(value)
-    return short if not isinstance(value, float) or float(short) == value else str(value)
+    short = f"{value:g}".replace("e-0", "e-") if isinstance(value, float) else ""
+    return short if short and float(short) == value else str(value)
 
 
 def settings_to_dict(settings: Any) -> dict[str, Any]:

@@ -384,6 +384,19 @@ def test_a_file_that_is_its_own_evaluation_set_is_named(tmp_path: Path, capsys: 
     assert "not compared with itself: x.jsonl" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("prompt", "trouble"), [(["query"], True), (["query", "query", "document", "passage"], False)])
+def test_two_prompts_make_a_pair_of_a_text_with_itself(
+    prompt: list[str], trouble: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "x.jsonl", {"text": "A man eats."}, {"text": "A dog runs."})
+    base = str(save_tiny_base("bert", tmp_path / "base"))
+    columns = ["--columns", "text1", "text", "text2", "text"]
+    with pytest.raises(SystemExit) as ended:
+        cli.run(["data", "check", path, *columns, "--model", base, "--prompt", *prompt])
+    assert (ended.value.code == 1) == trouble
+    assert ("every row pairs a text with itself" in capsys.readouterr().out) == trouble
+
+
 def test_named_columns_of_an_evaluation_set_come_first(tmp_path: Path) -> None:
     row = {"query": "q", "positive": "p", "frage": "A man eats.", "antwort": "He eats bread."}
     held = write(tmp_path / "held.jsonl", row, {**row, "frage": "A dog runs."})

@@ -13,7 +13,14 @@ import pytest
 import angle_llm.config as config
 from angle_llm.config import CheckpointSettings, LoraSettings, OptimizerSettings, TrainSettings
 from angle_llm.losses import AngleObjective, FalseNegatives
-from angle_llm.settings_io import SettingsError, load_settings, parse_settings, save_settings, settings_from_dict
+from angle_llm.settings_io import (
+    SettingsError,
+    flags_of,
+    load_settings,
+    parse_settings,
+    save_settings,
+    settings_from_dict,
+)
 from angle_llm.train.batches import make_losses
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
@@ -273,3 +280,9 @@ def test_settings_of_negatives_reach_the_loss() -> None:
         hardness_strength=5.0,
         hardness_scope="own",
     )
+
+
+def test_numbers_of_printed_flags_are_exact() -> None:
+    values = {"learning_rate": 5e-5, "rank": 0, "score_range": [0.0, 12345678.0], "threshold": 0.1234567}
+    words = "--learning-rate 5e-5 --rank 0 --score-range 0 12345678.0 --threshold 0.1234567"
+    assert flags_of(values) == words.split()

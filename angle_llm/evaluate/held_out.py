@@ -91,7 +91,7 @@ def held_out_evaluation(
 ) -> HeldOutEvaluation | None:
     """Return the tasks of a run; None without tasks. Files are read at once.
 
-    Equal names are told apart by the folders of the tasks: stsb/test and sick/test.
+    Equal names get the folders of the tasks as prefixes: stsb/test and sick/test.
 
     Raises:
         SettingsError: for a task that does not exist or occurs twice, or an unknown metric or column.

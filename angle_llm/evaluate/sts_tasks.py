@@ -152,7 +152,7 @@ TASKS = tuple(_FILES)
 def select_tasks(names: Sequence[str], data_dir: Path | None, variant: TextVariant | Literal["auto"]) -> list[StsTask]:
     """Return tasks by name or path of a pair file; without names all published tasks that are available.
 
-    Files with equal names are told apart by their folders: stsb/test and sick/test.
+    Equal names of files get their folders as prefixes: stsb/test and sick/test.
 
     `auto` is the variant `senteval` for a directory that has no other text, else `raw`. On the hub only all splits of
     SICK together are available, so that `sickr-all` replaces `sickr`.

@@ -26,7 +26,7 @@ from angle_llm.export import programs
 from angle_llm.export.comparison import cosine_differences
 from angle_llm.export.exported_folder import ExportFacts
 from angle_llm.export.programs import program_notes
-from angle_llm.export.verify import verify
+from angle_llm.export.verify import _has_tokens, verify
 from angle_llm.prompts import SidePrompts
 
 ROOT = Path(__file__).parents[2]
@@ -264,12 +264,3 @@ def _compare(encoder: SentenceEncoder, path: Path, got: dict[str, Any], reader: 
             other = [text for place, text, due in zip(places, texts, expected, strict=True) if ids[place] != due]
             problems += [f"{form} gives other ids for {text!r:.50}" for text in other]
     return largest, problems
-
-
-def _has_tokens(encoder: SentenceEncoder, text: str) -> bool:
-    try:
-        for tokenize in encoder.tokenizers.distinct:
-            tokenize([text])
-    except ValueError:
-        return False
-    return True

@@ -21,14 +21,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic.dataclasses import dataclass
 
 from angle_llm.config import DataSource, TrainSettings
 from angle_llm.settings_io import (
-    STRICT,
     SettingsError,
     changed_settings,
     merged_settings,
+    settings_class,
     settings_from_dict,
     unknown_name,
 )
@@ -44,7 +43,7 @@ KINDS = {
 """Kind of measurement → fields of `Measures` that describe it."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings_class
 class NestedMeasure:
     """Spearman of the encoder cut to its first layers and first dimensions: the mean over `tasks` of each cut."""
 
@@ -53,7 +52,7 @@ class NestedMeasure:
     dimensions: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings_class
 class Measures:
     """What is measured on an encoder. All values are × 100."""
 
@@ -76,7 +75,7 @@ class Measures:
     nested: NestedMeasure | None = None
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings_class
 class Row:
     """One row of the table."""
 
@@ -92,7 +91,7 @@ class Row:
     reference: str | None = None
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings_class
 class Grid:
     """A table of experiments."""
 
@@ -108,7 +107,7 @@ class Grid:
     """Stem of the file name."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings_class
 class Experiment:
     """One row with one seed: what to train, and what to measure on the result."""
 

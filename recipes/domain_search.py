@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ablation import run_and_forward_signals
-from pydantic.dataclasses import dataclass
 from vector_database import Kind, fill_database, nearest_texts
 
 from angle_llm.check import OBJECTIVES, SMALL_ENCODER
@@ -49,7 +48,6 @@ from angle_llm.mine import MineSettings, mine_main
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.run import fine_tune
 from angle_llm.settings_io import (
-    STRICT,
     SettingsError,
     changed_settings,
     load_settings,
@@ -57,6 +55,7 @@ from angle_llm.settings_io import (
     need_library,
     parse_settings,
     save_settings,
+    settings_class,
     settings_from_dict,
     settings_to_dict,
 )
@@ -79,7 +78,7 @@ class Material(NamedTuple):
 METRICS = ("R@1", "R@10", "MRR", "nDCG@10")
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings_class
 class DomainSearchSettings(TrainSettings):
     """A training run, the documents it is for, and the database they are searched in."""
 

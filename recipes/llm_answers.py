@@ -19,10 +19,9 @@ from urllib.parse import urlsplit
 import yaml
 from annotated_types import Ge, Gt, Le, Lt
 from journal import Journal
-from pydantic.dataclasses import dataclass
 
 from angle_llm.data import DataError
-from angle_llm.settings_io import STRICT, NonNegative, Positive, PositiveFloat, SettingsError
+from angle_llm.settings_io import NonNegative, Positive, PositiveFloat, SettingsError, settings_class
 
 LOCAL = "local:"
 HERE = ("localhost", "127.0.0.1", "::1")
@@ -30,7 +29,7 @@ OVERHEAD_TOKENS = 64  # of a chat template around a message
 SHORTEST_SECRET = 8  # a shorter key is a word for a server that accepts any
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings_class
 class Prices:
     """Prices of a server, in the currency of --max-cost."""
 
@@ -44,7 +43,7 @@ class Prices:
         return (read_tokens * self.read + new_tokens * self.new) / 1e6
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings_class
 class GeneratorSettings:
     """Which language models write, and how."""
 

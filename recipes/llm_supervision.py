@@ -29,7 +29,6 @@ from answer_pairs import Pair, drop_repeats, drop_surplus, kept, read_pairs
 from before_after import train_on_each_and_test
 from journal import Journal
 from llm_answers import Answers, GeneratorSettings, Request, make_request, open_generator
-from pydantic.dataclasses import dataclass
 
 from angle_llm import SentenceEncoder
 from angle_llm.cli import guarded
@@ -47,14 +46,14 @@ from angle_llm.data.corpus import Corpus, bad_row
 from angle_llm.data.keys import near
 from angle_llm.data.readers import BadRow
 from angle_llm.io import plain, progress_bar, write_json, write_text
-from angle_llm.settings_io import STRICT, Positive, SettingsError, parse_settings, unknown_name
+from angle_llm.settings_io import Positive, SettingsError, parse_settings, settings_class, unknown_name
 
 Side = Literal["synonym", "antonym"]
 SCORES = {"synonym": 1, "antonym": 0}
 PROMPTS = Path(__file__).parent / "supervision_prompts"
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings_class
 class GenerateSettings(GeneratorSettings):
     """Which sentences are used, which models write, and which pairs are kept."""
 
@@ -115,7 +114,7 @@ class GenerateSettings(GeneratorSettings):
         return self.out.with_suffix(".report.json")
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings_class
 class LlmSupervisionSettings(TrainSettings):
     """A training run on generated pairs, the human-scored pairs it is compared with, and test pairs for both."""
 

@@ -13,7 +13,6 @@ uses the starter triples, and the starter graded pairs as the test. Any files of
 from dataclasses import field
 
 from before_after import train_and_test
-from pydantic.dataclasses import dataclass
 
 from angle_llm.cli import guarded
 from angle_llm.config import (
@@ -25,10 +24,10 @@ from angle_llm.config import (
     OptimizerSettings,
     TrainSettings,
 )
-from angle_llm.settings_io import STRICT
+from angle_llm.settings_io import settings_class
 
 
-@dataclass(frozen=True, config=STRICT)
+@settings_class
 class StsFinetuneSettings(TrainSettings):
     """A training run, and the pairs its result is measured on."""
 

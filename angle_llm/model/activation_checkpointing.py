@@ -1,15 +1,14 @@
 """Activation checkpointing: a layer keeps its input only, and is computed again in the backward pass.
 
 The attention of a prefix trie is set on the configuration of the backbone during its forward pass. The second
-computation of a layer runs later, so `LayerCheckpoint` sets the same attention again.
+computation of a layer runs later, so `CheckpointedForward` sets the same attention again.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -44,33 +43,33 @@ def attention_set(backbone: Any, name: str) -> Iterator[None]:
         config._attn_implementation = usual
 
 
-@dataclass(frozen=True)
-class LayerCheckpoint:
-    """Computes a layer with `torch.utils.checkpoint`: with the same attention and dropout masks both times."""
+class CheckpointedForward:
+    """The forward pass of a layer by `torch.utils.checkpoint`: with the same attention and dropout masks both times.
 
-    backbone: nn.Module
+    It replaces `forward`, so hooks of the layer run once. `GradientCheckpointingLayer` of transformers before 5.21
+    recomputes them too: the states they keep would belong to another pass.
+    """
 
-    def __call__(self, layer: Callable[..., Any], *states: Any) -> Any:
-        return checkpoint(layer, *states, use_reentrant=False, context_fn=self._contexts)
+    def __init__(self, backbone: nn.Module, layer: nn.Module) -> None:
+        self._backbone, self._forward = backbone, layer.forward
+
+    def __call__(self, *states: Any, **named: Any) -> Any:
+        return checkpoint(self._forward, *states, use_reentrant=False, context_fn=self._contexts, **named)
 
     def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        backbone: Any = without_adapter(self.backbone)
+        backbone: Any = without_adapter(self._backbone)
         return nullcontext(), self._again(backbone.config.get_text_config()._attn_implementation)
 
     @contextmanager
     def _again(self, attention: str) -> Iterator[None]:
         # On a GPU, another thread than that of the forward pass.
-        with forward_lock(self.backbone), attention_set(self.backbone, attention):
+        with forward_lock(self._backbone), attention_set(self._backbone, attention):
             yield
 
 
 def uses_other_checkpointing(backbone: nn.Module) -> bool:
-    """Return whether the backbone checkpoints activations in another way, as transformers enables it."""
-    return any(
-        getattr(module, "gradient_checkpointing", False)
-        and not isinstance(getattr(module, "_gradient_checkpointing_func", None), LayerCheckpoint)
-        for module in backbone.modules()
-    )
+    """Return whether transformers checkpoints activations of the backbone."""
+    return any(getattr(module, "gradient_checkpointing", False) for module in backbone.modules())
 
 
 def checkpoint_layers(backbone: nn.Module, *, enabled: bool) -> None:
@@ -81,11 +80,13 @@ def checkpoint_layers(backbone: nn.Module, *, enabled: bool) -> None:
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    layers: list[Any] = list(LayerStack.of(backbone).layers)
+    layers = list(LayerStack.of(backbone).layers)
     other = [type(layer).__name__ for layer in layers if not isinstance(layer, GradientCheckpointingLayer)]
     if other:
         name = type(without_adapter(backbone)).__name__
         raise ValueError(f"activation checkpointing: {name} has layers of type {other[0]}, which do not support it.")
     for layer in layers[:-1]:
-        layer.gradient_checkpointing = enabled
-        layer._gradient_checkpointing_func = LayerCheckpoint(backbone)
+        if isinstance(layer.forward, CheckpointedForward):
+            del layer.forward
+        if enabled:
+            layer.forward = CheckpointedForward(backbone, layer)

@@ -236,6 +236,12 @@ def without_head(model: Any) -> Any:
     return model
 
 
+def use_capped_attention(backbone: Any) -> None:
+    """Select eager attention for a model with capped scores (Gemma-2): transformers 5.6 ignores the cap in its default."""
+    if getattr(backbone.config.get_text_config(), "attn_logit_softcapping", None):
+        backbone.set_attn_implementation("eager")
+
+
 def load_config(location: BackboneLocation, revision: str | None = None) -> Any:
     """Return the configuration; of a GGUF file, from its header."""
     from transformers import AutoConfig

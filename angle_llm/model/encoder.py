@@ -18,7 +18,7 @@ from torch import nn
 from angle_llm.config import LoraSettings
 from angle_llm.model import lora
 from angle_llm.model.artifact import EncoderCard, check_savable, load_parts, save_parts
-from angle_llm.model.backbone import absolute_name, is_causal, torch_device, weights_fingerprint
+from angle_llm.model.backbone import absolute_name, is_causal, torch_device, use_capped_attention, weights_fingerprint
 from angle_llm.model.checks import CARD_NAME, ArtifactError, as_artifact_error, check_states
 from angle_llm.model.depth import LayerStack
 from angle_llm.model.encode_texts import Rows, encode_texts
@@ -60,6 +60,7 @@ class SentenceEncoder:
         """
         bound_kernel_caches()
         patch_bitsandbytes(backbone)  # both before its first forward pass
+        use_capped_attention(backbone)
         causal = is_causal(backbone)
         pooling = checked_pooling(pooling, backbone, causal=causal)
         max_length = checked_length(max_length, backbone)

@@ -308,7 +308,10 @@ EARLIER_KEYS: dict[str, tuple[PretrainedConfig, dict[str, Any]]] = {
         {"rope_theta": 7e5, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
     ),
     "a part of a head": (
-        StableLmConfig(rope_parameters={"rope_theta": 7e5, "rope_type": "default", "partial_rotary_factor": 0.5}),
+        StableLmConfig(
+            partial_rotary_factor=0.5,  # transformers 5.6 has its default otherwise
+            rope_parameters={"rope_theta": 7e5, "rope_type": "default", "partial_rotary_factor": 0.5},
+        ),
         {"rope_theta": 7e5, "partial_rotary_factor": 0.5, "rotary_pct": 0.5},
     ),
     "gpt_neox": (

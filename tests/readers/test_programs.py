@@ -129,7 +129,9 @@ def test_the_installed_versions_give_the_vectors_and_token_ids(family: str, vari
 
 def test_the_comparison_leaves_out_texts_with_names_that_differ(tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers", minversion="6.2")
-    _, exported = make_encoder("gemma-3-gguf", "one prompt", tmp_path)
+    encoder, exported = make_encoder("gemma-3-gguf", "one prompt", tmp_path)
+    if not set(encoder.tokenizer.get_added_vocab()) - set(encoder.tokenizer.all_special_tokens):
+        pytest.skip("this version of transformers finds no such names in a GGUF file")
     found = verify([tmp_path / "model", exported], device="cpu")
     assert found.holds
     assert found.texts == 45

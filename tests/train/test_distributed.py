@@ -131,6 +131,7 @@ def test_use_cpu_holds_on_a_machine_with_gpus(use_cpu: str, backend: str, monkey
     assert requested["kwargs_handlers"][0].backend == backend
 
 
+@pytest.mark.filterwarnings("ignore:Please use the new API settings to control TF32:UserWarning")  # torch 2.9
 def test_float32_products_of_a_step_use_tf32_on_a_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[str] = []
     monkeypatch.setattr(torch, "set_float32_matmul_precision", chosen.append)

@@ -278,7 +278,7 @@ def test_single_texts_that_do_not_fit_are_trained_with_activation_checkpointing(
     layer: Any = LayerStack.of(encoder.model.backbone).layers[0]
 
     def check(model: torch.nn.Module, *_: object) -> None:
-        if model.training and not layer.gradient_checkpointing:
+        if model.training and "forward" not in vars(layer):
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     encoder.model.register_forward_pre_hook(check)

@@ -1,6 +1,6 @@
-"""Turn large language models into sentence encoders with the AnglE objectives and LoRA.
+"""Fine-tune language models into text-embedding models with the AnglE losses and LoRA.
 
-The public names are loaded on first use, so importing the package is quick and imports no heavy library.
+The public names are imported on first use, so `import angle_llm` is fast and imports no heavy library.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from angle_llm.config import TrainSettings
     from angle_llm.data.batch import TextBatch
     from angle_llm.losses import AngleObjective, ObjectiveValue
     from angle_llm.model.encoder import SentenceEncoder
     from angle_llm.prompts import PromptTemplate, load_prompt
     from angle_llm.run import fine_tune
-    from angle_llm.search import VectorSearch
+    from angle_llm.settings.train import TrainSettings
+    from angle_llm.tools.search import VectorSearch
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULE_OF = {
     "AngleObjective": "angle_llm.losses.angle",
     "ObjectiveValue": "angle_llm.losses.angle",
     "PromptTemplate": "angle_llm.prompts",
     "SentenceEncoder": "angle_llm.model.encoder",
     "TextBatch": "angle_llm.data.batch",
-    "TrainSettings": "angle_llm.config",
-    "VectorSearch": "angle_llm.search",
+    "TrainSettings": "angle_llm.settings.train",
+    "VectorSearch": "angle_llm.tools.search",
     "fine_tune": "angle_llm.run",
     "load_prompt": "angle_llm.prompts",
 }
@@ -46,9 +46,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:

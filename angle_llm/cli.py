@@ -11,9 +11,16 @@ from functools import partial
 from typing import Annotated, Any, Union
 
 from angle_llm import __version__
-from angle_llm.config import TrainSettings
 from angle_llm.io import discard_closed_pipes
-from angle_llm.settings_io import SettingsError, config_defaults, describe, parse_flags, parse_settings, unknown_name
+from angle_llm.settings.parsing import (
+    SettingsError,
+    config_defaults,
+    describe,
+    parse_flags,
+    parse_settings,
+    unknown_name,
+)
+from angle_llm.settings.train import TrainSettings
 
 DEBUG_VARIABLE = "ANGLE_LLM_DEBUG"
 NO_BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
@@ -51,7 +58,7 @@ def train(settings: TrainSettings) -> None:
     """Fine-tune a language model into a text-embedding model."""
     from angle_llm.evaluate.held_out import eval_command
     from angle_llm.io import read_object
-    from angle_llm.model.artifact import EncoderCard
+    from angle_llm.model.source.encoder_card import EncoderCard
     from angle_llm.run import fine_tune
     from angle_llm.train.run_folder import RESULT
 
@@ -68,20 +75,22 @@ def train(settings: TrainSettings) -> None:
 
 
 def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
-    """Return command name → settings, function, help text. Heavy libraries are imported inside functions only."""
-    from angle_llm.check import CheckSettings, check_main
-    from angle_llm.embed import EmbedSettings, embed_main
+    """Return settings, function and help text by command name. Functions import heavy libraries."""
     from angle_llm.evaluate import StsEvalSettings, sts_main
     from angle_llm.evaluate.mteb_tasks import MtebSettings, mteb_main
     from angle_llm.evaluate.nested import NestedEvalSettings, nested_main
     from angle_llm.evaluate.retrieval import RetrievalSettings, retrieval_main
     from angle_llm.evaluate.transfer import TransferSettings, transfer_main
     from angle_llm.export import commands as forms
-    from angle_llm.mine import MineSettings, mine_main
-    from angle_llm.plan import PlanSettings, plan_main
-    from angle_llm.score import ScoreSettings, score_main
-    from angle_llm.search import SearchSettings, search_main
-    from angle_llm.split import SplitSettings, split_main
+    from angle_llm.settings.export import ExportSettings, MergeSettings, PushSettings, VerifySettings
+    from angle_llm.settings.plan import PlanSettings
+    from angle_llm.tools.check import CheckSettings, check_main
+    from angle_llm.tools.embed import EmbedSettings, embed_main
+    from angle_llm.tools.mine import MineSettings, mine_main
+    from angle_llm.tools.plan import plan_main
+    from angle_llm.tools.score import ScoreSettings, score_main
+    from angle_llm.tools.search import SearchSettings, search_main
+    from angle_llm.tools.split import SplitSettings, split_main
 
     def with_encoder(main: Callable[[Any, Any], Any]) -> Callable[[Any], None]:
         def command(settings: Any) -> None:
@@ -91,7 +100,7 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
 
         return command
 
-    def verify(settings: forms.VerifySettings) -> None:
+    def verify(settings: VerifySettings) -> None:
         from angle_llm.evaluate import sts_score
 
         forms.verify_main(settings, sts_score)
@@ -110,14 +119,14 @@ def _commands() -> dict[str, tuple[type, Callable[[Any], None], str]]:
         "data split": (SplitSettings, split_main, "Split a dataset into parts that share no text."),
         "data mine": (MineSettings, mine_main, "Mine hard negatives for positive pairs."),
         "data score": (ScoreSettings, score_main, "Score pairs by an encoder, as a teacher."),
-        "merge": (forms.MergeSettings, forms.merge_main, "Merge a LoRA adapter into its base model."),
+        "merge": (MergeSettings, forms.merge_main, "Merge a LoRA adapter into its base model."),
         "verify": (
-            forms.VerifySettings,
+            VerifySettings,
             verify,
             "Compare the vectors of saved encoders: exit code 0 if equal, 1 if not.",
         ),
-        "export": (forms.ExportSettings, forms.export_main, "Export an encoder for another library."),
-        "push": (forms.PushSettings, forms.push_main, "Upload a saved encoder to the Hugging Face hub."),
+        "export": (ExportSettings, forms.export_main, "Export an encoder for another library."),
+        "push": (PushSettings, forms.push_main, "Upload a saved encoder to the Hugging Face hub."),
     }
 
 
@@ -181,7 +190,7 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         print(__version__)
     else:
-        guarded(run, sys.argv[1:] or ["--help"])
+        run_cli(run, sys.argv[1:] or ["--help"])
 
 
 def launch(defaults: TrainSettings, arguments: Sequence[str] | None = None, *, description: str) -> None:
@@ -189,7 +198,7 @@ def launch(defaults: TrainSettings, arguments: Sequence[str] | None = None, *, d
     train(parse_settings(defaults, arguments, description=description))
 
 
-def guarded(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
+def run_cli(body: Callable[..., Any], *arguments: Any, **named: Any) -> None:
     """Call a function and end the program as a command line tool does.
 
     Exit code 2 and a message without traceback for invalid input, 130 after SIGINT, 141 when the reader of the output
@@ -229,8 +238,7 @@ def set_allocator() -> None:
 
 
 def _is_explained(error: Exception) -> bool:
-    """Return whether this package wrote the message:
-    its own error classes, and built-in ones other than RuntimeError that it raises."""
+    """Return whether this package raised the error, so that its message needs no traceback."""
     if type(error).__module__.startswith("angle_llm."):
         return True
     if isinstance(error, RuntimeError) or getattr(error, "errno", None) is not None:

@@ -1,11 +1,23 @@
-"""Atomic writes of files and folders, JSON, checksums, and progress of long commands.
+"""Atomic writes of files and folders, folders that resume after a kill, and progress of long commands.
 
-write_file, write_text, write_json   one file, written whole or not at all
-write_folder                         one folder, written whole or not at all
-checksums, check_files               sizes and SHA-256 of the files of a folder
-progress_bar, log                    a bar on a terminal, lines in a log file
+    write_file, write_text, write_json   write a file completely or not at all
+    write_folder                         write a folder completely or not at all
+    checksums, check_files               sizes and SHA-256 of the files of a folder
+    ResumableFolder                      results of long work, written part by part
+    progress_bar, log                    a progress bar on a terminal, lines in a log file
 
-Data is written under a hidden name, flushed to disk, and then renamed, which is atomic. `resumable` uses this.
+Data is written under a hidden name, flushed to disk, and then renamed, which is atomic. A killed process leaves a hidden
+`.NAME.WRITER.tmp` at most.
+
+Layout of a resumable folder:
+
+    identity.json          input, model and settings of the work; a folder never mixes parts of different work
+    PART/…                 the files of a part
+    PART/manifest.json     name and values of the part, sizes and SHA-256 of its files, and a SHA-256 over all of this
+    .lock-RANK             lock of the process that writes; removed at the end
+
+In a flat folder, the files of all parts lie in the folder itself, and the manifest of a part is `.PART.json`. When all
+parts are complete, an index file can replace `identity.json` and the manifests.
 """
 
 from __future__ import annotations
@@ -26,18 +38,20 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-LOG_EVERY_SECONDS = 60
-
 
 class FolderError(ValueError):
-    """A folder that cannot be resumed or read, with the file and what to do."""
+    """Raised for a folder that cannot be resumed or read; the message names the file and what to do."""
+
+
+# ------------------------------------------------------------------------------------------------ files
 
 
 def write_file(path: Path, fill: Callable[[BinaryIO], object], writer: str | None = None) -> None:
-    """Write a file whole or not at all. A link keeps its target; a pipe or a device is written directly.
+    """Write a file completely or not at all; `fill` gets the open binary file and writes the content.
 
-    The hidden name contains `writer`, by default the process id, so that several processes can write one file. A fixed
-    `writer` overwrites what a killed process left.
+    The target of a symbolic link is replaced, the link stays. A pipe or a device is written directly. The temporary name
+    contains `writer`, by default the process id, so that several processes can write the same file. With a fixed
+    `writer`, the temporary file of a killed process is overwritten.
     """
     if path.exists() and not path.is_file():
         with path.open("wb") as file:
@@ -57,22 +71,45 @@ def write_file(path: Path, fill: Callable[[BinaryIO], object], writer: str | Non
         raise
     finally:
         temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    _sync_folder(path.parent)
+
+
+def _hidden(path: Path, writer: str | None) -> Path:
+    """Return the temporary name beside a path, `.NAME.WRITER.tmp`; `writer` is by default the process id."""
+    writer = str(os.getpid()) if writer is None else writer
+    return path.with_name(f".{path.name}{f'.{writer}' if writer else ''}.tmp")
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the entries of a folder, to disk."""
+    if os.name == "nt":  # Windows opens no folder, and flushes no file that is open for reading
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_folder(path: Path) -> None:
+    """Flush the entries of a folder to disk where the file system can."""
+    with suppress(OSError):  # some network file systems cannot flush a folder
+        sync(path)
 
 
 def write_text(path: str | Path, text: str, writer: str | None = None) -> None:
-    """Write a text as UTF-8 with its line ends unchanged; see `write_file`."""
+    """Write a text file atomically, in UTF-8, with unchanged line ends; see `write_file`."""
     content = text.encode()
     write_file(Path(path), lambda file: file.write(content), writer)
 
 
 def write_json(path: str | Path, values: Any, writer: str | None = None) -> None:
-    """Write a JSON value; see `write_file` and `json_text`."""
+    """Write a value as a JSON file, atomically; see `write_file` and `json_text`."""
     write_text(path, json_text(values), writer)
 
 
 def json_text(values: Any) -> str:
-    """Return a JSON value as indented text. Lone surrogates (of file names that are not UTF-8) are escaped.
+    """Return a value as indented JSON text. Lone surrogates (from file names that are not UTF-8) are escaped.
 
     Raises:
         ValueError: for NaN or infinity, which JSON cannot represent.
@@ -81,8 +118,25 @@ def json_text(values: Any) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
+def read_object(path: Path) -> dict[str, Any] | None:
+    """Return the content of a JSON file, which must be an object; None if the file does not exist.
+
+    Raises:
+        FolderError: if the file does not contain a JSON object.
+    """
+    if not path.is_file():  # opening a pipe would block
+        return None
+    try:
+        values = json.loads(path.read_bytes())
+        if not isinstance(values, dict):
+            raise ValueError(f"expected a JSON object, got {type(values).__name__}")
+    except ValueError as error:
+        raise FolderError(f"{path} is damaged: {error}. Remove it, and run the command again.") from None
+    return values
+
+
 def plain(value: Any) -> Any:
-    """Return plain JSON values: dataclasses and mappings as objects, paths as strings, NaN and infinity as null."""
+    """Convert a value for JSON: dataclasses and mappings to objects, paths to strings, NaN and infinity to null."""
     value = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
@@ -93,40 +147,32 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def sync(path: Path) -> None:
-    """Wait until the bytes of a file, or the entries of a folder, are on disk."""
-    if os.name == "nt":  # Windows opens no folder, and flushes no file that is open for reading
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def sha256_of(file: Path | BinaryIO) -> str:
+    """Return the SHA-256 of a file, or of the rest of an open binary stream, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    with file.open("rb") if isinstance(file, Path) else nullcontext(file) as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
-def sync_folder(path: Path) -> None:
-    with suppress(OSError):  # some network file systems cannot flush a folder
-        sync(path)
-
-
-def _hidden(path: Path, writer: str | None) -> Path:
-    writer = str(os.getpid()) if writer is None else writer
-    return path.with_name(f".{path.name}{f'.{writer}' if writer else ''}.tmp")
+# ------------------------------------------------------------------------------------------------ folders
 
 
 def write_folder(target: Path, fill: Callable[[Path], object], writer: str | None = None) -> None:
-    """Write a folder whole or not at all; an existing folder is replaced with everything in it.
+    """Write a folder completely or not at all; an existing folder is replaced, and all files in it are deleted.
 
-    `fill` gets an empty folder beside the target. All files get the mode of ordinary files, 0666 less the umask:
-    libraries create some with 0600. `writer` as in `write_file`.
+    `fill` gets an empty temporary folder and creates the files. All files get the usual mode, 0666 minus the umask,
+    because some libraries create files with mode 0600. `writer` is described at `write_file`.
     """
     target = Path(os.path.realpath(target))
-    with filled(target, fill, writer) as temporary:
-        swap(temporary, target)
+    with _filled(target, fill, writer) as temporary:
+        _swap(temporary, target)
 
 
 def restore_folder(folder: Path) -> None:
-    """Repair a folder after a killed `write_folder`: restore the old one if none exists, and remove hidden remains."""
+    """Repair a folder after a killed `write_folder`: restore the old folder if no folder exists, and delete temporary
+    files."""
     retired = folder.with_name(f".{folder.name}.old")
     if retired.exists() and not folder.exists():
         retired.replace(folder)
@@ -135,14 +181,16 @@ def restore_folder(folder: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder, or the remains of a killed removal:
-    rename it to a hidden name first, so that no partial folder keeps its name."""
-    swap(None, folder)
+    """Delete a folder. It is renamed to a hidden name first, so a killed deletion leaves no partial folder."""
+    _swap(None, folder)
 
 
 @contextmanager
-def filled(target: Path, fill: Callable[[Path], object], writer: str | None) -> Iterator[Path]:
-    """Yield a hidden folder beside the target, filled and flushed to disk; remove it at the end if it still exists."""
+def _filled(target: Path, fill: Callable[[Path], object], writer: str | None) -> Iterator[Path]:
+    """Yield a temporary folder beside the target, filled by `fill` and flushed to disk.
+
+    At the end, the temporary folder is deleted if it was not renamed.
+    """
     temporary = _hidden(target, writer)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -159,8 +207,8 @@ def filled(target: Path, fill: Callable[[Path], object], writer: str | None) -> 
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def swap(new: Path | None, target: Path) -> None:
-    """Rename `new` to `target`, if given. An existing target is first renamed to a hidden name, and deleted last."""
+def _swap(new: Path | None, target: Path) -> None:
+    """Replace the folder `target` by `new`, or delete `target` if `new` is None. The old folder is deleted last."""
     retired = target.with_name(f".{target.name}.old")
     shutil.rmtree(retired, ignore_errors=True)
     if target.exists():
@@ -171,21 +219,15 @@ def swap(new: Path | None, target: Path) -> None:
     except BaseException:
         retired.replace(target)
         raise
-    sync_folder(target.parent)
+    _sync_folder(target.parent)
     shutil.rmtree(retired, ignore_errors=True)
 
 
-def sha256_of(file: Path | BinaryIO) -> str:
-    """Return the SHA-256 of a file, or of what is left of a stream, as hexadecimal digits."""
-    digest = hashlib.sha256()
-    with file.open("rb") if isinstance(file, Path) else nullcontext(file) as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def checksums(folder: Path) -> list[dict[str, Any]]:
-    """Return name, size in bytes and SHA-256 of every file of a folder, sorted by name; names are relative to it."""
+    """Return the name, size in bytes and SHA-256 of every file in a folder and its subfolders, sorted by name.
+
+    Names are relative to the folder.
+    """
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return [
         {"name": path.relative_to(folder).as_posix(), "size": path.stat().st_size, "sha256": sha256_of(path)}
@@ -194,40 +236,283 @@ def checksums(folder: Path) -> list[dict[str, Any]]:
 
 
 def check_files(folder: Path, listed: Iterable[Mapping[str, Any]]) -> None:
-    """Compare the files of a folder with the `checksums` from when they were written.
+    """Check that the files of a folder still have the sizes and SHA-256 that `checksums` returned before.
 
     Raises:
-        FolderError: naming the first file that is missing or damaged, is a link, or leads out of the folder.
+        FolderError: for the first file that is missing, damaged, a link, or outside of the folder.
     """
     for entry in listed:
         path = folder / entry["name"]
-        if path.is_symlink() or not path.resolve().is_relative_to(folder.resolve()):  # it could name any file
+        if path.is_symlink() or not path.resolve().is_relative_to(folder.resolve()):  # a manifest could name any file
             raise FolderError(f"{path} is not a file of this folder")
         if not path.is_file():
             raise FolderError(f"{path} is missing")
         if path.stat().st_size != entry["size"] or sha256_of(path) != entry["sha256"]:
-            raise FolderError(f"{path} is damaged: its size or SHA-256 differs from that of the file that was written")
+            raise FolderError(f"{path} is damaged: its size or SHA-256 differs from the recorded value")
 
 
-def read_object(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file, None if there is no file.
+# ------------------------------------------------------------------------------------------------ resumable folders
+
+
+IDENTITY, MANIFEST = "identity.json", "manifest.json"
+
+
+class ResumableFolder:
+    """The results of long work, written part by part; after a kill, the same command resumes with the complete parts.
+
+    The module docstring describes the files. A part is a folder that is renamed into place when it is complete
+    (checkpoints). With `flat`, a part is files of the folder itself, and its manifest is renamed into place last: a part
+    without a manifest does not count (embed, mine). Usage, here for checkpoints:
+
+        with ResumableFolder(run_dir / "checkpoints", {"settings": …}, option="--run-dir") as folder:
+            for name in reversed(folder.names()):                        # newest first
+                values = folder.check(name)                              # FolderError if it is damaged
+            folder.write("step-000120", snapshot.write, {"step": 120})   # snapshot.write(path) fills an empty folder
+            folder.remove("step-000100")
+
+    The context manager holds a lock on the folder, which the system releases when the process ends.
+
+    Raises (on entering):
+        FolderError: if the folder contains other files, another process writes to it, or its parts have another identity;
+            the message names the fields that differ.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        identity: Mapping[str, Any],
+        *,
+        option: str,
+        flat: bool = False,
+        index: str | None = None,
+        rank: int = 0,
+    ) -> None:
+        """Set the path and the identity of the folder; only entering the context manager reads or creates the folder.
+
+        Args:
+            identity: JSON object with the input, model and settings of the work.
+            option: Flag of the folder, for messages.
+            flat: Whether the files of all parts lie in the folder itself.
+            index: Name of the file that `finish` writes; None if there is no index.
+            rank: Rank of this process; processes with different ranks can write different parts at the same time.
+        """
+        self.path = path
+        self.identity: dict[str, Any] = json.loads(json.dumps(identity))
+        self._option, self._flat, self._index, self._rank = option, flat, index, rank
+        self._indexed: dict[str, dict[str, Any]] = {}  # name → manifest in the index
+
+    def __enter__(self) -> ResumableFolder:
+        check_resumable(self.path, self._option, self._index, flat=self._flat)
+        self._acquire()
+        try:
+            index = (read_object(self.path / self._index) if self._index is not None else None) or {}
+            try:
+                self._indexed = {part["name"]: part for part in index.get("parts", ())}
+            except (LookupError, TypeError):
+                raise FolderError(f"{self.path / str(self._index)} is damaged. Remove the folder.") from None
+            written = read_object(self.path / IDENTITY) or index
+            changed = differences(written, self.identity)
+            if changed and self.names() and (written or not any(map(self._is_signed, self.names()))):
+                readable = [line for line in changed if ".sha256 " not in line and ".size " not in line] or changed
+                fields = "; ".join(readable[:5]) if written else f"{IDENTITY} is missing"
+                raise FolderError(
+                    f"{self.path} (up to {self.names()[-1]}) was started with other input, model or settings. Choose another "
+                    f"{self._option}, or remove the folder; to resume, give the same. Different: {fields}"
+                )
+            if changed:
+                write_json(self.path / IDENTITY, self.identity, writer=str(self._rank))
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _acquire(self) -> None:
+        """Create the folder and take its lock for this rank. Raises `FolderError` if another process holds the lock."""
+        from filelock import FileLock, Timeout
+
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(self.path / f".lock-{self._rank:05d}", timeout=0)
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise FolderError(
+                f"another process writes to {self.path}: another command, or a process whose launcher was killed. Wait "
+                "for it, or end it."
+            ) from None
+
+    def __exit__(self, *_: object) -> None:
+        Path(self._lock.lock_file).unlink(missing_ok=True)  # so that a refused command changes nothing
+        self._lock.release()
+
+    def names(self) -> list[str]:
+        """Return the sorted names of all parts that have a manifest; their files are not checked."""
+        found = self.path.glob(".*.json") if self._flat else self.path.glob(f"*/{MANIFEST}")
+        names = [path.stem[1:] if self._flat else path.parent.name for path in found]
+        return sorted({*names, *self._indexed})
+
+    def unwritten(self, names: Iterable[str]) -> list[str]:
+        """Return the names of the parts that must be written.
+
+        A part must be written if it has no manifest, or if only the index lists it and its files are damaged.
+        """
+        written = set(self.names())
+        return [name for name in names if name not in written or (name in self._indexed and not self.is_whole(name))]
+
+    def check(self, name: str) -> dict[str, Any]:
+        """Check the size and SHA-256 of all files of a part, and return the `values` that `write` stored in its manifest.
+
+        Raises:
+            FolderError: for the first file that is missing or damaged.
+        """
+        manifest, path = self.manifest(name), self._manifest_path(name)
+        check_files(self.path if self._flat else path.parent, manifest["files"])
+        values: dict[str, Any] = manifest["values"]
+        return values
+
+    def is_whole(self, name: str) -> bool:
+        """Return whether a part has a valid manifest and all its files are undamaged."""
+        with suppress(FolderError):
+            self.check(name)
+            return True
+        return False
+
+    def write(self, name: str, fill: Callable[[Path], object], values: Mapping[str, Any] | None = None) -> None:
+        """Write a part, or replace it. `fill` gets an empty folder and creates the files.
+
+        `values` is a JSON object that the manifest stores; `check` returns it.
+
+        Raises:
+            OSError: if the disk is full or the folder is not writable; all other parts are unchanged.
+        """
+
+        def complete(folder: Path) -> None:
+            fill(folder)
+            body = {"name": name, "values": dict(values or {}), "files": checksums(folder)}
+            text = json_text({**body, "sha256": self._signature(body)})
+            (folder / MANIFEST).write_text(text, encoding="utf-8")
+
+        with _filled(self.path / name, complete, writer="") as temporary:
+            if not self._flat:
+                _swap(temporary, self.path / name)
+                return
+            for path in sorted(temporary.iterdir()):
+                if path.name != MANIFEST:
+                    path.replace(self.path / path.name)
+            _sync_folder(self.path)
+            (temporary / MANIFEST).replace(self._manifest_path(name))
+            _sync_folder(self.path)
+
+    def remove(self, name: str) -> None:
+        """Delete a part. In a flat folder, delete its manifest only: a part without a manifest does not count."""
+        if self._flat:
+            self._manifest_path(name).unlink(missing_ok=True)
+        elif (self.path / name).exists():
+            remove_folder(self.path / name)
+
+    def clear(self, names: Iterable[str]) -> None:
+        """Delete parts without entering the context manager, also parts of another identity.
+
+        Raises:
+            FolderError: if another process writes to the folder.
+        """
+        if self.path.exists():
+            self._acquire()
+            try:
+                for name in names:
+                    self.remove(name)
+            finally:
+                self.__exit__()
+
+    def finish(self, values: Mapping[str, Any]) -> None:
+        """Write the index file (identity, `values` and all manifests), then delete the files that only a resume needs."""
+        assert self._index is not None, "the folder has no index"
+        parts = [self.manifest(name) for name in self.names()]
+        write_json(self.path / self._index, {**self.identity, **values, "parts": parts}, writer="")
+        for pattern in (".*.json", ".lock-*", IDENTITY, ".*.tmp"):
+            for path in self.path.glob(pattern):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        _sync_folder(self.path)
+
+    def _is_signed(self, name: str) -> bool:
+        """Return whether the manifest of a part belongs to this identity; the identity file is not read."""
+        with suppress(FolderError):
+            return bool(self.manifest(name))
+        return False
+
+    def _manifest_path(self, name: str) -> Path:
+        return self.path / (f".{name}.json" if self._flat else f"{name}/{MANIFEST}")
+
+    def manifest(self, name: str) -> dict[str, Any]:
+        """Return the manifest of a part: its `name`, `values` and `files`, and the `sha256` of these three.
+
+        The files are not checked.
+
+        Raises:
+            FolderError: if the manifest is missing, damaged, or belongs to another identity.
+        """
+        path = self._manifest_path(name)
+        manifest = read_object(path) or self._indexed.get(name)
+        if manifest is None:
+            raise FolderError(f"{path} is missing")
+        body = {key: manifest.get(key) for key in ("name", "values", "files")}
+        if body["name"] != name or manifest.get("sha256") != self._signature(body):
+            raise FolderError(f"{path} is damaged, or belongs to other work: the SHA-256 in it differs")
+        return manifest
+
+    def _signature(self, body: Mapping[str, Any]) -> str:
+        """Return the SHA-256 that a manifest stores, over the identity of the folder and the `body` of the manifest."""
+        return hashlib.sha256(json.dumps([self.identity, body], sort_keys=True).encode()).hexdigest()
+
+
+def check_resumable(path: Path, option: str, index: str | None = None, *, flat: bool = True) -> None:
+    """Check that a path can be a `ResumableFolder`: it is new, empty, or was written by an earlier `ResumableFolder`.
+
+    Args:
+        option: Flag of the path, for messages.
+        index: Name of the index file, if the folder has one.
+        flat: Whether the files of all parts lie in the folder itself.
 
     Raises:
-        FolderError: if the file contains anything else.
+        FolderError: if the path is a file, or a folder that contains other files.
     """
-    if not path.is_file():  # opening a pipe would block
-        return None
-    try:
-        values = json.loads(path.read_bytes())
-        if not isinstance(values, dict):
-            raise ValueError(f"expected a JSON object, got {type(values).__name__}")
-    except (ValueError, RecursionError) as error:
-        raise FolderError(f"{path} is damaged: {error}. Remove it, and run the command again.") from None
-    return values
+    if path.exists() and not path.is_dir():
+        raise FolderError(f"{option} {path} is a file. Give the name of a folder that is new or empty.")
+    names = {item.name for item in path.iterdir()} if path.is_dir() else set()
+    known = names & {IDENTITY, index} or (not flat and any(path.glob(f"*/{MANIFEST}")))
+    if not known and (others := sorted(name for name in names if not name.startswith("."))):
+        raise FolderError(
+            f"{option} {path} contains other files ({', '.join(others[:3])}). Give the name of a folder that is new, empty, or "
+            "was written by this command."
+        )
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any], above: str = "") -> list[str]:
+    """List the fields in which two nested JSON objects differ, as lines such as `data.sets.0.weight 1 (now 2)`.
+
+    Fields that only `then` has are ignored. `above` is the start of the field names.
+    """
+    found = []
+    for key, value in now.items():
+        before = then.get(key)
+        if isinstance(value, list) and isinstance(before, list) and len(value) == len(before):
+            before, value = ({str(place): item for place, item in enumerate(side)} for side in (before, value))
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            found += differences(before, value, f"{above}{key}.")
+        elif before != value:
+            left, right = (f"{json.dumps(side, ensure_ascii=False):.100}" for side in (before, value))
+            found.append(f"{above}{key} {left} (now {right})")
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ progress
+
+
+LOG_EVERY_SECONDS = 60
+"""Seconds between the lines of a progress bar that is printed to a log."""
 
 
 def log(line: str) -> None:
-    """Print a line, beside a progress bar if there is one. A closed pipe is ignored: work continues."""
+    """Print a line to stdout, above a progress bar if there is one. A closed pipe is ignored, so that work continues."""
     from tqdm import tqdm
 
     with suppress(OSError, ValueError, AttributeError):  # AttributeError: stdout is None, older tqdm
@@ -236,8 +521,10 @@ def log(line: str) -> None:
 
 
 def discard_closed_pipes() -> None:
-    """Flush stdout and stderr. If the reader of one has ended, redirect it to the null device: otherwise the flush at
-    the end of the program would fail and change its exit code."""
+    """Flush stdout and stderr; redirect a stream whose reader has ended to the null device.
+
+    Otherwise the flush at the end of the program would fail and change its exit code.
+    """
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -248,20 +535,15 @@ def discard_closed_pipes() -> None:
             continue
 
 
-def has_terminal() -> bool:
-    """Return whether a bar can be drawn on stderr: a terminal or a notebook."""
-    return sys.stderr is not None and not sys.stderr.closed and (sys.stderr.isatty() or "ipykernel" in sys.modules)
-
-
 def progress_bar(
     name: str, total: int, unit: str, *, done: int = 0, enabled: bool = True, transient: bool = False
 ) -> tqdm[Any]:
     """Return a tqdm bar on stderr; without a terminal, it prints lines at the start, once a minute and at the end.
 
     Args:
-        done: pieces done before; they count as done, but not for the rate.
-        enabled: whether this process prints; of several processes, the main one does.
-        transient: a part of something larger: the bar disappears at the end, and a log gets lines only after a minute.
+        done: Units that an earlier run completed; they count as done, but not for the rate.
+        enabled: Whether this process prints; of several processes, only the main process should.
+        transient: Whether the bar disappears at the end; a log gets lines only after a minute.
     """
     from tqdm import tqdm  # not at the top: it reads TQDM_DISABLE on import, which the program sets for other libraries
 
@@ -273,18 +555,13 @@ def progress_bar(
     return tqdm(**options, file=_Lines(), disable=not enabled)
 
 
-@contextmanager
-def paused(bar: tqdm[Any]) -> Iterator[None]:
-    """Exclude the time inside from the rate of a bar."""
-    started = time.time()
-    yield
-    if not bar.disable:
-        bar.start_t += time.time() - started
-        bar.last_print_t += time.time() - started
+def has_terminal() -> bool:
+    """Return whether stderr can show a progress bar: it is a terminal or a notebook."""
+    return sys.stderr is not None and not sys.stderr.closed and (sys.stderr.isatty() or "ipykernel" in sys.modules)
 
 
 class _Lines:
-    """A stream for tqdm that prints every state of a bar as a line to stderr; a closed pipe is ignored."""
+    """Output stream for tqdm that prints each state of a bar as a line to stderr; a closed pipe is ignored."""
 
     def write(self, text: str) -> None:
         if line := text.strip():
@@ -294,3 +571,13 @@ class _Lines:
 
     def flush(self) -> None:
         pass
+
+
+@contextmanager
+def paused(bar: tqdm[Any]) -> Iterator[None]:
+    """Exclude the time inside the context manager from the rate of a progress bar."""
+    started = time.time()
+    yield
+    if not bar.disable:
+        bar.start_t += time.time() - started
+        bar.last_print_t += time.time() - started

@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from angle_llm.config import DataSettings, ModelSettings, TrainSettings
-from angle_llm.settings_io import SettingsError, need_library
+from angle_llm.settings.parsing import SettingsError, need_library
+from angle_llm.settings.train import DataSettings, TrainSettings
 
 if TYPE_CHECKING:
     from angle_llm.data.mixture import Mixture
+    from angle_llm.model.source.resolve import ModelSource
     from angle_llm.train.distributed import Processes
 
 
@@ -32,22 +33,23 @@ def fine_tune(settings: TrainSettings) -> Path:
 
     from angle_llm.evaluate.held_out import held_out_evaluation
     from angle_llm.losses import NestedObjective
-    from angle_llm.model.lora import count_parameters, is_adapted
-    from angle_llm.model.saved_lora import lora_of_run, make_trainable
+    from angle_llm.model.layers.lora import count_parameters, is_adapted
+    from angle_llm.model.source.saved_lora import lora_of_run, make_trainable
     from angle_llm.train.batches import check_teacher_scores, make_losses
     from angle_llm.train.budget import choose_budget
-    from angle_llm.train.guide_vectors import guide_vectors
     from angle_llm.train.loading import load_encoder
+    from angle_llm.train.metrics import check_trackers
+    from angle_llm.train.precomputed_vectors import precompute_vectors
     from angle_llm.train.run_folder import Run
-    from angle_llm.train.trackers import check_trackers
     from angle_llm.train.trainer import Trainer
 
     with Run.start(settings) as run:
         # 1. Settings that can be checked without reading data or weights.
-        check_names(settings)
         check_trackers(settings.report_to)
         losses = make_losses(settings)
         evaluate = held_out_evaluation(settings.evaluation, settings.micro_batch_tokens)
+        source, others = resolve_models(settings)
+        settings = replace(settings, lora=lora_of_run(source, settings.model, settings.lora))
 
         # 2. The examples.
         data = load_data(settings.data, run.processes)
@@ -59,13 +61,12 @@ def fine_tune(settings: TrainSettings) -> Path:
                 run.log(line)
 
         # 3. Vectors of the texts by other encoders, before the weights of this one need memory.
-        vectors = guide_vectors(settings, data, run.folder, run.processes)
+        vectors = precompute_vectors(others, data, run.folder, run.processes)
 
         # 4. The encoder: base model, prompt, pooling, adapter.
         set_seed(settings.seed)
         run.log(f"loading {settings.model.path}")
-        settings = replace(settings, lora=lora_of_run(settings.model, settings.lora))
-        encoder = load_encoder(settings.loaded_model, run.processes)
+        encoder = load_encoder(source, settings.loaded_model, run.processes)
         encoder.model.autocasts = settings.autocasts
         if settings.autocasts:
             run.log("all weights are trained: they are float32, and products are computed in bfloat16")
@@ -74,8 +75,6 @@ def fine_tune(settings: TrainSettings) -> Path:
         if isinstance(losses[0], NestedObjective):
             losses[0].check_width(encoder.dimensions)
             encoder.model.read_layers(settings.nested.layers)
-        if settings.objective.teacher_projection:
-            encoder.model.add_projection(vectors["teacher_vectors"].width, settings.seed)
         if is_adapted(encoder.model.backbone):
             make_trainable(encoder.model.backbone)
             run.log(f"training continues from the adapter in {settings.model.path} (rank {settings.lora.rank})")
@@ -89,56 +88,47 @@ def fine_tune(settings: TrainSettings) -> Path:
 
         # 6. Train, and keep the best model.
         trainer = Trainer(run, encoder, data, losses, evaluate, settings, budget, vectors)
-        run.prepare(data)
+        run.prepare()
         result = trainer.fit()
         for line in result.report():
             run.log(line)
         return result.model_dir
 
 
-def check_names(settings: TrainSettings) -> None:
-    """Refuse names and paths that loading the model would refuse, without loading it; a hub id is not looked up.
+def resolve_models(settings: TrainSettings) -> tuple[ModelSource, dict[str, ModelSource]]:
+    """Resolve the paths of the model, guide and teacher, and check all names that loading would refuse.
+
+    The guide and teacher are returned by field of `Relation`.
 
     Raises:
         SettingsError, ValueError, FileNotFoundError, ArtifactError, PromptError: naming the value.
         MissingLibraryError: for bits without bitsandbytes.
     """
     from angle_llm.data.mixture import sets_of
-    from angle_llm.model.artifact import EncoderCard, locate_base
-    from angle_llm.model.backbone import locate
-    from angle_llm.model.checks import is_saved_encoder
-    from angle_llm.model.library_folder import LibraryFolder, library_folder
     from angle_llm.model.pooling import pooling_named
-    from angle_llm.model.saved_lora import lora_of_run
+    from angle_llm.model.source.resolve import resolve_model
     from angle_llm.prompts import load_prompts
-    from angle_llm.train.guide_vectors import encoders_of
 
-    model: ModelSettings = settings.model
-    if is_saved_encoder(model.path):
-        folder = Path(model.path).expanduser()
-        card = EncoderCard.read(folder)
-        locate_base(folder, card)
-        if card.base is not None:
-            lora_of_run(model, settings.lora)
-        if folder.resolve() == (settings.run_path / "model").resolve():
-            raise SettingsError(
-                f"--model.path {model.path} is the model of --run-dir, which the run replaces. Choose another."
-            )
-    elif (library := library_folder((location := locate(model.path)).name)) and not location.gguf_file:
-        LibraryFolder.read(library, None if model.prompt is None else load_prompts(model.prompt))
-    for path in encoders_of(settings).values():
-        if is_saved_encoder(path):
-            folder = Path(path).expanduser()
-            locate_base(folder, EncoderCard.read(folder))
-        else:
-            locate(path)
-    if model.pooling is not None:
-        pooling_named(model.pooling)
+    model, objective = settings.model, settings.objective
     if model.bits is not None:
         need_library("bitsandbytes", "--model.bits (omit it to train without quantisation)", "quantization")
+    if model.pooling is not None:
+        pooling_named(model.pooling)
     for prompt in (model.prompt, *(each.prompt for each in sets_of(settings.data))):
         if prompt is not None:
             load_prompts(prompt)
+    source = resolve_model(model.path)
+    model_dir = settings.run_path / "model"
+    if source.location.is_local and Path(source.location.name).resolve() == model_dir.resolve():
+        raise SettingsError(
+            f"--model.path {model.path} is the model of --run-dir, which the run replaces. Choose another."
+        )
+    source.read_library(None if model.prompt is None else load_prompts(model.prompt))
+    paths = {"guide": objective.false_negatives.guide, "teacher_vectors": objective.teacher}
+    others = {name: resolve_model(path) for name, path in paths.items() if path is not None}
+    for each in (source, *others.values()):
+        _ = each.backbone  # raises if the base of an adapter is missing
+    return source, others
 
 
 def load_data(settings: DataSettings, processes: Processes) -> Mixture:

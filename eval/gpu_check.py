@@ -1,17 +1,17 @@
-"""Check attention, gradients and memory of training on this GPU.
+"""Check attention, gradients and memory of training on this GPU. Not run on a GPU yet.
 
-    python eval/gpu_check.py --out check.jsonl    # 7B shape, one GPU of 80 GB; not run on a GPU yet, estimate 6 minutes
-    python eval/gpu_check.py --layers 2 --hidden 64 --heads 4 --intermediate 96 --batch 4 --steps 3   # a smoke test, on a CPU
+    python eval/gpu_check.py --out check.jsonl    # 7B shape, one GPU of 80 GB, about 6 minutes (estimate)
+    python eval/gpu_check.py --layers 2 --hidden 64 --heads 4 --intermediate 96 --batch 4 --steps 3    # smoke test, CPU
 
-1. Each kernel of attention against dense attention in float64: values and gradients.
-2. A LLaMA shape with random weights, LoRA on a bfloat16 base and on a 4-bit one: gradients of each kernel and layout,
-   with graphs kept, encoded twice and with activation checkpointing; the loss falls; peak memory against the forecast of
-   `angle-llm plan`.
-3. A BERT shape: packed against padded texts.
-4. Lengths of texts do not compile FlexAttention again.
+1. Every attention kernel is compared with dense attention in float64: values and gradients.
+2. A LLaMA with random weights and LoRA, on a bfloat16 base and on a 4-bit base: gradients of every kernel and layout; with
+   kept activations, batches encoded twice, and activation checkpointing; the loss decreases; peak memory is compared with
+   the forecast of `angle-llm plan`.
+3. A BERT: packed texts are compared with padded texts.
+4. New text lengths must not compile FlexAttention again.
 
-Each row is written at once. A row that runs out of memory, or whose kernel is not available, contains the reason, and
-the next row runs. The exit code is 1 if a check fails.
+Each row is printed at once. If a row runs out of memory or its kernel is not available, the row has the reason, and the
+next row runs. The exit code is 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -41,43 +41,44 @@ import tyro
 from torch import Tensor
 
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
-from angle_llm.cli import guarded
+from angle_llm.cli import run_cli
 from angle_llm.data.examples import load_examples
 from angle_llm.data.formats import Example
-from angle_llm.model import attention, outline, quantization
-from angle_llm.model.flex import flex_problem
-from angle_llm.model.micro_batches import Plan
-from angle_llm.model.step_memory import model_step
-from angle_llm.train.device_memory import Device, Memory, Sharding
+from angle_llm.model.layout import attention
+from angle_llm.model.layout.flex import flex_problem
+from angle_llm.model.layout.micro_batches import Plan
+from angle_llm.model.memory import meta_model as meta_model
+from angle_llm.model.memory.step_memory import model_step
+from angle_llm.model.source import quantization
+from angle_llm.train.forecast import Device, Memory, Sharding, loss_memory
 from angle_llm.train.step import boundary_step
-from angle_llm.train.step_forecast import loss_memory
 
 SAME_GRADIENT = 0.02
-"""Largest 1 − cosine of two gradients that differ in rounding only: bfloat16 and sums in another order."""
+"""Largest 1 − cosine, and difference of norms, of equal gradients; bfloat16 and the order of sums change them."""
 SAME_ROWS = 0.01
-"""The same for two embeddings."""
+"""Largest 1 − cosine of equal embeddings."""
 SAME_ATTENTION = {torch.float32: 1e-2, torch.bfloat16: 3e-2}
-"""Largest difference from attention in float64, relative to the largest value; float32 may be computed in TF32."""
+"""Largest relative difference from attention in float64, by dtype; float32 may be computed in TF32."""
 MOST_COMPILATIONS = 4
-"""Graphs of FlexAttention: with and without a gradient, each perhaps once more for dynamic lengths."""
+"""Maximum number of compiled graphs of FlexAttention: with and without gradients, fixed and dynamic lengths."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuCheckSettings(ShapeSettings):
-    """What is checked."""
+    """Shape, batch and tolerance of the checks."""
 
     batch: int = 96
-    """Triples of the batch, the same in all steps."""
+    """Number of triples of the batch, which all steps use."""
     micro_batch_tokens: int = 2048
-    """Tokens of a micro-batch."""
+    """Maximum tokens of a micro-batch."""
     learning_rate: float = 1e-3
     """Learning rate of AdamW."""
     tolerance: float = 0.1
-    """Largest difference of peak memory and forecast, as a share of the forecast."""
+    """Largest difference between peak memory and forecast, as a share of the forecast."""
 
 
 def main(settings: GpuCheckSettings) -> bool:
-    """Print a row for each check; return whether none fails."""
+    """Run all checks, print a row for each, and return whether no check fails."""
     rows = Rows(settings)
     rows.part("attention", partial(check_attention, settings, rows))
     for bits in (None, 4):
@@ -93,22 +94,20 @@ def main(settings: GpuCheckSettings) -> bool:
 
 
 def check_attention(settings: GpuCheckSettings, rows: Rows) -> None:
-    """Compare each kernel with dense attention in float64."""
-    tokenized = random_texts(settings)
-    trie = next(micro.trie for micro in tokenized if micro.trie is not None)
+    """Compare every attention kernel with dense attention in float64."""
+    micro_batches = sample_micro_batches(settings)
+    sequence = next(micro.sequence for micro in micro_batches if micro.sequence is not None)
     dtypes = (torch.bfloat16, torch.float32)
     for kernel, dtype in [(kernel, dtype) for kernel in attention.KERNELS for dtype in dtypes]:
-        if kernel == "varlen" and dtype == torch.float32:
-            continue  # half precision only
         rows.measure(
-            partial(attention_error, trie, kernel, dtype, rows.device, SAME_ATTENTION[dtype]),
+            partial(attention_error, sequence, kernel, dtype, rows.device, SAME_ATTENTION[dtype]),
             Variant("trie", kernel).missing(rows.device, training=True),
             what=f"attention {kernel} in {str(dtype).removeprefix('torch.')}",
         )
 
 
-def random_texts(settings: GpuCheckSettings) -> Any:
-    """Return the micro-batches of the batch."""
+def sample_micro_batches(settings: GpuCheckSettings) -> Any:
+    """Return the micro-batches of a batch of real texts, planned for a tiny model."""
     small = GpuCheckSettings(layers=1, hidden=64, heads=4, intermediate=64, tokenizer=settings.tokenizer)
     encoder = random_encoder(small, torch.device("cpu"))
     (batch,) = draw_batches(settings.data, settings.batch, 1)
@@ -116,7 +115,7 @@ def random_texts(settings: GpuCheckSettings) -> Any:
 
 
 class LlamaChecks:
-    """All checks of a base in bfloat16, or quantized to `bits`."""
+    """Checks of a LLaMA with LoRA, with a base in bfloat16 or quantised to `bits`."""
 
     def __init__(self, settings: GpuCheckSettings, rows: Rows, bits: int | None) -> None:
         self.settings, self.rows, self.bits = settings, rows, bits
@@ -143,6 +142,7 @@ class LlamaChecks:
             self.rows.measure(self._dequantized, what="gradient, to that on dequantized weights", base=self.base)
 
     def _compare_variants(self) -> None:
+        """Compare embeddings and gradients of tries and packed texts with padded texts, for every kernel."""
         expected = computed(self.encoder, PADDED, self.batch, self.settings)
         for kernel in attention.KERNELS:
             for layout in ("trie", "packed"):
@@ -155,12 +155,14 @@ class LlamaChecks:
                 )
 
     def _twice(self) -> dict[str, Any]:
+        """Compare the gradient of a batch encoded twice with the gradient of kept activations."""
         kept, twice = (gradient(self.encoder, self.plan, self.batch, cached=cached) for cached in (False, True))
         return {**same_gradient(twice, kept), "micro_batches": len(self.plan.groups)}
 
     def _checkpointed(self) -> dict[str, Any]:
+        """Compare the gradient with activation checkpointing with the gradient of kept activations."""
         kept = gradient(self.encoder, self.plan, self.batch, cached=False)
-        flex_problem.cache_clear()  # so that FlexAttention is tried inside a checkpointed layer
+        flex_problem.cache_clear()  # so that FlexAttention is tested again inside a checkpointed layer
         self.encoder.model.checkpoint_activations(enabled=True)
         try:
             return same_gradient(gradient(self.encoder, self.plan, self.batch, cached=False), kept)
@@ -168,25 +170,28 @@ class LlamaChecks:
             self.encoder.model.checkpoint_activations(enabled=False)
 
     def _train(self, cached: bool) -> dict[str, Any]:
+        """Check that the loss decreases. `cached`: the batch is encoded twice."""
         losses = train(self.settings, self.encoder, self.plan, self.batch, cached=cached)
         holds = losses[-1] < losses[0]
         return {"computed_tokens": self.plan.computed_tokens, "losses": losses, "holds": holds}
 
     def _memory(self, cached: bool) -> dict[str, Any]:
+        """Compare the peak memory of training with the forecast. `cached`: the batch is encoded twice."""
         expected = forecast(self.settings, self.encoder, self.plan, self.examples, self.bits, cached=cached)
         free_memory(self.rows.device)
         train(self.settings, self.encoder, self.plan, self.batch, cached=cached)
         return measured(self.settings, expected, self.rows.device)
 
     def _dequantized(self) -> dict[str, Any]:
-        self.encoder.encode(self.batch.texts)  # a forward pass in evaluation must not change what training computes
+        """Compare the gradient on a quantised base with the gradient on the dequantised base."""
+        self.encoder.encode(self.batch.texts)  # a forward pass in evaluation mode must not change the training
         ours = gradient(self.encoder, self.plan, self.batch, cached=False)
         quantization.dequantize(self.encoder.model.backbone)
         return same_gradient(ours, gradient(self.encoder, self.plan, self.batch, cached=False))
 
 
 def check_bert(settings: GpuCheckSettings, rows: Rows) -> None:
-    """Compare packed texts of a BERT with padded ones."""
+    """Compare packed texts of a BERT with padded texts, for every kernel."""
     encoder = random_bert(settings, rows.device)
     encoder.add_lora(settings.lora())
     randomize_adapter(encoder)
@@ -206,7 +211,7 @@ def check_bert(settings: GpuCheckSettings, rows: Rows) -> None:
 
 
 def check_compilations(settings: GpuCheckSettings, rows: Rows) -> None:
-    """Train on batches of many lengths, and count the graphs of FlexAttention."""
+    """Compute gradients for batches of many lengths, and count the compiled graphs of FlexAttention."""
 
     def run() -> dict[str, Any]:
         encoder = random_encoder(GpuCheckSettings(layers=2, tokenizer=settings.tokenizer), rows.device)
@@ -225,7 +230,7 @@ def check_compilations(settings: GpuCheckSettings, rows: Rows) -> None:
 
 @torch.no_grad()
 def randomize_adapter(encoder: SentenceEncoder) -> None:
-    """Give the adapter random values: half of a new one is 0, and after training gradients are mostly rounding."""
+    """Set the adapter to random values. In a new adapter B is 0, and after training gradients are mostly rounding errors."""
     generator = torch.Generator().manual_seed(0)
     for name, parameter in encoder.model.named_parameters():
         if parameter.requires_grad:
@@ -236,7 +241,7 @@ def randomize_adapter(encoder: SentenceEncoder) -> None:
 def train(
     settings: GpuCheckSettings, encoder: SentenceEncoder, plan: Plan, batch: TextBatch, *, cached: bool
 ) -> list[float]:
-    """Return the losses of some optimizer steps on one batch."""
+    """Train `--steps` steps on a batch, and return the losses. `cached`: the batch is encoded twice."""
     trainable = [parameter for parameter in encoder.model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trainable, lr=settings.learning_rate)
     encoder.model.train()
@@ -259,14 +264,17 @@ def forecast(
     *,
     cached: bool,
 ) -> Memory:
-    """Return the memory of these steps as `angle-llm plan` forecasts it."""
-    kept: Any = encoder.model.backbone.config  # peft and bitsandbytes have added to it
+    """Return the memory of a training step as `angle-llm plan` forecasts it. `cached`: the batch is encoded twice."""
+    kept: Any = encoder.model.backbone.config  # peft and bitsandbytes have changed it
     config = type(kept)(**{key: value for key, value in kept.to_dict().items() if key != "quantization_config"})
-    backbone = outline.backbone_outline(config, torch.bfloat16, settings.lora(), bits=bits)
-    twin = SentenceEncoder(outline.twin(config), encoder.tokenizer)
+    backbone = meta_model.meta_backbone(config, torch.bfloat16, settings.lora(), bits=bits)
+    tiny_copy = SentenceEncoder(meta_model.tiny_copy(config), encoder.tokenizer)
     groups = sorted(plan.groups, key=lambda group: -group.computed_tokens)[: 1 if cached else None]
     step = model_step(
-        outline.put_in(twin.model, backbone), [group.make() for group in groups], on_gpu=True, gradients_before=cached
+        meta_model.put_in(tiny_copy.model, backbone),
+        [group.make() for group in groups],
+        on_gpu=True,
+        gradients_before=cached,
     )
     device = Device.of(
         backbone,
@@ -281,7 +289,7 @@ def forecast(
 
 
 def measured(settings: GpuCheckSettings, expected: Memory, device: torch.device) -> dict[str, Any]:
-    """Compare peak memory with the forecast."""
+    """Compare the peak GPU memory with the forecast, in GiB."""
     peak = torch.cuda.max_memory_allocated(device)
     ratio = peak / expected.tensors
     return {
@@ -293,7 +301,7 @@ def measured(settings: GpuCheckSettings, expected: Memory, device: torch.device)
 
 
 def gradient(encoder: SentenceEncoder, plan: Plan, batch: TextBatch, *, cached: bool) -> Tensor:
-    """Return the gradient of all adapter weights as one vector on the CPU."""
+    """Return the gradient of all adapter weights as a vector on the CPU. `cached`: the batch is encoded twice."""
     encoder.model.train()
     encoder.model.zero_grad()
     boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=graph_tokens(plan, cached))
@@ -304,14 +312,14 @@ def gradient(encoder: SentenceEncoder, plan: Plan, batch: TextBatch, *, cached: 
 
 
 def graph_tokens(plan: Plan, cached: bool) -> int:
-    """Return the value of the setting with which a batch is encoded twice, or its graphs are kept."""
+    """Return the setting `graph_tokens` with which the batch is encoded twice (`cached`), or activations are kept."""
     return 0 if cached else plan.computed_tokens
 
 
 def computed(
     encoder: SentenceEncoder, variant: Variant, batch: TextBatch, settings: GpuCheckSettings
 ) -> tuple[str, Tensor, Tensor]:
-    """Return the layout, the embeddings, and the gradient of a variant."""
+    """Return the layout, embeddings (N, D) and gradient of a batch, computed with a variant."""
     with variant.used(encoder):
         plan = encoder.plan(batch.texts, settings.micro_batch_tokens)
         encoder.model.eval()
@@ -329,7 +337,7 @@ def compared(
     settings: GpuCheckSettings,
     expected: tuple[str, Tensor, Tensor],
 ) -> dict[str, Any]:
-    """Compare embeddings and gradient of a variant with what `computed` returned for another one."""
+    """Compare embeddings and gradient of a variant with the result of `computed` for another variant."""
     found = computed(encoder, variant, batch, settings)
     rows = float((1 - torch.cosine_similarity(found[1], expected[1])).max())
     values = {"layout": found[0], "rows": rows, **same_gradient(found[2], expected[2])}
@@ -337,7 +345,7 @@ def compared(
 
 
 def same_gradient(one: Tensor, other: Tensor) -> dict[str, Any]:
-    """Compare two gradients of the same loss."""
+    """Compare two gradients of the same loss by 1 − cosine and the ratio of their norms."""
     one, other = one.double(), other.double()
     distance = float(1 - torch.cosine_similarity(one, other, dim=0))
     lengths = float(one.norm() / other.norm())
@@ -346,4 +354,4 @@ def same_gradient(one: Tensor, other: Tensor) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    guarded(lambda: sys.exit(not main(tyro.cli(GpuCheckSettings, description=__doc__))))
+    run_cli(lambda: sys.exit(not main(tyro.cli(GpuCheckSettings, description=__doc__))))

@@ -1,20 +1,23 @@
-"""Measure the speed of a LLaMA-2-7B shape with random weights on this GPU; compare with baselines and target speeds.
+"""Measure training and encoding speed of a 7B LLaMA shape on this GPU, beside baselines. Not run on a GPU yet.
 
-Not run on a GPU yet; the durations are estimates.
-
-    python eval/gpu_speed.py --out speed.jsonl                    # all parts, about 15 minutes on one 80 GB GPU
+    python eval/gpu_speed.py --out speed.jsonl                    # all parts, one GPU of 80 GB, about 15 minutes (estimate)
     python eval/gpu_speed.py --out speed.jsonl --parts train      # one part, about 10 minutes
-    python eval/gpu_speed.py --layers 2 --hidden 64 --heads 4 --intermediate 96 --batch 4 --steps 1   # smoke test, CPU
+    python eval/gpu_speed.py --layers 2 --hidden 64 --heads 4 --intermediate 96 --batch 4 --steps 1    # smoke test, CPU
 
-Parts: `train` (LoRA on a bfloat16 base: kernels of a trie against packed varlen and padded flash attention on the same
-pairs, cuDNN, token budgets, accumulated batches together or one by one), `nf4` (the same on a 4-bit base), `encode`
-(STS), `bert` (packed against padded). Each row is written as it comes; one that runs out of memory, or whose kernel is
-missing, reports it, and the next one runs.
+Parts:
 
-Weights are random because speed does not depend on them; token lengths are those of real texts with the prompt.
-Utilisation counts the operations of the linear layers that are executed, for computed tokens, against the peak of the
-device's data sheet (or, where that is not known, of a large product measured here). Planning is not in the time of a
-step, because training plans ahead in a thread; `plan_seconds` reports it.
+* train: LoRA on a bfloat16 base. Kernels of a trie against packed texts and padded flash attention on the same pairs;
+  cuDNN; token budgets; accumulated batches together or one by one.
+* nf4: the same on a 4-bit base.
+* encode: encoding of STS texts.
+* bert: packed against padded texts.
+
+Each row is written at once. If a row runs out of memory or its kernel is missing, the row has the reason, and the next row
+runs. Weights are random because speed does not depend on them; token lengths are those of real texts with the prompt.
+
+Utilisation counts the executed operations of the linear layers, relative to the peak in the data sheet of the device; for
+an unknown device, to a large matrix product that is measured. Training plans batches in a thread, so the time of a step
+excludes planning, which `plan_seconds` reports.
 """
 
 from __future__ import annotations
@@ -46,44 +49,45 @@ import torch
 import tyro
 
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
-from angle_llm.cli import guarded
-from angle_llm.config import DataSource
+from angle_llm.cli import run_cli
 from angle_llm.data.examples import load_examples
-from angle_llm.model.micro_batches import Plan
-from angle_llm.model.weights import FlopsPerToken
+from angle_llm.model.layout.micro_batches import Plan
+from angle_llm.model.source.weights import FlopsPerToken
+from angle_llm.settings.train import DataSource
 from angle_llm.train.batches import PlannedBatch
 from angle_llm.train.metrics import StepMeter, peak_flops
 from angle_llm.train.step import group_step
 
 Step = list[list[TextBatch]]
-"""An optimizer step: groups of batches that are encoded together."""
+"""An optimizer step: a list of groups; the batches of a group are encoded together."""
 KEPT = 10**9
-"""`graph_tokens` with which all activations are kept."""
+"""Value of `graph_tokens` with which all activations are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSpeedSettings(ShapeSettings):
-    """What is measured."""
+    """Parts, batches and token budgets of the measurements."""
 
     parts: tuple[str, ...] = ("train", "nf4", "encode", "bert")
-    """Parts to run."""
+    """Parts to run: train, nf4, encode, bert."""
     batch: int = 120
-    """Triples in a training step; their activations must fit in memory."""
+    """Number of triples of a training step; their activations must fit in memory."""
     accumulation: int = 8
-    """Batches of an accumulated step, of `batch` / 8 triples each."""
+    """Number of accumulated batches of a step; an accumulated batch has `batch` / 8 triples."""
     micro_batch_tokens: tuple[int, ...] = (8192, 4096, 16384)
-    """Tokens of a micro-batch; the first one is that of the comparisons."""
+    """Maximum tokens of a micro-batch in training. Comparisons use the first value."""
     encode_tokens: tuple[int, ...] = (16384, 8192, 32768)
-    """The same in encoding."""
+    """Maximum tokens of a micro-batch in encoding. Comparisons use the first value."""
     sts: DataSource = field(default_factory=lambda: DataSource("starter:graded_pairs.tsv", score_range=(0, 5)))
     """Scored pairs whose texts are encoded."""
     profile: Path | None = None
-    """Write a trace of a training step to this file, for chrome://tracing or Perfetto, and print its longest operations."""
+    """File for a trace of a training step, for chrome://tracing or Perfetto; its longest operations are printed. None: no
+    trace."""
 
 
 @dataclass
 class Bench:
-    """An encoder of a part, and where its results go."""
+    """Measures an encoder, and adds the results to rows."""
 
     settings: GpuSpeedSettings
     rows: Rows
@@ -95,7 +99,7 @@ class Bench:
         self.peak = peak_flops(self.device, torch.bfloat16)
 
     def train(self, what: str, steps: Sequence[Step], tokens: int, variant: Variant, graph_tokens: int = KEPT) -> None:
-        """Add a row of training."""
+        """Add a row with the speed of optimizer steps."""
         self.rows.measure(
             lambda: self._trained(steps, tokens, variant, graph_tokens),
             variant.missing(self.device, training=True),
@@ -107,7 +111,7 @@ class Bench:
         )
 
     def encode(self, texts: Sequence[str], tokens: int, variant: Variant) -> None:
-        """Add a row of encoding."""
+        """Add a row with the speed of encoding texts."""
         self.rows.measure(
             lambda: self._encoded(texts, tokens, variant),
             variant.missing(self.device, training=False),
@@ -118,7 +122,7 @@ class Bench:
         )
 
     def _trained(self, steps: Sequence[Step], tokens: int, variant: Variant, graph_tokens: int) -> dict[str, Any]:
-        """Return the median of optimizer steps."""
+        """Run the optimizer steps, and return medians over all steps except the first."""
         encoder, before = self.encoder, compilations()
         encoder.model.zero_grad()
         encoder.model.train()
@@ -152,6 +156,7 @@ class Bench:
         }
 
     def _encoded(self, texts: Sequence[str], tokens: int, variant: Variant) -> dict[str, Any]:
+        """Encode the texts several times, and return the values of the median time, without the first time."""
         before = compilations()
         with variant.used(self.encoder):
             runs = [
@@ -172,7 +177,7 @@ class Bench:
 
 
 def planned(encoder: SentenceEncoder, step: Step, tokens: int) -> list[tuple[Plan, list[PlannedBatch]]]:
-    """Return the plan of each group of batches of a step."""
+    """Plan the micro-batches of each group of a step."""
     objective = AngleObjective()
     return [
         (
@@ -184,7 +189,7 @@ def planned(encoder: SentenceEncoder, step: Step, tokens: int) -> list[tuple[Pla
 
 
 def main(settings: GpuSpeedSettings) -> None:
-    """Run the parts; print each row, and the aims."""
+    """Run the parts, and print the rows and the comparison with the target speeds."""
     if unknown := [part for part in settings.parts if part not in PARTS]:
         raise ValueError(f"--parts: expected some of {', '.join(PARTS)}; got {', '.join(unknown)}.")
     rows = Rows(settings)
@@ -195,7 +200,7 @@ def main(settings: GpuSpeedSettings) -> None:
 
 
 def train_part(settings: GpuSpeedSettings, rows: Rows) -> None:
-    """LoRA on a bfloat16 base: variants on the same pairs, budgets, accumulation, a trace."""
+    """Measure LoRA on a bfloat16 base: variants on the same pairs, token budgets, accumulation, and a trace."""
     bench = Bench(settings, rows, random_encoder(settings, rows.device), "bfloat16")
     bench.encoder.add_lora(settings.lora())
     steps = one_by_one(draw_batches(settings.data, settings.batch, settings.steps + 1))
@@ -218,7 +223,7 @@ def train_part(settings: GpuSpeedSettings, rows: Rows) -> None:
 
 
 def nf4_part(settings: GpuSpeedSettings, rows: Rows) -> None:
-    """QLoRA: LoRA on a base in NF4."""
+    """Measure QLoRA, LoRA on a base in NF4."""
     bench = Bench(settings, rows, random_encoder(settings, rows.device, bits=4), "NF4")
     bench.encoder.add_lora(settings.lora())
     steps = one_by_one(draw_batches(settings.data, settings.batch, settings.steps + 1))
@@ -227,7 +232,7 @@ def nf4_part(settings: GpuSpeedSettings, rows: Rows) -> None:
 
 
 def encode_part(settings: GpuSpeedSettings, rows: Rows) -> None:
-    """Encode the texts of STS pairs."""
+    """Measure encoding of the texts of STS pairs."""
     bench = Bench(settings, rows, random_encoder(settings, rows.device), "bfloat16")
     texts = TextBatch.from_examples(load_examples(settings.sts).examples).texts
     if settings.is_small:
@@ -240,12 +245,12 @@ def encode_part(settings: GpuSpeedSettings, rows: Rows) -> None:
 
 
 def bert_part(settings: GpuSpeedSettings, rows: Rows) -> None:
-    """LoRA on a BERT shape: packed against padded."""
+    """Measure LoRA on a BERT: packed texts against padded texts."""
     bench = Bench(settings, rows, random_bert(settings, rows.device), "BERT bfloat16")
     bench.encoder.add_lora(settings.lora())
     steps = one_by_one(draw_batches(settings.data, settings.batch, settings.steps + 1))
     tokens = settings.micro_batch_tokens[-1]
-    for variant in (*(Variant("packed", kernel) for kernel in ("flex", "varlen", "gathered")), PADDED):
+    for variant in (*(Variant("packed", kernel) for kernel in ("flex", "gathered")), PADDED):
         bench.train("LoRA", steps, tokens, variant)
 
 
@@ -258,16 +263,16 @@ PARTS: dict[str, Callable[[GpuSpeedSettings, Rows], None]] = {
 
 
 def one_by_one(batches: Sequence[TextBatch]) -> list[Step]:
-    """Return steps of one batch each."""
+    """Return a step for each batch."""
     return [[[batch]] for batch in batches]
 
 
 def traced(encoder: SentenceEncoder, step: Step, tokens: int, path: Path) -> dict[str, Any]:
-    """Write a trace of a training step, and print its longest operations."""
+    """Write a profiler trace of a training step, and print its longest operations."""
     encoder.model.zero_grad()
     encoder.model.train()
     ((plan, batches),) = planned(encoder, step, tokens)
-    for _ in range(2):  # the first one compiles
+    for _ in range(2):  # the first step compiles
         with torch.profiler.profile() as record:  # of all devices
             group_step(encoder.model, plan, batches, graph_tokens=KEPT)
             synchronize(encoder.device)
@@ -279,10 +284,10 @@ def traced(encoder: SentenceEncoder, step: Step, tokens: int, path: Path) -> dic
 
 
 def aims(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the aims, their values among some rows, and whether they are reached; None without the rows."""
+    """Return the target speeds, the measured values, and whether they are reached; None if a row is missing."""
 
     def best(name: str, base: str, what: str = "LoRA", layout: str = "") -> float | None:
-        """Return the largest value of the rows of a base whose variant starts with `layout`."""
+        """Return the largest value of a column over the rows of a base and layout."""
         values = [
             float(row[name])
             for row in rows
@@ -298,7 +303,7 @@ def aims(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     values = [
         ("LoRA, share of the bfloat16 peak", best("utilisation", "bfloat16", layout="trie"), 0.4),
         ("LoRA, pairs/s of a trie to padded flash attention", ratio(pairs["trie"], pairs["padded"]), 1.5),
-        ("LoRA, pairs/s of a trie to packed varlen attention", ratio(pairs["trie"], pairs["packed"]), 1.2),
+        ("LoRA, pairs/s of a trie to packed texts", ratio(pairs["trie"], pairs["packed"]), 1.2),
         ("QLoRA, pairs/s to those of LoRA", ratio(nf4, pairs["trie"]), 0.75),
         ("encoding STS, share of the bfloat16 peak", best("utilisation", "bfloat16", "encode", "trie"), 0.5),
     ]
@@ -309,4 +314,4 @@ def aims(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    guarded(lambda: main(tyro.cli(GpuSpeedSettings, description=__doc__)))
+    run_cli(lambda: main(tyro.cli(GpuSpeedSettings, description=__doc__)))

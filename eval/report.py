@@ -1,4 +1,4 @@
-"""Build one HTML page from docs/results.csv, and the pictures of docs/results.md. Needs no model, data or network.
+"""Build an HTML page and the pictures of docs/results.md from docs/results.csv. Needs no model, data or network.
 
 python eval/report.py
 python eval/report.py --results docs/results.csv --page docs/report.html --pictures docs/pictures
@@ -20,43 +20,36 @@ import tyro
 import yaml
 from markupsafe import Markup
 from matplotlib.figure import Figure
-from report_figures import FIGURES
+from report_figures import FIGURES, PICTURES
 from report_plots import INK
 from scipy import stats
 
-from angle_llm.cli import guarded
+from angle_llm.cli import run_cli
 from angle_llm.io import write_text
 
 WHAT = ["grid", "row", "kind", "task", "text", "metric", "reference"]
-"""Columns that identify a value apart from its seed."""
-PICTURES = {
-    "Quality by number of training triples": "quality",
-    "Time beside other libraries": "speed",
-    "Which loss terms help": "terms",
-    "First layers, first dimensions": "nested",
-    "Where the gradient goes": "saturation",
-    "Transfer tasks": "transfer",
-}
+"""Columns that identify a value, except the seed."""
 PAGE = jinja2.Template(Path(__file__).with_name("report.html.jinja").read_text(encoding="utf-8"), autoescape=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Build the report."""
+    """Files that the report is built from, and files to write."""
 
     results: Path = Path("docs/results.csv")
-    """Results file; runs.csv is read beside it."""
+    """Results file; runs.csv in the same folder is read too."""
     grids: Path = Path("recipes/grids")
-    """Grid files, for titles and for what has not been measured."""
+    """Folder of grid files, for titles and for rows without results."""
     page: Path = Path("docs/report.html")
+    """HTML page to write."""
     pictures: Path | None = None
-    """Folder for the pictures of docs/results.md. None: only the page."""
+    """Folder for the pictures of docs/results.md. None: write only the page."""
     add_speed: Path | None = None
-    """Output of `eval/speed.py --json`, added to the results file first, under the name of the file."""
+    """Output of `eval/speed.py --json`. It is first added to the results file, with the name of this file as its grid."""
 
 
 def main(settings: Settings) -> None:
-    """Write the page, and the pictures if a folder is given."""
+    """Write the page, and the pictures if `--pictures` is set."""
     if settings.add_speed is not None:
         add_speed(settings.add_speed, settings.results)
     measured, runs = read(settings.results)
@@ -72,7 +65,7 @@ def main(settings: Settings) -> None:
             missing.append(f"{title}: {error}")
             continue
         figures.append({"title": title, "sentence": minus(sentence), "svg": svg(drawn)})
-        if settings.pictures is not None and title in PICTURES:
+        if settings.pictures is not None:
             settings.pictures.mkdir(parents=True, exist_ok=True)
             how: dict[str, Any] = {"dpi": 100, "facecolor": "white", "metadata": {"Software": None}}
             drawn.savefig(settings.pictures / f"{PICTURES[title]}.png", **how)
@@ -85,7 +78,7 @@ def main(settings: Settings) -> None:
 
 
 def read(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the measurements and runs."""
+    """Read the measurements and runs of a results file."""
     numbers = dict.fromkeys(("value", "low", "high", "n", "p"), float)
     measured = pd.read_csv(
         path, dtype={"seed": str} | numbers, keep_default_na=False, na_values={c: [""] for c in numbers}
@@ -94,7 +87,7 @@ def read(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def speed_rows(name: str, comparisons: Any) -> pd.DataFrame:
-    """Return the seconds and peak memory of each library and repetition, from the output of `eval/speed.py --json`."""
+    """Convert the output of `eval/speed.py --json` to measurements: seconds and peak memory by library and repetition."""
     found = []
     for scenario in comparisons["scenarios"]:
         for library, repetitions in scenario["runs"].items():
@@ -113,13 +106,13 @@ def speed_rows(name: str, comparisons: Any) -> pd.DataFrame:
 
 
 def draw_speed(comparisons: Any, path: Path) -> None:
-    """Draw the output of `eval/speed.py --json`, and only that."""
+    """Draw the output of `eval/speed.py --json` to a picture."""
     ratios = times_ours(speed_rows("speed", comparisons))
     FIGURES["Time beside other libraries"](ratios)[0].savefig(path, dpi=150, facecolor="white")
 
 
 def add_speed(path: Path, results: Path) -> None:
-    """Add a speed comparison to the results file under its file name; replace an earlier one."""
+    """Add the output of `eval/speed.py --json` to the results file, and replace an earlier output with the same file name."""
     now = json.loads(path.read_text(encoding="utf-8"))
     new, machine = speed_rows(path.stem, now), now["machine"]
     run = {
@@ -139,11 +132,17 @@ def add_speed(path: Path, results: Path) -> None:
 
 
 def summarise(measured: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return one line per value: mean and standard deviation over seeds, and an interval.
+    """Return a table with a line per value: mean and standard deviation over seeds, and an interval.
 
-    The interval of a value is over the pairs of the test set (ends averaged over seeds). That of a difference is over
-    pairs for one seed. For several it is the recorded one of their mean, over queries; without it, over seeds (t) for
-    three and more. Two have none. `trained` is False for values without a seed.
+    The interval of a value is over the pairs of the test set, with its ends averaged over seeds. The interval of a
+    difference depends on the number of seeds:
+
+    * one seed: over pairs
+    * several seeds with a recorded mean: over queries, as recorded
+    * three or more seeds otherwise: over seeds (t)
+    * two seeds otherwise: none
+
+    `trained` is False for values without a seed.
     """
     means = measured[(measured.seed == "mean") & measured.low.notna()].set_index(WHAT)
     measured = measured[measured.seed != "mean"]
@@ -169,7 +168,7 @@ def summarise(measured: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def times_ours(measured: pd.DataFrame) -> pd.DataFrame:
-    """Return the time of each library divided by ours in the same repetition: median, least and most."""
+    """Return the time of each library divided by the time of angle_llm in the same repetition: median, least and most."""
     key = ["grid", "row", "task"]
     seconds = measured[(measured.kind == "speed") & (measured.metric == "seconds")]
     ours = seconds[seconds.row == "angle_llm"][["grid", "task", "seed", "value"]]
@@ -181,7 +180,7 @@ def times_ours(measured: pd.DataFrame) -> pd.DataFrame:
 
 
 def svg(drawn: Figure) -> Markup:
-    """Return a figure as inline SVG in the colours of the page."""
+    """Convert a figure to inline SVG in the text colour of the page."""
     file = io.StringIO()
     drawn.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     text = file.getvalue()
@@ -192,7 +191,7 @@ def svg(drawn: Figure) -> Markup:
 
 
 def section(name: str, grid: dict[str, Any], data: pd.DataFrame, runs: pd.DataFrame) -> dict[str, Any]:
-    """Return tables of a grid: values by row and task, differences, other metrics, runs; and what is missing."""
+    """Return the content of the page for a grid: tables of values by row and task, runs, and rows without results."""
     rows, runs = grid.get("rows", {}), runs[runs.grid == name]
     order = {row: place for place, row in enumerate(rows)}
     of = data[data.grid == name].sort_values("row", key=lambda s: s.map(order).fillna(len(order)), kind="stable")
@@ -234,7 +233,7 @@ def section(name: str, grid: dict[str, Any], data: pd.DataFrame, runs: pd.DataFr
 
 
 def cell(line: Any) -> str:
-    """Return a value as text: mean ± standard deviation over seeds, and its interval."""
+    """Format a value with its standard deviation over seeds and its interval."""
     if line.value != line.value:
         return "undefined"
     digits = "+.2f" if line.kind == "difference" else ",.6g" if line.value % 1 == 0 else ".2f"
@@ -246,15 +245,15 @@ def cell(line: Any) -> str:
 
 
 def minus(text: str) -> str:
-    """Return the text with true minus signs before numbers."""
+    """Replace hyphens before numbers by minus signs."""
     return re.sub(r"(?<![\w–-])-(?=\d)", "−", text)
 
 
 def html(table: pd.DataFrame) -> Markup:
-    """Return a table as HTML."""
+    """Convert a table to HTML."""
     table.index.name = table.columns.name = None
     return Markup(table.to_html(border=0, escape=True))
 
 
 if __name__ == "__main__":
-    guarded(lambda: main(tyro.cli(Settings, description=__doc__)))
+    run_cli(lambda: main(tyro.cli(Settings, description=__doc__)))

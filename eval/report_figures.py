@@ -1,32 +1,24 @@
-"""Figures of the report. Each function takes the summary of `report.summarise` and returns a figure and one sentence.
+"""Draw the figures of the report, which docs/results.md shows too.
 
-A figure whose rows have not been measured raises LookupError; the page then names what is missing.
+A function takes the summary of `report.summarise` and returns a figure with a sentence. If its rows are not measured, it
+raises `LookupError`, and the report names the missing rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pandas as pd
 from report_plots import (
-    BLUE,
     COLOURS,
     DIFFERENCE,
-    GREEN,
-    GREY,
     INK,
-    ORANGE,
-    PURPLE,
-    RED,
     SPEARMAN,
     Drawn,
     axes,
     dots,
     legend,
-    listed,
-    names,
     one,
     pick,
     series,
@@ -34,7 +26,9 @@ from report_plots import (
 
 Draw = Callable[[pd.DataFrame], Drawn]
 FIGURES: dict[str, Draw] = {}
-"""Title → function. The first three are on the first screen."""
+"""Title of a figure → function that draws it, in the order of the page."""
+PICTURES: dict[str, str] = {}
+"""Title of a figure → name of its file in docs/pictures."""
 TERMS = {
     "ablation": (
         "512 NLI triples, STS-B dev",
@@ -49,22 +43,22 @@ TERMS = {
     ),
     "long": ("256 pairs of bug reports", "issues", "in-batch-cosine in-batch-angle cosine-angle cosine angle-phase"),
 }
-"""Grid → heading, task, rows of the forest plot."""
+"""Grid → heading, task and rows of the forest plot."""
 
 
-def figure(title: str) -> Callable[[Draw], Draw]:
-    """Register a figure under its title."""
+def figure(title: str, picture: str) -> Callable[[Draw], Draw]:
+    """Register a function that draws a figure, under the title of the figure and the name of its file."""
 
     def register(draw: Draw) -> Draw:
-        FIGURES[title] = draw
+        FIGURES[title], PICTURES[title] = draw, picture
         return draw
 
     return register
 
 
-@figure("Quality by number of training triples")
+@figure("Quality by number of training triples", "quality")
 def quality(data: pd.DataFrame) -> Drawn:
-    """Draw Spearman before training and after 512 to 43,410 NLI triples."""
+    """Draw Spearman by number of NLI triples, from 0 to 43,410."""
     places = {128: ("nli", "zero-shot"), 512: ("ablation", "in-batch"), 2048: ("nli_2048", "in-batch")}
     places |= {8000: ("nli", "in-batch"), 43410: ("nli_whole", "in-batch")}
     sets = {"stsb-dev": "STS-B dev", "stsb": "STS-B test", "average": "average of five sets"}
@@ -90,9 +84,9 @@ def quality(data: pd.DataFrame) -> Drawn:
     )
 
 
-@figure("Time beside other libraries")
+@figure("Time beside other libraries", "speed")
 def speed(data: pd.DataFrame) -> Drawn:
-    """Draw the time of the same work divided by ours, with the peak memory."""
+    """Draw the time of other libraries divided by the time of angle_llm, with the peak memory."""
     found = data[(data.metric == "times ours") & (data.row != "angle_llm")]
     if found.empty:
         raise LookupError("no speed comparison")
@@ -116,16 +110,16 @@ def speed(data: pd.DataFrame) -> Drawn:
 
 
 def shorter(data: pd.DataFrame, task: str) -> str:
-    """Return the title of a speed comparison in two lines, with our peak memory."""
+    """Return the title of a speed comparison in two lines, with the peak memory of angle_llm."""
     ours = data[(data.metric == "times ours") & (data.row == "angle_llm") & (data.task == task)]
     title = task.replace(" · ", ", ").replace("at most ", "≤ ").replace(" a step", "")
     head, _, rest = title.partition(", ")
     return f"{head}, {rest.partition(', ')[0]}\n{rest.partition(', ')[2]}: {ours.peak.iloc[0]:.1f} GiB"
 
 
-@figure("Which loss terms help")
+@figure("Which loss terms help", "terms")
 def terms(data: pd.DataFrame) -> Drawn:
-    """Draw a forest plot: each row minus its reference, on four kinds of data."""
+    """Draw a forest plot of the differences between rows and their reference, for four kinds of data."""
     parts = {grid: pick(data, grid, rows, task, kind="difference") for grid, (_, task, rows) in TERMS.items()}
     fig, ax = axes(0.235 * sum(len(found) + 1.4 for found in parts.values()) + 0.4, width=6.6)
     y, headings = 0.0, []
@@ -150,9 +144,9 @@ def terms(data: pd.DataFrame) -> Drawn:
     )
 
 
-@figure("First layers, first dimensions")
+@figure("First layers, first dimensions", "nested")
 def nested(data: pd.DataFrame) -> Drawn:
-    """Draw Spearman of cut encoders, by number of dimensions and by number of layers."""
+    """Draw Spearman of truncated encoders by number of dimensions and by number of layers."""
     found = data[data.kind == "nested"].copy()
     if found.empty:
         raise LookupError("grid nested: no row")
@@ -177,51 +171,10 @@ def nested(data: pd.DataFrame) -> Drawn:
     )
 
 
-@figure("Cosine by gold score")
-def by_score(data: pd.DataFrame) -> Drawn:
-    """Draw the mean cosine with quartiles by human score, before and after training."""
-    fig, ax = axes(2.7)
-    of_test = data[(data.grid == "nli") & (data.task == "stsb") & data.metric.str.startswith("cosine at")]
-    for label, row, colour in (("before", "zero-shot", GREY), ("after 8,000 triples", "in-batch", BLUE)):
-        found = of_test[of_test.row == row]
-        if found.empty:
-            raise LookupError(f"grid nli: no cosines of {row}")
-        ends = found.metric.str.extract(r"score (\S+) to (\S+)").astype(float)
-        ax.plot(ends.mean(axis=1), found.value, "-o", ms=4, color=colour, label=label)
-        ax.fill_between(ends.mean(axis=1), found.low, found.high, color=colour, alpha=0.2, lw=0)
-    ax.set_xlabel("human score, STS-B test")
-    ax.set_ylabel("cosine (band: quartiles)")
-    ax.grid(axis="y")
-    ax.legend()
-    return fig, "Training spreads the cosines: before, nearly all pairs lie above 0.9 whatever their score."
-
-
-@figure("Trained and tested on one set")
-def one_set(data: pd.DataFrame) -> Drawn:
-    """Draw Spearman before and after training on the train split of the same set."""
-    sets = {
-        "stsb": ("stsb", "STS-B"),
-        "sick": ("sickr", "SICK-R"),
-        "mrpc": ("mrpc", "MRPC"),
-        "issues": ("issues", "issues"),
-    }
-    before = pd.concat([pick(data, "nontransfer", "zero-shot", task) for task, _ in sets.values()])
-    after = pd.concat([pick(data, "nontransfer", row, task) for row, (task, _) in sets.items()])
-    fig, ax = axes(2.2)
-    y = list(range(len(sets)))[::-1]
-    dots(ax, before, y, GREY, "untrained")
-    dots(ax, after, y, BLUE, "trained on its train split (one seed)")
-    names(ax, y, [name for _, name in sets.values()], f"{SPEARMAN}, 95 % interval over pairs")
-    legend(ax)
-    gains = after.value.to_numpy() - before.value.to_numpy()
-    low, high = gains.min(), gains.max()
-    return fig, f"Training on a set's own train split adds {low:.0f} to {high:.0f} points (one seed each)."
-
-
 MODELS = {"MiniLM": "minilm", "SmolLM2": "smollm2", "SmolLM2 after 8,000 triples": "smollm2-nli"}
 
 
-@figure("Transfer tasks")
+@figure("Transfer tasks", "transfer")
 def transfer(data: pd.DataFrame) -> Drawn:
     """Draw the accuracy of a linear classifier on frozen embeddings."""
     tasks = {"mr": "MR", "cr": "CR", "sst2": "SST2", "trec": "TREC", "mrpc": "MRPC"}
@@ -232,22 +185,7 @@ def transfer(data: pd.DataFrame) -> Drawn:
     return fig, f"Training on NLI changes the average accuracy of a linear classifier from {before:.1f} to {after:.1f}."
 
 
-@figure("Caption retrieval, Flickr30k")
-def retrieval(data: pd.DataFrame) -> Drawn:
-    """Draw strict accuracy, recall, MRR and nDCG of captions."""
-    metrics = ("strict", "in top 5", "R@1", "R@5", "R@10", "R@100", "MRR", "nDCG@10")
-    found = data[(data.kind == "retrieval") & data.metric.isin(metrics)].assign(task=lambda d: d.metric, metric="value")
-    rows = {label: ("transfer", row) for label, row in MODELS.items()}
-    where: dict[str, Any] = {"kind": "retrieval", "metric": "value"}
-    fig = series(found, {name: name for name in metrics}, rows, "× 100, 95 % interval over queries", **where)
-    minilm, before, after = (one(found, "transfer", row, "strict", **where).value for row in MODELS.values())
-    return fig, (
-        f"Strict accuracy (an image's first caption finds exactly the other four) goes from {before:.1f} to {after:.1f}; "
-        f"MiniLM, which was trained on Flickr30k, has {minilm:.1f}. 257 of the captions are anchors of the NLI triples."
-    )
-
-
-@figure("Where the gradient goes")
+@figure("Where the gradient goes", "saturation")
 def saturation(data: pd.DataFrame) -> Drawn:
     """Draw the share of pairs, and of each term's gradient, at a cosine of 0.9 and more."""
     tasks = {"pairs": "pairs", "cosine": "cosine", "in_batch": "in-batch", "angle (phase)": "angle, phase"}
@@ -261,52 +199,3 @@ def saturation(data: pd.DataFrame) -> Drawn:
         f"After training with the in-batch term {pairs:.1f} % of the pairs have a cosine of 0.9 or more; they get {cosine:.1f} % "
         "of the cosine term's gradient."
     )
-
-
-FIGURES["Prompt, without training"] = partial(
-    listed,
-    grid="prompts",
-    task="average",
-    xlabel="average of five sets",
-    colour=BLUE,
-    sentence="prompteol is {difference[prompteol].value:+.2f} beside summarize_one_word ({difference[prompteol].low:.2f} to "
-    "{difference[prompteol].high:.2f}); without a prompt the last token is of little use ({value[plain]:.1f}).",
-)
-FIGURES["Text variant"] = partial(
-    listed,
-    grid="variants",
-    rows="zero-shot zero-shot-senteval zero-shot-senteval-edited trained trained-senteval trained-senteval-edited",
-    task="average",
-    xlabel="average of STS12, 14, 15, STS-B",
-    colour=PURPLE,
-    sentence="Without training {value[zero-shot]:.2f} as released and {value[zero-shot-senteval]:.2f} on SentEval's text; after "
-    "8,000 triples {value[trained]:.2f} and {value[trained-senteval]:.2f} (one seed).",
-)
-FIGURES["Graded pairs on all-MiniLM-L6-v2"] = partial(
-    listed,
-    grid="bert",
-    task="stsb",
-    xlabel="STS-B test",
-    colour=GREEN,
-    sentence="On an encoder that ranks well already ({value[untrained]:.1f}) the cosine term at its usual temperature of 0.05 "
-    "gives {value[stsb-cosine]:.1f}, at 0.2 {value[stsb-cosine-soft]:.1f} (one seed).",
-)
-FIGURES["Hard negatives on all-MiniLM-L6-v2"] = partial(
-    listed,
-    grid="mining_minilm",
-    task="stsb-dev",
-    kind="difference",
-    xlabel="STS-B dev, to positives alone",
-    colour=RED,
-    sentence="Contradictions that people wrote add {difference[human].value:+.2f}, mined texts {difference[mined].value:+.2f} "
-    "({difference[mined].low:.2f} to {difference[mined].high:.2f}, three seeds), to an encoder with little left to gain.",
-)
-FIGURES["Pairs written by a language model"] = partial(
-    listed,
-    grid="supervision",
-    task="stsb",
-    xlabel="STS-B test",
-    colour=ORANGE,
-    sentence="SmolLM2 goes from {value[smollm2-none]:.1f} to {value[smollm2-judged]:.1f} on pairs that it wrote itself and "
-    "MiniLM judged, and to {value[smollm2-human]:.1f} on as many human scores (one seed).",
-)

@@ -1,4 +1,4 @@
-"""Plot helpers of the report: lines of the summary, and values with their intervals below each other."""
+"""Plot helpers of the report: select lines of the summary, and draw values with intervals in rows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 INK, GREY = "#010101", "#8a8f98"
-"""The page replaces INK by the text colour of its theme."""
-COLOURS = BLUE, ORANGE, GREEN, PURPLE, RED = ("#3f83c8", "#e0803c", "#3b9f72", "#9273c4", "#cf5b6b")
+"""Colours of text and of baselines. The page replaces INK by the text colour of its theme."""
+COLOURS = BLUE, ORANGE, *_ = ("#3f83c8", "#e0803c", "#3b9f72", "#9273c4", "#cf5b6b")
 mpl.rcParams.update(
     {
         "font.size": 9,
@@ -37,6 +37,7 @@ mpl.rcParams.update(
 )
 
 Drawn = tuple[Figure, str]
+"""A figure and a sentence about it."""
 SPEARMAN = "Spearman × 100"
 DIFFERENCE = "difference in Spearman × 100"
 
@@ -44,7 +45,13 @@ DIFFERENCE = "difference in Spearman × 100"
 def pick(
     data: pd.DataFrame, grid: str, rows: str = "", task: str = "", kind: str = "sts", metric: str = "spearman"
 ) -> pd.DataFrame:
-    """Return the lines of the summary in the order of `rows`, names separated by spaces; without names, all rows."""
+    """Select lines of the summary by grid, rows, task, kind and metric.
+
+    `rows` are names separated by spaces; lines are in their order. Empty: all rows.
+
+    Raises:
+        LookupError: if a row is missing.
+    """
     found = data[(data.grid == grid) & (data.kind == kind) & (data.metric == metric)]
     found = found[found.task == task] if task else found
     names = rows.split()
@@ -57,18 +64,18 @@ def pick(
 
 
 def one(data: pd.DataFrame, grid: str, row: str, task: str, **more: Any) -> Any:
-    """Return the single line of a row."""
+    """Return the line of the summary for a row and task, with `more` arguments of `pick`."""
     return next(pick(data, grid, row, task, **more).itertuples())
 
 
 def axes(height: float, width: float = 5.4, columns: int = 1) -> tuple[Figure, Any]:
-    """Return a figure and its axes."""
+    """Make a figure of this size in inches, and return it with its axes."""
     fig = Figure(figsize=(width, height))
     return fig, fig.subplots(1, columns)
 
 
 def dots(ax: Axes, found: pd.DataFrame, y: Sequence[float], colour: str, label: str | None = None) -> None:
-    """Draw values with their intervals; hollow where a trained row has one seed."""
+    """Draw values at the heights `y`, with their intervals. A point is hollow if a trained row has a single seed."""
     for place, line in zip(y, found.itertuples(), strict=True):
         hollow = line.trained and line.seeds < 2
         ax.plot([line.low, line.high], [place, place], color=colour, lw=1.5)
@@ -77,7 +84,7 @@ def dots(ax: Axes, found: pd.DataFrame, y: Sequence[float], colour: str, label: 
 
 
 def names(ax: Axes, y: Sequence[float], labels: Sequence[str], xlabel: str) -> None:
-    """Label the lines of a horizontal plot."""
+    """Label the rows of a plot at the heights `y`, and its x axis."""
     ax.set_yticks(y, [wrapped(label) for label in labels])
     ax.set_ylim(min(y) - 0.6, max(y) + 0.6)
     ax.set_xlabel(xlabel)
@@ -90,7 +97,7 @@ def legend(ax: Axes, columns: int = 3) -> None:
 
 
 def wrapped(text: str, width: int = 36) -> str:
-    """Return a label in two lines if it is long."""
+    """Break a long label into two lines."""
     cut = text.rfind(" ", 0, width) if len(text) > width else -1
     return text if cut < 0 else f"{text[:cut]}\n{text[cut + 1 :]}"
 
@@ -98,7 +105,10 @@ def wrapped(text: str, width: int = 36) -> str:
 def series(
     data: pd.DataFrame, tasks: dict[str, str], rows: dict[str, tuple[str, str]], xlabel: str, **where: Any
 ) -> Figure:
-    """Return tasks below each other, one colour for each of `rows`: label → grid, row."""
+    """Draw the values of tasks in rows, with a colour for each of at most three `rows`.
+
+    `tasks` maps a task to its label, `rows` maps a label to grid and row.
+    """
     fig, ax = axes(0.36 * len(tasks) + 0.9)
     y = list(range(len(tasks)))[::-1]
     for index, ((label, (grid, row)), colour) in enumerate(zip(rows.items(), (GREY, ORANGE, BLUE), strict=False)):
@@ -107,19 +117,3 @@ def series(
     names(ax, y, list(tasks.values()), xlabel)
     legend(ax)
     return fig
-
-
-def listed(
-    data: pd.DataFrame, grid: str, task: str, xlabel: str, colour: str, sentence: str, rows: str = "", kind: str = "sts"
-) -> Drawn:
-    """Draw the rows of one grid below each other; in the order of `rows`, or by value."""
-    found = pick(data, grid, rows, task, kind=kind)
-    found = found if rows else found.sort_values("value", ascending=False)
-    fig, ax = axes(0.3 * len(found) + 0.6)
-    y = list(range(len(found)))[::-1]
-    dots(ax, found, y, colour)
-    names(ax, y, list(found.label), f"{DIFFERENCE if kind == 'difference' else SPEARMAN}, {xlabel}")
-    lines = data[(data.grid == grid) & (data.task == task)]
-    values = lines[(lines.kind == "sts") & (lines.metric == "spearman")].set_index("row").value
-    differences = {line.row: line for line in lines[lines.kind == "difference"].itertuples()}
-    return fig, sentence.format(value=values, difference=differences)

@@ -1,13 +1,17 @@
-"""Train the examples of a run with sentence-transformers, for a comparison of quality and time.
+"""Train on the examples of an angle_llm run with sentence-transformers, to compare quality and time.
 
     python eval/retrieval_peer.py --config runs/retrieval/in-batch-seed42/config.yaml --out runs/retrieval/library-seed42/model
 
-Model, examples, batch size, epochs, learning rate, schedule, dtype and seed are those of the run; a run with other
-settings that the library does not share is refused. The loss is `MultipleNegativesRankingLoss`, which is the in-batch
-term in the form forward for one positive per query; for batches above 64 rows its cached form, which needs less memory.
-The library has one positive per row: a group becomes a row for each positive, and a batch has `batch_size` rows, not
-groups. Groups with the same number of negatives form a dataset; a batch comes from one dataset. No text is twice in a
-batch (`NO_DUPLICATES`); a row that fits in no batch is skipped. The order of the examples is the library's own.
+Model, examples, batch size, epochs, learning rate, schedule, dtype and seed are those of the run. A run with settings that
+the library does not support is refused. Differences between the libraries:
+
+* The loss is `MultipleNegativesRankingLoss`, which equals the in-batch term with `contrastive_form: forward` for one
+  positive per query. For batches above 64 rows it is the cached variant, which needs less memory.
+* A row has one positive. A group becomes a row for each positive, and a batch has `batch_size` rows, not groups.
+* Groups with the same number of negatives form a dataset, and a batch comes from one dataset.
+* A batch contains no text twice (`NO_DUPLICATES`); a row that fits in no batch is skipped.
+* The library chooses the order of the examples.
+
 Needs pip install 'sentence-transformers[train]'.
 """
 
@@ -24,32 +28,32 @@ from typing import Any
 import tyro
 from speed_peers.job import Clock
 
-from angle_llm.cli import guarded
-from angle_llm.config import LoraSettings, ObjectiveSettings, TrainSettings
+from angle_llm.cli import run_cli
 from angle_llm.data.formats import Example, ScoredPair, pairs_of
 from angle_llm.data.mixture import load_mixture
 from angle_llm.io import write_json
-from angle_llm.model.backbone import locate
-from angle_llm.settings_io import SettingsError, changed_settings, load_settings, settings_to_dict
+from angle_llm.model.source.resolve import locate
+from angle_llm.settings.parsing import SettingsError, changed_settings, load_settings, settings_to_dict
+from angle_llm.settings.train import LoraSettings, ObjectiveSettings, TrainSettings
 
-AT_ONCE = 64
-"""Rows of a forward pass of the cached loss."""
+CACHED_ROWS = 64
+"""Batch size above which the cached loss is used, and its number of rows per forward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeerSettings:
-    """Train the examples of a run with sentence-transformers."""
+    """The run to repeat with sentence-transformers, and the output."""
 
     config: Path
-    """Settings of the run: a YAML file of `angle-llm train`."""
+    """Settings of the run: a YAML file, as for `angle-llm train --config`."""
     out: Path
-    """Folder of the trained model; peer.json beside it has the time of each step."""
+    """Folder of the trained model. peer.json in its parent folder has the time of each step."""
     max_steps: int = -1
-    """Stop after this many steps, for timing. -1: all epochs."""
+    """Stop after this many steps. -1: train all epochs."""
 
 
 def main(settings: PeerSettings) -> None:
-    """Train, save, and write the times."""
+    """Train with sentence-transformers, save the model, and write the time of each step."""
     from datasets import Dataset, DatasetDict
     from sentence_transformers import (
         SentenceTransformer,
@@ -69,13 +73,13 @@ def main(settings: PeerSettings) -> None:
         model=replace(run.model, prompt="plain", pooling="mean", bits=None),
         objective=ObjectiveSettings(contrastive_form="forward", in_batch_temperature=objective.in_batch_temperature),
         data=replace(run.data, sets=[]),
-        optimizer=replace(run.optimizer, schedule="linear"),
+        optimizer=run.optimizer,
         **{name: getattr(run, name) for name in ("batch_size", "epochs", "seed")},
     )
     if other := changed_settings(settings_to_dict(shared.identity), settings_to_dict(run.identity)):
         raise SettingsError(
             f"{settings.config}: expected the settings {', '.join(other)} of a run that the library can repeat: all weights, "
-            "prompt plain, pooling mean, one dataset, the in-batch term alone in the form forward, a linear schedule."
+            "prompt plain, pooling mean, one dataset, the in-batch term alone in the form forward."
         )
     data = {str(count): Dataset.from_list(rows) for count, rows in sorted(rows_of(load_mixture(run.data)).items())}
     steps = run.epochs * sum(ceil(len(rows) / run.batch_size) for rows in data.values())
@@ -83,8 +87,8 @@ def main(settings: PeerSettings) -> None:
     model.max_seq_length = run.model.max_length or model.max_seq_length
     optimizer, scale = run.optimizer, 1 / objective.in_batch_temperature
     loss: Any
-    if run.batch_size > AT_ONCE:
-        loss = CachedMultipleNegativesRankingLoss(model, scale=scale, mini_batch_size=AT_ONCE)
+    if run.batch_size > CACHED_ROWS:
+        loss = CachedMultipleNegativesRankingLoss(model, scale=scale, mini_batch_size=CACHED_ROWS)
     else:
         loss = MultipleNegativesRankingLoss(model, scale=scale)
     with TemporaryDirectory() as folder:
@@ -97,7 +101,7 @@ def main(settings: PeerSettings) -> None:
                 num_train_epochs=run.epochs,
                 max_steps=settings.max_steps,
                 learning_rate=optimizer.learning_rate,
-                lr_scheduler_type=optimizer.schedule,
+                lr_scheduler_type="linear",
                 warmup_steps=optimizer.warmup_steps(steps),
                 weight_decay=optimizer.weight_decay,
                 max_grad_norm=optimizer.max_gradient_norm,
@@ -120,7 +124,7 @@ def main(settings: PeerSettings) -> None:
 
 
 def rows_of(examples: Iterable[Example]) -> dict[int, list[dict[str, str]]]:
-    """Return a row for each positive of each example, by the number of negatives."""
+    """Return a row for each positive of each example, grouped by the number of negatives."""
     rows: dict[int, list[dict[str, str]]] = {}
     for example in examples:
         if isinstance(example, ScoredPair):
@@ -135,4 +139,4 @@ def rows_of(examples: Iterable[Example]) -> dict[int, list[dict[str, str]]]:
 
 
 if __name__ == "__main__":
-    guarded(lambda: main(tyro.cli(PeerSettings)))
+    run_cli(lambda: main(tyro.cli(PeerSettings)))

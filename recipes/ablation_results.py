@@ -1,9 +1,9 @@
-"""The results file, the scores of pairs and queries, and paired differences between two rows of a grid.
+"""Write the results file, cache scores of pairs and queries, and compute paired differences between rows of a grid.
 
-The scores of all pairs go to a local cache, runs/GRID/NAME/scores.npz, and those of all queries of a retrieval task to
-queries.npz. Two rows whose scores are both cached are compared pair by pair, or query by query, on common bootstrap
-resamples; with several seeds also by the mean of each query over the seeds. Without the cache a difference has no
-interval, or keeps the known one.
+The scores of all pairs are cached in runs/GRID/NAME/scores.npz, and the scores of all queries of a retrieval task in
+queries.npz. If the scores of two rows are cached, the rows are compared pair by pair or query by query on the same
+bootstrap resamples; with several seeds, also by the mean of each query over the seeds. Without cached scores, a difference
+keeps the interval in the results file, or has none.
 """
 
 from __future__ import annotations
@@ -33,25 +33,26 @@ MEASUREMENTS = (*KEY, "kind", "task", "text", "metric", "value", "low", "high", 
 RUNS = (*KEY, "label", "date", "commit", "machine", "versions", "command", "settings", "measures")
 SCORES, QUERIES = "scores.npz", "queries.npz"
 DIFFERED = "nDCG@10"
-"""The metric of retrieval whose differences are recorded."""
+"""Retrieval metric for which differences are recorded."""
 MEAN = "mean"
-"""In place of a seed: the mean over the seeds."""
+"""Value of the column seed for a mean over the seeds."""
 SAME = 1e-2
-"""Two values (× 100) of one measurement differ by less, those of two trainings by more."""
+"""Largest difference (× 100) between a cached and a recorded value of the same model. Another training differs by more."""
 
 
 def measurement(
     kind: str, task: str, metric: str, value: float | None, interval: Interval | None = None, **more: Any
 ) -> Measurement:
-    """Return one row; a value that does not exist is None."""
+    """Return a measurement as a dictionary of columns of the results file. A missing value is None."""
     ends = {} if interval is None else {"low": interval.low, "high": interval.high}
     return {"kind": kind, "task": task, "metric": metric, "value": value, **ends, **more}
 
 
 class Results:
-    """The results file (one line per measurement) and runs.csv beside it (one line per run: grid, row, seed).
+    """The results file, with a line per measurement, and runs.csv in the same folder, with a line per run.
 
-    Every change rewrites both files atomically and under a lock, so several runners may share them.
+    A run is a grid, row and seed. Every change rewrites both files atomically under a lock, so that several programs can
+    share the files.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,18 +60,21 @@ class Results:
         self.lock = FileLock(f"{path}.lock")
 
     def read(self) -> tuple[list[Line], list[Line]]:
-        """Return all measurements, all runs."""
+        """Return all measurements and all runs."""
         texts = [path.read_text(encoding="utf-8") if path.is_file() else "" for path in self.paths]
         measurements, runs = (list(csv.DictReader(io.StringIO(text))) for text in texts)
         return measurements, runs
 
     def of(self, key: Key) -> tuple[list[Line], Line | None]:
-        """Return the measurements of one run, and the run itself."""
+        """Return the measurements of a run, and the run; None if the run is not recorded."""
         measurements, runs = self.read()
         return [m for m in measurements if key_of(m) == key], next((run for run in runs if key_of(run) == key), None)
 
     def record(self, key: Key, run: Line, found: Iterable[Measurement]) -> None:
-        """Add measurements of a run. Remove its earlier ones of the same kinds, or of kinds not in `run`."""
+        """Add measurements of a run, and replace its earlier measurements of the same kinds.
+
+        Kinds that `run` does not list as measured are removed.
+        """
         named = dict(zip(KEY, key, strict=True))
         new = [line_of(named | one) for one in found]
         keep = {*yaml.safe_load(run["measures"]), "difference"} - {one["kind"] for one in new}
@@ -80,13 +84,14 @@ class Results:
             self._write([*measurements, *new], [*(r for r in runs if key_of(r) != key), named | run])
 
     def replace_differences(self, grid: str, found: Iterable[Measurement]) -> None:
-        """Replace the differences of a grid."""
+        """Replace all differences of a grid."""
         with self.lock:
             measurements, runs = self.read()
             rest = [m for m in measurements if m["grid"] != grid or m["kind"] != "difference"]
             self._write([*rest, *(line_of({"grid": grid} | one) for one in found)], runs)
 
     def _write(self, *tables: list[Line]) -> None:
+        """Write measurements and runs, sorted by grid, row and seed."""
         for (path, columns), lines in zip(self.paths.items(), tables, strict=True):
             text = io.StringIO()
             writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
@@ -96,22 +101,23 @@ class Results:
 
 
 def key_of(line: Mapping[str, str]) -> Key:
+    """Return grid, row and seed of a line."""
     return tuple(line[name] for name in KEY)
 
 
 def line_of(values: Measurement) -> Line:
-    """Return a measurement as text; seven digits, and nothing for a value that does not exist."""
+    """Convert a measurement to text: floats with seven digits, missing values as empty strings."""
     return {
         name: "" if value is None or value != value else f"{value:.7g}" if isinstance(value, float) else str(value)
         for name, value in values.items()
     }
 
 
-# ------------------------------------------------------------------------------------------------- paired differences
+# --- paired differences -----------------------------------------------------------------------------------------------
 
 
 def save_scores(scores: Mapping[str, PairScores], path: Path) -> None:
-    """Write the cosines and gold scores of all pairs, by task."""
+    """Write the cosines and gold scores of all pairs of each task to a .npz file."""
     arrays: dict[str, Any] = {
         f"{task}/{name}": array for task, of in scores.items() for name, array in of._asdict().items()
     }
@@ -119,20 +125,20 @@ def save_scores(scores: Mapping[str, PairScores], path: Path) -> None:
 
 
 def save_queries(values: Mapping[str, Sequence[float]], path: Path) -> None:
-    """Write the nDCG@10 × 100 of all queries, by task."""
+    """Write nDCG@10 × 100 of all queries of each task to a .npz file."""
     arrays: dict[str, Any] = {name: np.array(of) for name, of in values.items()}
     write_file(path, lambda file: np.savez_compressed(file, **arrays))
 
 
 class Cached(NamedTuple):
-    """Values of a row by task: scores of pairs, and nDCG@10 × 100 of queries."""
+    """Cached scores of a run by task: cosines and gold scores of pairs, and nDCG@10 × 100 of queries."""
 
     pairs: dict[str, PairScores]
     queries: dict[str, np.ndarray[Any, Any]]
 
 
 def load_cached(folder: Path) -> Cached:
-    """Return the cached values of a run directory; empty where there is no cache or it is damaged."""
+    """Read the cached scores of a run directory. They are empty if a cache file is missing or damaged."""
     pairs, queries = _arrays(folder / SCORES), _arrays(folder / QUERIES)
     tasks = dict.fromkeys(key.split("/")[0] for key in pairs)
     scores = {task: PairScores(pairs[f"{task}/cosine"], pairs[f"{task}/gold"]) for task in tasks}
@@ -140,12 +146,13 @@ def load_cached(folder: Path) -> Cached:
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Read the arrays of a .npz file. They are empty if the file is missing or damaged."""
     if not path.is_file():
         return {}
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return {key: arrays[key] for key in arrays.files}
-    except Exception as error:  # damaged bytes raise many errors of zlib, zipfile and numpy
+    except Exception as error:  # damaged files raise errors of zlib, zipfile and numpy
         print(f"no paired intervals: {path} cannot be read ({error!r}). Remove it, or measure its row with --again.")
         return {}
 
@@ -153,13 +160,14 @@ def _arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 def differences(
     rows: Iterable[Experiment], measured: Iterable[Line], cached: Mapping[Any, Cached]
 ) -> list[Measurement]:
-    """Return Spearman and nDCG@10 of each row minus those of its reference with the same seed, by task.
+    """Return the differences in Spearman and nDCG@10 between each row and its reference with the same seed, by task.
 
-    There is also the published average of Spearman, and the mean of nDCG@10 over several seeds of a row, minus that of
-    its reference, with an interval over queries. A row with one model is compared with each seed of its reference, and
-    the other way round.
-    `measured` are the lines of the results file about the grid, with the known differences; `cached` the values of pairs
-    and queries by key.
+    Further differences are in the average of Spearman over the published tasks, and in the mean of nDCG@10 over several
+    seeds, with an interval over queries. A row without a seed is compared with every seed of its reference, and a row
+    with seeds with a reference without a seed.
+
+    `measured` are the lines of the results file of the grid, including known differences. `cached` maps the key of a run
+    to its cached scores.
     """
     values: dict[Any, dict[tuple[str, str], Line]] = {}
     known: dict[Any, Line] = {}
@@ -206,11 +214,15 @@ def _with_intervals(
     theirs: Cached,
     known: Mapping[Any, Line],
 ) -> list[Measurement]:
-    """Return the differences of a row (its name, its reference, seed) with the interval of cached values or known lines."""
+    """Add intervals from cached scores, or from known lines, to the differences of a row.
+
+    `key` is row, reference and seed. `by_task` are the differences by task and metric. `averaged` is the number of tasks
+    in the average.
+    """
     found, paired = [], _paired(ours, theirs)
     for (task, metric), value in by_task.items():
         plain = measurement("difference", task, metric, value, n=averaged if task == "average" else None)
-        # Cached values and known lines may belong to another training; then their value differs.
+        # If cached scores or known lines belong to another training, their value differs, and they are not used.
         candidates = (paired.get((task, metric)), known.get((*key, task, metric)), plain)
         best = next(c for c in candidates if c and math.isclose(float(c["value"]), value, rel_tol=0, abs_tol=SAME))
         found.append(dict(zip(("row", "reference", "seed"), key, strict=True)) | best | {"n": plain["n"]})
@@ -218,14 +230,14 @@ def _with_intervals(
 
 
 def _mean_queries(seeds: Sequence[Cached]) -> Cached:
-    """Return the mean of each query over the seeds, for tasks with the same number of queries in each."""
+    """Return the mean score of each query over the seeds, for tasks with the same number of queries in every seed."""
     values = {task: [one.queries[task] for one in seeds if task in one.queries] for task in seeds[0].queries}
     same = {task: of for task, of in values.items() if len(of) == len(seeds) and len({*map(len, of)}) == 1}
     return Cached({}, {task: np.mean(of, axis=0) for task, of in same.items()})
 
 
 def _paired(ours: Cached, theirs: Cached) -> dict[tuple[str, str], Measurement]:
-    """Return paired differences by task and metric from cached values; empty if they are of different pairs."""
+    """Return paired differences with intervals by task and metric, for tasks whose scores are of the same pairs or queries."""
     try:
         compared = compare(ours.pairs, theirs.pairs) if ours.pairs.keys() & theirs.pairs.keys() else None
     except ValueError as error:

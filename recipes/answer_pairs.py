@@ -1,7 +1,7 @@
-"""Parse answers of language models into pairs: every line is a pair, or is dropped for a named reason.
+"""Parse answers of language models into pairs. Every line becomes a pair, or is dropped for a reason.
 
-An answer can be a numbered list, bullets, quoted lines, one JSON list, with remarks around it, in code fences, or cut
-off. It can have any content and length, so every pattern takes linear time.
+An answer can be a numbered list, bullets, quoted lines or a JSON list, inside code fences, between remarks, or cut off.
+It can have any content and length, so every pattern takes linear time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from llm_answers import Answer, Request
 
-from angle_llm.data.keys import near, pair_key
+from angle_llm.data.keys import normalized, pair_key
 
 _FENCE = re.compile(r"\s*(```|~~~)")
 _MARKER = re.compile(r"\A\s*(?:\(?\d{1,3}[.):]+(?!\d)|\[\d{1,3}\]|[-*•‣–—·+](?=\s)|\(?[a-z]\))\s*", re.IGNORECASE)
@@ -38,18 +38,19 @@ _QUOTES = {'"': '"', "“": "”", "'": "'", "‘": "’", "«": "»", "„": "�
 
 
 class Line(NamedTuple):
-    """A line of an answer."""
+    """A line of an answer of a language model: its text, and the reason if it is dropped."""
 
     text: str
-    """The sentence without list markers and quotes; a dropped line as it is."""
+    """The sentence without list markers and quotes; for a dropped line, the line unchanged."""
     dropped: str | None
-    """blank, fence, remark, cut or thought; None for a sentence."""
+    """Reason to drop the line: blank, fence, remark, cut or thought. None for a sentence."""
 
 
 def read_answer(answer: str, *, finished: bool = True) -> list[Line]:
-    """Return every line of an answer. `finished` False: the answer was cut off, and its last line is dropped.
+    """Parse an answer into lines, sentences and dropped lines.
 
-    Lines inside of <think> … </think> are thoughts. In an answer with a list, lines outside of it are remarks.
+    With `finished=False` the answer was cut off, and its last line is dropped. Lines inside <think> … </think> are dropped
+    as thoughts. If the answer contains a list, lines outside the list are dropped as remarks.
     """
     thoughts, end, rest = answer.rpartition("</think>")
     if not end and answer.lstrip().startswith("<think>"):
@@ -59,6 +60,7 @@ def read_answer(answer: str, *, finished: bool = True) -> list[Line]:
 
 
 def _read(answer: str, finished: bool) -> list[Line]:
+    """Parse an answer without thoughts into lines."""
     if not answer.strip():
         return [Line(answer, "blank")]
     if (texts := _json_list(answer)) is not None:
@@ -74,6 +76,7 @@ def _read(answer: str, finished: bool) -> list[Line]:
 
 
 def _why_dropped(piece: str, is_list: bool) -> str | None:
+    """Return the reason to drop a line by its form, None for a sentence. `is_list`: the answer contains a list."""
     if not piece.strip():
         return "blank"
     if _FENCE.match(piece):
@@ -83,7 +86,7 @@ def _why_dropped(piece: str, is_list: bool) -> str | None:
 
 
 def _without_marks(line: str) -> str:
-    """Return the text without list marker, label, and quotes or stars around all of it."""
+    """Remove the list marker, a label such as `Output:`, and quotes or stars around the whole line."""
     text = _LABEL.sub("", _MARKER.sub("", line.strip(), count=1), count=1).strip()
     while True:
         bare = text.removesuffix(",") if text.endswith(('",', "',", "”,")) else text
@@ -100,7 +103,7 @@ def _without_marks(line: str) -> str:
 
 
 def _inline_pieces(line: str) -> Iterator[str]:
-    """Yield the line, or its parts if it is a whole list, numbered from 1."""
+    """Yield the items of a line that is a list numbered from 1, such as `1. … 2. …`; yield another line unchanged."""
     found = list(_INLINE.finditer(line))
     starts = [match.start() for match in found]
     before = line[: starts[0]].strip() if found else ""
@@ -114,7 +117,7 @@ def _inline_pieces(line: str) -> Iterator[str]:
 
 
 def _json_list(answer: str) -> list[str] | None:
-    """Return the texts of an answer that is a JSON list of texts, or an object with only such a list."""
+    """Return the texts of an answer that is a JSON list of strings, or an object whose only value is one; else None."""
     bare = answer.strip()
     if _FENCE.match(bare) and bare.endswith(("```", "~~~")):
         bare = bare.partition("\n")[2][:-3].strip()
@@ -126,16 +129,17 @@ def _json_list(answer: str) -> list[str] | None:
         value = next(iter(value.values()))
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         return None
-    # An escape can be half of a character, which no file can hold, or a line end.
+    # An escape can be a lone surrogate, which UTF-8 cannot encode, or a line end.
     return [" ".join(item.encode(errors="replace").decode().split()) for item in value]
 
 
-# ------------------------------------------------------------------------------------------------- filters
+# --- filters ----------------------------------------------------------------------------------------------------------
 
 MIN_CHARACTERS, MAX_CHARACTERS = 6, 400
 MIN_RATIO, MAX_RATIO = 0.35, 2.5
-"""Lengths relative to the source."""
-_RUN = 4  # consecutive words that are not common to a sentence and the prompt by chance
+"""Smallest and largest length relative to the source sentence."""
+_RUN = 4
+"""Number of consecutive words that a sentence and the prompt share only if the sentence copies the prompt."""
 _REFUSAL = re.compile(
     r"\bas an? (?:ai|artificial|language model|large language)|\bi(?:'m| am) (?:sorry|unable|not able)\b|\bi apologi[sz]e\b"
     r"|\bi (?:cannot|can't|can not|won't) (?:help|assist|generate|provide|fulfil|create|write|do that|comply|give)"
@@ -150,14 +154,17 @@ _TALK = re.compile(
 
 
 def _no_words(sentence: str, source: str, prompt: str) -> bool:
+    """Return whether the sentence or its source has no letter or digit."""
     return not (any(map(str.isalnum, sentence)) and any(map(str.isalnum, source)))
 
 
 def _prompt_words(sentence: str, source: str, prompt: str) -> bool:
-    return bool(_runs(near(sentence)) & _runs(near(prompt)) - _runs(near(source)))
+    """Return whether the sentence copies four consecutive words of the prompt that are not in its source."""
+    return bool(_runs(normalized(sentence)) & _runs(normalized(prompt)) - _runs(normalized(source)))
 
 
 def _other_script(sentence: str, source: str, prompt: str) -> bool:
+    """Return whether most letters of the sentence are of scripts that its source does not use."""
     known = {_script(letter) for letter in source if letter.isalpha()}
     letters = [_script(letter) for letter in sentence if letter.isalpha()]
     return bool(known) and sum(script in known for script in letters) < len(letters) / 2
@@ -168,43 +175,47 @@ FILTERS: dict[str, Callable[[str, str, str], bool]] = {
     "refusal": lambda sentence, source, _: bool(_REFUSAL.search(sentence)) and not _REFUSAL.search(source),
     "prompt words": _prompt_words,
     "talk": lambda sentence, source, _: bool(_TALK.search(sentence)) and not _TALK.search(source),
-    "copy": lambda sentence, source, _: near(sentence) == near(source),
+    "copy": lambda sentence, source, _: normalized(sentence) == normalized(source),
     "too short": lambda sentence, source, _: len(sentence) < max(MIN_CHARACTERS, MIN_RATIO * len(source)),
     "too long": lambda sentence, source, _: len(sentence) > min(MAX_CHARACTERS, MAX_RATIO * len(source)),
     "other script": _other_script,
 }
-"""Reason → whether a generated sentence is dropped, by its source and the prompt.
-A word of the source is never a reason."""
+"""Reason to drop a sentence → function of the sentence, its source sentence and the prompt. Words of the source sentence
+are allowed."""
 
 
 def why_dropped(sentence: str, source: str, prompt: str) -> str | None:
-    """Return the first reason to drop a sentence, or None."""
+    """Return the first reason in `FILTERS` to drop a generated sentence, or None."""
     return next((reason for reason, applies in FILTERS.items() if applies(sentence, source, prompt)), None)
 
 
 @lru_cache(maxsize=64)
 def _runs(text: str) -> frozenset[tuple[str, ...]]:
+    """Return all runs of four consecutive words."""
     words = text.split()
     return frozenset(tuple(words[start : start + _RUN]) for start in range(len(words) - _RUN + 1))
 
 
 @lru_cache(maxsize=4096)
 def _script(letter: str) -> str:
-    return unicodedata.name(letter, "unknown").partition(" ")[0]  # LATIN, CYRILLIC, CJK, …
+    """Return the script of a letter, such as LATIN or CJK."""
+    return unicodedata.name(letter, "unknown").partition(" ")[0]
 
 
-# ------------------------------------------------------------------------------------------------- pairs
+# --- pairs ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Pair:
-    """A line of an answer and its request: a pair, unless it was dropped."""
+    """A line of an answer with its request. It is a pair of texts unless `dropped` gives a reason."""
 
     request: Request
     text: str
     dropped: str | None
     generators: list[str]
+    """Language models that wrote this pair."""
     cosine: float | None = None
+    """Cosine of the judge, if there is a judge."""
 
 
 def kept(pairs: Iterable[Pair]) -> list[Pair]:
@@ -213,7 +224,7 @@ def kept(pairs: Iterable[Pair]) -> list[Pair]:
 
 
 def read_pairs(requests: Sequence[Request], answers: Mapping[str, Answer], prompts: Mapping[str, str]) -> list[Pair]:
-    """Return the lines of all answers, each filtered alone."""
+    """Parse all answers into pairs, and drop lines that fail a filter."""
     pairs = []
     for request in requests:
         prompt = prompts[request.side].replace("{size}", " ").replace("{text}", " ")
@@ -224,10 +235,10 @@ def read_pairs(requests: Sequence[Request], answers: Mapping[str, Answer], promp
     return pairs
 
 
-def drop_repeats(pairs: Sequence[Pair], *, agree: bool) -> None:
-    """Drop repeated pairs, pairs of both sides, and, with `agree`, pairs of one generator only."""
+def drop_repeats(pairs: Sequence[Pair]) -> None:
+    """Drop repeated pairs, and pairs that occur as synonyms and as antonyms."""
     first, sides = dict[tuple[int, str], Pair](), defaultdict[int, set[str]](set)
-    keys = {id(pair): pair_key(near(pair.request.text), near(pair.text)) for pair in kept(pairs)}
+    keys = {id(pair): pair_key(normalized(pair.request.text), normalized(pair.text)) for pair in kept(pairs)}
     for pair in kept(pairs):
         key, side = keys[id(pair)], pair.request.side
         sides[key].add(side)
@@ -238,12 +249,10 @@ def drop_repeats(pairs: Sequence[Pair], *, agree: bool) -> None:
     for pair in kept(pairs):
         if len(sides[keys[id(pair)]]) > 1:
             pair.dropped = "contradiction"
-        elif agree and len(pair.generators) == 1:
-            pair.dropped = "one generator only"
 
 
 def drop_surplus(pairs: Sequence[Pair], size: int) -> None:
-    """Drop what an answer has beyond `size` pairs."""
+    """Drop the pairs of each answer after the first `size` pairs."""
     count = Counter[str]()
     for pair in kept(pairs):
         count[pair.request.key] += 1

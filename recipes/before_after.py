@@ -1,55 +1,42 @@
-"""Train, and report the Spearman correlation on test pairs before and after. Shared by several recipes."""
+"""Train, and print the Spearman correlation on test pairs before and after training. Shared by several recipes."""
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
-from pathlib import Path
+from dataclasses import fields
 from typing import Any
 
-from angle_llm.config import DataSource, ModelSettings, TrainSettings
 from angle_llm.data import DataError, ScoredPair
 from angle_llm.data.examples import load_examples
 from angle_llm.evaluate import StsPair, StsTask, evaluate
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.run import fine_tune
-from angle_llm.settings_io import parse_settings
+from angle_llm.settings.parsing import parse_settings
+from angle_llm.settings.train import DataSource, ModelSettings, TrainSettings
 
 
 def train_and_test(defaults: TrainSettings, *, description: str) -> None:
-    """Train on `data` and evaluate on `test`, a further field of the settings."""
-    settings: Any = parse_settings(defaults, description=description)
-    _train_and_test(settings.test, {"after": _train_settings(settings)})
+    """Train on `data`, and print the Spearman correlation on `test` before and after.
 
-
-def train_on_each_and_test(defaults: TrainSettings, *, description: str, others: Sequence[str]) -> None:
-    """Train on `data` and on each further field in `others`, on equally many examples; evaluate each on `test`.
-
-    Each run has its own folder in `run_dir`, named after the field.
+    `defaults` are settings of training with a further field `test`, a `DataSource` of scored pairs.
     """
     settings: Any = parse_settings(defaults, description=description)
-    run = _train_settings(settings)
-    sources = {"data": run.data}
-    for name in others:
-        values = {item.name: getattr(getattr(settings, name), item.name) for item in fields(DataSource)}
-        sources[name] = replace(run.data, **{**values, "shuffle_seed": run.data.shuffle_seed})
-    count = min(len(load_examples(source).examples) for source in sources.values())
-    print(f"{count:,} examples of each of {', '.join(sources)}")
-    runs = {
-        name: replace(run, run_dir=str(Path(run.run_dir) / name), data=replace(source, limit=count))
-        for name, source in sources.items()
-    }
-    _train_and_test(settings.test, runs)
-
-
-def _train_settings(settings: Any) -> TrainSettings:
-    return TrainSettings(**{item.name: getattr(settings, item.name) for item in fields(TrainSettings)})
+    run = TrainSettings(**{item.name: getattr(settings, item.name) for item in fields(TrainSettings)})
+    task = pairs_task("test", settings.test)  # read before training, so that an error is reported at once
+    model = str(fine_tune(run))
+    if os.environ.get("RANK", "0") != "0":
+        return
+    print(f"\n{task.source}, {len(task.pairs):,} pairs; Spearman correlation x 100 of cosine and score:")
+    for when, path, options in (("before", run.model.path, encoder_options(run.model)), ("after", model, {})):
+        encoder = SentenceEncoder.from_pretrained(path, **options)
+        result = evaluate(encoder.encode, [task]).tasks["test"]
+        print(f"  {when:7} {result.spearman:6.2f}" + (f" ({result.undefined})" if result.undefined else ""))
+    print(f'To load the model: SentenceEncoder.from_pretrained("{model}")')
 
 
 def pairs_task(name: str, source: DataSource) -> StsTask:
-    """Return an evaluation task from scored pairs of any format.
+    """Return an STS task with the scored pairs of a data source.
 
     Raises:
-        DataError: if the data has other examples only.
+        DataError: if the source has no scored pairs.
     """
     examples = load_examples(source).examples
     pairs = tuple(StsPair(each.left, each.right, each.score) for each in examples if isinstance(each, ScoredPair))
@@ -59,23 +46,5 @@ def pairs_task(name: str, source: DataSource) -> StsTask:
 
 
 def encoder_options(model: ModelSettings) -> dict[str, Any]:
-    """Return the arguments of `SentenceEncoder.from_pretrained` that open a backbone as training does."""
-    return {name: getattr(model, name) for name in ("prompt", "pooling", "max_length", "dtype", "revision", "bits")}
-
-
-def _train_and_test(test: DataSource, runs: Mapping[str, TrainSettings]) -> None:
-    task = pairs_task("test", test)  # before hours of training
-    models = {name: str(fine_tune(run)) for name, run in runs.items()}
-    if os.environ.get("RANK", "0") != "0":
-        return
-    model = next(iter(runs.values())).model
-    print(f"\n{task.source}, {len(task.pairs):,} pairs; Spearman correlation x 100 of cosine and score:")
-    width = max(7, *map(len, runs))
-    rows = [
-        ("before", model.path, encoder_options(model)),
-        *((name, path, dict[str, Any]()) for name, path in models.items()),
-    ]
-    for name, path, arguments in rows:  # one model in memory at a time
-        figures = evaluate(SentenceEncoder.from_pretrained(path, **arguments).encode, [task]).tasks["test"]
-        print(f"  {name:{width}} {figures.spearman:6.2f}" + (f" ({figures.undefined})" if figures.undefined else ""))
-    print(f'To load the model: SentenceEncoder.from_pretrained("{rows[-1][1]}")')
+    """Return the arguments of `SentenceEncoder.from_pretrained` that open a base model as training does."""
+    return {name: getattr(model, name) for name in ("prompt", "pooling", "max_length", "dtype", "bits")}

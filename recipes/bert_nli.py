@@ -3,16 +3,16 @@
     accelerate launch --num_processes 1 recipes/bert_nli.py
     accelerate launch --num_processes 1 recipes/bert_nli.py --config recipes/minilm_starter.yaml
 
-A second stage trains the model further on graded pairs, STS-B train and SICK train mixed. Both stages, with MiniLM:
+A second stage can train the model further on graded pairs (STS-B train and SICK train, mixed). Both stages with MiniLM:
 
     python recipes/ablation.py --grid recipes/grids/bert.yaml --data-dir DATA --rows nli nli-mix --seeds 42
 
-For another BERT, change the model in a copy of that grid. On a GPU, texts are padded (BERT has attention dropout) and
-float32 products use TF32 in training steps.
+For another BERT, change the model in a copy of this grid. On a GPU, texts are padded because BERT has attention dropout,
+and training steps compute float32 products in TF32.
 """
 
-from angle_llm import config
-from angle_llm.cli import guarded, launch
+from angle_llm.cli import launch, run_cli
+from angle_llm.settings import train as config
 
 PUBLISHED = config.TrainSettings(
     run_dir="runs/bert_nli",
@@ -43,4 +43,4 @@ PUBLISHED = config.TrainSettings(
 )
 
 if __name__ == "__main__":
-    guarded(launch, PUBLISHED, description=__doc__)
+    run_cli(launch, PUBLISHED, description=__doc__)

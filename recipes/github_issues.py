@@ -1,4 +1,4 @@
-"""Issues and comments of GitHub repositories, read through PyGithub and kept on disk."""
+"""Read issues and comments of GitHub repositories through PyGithub, and cache them on disk."""
 
 from __future__ import annotations
 
@@ -19,23 +19,27 @@ from pydantic import BaseModel, Field, ValidationError
 
 from angle_llm import __version__
 from angle_llm.data import DataError
-from angle_llm.settings_io import SettingsError
+from angle_llm.settings.parsing import SettingsError
 
 PER_PAGE = 100
-LONGEST_WAIT = 2 * 3600  # seconds
+SINCE = "2000-01-01"
+"""Date of the first request for updated issues and comments; before the first issue on GitHub."""
+LONGEST_WAIT = 2 * 3600
+"""Longest wait in seconds for the rate limit of GitHub."""
 TOKEN = "GITHUB_TOKEN"
 Key = tuple[str, int]
-"""Repository in lower case, and issue number."""
+"""An issue: its repository in lower case, and its number."""
 
 
 class User(BaseModel):
-    """An account."""
+    """A GitHub account."""
 
     login: str = ""
     type: str = ""
 
     @property
     def is_bot(self) -> bool:
+        """Whether the account is a bot."""
         return self.type == "Bot" or self.login.endswith("[bot]")
 
 
@@ -46,7 +50,7 @@ class Label(BaseModel):
 
 
 class Entry(BaseModel):
-    """What issues and comments have in common. Only the declared fields of the API are kept."""
+    """Common fields of issues and comments of GitHub's API. Other fields of the API are discarded."""
 
     id: int
     body: str | None = ""
@@ -56,11 +60,12 @@ class Entry(BaseModel):
 
     @property
     def author(self) -> User:
-        return self.user or User()  # none: deleted
+        """The account that wrote the text; an empty account if it was deleted."""
+        return self.user or User()
 
 
 class Issue(Entry):
-    """An issue or pull request, which share their numbers."""
+    """An issue or pull request of GitHub's API, which lists both as issues."""
 
     number: int
     repository_url: str
@@ -72,35 +77,40 @@ class Issue(Entry):
 
     @property
     def repo(self) -> str:
+        """The repository, as OWNER/REPO."""
         return "/".join(self.repository_url.split("/")[-2:])
 
     @property
     def key(self) -> Key:
+        """The repository in lower case, and the number."""
         return self.repo.lower(), self.number
 
     @property
     def name(self) -> str:
+        """The name as GitHub displays it, such as OWNER/REPO#12."""
         return f"{self.repo}#{self.number}"
 
 
 class Comment(Entry):
-    """A comment under an issue."""
+    """A comment on an issue."""
 
     issue_url: str = Field(pattern=r"/[^/]+/[^/]+/issues/\d+$")
     author_association: str = ""
 
     @property
     def issue(self) -> Key:
+        """The issue of the comment."""
         owner, repo, _, number = self.issue_url.split("/")[-4:]
         return f"{owner}/{repo}".lower(), int(number)
 
     @property
     def by_maintainer(self) -> bool:
+        """Whether an owner, member or collaborator of the repository wrote the comment."""
         return self.author_association in ("OWNER", "MEMBER", "COLLABORATOR") and not self.author.is_bot
 
 
 class Event(BaseModel):
-    """A change of an issue."""
+    """An event in the history of an issue, such as `marked_as_duplicate`."""
 
     event: str = ""
 
@@ -110,7 +120,7 @@ EntryKind = TypeVar("EntryKind", bound=Entry)
 
 
 def parsed(kind: type[Kind], row: Any) -> Kind:
-    """Return a row of the API as an object; raise `DataError` if it is not one."""
+    """Parse a JSON object of the API into a model. Raises `DataError` if fields are missing or have another type."""
     try:
         return kind.model_validate(row)
     except ValidationError:
@@ -119,27 +129,34 @@ def parsed(kind: type[Kind], row: Any) -> Kind:
 
 
 def read_token(api: str) -> str | None:
-    """Return the token of the environment, if any; refused where it would be sent unencrypted to another machine."""
+    """Return the GitHub token of the environment, None if there is none.
+
+    Raises:
+        SettingsError: if the token is malformed, or would be sent to another machine without encryption.
+    """
     token = os.environ.get(TOKEN, "").strip() or None
     parts = urlsplit(api)
     if token is None:
         print(f"No token in {TOKEN}: GitHub allows 60 requests an hour; with a token, 5,000.")
     elif not (token.isprintable() and token.isascii()):
-        raise SettingsError(f"{TOKEN}: the token has characters that are not allowed in one.")
+        raise SettingsError(f"{TOKEN}: expected a token of printable ASCII characters.")
     elif parts.scheme != "https" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
-        raise SettingsError(f"--api: a token needs https://{parts.netloc}; or unset {TOKEN}.")
+        raise SettingsError(
+            f"--api: a token needs https://{parts.netloc}, or it is sent unencrypted; or unset {TOKEN}."
+        )
     if parts.scheme == "http":
         os.environ["no_proxy"] = str(parts.hostname)  # a proxy could read the token
     return token
 
 
 class GitHub:
-    """GitHub's REST API through PyGithub, with a cache on disk.
+    """Client of GitHub's REST API with a cache on disk.
 
-    PyGithub waits for rate limits and repeats requests after errors of the server. Raises `DataError` for a refusal.
+    PyGithub waits for rate limits and repeats requests after server errors. Methods raise `DataError` if GitHub refuses
+    a request.
     """
 
-    def __init__(self, api: str, folder: Path, token: str | None, *, offline: bool) -> None:
+    def __init__(self, api: str, folder: Path, token: str | None) -> None:
         try:
             import github
             from github.GithubRetry import GithubRetry
@@ -151,11 +168,11 @@ class GitHub:
             seconds_between_requests=0.1, user_agent=f"angle-llm/{__version__}", api_version="2022-11-28",
             retry=GithubRetry(total=5, backoff_factor=1, status_forcelist=statuses, max_rate_limit_wait=LONGEST_WAIT),
         ).requester  # fmt: skip
-        self._refusal, self._token, self._folder, self._offline = github.GithubException, token, folder, offline
+        self._refusal, self._token, self._folder = github.GithubException, token, folder
         self._journal = Journal(folder / "objects.jsonl")
         self._objects = {row["key"]: row["content"] for row in self._journal.rows}
         self.sent = 0
-        """Requests of this process."""
+        """Number of requests of this process."""
 
     def __enter__(self) -> GitHub:
         return self
@@ -164,19 +181,22 @@ class GitHub:
         self._journal.__exit__()
 
     def name(self, repo: str) -> str:
-        """Return the current name of a repository. PyGithub drops parameters when it follows a redirect."""
-        return repo if self._offline else str(self._request(f"/repos/{repo}", required=True)[1].get("full_name", repo))
+        """Return the current name of a repository that may have been renamed.
 
-    def listing(self, path: str, kind: type[EntryKind], since: str, most: int | None = None) -> list[EntryKind]:
-        """Return issues or comments that were updated after a date, at most `most`; only new versions are requested.
-
-        A request is for what was updated since the last row that is kept. Page numbers would miss rows, because a row
-        that is updated meanwhile moves the others.
+        PyGithub drops the query parameters when it follows a redirect, so later requests must use the current name.
         """
-        with Journal(self._folder / f"{path.strip('/').replace('/', '-')}-{since}.jsonl") as journal:
+        return str(self._request(f"/repos/{repo}", required=True)[1].get("full_name", repo))
+
+    def listing(self, path: str, kind: type[EntryKind], most: int | None = None) -> list[EntryKind]:
+        """Return all issues or comments of a repository, at most `most`; request only what changed since the last call.
+
+        Each request asks for rows updated since the newest known row. Page numbers alone would miss rows, because an
+        update during the listing moves a row to another page.
+        """
+        with Journal(self._folder / f"{path.strip('/').replace('/', '-')}-{SINCE}.jsonl") as journal:
             rows, page = {row["id"]: parsed(kind, row) for row in journal.rows}, 1
-            since = max([f"{since}T00:00:00Z", *(_second_before(row) for row in rows.values())])
-            while not self._offline and (most is None or len(rows) < most):
+            since = max([f"{SINCE}T00:00:00Z", *(_second_before(row) for row in rows.values())])
+            while most is None or len(rows) < most:
                 query = {"state": "all", "sort": "updated", "direction": "asc", "since": since}
                 query |= {"per_page": str(PER_PAGE), "page": str(page)}
                 headers, content = self._request(f"{path}?{urlencode(query)}", required=True)
@@ -190,15 +210,15 @@ class GitHub:
                 print(f"{path}: {len(rows):,} rows after {self.sent:,} requests{estimate}", flush=True)
                 if len(found) < PER_PAGE:
                     break
-                # Rows of one second can be on two pages.
+                # Rows that were updated in the same second can be on two pages.
                 newest = _second_before(found[-1])
                 since, page = (newest, 1) if newest > since else (since, page + 1)
         return sorted(list(rows.values())[:most], key=lambda row: row.id)
 
     def one(self, path: str, kind: type[BaseModel], version: str = "") -> Any:
-        """Return the object or list at a path, requested once per version; None if it is deleted or not visible."""
+        """Return the object or list at a path, None if it is deleted or not visible; request each version only once."""
         key = f"{path} {version}"
-        if key not in self._objects and not self._offline:
+        if key not in self._objects:
             content = self._request(path, required=False)[1]
             rows = content if isinstance(content, list) else [] if content is None else [content]
             kept = [parsed(kind, row).model_dump(mode="json") for row in rows]
@@ -207,7 +227,7 @@ class GitHub:
         return self._objects.get(key)
 
     def under(self, issue: Issue, what: str, kind: type[Kind]) -> list[Kind]:
-        """Return the events or comments of an issue."""
+        """Return the events or comments of an issue; `what` is `events` or `comments`."""
         path, rows = f"/repos/{issue.repo}/issues/{issue.number}/{what}?per_page={PER_PAGE}", list[Kind]()
         for page in itertools.count(1):
             found = self.one(f"{path}&page={page}", kind, issue.updated_at.isoformat()) or []
@@ -217,12 +237,12 @@ class GitHub:
         return rows
 
     def has_event(self, issue: Issue) -> bool:
-        """Return whether a maintainer marked an issue as a duplicate and did not undo it."""
+        """Return whether a maintainer marked an issue as a duplicate and has not removed the mark."""
         events = [each.event for each in self.under(issue, "events", Event)]
         return [each for each in events if each.endswith("marked_as_duplicate")][-1:] == ["marked_as_duplicate"]
 
     def _request(self, path: str, *, required: bool) -> tuple[dict[str, Any], Any]:
-        """Return headers and content at a path; the content is None for what is not `required` and does not exist."""
+        """Request a path; return headers and content. The content is None if it does not exist and is not `required`."""
         import requests
 
         remaining, pause = self._requester.rate_limiting[0], self._requester.rate_limiting_resettime + 1 - time.time()
@@ -242,19 +262,20 @@ class GitHub:
                 hint = "Check the name of the repository, and the token in the environment"
                 raise DataError(f"{path}: GitHub answered with status {error.status}: {message}. {hint}") from None
             except (requests.RequestException, ValueError, RuntimeError) as error:
-                if attempt == 2:  # without the library's message, which can have headers
+                if attempt == 2:  # the message of the library is omitted: it can contain the token
                     problem = f"no complete answer ({type(error).__name__})"
                     raise DataError(f"{path}: {problem}. Run the same command again to resume") from None
         raise AssertionError
 
 
 def _second_before(row: Entry) -> str:
+    """Return the time one second before the last update of an issue or comment, in the format of the API."""
     return (row.updated_at - timedelta(seconds=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass
 class Found:
-    """What was read. `moved` maps former keys of issues to current ones."""
+    """Issues, pull requests and comments that were read. `moved` maps former keys of issues to their current keys."""
 
     issues: dict[Key, Issue] = field(default_factory=dict)
     pull_requests: set[Key] = field(default_factory=set)
@@ -263,17 +284,17 @@ class Found:
 
 
 def read_repositories(
-    github: GitHub, repos: Sequence[str], since: str, max_issues: int | None, marked: Callable[[Issue], object] | None
+    github: GitHub, repos: Sequence[str], max_issues: int | None, marked: Callable[[Issue], object] | None
 ) -> Found:
-    """Return issues of the repositories and comments: all of them, or those under issues that are `marked`."""
+    """Return the issues of repositories and their comments: all comments, or only comments of issues that are `marked`."""
     found = Found()
     for name in dict.fromkeys(map(github.name, repos)):
-        listed = github.listing(f"/repos/{name}/issues", Issue, since, max_issues)
+        listed = github.listing(f"/repos/{name}/issues", Issue, max_issues)
         issues = {issue.key: issue for issue in listed if issue.pull_request is None}
         found.issues |= issues
         found.pull_requests |= {issue.key for issue in listed} - set(issues)
         if marked is None:
-            comments = github.listing(f"/repos/{name}/issues/comments", Comment, since)
+            comments = github.listing(f"/repos/{name}/issues/comments", Comment)
         else:
             below = (github.under(issue, "comments", Comment) for issue in issues.values() if marked(issue))
             comments = [comment for each in below for comment in each]
@@ -284,7 +305,7 @@ def read_repositories(
 
 
 def read_targets(github: GitHub, found: Found, targets: set[Key]) -> dict[Key, str]:
-    """Add issues outside the listings to `found`; returns why others are missing."""
+    """Read issues that other issues refer to and add them to `found`; return the reason for each missing issue."""
     missing = dict[Key, str]()
     for target in sorted(targets - set(found.issues)):
         row = None if target in found.pull_requests else github.one(f"/repos/{target[0]}/issues/{target[1]}", Issue)

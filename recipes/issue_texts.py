@@ -1,9 +1,9 @@
-"""Issues and comments of GitHub's API: which issue was closed as a duplicate of which, and texts without the answer.
+"""Find which issue is a duplicate of which, and clean issue texts so that they do not contain this information.
 
 GitHub stores that an issue was closed as a duplicate (`state_reason`, or the event `marked_as_duplicate`), but not of
-which issue. The target is therefore read from the comments around the closing:
+which issue. The comments within a week of the closing name the other issue:
 
-| reason | comments around the closing | condition |
+| reason | what the comments say | condition |
 |---|---|---|
 | comment | name a duplicate | a maintainer wrote the comment |
 | state_reason | name a duplicate, or refer to exactly one issue | the issue was closed as a duplicate |
@@ -31,8 +31,9 @@ _REFERENCE = (
     r"|\bGH-(?P<gh>\d{1,9})\b|(?:(?<=\bof )|(?<=\bof the ))issues?\s(?P<word>\d{1,9})\b"
 )
 REFERENCE = re.compile(_REFERENCE, re.IGNORECASE)
+"""A reference to an issue, such as #12, OWNER/REPO#12, GH-12 or its address."""
 _ANY_REFERENCE = f"(?:{re.sub('[?]P<[a-z]+>', '?:', _REFERENCE)})"
-# [The title](https://…/issues/12); titles have brackets themselves.
+# The title in [The title](https://…/issues/12); a title can contain brackets.
 _LINK_TEXT = r"\[(?:[^\[\]\n]|\[[^\[\]\n]{0,80}\]){0,200}\](?=\(https?://[\w.-]{0,60}github)"
 _LINK = re.compile(_LINK_TEXT, re.IGNORECASE)
 _BETWEEN = (
@@ -60,38 +61,42 @@ _QUOTED = re.compile(r"^[ \t]{0,3}>.*$", re.MULTILINE)
 _LABEL = re.compile(r"\b(?:duplicate|dupe|dup)\b", re.IGNORECASE)
 
 
+CLOSING_WINDOW = timedelta(days=7)
+"""Time before and after the closing in which a comment can name the duplicate."""
+
+
 class Claim(NamedTuple):
-    """One issue is a duplicate of another; `reason` is a row of the table above."""
+    """The issue `duplicate` is a duplicate of `target`. `reason` is a row of the table in the module's docstring."""
 
     duplicate: Key
     target: Key
     reason: str
 
 
-# ------------------------------------------------------------------------------------------------- duplicates
+# --- duplicates -------------------------------------------------------------------------------------------------------
 
 
 def is_duplicate_label(label: str) -> bool:
-    """Return whether a label marks a duplicate without doubt."""
+    """Return whether the name of a label means duplicate, without a negation, doubt or question mark."""
     words = re.sub(r"[_/:-]", " ", label)
     found = _LABEL.search(words)
     return found is not None and not any(map(_DOUBT.search, (words, words[: found.start()]))) and "?" not in words
 
 
 def mark(issue: Issue) -> str:
-    """Return what marks an issue as a duplicate: state_reason, label, or nothing."""
+    """Return what marks an issue as a duplicate: `state_reason`, `label`, or an empty string."""
     if issue.state_reason == "duplicate":
         return "state_reason"
     return "label" if any(is_duplicate_label(label.name) for label in issue.labels) else ""
 
 
 def references(text: str, repo: str) -> list[Key]:
-    """Return the issues that a text refers to outside code and quotes; `repo` is the repository of bare numbers."""
+    """Return the issues that a text refers to, outside code and quotes. `repo` completes references such as #12."""
     return list(_keys(_without_quotes(text), repo))
 
 
 def named_duplicates(text: str, repo: str) -> list[Key]:
-    """Return the issues that a text names as duplicates without doubt."""
+    """Return the issues that a text names as duplicates, outside code, quotes, negations and doubts."""
     text = _without_quotes(text)
     return [
         key for match in DUPLICATE_PHRASE.finditer(text) if not _doubtful(text, match) for key in _keys(match[0], repo)
@@ -99,7 +104,7 @@ def named_duplicates(text: str, repo: str) -> list[Key]:
 
 
 def mentioned_pairs(found: Found) -> set[frozenset[Key]]:
-    """Return the pairs of issues of which one mentions the other anywhere, in any words, at any time."""
+    """Return the pairs of issues in which one issue refers to the other, in its title, body or any comment."""
     pairs = set[frozenset[Key]]()
     for key, issue in found.issues.items():
         texts = [issue.title or "", *(each.body or "" for each in (issue, *found.comments.get(key, ())))]
@@ -107,21 +112,19 @@ def mentioned_pairs(found: Found) -> set[frozenset[Key]]:
     return pairs
 
 
-def find_claims(
-    found: Found, closing_days: float, has_event: Callable[[Issue], bool]
-) -> tuple[list[Claim], dict[str, int]]:
-    """Return the claims, and how many issues look like duplicates of an issue that is not clear, by reason.
+def find_claims(found: Found, has_event: Callable[[Issue], bool]) -> tuple[list[Claim], dict[str, int]]:
+    """Return the claims, and the number of issues that look like duplicates but without a clear target, by reason.
 
-    `has_event` sends a request, so it is called only where it decides.
+    `has_event` sends a request, so it is called only where the result depends on it.
     """
     claims, unclear = list[Claim](), Counter[str]()
     for key, issue in found.issues.items():
         if issue.closed_at is None:
             continue
-        closed, window = issue.closed_at, timedelta(days=closing_days)
-        near = [each for each in found.comments.get(key, ()) if abs(each.created_at - closed) <= window]
-        by_maintainers = _targets(named_duplicates, [each for each in near if each.by_maintainer], issue)
-        named, referred = _targets(named_duplicates, near, issue), _targets(references, near, issue)
+        closed = issue.closed_at
+        comments = [one for one in found.comments.get(key, ()) if abs(one.created_at - closed) <= CLOSING_WINDOW]
+        by_maintainers = _targets(named_duplicates, [one for one in comments if one.by_maintainer], issue)
+        named, referred = _targets(named_duplicates, comments, issue), _targets(references, comments, issue)
         marked = mark(issue)
         if by_maintainers:
             claims += [Claim(key, target, "comment") for target in by_maintainers]
@@ -137,68 +140,79 @@ def find_claims(
 
 
 def _targets(find: Callable[[str, str], list[Key]], comments: Iterable[Comment], issue: Issue) -> list[Key]:
+    """Return the distinct issues that `find` returns for the comments, without the issue itself."""
     keys = (key for comment in comments for key in find(comment.body or "", issue.repo))
     return list(dict.fromkeys(key for key in keys if key != issue.key))
 
 
 def _without_quotes(text: str) -> str:
+    """Remove code, quoted lines and link texts; keep references that are formatted as code."""
     text = _CODE.sub(lambda code: f" {code[0][1:-1]} " if REFERENCE.fullmatch(code[0][1:-1]) else " ", text)
     return _LINK.sub("", _QUOTED.sub("", text))
 
 
 def _doubtful(text: str, match: re.Match[str]) -> bool:
+    """Return whether a phrase is negated or doubtful, by the words before it or a question mark after it."""
     before = text[max(0, match.start() - 60) : match.start()]
     sentence = _SENTENCE_END.split(before)[-1].rpartition("\n")[2]
     return _DOUBT.search(sentence) is not None or _QUESTION.match(text, match.end()) is not None
 
 
 def _keys(text: str, repo: str) -> Iterator[Key]:
+    """Yield the issues that a text refers to. `repo` completes references such as #12."""
     for found in REFERENCE.finditer(text):
         number = int(found["at"] or found["number"] or found["gh"] or found["word"])
         if number:
             yield (found["home"] or found["repo"] or repo).lower(), number
 
 
-# ------------------------------------------------------------------------------------------------- clean texts
+# --- clean texts ------------------------------------------------------------------------------------------------------
 
 _HIDDEN_OR_CODE = re.compile(rf"(<!--.*?-->|{_CODE.pattern})", re.DOTALL)
 _TITLE_MARK = re.compile(r"[\[({]\s*(?:duplicate|dupe|dup)\b[^\[\](){}]{0,80}[\])}][\s:,-]*", re.IGNORECASE)
 _LOGIN = r"([A-Za-z0-9](?:[A-Za-z0-9-]|_(?=[A-Za-z0-9])){0,58})"
 _MENTION = re.compile(rf"(?<![^\W_])(?<![^\W_]_)(?<![.@/+-])@{_LOGIN}(?:\[bot\])?(?![^\W_]|-|/[\w-])")
 _PROFILE = re.compile(rf"https?://(?:www\.)?github\.com/{_LOGIN}(?![^\W_]|-|\.\w|/\.{{0,2}}[\w-])/?", re.IGNORECASE)
-_LONG_LINE = 300  # of a longer line, only the phrase is removed
-_PASSES = 4  # removing a phrase can form a new one
+_LONG_LINE = 300
+"""Characters of a line from which on only the phrase is removed instead of the whole line."""
+_PASSES = 4
+"""Passes of removing phrases; a removal can form a new phrase."""
 
 
 def issue_text(title: str, body: str, people: Set[str], max_characters: int) -> str:
-    """Return the title, blank line and body, without template comments, duplicate phrases and user names.
+    """Return title, blank line and body of an issue, without hidden comments, duplicate phrases and user names.
 
-    `@name` and links to profiles become `@someone`; in code only the names in `people` (lower case) do, because
-    `@property` is not a person. Stack traces, code and logs stay.
+    `@name` and links to profiles are replaced by `@someone`. In code only names in `people` (lower case) are replaced,
+    because `@property` is not a person. Stack traces, code and logs are kept.
     """
     title, body = " ".join(_TITLE_MARK.sub(" ", title[:max_characters]).split()), body[: 4 * max_characters]
     text = f"{title}\n\n{body}" if body.strip() else title
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "").encode(errors="replace").decode()
     text = "".join(piece for n, piece in enumerate(_pieces(text)) if n % 2 == 0 or not piece.startswith("<!--"))
     text = "".join(_without_names(piece, people if n % 2 else None) for n, piece in enumerate(_pieces(text)))
-    # Phrases last: each step before, the cut too, can join the words of one.
+    # Phrases are removed last: each earlier step, and the cut, can join words to a phrase.
     return _without_phrases(_tidy(text)[:max_characters]).strip()
 
 
 def _pieces(text: str) -> list[str]:
-    """Return pieces of the text, in turn prose, and a hidden comment or code. Inside of code, `<!--` is code."""
+    """Return the text in pieces: prose at even indices, a hidden comment or code at odd indices.
+
+    Inside code, `<!--` is code.
+    """
     end = text.rfind("-->") + 3
-    # Comments without an end are prose. The mark prevents that each of them is searched to the end of the text.
+    # A comment without an end is prose. The mark \0 avoids a search to the end of the text for each such comment.
     marked = text[:end] + text[end:].replace("<!--", "<\0!--")
     return [piece.replace("\0", "") for piece in _HIDDEN_OR_CODE.split(marked)]
 
 
 def _tidy(text: str) -> str:
-    # Line by line: `[ \t]+\n` as a regular expression takes quadratic time.
+    """Remove spaces at the ends of lines, and more than one blank line."""
+    # Line by line, because the pattern `[ \t]+\n` takes quadratic time.
     return re.sub(r"\n{3,}", "\n\n", "\n".join(line.rstrip(" \t") for line in text.split("\n"))).strip()
 
 
 def _without_phrases(text: str) -> str:
+    """Remove lines with a phrase that names a duplicate; in a long line, remove only the phrase."""
     for _ in range(_PASSES):
         found = list(DUPLICATE_PHRASE.finditer(text))
         if not found:
@@ -212,12 +226,12 @@ def _without_phrases(text: str) -> str:
             kept.append(text[end : max(start, end)])
             end = max(stop, end)
         text = _tidy(" ".join([*kept, text[end:]]))
-    # Only a text made for it needs more passes: remove every line with such a word.
+    # Only an adversarial text needs more passes: remove every line with such a word.
     return "\n".join(line for line in text.split("\n") if not DUPLICATE_WORD.search(line))
 
 
 def _without_names(text: str, known: Set[str] | None) -> str:
-    """Replace the names in `known`; None: all mentions."""
+    """Replace mentions of the names in `known` by `@someone`; None: replace all mentions."""
 
     def replace(instead: str) -> Callable[[re.Match[str]], str]:
         return lambda match: instead if known is None or match[1].lower() in known else match[0]

@@ -1,4 +1,4 @@
-"""An append-only file of JSON rows, for results of requests that must not be repeated."""
+"""An append-only JSON Lines file for results of requests, so that a killed program does not repeat them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Row = dict[str, Any]
 
 
 class Journal:
-    """Rows of a JSON Lines file, a context manager. `append` returns when rows are on disk, each whole or absent.
+    """An append-only JSON Lines file, as a context manager. A row that was cut off by a kill is removed when the file is opened.
 
     Raises:
-        DataError: if another process has the file open, or a line is not a JSON object.
+        DataError: if another process has opened the file, or a line is not a JSON object.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,7 +32,7 @@ class Journal:
         try:
             content = path.read_bytes()
             whole = content.rfind(b"\n") + 1
-            self._file.truncate(whole)  # a kill cut off what follows
+            self._file.truncate(whole)  # the rest is a row that a kill cut off
             self.rows = [self._parsed(number, line) for number, line in enumerate(content[:whole].splitlines(), 1)]
         except BaseException:
             self.__exit__()
@@ -46,20 +46,21 @@ class Journal:
         self._lock.release()
 
     def append(self, *rows: Row) -> None:
-        """Add rows to the file and to `rows`."""
-        # ASCII, because a text can have half of a surrogate pair.
+        """Append rows to the file and to `rows`; return when they are on disk."""
+        # ASCII escapes, because a text can contain a lone surrogate.
         self._file.writelines(json.dumps(row).encode() + b"\n" for row in rows)
         self._file.flush()
         os.fsync(self._file.fileno())
         self.rows.extend(rows)
 
     def _parsed(self, number: int, line: bytes) -> Row:
+        """Parse a line of the file as a JSON object."""
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
             raise DataError(
-                f"{self.path}:{number}: expected a JSON object; remove this line to request its content again"
+                f"{self.path}:{number}: expected a JSON object. Remove this line; its content is requested again"
             )
         return row

@@ -3,19 +3,19 @@
     accelerate launch --num_processes 1 recipes/llama2_nli.py
     accelerate launch --num_processes 1 recipes/llama2_nli.py --config recipes/starter.yaml
 
-Without options it downloads LLaMA-2-7B and AllNLI from the hub and trains with the published settings. A settings file
-or single flags replace any of them. The base is in NF4, as in the published run, if bitsandbytes is installed and a GPU
-is available. `--model.bits None` keeps it in bfloat16, `--model.bits 4` requires NF4. A base of another `--model.path`
-is quantised only with `--model.bits`.
+Without options it downloads LLaMA-2-7B and AllNLI from the hub and trains with the published settings. `--config FILE` and
+flags replace settings. As in the published run, the base is in NF4 if bitsandbytes is installed and a GPU is available;
+`--model.bits None` keeps it in bfloat16, and `--model.bits 4` requires NF4. Another `--model.path` is quantised only if
+`--model.bits` is set.
 """
 
 import importlib.util
 import os
 from dataclasses import replace
 
-from angle_llm import config
-from angle_llm.cli import guarded, train
-from angle_llm.settings_io import parse_settings
+from angle_llm.cli import run_cli, train
+from angle_llm.settings import train as config
+from angle_llm.settings.parsing import parse_settings
 
 PUBLISHED = config.TrainSettings(
     run_dir="runs/llama2_nli",
@@ -54,15 +54,17 @@ PUBLISHED = config.TrainSettings(
 
 
 def main() -> None:
-    """Train with the published settings, replaced by `--config FILE` and flags."""
-    plain = replace(PUBLISHED, model=replace(PUBLISHED.model, bits=None))
-    settings = parse_settings(plain, description=__doc__ or "")
+    """Train with the published settings, overridden by `--config FILE` and flags."""
+    unquantised = replace(PUBLISHED, model=replace(PUBLISHED.model, bits=None))
+    settings = parse_settings(unquantised, description=__doc__ or "")
     if settings.model.path == PUBLISHED.model.path and settings.model.bits is None:
         quantised = parse_settings(PUBLISHED)
         reason = not_quantised_because()
         if reason is None:
             settings = quantised
-        elif quantised != settings and os.environ.get("RANK", "0") == "0":  # else --model.bits None is given
+        elif (
+            quantised != settings and os.environ.get("RANK", "0") == "0"
+        ):  # equal settings: the user set --model.bits None
             print(
                 f"the base is in {settings.model.dtype}, not in NF4 as in the published run: {reason}. "
                 "To accept this, set --model.bits None."
@@ -71,7 +73,7 @@ def main() -> None:
 
 
 def not_quantised_because() -> str | None:
-    """Return why the base cannot be in NF4 by default; None if it can."""
+    """Return the reason why the base cannot be quantised to NF4; None if it can."""
     import torch
 
     if importlib.util.find_spec("bitsandbytes") is None:
@@ -80,4 +82,4 @@ def not_quantised_because() -> str | None:
 
 
 if __name__ == "__main__":
-    guarded(main)
+    run_cli(main)

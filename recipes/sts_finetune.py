@@ -1,21 +1,22 @@
-"""Train on a dataset's train split and evaluate on its test split: the "non-transfer" STS of the paper.
+"""Train on the train split of a dataset and evaluate on its test split: "non-transfer" STS in AnglE (arXiv 2309.12871).
 
     python recipes/sts_finetune.py
     python recipes/sts_finetune.py --data.path DATA/stsb/train.tsv --data.score-range 0 5 --test.path DATA/stsb/test.tsv
     accelerate launch recipes/sts_finetune.py --data.path train.jsonl --test.path test.jsonl --test.score-range 0 1
 
 Prints the Spearman correlation of cosine and score on the test pairs, before and after training. Without options it
-uses the starter triples, and the starter graded pairs as the test. Any files of scored pairs can be used; labels 0 and
-1 are scores, too. QNLI, where 0 means that the sentence has the answer, needs the score range 1 0. For long texts set
---model.max-length. `recipes/grids/nontransfer.yaml` is the table of the report.
+trains on the starter triples and tests on the starter graded pairs. Any file of scored pairs works; labels 0 and 1 are
+scores too. QNLI needs the score range 1 0, because its label 0 means that the sentence contains the answer. For long
+texts set --model.max-length. `recipes/grids/nontransfer.yaml` has the experiments of docs/results.md.
 """
 
 from dataclasses import field
 
 from before_after import train_and_test
 
-from angle_llm.cli import guarded
-from angle_llm.config import (
+from angle_llm.cli import run_cli
+from angle_llm.settings.parsing import settings_class
+from angle_llm.settings.train import (
     DataSettings,
     DataSource,
     LoraSettings,
@@ -24,15 +25,14 @@ from angle_llm.config import (
     OptimizerSettings,
     TrainSettings,
 )
-from angle_llm.settings_io import settings_class
 
 
 @settings_class
 class StsFinetuneSettings(TrainSettings):
-    """A training run, and the pairs its result is measured on."""
+    """Settings of training, and the test pairs."""
 
     test: DataSource = field(default_factory=DataSource)
-    """Scored pairs that are not trained on."""
+    """Scored pairs to evaluate on; they are not trained on."""
 
 
 STARTER = StsFinetuneSettings(
@@ -60,4 +60,4 @@ STARTER = StsFinetuneSettings(
 )
 
 if __name__ == "__main__":
-    guarded(train_and_test, STARTER, description=__doc__)
+    run_cli(train_and_test, STARTER, description=__doc__)

@@ -8,9 +8,9 @@ import numpy as np
 from pyarrow import parquet
 
 from angle_llm.data.corpus import Corpus
-from angle_llm.embed import embed_corpus
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.vectors import ShardOptions, VectorForm
+from angle_llm.model.vectors import ShardOptions, VectorForm
+from angle_llm.tools.embed import embed_corpus
 
 OPTIONS = ShardOptions(format="parquet", rows=4)
 TEXTS = [f"A {who} {does}." for who in ("man", "dog", "cat", "child") for does in ("runs", "eats", "sleeps")] + ["End"]

@@ -184,9 +184,7 @@ def contrast_with_options(
     threshold: Callable[[float], float] | None = None,
     guide: Sequence[Row] | None = None,
     keep_own: bool = True,
-    extra: Sequence[str] = (),
     strength: float = 0.0,
-    hardness: str = "all",
 ) -> Tensor:
     """The in-batch loss of pairs with scores 0 and 1, one sum over negatives for each anchor and positive.
 
@@ -195,8 +193,7 @@ def contrast_with_options(
     edges = partners(pairs, 0.5)
     edges |= {(right, left) for left, right in edges} if symmetric else set()
     pairs = [*pairs, *((right, left, score) for left, right, score in pairs)] if symmetric else pairs
-    related = [(left, right) for left, right, score in pairs if left != right]
-    queries, documents = {left for left, _ in related}, {right for _, right in related}
+    documents = {right for left, right, _ in pairs if left != right}
     vectors = rows if guide is None else guide
 
     def logit(one: int, other: int) -> Number:
@@ -207,49 +204,34 @@ def contrast_with_options(
         own = {right for left, right, score in pairs if left == anchor and score <= 0.5}
         of_anchor = []
         for positive in [right for left, right in sorted(edges) if left == anchor]:
-            skips = {row: skipped_texts(row, pairs, 0.5, text) for row in (anchor, positive)}
-            terms = [(anchor, row) for row in (range(len(rows)) if symmetric else documents)]
-            negatives = [pair for pair in terms if text_of(pair[1], text) not in skips[anchor]]
-            more = []
-            if "query_query" in extra:
-                more += [(anchor, row) for row in queries if (row, positive) not in edges]
-            if "document_query" in extra:
-                more += [(positive, row) for row in queries]
-            if "document_document" in extra:
-                more += [(positive, row) for row in documents if (anchor, row) not in related]
-            if "positive_positive" in extra:
-                more += [(positive, row) for row in {row for _, row in edges} if (anchor, row) not in related]
-            more = [pair for pair in more if text_of(pair[1], text) not in skips[pair[0]]]
-            attraction = exp(logit(anchor, positive))
-            total = attraction * (1 + ("document_query" in extra))
+            skips = skipped_texts(anchor, pairs, 0.5, text)
+            candidates = range(len(rows)) if symmetric else documents
+            attraction = total = exp(logit(anchor, positive))
             highest = math.inf
             if threshold is not None:
                 highest = threshold(constant(cosine(vectors[anchor], vectors[positive])))
-            for place, (one, other) in enumerate(negatives + more):
-                is_own = place < len(negatives) and other in own
-                if constant(cosine(vectors[one], vectors[other])) > highest and not (is_own and keep_own):
+            for other in [row for row in candidates if text_of(row, text) not in skips]:
+                is_own = other in own
+                if constant(cosine(vectors[anchor], vectors[other])) > highest and not (is_own and keep_own):
                     continue
-                weighted = place < len(negatives) and (hardness == "all" or (hardness == "own") == is_own)
-                weight = strength * constant(cosine(rows[one], rows[other])) if weighted else 0.0
-                total = total + exp(logit(one, other) + weight)
+                weight = 0.0 if is_own else strength * constant(cosine(rows[anchor], rows[other]))
+                total = total + exp(logit(anchor, other) + weight)
             of_anchor.append(-torch.log(attraction / total))
         losses += [mean(of_anchor)] if of_anchor else []
     return mean(losses)
 
 
 def infonce_without_fake_negatives(
-    groups: Sequence[tuple[Row, Sequence[Row]]], temperature: float, margin: float, include_queries: bool
+    groups: Sequence[tuple[Row, Sequence[Row]]], temperature: float, margin: float
 ) -> Tensor:
     """ms-swift's InfoNCE with `INFONCE_USE_BATCH` and `INFONCE_MASK_FAKE_NEGATIVE`, after its documentation.
 
-    A group is a query and its documents, the positive first. A document, or with `INFONCE_INCLUDE_QQ` another query, has
-    similarity -inf where it is more similar to the query than the positive plus `INFONCE_FAKE_NEG_MARGIN`.
+    A group is a query and its documents, the positive first. A document has similarity -inf where it is more similar to
+    the query than the positive plus `INFONCE_FAKE_NEG_MARGIN`.
     """
     losses = []
-    for place, (query, documents) in enumerate(groups):
+    for query, documents in groups:
         others = [row for _, some in groups for row in some]
-        if include_queries:
-            others += [other for number, (other, _) in enumerate(groups) if number != place]
         positive = cosine(query, documents[0])
         found = [cosine(query, row) for row in others]
         terms = [exp(one / temperature) for one in found if constant(one) <= constant(positive) + margin]

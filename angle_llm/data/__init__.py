@@ -1,10 +1,19 @@
 """Training and evaluation data: from files to batches.
 
-readers   rows of any file, folder, standard input or hub dataset (`file_types`: one class per type of file; `beir`; `rows`)
-columns   which column holds which field          formats   what a row means: `Example`
-examples  all examples of a source, and a report of every row          store   examples that do not fit memory
-mixture   several datasets          order   which examples each batch holds          batch   `TextBatch`
-corpus    the texts of one column          keys   equal and near-equal texts
+readers     open a file, folder, standard input or hub dataset as rows
+file_types  rows of one file: a reader class per file type
+columns     find the column of each field
+formats     convert a row to an `Example`
+examples    read all examples of a source, with a report of every row
+store       keep examples that do not fit in memory on disk
+mixture     combine several datasets
+order       choose the examples of each batch
+batch       unique texts and scored pairs of a batch: `TextBatch`
+corpus      read the texts of one column
+positives   collect queries with positives and candidates, for mining and scoring
+keys        compare texts, exactly or without case, spacing and punctuation
+leakage     find repeated and contradicting rows, and rows of evaluation sets
+quality     check a data file and write a cleaned copy
 """
 
 from angle_llm.data.formats import DataError, Example, Group, PositivePair, ScoredPair, Triple

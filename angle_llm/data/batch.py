@@ -1,4 +1,4 @@
-"""A batch: a set of unique texts and the relation between them, the input of encoder and loss.
+"""A batch of training data: unique texts for the encoder, and scored pairs of these texts for the loss.
 
 Shapes: N unique texts, P scored pairs.
 """
@@ -17,34 +17,33 @@ from angle_llm.data.formats import Example, Group, pairs_of
 
 @dataclass
 class TextBatch:
-    """N unique texts and P scored pairs of them; every data format is converted to it before encoding.
+    """A batch of N unique texts and P scored pairs of these texts; examples of every format are converted to it.
 
-    A text that occurs five times is one entry of `texts`: it is encoded once and is never its own negative. A pair may
-    relate a text to itself (`left == right`), and the same pair may occur more than once. A text under two prompts is
-    two entries: as a query and as a document, or in two datasets.
+    A text that occurs five times in a batch is one entry of `texts`: it is encoded once and is never its own negative.
+    A pair may consist of the same text twice (`left == right`), and the same pair may occur more than once. A text with
+    two prompts has two entries, for example as a query and as a document, or in two datasets.
 
-    Fields that describe texts have N rows (`prompts`), fields that describe the relation have P rows (`left`, `right`,
-    `score`, `group`, `teacher`).
+    `texts` and `prompts` have N entries; `left`, `right`, `score`, `group` and `teacher` have P entries.
 
     Raises:
-        ValueError: if the tensors of the relation differ in length, have another dtype or point outside `texts`, and if
-            a text occurs twice under one prompt.
+        ValueError: if a tensor has a wrong length or dtype, if a row number is outside of `texts`, or if a text occurs
+            twice with the same prompt.
     """
 
     texts: list[str]
-    """Unique texts; the position is the row of the embedding matrix."""
+    """Unique texts, in the order of the rows of the embedding matrix."""
     left: Tensor
-    """(P,) int64: row of the first text of each pair."""
+    """(P,) int64: position in `texts` of the first text of each pair."""
     right: Tensor
-    """(P,) int64: row of the second text of each pair."""
+    """(P,) int64: position in `texts` of the second text of each pair."""
     score: Tensor
-    """(P,) float32: similarity of each pair; 1 for the same meaning, 0 for unrelated texts."""
+    """(P,) float32: similarity of each pair, from 0 (unrelated) to 1 (same meaning)."""
     prompts: list[int] = field(default_factory=list)
-    """Number of each text's prompt among the prompts of the run; empty means 0, the prompt of the run, for all."""
+    """Number of the prompt of each text, in the list of prompts of the run; empty means 0 for all texts."""
     group: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    """(P,) int64: number of the example of each pair; empty means that each pair is an example."""
+    """(P,) int64: number of the example that each pair belongs to; empty means one pair per example."""
     teacher: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float32))
-    """(P,) float32: teacher score of each pair, NaN without one; empty means NaN for all."""
+    """(P,) float32: teacher score of each pair, NaN for a pair without a score; empty means NaN for all pairs."""
 
     def __post_init__(self) -> None:
         self.prompts = self.prompts or [0] * len(self.texts)
@@ -66,34 +65,41 @@ class TextBatch:
                 and len(tensor)
                 and not 0 <= int(tensor.min()) <= int(tensor.max()) < len(self.texts)
             ):
-                raise ValueError(f"TextBatch.{name} points outside the {len(self.texts)} texts: {tensor.tolist()}")
+                raise ValueError(
+                    f"TextBatch.{name}: expected positions in the {len(self.texts)} texts, got {int(tensor.min())} .. "
+                    f"{int(tensor.max())}"
+                )
         if len(set(zip(self.prompts, self.texts, strict=True))) != len(self.texts):
             raise ValueError("TextBatch.texts must be unique; use TextBatch.from_examples")
 
     def __len__(self) -> int:
-        """Return the number of unique texts, N: the rows that the encoder computes."""
+        """Return N, the number of unique texts."""
         return len(self.texts)
 
     @classmethod
     def from_examples(cls, examples: Sequence[Example], prompts: Sequence[tuple[int, int]] = ()) -> TextBatch:
-        """Return a batch of examples. Texts are numbered by first occurrence, pairs are in the order of the examples.
+        """Create a batch from examples: collect the unique texts in order of first occurrence, and the scored pairs.
 
-        A scored pair gives the pair `(left, right, score)`, a positive pair `(left, right, 1)`, a triple two pairs:
-        `(anchor, positive, 1)`, then `(anchor, negative, 0)`, a group the pairs of its query with each positive, then
-        with each negative. `prompts` has the prompt numbers of each example: that of queries, the first texts of pairs,
-        and that of documents, the second texts. Without examples the batch is empty (N = P = 0), for a rank without a
-        share of the batch.
+        Pairs by type of example, in the order of the examples:
+
+            ScoredPair      (left, right, score)
+            PositivePair    (left, right, 1)
+            Triple          (anchor, positive, 1), (anchor, negative, 0)
+            Group           (query, positive, 1) for each positive, then (query, negative, 0) for each negative
+
+        `prompts` has two prompt numbers for each example: the prompt of the first text of its pairs (the query) and the
+        prompt of the second text (the document). Without examples the batch is empty (N = P = 0).
         """
         row_of: dict[tuple[int, str], int] = {}
         pairs: list[tuple[int, int, float, int]] = []
         teacher: list[float] = []
         for number, (example, sides) in enumerate(zip(examples, prompts or [(0, 0)] * len(examples), strict=True)):
-            own = pairs_of(example)
-            for left, right, score in own:
+            pairs_of_example = pairs_of(example)
+            for left, right, score in pairs_of_example:
                 rows = [row_of.setdefault(key, len(row_of)) for key in zip(sides, (left, right), strict=True)]
                 pairs.append((rows[0], rows[1], score, number))
             scores = example.scores if isinstance(example, Group) else None
-            teacher += [math.nan] * len(own) if scores is None else scores
+            teacher += [math.nan] * len(pairs_of_example) if scores is None else scores
         left_P, right_P, score_P, group_P = zip(*pairs, strict=True) if pairs else ((), (), (), ())
         return cls(
             texts=[text for _, text in row_of],

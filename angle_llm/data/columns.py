@@ -1,7 +1,7 @@
-"""Which column of a file holds which field of a format.
+"""Detection of the format of a file, and of the column of each field, from the column names.
 
-The column names of the usual datasets and libraries are recognised. Names of several rows may be mixed, such as `query`
-and `answer`; the format is the one whose fields are all found.
+The column names of common datasets and libraries are recognized. Names from different rows of the table may be mixed,
+such as `query` and `answer`. The detected format is the format whose required fields all have a column.
 
 | columns | read as | used by |
 |---|---|---|
@@ -24,20 +24,21 @@ and `answer`; the format is the one whose fields are all found.
 | `premise hypothesis label` | NLI, **0 entailment, 1 neutral, 2 contradiction** | AllNLI `pair-class`, SNLI and MNLI on the hub |
 | `sentence1 sentence2 gold_label` | NLI | SNLI and MNLI as released |
 
-A group has one query, a list of positives and a list of negatives, which may be empty or missing. An item of a list is
-a text or an object with `text` and perhaps `title`; one text stands for a list of one. Scores are a list of numbers on
-any scale, positives first, or one list for each (`pos_scores`, `neg_scores`); a row without scores, or with null, has
-none. A null or empty `negative_2` means fewer negatives. `anchor positive negative` alone is a triple.
+A group has a query, a list of positives and a list of negatives; the list of negatives may be empty or missing. An item
+of a list is a text, or an object with `text` and optionally `title`; a single text is read as a list with one item.
+Teacher scores are a list of numbers on any scale, positives first, or a list for the positives and a list for the
+negatives (`pos_scores`, `neg_scores`); null or a missing column means no scores. A null or empty `negative_2` means
+fewer negatives. `anchor positive negative` alone is a triple.
 
-A `label` beside `premise` is a class, and 0 is the most similar. Beside two texts of any other name it is a score, and
-1 is the most similar. AnglE's own NLI files have 1 for entailment, 0 for contradiction and no neutral pairs; their
-columns are `text1 text2 label`. `sentence1 sentence2 label` with the words of NLI (AllNLI as one table) is refused with
-advice: set format to nli_pairs. SICK's second judgement (`entailment`, `entailment_label`) is read only if it is
-mapped: `columns: {label: entailment}`. QNLI and RTE, where 0 is the entailment and 1 is not, need `score_range: [1,
-0]`; QNLI also needs a mapping of its texts.
+`label` next to `premise` is an NLI class, and 0 is the most similar. `label` next to other texts is a score, and 1 is
+the most similar. The NLI files of AnglE have 1 for entailment, 0 for contradiction and no neutral pairs; their columns
+are `text1 text2 label`. `sentence1 sentence2 label` with the words of NLI (AllNLI as one table) is refused with advice:
+set format to nli_pairs. The second judgement of SICK (`entailment`, `entailment_label`) is read only with a mapping:
+`columns: {label: entailment}`. QNLI and RTE have 0 for entailment and 1 for no entailment, so they need
+`score_range: [1, 0]`; QNLI also needs a mapping of its texts.
 
-SentEval's downloads are read unchanged: STS.input.NAME.txt with the scores of STS.gs.NAME.txt, sts-train.csv (tabs, no
-header), SICK and MRPC (.txt with a header). Its transfer tasks, and other single texts with a class, are not pairs.
+The downloads of SentEval are read unchanged: STS.input.NAME.txt with the scores of STS.gs.NAME.txt, sts-train.csv (tabs,
+no header), SICK and MRPC (.txt with a header). Its transfer tasks are single texts with a class, not pairs.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from angle_llm.data.formats import FORMATS, NUMBERED_NEGATIVE, DataError, nearest
-from angle_llm.data.keys import sound
-from angle_llm.settings_io import unknown_name
+from angle_llm.data.keys import printable
+from angle_llm.settings.parsing import unknown_name
 
 _FIRST = ("text1", "sentence1", "sentence_A", "question1", "#1 String")
 _SECOND = ("text2", "sentence2", "sentence_B", "question2", "#2 String")
@@ -73,18 +74,18 @@ USUAL_NAMES: dict[str, tuple[str, ...]] = {
     "positive_scores": ("positive_scores", "pos_scores"),
     "negative_scores": ("negative_scores", "neg_scores"),
 }
-"""Field → the column names under which it is recognised without a mapping. A group also has the fields `negative_1`,
-`negative_2` and so on, with one negative each."""
+"""Field → column names that are recognized as this field without a mapping. A group also has the fields `negative_1`,
+`negative_2` and so on, each with a single negative."""
 
 _NO_PAIRS = {
-    "captions": "These are several texts of one item; write one row for each pair of them: text1, text2",
+    "captions": "These are several texts of one item; write one row for each pair of these texts: text1, text2",
     "text": "These are single texts, as of a classification task. Training needs pairs of texts that belong together, such as a "
     "title with its body or a question with its answer",
 }
-"""Columns that are known not to be pairs → advice."""
+"""Columns of datasets without pairs, separated by spaces → advice for the message."""
 
 EXAMPLE = "text1 question text2 answer"
-"""Pairs of FIELD COLUMN, for messages."""
+"""Example value of the flag `columns`, for messages."""
 
 _SYNONYMS = {
     "positive_pair or scored_pair": ("pair", "pairs", "text_pair", "text_pairs"),
@@ -94,21 +95,25 @@ _SYNONYMS = {
     "group": ("groups", "list", "listwise", "flagembedding", "tevatron"),
     "nli_pairs or nli_triples": ("nli", "snli", "mnli", "nli_pair"),
 }
-"""Suggested formats → names by which users call them."""
+"""Formats to suggest → names that users may type instead."""
 
 
 def resolve_format(
     format: str, mapping: Mapping[str, str], columns: Sequence[str], flags: str = "--data."
 ) -> tuple[str, dict[str, str]]:
-    """Return the name of the format, and the column of each of its fields. `flags` is the start of flags in messages.
+    """Find the format of a file and the column of each field; return the format name, and field → column.
 
-    `format="auto"` takes the format whose fields are all found; of two such formats the one that reads more columns (a
-    scored pair before a positive pair), and a scored pair before NLI where both read the same columns. `nli_triples` is
-    never guessed.
+    With `format="auto"`, the format is detected: all its required fields must have a column. If several formats fit, the
+    format that reads more columns is chosen (scored_pair before positive_pair). scored_pair is chosen before nli_pairs
+    if both read the same columns. `nli_triples` is never detected.
+
+    Args:
+        mapping: Field → column, as the user set it.
+        columns: Column names of the file.
+        flags: Start of the flag names in messages.
 
     Raises:
-        DataError: for an unknown format or field, a missing column, several columns for one field, or several formats
-            that fit.
+        DataError: for an unknown format or field, a missing column, or if several columns or formats fit.
     """
     if format not in ("auto", *FORMATS):
         if suggested := next((right for right, names in _SYNONYMS.items() if format.lower() in names), None):
@@ -128,8 +133,8 @@ def resolve_format(
             )
     name = _guess_format(mapping, columns, flags) if format == "auto" else format
     required, fields = FORMATS[name].fields, fields_of(name, mapping, columns)
-    if foreign := [field for field in mapping if field not in fields]:
-        raise DataError(f"{flags}columns: format {name} has no field {listed(foreign)}. Its fields: {listed(fields)}")
+    if unknown := [field for field in mapping if field not in fields]:
+        raise DataError(f"{flags}columns: format {name} has no field {listed(unknown)}. Its fields: {listed(fields)}")
     found = {}
     for field in fields:
         possible = _candidates(field, mapping, columns)
@@ -151,18 +156,19 @@ def resolve_format(
 
 
 def listed(columns: Sequence[str]) -> str:
-    """Return names for a message."""
-    return ", ".join(sound(name) or "''" for name in columns)
+    """Return column names separated by commas, for a message."""
+    return ", ".join(printable(name) or "''" for name in columns)
 
 
 def fields_of(name: str, mapping: Mapping[str, str], columns: Sequence[str]) -> tuple[str, ...]:
-    """Return all fields that a format can have in a file: required, optional, and numbered negatives of a group."""
+    """Return the required and optional fields of a format, and for a group the numbered negatives in a file."""
     format = FORMATS[name]
     numbered = dict.fromkeys(filter(NUMBERED_NEGATIVE.fullmatch, (*mapping, *columns))) if name == "group" else ()
     return (*format.fields, *format.optional, *numbered)
 
 
 def _candidates(field: str, mapping: Mapping[str, str], columns: Sequence[str]) -> list[str]:
+    """Return the columns that can be a field: its mapped column, else the columns with a known name."""
     if field in mapping:
         return [mapping[field]]
     found = [name for name in USUAL_NAMES.get(field, (field,)) if name in columns]
@@ -170,12 +176,13 @@ def _candidates(field: str, mapping: Mapping[str, str], columns: Sequence[str]) 
 
 
 def _names_a_group(mapping: Mapping[str, str], used: set[str]) -> bool:
-    """Return whether a column or mapped field is of groups only: `anchor positive negative` is a triple."""
-    own = {"positives", "negatives", "scores", "positive_scores", "negative_scores"} & set(mapping)
-    return bool(own or used & {*_OF_LISTS} or any(map(NUMBERED_NEGATIVE.fullmatch, (*mapping, *used))))
+    """Return whether a mapped field or a used column exists only in groups; `anchor positive negative` is a triple."""
+    mapped = {"positives", "negatives", "scores", "positive_scores", "negative_scores"} & set(mapping)
+    return bool(mapped or used & {*_OF_LISTS} or any(map(NUMBERED_NEGATIVE.fullmatch, (*mapping, *used))))
 
 
 def _guess_format(mapping: Mapping[str, str], columns: Sequence[str], flags: str) -> str:
+    """Return the name of the format that fits the columns. Raises `DataError` if no format or several formats fit."""
     fits: dict[str, set[str]] = {}
     for name, format in FORMATS.items():
         fields = fields_of(name, mapping, columns)
@@ -186,7 +193,7 @@ def _guess_format(mapping: Mapping[str, str], columns: Sequence[str], flags: str
                 fits[name] = used
     best = [name for name, used in fits.items() if not any(used < other for other in fits.values())]
     if set(best) == {"scored_pair", "nli_pairs"} and fits["scored_pair"] == fits["nli_pairs"]:
-        return "scored_pair"  # a label beside two texts other than premise and hypothesis is a score
+        return "scored_pair"  # a label next to texts that are not named premise and hypothesis is a score
     if len(best) == 1:
         return best[0]
     needed = "; ".join(f"{name}: {', '.join(format.fields)}" for name, format in FORMATS.items())

@@ -1,7 +1,7 @@
-"""The texts of a corpus: one column of a row source, row by row, with an id where there is one.
+"""The texts of a corpus, row by row: a text column of a data source, and optionally an id column.
 
-Rows have their index in the corpus, from 0 through all files, bad rows included, so that the index of a row does not
-depend on which rows are skipped.
+A row has an index in the corpus: it counts the rows of all files from 0, bad rows included. So the index of a row does
+not depend on which rows are skipped.
 """
 
 from __future__ import annotations
@@ -14,54 +14,56 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from angle_llm.data.beir import documents_of, is_judged
 from angle_llm.data.file_types import JsonLinesFile, TextFile
 from angle_llm.data.formats import DataError, RowError, nearest, read_text
-from angle_llm.data.readers import BadRow, Row, RowSource, find_path, open_rows
+from angle_llm.data.readers import BadRow, Row, RowSource, documents_of, find_path, is_judged, open_rows
 
 _USUAL_COLUMNS = ("text", "sentence")
 
 
 class CorpusText(NamedTuple):
-    """A text of a corpus."""
+    """A text of a corpus, with its id and its location in a file."""
 
     text: str
     id: str | None
-    """Value of the id column."""
+    """Value of the id column; None without an id column."""
     place: str
-    """File and line, for messages."""
+    """File and line, for messages, such as `corpus.tsv:3`."""
 
 
 class TextBlock(NamedTuple):
-    """Consecutive rows of a corpus."""
+    """A block of consecutive rows of a corpus."""
 
     number: int
+    """Number of the block, from 0."""
     first: int
-    """Index of the first row in the corpus."""
+    """Index in the corpus of the first row of the block."""
     rows: list[CorpusText | BadRow]
 
 
 @dataclass(frozen=True)
 class Survey:
-    """Result of a first pass over a corpus."""
+    """Numbers of rows in a corpus, and the state of its files, from a first pass over all rows."""
 
     rows: int
-    """All rows, bad ones included."""
+    """Number of rows, including bad rows."""
     bad: int
+    """Number of bad rows."""
     files: list[dict[str, Any]]
-    """`RowSource.fingerprint`: equal for the same rows."""
+    """Value of `RowSource.fingerprint`: equal if the rows are equal."""
     stamps: list[tuple[int, int]]
-    """`RowSource.stamps`, to detect cheaply that a file was changed."""
+    """Value of `RowSource.stamps`: detects quickly that a file was changed."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The texts of a source, read from its start as often as needed."""
+    """The texts in one column of a data source; every iteration reads the source from the start."""
 
     source: RowSource
     column: str
-    """The column with the texts; a text file beside tables has only `text`."""
+    """The column with the texts. A text file in a folder with tables always has the column `text`."""
     id_column: str | None = None
+    """The column with the ids; None: texts have no ids."""
 
     @classmethod
     def open(
@@ -69,21 +71,22 @@ class Corpus:
         source: str | Path,
         column: str | None = None,
         id_column: str | None = None,
-        *,
-        delimiter: str | None = None,
-        encoding: str = "utf-8",
     ) -> Corpus:
-        """Open a source as `open_rows` does; without `column` that is text or sentence, or the only one.
+        """Open a source as a corpus; see `open_rows` for `source`.
+
+        Without `column`, the column `text` or `sentence` is read, or the only column.
 
         Raises:
-            DataError: if there is no such source, or no such column.
+            DataError: if the source or a column does not exist, or if the text column must be named.
         """
-        rows = open_rows(source, delimiter=delimiter, encoding=encoding)
+        rows = open_rows(source)
         flat = [file.name for file in rows.files if isinstance(file, TextFile)]
         if flat and id_column is not None:
             raise DataError(f"--id-column {id_column}: {flat[0]} has one text per line and no ids; unset --id-column")
         for file in [file for file in rows.files if not isinstance(file, TextFile)] or rows.files:
-            if isinstance(file, JsonLinesFile):  # all columns of a JSON file take long: those of its first row may do
+            if isinstance(
+                file, JsonLinesFile
+            ):  # to list all columns takes long; the first row often has the wanted ones
                 names = next((list(row.values) for row in file.rows() if isinstance(row, Row)), [])
                 if column is not None and not names:
                     continue  # without a usable row
@@ -100,8 +103,8 @@ class Corpus:
                 column = (usual or names)[0]
                 if column == "text" and {"_id", "title"} <= set(names):
                     print(
-                        f"warning: {file.name} has a title beside each text, which is not read. A model that was trained on "
-                        "titles and texts, as of a BEIR folder, needs one column with both, joined by a space",
+                        f"warning: {file.name} has titles, which are not read. A model that was trained on titles and texts, "
+                        "such as the documents of a BEIR folder, needs one column with title and text, joined by a space",
                         file=sys.stderr,
                     )
             for option, name in (("--column", column), ("--id-column", id_column)):
@@ -115,6 +118,7 @@ class Corpus:
         return (parse() for parse in self._unparsed())
 
     def _unparsed(self) -> Iterator[Callable[[], CorpusText | BadRow]]:
+        """Yield a function for each row, which parses the row, so that skipped rows take little time."""
         names = [name for name in dict.fromkeys([self.column, self.id_column]) if name is not None]
         for file in self.source.files:
             column = "text" if isinstance(file, TextFile) else self.column
@@ -122,8 +126,10 @@ class Corpus:
                 yield partial(self._text, row, column)
 
     def blocks(self, size: int, wanted: Callable[[int], bool]) -> Iterator[TextBlock]:
-        """Yield the blocks of `size` rows whose number is wanted; the last block may be shorter.
-        Rows of other blocks are not parsed."""
+        """Divide the rows into blocks of `size` rows, and yield the blocks for whose number `wanted` returns true.
+
+        The last block may be shorter. Rows of the blocks that are not wanted are not parsed.
+        """
         rows = self._unparsed()
         for number in count():
             if not (block := list(islice(rows, size))):
@@ -132,16 +138,16 @@ class Corpus:
                 yield TextBlock(number, number * size, [parse() for parse in block])
 
     def texts(self, indices: set[int]) -> dict[int, str]:
-        """Return the texts of rows, by index; those of bad rows are missing."""
+        """Return row index → text for the given row indices. Bad rows are missing in the result."""
         rows = enumerate(islice(self, max(indices, default=-1) + 1))
         return {index: row.text for index, row in rows if index in indices and isinstance(row, CorpusText)}
 
     def survey(self, *, skip_bad: bool) -> Survey:
-        """Read every row once.
+        """Read every row once: check it, and count rows and bad rows.
 
         Raises:
-            DataError: for the first bad row, with its file and line, unless bad rows are skipped; if there is no text;
-                if a file changes meanwhile.
+            DataError: for the first bad row, with its file and line, unless `skip_bad`; if the corpus has no text; if a
+                file changes during the call.
         """
         stamps = self.source.stamps()
         rows = bad = 0
@@ -158,11 +164,12 @@ class Corpus:
         return survey
 
     def check_unchanged(self, survey: Survey) -> None:
-        """Raise `DataError` if a file was changed since the survey."""
+        """Raise `DataError` if the size or modification time of a file has changed since the survey."""
         if self.source.stamps() != survey.stamps:
             raise DataError(f"{self.source.name} was changed while it was read. Start again when it is complete")
 
     def _text(self, parse: Callable[[], Row | BadRow], column: str) -> CorpusText | BadRow:
+        """Parse a row and return its text and id, or a `BadRow` with the reason."""
         row = parse()
         if isinstance(row, BadRow):
             return row
@@ -179,10 +186,10 @@ class Corpus:
 
 
 def corpus_texts(path: str | Path, column: str | None = None) -> Iterator[str]:
-    """Yield the texts of a corpus; those of a BEIR folder have their titles, as in its judged rows.
+    """Yield the texts of a corpus. For a BEIR folder without `column`, a text is the title and the text of a document.
 
     Raises:
-        DataError: for a file that cannot be read, and a row without a text.
+        DataError: for a file that cannot be read, or a row without a text.
     """
     path = find_path(str(path))
     folder = path if path.is_dir() else path.parent
@@ -196,5 +203,5 @@ def corpus_texts(path: str | Path, column: str | None = None) -> Iterator[str]:
 
 
 def bad_row(place: str, reason: str) -> DataError:
-    """Return the error for a row that cannot be embedded."""
+    """Return the `DataError` for a row without a usable text; `place` is its file and line."""
     return DataError(f"{place}: {reason}. Fix the row, or skip bad rows with --on-bad-row skip")

@@ -1,9 +1,9 @@
-"""Examples of a data source, and a report of every row.
+"""The examples of a data source, and a report of what was done with every row.
 
-    open_rows ──► Row ──► columns ──► `Format.read` ──► examples (a list, or a `store`) + `DataReport`
+    open_rows ──► Row ──► resolve_format ──► `Format.read` ──► examples (in memory or in a `store`) and a `DataReport`
 
-Each row is used, dropped for a documented reason, or rejected; `rows_in = rows_used + dropped + rejected` is checked.
-By default the first bad row is an error with its file and line.
+Each row is used, dropped for a documented reason, or rejected as bad. `rows_in = rows_used + dropped + rejected` is
+checked. The first bad row raises an error with its file and line, except in `data check`.
 """
 
 from __future__ import annotations
@@ -20,42 +20,46 @@ from typing import Any
 
 import numpy as np
 
-from angle_llm.config import DataSource
 from angle_llm.data import store
 from angle_llm.data.columns import listed, resolve_format
 from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Format, RowError, Values, nearest
-from angle_llm.data.keys import sound
+from angle_llm.data.keys import printable
 from angle_llm.data.order import random_order
 from angle_llm.data.readers import BadRow, Row, RowSource, open_rows
 from angle_llm.io import log
+from angle_llm.settings.train import DataSource
 
 _COLUMNS_SHOWN = 12
+"""Maximum number of unused columns in a summary."""
 
 
 @dataclass
 class DataReport:
-    """What was done with every row of a source: `rows_in = rows_used + sum(dropped) + len(rejected)`."""
+    """Counts of the used, dropped and rejected rows of a source, and how its columns were read."""
 
     source: DataSource
     format: str
     columns: dict[str, str]
-    """Field → the column it was read from."""
+    """Field → column."""
     unused_columns: list[str]
     rows_in: int = 0
+    """Number of rows of the source."""
     rows_used: int = 0
-    """Rows of examples; two for each triple of `nli_triples`."""
+    """Number of rows in examples; two for each triple of `nli_triples`."""
     examples: int = 0
+    """Number of examples."""
     dropped: dict[str, int] = field(default_factory=dict)
-    """Documented reason → rows: "neutral", "no gold label", "filtered by where", "unpaired", "beyond limit"."""
+    """Reason → number of rows: "neutral", "no gold label", "filtered by where", "unpaired", "beyond limit"."""
     rejected: list[BadRow] = field(default_factory=list)
+    """Bad rows that were skipped."""
 
     def drop(self, reason: str, rows: int = 1) -> None:
-        """Count dropped rows."""
+        """Count a number of rows as dropped for a reason."""
         if rows:
             self.dropped[reason] = self.dropped.get(reason, 0) + rows
 
     def count(self, result: Example | Dropped | BadRow) -> None:
-        """Count a row."""
+        """Count a row as an example, as dropped, or as bad, depending on its result."""
         self.rows_in += 1
         if isinstance(result, Dropped):
             self.drop(result.reason)
@@ -63,18 +67,23 @@ class DataReport:
             self.rejected.append(result)
 
     def use(self, examples: int) -> None:
-        """Set the number of examples; raise `RuntimeError` if a row is not accounted for."""
+        """Set the number of examples, and check that every row is used, dropped or rejected.
+
+        Raises:
+            RuntimeError: if the numbers of rows do not add up.
+        """
         self.examples, self.rows_used = examples, examples * FORMATS[self.format].rows_per_example
         accounted = self.rows_used + sum(self.dropped.values()) + len(self.rejected)
         if self.rows_in != accounted:
             raise RuntimeError(
-                f"a bug in angle_llm: {accounted} of {self.rows_in} rows accounted for. {self.summary()}"
+                f"a bug in angle_llm: only {accounted} of {self.rows_in} rows are used, dropped or rejected. {self.summary()}"
             )
 
     def summary(self) -> str:
-        """Return one line: `a.tsv: 90 of 98 rows used as scored_pair (text1 = q1, text2, score); columns not
-        used: id; dropped: …`."""
-        columns = (name if name == used else f"{name} = {sound(used)}" for name, used in self.columns.items())
+        """Return the report as a line to print, such as
+        `a.tsv: 90 of 98 rows used as scored_pair (text1 = q1, text2, score); columns not used: id; dropped: 8 neutral`.
+        """
+        columns = (name if name == used else f"{name} = {printable(used)}" for name, used in self.columns.items())
         detected = ", detected from the columns" if self.source.format == "auto" else ""
         parts = [
             f"{self.source.path}: {self.rows_used:,} of {self.rows_in:,} rows used as {self.format}{detected} "
@@ -84,7 +93,7 @@ class DataReport:
             parts.append(f"examples: {self.examples:,}")
         if self.unused_columns:
             more = len(self.unused_columns) - _COLUMNS_SHOWN
-            shown = ", ".join(sound(name) or "''" for name in self.unused_columns[:_COLUMNS_SHOWN])
+            shown = ", ".join(printable(name) or "''" for name in self.unused_columns[:_COLUMNS_SHOWN])
             parts.append(f"columns not used: {shown}{f' and {more:,} more' if more > 0 else ''}")
         if self.dropped:
             parts.append("dropped: " + ", ".join(f"{count:,} {reason}" for reason, count in self.dropped.items()))
@@ -96,24 +105,27 @@ class DataReport:
 
 @dataclass(frozen=True)
 class ExampleReader:
-    """A source whose columns are resolved; its rows are read as often as needed."""
+    """Reads the examples of a source whose format and columns are known, as often as needed."""
 
     source: DataSource
     rows: RowSource
     format: str
-    """The format of the rows."""
+    """Name of the format, a key of `FORMATS`."""
     columns: dict[str, str]
     """Field → column."""
 
     def report(self) -> DataReport:
-        """Return an empty report; read the columns."""
+        """Return a report without counts. Reads the columns of all files."""
         used = {*self.columns.values(), *self.source.where}
         return DataReport(
             self.source, self.format, self.columns, [name for name in self.rows.columns if name not in used]
         )
 
     def outcomes(self) -> Iterator[tuple[Row | BadRow, Example | Dropped | BadRow]]:
-        """Yield every row in file order and what it is read as, before rows are combined, shuffled and limited."""
+        """Yield every row in file order with its result: an example, `Dropped`, or a `BadRow` with the reason.
+
+        Rows are not combined to triples, shuffled or limited.
+        """
         labels = self.rows.files[0].label_names.get(self.columns.get("label", ""), [])
         for row in self.rows:
             if isinstance(row, BadRow):
@@ -125,14 +137,18 @@ class ExampleReader:
                 yield row, BadRow(row.file, row.line, self._with_column(str(error)), row.unit)
 
     def _with_column(self, reason: str) -> str:
-        """Return a message that begins with a field, with the column of the file that contains it."""
+        """Replace the field name at the start of a message by the column name, with the field in parentheses."""
         field = re.match(r"(\w+)(\[\w+\])?", reason)
         column = None if field is None else self.columns.get(field[1])
         if field is None or column is None or column == field[1]:
             return reason
-        return f"{sound(column)} ({field[0]}){reason[field.end() :]}"
+        return f"{printable(column)} ({field[0]}){reason[field.end() :]}"
 
     def _read(self, row: Values, labels: list[str]) -> Example | Dropped:
+        """Convert a row, a dictionary of column values, to an example; `Dropped` if a rule of the format drops the row.
+
+        `labels` are the names of NLI classes by number. Raises `RowError` for a bad row.
+        """
         if not all(_equal(row.get(column), wanted) for column, wanted in self.source.where.items()):
             return Dropped("filtered by where")
         fields = {name: row[column] for name, column in self.columns.items() if column in row}
@@ -141,10 +157,10 @@ class ExampleReader:
         return FORMATS[self.format].read(fields, self.source.score_range)
 
     def examples(self, report: DataReport) -> Iterator[Example]:
-        """Yield the examples; all other rows are counted in the report.
+        """Yield the examples of the source, combined if the format needs several rows; count every row in the report.
 
         Raises:
-            DataError: for the first bad row, unless bad rows are skipped.
+            DataError: for the first bad row, unless the source skips bad rows.
         """
         format = FORMATS[self.format]
         if format.combine is None:
@@ -156,22 +172,24 @@ class ExampleReader:
         yield from examples
 
     def _each(self, report: DataReport) -> Iterator[Example]:
+        """Yield the example of every usable row, before rows are combined, and count every row in the report."""
         for _, result in self.outcomes():
             report.count(result)
-            if isinstance(result, BadRow) and self.source.on_bad_row == "raise":
-                others = "skip bad rows: --data.on-bad-row skip"
-                if self.source.FLAGS != DataSource.FLAGS:
-                    others = "write a copy without bad rows: angle-llm data check FILE --fix FOLDER"
-                raise DataError(f"{result.place}: {result.reason}. Fix the row, or {others}")
+            if isinstance(result, BadRow) and not self.source.skips_bad_rows:
+                raise DataError(
+                    f"{result.place}: {result.reason}. Fix the row, or write a copy without bad rows: angle-llm data check "
+                    "FILE --fix FOLDER"
+                )
             if not isinstance(result, Dropped | BadRow):
                 yield result
 
 
 def open_examples(source: DataSource) -> ExampleReader:
-    """Open a source and resolve its columns. Only a hub id that is not a local path uses the network.
+    """Open a source, and find its format and columns. The network is used only for hub ids.
 
     Raises:
-        DataError: if the source cannot be opened, columns are missing or fit several formats, or settings do not fit.
+        DataError: if the source cannot be opened, if columns are missing or fit several formats, or if a setting does
+            not fit the format.
     """
     rows = _open_rows(source)
     columns = rows.columns
@@ -184,11 +202,12 @@ def open_examples(source: DataSource) -> ExampleReader:
 
 
 def _open_rows(source: DataSource) -> RowSource:
-    names = ("delimiter", "encoding", "name", "split", "revision")
-    return open_rows(source.path, tables=True, **{name: getattr(source, name) for name in names})
+    """Open the rows of a source with its settings; see `open_rows`."""
+    return open_rows(source.path, tables=True, encoding=source.encoding, split="train")
 
 
 def _check_settings(source: DataSource, format: Format, columns: dict[str, str], rows: RowSource) -> None:
+    """Raise `DataError` for a score range, a score column or a filter that does not fit the format and the columns."""
     low, high = source.score_range or (0.0, 1.0)
     if low == high or not math.isfinite(high - low):
         raise DataError(f"{source.FLAGS}score-range: expected two different numbers, such as 0 5, got {low:g} {high:g}")
@@ -212,8 +231,10 @@ def _check_settings(source: DataSource, format: Format, columns: dict[str, str],
 
 
 def _equal(cell: Any, wanted: str | bool | int | float) -> bool:
-    """Return whether two values are equal, ignoring whether a number is written as text:
-    TSV files and flags have "0", JSON has 0."""
+    """Return whether a cell has the value of a filter; the text "0" equals the number 0, and "true" equals true.
+
+    TSV files and flags contain texts, JSON files contain numbers.
+    """
     left, right = str(cell).lower(), str(wanted).lower()
     if {left, right} & {"true", "false"}:
         return left == right
@@ -226,7 +247,10 @@ def _equal(cell: Any, wanted: str | bool | int | float) -> bool:
 
 
 def label_word(value: Any, names: list[str]) -> Any:
-    """Return the name of an integer label: datasets number their labels in an order of their own."""
+    """Return the name of an integer label of a dataset; another value is returned unchanged.
+
+    Every dataset numbers its labels in a different order, so the number alone has no meaning.
+    """
     return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
 
 
@@ -235,33 +259,29 @@ def label_word(value: Any, names: list[str]) -> Any:
 
 @dataclass(frozen=True)
 class LoadedData:
-    """The examples of a source and the report of its rows."""
+    """The examples of a source, and the report of its rows."""
 
     examples: Sequence[Example]
     report: DataReport
 
 
 def load_examples(source: DataSource, cache: Path | None = None) -> LoadedData:
-    """Return all examples of a source, see `open_examples`.
+    """Read all examples of a source, then shuffle and limit them as the settings of the source require.
 
-    A bad row (no text, no number as a score, broken JSON, wrong number of fields, invalid bytes) raises `DataError`
-    with file and line, or is skipped and listed in the report (`on_bad_row`); a larger share of bad rows than
-    `max_bad_ratio` raises. Damage that hides an unknown number of rows (a truncated gzip, an unclosed quote over
-    several lines) always raises, and so do missing columns, and a source without examples. The whole source is read and
-    checked, also beyond `limit`.
+    A bad row has no text, a score that is not a number, broken JSON, a wrong number of fields, or invalid bytes. It raises
+    `DataError` with file and line, or is listed in the report (`skips_bad_rows`). The whole source is read and checked,
+    also beyond `limit`.
 
-    With a `cache` folder, examples of more than `store.MEMORY_LIMIT` bytes are written to disk, and the next call reads
-    them from there.
+    With a `cache` folder, examples that need more than `store.MEMORY_LIMIT` bytes are written to disk. The next call
+    reads the examples from there.
+
+    Raises:
+        DataError: for a bad row, with file and line, unless bad rows are skipped; for damage that hides an unknown number
+            of rows (a truncated gzip file, an unclosed quote over several lines); for missing columns; for a source
+            without examples; and as in `open_examples`.
     """
     folder = None if cache is None else cache / "examples" / _store_name(source)
     everything, report = _stored(source, folder) or _read(source, folder)
-    if len(report.rejected) > source.max_bad_ratio * report.rows_in:  # wrong settings, or another file than intended
-        first = "; ".join(f"{bad.place}: {bad.reason}" for bad in report.rejected[:3])
-        raise DataError(
-            f"{source.path}: {len(report.rejected):,} of {report.rows_in:,} rows are bad, more than max_bad_ratio "
-            f"{source.max_bad_ratio} allows. The first: {first}. Fix the file or the settings it is read with, or raise "
-            "max_bad_ratio"
-        )
     examples = _selected(everything, source)
     report.drop("beyond limit", (len(everything) - len(examples)) * FORMATS[report.format].rows_per_example)
     report.use(len(examples))
@@ -271,7 +291,7 @@ def load_examples(source: DataSource, cache: Path | None = None) -> LoadedData:
 
 
 def _stored(source: DataSource, folder: Path | None) -> tuple[Sequence[Example], DataReport] | None:
-    """Return the examples and the report of an earlier call."""
+    """Return the examples and the report that an earlier call stored in a folder; None if there are none."""
     found = None if folder is None else store.open_store(folder)
     if folder is None or found is None:
         return None
@@ -284,7 +304,7 @@ def _stored(source: DataSource, folder: Path | None) -> tuple[Sequence[Example],
 
 
 def _read(source: DataSource, folder: Path | None) -> tuple[Sequence[Example], DataReport]:
-    """Return all examples of a source; in a store if they do not fit memory and there is a folder for it."""
+    """Read all examples of a source, and the report; large examples are written to `folder` if it is not None."""
     reader = open_examples(source)
     report = reader.report()
     examples = reader.examples(report)
@@ -304,16 +324,16 @@ def _read(source: DataSource, folder: Path | None) -> tuple[Sequence[Example], D
 
 
 def _store_name(source: DataSource) -> str:
-    """Return a folder name that differs for other files, changed files, and other settings of reading."""
+    """Return a folder name with a hash of the files, their sizes and times, and the settings that affect reading."""
     rows = _open_rows(source)
-    settings = asdict(replace(source, limit=None, shuffle_seed=None, max_bad_ratio=0))
+    settings = asdict(replace(source, limit=None, shuffle_seed=None))
     content = json.dumps([2, [file.identity for file in rows.files], rows.stamps(), settings], sort_keys=True)
     name = re.sub(r"[^\w.-]", "-", source.path)[-40:]
     return f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 
 def _selected(examples: Sequence[Example], source: DataSource) -> Sequence[Example]:
-    """Return the examples shuffled and cut to the limit."""
+    """Shuffle the examples by `shuffle_seed` of the source, and cut them to its `limit`."""
     n = len(examples)
     if source.shuffle_seed is None and (source.limit is None or source.limit >= n):
         return examples

@@ -1,28 +1,246 @@
-"""The types of files. `readers.open_rows` is the entry point; a new type is a subclass of `FileReader` and an entry in
-`readers.FILE_TYPES`.
+"""Rows of a file: a reader class for each file type, and `RowSource`, the rows of several files.
+
+`readers.open_rows` opens a file with the right class. To add a file type, write a subclass of `FileReader` and add it to
+`FILE_TYPES` at the end of this module. A row that cannot be parsed becomes a `BadRow` with file, line and reason. Damage
+that hides an unknown number of rows, such as a truncated gzip file, raises `DataError`.
 """
 
 from __future__ import annotations
 
 import csv
+import gzip
+import io
 import itertools
 import json
 import re
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from angle_llm.data.formats import DataError, RowError
-from angle_llm.data.rows import FileReader, Row
+from angle_llm.io import sha256_of
 
-_PARQUET_ROWS = 1024
-"""Rows of a Parquet file that are in memory together."""
+Unit = Literal["line", "row"]
+
+
+def place(file: str, line: int, unit: Unit) -> str:
+    """Return the location of a row for error messages: `x.tsv:3`, or `x.parquet row 3`."""
+    return f"{file}:{line}" if unit == "line" else f"{file} row {line}"
+
+
+class Row(NamedTuple):
+    """The values of a row, and its location."""
+
+    values: dict[str, Any]
+    """Column → value."""
+    file: str
+    line: int
+    """Line number from 1; for Parquet files, .json files and datasets the row number."""
+    unit: Unit = "line"
+    """What `line` counts."""
+
+    @property
+    def place(self) -> str:
+        """Location of the row for error messages: `x.tsv:3`, or `x.parquet row 3`."""
+        return place(self.file, self.line, self.unit)
+
+
+class BadRow(NamedTuple):
+    """A row that cannot be read or used: its location and the reason."""
+
+    file: str
+    line: int
+    reason: str
+    unit: Unit = "line"
+
+    @property
+    def place(self) -> str:
+        """Location of the row for error messages: `x.tsv:3`, or `x.parquet row 3`."""
+        return place(self.file, self.line, self.unit)
+
+
+class FileReader:
+    """Base class of the file types: reads the rows of a file, as often as needed, with one row in memory at a time.
+
+    Args:
+        path: Path of the file; a .gz file is decompressed while it is read.
+        name: Name of the file in messages; None: the path.
+        encoding: Encoding of text files, as Python names it.
+    """
+
+    unit: ClassVar[Unit] = "line"
+    """What the numbers of rows count."""
+    label_names: Mapping[str, list[str]] = {}
+    """Column → names of its integer labels; empty except for datasets of the library `datasets`."""
+    beside: tuple[Path, ...] = ()
+    """Other files that are read together with this file."""
+
+    def __init__(self, path: Path, *, name: str | None = None, encoding: str = "utf-8") -> None:
+        self.path = path
+        self.name = name or str(path)
+        self.encoding = encoding
+        self._codec = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
+
+    @property
+    def identity(self) -> str:
+        """Absolute path of the file, or fingerprint of a dataset; does not depend on the working directory."""
+        return str(self.path.resolve())
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """Names of all columns of the file."""
+        raise NotImplementedError
+
+    def rows(self, columns: list[str] | None = None) -> Iterator[Row | BadRow]:
+        """Return an iterator over all rows. A Parquet file decodes only `columns`; None: all columns."""
+        return (parse() for parse in self.unparsed(columns))
+
+    def unparsed(self, columns: list[str] | None = None) -> Iterator[Callable[[], Row | BadRow]]:
+        """Yield a function for each row, which parses the row, so that skipped rows take little time."""
+        for number, record in self._records(columns):
+            yield partial(self._row, number, record)
+
+    def _row(self, number: int, record: Any) -> Row | BadRow:
+        """Parse a record and return the row with its number, or a `BadRow` with the reason."""
+        try:
+            return Row(self._parse(record), self.name, number, self.unit)
+        except RowError as error:
+            return BadRow(self.name, number, str(error), self.unit)
+
+    def _records(self, columns: list[str] | None) -> Iterator[tuple[int, Any]]:
+        """Return an iterator over (line or row number from 1, record); a record is a row that is not yet parsed."""
+        raise NotImplementedError
+
+    def _parse(self, record: Any) -> dict[str, Any]:
+        """Return column → value of a record. Raises `RowError` if the record cannot be parsed."""
+        row: dict[str, Any] = record
+        return row
+
+    def lines(self, newline: str | None = "\n") -> Iterator[tuple[int, str]]:
+        """Yield (line number from 1, line with its line end) of a text file.
+
+        Invalid bytes become lone surrogates; `_refuse_bad_bytes` detects them.
+
+        Raises:
+            DataError: for a damaged gzip file, or a file that cannot be decoded at all.
+        """
+        number = 0
+        try:
+            with gzip.open(self.path) if self.path.suffix.lower() == ".gz" else self.path.open("rb") as stream:
+                if self._codec == "utf-8-sig":
+                    _refuse_utf_16(self.name, stream.read1(64))
+                    stream.seek(0)
+                with io.TextIOWrapper(stream, self._codec, "surrogateescape", newline) as text:
+                    for number, line in enumerate(text, 1):
+                        yield number, line
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            advice = "fetch it again, or unpack the part that can be read"
+            raise DataError(
+                f"{self.name}:{number + 1}: the gzip file is truncated or damaged ({error}); {advice}"
+            ) from None
+        except UnicodeDecodeError as error:
+            raise DataError(f"{self.name}:{number + 1}: cannot be decoded as {self.encoding}: {error}") from None
+
+    def wrong_encoding(self) -> str | None:
+        """Return a message if a text file seems to have another encoding, else None.
+
+        This is the case if some lines cannot be decoded and all other lines are ASCII.
+        """
+        bad = 0
+        for _, line in self.lines() if self.unit == "line" else ():
+            if not line.isascii():
+                if line == line.encode(errors="ignore").decode():
+                    return None
+                bad += 1
+        advice = "If it is Windows-1252, set --encoding cp1252"
+        problem = f"{self.name}: {bad:,} lines have bytes that are not {self.encoding}, all others are ASCII"
+        return f"{problem}. {advice}" if bad else None
+
+    def _refuse_bad_bytes(self, text: str) -> None:
+        """Raise `RowError` if a line or field contains a byte that is invalid in the encoding of the file."""
+        try:
+            if not text.isascii():
+                text.encode()
+        except UnicodeEncodeError as error:
+            encoding = "UTF-8" if self._codec == "utf-8-sig" else self.encoding
+            raise RowError(
+                f"byte 0x{ord(text[error.start]) - 0xDC00:02x} is not {encoding}; convert the file to UTF-8. From "
+                "Windows-1252: angle-llm data check FILE --encoding cp1252 --fix FOLDER"
+            ) from None
+
+
+def _refuse_utf_16(name: str, start: bytes) -> None:
+    """Raise `DataError` if a file starts like UTF-16 or UTF-32 text; every row would be bad without a clear reason."""
+    marked = start.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff"))
+    if marked or start.count(0) * 3 > len(start) > 1:  # no byte order mark: in English text, every second byte is 0
+        raise DataError(
+            f"{name}:1: the file is in UTF-16 or UTF-32, expected UTF-8 (it begins with {start[:4].hex(' ')}); "
+            "convert it: angle-llm data check FILE --encoding utf-16 --fix FOLDER"
+        )
+
+
+class RowSource:
+    """The rows of a data source: one file or several; every iteration reads them from the start.
+
+    Args:
+        name: Name of the source in messages.
+        files: Readers of the files, in the order of the rows.
+        ignored: Names of files in a folder whose type is unknown.
+        path: Path of the file or folder; None for standard input and datasets.
+    """
+
+    def __init__(
+        self, name: str, files: Sequence[FileReader], ignored: Sequence[str] = (), path: Path | None = None
+    ) -> None:
+        self.name = name
+        self.files = list(files)
+        self.ignored = list(ignored)
+        self.path = path
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """Names of the columns of all files, each name once. Reads JSON files completely."""
+        return list(dict.fromkeys(column for file in self.files for column in file.columns))
+
+    def __iter__(self) -> Iterator[Row | BadRow]:
+        return (row for file in self.files for row in file.rows())
+
+    def good_rows(self, columns: Iterable[str] = ()) -> Iterator[Row]:
+        """Yield all rows, and raise an error for the first bad row.
+
+        Raises:
+            DataError: for a bad row, with file and line, or for a file without one of `columns`.
+        """
+        names = list(columns)
+        for file in self.files if names else ():
+            if missing := [name for name in names if name not in file.columns]:
+                raise DataError(
+                    f"{file.name}: expected columns {', '.join(names)}; missing {', '.join(missing)}, found "
+                    f"{', '.join(file.columns)}"
+                )
+        for row in self:
+            if isinstance(row, BadRow):
+                raise DataError(f"{row.place}: {row.reason}")
+            yield row
+
+    def stamps(self) -> list[tuple[int, int]]:
+        """Return (size in bytes, modification time in ns) of every file, to detect quickly that a file was changed."""
+        paths = [path for file in self.files for path in (file.path, *file.beside)]
+        return [(status.st_size, status.st_mtime_ns) for status in (path.stat() for path in paths if path.exists())]
+
+    def fingerprint(self) -> list[dict[str, Any]]:
+        """Return name, size in bytes and SHA-256 of every file as it is on disk; .gz files are not decompressed."""
+        return [
+            {"name": Path(file.name).name, "size": file.path.stat().st_size, "sha256": sha256_of(file.path)}
+            for file in self.files
+        ]
 
 
 class TextFile(FileReader):
-    """One text per line, column `text`. Lines end with \\n, \\r\\n or \\r; an empty line is a row."""
+    """Text file with one text per line, in the column `text`. Lines end with \\n, \\r\\n or \\r; an empty line is a row."""
 
     columns = ["text"]  # noqa: RUF012
 
@@ -38,11 +256,11 @@ class TextFile(FileReader):
 
 
 class JsonLinesFile(FileReader):
-    """One JSON object per line; blank lines are skipped. Only \\n ends a line."""
+    """JSON lines file: an object per line. Blank lines are skipped; only \\n ends a line."""
 
     @cached_property
     def columns(self) -> list[str]:
-        """Names of all columns. Reads the whole file, since later rows can have further keys."""
+        """Names of all columns. Reads the whole file, because later rows can have further keys."""
         names: dict[str, None] = {}
         first_bad, found = "", False
         for row in self.rows():
@@ -74,7 +292,7 @@ class JsonLinesFile(FileReader):
 
 
 class JsonFile(JsonLinesFile):
-    """One list of JSON objects; it is in memory as a whole."""
+    """JSON file with a list of objects; the whole list is in memory."""
 
     unit = "row"
 
@@ -97,21 +315,23 @@ class JsonFile(JsonLinesFile):
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | RowError:
-    """Return an object, or the error for a repeated key,
-    of which the json module would silently keep the last value."""
+    """Return the dictionary of a JSON object, or a `RowError` if a key is repeated.
+
+    The json module alone would silently keep the last value.
+    """
     found = dict(pairs)
     return found if len(found) == len(pairs) else RowError(f"the object has keys twice: {_twice(k for k, _ in pairs)}")
 
 
 def _checked(found: Any) -> dict[str, Any]:
-    """Return a parsed JSON value. Raises `RowError` if it is not an object, or has a key twice."""
+    """Return a parsed JSON value if it is an object. Raises `RowError` for another type, or for a repeated key."""
     if not isinstance(found, dict):
         raise found if isinstance(found, RowError) else RowError(f"expected an object, got {type(found).__name__}")
     return found
 
 
 def _json_problem(error: ValueError | RecursionError) -> str:
-    """Return why a text is not JSON, with the start of the line."""
+    """Return the reason why a text is not valid JSON, with the start of the bad line, for messages."""
     if not isinstance(error, json.JSONDecodeError):
         return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
     line = error.doc.split("\n")[error.lineno - 1].strip()
@@ -120,7 +340,7 @@ def _json_problem(error: ValueError | RecursionError) -> str:
 
 
 def _twice(names: Iterator[str] | list[str]) -> list[str]:
-    """Return the names that occur more than once."""
+    """Return the sorted names that occur more than once."""
     found = sorted(names)
     return [name for name, group in itertools.groupby(found) if len(list(group)) > 1]
 
@@ -129,10 +349,10 @@ def _twice(names: Iterator[str] | list[str]) -> list[str]:
 
 
 class TsvFile(FileReader):
-    """A header line and tab-separated fields without quoting: a quote is a character. Blank lines are skipped."""
+    """Tab-separated file with a header line and without quoting: quotes are part of the text. Blank lines are skipped."""
 
     header: ClassVar[tuple[str, ...]] = ()
-    """Columns of a type without a header line."""
+    """Column names of a file type without a header line; empty: the first line is the header."""
 
     @cached_property
     def columns(self) -> list[str]:
@@ -158,12 +378,13 @@ class TsvFile(FileReader):
         return dict(zip(self.columns, fields, strict=True))
 
     def _lists(self) -> Iterator[tuple[int, list[str] | RowError]]:
-        """Yield line numbers, and the fields of the line; the header is the first."""
+        """Yield (line number, fields) of every line, including the header."""
         for number, line in self.lines():
             if line.strip("\r\n"):
-                yield number, line.removesuffix("\n").removesuffix("\r").split(self.delimiter or "\t")
+                yield number, line.removesuffix("\n").removesuffix("\r").split("\t")
 
     def _fields(self, record: list[str] | RowError) -> list[str]:
+        """Return the fields of a line. Raises `RowError` for broken quoting, or for bytes that cannot be decoded."""
         if isinstance(record, RowError):
             raise record
         self._refuse_bad_bytes("".join(record))
@@ -171,9 +392,10 @@ class TsvFile(FileReader):
 
 
 class CsvFile(TsvFile):
-    """A header line and RFC 4180 quoting. A quoted field may span lines; the row has the number of its first line.
+    """CSV file with a header line and RFC 4180 quoting.
 
-    The delimiter is a comma. Without a comma in the header it is the first of ; tab | that the header has.
+    A quoted field may span several lines; the row has the number of its first line. The delimiter is the first of
+    comma, semicolon, tab and | that the header contains outside of quotes.
     """
 
     def _lists(self) -> Iterator[tuple[int, list[str] | RowError]]:
@@ -195,26 +417,27 @@ class CsvFile(TsvFile):
                     ) from None
                 yield (
                     first,
-                    RowError(
-                        f"broken quoting with delimiter {self._separator!r}: {error}; {advice}, or set --delimiter"
-                    ),
+                    RowError(f"broken quoting with delimiter {self._separator!r}: {error}; {advice}"),
                 )
 
     @cached_property
     def _separator(self) -> str:
         header = next((line for _, line in self.lines() if line.strip()), "")
         unquoted = re.sub(r'"[^"]*"', "", header)
-        return self.delimiter or next((sign for sign in ",;\t|" if sign in unquoted), ",")
+        return next((sign for sign in ",;\t|" if sign in unquoted), ",")
 
 
 class StsBenchmarkFile(TsvFile):
-    """`sts-train.csv` of the STS benchmark: tab-separated without a header; fields after the sentences are not read."""
+    """File of the STS benchmark such as `sts-train.csv`: tab-separated, without a header.
+
+    Fields after the two sentences are not read.
+    """
 
     header = ("genre", "file", "year", "id", "score", "sentence1", "sentence2")
 
     @classmethod
     def matches(cls, reader: FileReader) -> bool:
-        """Return whether the first line of a file has a score as its fifth tab-separated field."""
+        """Return whether a file is of this type: the fifth tab-separated field of its first line is a score."""
         fields = next((line for _, line in reader.lines()), "").split("\t")
         return len(fields) >= len(cls.header) and re.fullmatch(r"\d(\.\d+)?", fields[4].strip()) is not None
 
@@ -223,8 +446,10 @@ class StsBenchmarkFile(TsvFile):
 
 
 class StsPartFile(TsvFile):
-    """`STS.input.NAME.txt`: two sentences per line; `STS.gs.NAME.txt` beside it: their scores.
-    Pairs without score are skipped."""
+    """SemEval STS file `STS.input.NAME.txt` with two sentences per line; `STS.gs.NAME.txt` beside it has the scores.
+
+    Pairs without a score are skipped.
+    """
 
     header = ("sentence1", "sentence2", "score")
 
@@ -247,8 +472,12 @@ class StsPartFile(TsvFile):
 # ------------------------------------------------------------------------------------------------ Parquet and datasets
 
 
+_PARQUET_ROWS = 1024
+"""Rows of a Parquet file that are decoded at a time."""
+
+
 class ParquetFile(FileReader):
-    """A Parquet file; some rows are decoded at a time."""
+    """Parquet file; `_PARQUET_ROWS` rows are decoded at a time."""
 
     unit = "row"
 
@@ -266,7 +495,7 @@ class ParquetFile(FileReader):
         from pyarrow import parquet
 
         numbers = itertools.count(1)
-        # A column is read page by page: without these options a whole row group, often the whole file, is in memory.
+        # Without these options, a whole row group, often the whole file, is in memory; with them, a page at a time.
         with self._as_data_error(), parquet.ParquetFile(self.name, pre_buffer=False, buffer_size=1 << 20) as file:
             for batch in file.iter_batches(_PARQUET_ROWS, columns=columns, use_threads=False):
                 for row in batch.to_pylist():
@@ -274,6 +503,7 @@ class ParquetFile(FileReader):
 
     @contextmanager
     def _as_data_error(self) -> Iterator[None]:
+        """Convert errors of pyarrow to `DataError` with the name of the file."""
         import pyarrow
 
         try:
@@ -283,17 +513,27 @@ class ParquetFile(FileReader):
 
 
 class DatasetReader(FileReader):
-    """A split of a `datasets` dataset: a local folder, or a hub id, the only source that uses the network."""
+    """Split of a dataset that the library `datasets` loads from a local folder or from the hub.
+
+    Args:
+        name: Folder or hub id.
+        configuration: Name of the configuration; None: the default.
+        split: Name of the split.
+        hint: Text at the end of the error message.
+
+    Raises:
+        DataError: if the split cannot be loaded.
+    """
 
     unit = "row"
 
-    def __init__(self, name: str, configuration: str | None, split: str, revision: str | None, hint: str) -> None:
+    def __init__(self, name: str, configuration: str | None, split: str, hint: str) -> None:
         super().__init__(Path(name), name=name)
         import datasets
 
         try:
-            self._dataset = datasets.load_dataset(name, configuration, split=split, revision=revision)
-        except Exception as error:  # of many types: no network, no such dataset, configuration or split, broken files
+            self._dataset = datasets.load_dataset(name, configuration, split=split)
+        except Exception as error:  # many types: no network, unknown dataset, configuration or split, broken files
             of = f" of configuration {configuration!r}" if configuration else ""
             raise DataError(
                 f"{name}: `datasets` could not load split {split!r}{of}: {error}. Check path, split and name. {hint}"
@@ -308,3 +548,25 @@ class DatasetReader(FileReader):
 
     def _records(self, columns: list[str] | None) -> Iterator[tuple[int, Any]]:
         return iter(enumerate(self._dataset, 1))
+
+
+# ------------------------------------------------------------------------------------------------ names
+
+FILE_TYPES: dict[str, type[FileReader]] = {
+    ".jsonl": JsonLinesFile,
+    ".ndjson": JsonLinesFile,
+    ".json": JsonFile,
+    ".csv": CsvFile,
+    ".tsv": TsvFile,
+    ".parquet": ParquetFile,
+    ".txt": TextFile,
+}
+"""File name extension → reader class."""
+
+EXTENSIONS = (*FILE_TYPES, *(f"{extension}.gz" for extension in FILE_TYPES if extension != ".parquet"))
+"""File name extensions of data files, with and without .gz."""
+
+
+def is_data_name(name: str) -> bool:
+    """Return whether a file name has the extension of a data file, in upper or lower case."""
+    return name.lower().endswith(EXTENSIONS)

@@ -1,6 +1,7 @@
-"""Meaning of a row: field names and raw values give an `Example`, or `Dropped`, or raise `RowError`.
+"""The data formats: the fields of each format, and how a row of raw values is converted to an `Example`.
 
-`columns` finds the column of a file that holds each field.
+A row gives an example, is dropped for a documented reason (`Dropped`), or raises `RowError`. The module `columns` finds
+the column of each field.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ScoredPair:
-    """Two texts and their similarity: 1 the same meaning, 0 unrelated."""
+    """Two texts and their similarity, from 0 (unrelated) to 1 (same meaning)."""
 
     left: str
     right: str
@@ -26,7 +27,7 @@ class ScoredPair:
 
 @dataclass(frozen=True, slots=True)
 class PositivePair:
-    """Two texts that belong together; the other texts of a batch are the negatives."""
+    """Two texts that belong together, such as a question and its answer."""
 
     left: str
     right: str
@@ -34,7 +35,7 @@ class PositivePair:
 
 @dataclass(frozen=True, slots=True)
 class Triple:
-    """A text, a text that belongs to it, and a hard negative."""
+    """An anchor text, a positive that belongs to the anchor, and a hard negative."""
 
     anchor: str
     positive: str
@@ -43,13 +44,13 @@ class Triple:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A query with its positives, at least one, and its hard negatives; a negative is not one of the positives."""
+    """A query with one positive or more, and any number of hard negatives; no text is both positive and negative."""
 
     query: str
     positives: tuple[str, ...]
     negatives: tuple[str, ...] = ()
     scores: tuple[float, ...] | None = None
-    """Scores by a teacher, on any scale: of the positives, then of the negatives."""
+    """Teacher scores on any scale: first of the positives, then of the negatives. None: no scores."""
 
 
 Example = ScoredPair | PositivePair | Triple | Group
@@ -59,13 +60,16 @@ ScoreRange = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A valid row that is not used for a documented reason, such as a neutral label; counted by `reason`."""
+    """The reason why a valid row is not used, such as a neutral label; the result of reading this row."""
 
     reason: str
 
 
 def pairs_of(example: Example) -> list[tuple[str, str, float]]:
-    """Return the scored pairs of an example: left text, right text, score."""
+    """Return the scored pairs of an example as (left text, right text, score).
+
+    Positives have score 1, negatives score 0.
+    """
     if isinstance(example, ScoredPair):
         return [(example.left, example.right, example.score)]
     if isinstance(example, PositivePair):
@@ -79,21 +83,21 @@ def pairs_of(example: Example) -> list[tuple[str, str, float]]:
 
 
 def texts_of(example: Example) -> list[str]:
-    """Return the texts of an example, repeats included, in the order of its fields."""
-    (left, right, _), *others = pairs_of(example)
-    return [left, right, *(text for _, text, _ in others)]
+    """Return all texts of an example in the order of its fields, including repeated texts."""
+    pairs = pairs_of(example)
+    return [pairs[0][0], *(right for _, right, _ in pairs)]
 
 
 class DataError(ValueError):
-    """Data that cannot be used; the message names what was expected, what was found, and what to do."""
+    """Raised for data that cannot be used; the message names what was expected, what was found, and what to do."""
 
 
 class RowError(ValueError):
-    """A row that cannot be used, and why; the reader adds file and line."""
+    """Raised for a row that cannot be used; the message is the reason, and the reader adds file and line."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return `"; nearest: 'score'"` for the known names most similar to `name`, or the empty string."""
+    """Return the known names that are similar to `name`, for messages: `"; nearest: 'score'"`, or an empty string."""
     found = difflib.get_close_matches(name, list(known), n=3)
     return f"; nearest: {', '.join(map(repr, found))}" if found else ""
 
@@ -102,12 +106,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 _INVISIBLE = {"Cc", "Cf", "Zs", "Zl", "Zp", "Mn", "Mc", "Me"}
-"""Unicode categories. A character that Python does not know yet is Cn."""
+"""Unicode categories of characters that are not visible alone. A character that Python does not know yet is Cn."""
 
 
 def read_text(row: Values, field: str) -> str:
-    """Return the text of a field, unchanged; refuse other types, NUL characters, lone surrogates, and a text of spaces,
-    control and format characters and combining marks only, which many tokenizers drop."""
+    """Return the text of a field, unchanged.
+
+    Raises:
+        RowError: for a missing or empty value, a value that is not a text, a NUL character, a lone surrogate, or a text
+            that has only spaces, control characters, format characters and combining marks, which many tokenizers drop.
+    """
     text = _value(row, field)
     if text is None:
         raise RowError(f"{field} is null, expected a text")
@@ -127,9 +135,10 @@ def read_text(row: Values, field: str) -> str:
 
 
 def read_score(row: Values, field: str, score_range: ScoreRange | None) -> float:
-    """Return the score of a field as a number in [0, 1], rescaled from `score_range`.
+    """Return the score of a field, rescaled from `score_range` to [0, 1]; numbers and numeric strings are accepted.
 
-    Accepts numbers and numeric strings. Refused: booleans, NaN, infinity, values outside the range.
+    Raises:
+        RowError: for a missing value, a boolean, NaN, infinity, or a number outside of the range.
     """
     value = _value(row, field)
     if isinstance(value, bool):
@@ -154,11 +163,15 @@ def read_score(row: Values, field: str, score_range: ScoreRange | None) -> float
     return score if score_range is None else (score - low) / (high - low)
 
 
-_NLI_LABELS = ("entailment", "neutral", "contradiction")  # in the usual order: 0, 1, 2
+_NLI_LABELS = ("entailment", "neutral", "contradiction")
+"""NLI classes in the usual order: 0, 1, 2."""
 
 
 def read_nli_label(row: Values, field: str) -> str:
-    """Return one of entailment, neutral, contradiction, or "no gold label". Accepts the words and 0, 1, 2."""
+    """Return the NLI class of a field: entailment, neutral, contradiction, or "no gold label" (-, -1).
+
+    The words and the numbers 0, 1, 2 are accepted. Other values raise `RowError`.
+    """
     value = _value(row, field)
     word = str(value).strip().lower() if isinstance(value, int | str) and not isinstance(value, bool) else ""
     if word in ("-", "-1"):  # SNLI as released, and on the hub
@@ -203,8 +216,10 @@ def _triple(row: Values, _: ScoreRange | None) -> Triple:
 
 
 def _nli_pair(row: Values, _: ScoreRange | None) -> ScoredPair | Dropped:
-    """Return a scored pair: entailment is score 1, contradiction 0;
-    neutral rows and rows without gold label are dropped."""
+    """Convert an NLI row to a scored pair: score 1 for entailment, 0 for contradiction.
+
+    Neutral rows and rows without a gold label are dropped.
+    """
     label = read_nli_label(row, "label")
     if label not in ("entailment", "contradiction"):
         return Dropped(label)
@@ -212,16 +227,20 @@ def _nli_pair(row: Values, _: ScoreRange | None) -> ScoredPair | Dropped:
 
 
 NUMBERED_NEGATIVE = re.compile(r"negative_\d+")
-"""Fields of a group that hold one negative each."""
+"""Names of the group fields with a single negative."""
 
 
 def _group(row: Values, _: ScoreRange | None) -> Group:
-    """Return a group. Repeated texts of a list count once."""
+    """Convert a row to a group; repeated texts in a list are removed.
+
+    Raises:
+        RowError: if a text is both a positive and a negative, or has two different scores.
+    """
     query = read_text(row, "query")
-    _value(row, "positives")  # an error if it is missing
+    _value(row, "positives")  # raises if the field is missing
     positives, negatives = _read_texts(row, "positives"), _read_texts(row, "negatives")
     for name in sorted(filter(NUMBERED_NEGATIVE.fullmatch, row), key=lambda name: int(name.rpartition("_")[2])):
-        if not _is_blank(row[name]):  # a row of a table with fewer negatives
+        if not _is_blank(row[name]):  # blank: the row has fewer negatives than the table has columns
             negatives.append(read_text(row, name))
     if not positives:
         raise RowError("positives is empty, expected one text or more")
@@ -238,9 +257,10 @@ def _group(row: Values, _: ScoreRange | None) -> Group:
 
 
 def _read_texts(row: Values, field: str) -> list[str]:
-    """Return the texts of a list, of text or of objects with `text` and perhaps `title`, or of one text; none for null.
+    """Return the texts of a field that contains a list, a single text, or null (no texts).
 
-    Title and text are joined by a space, as in Tevatron and BEIR.
+    A list item is a text, or an object with `text` and optionally `title`. Title and text are joined by a space, as in
+    Tevatron and BEIR.
     """
     value = row.get(field)
     if value is None:
@@ -255,7 +275,10 @@ def _read_texts(row: Values, field: str) -> list[str]:
 
 
 def _read_passage(item: Any, name: str) -> str:
-    """Return a text, or the text of an object with `text` and perhaps `title`; errors name it."""
+    """Return the text of a list item: a text, or an object with `text` and optionally `title`.
+
+    `name` is the name of the item in messages.
+    """
     if not isinstance(item, Mapping):
         return read_text({name: item}, name)
     name += f" (docid {item['docid']})" if "docid" in item else ""
@@ -269,7 +292,10 @@ def _read_passage(item: Any, name: str) -> str:
 
 
 def _read_scores(row: Values, positives: int, negatives: int) -> list[float] | None:
-    """Return the scores of all texts; None: the row has none."""
+    """Return the teacher scores of a group, positives first; None if the row has no scores.
+
+    `positives` and `negatives` are the numbers of texts, which the numbers of scores must match.
+    """
     parts = {
         name: (row[name], count)
         for name, count in (
@@ -301,10 +327,10 @@ def _read_scores(row: Values, positives: int, negatives: int) -> list[float] | N
 
 
 def pair_by_premise(pairs: Iterable[Example]) -> list[Triple]:
-    """Return triples: for each premise its k-th entailed and its k-th contradicted hypothesis, in file order.
+    """Combine NLI pairs to triples: a premise, its k-th entailed hypothesis and its k-th contradicted hypothesis.
 
-    A row is used at most once; surplus rows of either label stay unpaired. Triples are in the order in which their
-    premises first occur.
+    Hypotheses are counted in file order. A pair is used at most once; surplus pairs of a label are not used. Triples are
+    in the order in which their premises first occur.
     """
     labelled: dict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
     for pair in pairs:
@@ -319,16 +345,18 @@ def pair_by_premise(pairs: Iterable[Example]) -> list[Triple]:
 
 @dataclass(frozen=True)
 class Format:
-    """A meaning of rows: its fields, the function that reads a row, and one that combines rows."""
+    """A data format: its fields, the function that reads a row, and an optional function that combines rows."""
 
     fields: tuple[str, ...]
+    """Required fields."""
     read: Callable[[Values, ScoreRange | None], Example | Dropped]
-    """Makes an example of a row; raises `RowError`."""
+    """Converts field → value of a row, and the score range, to an example; raises `RowError`."""
     combine: Callable[[Sequence[Example]], Sequence[Example]] | None = None
-    """Makes the examples of the results of `read`, for examples of several rows."""
+    """Combines the examples of all rows to examples that need several rows; None: every row is an example."""
     rows_per_example: int = 1
+    """Number of rows that an example needs."""
     optional: tuple[str, ...] = ()
-    """Fields that rows may lack."""
+    """Fields that may be missing."""
 
 
 FORMATS: dict[str, Format] = {

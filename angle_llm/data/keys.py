@@ -1,4 +1,4 @@
-"""Texts as 8-byte keys, to compare millions of them."""
+"""Hashes of texts (8 bytes), to compare millions of texts exactly or without case, spacing and punctuation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _KEPT = ("L", "M", "N", "So")  # letters, marks, numbers, and symbols such as em
 
 
 class _Separators(dict[int, int]):
-    """Character → itself if it is kept, else a space; filled on demand."""
+    """Table for `str.translate`: keeps letters, marks, numbers and symbols; maps other characters to a space."""
 
     def __missing__(self, code: int) -> int:
         kept = unicodedata.category(chr(code)).startswith(_KEPT)
@@ -20,35 +20,38 @@ class _Separators(dict[int, int]):
 
 _SEPARATORS = _Separators({ord(sign): ord(sign) for sign in "+#"})
 _NOT_IN_A_NAME = re.compile(r"(?<![\w+#])[+#]+|[+#]+(?=[^\W\d])|#+(?=\d)")
-"""Signs that do not end a word."""
+"""Signs + and # that are not at the end of a word, so not a part of names such as C++ and C#."""
 
 
-def near(text: str) -> str:
-    """Return the text without case, spacing, punctuation and compatibility forms: equal for near duplicates.
+def normalized(text: str) -> str:
+    """Return the text without case, spacing, punctuation and Unicode compatibility forms; near duplicates become equal.
 
-    "Isn't it 1.5?" equals SentEval's "isn 't it 1.5 ?"; 1.5 and 15 differ, and so do C, C++ and C#. Punctuation is kept
-    if the text has nothing else.
+    "Isn't it 1.5?" equals "isn 't it 1.5 ?" of SentEval. 1.5 and 15 stay different, and so do C, C++ and C#. Punctuation
+    is kept if the text has nothing else.
     """
     folded = unicodedata.normalize("NFKC", text).casefold()
     words = _NOT_IN_A_NAME.sub(" ", folded.translate(_SEPARATORS)).split()
     return " ".join(words) or "".join(folded.split())
 
 
-def is_telling(near_text: str) -> bool:
-    """Return whether a repeated text is hardly a coincidence: 4 words, or 8 letters of a script without spaces."""
-    return near_text.count(" ") >= 3 or (not near_text.isascii() and len(near_text) >= 8)
+def is_distinctive(normalized_text: str) -> bool:
+    """Return whether a text is long enough that a repeat is unlikely to be chance.
+
+    It has 4 words or more, or, for scripts without spaces, 8 characters or more that are not all ASCII.
+    """
+    return normalized_text.count(" ") >= 3 or (not normalized_text.isascii() and len(normalized_text) >= 8)
 
 
 def key(*parts: str) -> int:
-    """Return a 64-bit key of the parts in their order; two of a million texts collide with probability 3e-8."""
+    """Return a 64-bit hash of the texts in their order. A collision among a million keys has probability 3e-8."""
     return int.from_bytes(blake2b("\0".join(parts).encode(), digest_size=8).digest(), "little")
 
 
 def pair_key(left: str, right: str) -> int:
-    """Return a 64-bit key of two texts in any order."""
+    """Return a 64-bit hash of two texts that does not depend on their order."""
     return key(*sorted((left, right)))
 
 
-def sound(text: str) -> str:
+def printable(text: str) -> str:
     """Return the text with lone surrogates escaped, so that it can be printed and encoded."""
     return text.encode(errors="backslashreplace").decode()

@@ -1,7 +1,7 @@
-"""Rows that repeat, contradict each other, or occur in an evaluation set.
+"""Rows that repeat another row, contradict another row, or occur in an evaluation set.
 
-Texts are compared by 8-byte keys (`data.keys`), exactly, and without case, spacing and punctuation ("near"). A row
-takes about 60 bytes and a distinct text about 170, so a million triples take about 0.6 GB.
+Texts are compared by 8-byte hashes (`data.keys`): an exact key of the text, and a near key of the text without case,
+spacing and punctuation. A row takes about 60 bytes and a distinct text about 170, so a million triples take about 0.6 GB.
 """
 
 from __future__ import annotations
@@ -17,25 +17,36 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from angle_llm.data.beir import JudgedQueries, is_judged, splits_of
 from angle_llm.data.columns import USUAL_NAMES, fields_of, resolve_format
 from angle_llm.data.formats import DataError, Example, Group, ScoredPair, Triple, pairs_of, texts_of
-from angle_llm.data.keys import is_telling, key, near, pair_key, sound
-from angle_llm.data.readers import STARTER, BadRow, RowSource, find_path, is_data_name, open_rows
+from angle_llm.data.keys import is_distinctive, key, normalized, pair_key, printable
+from angle_llm.data.readers import (
+    STARTER,
+    BadRow,
+    JudgedQueries,
+    RowSource,
+    find_path,
+    is_data_name,
+    is_judged,
+    open_rows,
+    splits_of,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SHOWN_PLACES = 5
+"""Maximum number of rows that a finding lists."""
 NEUTRAL_SCORE = 0.5
-"""Score of a dropped neutral row when it is compared with other rows."""
+"""Score of a neutral NLI row for the comparison with other rows; the row itself is dropped."""
 CONTRADICTION = 0.5
-"""Labels of one pair that differ by more than this contradict each other (scale 0..1)."""
+"""Scores of the same pair that differ by more than this contradict each other (scale 0 to 1)."""
 _TROUBLE = ("contradiction", "unlike itself", "contamination")
+"""Findings that must be resolved before training."""
 _REMOVED = (*_TROUBLE, "duplicate", "near duplicate", "across files")
 """Findings whose rows `--fix` removes."""
 _COMPARED = 1_000_000
-"""Most training examples that are compared with the tasks of a run."""
+"""Maximum number of training examples that are compared with the evaluation sets of a run."""
 _ID_COLUMNS = ("query_id", "query-id", "_id", "id", "positive_id", "corpus-id")
 _EVALUATION_WORDS = {"test", "dev", "valid", "validation", "val", "trial", "eval", "held", "heldout"}
 _TRAINING_WORDS = {"train", "training"}
@@ -43,40 +54,45 @@ _TRAINING_WORDS = {"train", "training"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One kind of finding in a file; with `trouble` the exit code is 1."""
+    """A problem in a data file: its kind, the number of rows or texts, and a sentence for the report."""
 
     kind: str
     trouble: bool
+    """Whether the problem must be resolved before training; the exit code is then 1."""
     count: int
     text: str
     places: list[str] = field(default_factory=list)
-    """The first lines, with the other row if there is one."""
+    """Line numbers of the first rows; for repeated and contradicting rows with the matching row."""
 
 
 @dataclass
 class FileKeys:
-    """Keys of the rows of one file; the texts themselves are not kept."""
+    """Hashes of the rows, pairs and texts of a file; the texts themselves are not kept."""
 
     rows: array[int] = field(default_factory=lambda: array("Q"))
-    """Line, exact key, near key, and near key of the first text (the query) of each used row, one after the other."""
+    """Four numbers for each used row: line, exact key, near key, and near key of the first text (the query)."""
     pairs: array[int] = field(default_factory=lambda: array("Q"))
-    """Line, near key, used (0 for neutral), and equal texts (0 or 1), of each pair of texts; a triple has two."""
+    """Four numbers for each pair: line, near key, 1 if its row is used (0: neutral), and 1 if both texts are equal."""
     scores: array[float] = field(default_factory=lambda: array("d"))
-    """Of each pair."""
+    """Score of each pair, from 0 to 1."""
     texts: set[int] = field(default_factory=set)
     """Exact keys of all texts."""
     sentences: set[int] = field(default_factory=set)
-    """Near keys of the texts for which `keys.is_telling`."""
+    """Near keys of the texts for which `is_distinctive` is true."""
     ids: array[int] = field(default_factory=lambda: array("Q"))
-    """Line and key of each id of a row."""
+    """Two numbers for each id in a row: line, and key of the id."""
     ROW_VALUES: ClassVar[int] = 4
+    """Numbers per row in `rows`."""
 
     def add(self, line: int, example: Example, values: Mapping[str, Any] = MappingProxyType({})) -> Iterator[str]:
-        """Add a row, `values` by column; yield its texts that are new."""
+        """Store the hashes of a row and its example; yield the texts of the example that no earlier row contains.
+
+        `values` is column → value; ids are read from it.
+        """
         for column in _ID_COLUMNS:
             if isinstance(found := values.get(column), str | int):
                 self.ids.extend((line, key(str(found))))
-        bare_of = {text: near(text) for text in texts_of(example)}
+        bare_of = {text: normalized(text) for text in texts_of(example)}
         exact_key, near_key = _row_key(example, {text: text for text in bare_of}), _row_key(example, bare_of)
         self.rows.extend((line, exact_key, near_key, key(next(iter(bare_of.values())))))
         for left, right, score in pairs_of(example):
@@ -84,19 +100,22 @@ class FileKeys:
         for text, bare_text in bare_of.items():
             if (exact := key(text)) not in self.texts:
                 self.texts.add(exact)
-                if is_telling(bare_text):
+                if is_distinctive(bare_text):
                     self.sentences.add(key(bare_text))
                 yield text
 
     def add_pair(self, line: int, left: str, right: str, score: float, *, used: bool = True) -> None:
-        """Add a pair of near texts."""
+        """Store the hash of a pair of `normalized` texts, and its score; `used` is false for neutral pairs."""
         self.pairs.extend((line, pair_key(left, right), used, left == right))
         self.scores.append(score)
 
 
 def _row_key(example: Example, form: Mapping[str, str]) -> int:
-    """Return a key of the example with its texts in some form: equal for a pair in both orders, for a group with its
-    positives or negatives in another order, and for a triple and the same group."""
+    """Return a hash of an example after each text is replaced by `form[text]`.
+
+    The hash does not depend on the order of the texts of a pair, or on the order of the positives or negatives of a
+    group. A triple and a group with the same texts have equal hashes.
+    """
     if isinstance(example, Triple):
         example = Group(example.anchor, (example.positive,), (example.negative,))
     if isinstance(example, Group):
@@ -108,69 +127,71 @@ def _row_key(example: Example, form: Mapping[str, str]) -> int:
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Near keys of the pairs (in any order) of one evaluation file,
-    and of its sentences for which `keys.is_telling`."""
+    """Hashes of the pairs and texts of an evaluation file, or of a split of a BEIR folder."""
 
     name: str
     path: Path
+    """Path of the file, absolute; a file is not compared with itself."""
     pairs: NDArray[np.uint64]
+    """Near keys of the pairs; the order of the two texts has no effect."""
     sentences: NDArray[np.uint64]
+    """Near keys of the texts for which `is_distinctive` is true."""
     queries: NDArray[np.uint64] = field(default_factory=lambda: _array(()))
-    """Near keys of the queries of a BEIR folder."""
+    """Near keys of the queries; only for BEIR folders and retrieval tasks."""
     documents: NDArray[np.uint64] = field(default_factory=lambda: _array(()))
-    """Near keys of its judged documents."""
+    """Near keys of the judged documents; only for BEIR folders."""
     ids: NDArray[np.uint64] = field(default_factory=lambda: _array(()))
-    """Keys of the ids of both."""
+    """Keys of the ids of queries and judged documents; only for BEIR folders."""
 
     @classmethod
     def of(
         cls, name: str, pairs: Iterable[tuple[str, str]], texts: Iterable[str], queries: Iterable[str] = ()
     ) -> EvaluationSet:
-        """Return the keys of texts in memory."""
+        """Create an evaluation set from pairs, single texts and queries in memory."""
 
         def bare(some: Iterable[str]) -> set[str]:
-            return {near(sound(text)) for text in some}
+            return {normalized(printable(text)) for text in some}
 
         found = (
-            {pair_key(near(sound(left)), near(sound(right))) for left, right in pairs},
-            {key(text) for text in bare(texts) if is_telling(text)},
+            {pair_key(normalized(printable(left)), normalized(printable(right))) for left, right in pairs},
+            {key(text) for text in bare(texts) if is_distinctive(text)},
             {key(text) for text in bare(queries)},
         )
         return cls(name, Path(name), *map(_array, found))
 
 
 def count_shared(examples: Sequence[Example], sets: Sequence[EvaluationSet]) -> list[dict[str, tuple[int, int]]]:
-    """Count the pairs, queries and texts of each evaluation set that training examples contain.
+    """Count the pairs, queries and texts of each evaluation set that also occur in training examples.
 
-    Texts have 4 words or more. Returns for each set: kind → number that is shared, and number in the set; without kinds
-    that share nothing.
+    Only texts of 4 words or more count. At most `_COMPARED` examples are compared, evenly spaced. A triple of sentences
+    takes about 30 µs, and a pair with a text of 150 words 100 µs, for all sets together.
 
-    A triple of sentences takes about 30 µs, a pair with a text of 150 words 100 µs, for all sets together. At most
-    `_COMPARED` examples are compared, evenly spaced. Memory is needed for the sets only.
+    Returns:
+        For each set, kind → (number in the examples, number in the set), for kinds with a number above 0.
     """
     kinds = {"pairs": "pairs", "queries": "queries", "sentences": "texts of 4 words or more"}
-    own = [{name: set(getattr(each, name).tolist()) for name in kinds} for each in sets]
-    wanted = {name: set().union(*(each[name] for each in own)) for name in kinds}
+    keys_of = [{name: set(getattr(each, name).tolist()) for name in kinds} for each in sets]
+    wanted = {name: set().union(*(keys[name] for keys in keys_of)) for name in kinds}
     found: dict[str, set[int]] = {name: set() for name in kinds}
     for at in range(0, len(examples), len(examples) // _COMPARED + 1):
         pairs = pairs_of(examples[at])
-        bare = {text: near(text) for text in texts_of(examples[at])}
+        bare = {text: normalized(text) for text in texts_of(examples[at])}
         found["sentences"] |= wanted["sentences"] & set(map(key, bare.values()))
         found["queries"] |= wanted["queries"] & {key(bare[left]) for left, _, _ in pairs}
         found["pairs"] |= wanted["pairs"] & {pair_key(bare[left], bare[right]) for left, right, _ in pairs}
     return [
-        {kinds[name]: (shared, len(keys)) for name, keys in each.items() if (shared := len(keys & found[name]))}
-        for each in own
+        {kinds[name]: (shared, len(keys)) for name, keys in by_kind.items() if (shared := len(keys & found[name]))}
+        for by_kind in keys_of
     ]
 
 
 def compare_rows(
     names: Sequence[str], files: Sequence[FileKeys], sets: Sequence[Sequence[EvaluationSet]]
 ) -> list[tuple[list[Finding], dict[int, str]]]:
-    """Compare the rows of all files with one another, and those of each file with its evaluation sets.
+    """Compare the rows of all files with each other, and the rows of each file with its evaluation sets.
 
     Returns:
-        For each file its findings, and line → reason of the rows that `--fix` removes.
+        For each file, its findings, and line → reason of the rows that `--fix` removes.
     """
     rows = _table([each.rows for each in files], ["line", "exact", "near", "query"])
     ids = _table([each.ids for each in files], ["line", "key"])
@@ -186,10 +207,11 @@ def compare_rows(
     removed = [dict[int, str]() for _ in files]
 
     def place(row: Any, file: int) -> str:
+        """Return the line of a row, with its file name if the row is in another file."""
         return f"{int(row.line)}" if row.file == file else f"{names[int(row.file)]}:{int(row.line)}"
 
     def add(kind: str, frame: pd.DataFrame, text: str, other: Any = None, reason: str = "") -> None:
-        """Add a finding to each file with rows in the frame; `other` returns the row that belongs to one."""
+        """Add a finding to each file that has rows in `frame`; `other` maps an index of `frame` to the matching row."""
         for file, part in frame.drop_duplicates(["file", "line"]).sort_values("line").groupby("file"):
             places = [
                 f"{line} and {place(other(at), file)}" if other else f"{line}"
@@ -200,13 +222,14 @@ def compare_rows(
                 removed[file].setdefault(int(line), reason or kind)
 
     def opposite(at: int) -> Any:
+        """Return the row that contains the same pair and whose score differs most, for an index of `pairs`."""
         group = pairs[pairs.key == pairs.key[at]]
         return pairs.loc[(group.score - pairs.score[at]).abs().idxmax()]
 
     used = pairs[pairs.used == 1]
     opposed = used.distance > CONTRADICTION + 1e-9
     add("contradiction", used[opposed], "contain pairs that have the opposite label elsewhere", opposite)
-    add("other label", used[(used.distance > 0) & ~opposed], "hold a pair with a different label in another row")
+    add("other label", used[(used.distance > 0) & ~opposed], "contain a pair that has a different label in another row")
     same, unlike = used.same == 1, used.score < CONTRADICTION
     text = "label two equal texts as dissimilar (case, spacing and punctuation ignored)"
     add("unlike itself", used[same & unlike], text)
@@ -214,11 +237,11 @@ def compare_rows(
     for file, own_sets in enumerate(sets):
         for each in own_sets:
             shared = used[(used.file == file) & used.key.isin(each.pairs)]
-            add("contamination", shared, f"hold a pair of {each.name}", reason=f"its pair is in {each.name}")
+            add("contamination", shared, f"contain a pair of {each.name}", reason=f"its pair is in {each.name}")
             asked = rows[(rows.file == file) & rows["query"].isin(each.queries) & ~rows.line.isin(shared.line)]
-            add("contamination", asked, f"hold a query of {each.name}", reason=f"its query is in {each.name}")
+            add("contamination", asked, f"contain a query of {each.name}", reason=f"its query is in {each.name}")
             named = ids[(ids.file == file) & ids.key.isin(each.ids)]
-            add("ids", named, f"have the id of a query or judged document of {each.name}, perhaps another text")
+            add("ids", named, f"have the id of a query or judged document of {each.name}; the texts may differ")
         sentences = _array(files[file].sentences)
         for kind, text in (
             ("sentences", "texts of 4 words or more that are also in evaluation sets"),
@@ -239,7 +262,7 @@ def compare_rows(
 
 
 def _table(parts: Sequence[array[int]], columns: list[str]) -> pd.DataFrame:
-    """Return the values of all files as columns, and the number of the file."""
+    """Combine the arrays of all files to a table with the given columns, and a column `file` with the file number."""
     import pandas as pd
 
     values = [np.asarray(part, dtype=np.uint64).reshape(-1, len(columns)) for part in parts]
@@ -253,57 +276,35 @@ def _table(parts: Sequence[array[int]], columns: list[str]) -> pd.DataFrame:
 def read_evaluation_sets(
     paths: Iterable[str | Path], columns: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[list[EvaluationSet], list[str]]:
-    """Read evaluation files, and all those in folders; return them and what was skipped.
+    """Read evaluation files, splits of BEIR folders (FOLDER@SPLIT), and all evaluation files in folders.
 
-    `columns` maps fields to columns, for the files that have them. In a folder, files and splits of BEIR folders named
-    after training are skipped, and files not named after a test, dev or validation set if others are. FOLDER@SPLIT is
-    one split of a BEIR folder.
+    In a folder, files and splits whose name contains `train` are skipped. If the names of some files contain a word such
+    as `test`, `dev` or `validation`, the other files are skipped too.
+
+    Args:
+        columns: Field → column; used for the files that have the column.
+
+    Returns:
+        The evaluation sets, and the names of skipped files, splits and rows with the reason.
 
     Raises:
-        DataError: for a path that does not exist, and for a named file that has no texts or cannot be read.
+        DataError: for a path that does not exist, a named file that has no texts or cannot be read, or if there is no
+            evaluation set.
     """
     found: list[EvaluationSet] = []
     skipped: list[str] = []
     for given in paths:
         path = find_path(str(given))
         name, _, split = str(given).rpartition("@")
-        if not path.exists() and name and is_judged(folder := find_path(name)):
+        folder = find_path(name) if name and not path.exists() else None
+        if folder is not None and is_judged(folder):
             found.append(_read_judged(folder, split))
-            continue
-        if (
-            path.is_file()
-            or str(given).startswith(STARTER)
-            or (name and not path.exists() and find_path(name).is_dir())
-        ):
+        elif path.is_file() or str(given).startswith(STARTER) or (folder is not None and folder.is_dir()):
             found.append(_read_set(given, path.name, skipped, columns))
-            continue
-        if not path.is_dir():
+        elif path.is_dir():
+            found += _read_folder(path, skipped, columns)
+        else:
             raise DataError(f"--against: no file or folder {path}.")
-        files = [file for file in sorted(path.rglob("*")) if file.is_file() and is_data_name(file.name)]
-        files = [file for file in files if not file.name.startswith("STS.gs.")]  # scores of the files beside them
-        for judged in sorted(each.parent for each in path.rglob("qrels") if each.is_dir()):
-            files = [file for file in files if judged not in file.parents]
-            splits = splits_of(judged)
-            if not splits:
-                skipped.append(f"{judged.name} (no qrels/*.tsv)")
-            for split in splits:
-                if set(re.split(r"[^a-z0-9]+", split.lower())) & _TRAINING_WORDS:
-                    skipped.append(f"{judged.name}@{split}")
-                    continue
-                try:
-                    found.append(_read_judged(judged, split))
-                except DataError as error:
-                    skipped.append(f"{judged.name}@{split} ({error})")
-        names = {file: str(file.relative_to(path)) for file in files}
-        words = {file: set(re.split(r"[^a-z0-9]+", name.lower())) for file, name in names.items()}
-        not_training = [file for file in files if not words[file] & _TRAINING_WORDS]
-        chosen = [file for file in not_training if words[file] & _EVALUATION_WORDS] or not_training
-        skipped += [f"{name} (because of its name)" for file, name in names.items() if file not in chosen]
-        for file in chosen:
-            try:
-                found.append(_read_set(file, names[file], skipped, columns))
-            except DataError as error:
-                skipped.append(f"{names[file]} ({error})")
     if not found:
         raise DataError(
             f"--against: no evaluation set found; skipped: {', '.join(skipped) or 'nothing'}. Name the files."
@@ -311,12 +312,51 @@ def read_evaluation_sets(
     return found, skipped
 
 
+def _read_folder(folder: Path, skipped: list[str], mapping: Mapping[str, str]) -> Iterator[EvaluationSet]:
+    """Yield the evaluation sets in a folder and its subfolders; add what is skipped to `skipped`."""
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and is_data_name(file.name)]
+    files = [file for file in files if not file.name.startswith("STS.gs.")]  # scores, read with STS.input.*
+    for judged in sorted(each.parent for each in folder.rglob("qrels") if each.is_dir()):
+        files = [file for file in files if judged not in file.parents]
+        splits = splits_of(judged)
+        if not splits:
+            skipped.append(f"{judged.name} (no qrels/*.tsv)")
+        for split in splits:
+            if _words(split) & _TRAINING_WORDS:
+                skipped.append(f"{judged.name}@{split}")
+                continue
+            try:
+                yield _read_judged(judged, split)
+            except DataError as error:
+                skipped.append(f"{judged.name}@{split} ({error})")
+    names = {file: str(file.relative_to(folder)) for file in files}
+    not_training = [file for file in files if not _words(names[file]) & _TRAINING_WORDS]
+    chosen = [file for file in not_training if _words(names[file]) & _EVALUATION_WORDS] or not_training
+    skipped += [f"{name} (because of its name)" for file, name in names.items() if file not in chosen]
+    for file in chosen:
+        try:
+            yield _read_set(file, names[file], skipped, mapping)
+        except DataError as error:
+            skipped.append(f"{names[file]} ({error})")
+
+
+def _words(name: str) -> set[str]:
+    """Return the words and numbers of a file name in lower case."""
+    return set(re.split(r"[^a-z0-9]+", name.lower()))
+
+
 def _read_set(source: str | Path, name: str, skipped: list[str], mapping: Mapping[str, str]) -> EvaluationSet:
+    """Read an evaluation file; add the number of unreadable rows to `skipped`.
+
+    Raises:
+        DataError: if the file cannot be read or has no text column.
+    """
     rows = open_rows(source, tables=True)
     columns = _text_columns(rows.columns, mapping)
     if not columns:
         raise DataError(
-            f"{source}: no known text column among {rows.columns}. Name them, such as --columns text1 question text2 answer."
+            f"{source}: no known text column among {', '.join(rows.columns)}. Name the text columns, such as --columns text1 "
+            "question text2 answer."
         )
     pairs: set[int] = set()
     sentences: set[int] = set()
@@ -326,8 +366,8 @@ def _read_set(source: str | Path, name: str, skipped: list[str], mapping: Mappin
             bad += 1
             continue
         for names in columns:
-            sides = [[near(sound(text)) for text in _texts_in(row.values.get(each))] for each in names]
-            sentences.update(key(text) for texts in sides for text in texts if is_telling(text))
+            sides = [[normalized(printable(text)) for text in _texts_in(row.values.get(each))] for each in names]
+            sentences.update(key(text) for texts in sides for text in texts if is_distinctive(text))
             if len(sides) == 2:
                 pairs.update(pair_key(left, right) for left in sides[0] for right in sides[1])
     if bad:
@@ -336,7 +376,10 @@ def _read_set(source: str | Path, name: str, skipped: list[str], mapping: Mappin
 
 
 def _texts_in(value: Any) -> list[str]:
-    """Return the texts of a cell: a text, a passage with `text` and perhaps `title`, or a list of these; else none."""
+    """Return the texts in a cell: a text, an object with `text` and optionally `title`, or a list of these.
+
+    Other values have no texts.
+    """
     if isinstance(value, list):
         return [text for item in value for text in _texts_in(item)]
     if isinstance(value, Mapping):
@@ -345,7 +388,7 @@ def _texts_in(value: Any) -> list[str]:
 
 
 def _read_judged(folder: Path, split: str) -> EvaluationSet:
-    """Return the queries and judged documents of a BEIR folder; pairs are queries with their positives."""
+    """Read the queries and judged documents of a split of a BEIR folder; the pairs are queries with their positives."""
     pairs: set[int] = set()
     sentences: set[int] = set()
     queries: set[int] = set()
@@ -353,14 +396,14 @@ def _read_judged(folder: Path, split: str) -> EvaluationSet:
     ids: set[int] = set()
     judged = JudgedQueries(folder, split)
     for row in RowSource(str(folder), [judged]).good_rows():
-        query = near(sound(str(row.values["query"])))
+        query = normalized(printable(str(row.values["query"])))
         queries.add(key(query))
         ids.add(key(row.values["query_id"]))
-        if is_telling(query):
+        if is_distinctive(query):
             sentences.add(key(query))
         for column in ("positive_passages", "negative_passages"):
             for passage in row.values[column]:
-                text = near(sound(passage["text"]))
+                text = normalized(printable(passage["text"]))
                 documents.add(key(text))
                 ids.add(key(passage["docid"]))
                 if column == "positive_passages":
@@ -374,16 +417,18 @@ def _array(keys: Collection[int]) -> NDArray[np.uint64]:
 
 
 def _text_columns(columns: Sequence[str], mapping: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """Return the columns of pairs, else of single texts or lists of texts."""
+    """Find the text columns of an evaluation file, as tuples of two columns (pairs) or a single column (texts).
+
+    An empty list means that no column is recognized. `mapping` is field → column.
+    """
     mapping = {name: column for name, column in mapping.items() if column in columns}
     formats = {
         format: {name: column for name, column in mapping.items() if name in fields_of(format, mapping, columns)}
         for format in ("triple", "group", "positive_pair")
     }
-    for format in sorted(formats, key=lambda format: -len(formats[format])):  # named columns first
-        own = formats[format]
+    for format in sorted(formats, key=lambda format: -len(formats[format])):  # the format with most mapped fields first
         try:
-            _, fields = resolve_format(format, own, columns)
+            _, fields = resolve_format(format, formats[format], columns)
         except DataError:
             continue
         first, *others = (column for field, column in fields.items() if "scores" not in field)

@@ -1,6 +1,9 @@
-"""The examples of a run: those of one dataset, or of several, mixed by weights.
+"""The examples of a training run: one dataset, or a mixture of several datasets with weights.
 
-stsb@train:2.0,nli@train,my.jsonl ──► datasets with weight, prompt, objective ──► examples with one index, and `Draws`
+    "stsb@train:2.0,nli@train,my.jsonl" ──► datasets with weight, prompt and objective ──► `Mixture`
+
+A `Mixture` numbers the examples of all datasets consecutively. Its `Draws` define how many examples an epoch takes from
+each dataset, and in which order.
 """
 
 from __future__ import annotations
@@ -12,43 +15,49 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 from pathlib import Path
 
-from angle_llm.config import DataSettings, DataSource, MixedSet
 from angle_llm.data.examples import DataReport, load_examples
 from angle_llm.data.formats import DataError, Example
 from angle_llm.data.order import Draws
 from angle_llm.data.readers import EXTENSIONS, find_path
 from angle_llm.data.store import ByIndex, digest_of
+from angle_llm.settings.train import DataSettings, DataSource, MixedSet
 
 _WEIGHT = re.compile(r"(?P<path>.+):(?P<weight>\d+(\.\d*)?|\.\d+)")
 
 
 @dataclass(frozen=True)
 class LoadedSet:
-    """A dataset of a mixture, read."""
+    """A dataset of a mixture: its examples, and the settings that apply to this dataset only."""
 
     name: str
-    """Name in logs: the end of its path."""
+    """Name in logs: the end of its path, distinct among the datasets of a mixture."""
     examples: Sequence[Example]
     weight: float = 1.0
+    """How often an epoch contains each example: 2 is twice, 0.5 is every second epoch."""
     prompt: str | dict[str, str] | None = None
+    """Prompt of the dataset; None: the prompt of the run."""
     objective: dict[str, float | str] = field(default_factory=dict)
+    """Fields of the objective that differ from the objective of the run → values."""
     report: DataReport | None = None
+    """Report of all rows; None for examples that were not read from a source."""
 
 
 class Mixture(ByIndex):
-    """The examples of one or several datasets; indices run through all of them."""
+    """Sequence of the examples of one or several datasets; `draws` defines which examples an epoch uses.
 
-    def __init__(self, sets: Sequence[LoadedSet], temperature: float = 1.0, *, by_set: bool = False) -> None:
+    Args:
+        sets: The datasets. Indices count the examples of the first dataset, then of the second, and so on.
+        by_set: Whether all examples of a batch come from the same dataset.
+    """
+
+    def __init__(self, sets: Sequence[LoadedSet], *, by_set: bool = False) -> None:
         self.sets = list(sets)
-        self.draws = Draws.of(
-            [len(each.examples) for each in sets], [each.weight for each in sets], temperature, by_set=by_set
-        )
-        """How an epoch draws from them."""
+        self.draws = Draws.of([len(each.examples) for each in sets], [each.weight for each in sets], by_set=by_set)
         self._ends = list(accumulate(len(each.examples) for each in sets))
 
     @classmethod
     def of(cls, examples: Sequence[Example]) -> Mixture:
-        """Return a mixture of one dataset; a mixture is returned unchanged."""
+        """Return examples as a mixture of a single dataset; a mixture is returned unchanged."""
         return examples if isinstance(examples, Mixture) else cls([LoadedSet("data", examples)])
 
     def __len__(self) -> int:
@@ -59,35 +68,35 @@ class Mixture(ByIndex):
         return self.sets[number].examples[index - (self._ends[number - 1] if number else 0)]
 
     def set_of(self, index: int) -> int:
-        """Return the number of the dataset of an example."""
+        """Return the number of the dataset that contains the example with this index."""
         if not 0 <= index < len(self):
             raise IndexError(f"example {index} of {len(self)}")
         return bisect_right(self._ends, index)
 
     @property
     def digest(self) -> str:
-        """Hash, equal for equal examples with equal draws and prompts."""
+        """Hash of the examples, the draws and the prompts of the datasets."""
         plain = Draws.of_one(len(self)) == self.draws and self.sets[0].prompt is None
         how = "" if plain else f" {self.draws} {[each.prompt for each in self.sets]}"
         return "+".join(digest_of(each.examples) for each in self.sets) + how
 
     def summary(self) -> Iterator[str]:
-        """Yield the report of each dataset, and its share of an epoch."""
+        """Yield lines to print: the report of each dataset, and its share of an epoch."""
         total = sum(self.draws.counts)
         for each, count in zip(self.sets, self.draws.counts, strict=True):
             if each.report is not None:
                 yield each.report.summary()
             if len(self.sets) > 1:
-                own = {"prompt": each.prompt} if each.prompt else {}
-                more = "".join(f", {name} {value}" for name, value in (own | each.objective).items())
+                prompt = {"prompt": each.prompt} if each.prompt else {}
+                more = "".join(f", {name} {value}" for name, value in (prompt | each.objective).items())
                 yield f"  as {each.name}: {count:,} of an epoch's {total:,} examples ({count / total:.1%}){more}"
 
 
 def load_mixture(settings: DataSettings, cache: Path | None = None) -> Mixture:
-    """Read the datasets of the settings; `cache` as in `load_examples`.
+    """Read the datasets that the settings name, and return their mixture; `cache` is described at `load_examples`.
 
     Raises:
-        DataError: for a dataset that cannot be read, or is named twice.
+        DataError: for a dataset that cannot be read, or that is named twice.
     """
     sets = sets_of(settings)
     loaded = []
@@ -95,11 +104,15 @@ def load_mixture(settings: DataSettings, cache: Path | None = None) -> Mixture:
         source = DataSource(**{item.name: getattr(each, item.name) for item in fields(DataSource)})
         data = load_examples(source, cache)
         loaded.append(LoadedSet(name, data.examples, each.weight, each.prompt, each.objective, data.report))
-    return Mixture(loaded, settings.temperature, by_set=settings.batches == "by_set")
+    return Mixture(loaded, by_set=settings.batches == "by_set")
 
 
 def sets_of(settings: DataSettings) -> list[MixedSet]:
-    """Return the datasets of the settings, at least one. Raises `DataError` for a dataset that is named twice."""
+    """Return the settings of each dataset: `sets`, or the datasets in `path` with the common settings.
+
+    Raises:
+        DataError: for a dataset that is named twice, or an empty name in a list.
+    """
     sets = list(settings.sets)
     if not sets:
         common = {item.name: getattr(settings, item.name) for item in fields(DataSource)}
@@ -113,7 +126,10 @@ def sets_of(settings: DataSettings) -> list[MixedSet]:
 
 
 def _listed(path: str) -> list[tuple[str, float]]:
-    """Return paths and weights of `a:2.0,b`; a file whose name has a comma or ends like a weight is one path."""
+    """Parse a list of datasets such as `a:2.0,b`, and return (path, weight) of each dataset.
+
+    An existing file whose name contains a comma, or ends like a weight, is a single path.
+    """
     if find_path(path).exists():
         return [(path, 1.0)]
     listed = []
@@ -121,12 +137,12 @@ def _listed(path: str) -> list[tuple[str, float]]:
         found = None if find_path(part).exists() else _WEIGHT.fullmatch(part)
         listed.append((found["path"], float(found["weight"])) if found else (part, 1.0))
     if len(listed) > 1 and not all(name for name, _ in listed):
-        raise DataError(f"{path!r} is a list of datasets, and one of them has no name")
+        raise DataError(f"{path!r} is a list of datasets, and a dataset in it has no name")
     return listed
 
 
 def _names(paths: Sequence[str]) -> list[str]:
-    """Return short, distinct names."""
+    """Return a short, distinct name for each path: the file name without extension, with #2 and so on if repeated."""
     names: list[str] = []
     for path in paths:
         extension = next((each for each in sorted(EXTENSIONS, key=len, reverse=True) if path.endswith(each)), "")

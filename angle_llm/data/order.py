@@ -1,6 +1,7 @@
-"""Which examples each batch of each epoch holds: a function of seed and epoch, over one dataset or several.
+"""The examples of each batch: a function of seed and epoch, for one dataset or several.
 
-The orders are the same on every machine and in every version, so a resumed run and all ranks get the same batches.
+The order is the same on every machine and in every version of Python and NumPy. So all ranks, and a resumed run, get the
+same batches.
 """
 
 from __future__ import annotations
@@ -16,19 +17,18 @@ Order = NDArray[np.int64]
 
 
 def random_order(n: int, key: int) -> Order:
-    """Return the indices 0 … n - 1 in random order; ten million take seconds.
+    """Return the indices 0 … n - 1 in a random order that depends on `key` only, shape (n,).
 
-    They are sorted by the first n values of `random.Random(key).random()`: of Python's generators only `random()` gives
-    the same values in every version.
+    The indices are sorted by the first n values of `random.Random(key).random()`: `random()` is the only generator of
+    Python that gives the same values in every version. Ten million indices take seconds.
     """
     return random_orders(n, 1, key)
 
 
 def random_orders(n: int, count: int, key: int) -> Order:
-    """Return several orders of 0 … n - 1, concatenated: (count · n,).
-    Each continues the generator of the previous one."""
+    """Return `count` random orders of 0 … n - 1, concatenated, shape (count · n,); the first is `random_order(n, key)`."""
     _, words, _ = random.Random(key).getstate()
-    # numpy guarantees that RandomState draws the same values from the same state; it is a hundred times faster.
+    # NumPy guarantees that RandomState gives the same values from the same state, and it is a hundred times faster.
     generator = np.random.RandomState()
     generator.set_state(("MT19937", np.array(words[:-1], np.uint32), words[-1], 0, 0.0))
     return np.argsort(generator.random_sample((count, n)), axis=1, kind="stable").reshape(-1)
@@ -36,38 +36,32 @@ def random_orders(n: int, count: int, key: int) -> Order:
 
 @dataclass(frozen=True)
 class Draws:
-    """How many examples an epoch draws from each of K datasets, and in which order.
+    """The batches of every epoch, drawn from one or several datasets.
 
-    The examples of a dataset are drawn in random orders, concatenated, each order a new one; an epoch continues where
-    the last one ended. So no example is repeated before all others were drawn. Indices run through all datasets: those
-    of the second dataset follow those of the first.
+    The examples of a dataset are shuffled, drawn in this order, shuffled again, and so on; an epoch continues where the
+    previous epoch ended. So no example is repeated before all other examples of its dataset were drawn. Indices count the
+    examples of the first dataset, then of the second, and so on.
     """
 
     sizes: tuple[int, ...]
-    """Examples of each dataset."""
+    """Number of examples of each dataset."""
     counts: tuple[int, ...]
-    """Examples of each dataset that an epoch draws."""
+    """Number of examples that an epoch draws from each dataset."""
     by_set: bool = False
-    """Whether a batch holds examples of one dataset, or of all."""
+    """Whether all examples of a batch come from the same dataset."""
 
     @classmethod
-    def of(cls, sizes: Sequence[int], weights: Sequence[float], temperature: float, *, by_set: bool) -> Draws:
-        """Return draws whose counts are proportional to weight · size^(1 / temperature), at least 1;
-        their sum is that of temperature 1."""
-        total = sum(weight * size for weight, size in zip(weights, sizes, strict=True))
-        largest = max(sizes)  # so that no power overflows
-        shares = np.array(
-            [weight * (size / largest) ** (1 / temperature) for weight, size in zip(weights, sizes, strict=True)]
-        )
-        exact = shares / shares.sum() * total
+    def of(cls, sizes: Sequence[int], weights: Sequence[float], *, by_set: bool) -> Draws:
+        """Create draws whose counts are weight · size, rounded to integers of at least 1 without changing their sum."""
+        exact = np.array([weight * size for weight, size in zip(weights, sizes, strict=True)])
         counts = np.floor(exact + 1e-9).astype(int)  # so that 0.1 · 30 is 3
-        rest = round(total) - int(counts.sum())
+        rest = round(float(exact.sum())) - int(counts.sum())
         counts[np.argsort(counts - exact, kind="stable")[: max(rest, 0)]] += 1
         return cls(tuple(sizes), tuple(max(1, int(count)) for count in counts), by_set)
 
     @classmethod
     def of_one(cls, size: int) -> Draws:
-        """Return draws of every example of one dataset, once each."""
+        """Create draws for a single dataset: every epoch draws each example once."""
         return cls((size,), (size,))
 
     def batches(self, batch_size: int) -> int:
@@ -76,8 +70,10 @@ class Draws:
         return sum(-(-count // batch_size) for count in parts)
 
     def epoch(self, epoch: int, batch_size: int, *, seed: int, first: int = 0) -> Iterator[list[int]]:
-        """Yield the batches of an epoch from number `first`;
-        the last one (with `by_set`: of each dataset) may be smaller."""
+        """Yield the example indices of each batch of an epoch, starting with batch number `first`.
+
+        The last batch may be smaller; with `by_set`, the last batch of each dataset.
+        """
         starts = np.cumsum([0, *self.sizes])
         streams = [starts[number] + self._stream(number, epoch, seed) for number in range(len(self.sizes))]
         key = _key(len(self.sizes), seed, epoch)
@@ -91,12 +87,12 @@ class Draws:
             yield batch.tolist()
 
     def _stream(self, number: int, epoch: int, seed: int) -> Order:
-        """Return the indices that an epoch draws of a dataset: a slice of its concatenated random orders."""
+        """Return the indices within a dataset that an epoch draws: a slice of the concatenated random orders."""
         size, count = self.sizes[number], self.counts[number]
         if not count:
             return np.zeros(0, dtype=np.int64)
-        # Several orders at a time for a dataset that is drawn several times: seeding a generator costs more than a
-        # short order.
+        # A dataset that is drawn several times gets several orders from the same generator: for a small dataset, seeding
+        # a generator takes longer than drawing an order.
         together = -(-count // size)
         start = epoch * count
         blocks = range(start // (size * together), (start + count - 1) // (size * together) + 1)
@@ -106,7 +102,7 @@ class Draws:
 
 
 def _mixed(streams: Sequence[Order], key: int) -> Order:
-    """Return the streams shuffled together, each in its own order."""
+    """Merge the streams in a random order; the order within each stream stays."""
     source = np.repeat(np.arange(len(streams)), [len(stream) for stream in streams])
     source = source[random_order(len(source), key)]
     mixed = np.empty(len(source), dtype=np.int64)
@@ -116,4 +112,5 @@ def _mixed(streams: Sequence[Order], key: int) -> Order:
 
 
 def _key(number: int, seed: int, turn: int) -> int:
+    """Return the seed of a random order, distinct for each dataset number, seed of the run, and turn."""
     return number * 2**128 + seed * 2**64 + turn

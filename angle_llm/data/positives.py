@@ -1,6 +1,8 @@
-"""Queries with their positives, and candidates, for mining and scoring: text numbers, and which texts belong together.
+"""Data for mining and scoring: queries with their positives, candidates, and which texts belong together.
 
-Legend: T distinct texts, K near keys (equal for texts that differ in case, spacing and punctuation only), C candidates.
+Texts are numbered. A near key is a number that is equal for texts that differ only in case, spacing and punctuation.
+
+Shapes: T distinct texts, C candidates.
 """
 
 from __future__ import annotations
@@ -16,58 +18,64 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from angle_llm.data.formats import DataError, Example, ScoredPair, pairs_of
-from angle_llm.data.keys import near
+from angle_llm.data.keys import normalized
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Query(NamedTuple):
-    """A query with all its positives and the negatives that its rows already have; texts are numbers."""
+    """A query with all its positives and negatives in the data, as text numbers."""
 
     text: int
+    """Text number of the query."""
     positives: tuple[int, ...]
+    """Text numbers of all positives of the query."""
     examples: tuple[int, ...]
-    """Index of the first example with each positive."""
+    """Index of the first example that contains each positive."""
     negatives: tuple[int, ...] = ()
+    """Text numbers of the negatives that the data already has for the query."""
 
 
 @dataclass(frozen=True)
-class Material:
-    """Texts, queries and candidates. Texts that need a vector are numbered by first appearance; candidates ascend."""
+class MiningData:
+    """Numbered texts, queries with positives and negatives, candidates, and the relations between texts."""
 
     texts: list[str]
+    """All texts that need a vector; the index is the text number."""
     queries: list[Query]
     repeated: int
-    """Positive pairs that an earlier row contains too."""
+    """Number of positive pairs that repeat an earlier positive pair."""
     scored_lower: int
-    """Scored pairs that are not positive."""
+    """Number of scored pairs that are not positive."""
     contradicted: int
-    """Negatives that another row has as a positive of the same query; they are not negatives."""
+    """Number of negatives that are not used, because another row has them as a positive of the same query."""
     without_positive: int
-    """Queries that have negatives only; they are not used."""
+    """Number of queries that are not used, because they have only negatives."""
     candidates_C: Array
-    """Text number of each."""
+    """Ascending text numbers of the candidates."""
     key_T: Array
-    """Near key of each text, as a number."""
+    """Near key of each text."""
     cluster_T: Array
-    """Cluster of each text: near keys that positive pairs link, over any number of steps."""
+    """Number of the cluster of each text. Texts are in the same cluster if a chain of positive pairs links their near
+    keys."""
     positives: dict[int, set[int]]
-    """Near key → near keys it forms a positive pair with."""
+    """Near key → near keys of the texts with which it forms a positive pair."""
     known: dict[int, set[int]]
-    """Near key → near keys it is in another row with: own negatives of triples, scored pairs that are not positive."""
+    """Near key → near keys of the texts with which it forms a negative pair, or a scored pair that is not positive."""
 
     def documents(self) -> list[int]:
-        """Return the ascending numbers of all positives, negatives and candidates."""
-        own = {text for query in self.queries for text in (*query.positives, *query.negatives)}
-        return sorted(own.union(self.candidates_C.tolist()))
+        """Return the ascending text numbers of all positives, negatives and candidates."""
+        of_queries = {text for query in self.queries for text in (*query.positives, *query.negatives)}
+        return sorted(of_queries.union(self.candidates_C.tolist()))
 
     def place(self, text: int) -> str:
-        """Return a text and where it is from, for messages."""
+        """Return the start of a text and the example that contains it, for messages."""
         shown = json.dumps(self.texts[text][:80])  # escapes show invisible characters
         return f"text {shown}, {self._origin.get(text, 'a candidate')}"
 
     @cached_property
     def _origin(self) -> dict[int, str]:
+        """Map each text number to a description of the first example with the text, for messages; not for candidates."""
         found: dict[int, str] = {}
         for query in self.queries:
             found.setdefault(query.text, f"the query of example {query.examples[0]} (from 0)")
@@ -78,17 +86,19 @@ class Material:
         return found
 
     def digest(self) -> str:
-        """Return the SHA-256 of all that the negatives depend on, except vectors and rules."""
+        """Return the SHA-256 of everything in the data that affects which negatives are mined."""
         known = sorted((key, *sorted(others)) for key, others in self.known.items())
         content = [self.texts, self.queries, self.candidates_C.tolist(), known]
-        own = {(self.key_T[query.text], self.key_T[text]) for query in self.queries for text in query.positives}
+        used = {(self.key_T[query.text], self.key_T[text]) for query in self.queries for text in query.positives}
         links = {(key, other) for key, others in self.positives.items() for other in others}
-        if beyond := links - own - {(other, key) for key, other in own}:  # of queries that were left out
-            content.append(sorted(beyond))
+        if (
+            unused := links - used - {(other, key) for key, other in used}
+        ):  # positive pairs of queries that were removed
+            content.append(sorted(unused))
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def counts(self) -> dict[str, int]:
-        """Return how many there are of each kind."""
+        """Return the numbers of queries, positives, negatives, candidates, texts, and skipped pairs, for reports."""
         return {
             "queries": len(self.queries),
             "positives": sum(len(query.positives) for query in self.queries),
@@ -102,7 +112,7 @@ class Material:
         }
 
     def summary(self) -> str:
-        """Return the counts as a line to print."""
+        """Return the counts, and the size of the largest cluster, as a line to print."""
         found = self.counts()
         skipped = {
             "repeated pairs": self.repeated,
@@ -118,16 +128,19 @@ class Material:
         )
 
 
-def gather(
+def collect_pairs(
     examples: Sequence[Example], corpus: Iterable[str] | None, positive_above: float, *, lower: bool = False
-) -> Material:
-    """Number the texts of examples and corpus, and collect the positives and negatives of each query.
+) -> MiningData:
+    """Collect the positives and negatives of each query from examples, and the candidates from a corpus.
 
-    Without a corpus the positives are the candidates. Of candidates with one near key the first is used. With `lower`,
-    the texts of scored pairs that are not positive are negatives of their query.
+    Args:
+        corpus: Texts of the candidates; None: the positives are the candidates. Among candidates with equal near keys,
+            only the first is used.
+        positive_above: A scored pair is positive if its score is above this.
+        lower: Whether the second text of a scored pair that is not positive is a negative of the first text.
 
     Raises:
-        DataError: if no example is a positive pair.
+        DataError: if no example contains a positive pair.
     """
     positives: defaultdict[str, dict[str, int]] = defaultdict(dict)  # query → positive → example
     negatives: defaultdict[str, dict[str, None]] = defaultdict(dict)
@@ -147,7 +160,7 @@ def gather(
     if not positives:
         hint = f" No score is above --positive-above {positive_above}; lower it, or check --score-range."
         raise DataError(
-            f"expected positive pairs; none of the {len(examples)} examples is one.{hint if scored_lower else ''}"
+            f"expected positive pairs; the {len(examples)} examples contain none.{hint if scored_lower else ''}"
         )
     number_of: dict[str, int] = {}
 
@@ -155,10 +168,10 @@ def gather(
         return number_of.setdefault(text, len(number_of))
 
     queries, contradicted = [], 0
-    for text, own in positives.items():
-        kept = [each for each in negatives[text] if each not in own]
+    for text, example_of in positives.items():
+        kept = [negative for negative in negatives[text] if negative not in example_of]
         contradicted += len(negatives[text]) - len(kept)
-        numbers = (number(text), tuple(map(number, own)), tuple(own.values()), tuple(map(number, kept)))
+        numbers = (number(text), tuple(map(number, example_of)), tuple(example_of.values()), tuple(map(number, kept)))
         queries.append(Query(*numbers))
     candidates = [positive for query in queries for positive in query.positives]
     if corpus is not None:
@@ -169,13 +182,13 @@ def gather(
     number_of_key: dict[str, int] = {}
 
     def key(text: str) -> int:
-        return number_of_key.setdefault(near(text), len(number_of_key))
+        return number_of_key.setdefault(normalized(text), len(number_of_key))
 
     key_T = np.array([key(text) for text in texts])
     links = [(int(key_T[query.text]), int(key_T[positive])) for query in queries for positive in query.positives]
     known_links = [(key(left), key(right)) for left, right in known]
     _, firsts = np.unique(key_T[candidates], return_index=True)
-    return Material(
+    return MiningData(
         texts=texts,
         queries=queries,
         repeated=repeated,
@@ -185,13 +198,16 @@ def gather(
         candidates_C=np.array(candidates)[np.sort(firsts)],
         key_T=key_T,
         cluster_T=components(len(number_of_key), links)[key_T],
-        positives=_neighbours(links),
-        known=_neighbours(known_links),
+        positives=_linked(links),
+        known=_linked(known_links),
     )
 
 
 def components(size: int, links: Sequence[tuple[int, int]]) -> Array:
-    """Return the number (N,) of the connected component of each of `size` nodes; `links` has at least one pair of them."""
+    """Return the number of the connected component of each node of a graph, shape (size,).
+
+    `links` are the edges, at least one, as pairs of nodes from 0 to size - 1.
+    """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -201,7 +217,8 @@ def components(size: int, links: Sequence[tuple[int, int]]) -> Array:
     return found
 
 
-def _neighbours(links: Iterable[tuple[int, int]]) -> dict[int, set[int]]:
+def _linked(links: Iterable[tuple[int, int]]) -> dict[int, set[int]]:
+    """Return node → nodes that are linked to it, in either direction."""
     found: defaultdict[int, set[int]] = defaultdict(set)
     for left, right in links:
         found[left].add(right)

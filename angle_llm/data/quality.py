@@ -1,34 +1,38 @@
-"""Check a data file before training: format, columns, scores, bad rows, lengths; write a cleaned copy.
+"""Check data files before training (format, columns, scores, bad rows, lengths), and write cleaned copies.
+
+`check_files` returns a `FileReport` for each file; `write_fixed` writes the copies. A finding is a problem in a file. A
+finding that is trouble must be resolved before training; the exit code of the command is then 1.
 
 | finding | trouble | meaning |
 |---|---|---|
-| unreadable | yes | the file or its columns cannot be understood, or no example remains |
-| encoding | yes | all characters beyond ASCII are invalid bytes; `--fix` skips the file |
-| rejected | yes | rows that cannot be used; training stops at the first, unless --data.on-bad-row skip |
+| unreadable | yes | the file or its columns cannot be read, or no example remains |
+| encoding | yes | all characters outside of ASCII are invalid bytes; `--fix` skips the file |
+| rejected | yes | rows that cannot be used; training stops at the first |
 | classes | yes | a score column with the values 0, 1 and 2, which are probably NLI classes |
 | contradiction | yes | a pair of texts whose labels, in any row of any file, differ by more than half the scale |
 | unlike itself | yes | two equal texts with a low score |
-| contamination | yes | rows whose pair is in an evaluation set, or whose query is one of a BEIR folder |
-| no pairs | yes | every row has one text only, paired with itself; training stops |
-| untokenisable | yes | texts without any token; training stops at them |
-| label not read | no | positive pairs beside a column of numbers that may be their label |
-| scale | no | scores outside 0..1, and the scale they were read on |
+| contamination | yes | rows whose pair is in an evaluation set, or whose query is in a BEIR folder |
+| no pairs | yes | every row pairs a text with itself; training stops |
+| untokenisable | yes | texts that have no token; training stops at such a text |
+| label not read | no | positive pairs, and an unused column of numbers that may be a label |
+| scale | no | scores outside of 0..1, and the scale on which they were read |
 | one label | no | all scores are equal: ranking terms have no gradient |
 | duplicate, near duplicate, across files | no | rows that repeat an earlier row |
 | other label | no | a pair whose labels differ by half the scale or less |
 | same texts | no | two equal texts with a high score |
-| sentences, documents | no | texts of 4 words or more that are in an evaluation set, or judged documents of one |
+| sentences, documents | no | texts of 4 words or more that are in an evaluation set, or are its judged documents |
 | short | no | texts of at most 3 characters, such as ? and N/A |
 | ids | no | rows with the id of a query or document of a BEIR folder |
 | truncated | no | texts that are cut at max_length |
 
-A negative of a group that equals a positive but for case, spacing and punctuation is a contradiction.
+A negative of a group that differs from a positive only in case, spacing and punctuation is a contradiction.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import json
 import re
 import shlex
 from collections import Counter, defaultdict
@@ -40,78 +44,91 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from angle_llm.config import DataSource
-from angle_llm.data.examples import load_examples, open_examples
-from angle_llm.data.formats import FORMATS, DataError, Dropped, Group, texts_of
-from angle_llm.data.keys import key, near, sound
+from angle_llm.data.examples import DataReport, ExampleReader, label_word, load_examples, open_examples
+from angle_llm.data.formats import FORMATS, DataError, Dropped, Example, Group, texts_of
+from angle_llm.data.keys import key, normalized, printable
 from angle_llm.data.leakage import NEUTRAL_SCORE, SHOWN_PLACES, EvaluationSet, FileKeys, Finding, compare_rows
 from angle_llm.data.readers import BadRow, Row
+from angle_llm.io import plain
+from angle_llm.settings.train import DataSource
 
 _SCALES: list[tuple[float, float]] = [(0, 1), (-1, 1), (0, 5), (0, 10), (0, 100)]
-"""The first scale that holds nine tenths of the scores is used."""
+"""Scales of scores; the first scale that contains 90 % of the scores is used."""
 _MAX_LABELS = 12
-"""Distinct scores that are listed one by one; more are counted in five bins."""
+"""Maximum number of distinct scores that are counted separately; more scores are counted in five bins."""
 _GROUP_COUNTS = ("positives", "negatives", "queries without negatives", "queries with scores")
+"""Names of the numbers in `FileReport.groups`."""
 NOTHING_LEFT = ("unreadable", "no pairs")
-"""Findings of files that no training can use."""
+"""Findings of files that cannot be used for training at all."""
 _SHORT = 3
-"""Characters of texts that are probably placeholders."""
+"""Maximum number of characters of a text that is probably a placeholder."""
 _SAMPLE_ROWS = 1000
+"""Number of rows in which label columns are searched."""
 _SAMPLE_TEXTS = 5
+"""Number of texts that the report shows as tokens."""
 
 
 class Tokens(Protocol):
-    """Token counts of texts for some model."""
+    """Interface to the tokenizer of a model: token counts and tokens of texts."""
 
     @property
     def max_length(self) -> int:
-        """Maximum tokens of a text."""
+        """Maximum number of tokens of a text; longer texts are cut."""
 
     @property
     def two_prompts(self) -> bool:
         """Whether queries and documents have different prompts, so that a text has two embeddings."""
 
     def lengths(self, texts: list[str]) -> list[int | str]:
-        """Return the number of tokens of each text without a limit, or the error message of a text without tokens."""
+        """Return the number of tokens of each text before it is cut, or an error message for a text without tokens."""
 
     def render(self, text: str) -> str:
-        """Return the tokens of a text, one by one."""
+        """Return the tokens of a text, separated by |, for the report."""
 
 
 @dataclass
 class FileReport:
-    """Result of the check of one file."""
+    """Result of the check of a data file."""
 
     path: str
     format: str | None = None
-    """None: not understood."""
+    """Name of the format; None if the file or its columns cannot be read."""
     guessed: bool = False
+    """Whether the format was detected from the columns."""
     columns: dict[str, str] = field(default_factory=dict)
     """Field → column."""
     unused_columns: list[str] = field(default_factory=list)
     unit: str = "line"
-    """What row numbers count: lines, or rows of Parquet and JSON files and datasets."""
+    """What row numbers count: `line`, or `row` for Parquet files, .json files and datasets."""
     score_range: tuple[float, float] | None = None
+    """Scale on which the scores were read; None: 0 to 1."""
     rows_in: int = 0
+    """Number of rows of the file."""
     rows_used: int = 0
+    """Number of rows that give examples."""
     dropped: dict[str, int] = field(default_factory=dict)
+    """Reason → number of rows that are not used."""
     rejected: int = 0
+    """Number of bad rows."""
     scores: dict[str, int] = field(default_factory=dict)
     """Score, or range of scores → number of pairs, after rescaling to 0..1."""
     groups: dict[str, int] = field(default_factory=dict)
-    """Of format group: number of positives and negatives, of queries without negatives, and with scores."""
+    """Numbers of positives, negatives, queries without negatives, and queries with scores; only for format group."""
     distinct_texts: int = 0
+    """Number of distinct texts."""
     tokens: dict[str, int] = field(default_factory=dict)
-    """Quantiles of the lengths of the distinct texts; empty without a model."""
+    """Name of a quantile → number of tokens of a distinct text; empty without a model."""
     max_length: int | None = None
+    """Maximum number of tokens of a text; None without a model."""
     truncated: int = 0
+    """Number of distinct texts that are cut at `max_length`."""
     examples: list[str] = field(default_factory=list)
-    """Some texts, token by token, with the pooled token marked."""
+    """A sample of texts as tokens, with the pooled token marked."""
     train: str = ""
     """Flags of the recommended training run; set by `angle-llm data check`."""
     findings: list[Finding] = field(default_factory=list)
     removed: dict[int, str] = field(default_factory=dict)
-    """Line → reason of the rows that `--fix` removes, rejected rows aside."""
+    """Line → reason of the rows that `--fix` removes; bad rows are removed too, but not listed here."""
 
     @property
     def trouble(self) -> bool:
@@ -120,15 +137,15 @@ class FileReport:
 
     @property
     def fixable(self) -> bool:
-        """Whether `--fix` writes a copy."""
+        """Whether `--fix` writes a cleaned copy of the file."""
         return self.rows_in > 0 and all(finding.kind != "encoding" for finding in self.findings)
 
     def add(self, kind: str, count: int, text: str, *, trouble: bool = False) -> None:
-        """Add a finding."""
+        """Add a finding without line numbers."""
         self.findings.append(Finding(kind, trouble, count, text))
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Label and text of each line of the printed report."""
+        """Yield (label, text) of each line of the printed report."""
         if self.format is not None:
             fields = (name if name == column else f"{name} = {column}" for name, column in self.columns.items())
             yield "format", f"{self.format}{', detected' if self.guessed else ''}: {', '.join(fields)}"
@@ -159,21 +176,27 @@ class FileReport:
 
 
 def _texts(count: int) -> str:
+    """Return the start of a sentence: `1 text has`, or `2,000 texts have`."""
     return "1 text has" if count == 1 else f"{count:,} texts have"
 
 
 def _counts(values: Mapping[str, int]) -> str:
+    """Return names and numbers as a text: `positives: 2,000, negatives: 1`."""
     return ", ".join(f"{name}: {count:,}" for name, count in values.items())
 
 
 CheckedFile = tuple[DataSource, FileReport]
-"""A source with the scale that its scores were read on, and its report."""
+"""A data source with the scale on which its scores were read, and its report."""
 
 
 def check_files(
     sources: Sequence[DataSource], tokens: Tokens | None, sets: Sequence[EvaluationSet]
 ) -> list[CheckedFile]:
-    """Check each file alone, their rows against one another, and against evaluation sets in other files."""
+    """Check each file, compare the rows of all files with each other, and compare them with evaluation sets.
+
+    A file is not compared with an evaluation set that was read from the same file. Without `tokens`, token counts are not
+    checked.
+    """
     checked: list[CheckedFile] = []
     understood: list[tuple[FileReport, FileKeys, set[Path]]] = []
     for source in sources:
@@ -195,49 +218,22 @@ def check_files(
 
 
 def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, keys: FileKeys) -> set[Path]:
-    """Read a file as training would, into the report and the keys of its rows; return the files that were read.
-    Raises `DataError`."""
+    """Read a file as training would, and fill its report and the keys of its rows.
+
+    Returns the absolute paths of the files that were read. Raises `DataError` if the file cannot be read.
+    """
     reading = open_examples(source)
     account = reading.report()
     report.format, report.guessed, report.unit = reading.format, source.format == "auto", reading.rows.files[0].unit
     report.columns, report.unused_columns = reading.columns, account.unused_columns
 
-    groups: Counter[str] = Counter()
-    short: Counter[str] = Counter()
-    single = True
-
-    def new_texts() -> Iterator[str]:
-        nonlocal single
-        for row, result in reading.outcomes():
-            account.count(result)
-            if isinstance(row, Row) and isinstance(result, Dropped) and result.reason == "neutral":
-                pair = [row.values.get(reading.columns[name]) for name in ("premise", "hypothesis")]
-                texts = [near(sound(text)) for text in pair if isinstance(text, str)]
-                if len(texts) == 2:
-                    keys.add_pair(row.line, texts[0], texts[1], NEUTRAL_SCORE, used=False)
-            elif not isinstance(result, Dropped | BadRow):
-                if isinstance(result, Group):
-                    positives, negatives = len(result.positives), len(result.negatives)
-                    counts = (positives, negatives, not negatives, result.scores is not None)
-                    groups.update(dict(zip(_GROUP_COUNTS, counts, strict=True)))
-                single = single and len(set(texts_of(result))) == 1
-                short.update(text for text in map(str.strip, texts_of(result)) if len(text) <= _SHORT)
-                yield from keys.add(row.line, result, row.values if isinstance(row, Row) else {})
-
-    samples: list[str] = []
-    lengths: list[int] = []
-    without_tokens: list[str] = []
-    texts = new_texts()
+    survey, lengths = _RowSurvey(keys), _TokenSurvey(tokens)
+    texts = survey.new_texts(reading, account)
     while batch := list(itertools.islice(texts, 1024)):
-        samples = heapq.nsmallest(_SAMPLE_TEXTS, [*samples, *batch], key=key)  # a random sample that is always the same
-        for length in tokens.lengths(batch) if tokens is not None else ():
-            if isinstance(length, int):
-                lengths.append(length)
-            else:
-                without_tokens.append(length)
+        lengths.add(batch)
 
     paths = {file.path.resolve() for file in reading.rows.files}
-    used, report.groups = len(keys.rows) // FileKeys.ROW_VALUES, dict(groups)
+    used, report.groups = len(keys.rows) // FileKeys.ROW_VALUES, dict(survey.groups)
     report.rows_in, report.rejected, report.distinct_texts = account.rows_in, len(account.rejected), len(keys.texts)
     if FORMATS[reading.format].combine is not None and used:
         account = load_examples(source).report
@@ -250,34 +246,98 @@ def _read_file(source: DataSource, tokens: Tokens | None, report: FileReport, ke
     if not used:
         report.add("unreadable", 1, "no example is left", trouble=True)
         return paths
-    if single and not (tokens and tokens.two_prompts):
-        text = "every row pairs a text with itself: nothing can be learned. Use texts that belong together, such as a title"
-        report.add("no pairs", used, f"{text} with its body or a question with its answer", trouble=True)
-    if short:
-        shown = ", ".join(f"{text!r}: {count:,} ×" for text, count in short.most_common(SHOWN_PLACES))
-        more = ", …" if len(short) > SHOWN_PLACES else ""
-        text = f"{_texts(short.total())} at most {_SHORT} characters ({shown}{more}). Remove placeholders such as N/A"
-        report.add("short", short.total(), text)
+    survey.add_findings(report, one_prompt=not (tokens and tokens.two_prompts))
     if "score" in reading.columns or "label" in reading.columns:
         _describe_scores(np.asarray(keys.scores)[np.asarray(keys.pairs).reshape(-1, 4)[:, 2] == 1], report)
     if report.guessed and reading.format == "positive_pair":
         _find_labels(source, report)
-    if tokens is not None and lengths:
-        report.max_length, report.truncated = tokens.max_length, sum(each > tokens.max_length for each in lengths)
-        shares = {"shortest": 0, "50%": 0.5, "90%": 0.9, "99%": 0.99, "longest": 1}
-        report.tokens = {name: int(np.quantile(lengths, share, method="lower")) for name, share in shares.items()}
-        report.examples = [tokens.render(text) for text in samples if isinstance(tokens.lengths([text])[0], int)]
-    if report.truncated:
-        text = f"{report.truncated:,} of {len(lengths):,} texts are cut at max_length {report.max_length}"
-        report.add("truncated", report.truncated, text)
-    if without_tokens:
-        text = f"{_texts(len(without_tokens))} no token. The first: {without_tokens[0]}"
-        report.add("untokenisable", len(without_tokens), text, trouble=True)
+    lengths.add_findings(report)
     return paths
 
 
+class _RowSurvey:
+    """Counts of the rows of a file, which grow while the texts of `new_texts` are consumed."""
+
+    def __init__(self, keys: FileKeys) -> None:
+        self._keys = keys
+        self.groups = Counter[str]()
+        self._short = Counter[str]()
+        self._single = True
+
+    def new_texts(self, reading: ExampleReader, account: DataReport) -> Iterator[str]:
+        """Read all rows into the keys and the account, and yield each distinct text once."""
+        for row, result in reading.outcomes():
+            account.count(result)
+            if isinstance(row, Row) and isinstance(result, Dropped) and result.reason == "neutral":
+                pair = [row.values.get(reading.columns[name]) for name in ("premise", "hypothesis")]
+                texts = [normalized(printable(text)) for text in pair if isinstance(text, str)]
+                if len(texts) == 2:
+                    self._keys.add_pair(row.line, texts[0], texts[1], NEUTRAL_SCORE, used=False)
+            elif not isinstance(result, Dropped | BadRow):
+                self._count(result)
+                yield from self._keys.add(row.line, result, row.values if isinstance(row, Row) else {})
+
+    def _count(self, example: Example) -> None:
+        """Count the groups and the short texts of an example, and whether it pairs a text with itself."""
+        if isinstance(example, Group):
+            positives, negatives = len(example.positives), len(example.negatives)
+            counts = (positives, negatives, not negatives, example.scores is not None)
+            self.groups.update(dict(zip(_GROUP_COUNTS, counts, strict=True)))
+        self._single = self._single and len(set(texts_of(example))) == 1
+        self._short.update(text for text in map(str.strip, texts_of(example)) if len(text) <= _SHORT)
+
+    def add_findings(self, report: FileReport, *, one_prompt: bool) -> None:
+        """Add the findings about pairs of a text with itself, and about short texts."""
+        if self._single and one_prompt:
+            text = "every row pairs a text with itself: nothing can be learned. Use texts that belong together, such as a title"
+            report.add(
+                "no pairs", report.rows_used, f"{text} with its body or a question with its answer", trouble=True
+            )
+        if self._short:
+            shown = ", ".join(f"{text!r}: {count:,} ×" for text, count in self._short.most_common(SHOWN_PLACES))
+            more = ", …" if len(self._short) > SHOWN_PLACES else ""
+            text = f"{_texts(self._short.total())} at most {_SHORT} characters ({shown}{more})."
+            report.add("short", self._short.total(), f"{text} Remove placeholders such as N/A")
+
+
+class _TokenSurvey:
+    """Numbers of tokens of the distinct texts of a file, and a sample of the texts."""
+
+    def __init__(self, tokens: Tokens | None) -> None:
+        self._tokens = tokens
+        self._samples: list[str] = []
+        self._lengths: list[int] = []
+        self._problems: list[str] = []
+
+    def add(self, texts: list[str]) -> None:
+        """Count the tokens of texts, and perhaps add texts to the sample."""
+        self._samples = heapq.nsmallest(_SAMPLE_TEXTS, [*self._samples, *texts], key=key)  # by hash: always the same
+        for length in self._tokens.lengths(texts) if self._tokens is not None else ():
+            if isinstance(length, int):
+                self._lengths.append(length)
+            else:
+                self._problems.append(length)
+
+    def add_findings(self, report: FileReport) -> None:
+        """Add quantiles of the lengths, sampled texts, and the findings about truncated texts and texts without a token."""
+        lengths, tokens = self._lengths, self._tokens
+        if tokens is not None and lengths:
+            report.max_length, report.truncated = tokens.max_length, sum(each > tokens.max_length for each in lengths)
+            shares = {"shortest": 0, "50%": 0.5, "90%": 0.9, "99%": 0.99, "longest": 1}
+            report.tokens = {name: int(np.quantile(lengths, share, method="lower")) for name, share in shares.items()}
+            report.examples = [
+                tokens.render(text) for text in self._samples if isinstance(tokens.lengths([text])[0], int)
+            ]
+        if report.truncated:
+            text = f"{report.truncated:,} of {len(lengths):,} texts are cut at max_length {report.max_length}"
+            report.add("truncated", report.truncated, text)
+        if self._problems:
+            text = f"{_texts(len(self._problems))} no token. The first: {self._problems[0]}"
+            report.add("untokenisable", len(self._problems), text, trouble=True)
+
+
 def _causes(rejected: Sequence[BadRow]) -> str:
-    """Return the number of bad rows by cause, each with its first row."""
+    """Return a sentence with the most frequent reasons of bad rows, and the number and first row of each reason."""
     of_cause: defaultdict[str, list[BadRow]] = defaultdict(list)
     for bad in rejected:
         of_cause[re.sub(r"'.*?'|`.*`|\d[\d.]*", "", bad.reason)].append(bad)
@@ -288,7 +348,10 @@ def _causes(rejected: Sequence[BadRow]) -> str:
 
 
 def _with_scale(source: DataSource, report: FileReport) -> DataSource:
-    """Return the source with the scale that its scores fit, if none is set and it is not 0..1."""
+    """Return the source with the scale that fits its scores, if no scale is set and the scores exceed 0..1.
+
+    Adds findings about the scale to the report.
+    """
     reading = open_examples(source)
     report.score_range = source.score_range
     if reading.format != "scored_pair" or source.score_range is not None:
@@ -299,7 +362,7 @@ def _with_scale(source: DataSource, report: FileReport) -> DataSource:
     low, high = scales[0] if scales else (0, 1)
     if set(np.unique(values).tolist()) == {0.0, 1.0, 2.0}:
         text = (
-            f"the score column {reading.columns['score']!r} holds only 0, 1 and 2. If these are NLI classes (0 entailment, "
+            f"the score column {reading.columns['score']!r} contains only 0, 1 and 2. If these are NLI classes (0 entailment, "
             "2 contradiction), set --format nli_pairs; if they are a scale, --score-range 0 2"
         )
         report.add("classes", len(values), text, trouble=True)
@@ -316,6 +379,7 @@ def _with_scale(source: DataSource, report: FileReport) -> DataSource:
 
 
 def _number(value: object) -> float | None:
+    """Return a finite number or numeric text as a number, and None for other values."""
     try:
         number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else None
     except (ValueError, OverflowError):
@@ -324,6 +388,7 @@ def _number(value: object) -> float | None:
 
 
 def _describe_scores(scores: Any, report: FileReport) -> None:
+    """Count the scores by value or in five bins, and report if all scores are equal."""
     values, counts = np.unique(scores.round(4), return_counts=True)
     if len(values) <= _MAX_LABELS:
         report.scores = {f"{value:g}": count for value, count in zip(values.tolist(), counts.tolist(), strict=True)}
@@ -336,28 +401,90 @@ def _describe_scores(scores: Any, report: FileReport) -> None:
 
 
 def _find_labels(source: DataSource, report: FileReport) -> None:
-    """Report unused numeric columns: a label column with an unknown name would be ignored silently."""
+    """Report unused columns of numbers, because a label column with an unknown name would be ignored silently."""
     first = itertools.islice(open_examples(source).rows, _SAMPLE_ROWS)
     rows = [row.values for row in first if isinstance(row, Row)]
     for column in report.unused_columns:
         numbers = [_number(row[column]) for row in rows if row.get(column) not in (None, "")]
         if None not in numbers and 1 < len(set(numbers)) <= 101 and len(set(numbers)) < len(rows):
             text = (
-                f"column {column!r} holds numbers and is not used: every pair is read as positive. If these are labels, set "
+                f"column {column!r} contains numbers and is not used: every pair is read as positive. If these are labels, set "
                 f"--format scored_pair --columns score {shlex.quote(column)}"
             )
             report.add("label not read", len(rows), text)
 
 
 def data_settings(source: DataSource, report: FileReport) -> dict[str, Any]:
-    """Return the settings under `data` with which a training run reads a source as the report says."""
+    """Return the settings under `data` with which a training run reads a source in the same way as the check."""
     named = {name: column for name, column in report.columns.items() if source.columns.get(name) == column}
     return {
         "path": source.path,
         "format": None if source.format == DataSource.format else source.format,
-        "delimiter": source.delimiter,
-        "encoding": None if source.encoding == DataSource.encoding else source.encoding,
         "columns": named,
         "score_range": source.score_range,
         "where": source.where,
     }
+
+
+def write_fixed(files: Sequence[CheckedFile], folder: Path, out: Path) -> list[dict[str, Any]]:
+    """Write NAME.jsonl with the kept rows and NAME.quarantine.jsonl with the removed rows of each file.
+
+    Kept rows have all their columns. Dropped rows, such as neutral labels, are kept, because training drops them again.
+    A line of the quarantine file has `file`, `line`, `reason` and `row`; `row` is null if the row cannot be parsed.
+
+    Args:
+        folder: Folder for the files.
+        out: Final name of the folder, for the paths in the result.
+
+    Returns:
+        For each file, the paths of both copies and the numbers `rows_in` = `kept` + `quarantined`.
+    """
+    fixed: list[dict[str, Any]] = []
+    for source, report in files:
+        whole = Path(source.path.removeprefix("starter:")).name.removesuffix(".gz")
+        stem = whole.rpartition(".")[0] or whole
+        names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+        taken = {path.name for path in folder.iterdir()}
+        name = next(name for name in names if not {f"{name}.jsonl", f"{name}.quarantine.jsonl"} & taken)
+        kept, quarantined = _write_fixed(source, report.removed, folder, name)
+        counts = {"rows_in": kept + quarantined, "kept": kept, "quarantined": quarantined}
+        written = {"cleaned": str(out / f"{name}.jsonl"), "quarantine": str(out / f"{name}.quarantine.jsonl")}
+        fixed.append({"path": source.path, **written, **counts})
+    return fixed
+
+
+def _write_fixed(source: DataSource, removed: Mapping[int, str], folder: Path, name: str) -> tuple[int, int]:
+    """Write both copies of a file; return the numbers of kept and quarantined rows."""
+    kept = quarantined = 0
+    reading = open_examples(source)
+    labels = reading.rows.files[0].label_names
+    with (
+        (folder / f"{name}.jsonl").open("w", encoding="utf-8") as cleaned,
+        (folder / f"{name}.quarantine.jsonl").open("w", encoding="utf-8") as quarantine,
+    ):
+        for row, result in reading.outcomes():
+            values = row.values if isinstance(row, Row) else None
+            reason = result.reason if isinstance(result, BadRow) else removed.get(row.line)
+            if reason is None and values is not None:
+                kept += 1
+                cleaned.write(json_row(values, labels))
+            else:
+                quarantined += 1
+                content = {"file": source.path, "line": row.line, "reason": reason, "row": values}
+                quarantine.write(_json_line(content))
+    return kept, quarantined
+
+
+def json_row(values: Mapping[str, Any], labels: Mapping[str, list[str]]) -> str:
+    """Return a row as a JSON line, with integer labels of a dataset replaced by their names.
+
+    Every dataset numbers its labels in a different order, so a file without label names must contain the names.
+    """
+    return _json_line({**values, **{name: label_word(values[name], labels[name]) for name in labels if name in values}})
+
+
+def _json_line(row: object) -> str:
+    """Return a value as a JSON line."""
+    # A lone surrogate cannot be encoded in UTF-8; its ASCII escape can, and is read back unchanged.
+    text = json.dumps(plain(row), ensure_ascii=False, default=str)
+    return (text if text == printable(text) else json.dumps(plain(row), default=str)) + "\n"

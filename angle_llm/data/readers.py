@@ -1,55 +1,70 @@
-"""Rows of any data source. The only reader of the package: train, embed, mine, check and evaluate use it.
+"""Rows of a data source: a file, a folder, standard input, a bundled starter file or a hub dataset.
 
-    rows = open_rows("pairs.csv")                 a file, a folder, standard input ("-"), starter:NAME, a hub id
-    for row in rows:                              repeatable; a `Row`, or a `BadRow` where a row cannot be read
-        if isinstance(row, BadRow): ...           row.file, row.line, row.reason
-        else: ...                                 row.values["text1"], row.place -> "pairs.csv:3"
+All commands read data through `open_rows`. The rows can be iterated repeatedly:
+
+    for row in open_rows("pairs.csv"):
+        if isinstance(row, BadRow):               # a row that cannot be parsed
+            print(row.place, row.reason)          # row.place is "pairs.csv:3"
+        else:
+            print(row.place, row.values["text1"])
 
 | source | rows |
 |---|---|
-| .jsonl, .json | objects, one per line, or one list of them |
-| .csv, .tsv | a header line; quoting in .csv only |
-| .parquet | rows |
-| .txt, any other file, `-` | one text per line, column `text`; with `tables` a .txt file is a tab-separated table |
-| SentEval's STS.input.NAME.txt, sts-train.csv | scored pairs; with `tables` |
-| a folder | all its files, in order of path; with a `split`, a data set that `datasets` loads |
-| FOLDER@NAME | the file FOLDER/NAME.*; with a `split`, also that split of a data set |
-| ORG/NAME | a data set of the hub; only with a `split` |
-| a folder with `qrels`, FOLDER@NAME | judged queries of BEIR, of the split (`beir`); with `tables` |
+| .jsonl, .json | JSON objects: an object per line, or a list of objects |
+| .csv, .tsv | a table with a header line; quoting in .csv only |
+| .parquet | the rows of the table |
+| .txt, any other file, `-` | a text per line, column `text`; with `tables` a .txt file is a tab-separated table |
+| STS.input.NAME.txt and sts-train.csv of SentEval | scored pairs; only with `tables` |
+| starter:NAME | a bundled starter file |
+| a folder | all data files, in order of path; with a `split`, a dataset that the library `datasets` loads |
+| FOLDER@NAME | the file FOLDER/NAME.*; with a `split`, also the split NAME of a dataset |
+| ORG/NAME, ORG/NAME:CONFIGURATION | a dataset of the hub; only with a `split` |
+| a folder with `qrels`, or FOLDER@SPLIT | the judged queries of a BEIR folder; only with `tables` |
 
-All files but Parquet may end in .gz. Relative paths are looked up in the working directory, then in `ANGLE_LLM_DATA`.
+All files except Parquet may end in .gz. A relative path is looked up in the working directory, then in the folder that
+the environment variable `ANGLE_LLM_DATA` names.
+
+A BEIR folder contains `corpus.jsonl`, `queries.jsonl` and `qrels/SPLIT.tsv`, each optionally with .gz. The text of a
+document is its title and its text, joined by a space; both may be blank. A row is a query with its judged documents, in
+the columns of Tevatron, so the row is read as a group. Documents with a score above 0 are positives, other documents
+negatives. Blank documents are skipped, and so are queries without a positive.
 """
 
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Collection, Iterator
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
-from angle_llm.data.beir import JudgedQueries, is_judged
 from angle_llm.data.file_types import (
+    EXTENSIONS,
+    FILE_TYPES,
+    BadRow,
     CsvFile,
     DatasetReader,
-    JsonFile,
+    FileReader,
     JsonLinesFile,
-    ParquetFile,
+    Row,
+    RowSource,
     StsBenchmarkFile,
     StsPartFile,
     TextFile,
     TsvFile,
+    is_data_name,
 )
-from angle_llm.data.formats import DataError
-from angle_llm.data.rows import BadRow, FileReader, Row, RowSource
+from angle_llm.data.formats import DataError, RowError
 
 __all__ = [
     "EXTENSIONS",
-    "FILE_TYPES",
     "STANDARD_INPUT",
     "BadRow",
     "Row",
@@ -62,77 +77,50 @@ __all__ = [
 DATA_VARIABLE = "ANGLE_LLM_DATA"
 """Environment variable with a folder of datasets."""
 STANDARD_INPUT = "-"
+_HUB_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?::(\w[\w.-]*))?")
+"""The id of a hub dataset, and perhaps a configuration."""
 STARTER = "starter:"
+"""Start of the names of the bundled starter files."""
 _STARTER_FOLDER = Path(__file__).parent / "starter"
-
-FILE_TYPES: dict[str, type[FileReader]] = {
-    ".jsonl": JsonLinesFile,
-    ".ndjson": JsonLinesFile,
-    ".json": JsonFile,
-    ".csv": CsvFile,
-    ".tsv": TsvFile,
-    ".parquet": ParquetFile,
-    ".txt": TextFile,
-}
-"""File name extension → reader."""
-
-EXTENSIONS = (*FILE_TYPES, *(f"{extension}.gz" for extension in FILE_TYPES if extension != ".parquet"))
-"""Endings of the names of data files."""
-
-
-def is_data_name(name: str) -> bool:
-    """Return whether a name ends like that of a data file, in upper or lower case."""
-    return name.lower().endswith(EXTENSIONS)
 
 
 def open_rows(
     source: str | Path,
     *,
     tables: bool = False,
-    delimiter: str | None = None,
     encoding: str = "utf-8",
-    name: str | None = None,
     split: str | None = None,
-    revision: str | None = None,
 ) -> RowSource:
-    """Open a source (see the table above); rows are read when they are iterated.
+    """Open a data source; see the table of the module for the types. Rows are read when they are iterated.
 
     Args:
         source: Path of a file or folder, `-`, `starter:NAME`, FOLDER@NAME, or a hub id.
-        tables: Whether rows must have columns: .txt files are tables, and other unknown extensions are refused.
-        delimiter: Between the fields of CSV and TSV files; None: tabs in .tsv, and detected in .csv.
-        encoding: Of text files, as Python names it.
-        name: Configuration of a dataset.
-        split: Split of a dataset; None: only files are read.
-        revision: Commit, tag or branch of a hub dataset.
+        tables: Whether rows must have several columns: .txt files are read as tables, unknown extensions are refused.
+        encoding: Encoding of text files, as Python names it.
+        split: Name of the split of a dataset without @SPLIT; None: datasets are not loaded, only files.
 
     Raises:
-        DataError: if there is no such source, its type is unknown, or options do not fit it.
+        DataError: if the source does not exist, its type is unknown, or an option does not fit the type.
     """
-    delimiter = "\t" if delimiter in ("\\t", "tab") else delimiter
-    if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n'):
-        raise DataError(f"--delimiter: expected one character, such as ; or \\t for a tab, got {delimiter!r}")
     try:
         "".encode(encoding)
     except LookupError:
         raise DataError(
             f"encoding is {encoding!r}; expected a codec of Python, such as utf-8, cp1252 or utf-16"
         ) from None
-    return _Opener(str(source), tables, delimiter, encoding, name, split, revision).open()
+    return _Opener(str(source), tables, encoding, split).open()
 
 
 class _Opener(NamedTuple):
-    """Arguments of `open_rows`."""
+    """The arguments of `open_rows`; `open` chooses the readers of the source."""
 
     source: str
     tables: bool
-    delimiter: str | None
     encoding: str
-    name: str | None
     split: str | None
-    revision: str | None
 
     def open(self) -> RowSource:
+        """Return the rows of the source. Raises `DataError` as described at `open_rows`."""
         path = find_path(self.source)
         folder, at, part = self.source.rpartition("@")
         if self.source == STANDARD_INPUT and not self.tables:
@@ -150,21 +138,17 @@ class _Opener(NamedTuple):
             return self._folder(path) if self.split is None else self._dataset(str(path), self.split)
         if path.exists():
             return self._file(path)
-        if self.split is not None and _is_hub_id(self.source):
-            return self._dataset(self.source, self.split)
+        if self.split is not None and (hub_id := _HUB_ID.fullmatch(self.source)) and not is_data_name(self.source):
+            return self._dataset(hub_id[1], self.split, hub_id[2])
         weight = " A weight is a plain number after a colon, such as :0.5." if ":" in self.source else ""
-        hub = ", and not a hub id (org/name)" if self.split is not None else ""
+        hub = ", and not a hub id (org/name, or org/name:configuration)" if self.split is not None else ""
         raise DataError(f"{self.source}: no such file or folder{hub}. {_beside(path)}{weight}")
 
     def _file(self, path: Path) -> RowSource:
-        if self.name is not None or self.split not in (None, "train") or self.revision is not None:
-            raise DataError(f"{self.source} is one file; `split`, `name` and `revision` are for datasets; unset them")
-        reader = self._reader(path)
-        if self.delimiter is not None and not isinstance(reader, TsvFile):
-            raise DataError(f"{self.source}: delimiter is set, but this is not a CSV or TSV file; unset it")
-        return RowSource(str(path), [reader], path=path)
+        return RowSource(str(path), [self._reader(path)], path=path)
 
     def _reader(self, path: Path) -> FileReader:
+        """Return a reader for the type of a file, chosen by its name, and for some types by its first line."""
         packed = path.suffix.lower() == ".gz"
         extension = (path.with_suffix("") if packed else path).suffix.lower()
         if extension == ".parquet" and packed:
@@ -173,16 +157,16 @@ class _Opener(NamedTuple):
             raise DataError(f"{path}: unknown file name extension; known: {', '.join(FILE_TYPES)}, text files also .gz")
 
         def made(file_type: type[FileReader]) -> FileReader:
-            return file_type(path, delimiter=self.delimiter, encoding=self.encoding)
+            return file_type(path, encoding=self.encoding)
 
         reader = made(FILE_TYPES.get(extension, TextFile))
-        if isinstance(reader, CsvFile) and self.delimiter is None and StsBenchmarkFile.matches(reader):
+        if isinstance(reader, CsvFile) and StsBenchmarkFile.matches(reader):
             return made(StsBenchmarkFile)
         if not self.tables or not isinstance(reader, TextFile):
             return reader
         if path.name.startswith("STS.input."):
             return made(StsPartFile)
-        if (self.delimiter or "\t") in next((line for _, line in reader.lines() if line.strip()), ""):
+        if "\t" in next((line for _, line in reader.lines() if line.strip()), ""):
             return made(TsvFile)  # SICK, MRPC
         raise DataError(
             f"{path}: expected pairs: a table with a header line and tabs between columns, or STS.input.NAME.txt beside "
@@ -190,7 +174,10 @@ class _Opener(NamedTuple):
         )
 
     def _folder(self, folder: Path) -> RowSource:
-        """Return the data files in a folder and its subfolders, except .json files and names that start with . or _."""
+        """Return the rows of all data files in a folder and its subfolders.
+
+        .json files and names that start with . or _ are ignored.
+        """
         paths = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
         paths = [path for path in paths if not any(part.startswith((".", "_")) for part in path.parts)]
         readable = tuple(extension for extension in EXTENSIONS if extension.removesuffix(".gz") != ".json")
@@ -201,22 +188,25 @@ class _Opener(NamedTuple):
         return RowSource(str(folder), [self._reader(folder / path) for path in files], ignored, folder)
 
     def _judged(self, folder: Path, split: str) -> RowSource:
+        """Return the judged queries of a split of a BEIR folder."""
         reader = JudgedQueries(folder, split, encoding=self.encoding)
         return RowSource(self.source, [reader], path=folder)
 
-    def _dataset(self, path: str, split: str) -> RowSource:
+    def _dataset(self, path: str, split: str, configuration: str | None = None) -> RowSource:
+        """Return the rows of a split of a dataset: a local folder or a hub id."""
         hint = "" if Path(path).is_dir() else f"It is not a local path. {_beside(Path(path))}"
-        return RowSource(path, [DatasetReader(path, self.name, split, self.revision, hint)])
+        return RowSource(path, [DatasetReader(path, configuration, split, hint)])
 
     def _part(self, name: str, part: str) -> RowSource:
-        """Return the source of FOLDER@NAME: the file FOLDER/NAME with a known extension, or a split of a dataset."""
-        if self.split not in (None, "train"):
-            raise DataError(f"{self.source} names the split {part}, and `split` is {self.split}; unset one of them")
+        """Return the rows of FOLDER@PART: the file FOLDER/PART with a known extension, or a split of a dataset."""
         folder = find_path(name)
         if not folder.is_dir():
-            if self.split is not None and _is_hub_id(name):
-                return self._dataset(name, part)
-            raise DataError(f"{self.source}: {name} is not a folder and not a hub id (org/name). {_beside(folder)}")
+            if self.split is not None and (hub_id := _HUB_ID.fullmatch(name)) and not is_data_name(name):
+                return self._dataset(hub_id[1], part, hub_id[2])
+            raise DataError(
+                f"{self.source}: {name} is not a folder and not a hub id (org/name, or org/name:configuration). "
+                f"{_beside(folder)}"
+            )
         if self.tables and is_judged(folder):
             return self._judged(folder, part)
         endings = {f"{part}{extension}".lower() for extension in EXTENSIONS}
@@ -233,21 +223,15 @@ class _Opener(NamedTuple):
 
 
 def find_path(path: str) -> Path:
-    """Return the path; a relative one that does not exist is looked up in the folder that `ANGLE_LLM_DATA` names."""
+    """Return the path of a file or folder; a relative path that does not exist is looked up in `ANGLE_LLM_DATA`."""
     here, data = Path(path).expanduser(), os.environ.get(DATA_VARIABLE)
     if data and not here.exists() and not here.is_absolute() and (Path(data).expanduser() / here).exists():
         return Path(data).expanduser() / here
     return here
 
 
-def _is_hub_id(path: str) -> bool:
-    """Return whether a path that does not exist is the id of a hub dataset:
-    ORG/NAME without the extension of a data file."""
-    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", path) is not None and not is_data_name(path)
-
-
 def _beside(path: Path) -> str:
-    """Return similar names in the folder of a missing path, for messages."""
+    """Return a sentence with file names similar to a missing path, for messages."""
     if not path.parent.is_dir():
         return f"The folder {path.parent} does not exist either"
     similar = get_close_matches(path.name, sorted(entry.name for entry in path.parent.iterdir()), n=3)
@@ -257,6 +241,7 @@ def _beside(path: Path) -> str:
 
 
 def _starter_file(name: str) -> Path:
+    """Return the path of a bundled starter file. Raises `DataError` for an unknown name."""
     known = sorted(path.name for path in _STARTER_FOLDER.iterdir() if path.suffix in (".gz", ".tsv"))
     if name not in known:
         raise DataError(f"{STARTER}{name}: no such starter file. Known: {', '.join(known)}")
@@ -264,9 +249,9 @@ def _starter_file(name: str) -> Path:
 
 
 def _standard_input() -> Path:
-    """Return a temporary file with a copy of standard input, which can be read again.
+    """Copy standard input to a temporary file that can be read repeatedly, and return its path.
 
-    On Linux the file has no name, so that a killed process does not leave it on disk.
+    On Linux the file has no name, so a killed process does not leave it on disk.
     """
     descriptors = Path("/proc/self/fd")
     unnamed = descriptors.is_dir()
@@ -275,3 +260,152 @@ def _standard_input() -> Path:
     shutil.copyfileobj(sys.stdin.buffer, copy)
     copy.flush()
     return descriptors / str(copy.fileno()) if unnamed else Path(copy.name)
+
+
+# ------------------------------------------------------------------------------------------------ BEIR folders
+
+
+def is_judged(folder: Path) -> bool:
+    """Return whether a folder is a BEIR folder: it contains a folder `qrels` with judgements."""
+    return (folder / "qrels").is_dir()
+
+
+def splits_of(folder: Path) -> list[str]:
+    """Return the sorted names of the splits of a BEIR folder, from its files `qrels/SPLIT.tsv`."""
+    names = {path.name.removesuffix(".gz") for path in (folder / "qrels").glob("*.tsv*")}
+    return sorted(name.removesuffix(".tsv") for name in names if name.endswith(".tsv"))
+
+
+def part_of(folder: Path, name: str) -> Path:
+    """Return the path of a file in a BEIR folder, such as `corpus.jsonl`; with .gz if only the .gz file exists."""
+    plain, packed = folder / name, folder / f"{name}.gz"
+    return packed if packed.is_file() and not plain.is_file() else plain
+
+
+class Judgement(NamedTuple):
+    """A judged document of a query: a line of `qrels/SPLIT.tsv`."""
+
+    line: int
+    """Line number from 1."""
+    document: str
+    """Id of the document."""
+    score: float
+    """Relevance; above 0 the document is a positive of the query."""
+
+
+_COLUMNS = ("query-id", "corpus-id", "score")
+
+
+def read_judgements(path: Path, *, encoding: str = "utf-8") -> dict[str, list[Judgement]]:
+    """Read a file `qrels/SPLIT.tsv`, and return query id → judgements of the query.
+
+    Raises:
+        DataError: for the first line that cannot be read, with its number.
+    """
+    found: dict[str, list[Judgement]] = {}
+    for row in RowSource(str(path), [TsvFile(path, encoding=encoding)]).good_rows(_COLUMNS):
+        query, document, value = (row.values[name] for name in _COLUMNS)
+        try:
+            score = float(value)
+        except ValueError:
+            score = math.nan
+        if not math.isfinite(score):
+            raise DataError(f"{row.place}: score is {value!r}, expected a number")
+        found.setdefault(query, []).append(Judgement(row.line, document, score))
+    return found
+
+
+def read_texts(path: Path, ids: Collection[str] | None = None, *, encoding: str = "utf-8") -> dict[str, str]:
+    """Read `corpus.jsonl` or `queries.jsonl` of a BEIR folder, and return id → title and text, joined by a space.
+
+    A text may be empty. `ids` limits the result to these ids; None: all texts.
+
+    Raises:
+        DataError: if the file does not exist, a row cannot be read, or an id occurs twice.
+    """
+    if not path.is_file():
+        raise DataError(f"{path.parent}: no file {path.name}; a BEIR folder has corpus.jsonl and queries.jsonl")
+    every: set[str] = set()
+    found: dict[str, str] = {}
+    for row in RowSource(str(path), [JsonLinesFile(path, encoding=encoding)]).good_rows():
+        if missing := [name for name in ("_id", "text") if name not in row.values]:
+            raise DataError(f"{row.place}: expected {' and '.join(missing)}; keys: {', '.join(row.values)}")
+        key = str(row.values["_id"])
+        if key in every:
+            raise DataError(f"{row.place}: the id {key} occurs twice")
+        every.add(key)
+        parts = {name: row.values.get(name) for name in ("title", "text")}
+        if wrong := [name for name, part in parts.items() if not isinstance(part, str | None)]:
+            raise DataError(f"{row.place}: {wrong[0]} is {parts[wrong[0]]!r:.60}, expected a text")
+        if ids is None or key in ids:
+            found[key] = " ".join(part for part in parts.values() if part).strip()
+    return found
+
+
+class JudgedQueries(FileReader):
+    """The judged queries of a split of a BEIR folder, as rows in the columns of Tevatron.
+
+    The number of a row is the line of the first judgement of the query in `qrels/SPLIT.tsv`.
+
+    Raises:
+        DataError: if the split does not exist.
+    """
+
+    columns = ["query_id", "query", "positive_passages", "negative_passages"]  # noqa: RUF012
+
+    def __init__(self, folder: Path, split: str, *, encoding: str = "utf-8") -> None:
+        super().__init__(part_of(folder, f"qrels/{split}.tsv"), encoding=encoding)
+        if not self.path.is_file():
+            found = splits_of(folder)
+            advice = f"; splits there: {', '.join(found)}. Name one: {folder}@{found[0]}" if found else ""
+            raise DataError(f"{folder}: no file qrels/{split}.tsv{advice}")
+        self.beside = (part_of(folder, "corpus.jsonl"), part_of(folder, "queries.jsonl"))
+
+    @cached_property
+    def _judgements(self) -> dict[str, list[Judgement]]:
+        return read_judgements(self.path, encoding=self.encoding)
+
+    @cached_property
+    def _texts(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Document id → text of the judged documents, and query id → text."""
+        corpus, asked = self.beside
+        judged = {each.document for judgements in self._judgements.values() for each in judgements}
+        documents = read_texts(corpus, judged, encoding=self.encoding)
+        if empty := sum(not text for text in documents.values()):
+            _warn(f"{corpus} has {empty:,} judged documents without text, which are skipped")
+        return documents, read_texts(asked, self._judgements.keys(), encoding=self.encoding)
+
+    def _records(self, columns: list[str] | None) -> Iterator[tuple[int, Any]]:
+        for query, judged in self._judgements.items():
+            if any(each.score > 0 and self._texts[0].get(each.document) != "" for each in judged):
+                yield judged[0].line, (query, judged)
+
+    def _parse(self, record: Any) -> dict[str, Any]:
+        query, judged = record
+        documents, queries = self._texts
+        if query not in queries:
+            raise RowError(f"no query {query} in {self.beside[1].name}")
+        lists: tuple[list[dict[str, str]], list[dict[str, str]]] = ([], [])
+        for each in judged:
+            if each.document not in documents:
+                raise RowError(f"line {each.line}: no document {each.document} in {self.beside[0].name}")
+            if text := documents[each.document]:
+                lists[each.score <= 0].append({"docid": each.document, "text": text})
+        return dict(zip(self.columns, (query, queries[query], *lists), strict=True))
+
+
+def documents_of(folder: Path) -> Iterator[str]:
+    """Yield the texts of all documents of a BEIR folder; documents without text are skipped with a warning.
+
+    Raises:
+        DataError: for a row that cannot be read.
+    """
+    path = part_of(folder, "corpus.jsonl")
+    texts = read_texts(path).values()
+    yield from filter(None, texts)
+    if empty := sum(not text for text in texts):
+        _warn(f"{path} has {empty:,} documents without text, which are skipped")
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)  # stdout may contain JSON

@@ -1,12 +1,12 @@
-"""Examples that do not fit memory: written once to an Arrow file in a cache, then memory-mapped.
+"""Examples that do not fit in memory: written once to an Arrow file in a cache folder, then memory-mapped.
 
     CACHE/examples/NAME-KEY/
         examples.arrow     the examples
-        account.json       the report of the rows, and a digest of the examples
+        account.json       the report of the rows, and a hash of the examples
 
-The folder is written whole or not at all. KEY depends on path, size and modification time of the source files and on
-the settings that affect how they are read. `datasets.Dataset.from_generator` would do the same, but takes 27 µs per row
-(this: 12), 4 s to import, and does not store the report of the rows.
+The folder is written completely or not at all. KEY is a hash of the paths, sizes and modification times of the source
+files, and of the settings that affect reading. `datasets.Dataset.from_generator` would also work, but it takes 27 µs per
+row instead of 12, 4 s to import, and does not store the report.
 """
 
 from __future__ import annotations
@@ -29,29 +29,33 @@ from angle_llm.data.order import Order
 from angle_llm.io import log, remove_folder, write_folder
 
 CACHE_VARIABLE = "ANGLE_LLM_CACHE"
+"""Environment variable with the cache folder."""
 MEMORY_LIMIT = 100_000_000
-"""Bytes, estimated; smaller datasets stay in memory and are not written."""
+"""Estimated bytes of the examples of a dataset; datasets up to this size stay in memory."""
 
 _ROWS_PER_BATCH = 1024
 _BYTES_PER_OBJECT = 300
 _SECONDS_KEPT = 24 * 3600
-"""Age at which incomplete folders of killed processes are removed."""
+"""Age after which temporary folders of killed processes are deleted."""
 _KINDS: dict[str, Callable[..., Example]] = {kind.__name__: kind for kind in (ScoredPair, PositivePair, Triple, Group)}
 
 
 def cache_folder() -> Path:
-    """Return the cache: `ANGLE_LLM_CACHE`, or the cache folder of the user. It can be removed at any time."""
+    """Return the cache folder: `ANGLE_LLM_CACHE`, else `angle_llm` in the cache folder of the user.
+
+    The folder can be deleted at any time.
+    """
     usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "angle_llm"
     return Path(os.environ.get(CACHE_VARIABLE) or usual).expanduser()
 
 
 def bytes_of(example: Example) -> int:
-    """Return the approximate memory of an example in bytes."""
+    """Estimate the memory of an example in bytes."""
     return _BYTES_PER_OBJECT + sum(map(len, texts_of(example)))
 
 
 def digest_of(examples: Iterable[Example]) -> str:
-    """Return a hash: equal for equal examples in the same order."""
+    """Return a hash of the examples and their order, as 16 hexadecimal digits."""
     if isinstance(examples, StoredExamples):
         return examples.digest
     digest = hashlib.sha256()
@@ -61,11 +65,11 @@ def digest_of(examples: Iterable[Example]) -> str:
 
 
 class ByIndex(Sequence[Example], ABC):
-    """A sequence of examples that are looked up one by one."""
+    """Base class of sequences of examples: a subclass defines `_at` and `__len__`, indexing and slicing follow."""
 
     @abstractmethod
     def _at(self, index: int) -> Example:
-        """Return the example with an index from 0 to below the length."""
+        """Return the example with an index from 0 to length - 1."""
 
     @overload
     def __getitem__(self, index: int) -> Example: ...
@@ -79,7 +83,7 @@ class ByIndex(Sequence[Example], ABC):
 
 
 class StoredExamples(ByIndex):
-    """Examples of a folder that `write_store` wrote, or some of them in another order."""
+    """Memory-mapped examples in a folder that `write_store` wrote; with `order`, the examples with these indices."""
 
     def __init__(self, folder: Path, order: Order | None = None) -> None:
         import pyarrow
@@ -87,7 +91,7 @@ class StoredExamples(ByIndex):
         self.folder = folder
         written = json.loads((folder / "account.json").read_text(encoding="utf-8"))
         self.account: dict[str, Any] = written["account"]
-        """As given to `write_store`."""
+        """The account that `write_store` stored."""
         self.digest: str = written["digest"]
         reader = pyarrow.ipc.open_file(pyarrow.memory_map(str(folder / "examples.arrow")))
         self._kind = _KINDS[reader.schema.metadata[b"kind"].decode()]
@@ -97,7 +101,7 @@ class StoredExamples(ByIndex):
             self.digest = hashlib.sha256(self.digest.encode() + order.tobytes()).hexdigest()[:16]
 
     def select(self, order: Order) -> StoredExamples:
-        """Return the examples with these indices."""
+        """Return the examples with the given indices, in the order of the indices."""
         return StoredExamples(self.folder, order)
 
     def __len__(self) -> int:
@@ -110,7 +114,11 @@ class StoredExamples(ByIndex):
 
 
 def write_store(folder: Path, examples: Iterable[Example], account: Callable[[], dict[str, Any]]) -> StoredExamples:
-    """Write examples of one type, at least one. `account` is called when all of them are read.
+    """Write examples to a folder, and return them memory-mapped.
+
+    Args:
+        examples: At least one example; all of the same type.
+        account: Called after the last example; returns a JSON object that is stored with the examples.
 
     Raises:
         DataError: if the disk is full or the folder cannot be written.
@@ -155,10 +163,10 @@ def write_store(folder: Path, examples: Iterable[Example], account: Callable[[],
 
 
 def open_store(folder: Path) -> StoredExamples | None:
-    """Return the examples of a folder; None if it does not exist. A damaged folder is removed and also gives None.
+    """Open a folder that `write_store` wrote; return None if it does not exist. A damaged folder is deleted.
 
     Raises:
-        DataError: if the system cannot open it (too many open files, no memory, no permission).
+        DataError: if the system cannot open the folder (too many open files, no memory, no permission).
     """
     if not folder.exists():
         return None
@@ -172,11 +180,12 @@ def open_store(folder: Path) -> StoredExamples | None:
 
 
 def remove_damaged(folder: Path, error: Exception) -> None:
-    """Remove a folder of `write_store`, with a warning."""
+    """Delete a damaged folder of `write_store`, and print a warning with the error."""
     log(f"warning: {folder} is damaged ({error!r}); it is written again")
     with suppress(OSError):  # another process has removed it
         remove_folder(folder)
 
 
 def _values(example: Example) -> tuple[object, ...]:
+    """Return the values of all fields of an example."""
     return tuple(getattr(example, name) for name in example.__slots__)

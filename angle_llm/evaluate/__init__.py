@@ -1,11 +1,9 @@
-"""Evaluation of an encoder: STS, transfer, retrieval, fewer layers and dimensions, MTEB. Imports no model."""
+"""Evaluate encoders on STS, transfer, retrieval and MTEB tasks. Importing this package does not import torch."""
 
-from angle_llm.evaluate.bootstrap import Interval, compare
-from angle_llm.evaluate.correlation import PairScores, UndefinedCorrelationError, pearson, spearman
+from angle_llm.evaluate.bootstrap import Interval, PairScores, UndefinedCorrelationError, compare, pearson, spearman
 from angle_llm.evaluate.retrieval import evaluate_retrieval
 from angle_llm.evaluate.retrieval_tasks import read_flickr30k, read_groups
-from angle_llm.evaluate.sts import StsEvalSettings, evaluate, sts_main, sts_score
-from angle_llm.evaluate.sts_report import PUBLISHED
+from angle_llm.evaluate.sts import PUBLISHED, StsEvalSettings, evaluate, sts_main, sts_score
 from angle_llm.evaluate.sts_tasks import PUBLISHED_TASKS, StsPair, StsTask, read_pairs, read_task, select_tasks
 from angle_llm.evaluate.transfer import evaluate_transfer
 from angle_llm.evaluate.transfer_tasks import read_transfer_task

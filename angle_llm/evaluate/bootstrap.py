@@ -1,15 +1,15 @@
-"""Percentile bootstrap over test items (pairs, queries, examples): intervals, and differences of two models.
+"""Correlations, percentile bootstrap intervals over test items, and paired comparison of two models.
 
-Items are drawn with replacement, as many as there are, and the metric is computed again (Efron & Tibshirani 1993,
-chapter 13). An interval covers the choice of test items, taken as independent draws. It does not cover another training
-seed, prompt, training dataset or kind of task.
+A test item is a pair, a query or an example. The bootstrap draws as many items as the test has, with replacement, and
+computes the metric again (Efron & Tibshirani 1993, chapter 13). An interval covers the choice of independent test
+items. It does not cover another training seed, prompt, training dataset or kind of task.
 
-Two models make errors on the same items, so their intervals can overlap although the difference is clear. `compare`
-computes both on the same resamples and returns the interval and p-value of the difference.
+Two models make errors on the same items, so their intervals can overlap although the difference is clear. `compare` and
+`mean_difference` use the same resamples for both models, and return the interval and p-value of the difference.
 
-A resample is a vector of counts: how often each item was drawn. All metrics are computed from counts, for a block of
-resamples at once. Counts depend only on size, number of resamples, seed and `stream` (a name, such as that of the
-task), so that models share resamples, and the interval of a task does not depend on other tasks.
+A resample is a vector of counts: how often each item is drawn. Metrics are computed from counts, for a block of
+resamples at once. Counts depend only on the number of items, the number of resamples, the seed and `stream` (a name,
+such as the task). So models share resamples, and the interval of a task does not depend on other tasks.
 
 Dimensions: P items, B resamples, M models, K distinct values.
 """
@@ -20,25 +20,37 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from angle_llm.evaluate.correlation import PairScores, UndefinedCorrelationError, spearman
 from angle_llm.evaluate.encoding import RESAMPLES
 from angle_llm.evaluate.sts_tasks import PUBLISHED_TASKS
 
 CONFIDENCE = 0.95
 """Share of the resamples inside an interval."""
 
-_BLOCK = 128  # resamples computed at once: 128 × 4,000 numbers stay in the cache
+_BLOCK = 128  # resamples computed at once: 128 × 4,000 numbers fit in the cache
+_CONSTANT = 1e-13
 
 Floats = NDArray[np.float64]
 
 
+class UndefinedCorrelationError(ValueError):
+    """A correlation is undefined; the message gives the reason."""
+
+
+class PairScores(NamedTuple):
+    """Cosine similarity (P,) and gold score (P,) of the pairs of an STS task, in order."""
+
+    cosine: Floats
+    gold: Floats
+
+
 @dataclass(frozen=True)
 class Interval:
-    """The middle `CONFIDENCE` of the resampled values; NaN if a resampled value is undefined."""
+    """A 95 % interval of a metric. Both ends are NaN if the metric is undefined in a bootstrap resample."""
 
     low: float
     high: float
@@ -46,9 +58,9 @@ class Interval:
 
 @dataclass(frozen=True)
 class Difference:
-    """Spearman × 100 of two models and their difference, with 95 % interval and two-sided p-value.
+    """Spearman × 100 of two models, and their difference with 95 % interval and two-sided p-value.
 
-    The difference, its interval and p-value are NaN if a correlation is undefined.
+    The difference, its interval and its p-value are NaN if a correlation is undefined.
     """
 
     pairs: int
@@ -61,7 +73,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class MeanDifference:
-    """Means of two models over the same items, and their difference with 95 % interval and two-sided p-value."""
+    """Mean metric of two models over the same items, and their difference with 95 % interval and two-sided p-value."""
 
     value: float
     other: float
@@ -72,10 +84,10 @@ class MeanDifference:
 
 @dataclass(frozen=True)
 class PairedDifferences:
-    """Differences by task, and of the average over the tasks `averaged` (None if there are none).
+    """Differences of two models on STS tasks, by task and on average. p-values are not corrected for multiple tests.
 
-    `left_out` are tasks that only one of the models was evaluated on. p-values are not corrected for the number of
-    tasks.
+    `average` is over the published tasks in `averaged`; it is None without such a task. `left_out` names the tasks on
+    which only one model was evaluated.
     """
 
     tasks: dict[str, Difference]
@@ -85,16 +97,171 @@ class PairedDifferences:
     resamples: int
 
 
+# ---------------------------------------------------------------------------------------------------- correlations
+
+
+def spearman(x_P: ArrayLike, y_P: ArrayLike) -> float:
+    """Return Spearman's rank correlation in [-1, 1], with average ranks for ties, by `scipy.stats.spearmanr`.
+
+    Raises:
+        UndefinedCorrelationError: for fewer than two pairs, values that are not finite, or a constant list. A list is
+            constant if its relative range is at most 1e-13; its ranks would come from rounding errors.
+    """
+    from scipy.stats import spearmanr
+
+    return float(spearmanr(*_checked(x_P, y_P)).statistic)
+
+
+def pearson(x_P: ArrayLike, y_P: ArrayLike) -> float:
+    """Return Pearson's correlation in [-1, 1], by `scipy.stats.pearsonr`. Raises the same errors as `spearman`."""
+    from scipy.stats import pearsonr
+
+    return float(pearsonr(*_checked(x_P, y_P)).statistic)
+
+
+def _checked(x_P: ArrayLike, y_P: ArrayLike) -> tuple[Floats, Floats]:
+    """Convert two lists to float64 and check that their correlation is defined."""
+    x, y = np.asarray(x_P, dtype=np.float64), np.asarray(y_P, dtype=np.float64)
+    if x.ndim != 1 or x.shape != y.shape:
+        raise ValueError(f"expected two lists of equal length, got shapes {x.shape} and {y.shape}.")
+    if len(x) < 2:
+        raise UndefinedCorrelationError(f"expected at least two pairs, got {len(x)}")
+    for name, values in (("first", x), ("second", y)):
+        if not np.isfinite(values).all():
+            raise UndefinedCorrelationError(f"the {name} list has values that are not finite")
+        if np.ptp(values) <= _CONSTANT * np.abs(values).max():
+            raise UndefinedCorrelationError(f"all values of the {name} list are equal ({values[0]:g})")
+    return x, y
+
+
+# ------------------------------------------------------------------------------------------------------- resamples
+
+
+def resampled_spearman(
+    scores_MP: ArrayLike, gold_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, stream: str = ""
+) -> Floats:
+    """Return Spearman's correlation (M, B) in [-1, 1] with the gold scores, for M lists of scores in B resamples.
+
+    All scores must be finite. The M lists share the resamples. Tied values, also of an item drawn twice, get their
+    average rank; ranks follow from counts, without sorting. A correlation is NaN if all drawn scores, or all drawn gold
+    scores, are equal.
+    """
+    gold_ranks, *score_ranks = (_centred_ranks(np.asarray(values)) for values in (gold_P, *np.asarray(scores_MP)))
+    blocks = []
+    for counts_PB in _counts(np.size(gold_P), resamples, seed, stream):
+        gold_PB = gold_ranks(counts_PB)
+        weighted_PB = counts_PB * gold_PB
+        gold_square_B = np.einsum("pb,pb->b", weighted_PB, gold_PB)
+        block = []
+        for ranks in score_ranks:
+            ranks_PB = ranks(counts_PB)
+            covariance_B = np.einsum("pb,pb->b", weighted_PB, ranks_PB)
+            square_B = np.einsum("pb,pb,pb->b", counts_PB, ranks_PB, ranks_PB)
+            norm_B = np.sqrt(gold_square_B) * np.sqrt(square_B)
+            block.append(np.divide(covariance_B, norm_B, out=np.full_like(norm_B, np.nan), where=norm_B > 0))
+        blocks.append(block)
+    return np.concatenate(blocks, axis=1)
+
+
+def _centred_ranks(values_P: NDArray[np.generic]) -> Callable[[Floats], Floats]:
+    """Return a function from counts (P, B) to the average rank of each item in each resample, minus the mean rank.
+
+    If c equal values are drawn and the last has rank C, they have the ranks C - c + 1 to C: on average C - (c - 1) / 2.
+    The mean of all ranks is (P + 1) / 2. The results are multiples of 1/2, so that their sums are exact.
+    """
+    order = np.argsort(values_P, kind="stable")
+    _, kind_P, sizes_K = np.unique(values_P, return_inverse=True, return_counts=True)
+    starts_K = np.cumsum(sizes_K) - sizes_K
+
+    def ranks(counts_PB: Floats) -> Floats:
+        drawn_KB = np.add.reduceat(counts_PB[order], starts_K, axis=0)
+        ranks_KB: Floats = np.cumsum(drawn_KB, axis=0) - drawn_KB / 2 - len(counts_PB) / 2
+        return ranks_KB[kind_P]
+
+    return ranks
+
+
+def _resampled_means(values_P: ArrayLike, resamples: int, seed: int, stream: str) -> Floats:
+    """Return the mean of the values in each resample (B,)."""
+    values = np.asarray(values_P, dtype=np.float64)
+    blocks = _counts(len(values), resamples, seed, stream)
+    return np.concatenate([values @ counts_PB / len(values) for counts_PB in blocks])
+
+
+def _counts(size: int, resamples: int, seed: int, stream: str) -> Iterator[Floats]:
+    """Yield blocks of counts: how often each item (row) is drawn in each resample (column)."""
+    generator = np.random.default_rng([seed, *stream.encode()])
+    for start in range(0, resamples, _BLOCK):
+        width = min(_BLOCK, resamples - start)
+        drawn_BP = generator.integers(size, size=(width, size))
+        places = drawn_BP * width + np.arange(width)[:, None]
+        yield np.bincount(places.ravel(), minlength=size * width).reshape(size, width).astype(np.float64)
+
+
+# ------------------------------------------------------------------------------------------ intervals and p-values
+
+
+def mean_interval(values_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, stream: str = "") -> Interval:
+    """Return the 95 % bootstrap interval of the mean of per-item values, such as the recall of each query."""
+    return percentile_interval(_resampled_means(values_P, resamples, seed, stream))
+
+
+def accuracy_interval(right: int, tested: int) -> Interval:
+    """Return Wilson's 95 % interval of an accuracy × 100, for `right` correct items among `tested` items."""
+    from scipy.stats import binomtest
+
+    ends = binomtest(right, tested).proportion_ci(CONFIDENCE, method="wilson")
+    return Interval(100 * float(ends.low), 100 * float(ends.high))
+
+
+def percentile_interval(values_B: ArrayLike) -> Interval:
+    """Return the interval that contains the middle 95 % of the resampled values."""
+    outside = 50 * (1 - CONFIDENCE)
+    low, high = np.percentile(np.asarray(values_B, dtype=np.float64), [outside, 100 - outside])
+    return Interval(float(low), float(high))
+
+
+def two_sided_p(differences_B: ArrayLike) -> float:
+    """Return the two-sided p-value of resampled differences: twice the share with the less frequent sign.
+
+    At this level, the percentile interval of the difference touches zero (Efron & Tibshirani 1993, ch. 15; for
+    dependent rank correlations Wilcox 2016, "Comparing dependent robust correlations"). One resample is added on each
+    side of zero, so that the p-value is never 0 (Davison & Hinkley 1997, ch. 4). The result is 1 if all differences are
+    0, and NaN if a difference is NaN.
+    """
+    differences = np.asarray(differences_B, dtype=np.float64)
+    if np.isnan(differences).any():
+        return math.nan
+    beyond = min((differences <= 0).sum(), (differences >= 0).sum())
+    return min(1.0, 2 * (int(beyond) + 1) / (len(differences) + 1))
+
+
+# ---------------------------------------------------------------------------------------- comparison of two models
+
+
+def mean_difference(
+    ours_P: ArrayLike, theirs_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, stream: str = ""
+) -> MeanDifference:
+    """Compare the mean metrics of two models by a paired bootstrap: difference, 95 % interval and p-value.
+
+    `ours_P` and `theirs_P` are the values of the same items. `stream` separates the random numbers of comparisons.
+    """
+    ours, theirs = (np.asarray(values, dtype=np.float64) for values in (ours_P, theirs_P))
+    resampled_B = _resampled_means(ours - theirs, resamples, seed, stream)
+    interval, p_value = percentile_interval(resampled_B), two_sided_p(resampled_B)
+    return MeanDifference(float(ours.mean()), float(theirs.mean()), float((ours - theirs).mean()), interval, p_value)
+
+
 def compare(
     ours: Mapping[str, PairScores], theirs: Mapping[str, PairScores], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> PairedDifferences:
-    """Return the differences `ours` minus `theirs` on every common task, and on the average over the published ones.
+    """Return the differences in Spearman, `ours` minus `theirs`, on every common task and on the published average.
 
-    Tasks are resampled independently, both models with the same resamples. Exchanging the models changes the signs and
-    no p-value; two equal models differ by 0 with p-value 1.
+    Tasks are resampled independently; both models use the same resamples. If the models are exchanged, signs change and
+    p-values do not. Two equal models differ by 0 with p-value 1.
 
     Raises:
-        ValueError: if there is no common task, or the gold scores of a task differ (other pairs or another order).
+        ValueError: if the models have no common task, or a task has different gold scores (other pairs or order).
     """
     common = [name for name in ours if name in theirs]
     if not common:
@@ -115,7 +282,7 @@ def compare(
 
 
 def _both(name: str, ours: PairScores, theirs: PairScores, resamples: int, seed: int) -> tuple[int, Floats, Floats]:
-    """Return the number of pairs; Spearman × 100 (2,) of both models, and in each resample (2, B)."""
+    """Return the number of pairs, and Spearman × 100 of both models: on all pairs (2,) and in each resample (2, B)."""
     if not np.array_equal(ours.gold, theirs.gold):
         raise ValueError(
             f"--against: task {name!r} has different pairs ({len(ours.gold)} and {len(theirs.gold)} gold scores). "
@@ -132,117 +299,8 @@ def _both(name: str, ours: PairScores, theirs: PairScores, resamples: int, seed:
 
 
 def _difference(pairs: int, scores_2: Floats, resampled_2B: Floats) -> Difference:
+    """Return the difference of two models, with its interval and p-value from the resampled scores."""
     differences_B = resampled_2B[0] - resampled_2B[1]
-    one, other = map(float, scores_2)
-    return Difference(pairs, one, other, one - other, percentile_interval(differences_B), two_sided_p(differences_B))
-
-
-def resampled_spearman(
-    scores_MP: ArrayLike, gold_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, stream: str = ""
-) -> Floats:
-    """Return Spearman's correlation (M, B) in [-1, 1] of each of M lists of finite scores with finite gold scores.
-
-    All lists share the resamples. Ties, also those of items drawn twice, have their average rank; ranks follow from
-    counts, without sorting. NaN if all drawn scores, or all drawn gold scores, are equal.
-    """
-    ranks_of_gold, *ranks_of_scores = (
-        _centred_ranks(np.asarray(values)) for values in (gold_P, *np.asarray(scores_MP))
-    )
-    blocks = []
-    for counts_PB in _counts(np.size(gold_P), resamples, seed, stream):
-        gold_PB = ranks_of_gold(counts_PB)
-        weighted_PB = counts_PB * gold_PB
-        gold_square = np.einsum("pb,pb->b", weighted_PB, gold_PB)
-        block = []
-        for ranks_of in ranks_of_scores:
-            ranks_PB = ranks_of(counts_PB)
-            covariance = np.einsum("pb,pb->b", weighted_PB, ranks_PB)
-            square = np.einsum("pb,pb,pb->b", counts_PB, ranks_PB, ranks_PB)
-            norm = np.sqrt(gold_square) * np.sqrt(square)
-            block.append(np.divide(covariance, norm, out=np.full_like(norm, np.nan), where=norm > 0))
-        blocks.append(block)
-    return np.concatenate(blocks, axis=1)
-
-
-def _centred_ranks(values_P: NDArray[np.generic]) -> Callable[[Floats], Floats]:
-    """Return a function: counts (P, B) → average rank of each item in each resample, minus the mean rank:
-    multiples of 1/2, sums are exact.
-
-    c equal values with the last one at rank C have ranks C - c + 1 to C: on average C - (c - 1) / 2. The mean of all
-    ranks is (P + 1) / 2.
-    """
-    order = np.argsort(values_P, kind="stable")
-    _, kind_P, sizes_K = np.unique(values_P, return_inverse=True, return_counts=True)
-    starts_K = np.cumsum(sizes_K) - sizes_K
-
-    def ranks(counts_PB: Floats) -> Floats:
-        of_kind_KB = np.add.reduceat(counts_PB[order], starts_K, axis=0)
-        ranks_KB: Floats = np.cumsum(of_kind_KB, axis=0) - of_kind_KB / 2 - len(counts_PB) / 2
-        return ranks_KB[kind_P]
-
-    return ranks
-
-
-def _counts(size: int, resamples: int, seed: int, stream: str) -> Iterator[Floats]:
-    """Yield blocks of counts: how often each item (row) is drawn in each resample (column)."""
-    if size < 1 or resamples < 1 or seed < 0:
-        raise ValueError(
-            "expected at least one item, one resample and a seed of at least 0, got "
-            f"{size} items, {resamples} resamples, seed {seed}."
-        )
-    generator = np.random.default_rng([seed, *stream.encode()])
-    for start in range(0, resamples, _BLOCK):
-        width = min(_BLOCK, resamples - start)
-        drawn_BP = generator.integers(size, size=(width, size))
-        places = drawn_BP * width + np.arange(width)[:, None]
-        yield np.bincount(places.ravel(), minlength=size * width).reshape(size, width).astype(np.float64)
-
-
-def mean_interval(values_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, stream: str = "") -> Interval:
-    """Return the interval of the mean of one value per item: an accuracy, a recall, a reciprocal rank."""
-    return percentile_interval(_resampled_means(values_P, resamples, seed, stream))
-
-
-def mean_difference(
-    ours_P: ArrayLike, theirs_P: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0, stream: str = ""
-) -> MeanDifference:
-    """Return the difference of the means of two models, from one value per item and model in the same order."""
-    ours, theirs = (np.asarray(values, dtype=np.float64) for values in (ours_P, theirs_P))
-    resampled_B = _resampled_means(ours - theirs, resamples, seed, stream)
-    interval, p_value = percentile_interval(resampled_B), two_sided_p(resampled_B)
-    return MeanDifference(float(ours.mean()), float(theirs.mean()), float((ours - theirs).mean()), interval, p_value)
-
-
-def _resampled_means(values_P: ArrayLike, resamples: int, seed: int, stream: str) -> Floats:
-    values = np.asarray(values_P, dtype=np.float64)
-    blocks = _counts(len(values), resamples, seed, stream)
-    return np.concatenate([values @ counts_PB / len(values) for counts_PB in blocks])
-
-
-def accuracy_interval(right: int, tested: int) -> Interval:
-    """Return Wilson's interval of an accuracy × 100 of `right` of `tested` items."""
-    from scipy.stats import binomtest
-
-    ends = binomtest(right, tested).proportion_ci(CONFIDENCE, method="wilson")
-    return Interval(100 * float(ends.low), 100 * float(ends.high))
-
-
-def percentile_interval(values_B: ArrayLike) -> Interval:
-    """Return the interval with the middle `CONFIDENCE` of the resampled values."""
-    outside = 50 * (1 - CONFIDENCE)
-    low, high = np.percentile(np.asarray(values_B, dtype=np.float64), [outside, 100 - outside])
-    return Interval(float(low), float(high))
-
-
-def two_sided_p(differences_B: ArrayLike) -> float:
-    """Return the p-value: twice the share of resampled differences on the other side of zero.
-
-    This is the level at which the percentile interval of the difference touches zero (Efron & Tibshirani 1993, ch. 15;
-    for dependent rank correlations Wilcox 2016, "Comparing dependent robust correlations"). One resample is added on
-    each side, so that it is never 0 (Davison & Hinkley 1997, ch. 4). 1 if all differences are 0, NaN if one is NaN.
-    """
-    differences = np.asarray(differences_B, dtype=np.float64)
-    if np.isnan(differences).any():
-        return math.nan
-    beyond = min((differences <= 0).sum(), (differences >= 0).sum())
-    return min(1.0, 2 * (int(beyond) + 1) / (len(differences) + 1))
+    ours, theirs = map(float, scores_2)
+    interval, p_value = percentile_interval(differences_B), two_sided_p(differences_B)
+    return Difference(pairs, ours, theirs, ours - theirs, interval, p_value)

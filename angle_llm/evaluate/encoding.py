@@ -1,4 +1,4 @@
-"""Open an encoder for an evaluation, encode every distinct text once, print and write the results."""
+"""Common steps of all evaluations: open the encoder, encode each distinct text once, print and write the results."""
 
 from __future__ import annotations
 
@@ -13,36 +13,33 @@ import tyro
 from numpy.typing import NDArray
 
 from angle_llm.io import plain, write_json
-from angle_llm.model.encoder_settings import EncoderName, EncoderOptions
 from angle_llm.prompts import SIDES, Side
-from angle_llm.settings_io import NonNegative, Positive, SettingsError
-
-Found = TypeVar("Found")
+from angle_llm.settings.encoder import EncoderName, EncoderOptions
 
 if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder
 
-Rows: TypeAlias = NDArray[np.floating[Any]]
-Encode: TypeAlias = Callable[[list[str]], Rows]
-"""Texts (N,) → rows (N, D), in the order given."""
+Found = TypeVar("Found")
 
-RESAMPLES = 1000
-"""Default number of resamples: the ends of an interval vary between seeds by about 2 % of its length."""
+Rows: TypeAlias = NDArray[np.floating[Any]]
+
+Encode: TypeAlias = Callable[[list[str]], Rows]
+"""A function from N texts to their embeddings (N, D), in the same order."""
 
 OpenEncoder: TypeAlias = Callable[..., Any]
-"""`SentenceEncoder.from_pretrained`, or a function that is called like it."""
+"""`SentenceEncoder.from_pretrained`, or a function with the same parameters."""
+
+RESAMPLES = 1000
+"""Default number of resamples. The ends of an interval then vary between seeds by about 2 % of its length."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSettings(EncoderOptions, EncoderName):
-    """The encoder of an evaluation, and a file for the results."""
+    """Settings of every evaluation: the encoder, and a file for the results."""
 
     side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
-    """Encode all texts as queries, or all as documents (in YAML `side`). None: each with the prompt of its side; a task of
-    single texts needs it if there are two prompts."""
-
-    micro_batch_tokens: Positive | None = None
-    """Maximum tokens of one forward pass. Changes memory and speed, not results."""
+    """Encode all texts as queries, or all as documents (in YAML: `side`). None: encode each text with the prompt of its
+    side. Tasks of single texts need this flag if the encoder has two prompts."""
 
     json: Path | None = None
     """Also write model, settings and results to this JSON file."""
@@ -50,27 +47,25 @@ class EvalSettings(EncoderOptions, EncoderName):
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedSettings(EvalSettings):
-    """Intervals, and a second encoder."""
+    """Settings of an evaluation with bootstrap intervals and an optional second model."""
 
     against: str | None = None
-    """Compare with another model, pair by pair or query by query: differences with 95 % interval and p-value. A model,
-    opened with the same flags (prompt, pooling, …), or a .json file written by --json."""
+    """Compare with a second model, pair by pair or query by query: differences with 95 % interval and p-value. Give a
+    model, opened with the same flags (prompt, pooling, …), or a .json file written by --json."""
 
-    resamples: NonNegative = RESAMPLES
-    """Bootstrap resamples of the pairs or queries for each 95 % interval. 0: no intervals."""
 
-    seed: NonNegative = 0
-    """Seed of the resamples. Changes intervals slightly, scores not at all."""
-
-    def __post_init__(self) -> None:
-        if self.against is not None and not self.resamples:
-            raise SettingsError("--against needs --resamples for intervals and p-values, got 0.")
+def check_names(names: Sequence[str]) -> None:
+    """Raise `ValueError` if there is no task name, or two task names are equal."""
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"expected tasks with unique names, got {', '.join(names) or 'none'}.")
 
 
 @dataclass(frozen=True)
 class EncodedTexts:
-    """Distinct texts and their vectors: text t is row `row_of[t]` of `embeddings_ND`, as a document `document_row_of[t]`.
-    With one encoding for both sides, the two are equal."""
+    """Embeddings of the distinct texts of all tasks, with the row of each text as a query and as a document.
+
+    The two mappings are equal if queries and documents are encoded by one function.
+    """
 
     row_of: dict[str, int]
     document_row_of: dict[str, int]
@@ -78,16 +73,16 @@ class EncodedTexts:
     seconds: float
 
     def index(self, texts: Iterable[str], side: Side = "query") -> NDArray[np.intp]:
-        """Return the rows (M,) of the texts, in their order, repeats included."""
+        """Return the row numbers (M,) of M texts in the given order; texts can repeat."""
         row_of = self.row_of if side == "query" else self.document_row_of
         return np.array([row_of[text] for text in texts], dtype=np.intp)
 
     def rows(self, texts: Iterable[str], side: Side = "query") -> Rows:
-        """Return the vectors (M, D) of the texts."""
+        """Return the embeddings (M, D) of M texts in the given order; texts can repeat."""
         return self.embeddings_ND[self.index(texts, side)]
 
     def facts(self) -> dict[str, Any]:
-        """Return the numbers of texts, dimensions and zero vectors, and the time, as fields of `Results`."""
+        """Return the numbers of texts, dimensions and zero vectors and the encoding time, as fields of `Results`."""
         return {
             "texts": len(self.embeddings_ND),
             "dimensions": self.embeddings_ND.shape[1],
@@ -99,25 +94,23 @@ class EncodedTexts:
 def encode_sides(
     encode: Encode, encode_document: Encode | None, queries: Iterable[str], documents: Iterable[str]
 ) -> EncodedTexts:
-    """Encode the distinct texts of both sides; without `encode_document` in one call of `encode`, queries first."""
+    """Encode the distinct queries and documents; without `encode_document`, `encode` is called once for both."""
     if encode_document is None:
         return encode_distinct(encode, (*queries, *documents))
-    one, other = encode_distinct(encode, queries), encode_distinct(encode_document, documents)
-    rows_ND = np.concatenate([one.embeddings_ND, other.embeddings_ND])
-    after = {text: len(one.embeddings_ND) + row for text, row in other.row_of.items()}
-    return EncodedTexts(one.row_of, after, rows_ND, one.seconds + other.seconds)
+    query, document = encode_distinct(encode, queries), encode_distinct(encode_document, documents)
+    rows_ND = np.concatenate([query.embeddings_ND, document.embeddings_ND])
+    document_row_of = {text: len(query.embeddings_ND) + row for text, row in document.row_of.items()}
+    return EncodedTexts(query.row_of, document_row_of, rows_ND, query.seconds + document.seconds)
 
 
 def encode_distinct(encode: Encode, texts: Iterable[str]) -> EncodedTexts:
-    """Call `encode` once with the distinct texts in order of first appearance. A blank text has a zero vector.
+    """Call `encode` once with the distinct texts in order of first appearance. Blank texts get zero vectors.
 
     Raises:
-        ValueError: for no texts, and if `encode` does not return one finite row per text.
+        ValueError: if `encode` does not return one finite floating-point row for each text.
     """
     everything = list(dict.fromkeys(texts))
     distinct = [text for text in everything if text.strip()]
-    if not distinct:
-        raise ValueError("expected at least one text, got none.")
     started = time.perf_counter()
     embeddings_ND = np.asarray(encode(list(distinct)))
     seconds = time.perf_counter() - started
@@ -134,7 +127,7 @@ def encode_distinct(encode: Encode, texts: Iterable[str]) -> EncodedTexts:
     bad = np.flatnonzero(~np.isfinite(embeddings_ND).all(axis=1))
     if len(bad):
         raise ValueError(
-            f"{len(bad)} of {len(distinct)} vectors hold NaN or infinity, the first for {distinct[bad[0]]!r}. Possible "
+            f"{len(bad)} of {len(distinct)} vectors contain NaN or infinity, the first for {distinct[bad[0]]!r}. Possible "
             "causes: overflow in float16, a damaged adapter, a diverged run."
         )
     if blank := [text for text in everything if not text.strip()]:
@@ -144,10 +137,10 @@ def encode_distinct(encode: Encode, texts: Iterable[str]) -> EncodedTexts:
 
 
 @dataclass(frozen=True)
-class Used:
-    """Prompt, pooling and maximum length of an evaluated encoder.
+class EncoderFacts:
+    """Prompt, pooling and maximum length of an evaluated encoder, for reports and JSON files.
 
-    `prompt` holds the values of the template, or of both templates by side.
+    `prompt` contains the values of the prompt template, or the templates of both sides by side.
     """
 
     prompt: dict[str, Any]
@@ -155,59 +148,55 @@ class Used:
     max_length: int
 
     @classmethod
-    def of(cls, encoder: Any) -> Used:
-        """Return those of an encoder."""
+    def of(cls, encoder: Any) -> EncoderFacts:
+        """Read prompt, pooling and maximum length from an encoder."""
         prompt = encoder.prompts if encoder.side is None else encoder.prompt
         return cls(prompt.to_dict(), encoder.pooling, encoder.max_length)
 
     @property
     def prompt_name(self) -> str:
-        """Name of the prompt, or both names: that of queries / that of documents."""
+        """Name of the prompt, or `QUERY / DOCUMENT` for two prompts."""
         names = [self.prompt["name"]] if "name" in self.prompt else [self.prompt[side]["name"] for side in SIDES]
         return " / ".join(names)
 
     def columns(self) -> dict[str, object]:
-        """Return prompt, pooling and maximum length by name, for a table."""
+        """Return prompt name, pooling and maximum length by table label."""
         return {"prompt": self.prompt_name, "pooling": self.pooling, "tokens": self.max_length}
 
     def __str__(self) -> str:
         return f"Prompt {self.prompt_name}, pooling {self.pooling}, at most {self.max_length} tokens."
 
 
-def check_names(names: Sequence[str]) -> None:
-    """Raise `ValueError` unless there are tasks and their names are unique."""
-    if not names or len(set(names)) < len(names):
-        raise ValueError(f"expected tasks with unique names, got {', '.join(names) or 'none'}.")
-
-
-def encode_with(
-    encoder: SentenceEncoder, micro_batch_tokens: int | None, show_progress: bool = True
+def encode_functions(
+    encoder: SentenceEncoder, micro_batch_tokens: int | None = None, show_progress: bool = True
 ) -> tuple[Encode, Encode | None]:
-    """Return functions from texts to rows: of queries, and of documents if they have another prompt, else None. An encoder
-    with a chosen side reads all texts as that side."""
+    """Return the functions that encode queries and documents; the second is None if one function encodes both.
 
-    def made(one: SentenceEncoder) -> Encode:
-        return lambda texts: one.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
+    An encoder with a chosen side encodes all texts as that side.
+    """
+
+    def function_of(chosen: SentenceEncoder) -> Encode:
+        return lambda texts: chosen.encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
 
     if encoder.side is not None or not encoder.prompts.differ:
-        return made(encoder), None
-    return made(encoder.for_side("query")), made(encoder.for_side("document"))
+        return function_of(encoder), None
+    return function_of(encoder.for_side("query")), function_of(encoder.for_side("document"))
 
 
-def evaluated(
+def run_evaluation(
     settings: EvalSettings,
     open_encoder: OpenEncoder,
     evaluate: Callable[[Any, Encode, Encode | None], Found],
     *,
     single_texts: bool = False,
-) -> tuple[Found, Used]:
-    """Open the encoder of the settings and call `evaluate` with it and its two functions of `encode_with`; the encoder is
-    released on return.
+) -> tuple[Found, EncoderFacts]:
+    """Open the encoder, call `evaluate`, release the encoder, and return the results with the facts of the encoder.
 
-    The folder of the JSON file is created first, so that a wrong path fails before the model is opened.
+    `evaluate` gets the encoder and both results of `encode_functions`. The folder of the JSON file is created first,
+    so that a wrong path fails before the model is opened.
 
     Raises:
-        ValueError: for tasks of `single_texts` with an encoder that has two prompts.
+        ValueError: if the tasks have single texts (`single_texts`), the encoder has two prompts, and no side is chosen.
     """
     if settings.json is not None:
         settings.json.parent.mkdir(parents=True, exist_ok=True)
@@ -219,12 +208,17 @@ def evaluated(
             f"--as: expected query or document, because {settings.model} has {encoder.prompts} and these tasks have single "
             "texts."
         )
-    return evaluate(encoder, *encode_with(encoder, settings.micro_batch_tokens)), Used.of(encoder)
+    return evaluate(encoder, *encode_functions(encoder)), EncoderFacts.of(encoder)
 
 
-def finish(settings: EvalSettings, metric: str, report: str, content: Mapping[str, Any], used: Used) -> None:
-    """Print the report; write model, metric, content, encoder and settings as JSON, with null for NaN."""
+def write_results(
+    settings: EvalSettings, metric: str, report: str, content: Mapping[str, Any], encoder: EncoderFacts
+) -> None:
+    """Print the report; with `--json`, write model, metric, content, encoder and settings to the file.
+
+    NaN and infinity become null.
+    """
     print(report, end="")
     if settings.json is not None:
         head = {"model": settings.model, "metric": metric}
-        write_json(settings.json, plain({**head, **content, "encoder": asdict(used), "settings": asdict(settings)}))
+        write_json(settings.json, plain({**head, **content, "encoder": asdict(encoder), "settings": asdict(settings)}))

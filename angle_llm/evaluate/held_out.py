@@ -1,4 +1,7 @@
-"""Held-out tasks of a training run: from settings to a function that returns the metrics of an encoder by name."""
+"""Held-out evaluation during training: read the tasks of `evaluation.tasks`, and compute the metrics of an encoder.
+
+A task is a file of scored pairs, a file of questions and answers, a BEIR folder, or a task of MTEB.
+"""
 
 from __future__ import annotations
 
@@ -12,61 +15,62 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from angle_llm.config import DataSource, EvaluationSettings
 from angle_llm.data.examples import open_examples
 from angle_llm.data.formats import Example
 from angle_llm.data.leakage import EvaluationSet, count_shared
 from angle_llm.data.readers import STARTER, find_path, open_rows
-from angle_llm.evaluate.correlation import UndefinedCorrelationError
-from angle_llm.evaluate.encoding import Encode, Rows, encode_with
+from angle_llm.evaluate.encoding import Encode, Rows, encode_functions
 from angle_llm.evaluate.mteb_tasks import evaluate_mteb, mteb_task
-from angle_llm.evaluate.ranks import query_metrics
-from angle_llm.evaluate.retrieval import evaluate_retrieval
+from angle_llm.evaluate.retrieval import evaluate_retrieval, query_metrics
 from angle_llm.evaluate.retrieval_tasks import RetrievalTask, is_beir, read_answers, read_beir, task_folder
-from angle_llm.evaluate.sts import evaluate
+from angle_llm.evaluate.sts import evaluate_defined
 from angle_llm.evaluate.sts_tasks import StsTask, read_pairs
 from angle_llm.evaluate.task_files import unique_names
-from angle_llm.settings_io import SettingsError, need_library, settings_class, unknown_name
+from angle_llm.settings.parsing import SettingsError, need_library, settings_class, unknown_name
+from angle_llm.settings.train import DataSource, EvaluationSettings
 
 if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder
 
 MTEB = "mteb:"
+"""Prefix of tasks of MTEB in `evaluation.tasks`."""
 MetricValues = dict[str, float]
 
 
 @settings_class
 class _TaskSource(DataSource):
-    """A file of evaluation.tasks."""
+    """Data source of a file in `evaluation.tasks`; its error messages name the flags of `evaluation`."""
 
     FLAGS: ClassVar[str] = "--evaluation."
 
 
 @dataclass(frozen=True)
 class HeldOutTask:
-    """A task with the names of its metrics, the main one first, and the function that computes them."""
+    """A held-out task: its name, the names of its metrics, and the function that computes them."""
 
     name: str
     metrics: tuple[str, ...]
+    """Names of the metrics, the main metric first."""
     measure: Callable[[SentenceEncoder, Encode, Encode | None], Mapping[str, float]]
-    """From an encoder, its `encode`, and with two prompts that of documents."""
+    """Computes the metrics × 100 by name, from an encoder and both results of `encode_functions`."""
     keys: Callable[[], EvaluationSet] | None = None
-    """Makes the keys of the texts, to compare them with training data; None for a task of MTEB."""
+    """Returns the texts of the task, to find them in training data; None for a task of MTEB."""
 
 
 @dataclass(frozen=True)
 class HeldOutEvaluation:
-    """Tasks; a function from an encoder to the metrics of all of them, × 100, as TASK/METRIC."""
+    """The held-out tasks of a training run. Called with an encoder, it returns all metrics × 100 by TASK/METRIC."""
 
     tasks: Mapping[str, HeldOutTask]
-    """By the source that names them."""
+    """Tasks by their entry in `evaluation.tasks`."""
     first: str
-    """The metric that `best_by` selects, first in the result."""
+    """TASK/METRIC of the main metric of the first task, which selects the best model. It comes first in the result."""
     micro_batch_tokens: int | None
 
     def __call__(self, encoder: SentenceEncoder) -> MetricValues:
-        encode, encode_document = encode_with(encoder, self.micro_batch_tokens, show_progress=_is_main())
-        sides = remembered(encode), None if encode_document is None else remembered(encode_document)
+        is_main = os.environ.get("RANK", "0") == "0"  # all processes evaluate; the main process shows progress
+        encode, encode_document = encode_functions(encoder, self.micro_batch_tokens, show_progress=is_main)
+        sides = cached(encode), None if encode_document is None else cached(encode_document)
         found = {
             f"{task.name}/{name}": value
             for task in self.tasks.values()
@@ -75,7 +79,7 @@ class HeldOutEvaluation:
         return {self.first: found[self.first], **found}
 
     def overlap_with(self, data: Sequence[Example]) -> Iterator[str]:
-        """Yield a warning for each task with texts that are in the training data; see `count_shared` for the time."""
+        """Yield a warning for each task whose texts are in the training data. `count_shared` documents the run time."""
         sets = {source: task.keys() for source, task in self.tasks.items() if task.keys is not None}
         for source, shared in zip(sets, count_shared(data, list(sets.values())), strict=True):
             if listed := ", ".join(f"{count:,} of its {total:,} {kind}" for kind, (count, total) in shared.items()):
@@ -89,14 +93,14 @@ class HeldOutEvaluation:
 def held_out_evaluation(
     settings: EvaluationSettings, micro_batch_tokens: int | None = None
 ) -> HeldOutEvaluation | None:
-    """Return the tasks of a run; None without tasks. Files are read at once.
+    """Read the held-out tasks of a training run at once; return None without tasks.
 
-    Equal names get the folders of the tasks as prefixes: stsb/test and sick/test.
+    Tasks with equal names get their folders as prefixes: stsb/test and sick/test.
 
     Raises:
-        SettingsError: for a task that does not exist or occurs twice, or an unknown metric or column.
+        SettingsError: for a task that does not exist or is named twice, or an unknown column.
         DataError: for a malformed file.
-        MissingLibraryError: for a task of MTEB without mteb.
+        MissingLibraryError: for a task of MTEB if mteb is not installed.
     """
     if not settings.tasks:
         return None
@@ -112,11 +116,14 @@ def held_out_evaluation(
             "evaluation.corpus adds candidates to a file of questions and answers, which evaluation.tasks does not contain."
         )
     named = dict(zip(settings.tasks, tasks, strict=True))
-    return HeldOutEvaluation(named, _selected(settings.best_by, tasks), micro_batch_tokens)
+    return HeldOutEvaluation(named, f"{tasks[0].name}/{tasks[0].metrics[0]}", micro_batch_tokens)
 
 
-def remembered(encode: Encode) -> Encode:
-    """Return `encode` that caches embeddings by text: tasks can share texts, such as two BEIR folders with one corpus."""
+def cached(encode: Encode) -> Encode:
+    """Return a function like `encode` that caches embeddings by text.
+
+    Tasks can share texts, such as two files of judgements for one BEIR corpus.
+    """
     row_of: dict[str, Rows] = {}
 
     def known(texts: list[str]) -> Rows:
@@ -128,7 +135,10 @@ def remembered(encode: Encode) -> Encode:
 
 
 def eval_command(settings: EvaluationSettings, model: Path) -> str:
-    """Return the command that evaluates a model on held-out data like the first task, which selected the model."""
+    """Return an `angle-llm eval` command for a model on data of the same kind as the first held-out task.
+
+    The data must be new: the first task itself selected the model.
+    """
     source = settings.tasks[0] if settings.tasks else "pairs.tsv"
     held_out = "HELD_OUT" + "".join(Path(source).suffixes)
     if source.startswith(MTEB):
@@ -138,7 +148,6 @@ def eval_command(settings: EvaluationSettings, model: Path) -> str:
     elif settings.tasks and _is_answers(source, settings):
         columns = [word for pair in _source(source, settings).columns.items() for word in pair]
         more = [] if settings.corpus is None else ["--corpus", settings.corpus]
-        more += [] if settings.corpus_column is None else ["--column", settings.corpus_column]
         kind, flags = "retrieval", ["--pairs", held_out, *(["--columns", *columns] if columns else []), *more]
     else:
         kind, flags = "sts", ["--tasks", held_out]
@@ -146,7 +155,10 @@ def eval_command(settings: EvaluationSettings, model: Path) -> str:
 
 
 def _with_unique_names(sources: Sequence[str], tasks: Sequence[HeldOutTask]) -> list[HeldOutTask]:
-    names = unique_names([task.name for task in tasks], [_folder(source) for source in sources])
+    """Add folders as prefixes to equal task names. Raises `SettingsError` if a task is named twice."""
+    mteb = Path(MTEB.removesuffix(":"))
+    folders = [mteb if source.startswith(MTEB) else task_folder(source) for source in sources]
+    names = unique_names([task.name for task in tasks], folders)
     for name in names:
         if len(equal := [source for source, other in zip(sources, names, strict=True) if other == name]) > 1:
             raise SettingsError(
@@ -156,39 +168,26 @@ def _with_unique_names(sources: Sequence[str], tasks: Sequence[HeldOutTask]) -> 
     return [replace(task, name=name) for task, name in zip(tasks, names, strict=True)]
 
 
-def _folder(source: str) -> Path:
-    return Path(MTEB.removesuffix(":")) if source.startswith(MTEB) else task_folder(source)
-
-
-def _selected(best_by: str | None, tasks: list[HeldOutTask]) -> str:
-    """Return the metric that selects the best model, as TASK/METRIC."""
-    known = [f"{task.name}/{name}" for task in tasks for name in task.metrics]
-    wanted = tasks[0].metrics[0] if best_by is None else best_by
-    found = next((name for name in (wanted, f"{tasks[0].name}/{wanted}") if name in known), None)
-    if found is None:
-        raise SettingsError(f"evaluation.best_by: {unknown_name('metric', wanted, known)}")
-    return found
-
-
 def _task(source: str, settings: EvaluationSettings, micro_batch_tokens: int | None) -> HeldOutTask:
+    """Read the held-out task that an entry of `evaluation.tasks` names."""
     if source.startswith(MTEB):
         return _mteb_task(source.removeprefix(MTEB), micro_batch_tokens)
     if is_beir(source):
         return _retrieval_task(read_beir(source), judged=True)
     if not _is_file(source):
-        missing = "does not exist" if not find_path(source).exists() else "is none of them"
+        missing = "is none of these" if find_path(source).exists() else "does not exist"
         raise SettingsError(
             f"evaluation.tasks: expected a file of pairs, a BEIR folder (with corpus.jsonl, queries.jsonl, qrels/) or "
             f"mteb:NAME, got {source}, which {missing}."
         )
     if _is_answers(source, settings):
-        task = read_answers(_source(source, settings), settings.corpus, settings.corpus_column)
+        task = read_answers(_source(source, settings), settings.corpus)
         return _retrieval_task(task, judged=False)
     return _sts_task(read_pairs(source, _source(source, settings).columns))
 
 
 def _file_of(source: str) -> str:
-    """Return the path of the data file that FOLDER@NAME names, or another source unchanged."""
+    """Return the path of the data file for FOLDER@NAME, or any other entry of `evaluation.tasks` unchanged."""
     folder, at, _ = source.rpartition("@")
     if not at or find_path(source).exists() or not find_path(folder).is_dir() or is_beir(source):
         return source
@@ -196,7 +195,7 @@ def _file_of(source: str) -> str:
 
 
 def _source(path: str, settings: EvaluationSettings) -> DataSource:
-    """Return a file with those of the columns that it has."""
+    """Return the data source of a file, with the settings of the columns that the file has."""
     found = open_rows(path, tables=True).columns
     return _TaskSource(
         path=path, columns={name: column for name, column in settings.columns.items() if column in found}
@@ -204,11 +203,12 @@ def _source(path: str, settings: EvaluationSettings) -> DataSource:
 
 
 def _is_file(source: str) -> bool:
+    """Return whether an entry of `evaluation.tasks` names a data file."""
     return source.startswith(STARTER) or (find_path(source).is_file() and not is_beir(source))
 
 
 def _check_columns(settings: EvaluationSettings) -> None:
-    """Refuse a column that no file has."""
+    """Raise `SettingsError` for a column in `evaluation.columns` that no file has."""
     files = [source for source in settings.tasks if _is_file(source)]
     found = list(dict.fromkeys(column for path in files for column in open_rows(path, tables=True).columns))
     for name, column in settings.columns.items() if files else ():
@@ -217,7 +217,7 @@ def _check_columns(settings: EvaluationSettings) -> None:
 
 
 def _is_answers(source: str, settings: EvaluationSettings) -> bool:
-    """Return whether the rows of a file are questions and answers, not scored pairs."""
+    """Return whether a file has questions and answers instead of scored pairs. Raises `SettingsError` for NLI rows."""
     found = open_examples(_source(source, settings)).format
     if found.startswith("nli"):
         raise SettingsError(
@@ -227,10 +227,10 @@ def _is_answers(source: str, settings: EvaluationSettings) -> bool:
 
 
 def _sts_task(task: StsTask) -> HeldOutTask:
+    """Make a held-out task from an STS task. Its metrics are Spearman and Pearson correlation."""
+
     def measure(_: SentenceEncoder, encode: Encode, encode_document: Encode | None) -> MetricValues:
-        found = evaluate(encode, [task], encode_document=encode_document).tasks[task.name]
-        if found.undefined:
-            raise UndefinedCorrelationError(f"{task.source}: undefined Spearman correlation: {found.undefined}.")
+        found = evaluate_defined(encode, encode_document, task)
         return {"spearman": found.spearman, "pearson": found.pearson}
 
     def keys() -> EvaluationSet:
@@ -241,7 +241,10 @@ def _sts_task(task: StsTask) -> HeldOutTask:
 
 
 def _retrieval_task(task: RetrievalTask, *, judged: bool) -> HeldOutTask:
-    """`judged`: the task is a BEIR folder, in which training queries may have the same documents."""
+    """Make a held-out task from a retrieval task; `judged` is whether the task is a BEIR folder.
+
+    The training queries of a BEIR folder may share its documents, so documents alone are not searched in training data.
+    """
 
     def measure(_: SentenceEncoder, encode: Encode, encode_document: Encode | None) -> MetricValues:
         found = evaluate_retrieval(encode, [task], encode_document=encode_document, resamples=0).tasks[task.name]
@@ -256,6 +259,7 @@ def _retrieval_task(task: RetrievalTask, *, judged: bool) -> HeldOutTask:
 
 
 def _mteb_task(name: str, micro_batch_tokens: int | None) -> HeldOutTask:
+    """Make a held-out task from a task of MTEB. Its metric is the mean main score over splits and subsets."""
     need_library("mteb", f"evaluation.tasks {MTEB}{name}", "mteb")
     task: Any = mteb_task(name, "--evaluation.tasks")
 
@@ -263,12 +267,7 @@ def _mteb_task(name: str, micro_batch_tokens: int | None) -> HeldOutTask:
         from angle_llm.evaluate.mteb_encoder import MtebEncoder
 
         model = MtebEncoder(encoder, name="local/training", micro_batch_tokens=micro_batch_tokens)
-        scores = [each.score for each in evaluate_mteb(model, [task])]
+        scores = [found.score for found in evaluate_mteb(model, [task])]
         return {"main_score": sum(scores) / len(scores)}
 
     return HeldOutTask(name, ("main_score",), measure)
-
-
-def _is_main() -> bool:
-    """Return whether this process shows progress; all processes evaluate."""
-    return os.environ.get("RANK", "0") == "0"

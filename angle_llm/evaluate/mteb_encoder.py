@@ -1,11 +1,11 @@
-"""`SentenceEncoder` as a model of `mteb` (its `EncoderProtocol`, mteb ≥ 2).
+"""`SentenceEncoder` as a model for the package `mteb` (its `EncoderProtocol`, mteb 2 or later).
 
     import mteb
     model = MtebEncoder(SentenceEncoder.from_pretrained("runs/nli/model"), name="me/my-model")
     mteb.evaluate(model, mteb.get_tasks(tasks=["STSBenchmark"]), cache=None)
 
-The prompt can depend on the task and side that mteb passes with the texts. Batches are limited in tokens, so mteb's
-`batch_size` has no effect.
+The prompt can depend on the task and side that mteb passes with the texts. The encoder limits batches by tokens, so
+mteb's `batch_size` has no effect.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from angle_llm.model.encoder import SentenceEncoder
 
 
 class MtebEncoder:
-    """A model for `mteb.evaluate`.
+    """A model for `mteb.evaluate` that encodes texts with a `SentenceEncoder`.
 
-    `prompts` maps a use of texts to a prompt (a name or YAML file). The first matching key is used, as in mteb: task
+    `prompts` maps a use of texts to a prompt (a name or YAML file). As in mteb, the first matching key is used: task
     and side (`NFCorpus-query`), task (`STSBenchmark`), task type and side (`Retrieval-query`, `Retrieval-document`),
     task type (`STS`, `Classification`, `Clustering`, `PairClassification`, `Reranking`, `Summarization`, …), side
-    (`query`, `document`). Without a match, the encoder's prompt of the side is used: of queries, unless
-    mteb passes documents.
+    (`query`, `document`). Without a match, the encoder's prompt for documents is used if mteb passes documents, and its
+    prompt for queries otherwise.
 
-    Texts of white space only, which occur in mteb's corpora, have a zero vector: similarity 0 with all texts.
+    Blank texts, which occur in mteb's corpora, get a zero vector: similarity 0 with all texts.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class MtebEncoder:
         prompts: Mapping[str, str] | None = None,
         micro_batch_tokens: int | None = None,
     ) -> None:
-        """`name` is ORGANISATION/MODEL in mteb's results.
+        """Create a model with the name ORGANISATION/MODEL in mteb's results.
 
         Raises:
             ValueError: for a name without a slash, or a prompt that cannot be read.
@@ -65,11 +65,11 @@ class MtebEncoder:
             "framework": ["PyTorch", "Transformers"],
             "modalities": ["text"],
             "use_instructions": any(
-                each.prompt.template != "{text}"
-                for each in (self._encoder, self._document_encoder, *self._encoder_of.values())
+                used.prompt.template != "{text}"
+                for used in (self._encoder, self._document_encoder, *self._encoder_of.values())
             ),
         }
-        # Unknown fields (training data, languages, licence, …) stay None.
+        # Unknown fields (training data, languages, license, …) stay None.
         self.mteb_model_meta: Any = ModelMeta.create_empty(
             {key: value for key, value in known.items() if value is not None}
         )
@@ -85,7 +85,7 @@ class MtebEncoder:
         prompt_type: Any = None,
         **kwargs: Any,
     ) -> NDArray[np.float32]:
-        """Return the embeddings (N, D) of the texts of all batches, with the prompt for this task and side."""
+        """Return the embeddings (N, D) of the texts in all batches, with the prompt for this task and side."""
         texts = [text for batch in inputs for text in batch["text"]]
         rows_ND = np.zeros((len(texts), self._encoder.dimensions), dtype=np.float32)
         full = [place for place, text in enumerate(texts) if text.strip()]
@@ -98,7 +98,7 @@ class MtebEncoder:
         return rows_ND
 
     def encoder_for(self, task_metadata: Any, prompt_type: Any = None) -> SentenceEncoder:
-        """Return the encoder with the prompt for a task and side."""
+        """Return the encoder with the prompt for a task and side of mteb."""
         key = get_prompt_name(self._prompts, task_metadata, prompt_type) if self._prompts else None
         if key is not None:
             return self._encoder_of[key]

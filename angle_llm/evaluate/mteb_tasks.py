@@ -1,4 +1,4 @@
-"""Evaluation on tasks of MTEB, run by mteb."""
+"""MTEB evaluation: run tasks of MTEB with the package `mteb`, and report their main scores."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from angle_llm.evaluate.encoding import Encode, EvalSettings, OpenEncoder, evaluated, finish
+from angle_llm.evaluate.encoding import Encode, EvalSettings, OpenEncoder, run_evaluation, write_results
 from angle_llm.evaluate.results import report, table
-from angle_llm.settings_io import need_library, settings_class
+from angle_llm.settings.parsing import need_library, settings_class
 
 if TYPE_CHECKING:
     from angle_llm.evaluate.mteb_encoder import MtebEncoder
@@ -21,20 +21,20 @@ METRIC = "main score of mteb × 100"
 
 @settings_class
 class MtebSettings(EvalSettings):
-    """Tasks of MTEB, run by mteb, which downloads their data from the Hugging Face hub."""
+    """Main scores on tasks of MTEB. The package mteb runs them and downloads their data from the Hugging Face hub."""
 
     tasks: tuple[str, ...]
     """Names of MTEB's tasks, such as STSBenchmark, Banking77Classification, NFCorpus."""
 
     prompts: dict[str, str] = field(default_factory=dict)
-    """Use → prompt name or YAML file. A use is Retrieval-query, Retrieval-document, STS, Classification, the name of a
-    task, … Without a match: --prompt, or the prompt saved with the model."""
+    """Prompts (name or YAML file) by use. A use is Retrieval-query, Retrieval-document, STS, Classification, the name of a
+    task, … A task without a matching use gets --prompt, or the prompt saved with the model."""
 
     name: str | None = None
-    """ORGANISATION/MODEL in result files. None: the hub id, or local/ and the name of the folder."""
+    """Model name ORGANISATION/MODEL in result files. None: the hub id, or local/ and the name of the folder."""
 
     output: Path | None = None
-    """Folder for mteb's result files, in the format of its leaderboard. None: none are written."""
+    """Also write mteb's result files, in the format of its leaderboard, to this folder."""
 
     def __post_init__(self) -> None:
         if not self.tasks:
@@ -43,7 +43,7 @@ class MtebSettings(EvalSettings):
 
 @dataclass(frozen=True)
 class MtebScore:
-    """The main score of a split and subset, × 100."""
+    """Main score × 100 of a task of MTEB on a split and subset. `metric` is the name of the main score."""
 
     task: str
     type: str
@@ -54,10 +54,10 @@ class MtebScore:
 
 
 def mteb_main(settings: MtebSettings, open_encoder: OpenEncoder) -> list[MtebScore]:
-    """Look up the tasks, open the encoder, run mteb, print the table, write the files.
+    """Run `angle-llm eval mteb`: look up the tasks, evaluate the model with mteb, print the table, write the files.
 
     Raises:
-        MissingLibraryError: without mteb.
+        MissingLibraryError: if mteb is not installed.
         ValueError: for an unknown task.
     """
     need_library("mteb", "tasks of MTEB", "mteb")
@@ -66,26 +66,26 @@ def mteb_main(settings: MtebSettings, open_encoder: OpenEncoder) -> list[MtebSco
 
     def run(encoder: SentenceEncoder, _: Encode, __: Encode | None) -> list[MtebScore]:
         from angle_llm.evaluate.mteb_encoder import MtebEncoder
+        from angle_llm.model.source.resolve import split_revision
 
-        tokens = settings.micro_batch_tokens
-        model = MtebEncoder(
-            encoder, name=name, revision=settings.revision, prompts=settings.prompts, micro_batch_tokens=tokens
-        )
+        # The base of an adapter has another revision than the adapter.
+        revision = encoder.base_revision if encoder.base == split_revision(settings.model)[0] else None
+        model = MtebEncoder(encoder, name=name, revision=revision, prompts=settings.prompts)
         return evaluate_mteb(model, tasks, settings.output)
 
-    scores, used = evaluated(settings, open_encoder, run)
+    scores, facts = run_evaluation(settings, open_encoder, run)
     header = ["task", "type", "split", "subset", "main score", name]
     rows = [[s.task, s.type, s.split, s.subset, s.metric, s.score] for s in scores]
     prompts = [f"`{use}`: prompt {prompt}." for use, prompt in settings.prompts.items()]
-    shown = report(settings.model, [table(header, rows, words=5)], [str(used), *prompts, f"{METRIC}."])
-    finish(settings, METRIC, shown, {"scores": [asdict(score) for score in scores]}, used)
+    text = report(settings.model, [table(header, rows, words=5)], [str(facts), *prompts, f"{METRIC}."])
+    write_results(settings, METRIC, text, {"scores": [asdict(score) for score in scores]}, facts)
     return scores
 
 
 def evaluate_mteb(model: MtebEncoder, tasks: Sequence[Any], output: Path | None = None) -> list[MtebScore]:
-    """Return the main scores of mteb's task objects.
+    """Evaluate a model on task objects of mteb, and return the main score of each split and subset.
 
-    Stored results are not used: mteb would use those of another model with the same name.
+    All tasks are computed again: mteb would also reuse stored results of another model with the same name.
     """
     import mteb
 
@@ -114,13 +114,18 @@ def evaluate_mteb(model: MtebEncoder, tasks: Sequence[Any], output: Path | None 
 
 
 def named_after(model: str) -> str:
-    """Return ORGANISATION/MODEL of a model: a hub id unchanged, else local/ and the last part of the path."""
+    """Return a model name ORGANISATION/MODEL for mteb: a hub id without revision, or local/ and the last part of a path."""
+    model = model if Path(model).exists() else model.partition("@")[0]
     is_hub_id = model.count("/") == 1 and not model.startswith((".", "/", "~", "package:")) and not Path(model).exists()
     return model if is_hub_id else f"local/{Path(model).expanduser().resolve().name}"
 
 
 def mteb_task(name: str, flag: str = "--tasks") -> Any:
-    """Return mteb's object of a task; `flag` is named in the error for an unknown one."""
+    """Return the task object of mteb with this name.
+
+    Raises:
+        ValueError: for an unknown task; the message names `flag`.
+    """
     import mteb
 
     try:

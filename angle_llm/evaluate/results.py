@@ -1,19 +1,23 @@
-"""Results of an evaluation: one type, one Markdown table, one JSON form; published scores."""
+"""Results of all evaluations: their type, Markdown tables, JSON content, and published scores."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from angle_llm.evaluate.bootstrap import Interval
+from angle_llm.evaluate.bootstrap import Difference, Interval, MeanDifference
 
 _NAME_WIDTH = 26
+
+Parsed = TypeVar("Parsed")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskResult:
-    """Result of one task. `metric` is the attribute with the main score, × 100."""
+    """Result of one task. The attribute that `metric` names is the main score, × 100."""
 
     metric: ClassVar[str]
 
@@ -23,11 +27,11 @@ class TaskResult:
 
     @property
     def score(self) -> float:
-        """The main score."""
+        """The main score of the task, × 100."""
         return float(getattr(self, self.metric))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all values, for JSON."""
+        """Return the fields of the result for the JSON file."""
         return asdict(self)
 
 
@@ -36,9 +40,9 @@ Result = TypeVar("Result", bound=TaskResult)
 
 @dataclass(frozen=True)
 class Results(Generic[Result]):
-    """Results by task name, in the given order, and facts of the encoding.
+    """Results of an evaluation by task name, with the number of encoded texts and the encoding time.
 
-    `published` are the tasks of published averages, in the order of their columns.
+    `published` names the tasks of published averages, in the order of their columns.
     """
 
     tasks: dict[str, Result]
@@ -47,26 +51,23 @@ class Results(Generic[Result]):
     dimensions: int
     zero_vectors: int
     encode_seconds: float
+    average_interval: Interval | None = None
+    """95 % interval of `average`; None if the evaluation computes none."""
 
     @property
     def averaged(self) -> tuple[str, ...]:
-        """Tasks of the average: the published ones that were evaluated."""
+        """Names of the published tasks that were evaluated; `average` is over these tasks."""
         return tuple(name for name in self.published if name in self.tasks)
 
     @property
     def average(self) -> float | None:
-        """Mean main score over `averaged`. None without any, NaN if one is NaN."""
+        """Mean main score over the tasks in `averaged`. None without a task, NaN if a score is NaN."""
         if not self.averaged:
             return None
         return sum(self.tasks[name].score for name in self.averaged) / len(self.averaged)
 
-    @property
-    def average_interval(self) -> Interval | None:
-        """95 % interval of `average`, where an evaluation has one."""
-        return None
-
     def to_dict(self) -> dict[str, Any]:
-        """Return all values, for JSON."""
+        """Return the average, the results of all tasks and the facts of the encoding for the JSON file."""
         content: dict[str, Any] = {}
         if self.averaged:
             [metric] = {task.metric for task in self.tasks.values()}
@@ -79,16 +80,34 @@ class Results(Generic[Result]):
         }
 
 
+def read_results(path: str, parse: Callable[[Any], Parsed]) -> Parsed:
+    """Read a results file named by `--against`, and return what `parse` makes of its JSON content.
+
+    Raises:
+        FileNotFoundError: if the file does not exist.
+        ValueError: if the content is not JSON, or `parse` fails.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"--against: no results file at {path}; expected a model, or a file written by --json.")
+    try:
+        return parse(json.loads(Path(path).read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(
+            f"--against: {path}: expected a file that this command wrote with --json ({type(error).__name__}: {error}). "
+            "Evaluate that model again."
+        ) from error
+
+
 @dataclass(frozen=True)
 class PublishedRow:
-    """Published scores × 100 of a model by task (empty if only the average is known), and their published average."""
+    """Published scores × 100 of a model by task, and their average. `scores` is empty if only the average is known."""
 
     model: str
     scores: Mapping[str, float]
     average: float
 
     def average_over(self, tasks: Sequence[str], all_tasks: Sequence[str]) -> float | None:
-        """Return the mean over `tasks`: the published average for all tasks, None if a score is missing."""
+        """Return the mean score over `tasks`, or None if a score is unknown. For all tasks, it is the published one."""
         if set(tasks) == set(all_tasks):
             return self.average
         if not tasks or any(task not in self.scores for task in tasks):
@@ -99,9 +118,9 @@ class PublishedRow:
 def published_table(
     results: Results[Any], model: str, published: Sequence[PublishedRow], text: str | None = None
 ) -> str:
-    """Return the main scores of the model and published ones, averaged over the evaluated tasks.
+    """Return a Markdown table with the main scores of the model and of published models, averaged over the same tasks.
 
-    `text` adds a column with the text variant: that of the model's row; published rows have `senteval`.
+    `text` adds a column with the text variant: `text` for the model, `senteval` for published models.
     """
     tasks = results.tasks.values()
     name = short_name(model)
@@ -117,14 +136,20 @@ def published_table(
 
 
 def short_name(model: str) -> str:
-    """Return the end of the name of a model, so that a table fits a terminal."""
+    """Return the last 26 characters of a model name, so that a table fits a terminal."""
     return model if len(model) <= _NAME_WIDTH else "…" + model[1 - _NAME_WIDTH :]
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[object]], words: int) -> str:
-    """Return a padded Markdown table; the first `words` columns are left-aligned, the others right-aligned.
+def difference_cells(found: Difference | MeanDifference) -> list[object]:
+    """Return the table cells of a comparison: score of the other model, difference, 95 % interval, p-value."""
+    interval = f"{found.interval.low:+.2f} … {found.interval.high:+.2f}"
+    return [found.other, f"{found.difference:+.2f}", interval, f"{found.p_value:.3g}"]
 
-    Floats have two decimals, intervals are 78.10–79.90, None is a dash.
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]], words: int) -> str:
+    """Return a padded Markdown table. The first `words` columns are left-aligned, the others right-aligned.
+
+    Floats get two decimals, an interval is written as 78.10–79.90, and None as a dash.
     """
     safe = [[_cell(value).replace("|", "\\|") for value in row] for row in (header, *rows)]
     widths = [max(3, *map(len, column)) for column in zip(*safe, strict=True)]
@@ -139,6 +164,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], words: int) -
 
 
 def _cell(value: object) -> str:
+    """Return the text of a table cell."""
     if isinstance(value, float):
         return f"{value:.2f}"  # nan: "nan"
     if isinstance(value, Interval):
@@ -147,7 +173,10 @@ def _cell(value: object) -> str:
 
 
 def report(model: str, tables: Sequence[str], notes: Sequence[str], results: Results[Any] | None = None) -> str:
-    """Return Markdown: tables, and a list of notes with the model first and the facts of the encoding last."""
+    """Return a Markdown report: the tables, then a list of notes.
+
+    The first note names the model; with `results`, the last notes describe the average and the encoding.
+    """
     notes = [f"Model: {model}.", *notes]
     if results is not None:
         if results.averaged:

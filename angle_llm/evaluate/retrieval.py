@@ -1,14 +1,33 @@
-"""Retrieval: exact search by cosine similarity.
+"""Retrieval evaluation: exact search by cosine similarity, metrics per query, comparison of two models.
 
     distinct texts ──► encode ──► similarity of each query with every candidate ──► rank of each answer ──► metrics
 
-`ranks` has the metrics, `retrieval_tasks` the tasks.
+Contents, in order: settings, result types, ranks and metrics, `evaluate_retrieval`, the command, comparison, report.
+`retrieval_tasks` reads the tasks.
+
+Rank of an answer = 1 + the number of candidates that are not answers and at least as similar to the query + the number
+of answers ranked before it. So only one block of similarities is in memory, and the search is exact for any number of
+candidates. Ties are pessimistic: of equal similarities (within 1e-9), candidates that are not answers rank first. Among
+tied answers, the candidate with the smaller index ranks first.
+
+Metrics of a query with R answers (without ties equal to the metrics of trec_eval):
+
+* nDCG@10: grades as gains (not 2^grade - 1), discounted by log2(rank + 1), divided by the best possible sum;
+* R@k: share of the answers in the first k; MRR: 1 / rank of the first answer, MRR@10: 0 if that rank is above 10;
+* MAP@100: mean over the answers of the precision at their rank, 0 for ranks above 100.
+
+Only for groups of texts:
+
+* strict: 1 if the first R candidates are exactly the answers. With five captions per image this is AnglE's "strict
+  accuracy" (arXiv 2309.12871): the top 5 of all captions, the query included, are the captions of the image. The paper
+  does not state whether the query counts among the five;
+* in top 5: 1 if the first five candidates contain all answers. For R = 4, this is the other reading of the paper.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -16,40 +35,53 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 import tyro
 
-from angle_llm.data.row_settings import RowSettings
-from angle_llm.evaluate.bootstrap import Interval, mean_interval
+from angle_llm.evaluate.bootstrap import Interval, MeanDifference, mean_difference, mean_interval
 from angle_llm.evaluate.encoding import (
     RESAMPLES,
     ComparedSettings,
     Encode,
     EncodedTexts,
+    EncoderFacts,
     OpenEncoder,
-    Used,
+    Rows,
     check_names,
     encode_sides,
-    evaluated,
-    finish,
+    run_evaluation,
+    write_results,
 )
-from angle_llm.evaluate.ranks import answer_ranks, query_metrics
-from angle_llm.evaluate.results import Results, TaskResult
-from angle_llm.evaluate.retrieval_report import (
-    METRIC,
-    Compared,
-    compare_figures,
-    read_query_metrics,
-    retrieval_report,
+from angle_llm.evaluate.results import (
+    Results,
+    TaskResult,
+    difference_cells,
+    read_results,
+    report,
+    short_name,
+    table,
 )
 from angle_llm.evaluate.retrieval_tasks import (
-    OwnDocument,
+    FLICKR30K,
     RetrievalTask,
     read_answers,
     read_beir,
-    read_flickr30k,
     read_groups,
     task_folder,
 )
 from angle_llm.evaluate.task_files import unique_names
-from angle_llm.settings_io import SettingsError, settings_class
+from angle_llm.model.vectors import unit_rows
+from angle_llm.settings.parsing import SettingsError, settings_class
+from angle_llm.settings.rows import RowSettings
+
+METRIC = "exact retrieval by cosine similarity, × 100; ties go to the candidate that is not an answer"
+
+RECALLS = (1, 5, 10, 100)
+"""The values of k for R@k."""
+
+PUBLISHED_STRICT = {"AnglE": 12.9, "SimCSE": 10.4, "SBERT": 5.2}
+"""Strict accuracy × 100 on Flickr30k's test captions, from AnglE's paper (arXiv 2309.12871)."""
+
+_TIE = 1e-9  # float64 products of float32 vectors differ by 1e-15 between shapes of a block
+_SIMILARITIES = 2**22  # numbers in a block of similarities, and in its candidates: 32 MiB
+_QUERIES = 256
 
 
 @settings_class
@@ -61,58 +93,55 @@ class RetrievalSettings(RowSettings, ComparedSettings):
     """
 
     folders: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[FOLDER ...]")] = ()
-    """BEIR folders with corpus.jsonl, queries.jsonl and qrels/test.tsv; FOLDER@NAME is another file, qrels/NAME.tsv."""
-
-    own_document: OwnDocument = "auto"
-    """Candidate with the id of the query, in BEIR folders, if it is not judged as an answer. skip: no candidate for this
-    query. keep: a candidate. auto: skipped, unless ids are plain numbers and the two texts differ."""
+    """BEIR folders with corpus.jsonl, queries.jsonl and qrels/test.tsv. FOLDER@NAME uses qrels/NAME.tsv instead."""
 
     binary: bool = False
-    """Any grade above 0 counts as 1 in nDCG of BEIR folders. By default grades are gains, as in trec_eval."""
+    """In BEIR folders, count every grade above 0 as 1 in nDCG. Default: grades are gains, as in trec_eval."""
 
     pairs: tuple[str, ...] = ()
-    """Files of questions and their answers (positive_pair, or another --format): a question is searched among all
-    answers of its file. Equal answers are one candidate."""
+    """Files of questions and their answers (positive_pair, or another --format). A question is searched among all
+    answers in its file. Equal answers are one candidate."""
 
     corpus: Path | None = None
     """A text file or table with more candidates for --pairs."""
 
     groups: tuple[Path, ...] = ()
-    """Files with a list of texts in each row: the first text is a query,
-    the others its answers, among all texts of the file."""
+    """Files with a list of texts in each row. The first text is a query and the others are its answers, among all texts
+    in the file. For DATA/flickr30k/test_2016.jsonl.gz, the report has AnglE's published scores too."""
 
     column: str | None = None
-    """Column of the lists of --groups, or of the text of --corpus. None: captions, texts or set; text or sentence."""
-
-    data_dir: Path | None = None
-    """Folder with flickr30k/test_2016.jsonl.gz, to evaluate on it as in AnglE's paper."""
+    """Column with the lists of --groups, or with the texts of --corpus. None: captions, texts or set for --groups; text
+    or sentence for --corpus."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         defaults = {item.name: getattr(RowSettings(), item.name) for item in fields(RowSettings)} | {"corpus": None}
         for name, default in defaults.items():
             if not self.pairs and getattr(self, name) != default:
                 raise SettingsError(f"--{name.replace('_', '-')} belongs to --pairs, which is not set.")
 
     def read_tasks(self) -> list[RetrievalTask]:
-        """Return the tasks, equal names with their folders. Raises `ValueError` for none."""
-        tasks = [read_beir(folder, own=self.own_document, binary=self.binary) for folder in self.folders]
+        """Read the selected tasks; equal names get their folders as prefixes. Raises `ValueError` for no task."""
+        tasks = [read_beir(folder, binary=self.binary) for folder in self.folders]
         tasks += [read_answers(self.source_of(path), self.corpus, self.column) for path in self.pairs]
         tasks += [read_groups(path, self.column) for path in self.groups]
-        tasks += [] if self.data_dir is None else [read_flickr30k(self.data_dir)]
         if not tasks:
-            raise ValueError("no task: name a BEIR folder, or set --pairs, --groups, or --data-dir (Flickr30k).")
+            raise ValueError("no task: name a BEIR folder, or set --pairs or --groups.")
         folders = [task_folder(str(source)) for source in (*self.folders, *self.pairs, *self.groups)]
-        folders += [] if self.data_dir is None else [self.data_dir]
         names = unique_names([task.name for task in tasks], folders)
         check_names(names)
         apart = zip(tasks, names, strict=True)
         return [task if name == task.name else replace(task, name=name, label=name) for task, name in apart]
 
 
+# --------------------------------------------------------------------------------------------------------- results
+
+
 @dataclass(frozen=True)
 class Metric:
-    """Mean over queries × 100, its bootstrap interval over queries (None without resamples), and the values × 100."""
+    """Mean of a metric over queries × 100, its 95 % bootstrap interval, and the value × 100 of each query.
+
+    Without resamples, the interval is None.
+    """
 
     value: float
     interval: Interval | None
@@ -121,9 +150,10 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalResult(TaskResult):
-    """Metrics of a task by name, the main one first. `ranks` holds the ascending ranks of the answers of each query.
+    """Result of a retrieval task: its metrics by name, the main metric first, and the ranks of the answers.
 
-    `skipped` is the number of queries with a candidate that is skipped for them; `digest` is that of the task.
+    `ranks` has the ascending ranks of the answers of each query. `skipped` is the number of queries that are not
+    compared with a candidate. `digest` identifies the task (see `RetrievalTask.digest`).
     """
 
     queries: int
@@ -140,6 +170,121 @@ class RetrievalResult(TaskResult):
 RetrievalResults: TypeAlias = Results[RetrievalResult]
 
 
+@dataclass(frozen=True)
+class QueryMetrics:
+    """Metrics × 100 of each query of a model, by task and metric, for a paired comparison.
+
+    `digests` has the digest of each task. Only models with equal digests can be compared.
+    """
+
+    model: str
+    encoder: EncoderFacts
+    digests: Mapping[str, str]
+    values: Mapping[str, Mapping[str, tuple[float, ...]]]
+
+    @classmethod
+    def of(cls, model: str, encoder: EncoderFacts, content: Mapping[str, Any]) -> QueryMetrics:
+        """Read the metrics of each query from the JSON content of `RetrievalResults`.
+
+        Raises:
+            ValueError, KeyError, TypeError, AttributeError: for other content, such as missing or NaN values.
+        """
+        digests, values = {}, {}
+        for name, task in content["tasks"].items():
+            digests[name] = str(task["digest"])
+            values[name] = {key: tuple(map(float, metric["values"])) for key, metric in task["metrics"].items()}
+            queries = len(task["query_ids"])
+            if any(len(found) != queries or not np.isfinite(found).all() for found in values[name].values()):
+                raise ValueError(f"task {name!r}: expected a finite value of each query")
+        return cls(model, encoder, digests, values)
+
+
+@dataclass(frozen=True)
+class RetrievalComparison:
+    """Differences × 100 between a model and the other model, by task and metric.
+
+    `encoder` has the facts of the other model. p-values are not corrected for the number of metrics.
+    """
+
+    other: str
+    encoder: EncoderFacts
+    tasks: dict[str, dict[str, MeanDifference]]
+
+
+# ----------------------------------------------------------------------------------------------- ranks and metrics
+
+
+def answer_ranks(
+    queries_QD: Rows, candidates_CD: Rows, relevant: Sequence[Mapping[int, float]], itself: Sequence[int | None]
+) -> list[dict[int, int]]:
+    """Return the ranks of the answers of each query by cosine similarity: a mapping answer → rank (from 1), by rank.
+
+    `relevant` and `itself` are the fields of `RetrievalTask`. A zero vector has similarity 0. The first pass computes the
+    similarities of the answers; the second pass counts the other candidates that are at least as similar.
+    """
+    answers = [np.array(sorted(places), dtype=np.intp) for places in relevant]
+    skipped = [places if own is None else np.append(places, own) for places, own in zip(answers, itself, strict=True)]
+    step = max(1, _SIMILARITIES // max(queries_QD.shape[1], min(_QUERIES, len(queries_QD)), 1))
+    found = []
+    for first in range(0, len(queries_QD), _QUERIES):
+        block_QD = unit_rows(queries_QD[first : first + _QUERIES])
+        numbers = range(first, first + len(block_QD))
+        similarities = [
+            unit_rows(candidates_CD[answers[query]]) @ row for query, row in zip(numbers, block_QD, strict=True)
+        ]
+        ahead = [np.zeros(len(similar_R), dtype=np.int64) for similar_R in similarities]
+        for start in range(0, len(candidates_CD), step):
+            similar_QC = block_QD @ unit_rows(candidates_CD[start : start + step]).T
+            for query, similar_C, similar_R, ahead_R in zip(numbers, similar_QC, similarities, ahead, strict=True):
+                inside = skipped[query] - start
+                similar_C[inside[(inside >= 0) & (inside < len(similar_C))]] = -np.inf
+                ahead_R += (similar_C >= similar_R[:, None] - _TIE).sum(axis=1)
+        for query, similar_R, ahead_R in zip(numbers, similarities, ahead, strict=True):
+            order = np.argsort(-np.round(similar_R / _TIE), kind="stable")
+            ranks = ahead_R[order] + np.arange(1, len(order) + 1)
+            found.append(dict(zip(answers[query][order].tolist(), ranks.tolist(), strict=True)))
+    return found
+
+
+def query_metrics(
+    ranks: Sequence[Mapping[int, int]], relevant: Sequence[Mapping[int, float]], *, strict: bool = False
+) -> dict[str, list[float]]:
+    """Return the value in [0, 1] of each query by metric name; `strict` adds the two metrics for groups of texts.
+
+    Args:
+        ranks: rank by answer for each query, from `answer_ranks`.
+        relevant: grade by answer for each query.
+        strict: add the metrics `strict` and `in top 5`, before the others.
+    """
+    names = ("nDCG@10", *(f"R@{k}" for k in RECALLS), "MRR", "MRR@10", "MAP@100")
+    metrics: dict[str, list[float]] = {name: [] for name in (*(("strict", "in top 5") if strict else ()), *names)}
+    for rank_of, grades in zip(ranks, relevant, strict=True):
+        places = np.array(list(rank_of.values()))  # ascending
+        first = 1 / float(places[0])
+        best = dict(enumerate(sorted(grades.values(), reverse=True), start=1))
+        gained = {rank: grades[answer] for answer, rank in rank_of.items()}
+        precision = np.arange(1, len(places) + 1) / places
+        values = {f"R@{k}": (places <= k).mean() for k in RECALLS} | {
+            "nDCG@10": _discounted(gained) / _discounted(best),
+            "MRR": first,
+            "MRR@10": first if places[0] <= 10 else 0.0,
+            "MAP@100": np.where(places <= 100, precision, 0.0).mean(),
+            "strict": places[-1] == len(places),
+            "in top 5": places[-1] <= 5,
+        }
+        for name, found in metrics.items():
+            found.append(float(values[name]))
+    return metrics
+
+
+def _discounted(gains: Mapping[int, float]) -> float:
+    """Return the sum of gains (rank → gain), each divided by log2(rank + 1), over the first ten ranks."""
+    return float(sum(gain / np.log2(rank + 1) for rank, gain in gains.items() if rank <= 10))
+
+
+# ------------------------------------------------------------------------------------------------------ evaluation
+
+
 def evaluate_retrieval(
     encode: Encode,
     tasks: Sequence[RetrievalTask],
@@ -148,13 +293,13 @@ def evaluate_retrieval(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> RetrievalResults:
-    """Search every query of every task among all its candidates.
+    """Evaluate an encoder on retrieval tasks: rank the answers of each query among all candidates of its task.
 
-    `encode` is called once with the distinct texts, and with `encode_document` for the queries only. Intervals are
-    percentile bootstraps over queries; `resamples` 0: no intervals.
+    `encode` is called once with all distinct texts. With `encode_document`, it is called with the queries only, and
+    `encode_document` with the candidates. Intervals are percentile bootstraps over queries; `resamples` 0: no intervals.
 
     Raises:
-        ValueError: for no tasks, equal task names, or rows that are not finite.
+        ValueError: for no tasks, equal task names, or if a function does not return one finite row per text.
     """
     check_names([task.name for task in tasks])
     queries = (text for task in tasks for text in task.queries)
@@ -164,6 +309,7 @@ def evaluate_retrieval(
 
 
 def _evaluate(encoded: EncodedTexts, task: RetrievalTask, resamples: int, seed: int) -> RetrievalResult:
+    """Return the result of a retrieval task from the embeddings of its texts."""
     started = time.perf_counter()
     candidates_CD = encoded.rows(task.candidates, "document")
     ranks = answer_ranks(encoded.rows(task.queries), candidates_CD, task.relevant, task.itself)
@@ -189,31 +335,123 @@ def _evaluate(encoded: EncodedTexts, task: RetrievalTask, resamples: int, seed: 
     )
 
 
-def retrieval_main(settings: RetrievalSettings, open_encoder: OpenEncoder) -> RetrievalResults:
-    """Read the tasks, open the encoder, evaluate, compare with `against`, print the report, write the JSON file.
+# --------------------------------------------------------------------------------------------------------- command
 
-    Data and outputs are checked before a model is opened. With `against`, one model is in memory at a time.
+
+def retrieval_main(settings: RetrievalSettings, open_encoder: OpenEncoder) -> RetrievalResults:
+    """Run `angle-llm eval retrieval`: evaluate the model, compare it with `--against`, print the report, write the file.
+
+    Data and output paths are checked before a model is opened. With `--against`, one model is in memory at a time.
     """
     tasks = settings.read_tasks()
     other = settings.against
-    compared = read_query_metrics(other) if other is not None and other.endswith(".json") else None
+    theirs = read_query_metrics(other) if other is not None and other.endswith(".json") else None
 
-    def run(model: str, revision: str | None, resamples: int) -> tuple[RetrievalResults, Used]:
-        def found(_: Any, encode: Encode, encode_document: Encode | None) -> RetrievalResults:
-            resampling = {"resamples": resamples, "seed": settings.seed}
-            return evaluate_retrieval(encode, tasks, encode_document=encode_document, **resampling)
+    def run(model: str, resamples: int) -> tuple[RetrievalResults, EncoderFacts]:
+        def evaluate_tasks(_: Any, encode: Encode, encode_document: Encode | None) -> RetrievalResults:
+            return evaluate_retrieval(encode, tasks, encode_document=encode_document, resamples=resamples)
 
-        return evaluated(replace(settings, model=model, revision=revision), open_encoder, found)
+        return run_evaluation(replace(settings, model=model), open_encoder, evaluate_tasks)
 
-    results, used = run(settings.model, settings.revision, settings.resamples)
-    comparison = None
+    results, encoder = run(settings.model, RESAMPLES)
+    content, comparison = results.to_dict(), None
     if other is not None:
-        if compared is None:
-            theirs, other_used = run(other, None, resamples=0)
-            compared = Compared.of(other, other_used, theirs)
-        comparison = compare_figures(
-            Compared.of(settings.model, used, results), compared, resamples=settings.resamples, seed=settings.seed
-        )
-    report = retrieval_report(results, settings.model, used, comparison)
-    finish(settings, METRIC, report, results.to_dict() | {"comparison": comparison}, used)
+        if theirs is None:
+            found, other_encoder = run(other, resamples=0)
+            theirs = QueryMetrics.of(other, other_encoder, found.to_dict())
+        ours = QueryMetrics.of(settings.model, encoder, content)
+        comparison = compare_queries(ours, theirs)
+    text = retrieval_report(results, settings.model, encoder, comparison)
+    write_results(settings, METRIC, text, content | {"comparison": comparison}, encoder)
     return results
+
+
+def read_query_metrics(path: str) -> QueryMetrics:
+    """Read the metrics of each query from a file written by `eval retrieval --json`.
+
+    Raises:
+        FileNotFoundError: if the file does not exist.
+        ValueError: if the file is damaged or has other content.
+    """
+
+    def parse(content: Any) -> QueryMetrics:
+        return QueryMetrics.of(f"{content['model']} ({path})", EncoderFacts(**content["encoder"]), content)
+
+    return read_results(path, parse)
+
+
+def compare_queries(ours: QueryMetrics, theirs: QueryMetrics) -> RetrievalComparison:
+    """Compare two models on all tasks of `ours`, metric by metric, on the same resamples of the queries.
+
+    Raises:
+        ValueError: if `theirs` lacks a task, or has other queries, candidates, grades or metrics in a task.
+    """
+    found: dict[str, dict[str, MeanDifference]] = {}
+    for name, values in ours.values.items():
+        if theirs.digests.get(name) != ours.digests[name] or theirs.values[name].keys() != values.keys():
+            problem = f"other queries, candidates, grades or metrics of task {name!r}"
+            if name not in theirs.digests:
+                problem = f"{', '.join(theirs.digests)}, not on {name}"
+            raise ValueError(
+                f"--against: {theirs.model} was evaluated on {problem}. Evaluate both models on the same files with the same "
+                "flags."
+            )
+        found[name] = {
+            metric: mean_difference(own, theirs.values[name][metric], stream=name) for metric, own in values.items()
+        }
+    return RetrievalComparison(theirs.model, theirs.encoder, found)
+
+
+# ---------------------------------------------------------------------------------------------------------- report
+
+
+def retrieval_report(
+    results: RetrievalResults, model: str, encoder: EncoderFacts, comparison: RetrievalComparison | None = None
+) -> str:
+    """Return the Markdown report of a retrieval evaluation: a table for each task, then notes.
+
+    A table has the prompt, pooling and maximum length of the compared models, their metrics and the differences.
+    """
+    tables = []
+    notes = [
+        "Scores × 100 of an exact search by cosine similarity. If cosines are equal, right answers are ranked last. R@k: share "
+        "of the right answers of a query among the first k candidates. MRR: 1 / rank of the first right answer. MAP@100: mean "
+        "precision at the ranks of the right answers. 95 %: interval, from a bootstrap over the queries.",
+    ]
+    if comparison is not None:
+        notes.append(
+            f"Compared with {comparison.other}. A positive difference means that {model} is better. If the 95 % interval of a "
+            "difference includes 0, the difference is not clear. p is two-sided and not corrected for the number of metrics."
+        )
+        if comparison.encoder.max_length != encoder.max_length:
+            notes.append(
+                f"The models truncate texts at {encoder.max_length} and {comparison.encoder.max_length} tokens, which can change "
+                "scores as much as training: set --max-length."
+            )
+    for task in results.tasks.values():
+        header: list[str] = [task.label, short_name(model), "95 %"]
+        rows: list[list[object]] = [[name, value, None] for name, value in encoder.columns().items()]
+        rows += [[name, metric.value, metric.interval] for name, metric in task.metrics.items()]
+        if comparison is not None:
+            header += [short_name(comparison.other), "difference", "95 %", "p"]
+            others: list[list[object]] = [[value, None, None, None] for value in comparison.encoder.columns().values()]
+            others += map(difference_cells, comparison.tasks[task.name].values())
+            rows = [[*row, *other] for row, other in zip(rows, others, strict=True)]
+        tables.append(table(header, rows, words=1))
+        notes.append(
+            f"{task.label}: {task.queries:,} queries, {task.candidates:,} candidates, {task.answers:,} answers; "
+            + (f"{task.skipped:,} queries are not compared with their own text or document; " if task.skipped else "")
+            + f"searched in {task.search_seconds:.1f} s."
+        )
+        if "strict" in task.metrics:
+            notes.append(
+                "strict: share of queries whose R answers are the first R candidates; in top 5: share of queries whose answers "
+                "are all in the first five."
+            )
+        if task.name == FLICKR30K:
+            published = ", ".join(f"{name} {strict}" for name, strict in PUBLISHED_STRICT.items())
+            notes.append(
+                f"Published strict accuracy (AnglE's paper, arXiv 2309.12871): {published}. There the first caption of an image "
+                "is the query, and the top 5 must be exactly its captions."
+            )
+    return report(model, tables, list(dict.fromkeys(notes)), results)

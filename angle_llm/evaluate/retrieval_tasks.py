@@ -1,10 +1,10 @@
-"""Retrieval tasks: queries, candidates, and the relevant candidates of each query.
+"""Retrieval tasks: read queries, candidates, and the answers of each query from files.
 
-* groups of texts (a file with a column of lists, such as the five captions of an image): the first text of a group is a
-  query, the others are its answers, among all other texts of the file;
+* Groups of texts: a file with a column of lists, such as the five captions of an image. The first text of a group is a
+  query and the others are its answers, among all other texts in the file.
 * BEIR folders: `queries.jsonl` and `corpus.jsonl` (`_id`, `text`, in the corpus optionally `title`), `qrels/NAME.tsv`
-  (`query-id`, `corpus-id`, `score`);
-* pairs of a question and its answer, with more candidates on request.
+  (`query-id`, `corpus-id`, `score`).
+* Files of questions and their answers, optionally with more candidates.
 """
 
 from __future__ import annotations
@@ -12,37 +12,36 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
-from angle_llm.config import DataSource
-from angle_llm.data.beir import part_of, read_judgements, read_texts, splits_of
 from angle_llm.data.corpus import corpus_texts
 from angle_llm.data.examples import load_examples
-from angle_llm.data.formats import DataError, Example, pairs_of
-from angle_llm.data.readers import find_path, open_rows
+from angle_llm.data.formats import DataError, pairs_of
+from angle_llm.data.readers import find_path, open_rows, part_of, read_judgements, read_texts, splits_of
 from angle_llm.evaluate.task_files import file_folder
+from angle_llm.settings.train import DataSource
 
 FLICKR30K = "flickr30k"
 _FLICKR30K_FILE = "flickr30k/test_2016.jsonl.gz"
 GROUP_COLUMNS = ("captions", "texts", "set")
 POSITIVE_ABOVE = 0.5
-"""Of scored pairs with questions and answers, those with a score (0..1) above this belong together."""
+"""In scored pairs (0..1) of a question and a text, the text is an answer if the score is above this value."""
 
 OwnDocument = Literal["auto", "skip", "keep"]
-"""Treatment of the candidate that has the id of the query."""
+"""Whether the candidate with the id of the query is skipped for this query; see `read_beir`."""
 
 
 @dataclass(frozen=True)
 class RetrievalTask:
-    """Queries and candidates.
+    """A retrieval task: queries, candidates, and the graded answers of each query.
 
-    `relevant[q]`: index of each candidate that answers query q → its grade, above 0. `itself[q]`: index of the query
-    among the candidates, which is skipped for this query; None if it is not a candidate. `strict`: whether strict
-    accuracy is a metric of the task.
+    `relevant[q]` maps the index of each candidate that answers query q to its grade, above 0. `itself[q]` is the index
+    of the candidate that is skipped for query q, because it is the query itself; None if there is none. `strict` is
+    whether strict accuracy is a metric of the task.
     """
 
     name: str
@@ -57,39 +56,22 @@ class RetrievalTask:
 
     @property
     def digest(self) -> str:
-        """A hash of the queries, candidates, grades and skipped candidates: equal for the same task."""
+        """Hash of the queries, candidates, grades and skipped candidates; equal tasks have equal digests."""
         grades = [sorted(answers.items()) for answers in self.relevant]
         content = json.dumps([self.queries, self.candidates, grades, self.itself])
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
-def groups_task(groups: Sequence[Sequence[str]], name: str, *, source: str = "") -> RetrievalTask:
-    """Return a task with the first text of each group as query and the others as its answers, among all other texts.
-
-    Groups of one text add a candidate and no query. Raises `ValueError` if no group has two texts.
-    """
-    starts = [0, *accumulate(map(len, groups))]
-    asked = [(group, first) for group, first in zip(groups, starts, strict=False) if len(group) > 1]
-    if not asked:
-        raise ValueError(f"{source or name}: expected a group of at least two texts, got none.")
-    return RetrievalTask(
-        name,
-        name,
-        queries=tuple(group[0] for group, _ in asked),
-        candidates=tuple(text for group in groups for text in group),
-        relevant=tuple(dict.fromkeys(range(first + 1, first + len(group)), 1.0) for group, first in asked),
-        itself=tuple(first for _, first in asked),
-        source=source,
-        query_ids=tuple(str(first) for _, first in asked),
-        strict=True,
-    )
-
-
 def read_groups(path: str | Path, column: str | None = None) -> RetrievalTask:
-    """Return a task from a file with a list of texts in each row, in `column`; None: captions, texts or set.
+    """Read a retrieval task from a file with a list of texts (a group) in each row.
+
+    The first text of a group is a query, and the other texts are its answers. The candidates of a query are all texts
+    in the file except itself. A group of one text adds a candidate and no query. Without `column`, the lists are in the
+    column captions, texts or set. A file flickr30k/test_2016.jsonl.gz is the task of AnglE's paper, named `flickr30k`.
 
     Raises:
-        DataError: with file and line of a malformed row.
+        DataError: for a malformed row, with file and line.
+        ValueError: if no group has two texts.
     """
     path = Path(path).expanduser()
     groups: list[list[str]] = []
@@ -103,36 +85,57 @@ def read_groups(path: str | Path, column: str | None = None) -> RetrievalTask:
         if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
             raise DataError(f"{row.place}: column {column}: expected a list of texts, got {texts!r}.")
         groups.append(texts)
-    return groups_task(groups, path.name.split(".")[0], source=str(path))
+    starts = [0, *accumulate(map(len, groups))]
+    asked = [(group, first) for group, first in zip(groups, starts, strict=False) if len(group) > 1]
+    if not asked:
+        raise ValueError(f"{path}: expected a group of at least two texts, got none.")
+    name = label = path.name.split(".")[0]
+    if path.as_posix().endswith(_FLICKR30K_FILE):
+        name, label = FLICKR30K, "Flickr30k test captions"
+    return RetrievalTask(
+        name,
+        label,
+        queries=tuple(group[0] for group, _ in asked),
+        candidates=tuple(text for group in groups for text in group),
+        relevant=tuple(dict.fromkeys(range(first + 1, first + len(group)), 1.0) for group, first in asked),
+        itself=tuple(first for _, first in asked),
+        source=str(path),
+        query_ids=tuple(str(first) for _, first in asked),
+        strict=True,
+    )
 
 
 def read_flickr30k(data_dir: str | Path) -> RetrievalTask:
-    """Return the test captions of Flickr30k, five for each of 1,000 images, as in AnglE's paper."""
-    task = read_groups(Path(data_dir).expanduser() / _FLICKR30K_FILE, "captions")
-    return replace(task, name=FLICKR30K, label="Flickr30k test captions")
+    """Read the task of AnglE's paper on the test captions of Flickr30k: five captions for each of 1,000 images."""
+    return read_groups(Path(data_dir) / _FLICKR30K_FILE, "captions")
 
 
 # ---------------------------------------------------------------------------------------------------- BEIR folders
 
 
 def is_beir(source: str | Path) -> bool:
-    """Return whether a source is a BEIR folder, FOLDER@SPLIT of one, or one of its qrels files."""
+    """Return whether a path is a BEIR folder, FOLDER@NAME of a BEIR folder, or a file FOLDER/qrels/NAME.tsv."""
     root, _ = root_and_split(str(source))
     return root.is_dir() and part_of(root, "corpus.jsonl").is_file()
 
 
 def read_beir(source: str | Path, *, own: OwnDocument = "auto", binary: bool = False) -> RetrievalTask:
-    """Return the task of a BEIR folder (qrels/test.tsv), FOLDER@NAME (qrels/NAME.tsv), or a file FOLDER/qrels/NAME.tsv.
+    """Read a BEIR folder (qrels/test.tsv), FOLDER@NAME (qrels/NAME.tsv), or a file FOLDER/qrels/NAME.tsv as a task.
 
-    Queries without an answer above 0 are skipped, as in trec_eval. With `binary`, every answer has grade 1.
+    Queries without a grade above 0 are skipped, as in trec_eval.
 
-    `own` is about the candidate with the id of the query, such as a bug report of which the title is the query. A judged
-    answer is never skipped. skip: it is no candidate for this query. keep: it is. auto: it is skipped, unless the ids
-    are plain numbers and the texts differ: queries and documents that are counted separately share numbers by chance.
+    Args:
+        source: folder or file.
+        own: treatment of the candidate with the id of the query, such as a bug report if its title is the query. A judged
+            answer always stays a candidate. skip: it is no candidate for this query. keep: it is a candidate. auto: skip,
+            unless the ids are plain numbers and the two texts differ. Queries and documents that are numbered separately
+            share ids by chance.
+        binary: replace every grade above 0 by 1.
 
     Raises:
-        FileNotFoundError: for missing files; the qrels of the folder are named.
+        FileNotFoundError: for missing judgements; the message lists the files in qrels/.
         DataError: for malformed rows and unknown ids in judgements.
+        ValueError: for a file instead of a folder, or judgements without a grade above 0.
     """
     root, split = root_and_split(str(source))
     if root.is_file():
@@ -163,7 +166,7 @@ def read_beir(source: str | Path, *, own: OwnDocument = "auto", binary: bool = F
         by_chance = query.isdecimal() and corpus[query] != queries[query]
         return None if own == "auto" and by_chance else place
 
-    folder = root.resolve().name  # of `.` too
+    folder = root.resolve().name  # resolved, because `.` has no name
     name = folder if split == "test" else f"{folder}@{split}"
     return RetrievalTask(
         name,
@@ -178,12 +181,12 @@ def read_beir(source: str | Path, *, own: OwnDocument = "auto", binary: bool = F
 
 
 def task_folder(source: str) -> Path:
-    """Return the folder that contains a BEIR folder or a data file."""
+    """Return the folder that contains a BEIR folder or a data file, for unique task names."""
     return root_and_split(source)[0].resolve().parent if is_beir(source) else file_folder(source)
 
 
 def root_and_split(source: str) -> tuple[Path, str]:
-    """Return the BEIR folder of a source and the name of its judgements."""
+    """Split FOLDER, FOLDER@NAME or FOLDER/qrels/NAME.tsv into the BEIR folder and NAME, by default `test`."""
     path = find_path(source)
     if path.is_file() and path.parent.name == "qrels":
         return path.parent.parent, path.name.removesuffix(".gz").removesuffix(".tsv")
@@ -196,39 +199,28 @@ def root_and_split(source: str) -> tuple[Path, str]:
 
 
 def read_answers(source: DataSource, corpus: str | Path | None = None, column: str | None = None) -> RetrievalTask:
-    """Return a task from a file of positive pairs (or other examples), see `answers_task`.
+    """Read a retrieval task from a file of questions and answers: positive pairs, or other examples of training.
 
-    `corpus` is a text file or table with more candidates, in `column`.
-
-    Raises:
-        DataError: with file and line of a malformed row.
-    """
-    texts = () if corpus is None else corpus_texts(corpus, column)
-    examples = load_examples(source).examples
-    name = Path(source.path).name.split(".")[0]
-    return answers_task(examples, texts, name, source=source.path)
-
-
-def answers_task(examples: Iterable[Example], corpus: Iterable[str], name: str, *, source: str = "") -> RetrievalTask:
-    """Return a task with the first texts of positive pairs as queries and the second ones as their answers.
-
-    Candidates are all second texts, negatives too, and the corpus; equal texts are one candidate, and equal questions
-    one query. A query that is also a candidate is skipped for itself, unless it is its own answer.
+    The first text of a positive pair is a query, and the second text is its answer. Candidates are all second texts
+    (negatives too) and the texts of `corpus`, a text file or table with texts in `column`. Equal texts are one candidate,
+    and equal questions are one query. A query that is also a candidate is skipped for itself, unless it is its own
+    answer.
 
     Raises:
-        DataError: without a positive pair.
+        DataError: for a malformed row, with file and line, or a file without a positive pair.
     """
     place_of: dict[str, int] = {}
     answers: defaultdict[str, dict[int, float]] = defaultdict(dict)
-    for example in examples:
+    for example in load_examples(source).examples:
         for query, text, score in pairs_of(example):
             place = place_of.setdefault(text, len(place_of))
             if score > POSITIVE_ABOVE:
                 answers[query][place] = 1.0
-    for text in corpus:
+    for text in () if corpus is None else corpus_texts(corpus, column):
         place_of.setdefault(text, len(place_of))
     if not answers:
-        raise DataError(f"{source or name}: expected a question with its answer, got none.")
+        raise DataError(f"{source.path}: expected a question with its answer, got none.")
+    name = Path(source.path).name.split(".")[0]
     itself = ((place_of.get(query), relevant) for query, relevant in answers.items())
     return RetrievalTask(
         name,
@@ -237,6 +229,6 @@ def answers_task(examples: Iterable[Example], corpus: Iterable[str], name: str, 
         candidates=tuple(place_of),
         relevant=tuple(answers.values()),
         itself=tuple(None if place in relevant else place for place, relevant in itself),
-        source=source,
+        source=source.path,
         query_ids=tuple(map(str, range(len(answers)))),
     )

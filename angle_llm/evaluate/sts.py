@@ -1,6 +1,8 @@
 """STS evaluation: Spearman and Pearson correlation of cosine similarity with gold scores.
 
-    distinct sentences of all tasks ──► encode ──► E (N, D) ──► cosine of each pair ──► correlations per task
+    distinct sentences of all tasks ──► encode ──► E (N, D) ──► cosine of each pair ──► correlations of each task
+
+Contents, in order: settings and published scores, result types, `evaluate`, the command, its report, saved scores.
 
 Correlations are × 100. An undefined correlation is NaN with a reason; vectors that are not finite raise an error.
 
@@ -11,120 +13,134 @@ SimCSE, PromptEOL, AnglE), the mean over sub-tasks, and the mean weighted by pai
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from angle_llm.evaluate.bootstrap import Interval, compare, percentile_interval, resampled_spearman
-from angle_llm.evaluate.correlation import PairScores, UndefinedCorrelationError, pair_cosines, pearson, spearman
+from angle_llm.evaluate.bootstrap import (
+    Floats,
+    Interval,
+    PairedDifferences,
+    PairScores,
+    UndefinedCorrelationError,
+    compare,
+    pearson,
+    percentile_interval,
+    resampled_spearman,
+    spearman,
+)
 from angle_llm.evaluate.encoding import (
+    RESAMPLES,
     ComparedSettings,
     Encode,
     EncodedTexts,
+    EncoderFacts,
     OpenEncoder,
-    Used,
+    Rows,
     check_names,
     encode_distinct,
+    encode_functions,
     encode_sides,
-    encode_with,
-    evaluated,
-    finish,
+    run_evaluation,
+    write_results,
 )
-from angle_llm.evaluate.results import Results, TaskResult
-from angle_llm.evaluate.sts_report import METRIC, pair_lines, read_scores, score_lines, sts_report, write_lines
+from angle_llm.evaluate.results import (
+    PublishedRow,
+    Results,
+    TaskResult,
+    difference_cells,
+    published_table,
+    read_results,
+    report,
+    table,
+)
 from angle_llm.evaluate.sts_tasks import (
     PUBLISHED_TASKS,
-    StsPair,
     StsTask,
     StsTaskSettings,
-    edited,
     read_pairs,
     select_tasks,
+    with_published_edits,
 )
-from angle_llm.io import write_text
-from angle_llm.settings_io import settings_class
+from angle_llm.model.vectors import unit_rows
+from angle_llm.settings.parsing import settings_class
 
 if TYPE_CHECKING:
     from angle_llm.model.encoder import SentenceEncoder
 
-PUBLISHED_EDITS = ("append_full_stop", "double_quotes_to_single", "final_question_mark_to_full_stop")
-"""Edits of each sentence by `--edits published`, as names in `PromptTemplate.edits`."""
-
-PAIR_FORMATS = (".csv", ".jsonl")
+METRIC = "Spearman and Pearson correlation × 100 of cosine similarity; sub-tasks of a year concatenated"
+_PAIRS_AT_ONCE = 4096
 
 
 @settings_class
 class StsEvalSettings(ComparedSettings, StsTaskSettings):
     """Spearman and Pearson correlation on STS tasks, with intervals and published scores.
 
-    Scores depend on the text: published tables use SentEval's (--variant senteval), those of prompted models with
-    --edits published; MTEB uses raw text. Intervals cover other test pairs, not another training seed. --against
-    compares two models pair by pair.
+    Scores depend on the text of the sentences. Published tables use SentEval's text (--variant senteval); published
+    scores of prompted models also use --edits published; MTEB uses raw text. Intervals cover other test pairs, not
+    another training seed. --against compares two models pair by pair.
     """
 
     edits: Literal["none", "published"] = "none"
-    """Edits of each sentence, with any prompt. published: those of PromptEOL and AnglE in evaluation with a prompt: a
-    full stop is added, double quotes become single, a final question mark becomes a full stop."""
-
-    markdown: Path | None = None
-    """Also write the printed report to this file."""
-
-    csv: Path | None = None
-    """Also write the scores to this file, one per line."""
-
-    pairs_out: Path | None = None
-    """Also write cosine and gold score of each pair to this .jsonl or .csv file."""
-
-    pairs_text: bool = False
-    """Include the two sentences in the file of pairs."""
+    """Edits of each sentence, with any prompt. published: the edits of PromptEOL and AnglE in evaluation with a prompt.
+    They add a full stop, make double quotes single, and replace a final question mark by a full stop."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.variant == "senteval" and self.data_dir is None:
             raise ValueError("--variant senteval needs --data-dir: the hub has only raw text.")
-        if self.pairs_out is not None and self.pairs_out.suffix not in PAIR_FORMATS:
-            raise ValueError(
-                f"--pairs-out: expected a file name ending in {' or '.join(PAIR_FORMATS)}, got {self.pairs_out}."
-            )
-        if self.pairs_text and self.pairs_out is None:
-            raise ValueError("--pairs-text needs --pairs-out.")
+
+
+_PUBLISHED: dict[str, tuple[float, ...]] = {
+    "AnglE-LLaMA2-13B": (79.33, 90.65, 86.89, 90.45, 87.32, 89.69, 81.32, 86.52),
+    "AnglE-LLaMA2-7B v2": (79.00, 90.56, 85.79, 89.43, 87.00, 88.97, 80.94, 85.96),
+    "AnglE-LLaMA2-7B v1": (78.68, 90.58, 85.49, 89.56, 86.91, 88.92, 81.18, 85.90),
+    "PromptEOL LLaMA-7B": (85.70,),
+    "PromptEOL OPT-2.7B": (85.62,),
+    "SimCSE-LLaMA2-7B": (85.24,),
+    "PromptEOL OPT-1.3B": (84.79,),
+    "AnglE-BERT-base": (75.09, 85.56, 80.66, 86.44, 82.47, 85.16, 81.23, 82.37),
+    "sup-SimCSE-BERT-base": (81.57,),
+    "LLaMA2-7B untuned, prompted": (50.66, 73.32, 62.76, 67.00, 70.98, 63.28, 67.40, 65.06),
+}
+PUBLISHED = tuple(
+    PublishedRow(model, dict(zip(PUBLISHED_TASKS, scores, strict=False)), average)
+    for model, (*scores, average) in _PUBLISHED.items()
+)
+"""Published Spearman × 100 over all pairs, on SentEval's text. SICK-R is the test split.
+
+Sources: Li & Li, AnglE (arXiv 2309.12871) and the model cards of its LLaMA adapters; Jiang et al. (2023), PromptEOL;
+Gao et al. (2021), SimCSE. The evaluation code of AnglE and PromptEOL edits sentences only with a prompt (`--edits
+published`)."""
+
+
+# --------------------------------------------------------------------------------------------------------- results
 
 
 @dataclass(frozen=True, kw_only=True)
 class Correlations:
-    """Correlations × 100 over `pairs` pairs. If they are undefined, they are NaN and `undefined` is the reason.
+    """Spearman and Pearson correlation × 100 over scored pairs, with the 95 % interval of Spearman.
 
-    `resampled` is Spearman × 100 in each bootstrap resample, None without resamples.
+    Undefined correlations are NaN, and `undefined` is the reason. Without resamples, the interval is None.
     """
 
     pairs: int
     spearman: float
     pearson: float
-    undefined: str | None
-    resampled: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def interval(self) -> Interval | None:
-        """95 % interval of `spearman` over pairs (see `bootstrap`)."""
-        return None if self.resampled is None else percentile_interval(self.resampled)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all values, for JSON, without the resamples and those of single pairs."""
-        values = {one.name: getattr(self, one.name) for one in fields(self) if one.repr} | {"interval": self.interval}
-        return {key: value.to_dict() if isinstance(value, Correlations) else value for key, value in values.items()}
+    undefined: str | None = None
+    interval: Interval | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class StsTaskResult(Correlations, TaskResult):
-    """Correlations of a task over all pairs, and of each sub-task by name; means over sub-tasks, if there are some.
+    """Correlations of an STS task over all pairs, of its sub-tasks by name, and means over the sub-tasks.
 
-    `text` is the variant in tables: `senteval`, or `senteval, edited`. The second mean is weighted by pairs. Means are
-    NaN if one correlation is.
+    `text` is the text variant in tables: `senteval`, or `senteval, edited`. The weighted mean is weighted by pairs. Both
+    means are None without sub-tasks, and NaN if the correlation of a sub-task is NaN. `scores` has the cosine and gold
+    score of each pair; comparisons and JSON content of the task exclude them.
     """
 
     metric = "spearman"
@@ -137,22 +153,14 @@ class StsTaskResult(Correlations, TaskResult):
     mean_over_subtasks: Correlations | None
     weighted_mean_over_subtasks: Correlations | None
     scores: PairScores = field(compare=False, repr=False)
-    sentences: tuple[StsPair, ...] = field(compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all values, for JSON, without those of single pairs."""
-        return super().to_dict() | {"subtasks": {name: one.to_dict() for name, one in self.subtasks.items()}}
+        """Return all fields except `scores` for the JSON file."""
+        return {name: value for name, value in super().to_dict().items() if name != "scores"}
 
 
 class StsResults(Results[StsTaskResult]):
-    """Results of `evaluate`."""
-
-    @property
-    def average_interval(self) -> Interval | None:
-        """95 % interval of `average`, tasks resampled independently. None without average or resamples."""
-        resampled = [self.tasks[name].resampled for name in self.averaged]
-        known = [values for values in resampled if values is not None]
-        return percentile_interval(np.mean(known, axis=0)) if known and len(known) == len(resampled) else None
+    """Results of `evaluate` by task name. Tasks are resampled independently for the interval of the average."""
 
     @property
     def scores(self) -> dict[str, PairScores]:
@@ -160,17 +168,20 @@ class StsResults(Results[StsTaskResult]):
         return {name: task.scores for name, task in self.tasks.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all values, for JSON; `pairs` has cosine and gold score of each pair, for `read_scores`."""
-        facts = super().to_dict()
+        """Return all results for the JSON file; `pairs` has the cosines and gold scores that `read_scores` reads."""
+        content = super().to_dict()
         return {
             "variant": " + ".join(dict.fromkeys(task.variant for task in self.tasks.values())),
-            "sentences": facts.pop("texts"),
-            **facts,
+            "sentences": content.pop("texts"),
+            **content,
             "pairs": {
                 name: {"cosine": scores.cosine.tolist(), "gold": scores.gold.tolist()}
                 for name, scores in self.scores.items()
             },
         }
+
+
+# ------------------------------------------------------------------------------------------------------ evaluation
 
 
 def evaluate(
@@ -181,138 +192,263 @@ def evaluate(
     resamples: int = 0,
     seed: int = 0,
 ) -> StsResults:
-    """Return the correlation of cosine similarity with gold scores for each task.
+    """Evaluate an encoder on STS tasks: the correlation of cosine similarity with gold scores.
 
     `encode` is called once, with the distinct sentences of all tasks in order of first appearance. With
-    `encode_document`, first sentences are queries and second ones documents, as in training. Each Spearman correlation
-    has an interval from `resamples` bootstrap resamples of the pairs; 0: no intervals.
+    `encode_document`, first sentences are queries and second sentences are documents, as in training. Each Spearman
+    correlation has an interval from `resamples` bootstrap resamples of the pairs; 0: no intervals.
 
     Raises:
-        ValueError: for no tasks, equal names, a task without pairs, or if `encode` does not return one finite row per
-            sentence.
+        ValueError: for no tasks, equal task names, or if `encode` does not return one finite row per sentence.
     """
     check_names([task.name for task in tasks])
-    for task in tasks:
-        if not task.pairs:
-            raise ValueError(f"task {task.name}: expected at least one pair, got none.")
     pairs = [pair for task in tasks for pair in task.pairs]
     if encode_document is None:
         encoded = encode_distinct(encode, (text for pair in pairs for text in pair[:2]))
     else:
         firsts, seconds = (pair.sentence1 for pair in pairs), (pair.sentence2 for pair in pairs)
         encoded = encode_sides(encode, encode_document, firsts, seconds)
-    found = {task.name: _evaluate_task(encoded, task, resamples, seed) for task in tasks}
-    return StsResults(found, PUBLISHED_TASKS, **encoded.facts())
+    found: dict[str, StsTaskResult] = {}
+    resampled: dict[str, Floats] = {}
+    for task in tasks:
+        found[task.name], resampled[task.name] = _evaluate_task(encoded, task, resamples, seed)
+    averaged = [resampled[name] for name in PUBLISHED_TASKS if name in resampled]
+    interval = percentile_interval(np.mean(averaged, axis=0)) if resamples and averaged else None
+    return StsResults(found, PUBLISHED_TASKS, **encoded.facts(), average_interval=interval)
 
 
-def sts_score(pairs: str | Path, *, micro_batch_tokens: int | None = None) -> Callable[[SentenceEncoder], float]:
-    """Return a function from an encoder to its Spearman × 100 on a pair file, for evaluation during training.
+def evaluate_defined(encode: Encode, encode_document: Encode | None, task: StsTask) -> StsTaskResult:
+    """Evaluate one STS task without intervals.
 
-    The file is read at once; `micro_batch_tokens` is that of `encode`. The function raises `UndefinedCorrelationError`
-    with the reason instead of returning NaN.
+    Raises:
+        UndefinedCorrelationError: with the reason, instead of a result of NaN.
+    """
+    result = evaluate(encode, [task], encode_document=encode_document).tasks[task.name]
+    if result.undefined:
+        raise UndefinedCorrelationError(f"{task.source}: undefined Spearman correlation: {result.undefined}.")
+    return result
+
+
+def sts_score(pairs: str | Path) -> Callable[[SentenceEncoder], float]:
+    """Return a function from an encoder to its Spearman × 100 on a file of scored pairs, which is read at once.
+
+    The function raises `UndefinedCorrelationError` with the reason instead of returning NaN.
     """
     task = read_pairs(pairs)
-    main = os.environ.get("RANK", "0") == "0"  # all ranks evaluate; one has a progress bar
-
-    def score(encoder: SentenceEncoder) -> float:
-        encode, encode_document = encode_with(encoder, micro_batch_tokens, show_progress=main)
-        result = evaluate(encode, [task], encode_document=encode_document).tasks[task.name]
-        if result.undefined:
-            raise UndefinedCorrelationError(f"{pairs}: undefined Spearman correlation: {result.undefined}.")
-        return result.spearman
-
-    return score
+    return lambda encoder: evaluate_defined(*encode_functions(encoder), task).spearman
 
 
-def _evaluate_task(encoded: EncodedTexts, task: StsTask, resamples: int, seed: int) -> StsTaskResult:
+def _evaluate_task(encoded: EncodedTexts, task: StsTask, resamples: int, seed: int) -> tuple[StsTaskResult, Floats]:
+    """Return the result of a task, and its Spearman × 100 over all pairs in each resample (B,)."""
     left_P = encoded.index(pair.sentence1 for pair in task.pairs)
     right_P = encoded.index((pair.sentence2 for pair in task.pairs), "document")
     gold_P = np.array([pair.score for pair in task.pairs], dtype=np.float64)
     scores = PairScores(pair_cosines(encoded.embeddings_ND, left_P, right_P), gold_P)
+    whole, resampled_B = _correlations(scores, resamples, seed, task.name)
     subtask_P = np.array([pair.subtask for pair in task.pairs])
     subtasks = {}
     if any(subtask_P):
         for name in dict.fromkeys(subtask_P.tolist()):
-            part = PairScores(*(side[subtask_P == name] for side in scores))
-            subtasks[name] = _correlations(part, resamples, seed, f"{task.name}/{name}")
-    return StsTaskResult(
-        **vars(_correlations(scores, resamples, seed, task.name)),
+            part = PairScores(*(values_P[subtask_P == name] for values_P in scores))
+            subtasks[name], _ = _correlations(part, resamples, seed, f"{task.name}/{name}")
+    result = StsTaskResult(
+        **vars(whole),
         **{key: value for key, value in vars(task).items() if key != "pairs"},
         text=task.text,
         subtasks=subtasks,
         mean_over_subtasks=_mean(subtasks, weighted=False),
         weighted_mean_over_subtasks=_mean(subtasks, weighted=True),
         scores=scores,
-        sentences=task.pairs,
     )
+    return result, resampled_B
+
+
+def pair_cosines(embeddings_ND: Rows, left_P: NDArray[np.intp], right_P: NDArray[np.intp]) -> Floats:
+    """Return the cosine (P,) of row `left_P[p]` with row `right_P[p]`, in float64. With a zero vector, it is 0."""
+    cosines_P = np.empty(len(left_P), dtype=np.float64)
+    for start in range(0, len(left_P), _PAIRS_AT_ONCE):  # a float64 copy of a 7B model's matrix would be gigabytes
+        chunk = slice(start, start + _PAIRS_AT_ONCE)
+        left_CD, right_CD = unit_rows(embeddings_ND[left_P[chunk]]), unit_rows(embeddings_ND[right_P[chunk]])
+        cosines_P[chunk] = np.einsum("cd,cd->c", left_CD, right_CD)
+    return cosines_P
+
+
+def _correlations(scores: PairScores, resamples: int, seed: int, stream: str) -> tuple[Correlations, Floats]:
+    """Return the correlations of scored pairs, and Spearman × 100 in each resample (B,)."""
+    values, undefined, resampled_B = (math.nan, math.nan), None, np.full(resamples, math.nan)
+    try:
+        values = 100 * spearman(*scores), 100 * pearson(*scores)
+        if resamples:
+            drawn_1B = resampled_spearman([scores.cosine], scores.gold, resamples=resamples, seed=seed, stream=stream)
+            resampled_B = 100 * drawn_1B[0]
+    except UndefinedCorrelationError as reason:
+        undefined = f"cosines (first) and gold scores (second): {reason}"
+    interval = percentile_interval(resampled_B) if resamples else None
+    found = Correlations(
+        pairs=len(scores.gold), spearman=values[0], pearson=values[1], undefined=undefined, interval=interval
+    )
+    return found, resampled_B
 
 
 def _mean(subtasks: dict[str, Correlations], weighted: bool) -> Correlations | None:
+    """Return the mean correlations over sub-tasks, perhaps weighted by pairs; None without sub-tasks."""
     if not subtasks:
         return None
-    pairs = [one.pairs for one in subtasks.values()]
-    both = [(one.spearman, one.pearson) for one in subtasks.values()]
+    pairs = [part.pairs for part in subtasks.values()]
+    both = [(part.spearman, part.pearson) for part in subtasks.values()]
     spearman, pearson = np.average(both, axis=0, weights=pairs if weighted else None).tolist()
-    return Correlations(pairs=sum(pairs), spearman=spearman, pearson=pearson, undefined=None)
+    return Correlations(pairs=sum(pairs), spearman=spearman, pearson=pearson)
 
 
-def _correlations(scores: PairScores, resamples: int, seed: int, stream: str) -> Correlations:
-    cosines_P, gold_P = scores
-    values, resampled, undefined = (math.nan, math.nan), np.full(resamples, math.nan), None
-    try:
-        values = 100 * spearman(cosines_P, gold_P), 100 * pearson(cosines_P, gold_P)
-        if resamples:
-            drawn = resampled_spearman([cosines_P], gold_P, resamples=resamples, seed=seed, stream=stream)
-            resampled = 100 * drawn[0]
-    except UndefinedCorrelationError as reason:
-        undefined = f"cosines (first) and gold scores (second): {reason}"
-    return Correlations(
-        pairs=len(gold_P),
-        spearman=values[0],
-        pearson=values[1],
-        undefined=undefined,
-        resampled=resampled if resamples else None,
-    )
+# --------------------------------------------------------------------------------------------------------- command
 
 
 def sts_main(settings: StsEvalSettings, open_encoder: OpenEncoder) -> StsResults:
-    """Read the tasks, open the encoder, evaluate, compare with `against`, print the report, write the files.
+    """Run `angle-llm eval sts`: evaluate the model, compare it with `--against`, print the report, write the file.
 
-    Data and outputs are checked before a model is opened. With `against`, one model is in memory at a time.
+    Data and output paths are checked before a model is opened. With `--against`, one model is in memory at a time.
     """
     tasks = select_tasks(settings.tasks, settings.data_dir, settings.variant)
-    for file in (settings.markdown, settings.csv, settings.pairs_out):
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
+    if settings.edits == "published":
+        tasks = [with_published_edits(task) for task in tasks]
     other, theirs = settings.against, None
     if other is not None and other.endswith(".json"):
         name, theirs = read_scores(other)
         other = f"{name}, {other}"
 
-    def run(given: StsEvalSettings) -> tuple[StsResults, Used]:
-        def evaluate_edited(encoder: Any, encode: Encode, encode_document: Encode | None) -> StsResults:
-            used = tasks
-            if given.edits == "published":  # a prompt with the same edits has no further effect
-                edit = replace(encoder.prompts.query, edits=PUBLISHED_EDITS).edit
-                used = [edited(task, given.edits, edit) for task in tasks]
-            resampling = {"resamples": given.resamples, "seed": given.seed}
-            return evaluate(encode, used, encode_document=encode_document, **resampling)
+    def run(model: str, resamples: int) -> tuple[StsResults, EncoderFacts]:
+        def evaluate_tasks(_: Any, encode: Encode, encode_document: Encode | None) -> StsResults:
+            return evaluate(encode, tasks, encode_document=encode_document, resamples=resamples)
 
-        return evaluated(given, open_encoder, evaluate_edited)
+        return run_evaluation(replace(settings, model=model), open_encoder, evaluate_tasks)
 
-    results, used = run(settings)
+    results, encoder = run(settings.model, RESAMPLES)
     comparison = None
     if other is not None:
         if theirs is None:
-            found, other_used = run(replace(settings, model=other, revision=None, resamples=0, against=None))
-            other, theirs = f"{other} ({other_used})", found.scores
-        comparison = compare(results.scores, theirs, resamples=settings.resamples, seed=settings.seed)
-    report = sts_report(results, settings.model, [str(used)], comparison=comparison, other=other or "")
-    finish(settings, METRIC, report, results.to_dict() | {"comparison": comparison}, used)
-    if settings.markdown is not None:
-        write_text(settings.markdown, report)
-    if settings.csv is not None:
-        write_lines(settings.csv, list(score_lines(results, settings.model)))
-    if settings.pairs_out is not None:
-        write_lines(settings.pairs_out, list(pair_lines(results, settings.pairs_text)))
+            found, other_encoder = run(other, resamples=0)
+            other, theirs = f"{other} ({other_encoder})", found.scores
+        comparison = compare(results.scores, theirs)
+    text = sts_report(results, settings.model, [str(encoder)], comparison=comparison, other=other or "")
+    write_results(settings, METRIC, text, results.to_dict() | {"comparison": comparison}, encoder)
     return results
+
+
+# ---------------------------------------------------------------------------------------------------------- report
+
+_VARIANT_MEANING = {
+    "raw": "the sentences as released",
+    "senteval": "SentEval's text, Moses-tokenised and lower-cased (SICK: tokenised only)",
+    "file": "the sentences as in the file",
+}
+_EDITS_MEANING = (
+    "with the edits of PromptEOL and AnglE in evaluation with a prompt (a full stop is added if there is no .?\"', double "
+    "quotes become single, a final ? becomes a full stop)"
+)
+_INTERVAL = "95 % interval"
+
+
+def sts_report(
+    results: StsResults,
+    model: str,
+    remarks: Sequence[str] = (),
+    *,
+    comparison: PairedDifferences | None = None,
+    other: str = "",
+) -> str:
+    """Return the Markdown report of an STS evaluation: tables, then notes that start with `remarks`.
+
+    The tables are the comparison with published scores, Spearman, Pearson, sub-tasks, and differences to `other`.
+    """
+    tasks = results.tasks.values()
+    texts = " + ".join(dict.fromkeys(task.text for task in tasks))
+    spearman, pearson, subtasks = [], [], list[list[object]]()
+    for task in tasks:
+        label = (task.label, task.text, task.pairs)
+        mean, weighted = task.mean_over_subtasks, task.weighted_mean_over_subtasks
+        spearman.append([*label, task.spearman, task.interval, mean and mean.spearman, weighted and weighted.spearman])
+        pearson.append([*label, task.pearson, mean and mean.pearson, weighted and weighted.pearson])
+        for name, part in task.subtasks.items():
+            subtasks.append([f"{task.label} · {name}", part.pairs, part.spearman, part.interval, part.pearson])
+    if results.averaged:
+        spearman.append(["average", "", "", results.average, results.average_interval, "", ""])
+    tables = [
+        published_table(results, model, PUBLISHED, texts),
+        table(["Spearman", "text", "pairs", "all", _INTERVAL, "mean", "weighted mean"], spearman, words=2),
+        table(["Pearson", "text", "pairs", "all", "mean", "weighted mean"], pearson, words=2),
+    ]
+    if subtasks:
+        tables.append(table(["sub-task", "pairs", "Spearman", _INTERVAL, "Pearson"], subtasks, words=1))
+    notes = [*remarks, *_notes(results)]
+    if comparison:
+        compared = {results.tasks[name].label: found for name, found in comparison.tasks.items()}
+        if comparison.average:
+            compared["average"] = comparison.average
+        rows = [[label, found.pairs, found.spearman, *difference_cells(found)] for label, found in compared.items()]
+        header = ["compared", "pairs", "this model", "the other", "difference", _INTERVAL, "p"]
+        tables.append(table(header, rows, words=1))
+        notes.append(
+            f"The other: {other}. Difference: this model minus the other, both on the same {comparison.resamples:,} "
+            "bootstrap resamples; p: two-sided, from these resamples, not corrected for the number of rows."
+        )
+        if comparison.left_out:
+            notes.append(f"Not compared, evaluated for only one of the models: {', '.join(comparison.left_out)}.")
+    return report(model, tables, notes, results)
+
+
+def _notes(results: StsResults) -> list[str]:
+    """Return the notes that explain the scores, the text variants, and tasks that differ from the published ones."""
+    tasks = results.tasks.values()
+    notes = [
+        "Correlation × 100 of cosine similarity with the gold scores. The first table has Spearman over all pairs."
+    ]
+    if any(task.subtasks for task in tasks):
+        notes.append(
+            "`all`: one correlation over the pairs of all sub-tasks, as in the published rows. `mean`: mean of "
+            "the correlations of the sub-tasks; `weighted mean`: weighted by pairs. Some papers report a mean instead of `all`."
+        )
+    if any(task.interval is not None for task in tasks):
+        notes.append("Intervals: percentile bootstrap over pairs; they do not cover another training seed.")
+    for variant, edits in dict.fromkeys((task.variant, task.edits) for task in tasks):
+        also = f", {_EDITS_MEANING}" if edits else ""
+        notes.append(f"Text `{variant}{', edited' if edits else ''}`: {_VARIANT_MEANING[variant]}{also}.")
+    if results.averaged:
+        notes.append("Published rows: SentEval's text (`senteval`), with the edits for prompted models.")
+        other = [results.tasks[name].label for name in results.averaged if results.tasks[name].variant != "senteval"]
+        if other:
+            notes.append(f"Different text than the published rows, so not directly comparable: {', '.join(other)}.")
+    for task in tasks:
+        if task.official_pairs not in (None, task.pairs):
+            notes.append(f"{task.label}: {task.pairs:,} pairs here, {task.official_pairs:,} in the published task.")
+        parts = {task.label: task, **{f"{task.label}, {name}": part for name, part in task.subtasks.items()}}
+        for label, part in parts.items():
+            if part.undefined:
+                notes.append(f"{label}: undefined correlation: {part.undefined}.")
+            elif part.interval and math.isnan(part.interval.low):
+                notes.append(f"{label}: no interval: the correlation is undefined in some resamples.")
+    return notes
+
+
+# ---------------------------------------------------------------------------------------------------- saved scores
+
+
+def read_scores(path: str | Path) -> tuple[str, dict[str, PairScores]]:
+    """Read a file written by `eval sts --json`: the model with its prompt and pooling, and the pair scores by task.
+
+    Raises:
+        FileNotFoundError: if the file does not exist.
+        ValueError: if the file is damaged or has other content.
+    """
+
+    def parse(content: Any) -> tuple[str, dict[str, PairScores]]:
+        scores = {
+            name: PairScores(*(np.asarray(pairs[key], dtype=np.float64) for key in PairScores._fields))
+            for name, pairs in content["pairs"].items()
+        }
+        for name, (cosine, gold) in scores.items():
+            if cosine.ndim != 1 or cosine.shape != gold.shape or not np.isfinite([cosine, gold]).all():
+                raise ValueError(f"task {name!r}: expected a finite cosine and gold score of each pair")
+        encoder = f" ({EncoderFacts(**content['encoder'])})" if "encoder" in content else ""
+        return f"{content['model']}{encoder}", scores
+
+    return read_results(str(path), parse)

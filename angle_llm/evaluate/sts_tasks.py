@@ -1,13 +1,13 @@
-"""STS tasks: scored pairs by name or from a file.
+"""STS tasks: read scored sentence pairs by task name or from a file.
 
-A year of SemEval is one task; each pair has its sub-task. Text has two variants, which change scores by up to 2 points
-before training:
+A year of SemEval is one task; each pair has its sub-task. The text has two variants. Before training, scores of the two
+variants differ by up to 2 points:
 
-* `raw`: sentences as released. MTEB and sentence-transformers evaluate on it.
-* `senteval`: the same pairs after SentEval's preprocessing (Moses tokenizer; lower-cased except SICK). The tables of
-  SimCSE, PromptEOL and AnglE are on it.
+* `raw`: sentences as released. MTEB and sentence-transformers evaluate on this text.
+* `senteval`: the same pairs after SentEval's preprocessing (Moses tokenizer; lower-cased except SICK). SimCSE, PromptEOL
+  and AnglE report scores on this text.
 
-Files below a data directory, in this project's layout or as SentEval's download script writes them:
+Files in a data directory have this project's layout, or the layout of SentEval's download script:
 
 | task | this project (raw; folders end in `_senteval_tok` for senteval) | SentEval (senteval) |
 |---|---|---|
@@ -18,13 +18,12 @@ Files below a data directory, in this project's layout or as SentEval's download
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from angle_llm.config import DataSource
 from angle_llm.data.examples import open_examples
 from angle_llm.data.formats import DataError
 from angle_llm.data.readers import STARTER, RowSource, is_data_name, open_rows
@@ -41,7 +40,9 @@ from angle_llm.evaluate.task_files import (
     text_of,
     unique_names,
 )
-from angle_llm.settings_io import unknown_name
+from angle_llm.prompts import PLACEHOLDER, PromptTemplate
+from angle_llm.settings.parsing import unknown_name
+from angle_llm.settings.train import DataSource
 
 TextVariant = Literal["raw", "senteval"]
 
@@ -52,10 +53,13 @@ _SUBTASK_COLUMNS = ("subtask", "genre")
 PUBLISHED_TASKS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sickr")
 """The seven tasks of published tables, in the order of their columns."""
 
+PUBLISHED_EDITS = ("append_full_stop", "double_quotes_to_single", "final_question_mark_to_full_stop")
+"""Edits of `with_published_edits`, as names in `PromptTemplate.edits`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StsTaskSettings(EvalSettings):
-    """Tasks of an evaluation, and the text of their sentences."""
+    """Settings that select STS tasks and the variant of their text."""
 
     data_dir: Path | None = None
     """Directory with sts/, stsb/ and sick/ (SentEval's text: sts_senteval_tok/, …), or with STS/ and SICK/ as
@@ -63,8 +67,8 @@ class StsTaskSettings(EvalSettings):
 
     tasks: tuple[str, ...] = ()
     """sts12 … sts16, stsb, stsb-dev, sickr (test split), sickr-all, starter:graded_pairs.tsv, or files (TSV, CSV,
-    JSONL, Parquet; FOLDER@NAME) with columns sentence1, sentence2, score, or names that training recognises. Empty: all
-    published tasks that are found."""
+    JSONL, Parquet; FOLDER@NAME) with columns sentence1, sentence2, score, or column names that training recognises.
+    Empty: all available published tasks."""
 
     variant: Literal["auto", "raw", "senteval"] = "auto"
     """raw: sentences as released (MTEB). senteval: tokenised and lower-cased (published tables). auto: raw, or senteval
@@ -72,7 +76,7 @@ class StsTaskSettings(EvalSettings):
 
 
 class StsPair(NamedTuple):
-    """Two sentences, their gold score, and their sub-task or genre ("": none)."""
+    """Two sentences, their gold similarity score, and their sub-task or genre ("" for none)."""
 
     sentence1: str
     sentence2: str
@@ -82,10 +86,10 @@ class StsPair(NamedTuple):
 
 @dataclass(frozen=True)
 class StsTask:
-    """Scored pairs with a name.
+    """An STS task: scored sentence pairs, and the variant of their text.
 
-    `variant` is "raw", "senteval", or "file" for a pair file. `official_pairs` is the number of pairs of the published
-    task. `edits` names the edits of the sentences, "" for none.
+    `variant` is "raw", "senteval", or "file" for a file of pairs. `official_pairs` is the number of pairs in the
+    published task. `edits` is "published" after `with_published_edits`, else "".
     """
 
     name: str
@@ -98,12 +102,12 @@ class StsTask:
 
     @property
     def text(self) -> str:
-        """Text variant in tables: `senteval`, or `senteval, edited`."""
+        """Name of the text variant in tables, such as `senteval` or `senteval, edited`."""
         return f"{self.variant}, edited" if self.edits else self.variant
 
 
 class _StsFiles(NamedTuple):
-    """Files of a task in both layouts, and its hub dataset and split."""
+    """Files of an STS task in this project's layout (`own`) and SentEval's, and its hub dataset with split."""
 
     label: str
     official_pairs: int
@@ -112,7 +116,7 @@ class _StsFiles(NamedTuple):
     hub: tuple[str, str] | None
 
 
-_SUBTASKS = {  # of each year's test; SMT of 2013 is not freely available
+_SUBTASKS = {  # year → pairs and sub-tasks of its test; the sub-task SMT of 2013 is not freely available
     12: (3108, ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews")),
     13: (1500, ("FNWN", "headlines", "OnWN")),
     14: (3750, ("deft-forum", "deft-news", "headlines", "OnWN", "images", "tweet-news")),
@@ -146,16 +150,16 @@ _FILES = {
 }
 
 TASKS = tuple(_FILES)
-"""Names for `read_task`."""
+"""Task names that `read_task` accepts."""
 
 
 def select_tasks(names: Sequence[str], data_dir: Path | None, variant: TextVariant | Literal["auto"]) -> list[StsTask]:
-    """Return tasks by name or path of a pair file; without names all published tasks that are available.
+    """Read STS tasks by name or by path of a pair file; without names, read all available published tasks.
 
-    Equal names of files get their folders as prefixes: stsb/test and sick/test.
+    Files with equal names get their folders as prefixes: stsb/test and sick/test.
 
-    `auto` is the variant `senteval` for a directory that has no other text, else `raw`. On the hub only all splits of
-    SICK together are available, so that `sickr-all` replaces `sickr`.
+    The variant `auto` selects `senteval` for a directory without raw text, else `raw`. The hub dataset of SICK does not
+    separate its splits, so that `sickr-all` replaces `sickr`.
     """
     if variant == "auto":
         only_senteval = data_dir is not None and not available_tasks(data_dir) and available_tasks(data_dir, "senteval")
@@ -178,11 +182,12 @@ def select_tasks(names: Sequence[str], data_dir: Path | None, variant: TextVaria
 
 
 def _is_path(name: str) -> bool:
+    """Return whether a task name is the path of a pair file."""
     return name.startswith(STARTER) or "/" in name or "@" in name or is_data_name(name)
 
 
 def available_tasks(data_dir: str | Path | None, variant: TextVariant = "raw") -> list[str]:
-    """Return the names of the tasks with all files below `data_dir`; without a directory, those of the hub.
+    """Return the names of the STS tasks whose files are all in `data_dir`; without a directory, the tasks on the hub.
 
     Raises:
         FileNotFoundError: if the directory does not exist.
@@ -193,11 +198,13 @@ def available_tasks(data_dir: str | Path | None, variant: TextVariant = "raw") -
 
 
 def read_task(data_dir: str | Path | None, task: str, variant: TextVariant = "raw") -> StsTask:
-    """Return a named task, from files below `data_dir` (this project's layout first), or without one from the hub.
+    """Read an STS task by name from a data directory, or without a directory from the hub.
+
+    If the directory has files in both layouts, this project's layout is used.
 
     Raises:
         ValueError: for an unknown name or a malformed file.
-        FileNotFoundError: with the expected files.
+        FileNotFoundError: if files are missing; the message lists them.
         ConnectionError: if the hub dataset cannot be loaded.
     """
     if task not in _FILES:
@@ -221,13 +228,14 @@ def read_task(data_dir: str | Path | None, task: str, variant: TextVariant = "ra
 
 
 def read_pairs(path: str | Path, columns: Mapping[str, str] = MappingProxyType({})) -> StsTask:
-    """Return a task named after a file with columns sentence1, sentence2, score, and optionally subtask or genre.
+    """Read a file of scored pairs as an STS task with the name of the file.
 
-    `path` is a TSV, CSV, JSONL or Parquet file, FOLDER@NAME, or `starter:NAME`. Other names of the columns are those
-    that training recognises, or given by `columns` (text1, text2, score → column).
+    `path` is a TSV, CSV, JSONL or Parquet file, FOLDER@NAME, or `starter:NAME`. Its columns are sentence1, sentence2,
+    score, and optionally subtask or genre. Other column names must be names that training recognises, or be given in
+    `columns` (text1, text2, score → column).
 
     Raises:
-        DataError: for a file that does not exist or lacks columns, and for a malformed row, with file and line.
+        DataError: if the file does not exist or lacks columns; for a malformed row with file and line.
     """
     source = str(path)
     rows = open_rows(source, tables=True)
@@ -249,14 +257,15 @@ def read_pairs(path: str | Path, columns: Mapping[str, str] = MappingProxyType({
     return StsTask(name, name, "file", source, tuple(_pairs(rows, names)))
 
 
-def edited(task: StsTask, name: str, edit: Callable[[str], str]) -> StsTask:
-    """Return the task with all sentences edited by the function called `name`."""
+def with_published_edits(task: StsTask) -> StsTask:
+    """Edit all sentences of a task as the evaluation code of PromptEOL and AnglE does with a prompt."""
+    edit = PromptTemplate("published", PLACEHOLDER, edits=PUBLISHED_EDITS).edit
     pairs = tuple(pair._replace(sentence1=edit(pair.sentence1), sentence2=edit(pair.sentence2)) for pair in task.pairs)
-    return replace(task, pairs=pairs, edits=name)
+    return replace(task, pairs=pairs, edits="published")
 
 
 def _pairs(rows: RowSource, columns: Sequence[str] = COLUMNS) -> Iterator[StsPair]:
-    """Yield the pairs of a source; at least one is expected."""
+    """Yield the scored pairs of a row source. Raises `DataError` if it has no pair."""
     first, second, gold = columns
     group = next((column for column in _SUBTASK_COLUMNS if column in rows.columns), "")
     empty = True
@@ -269,10 +278,10 @@ def _pairs(rows: RowSource, columns: Sequence[str] = COLUMNS) -> Iterator[StsPai
 
 
 def _senteval_pairs(path: Path) -> Iterator[StsPair]:
-    """Yield the pairs of one of SentEval's files, words joined by single spaces as in SentEval's evaluation.
+    """Yield the scored pairs of a SentEval file. Words are joined by single spaces, as in SentEval's evaluation.
 
     Raises:
-        DataError: for capital letters in STS: the text was not prepared by SentEval's script.
+        DataError: for capital letters in an STS file, because SentEval's script did not prepare its text.
     """
     is_year, is_sick = path.name.startswith("STS.input."), path.parent.name == "SICK"
     for pair in _pairs(open_rows(path, tables=True), _SICK_COLUMNS if is_sick else COLUMNS):
@@ -287,7 +296,7 @@ def _senteval_pairs(path: Path) -> Iterator[StsPair]:
 
 
 def _layouts(data_dir: str | Path, task: str, variant: TextVariant) -> list[Layout]:
-    """Return all files of a task in each layout with this text; this project's layout first."""
+    """Return the files of an STS task in each layout that can have this text variant, this project's layout first."""
     root = data_folder(data_dir, "sts/, stsb/ and sick/, or SentEval's STS/ and SICK/; unset it to use the hub")
     own = [file if variant == "raw" else file.replace("/", "_senteval_tok/", 1) for file in _FILES[task].own]
     layouts: list[Layout] = [[data_file(root / file) for file in own]]
@@ -299,7 +308,7 @@ def _layouts(data_dir: str | Path, task: str, variant: TextVariant) -> list[Layo
 
 
 def _read_hub(task: str, hub: tuple[str, str] | None, variant: TextVariant) -> tuple[str, tuple[StsPair, ...]]:
-    """Return the source and pairs of a task on the hub."""
+    """Return the description of the hub dataset and split of an STS task, and its scored pairs."""
     if variant != "raw":
         raise ValueError(f"--variant {variant}: task {task!r} has only raw text on the hub; set --data-dir.")
     if hub is None:

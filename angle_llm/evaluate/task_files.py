@@ -1,4 +1,4 @@
-"""Files of evaluation tasks below a data directory, and the texts and scores in their rows."""
+"""Find the files of evaluation tasks in a data directory, make task names unique, and check values of rows."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from angle_llm.data.formats import DataError
 from angle_llm.data.readers import EXTENSIONS, STARTER, Row, open_rows
 
 Layout = Sequence[Path]
-"""All files of a task, in one of the folder layouts that are read."""
+"""All files of a task in a folder layout."""
 
 
 def data_folder(data_dir: str | Path, expected: str) -> Path:
-    """Return the data directory. Raises `FileNotFoundError` with the `expected` content if it does not exist."""
+    """Return the path of a data directory.
+
+    Raises:
+        FileNotFoundError: if the directory does not exist; the message describes the `expected` content.
+    """
     root = Path(data_dir).expanduser()
     if not root.is_dir():
         raise FileNotFoundError(f"--data-dir: no directory at {root}. Expected a directory with {expected}.")
@@ -22,26 +26,26 @@ def data_folder(data_dir: str | Path, expected: str) -> Path:
 
 
 def senteval_folder(root: Path) -> Path:
-    """Return the folder with SentEval's tasks: the directory, or its folder `downstream`."""
+    """Return the folder that contains SentEval's tasks: `downstream` in the directory if it exists, else the directory."""
     return root / "downstream" if (root / "downstream").is_dir() else root
 
 
 def data_file(path: Path) -> Path:
-    """Return the file, or the same table in another format or packed; if there is none, the path itself."""
+    """Return the path of a table in any format, packed or not; without a file, return the path unchanged."""
     others = (path.with_name(path.name.removesuffix(path.suffix) + ending) for ending in EXTENSIONS)
-    return next((each for each in (path, *others) if each.is_file()), path)
+    return next((file for file in (path, *others) if file.is_file()), path)
 
 
 def is_complete(files: Layout) -> bool:
-    """Return whether all files exist."""
+    """Return whether all files of a layout exist."""
     return all(path.is_file() for path in files)
 
 
 def first_complete(task: str, layouts: Sequence[Layout], present: Sequence[str]) -> Layout:
-    """Return the first layout with all its files.
+    """Return the first layout of which all files exist.
 
     Raises:
-        FileNotFoundError: with the missing files, and the tasks that are available (`present`).
+        FileNotFoundError: if there is none. The message lists the missing files and the available tasks (`present`).
     """
     complete = next(filter(is_complete, layouts), None)
     if complete is None:
@@ -56,9 +60,9 @@ def first_complete(task: str, layouts: Sequence[Layout], present: Sequence[str])
 
 
 def unique_names(names: Sequence[str], folders: Sequence[Path]) -> list[str]:
-    """Return the names of tasks, with as many folders before equal names as differ: stsb/test, sick/test.
+    """Make task names unique by prefixes of their folders, as short as possible: stsb/test and sick/test.
 
-    Names that are equal in equal folders are not changed.
+    Tasks with equal names in equal folders keep their names.
     """
     found = list(names)
     for name in set(names):
@@ -74,13 +78,17 @@ def unique_names(names: Sequence[str], folders: Sequence[Path]) -> list[str]:
 
 
 def file_folder(source: str) -> Path:
-    """Return the folder of a data file, `starter` for a file of the package."""
+    """Return the folder that contains a data file; it is `starter` for a file of the package."""
     path = None if source.startswith(STARTER) else open_rows(source, tables=True).path
     return Path(STARTER.removesuffix(":")) if path is None else path.resolve().parent
 
 
 def text_of(row: Row, column: str) -> str:
-    """Return the text in a column. Raises `DataError` with file and line for an empty one, which has no embedding."""
+    """Return the text in a column of a row.
+
+    Raises:
+        DataError: with file and line if the text is missing or blank, because it would have no embedding.
+    """
     text = row.values.get(column)
     if not isinstance(text, str) or not text.strip():
         raise DataError(f"{row.place}: column {column}: expected a text, got {text!r}.")
@@ -88,7 +96,11 @@ def text_of(row: Row, column: str) -> str:
 
 
 def score_of(row: Row, column: str) -> float:
-    """Return the number in a column. Raises `DataError` with file and line if it is not finite."""
+    """Return the number in a column of a row.
+
+    Raises:
+        DataError: with file and line if the value is not a finite number.
+    """
     try:
         score = float(str(row.values.get(column)))
     except ValueError:

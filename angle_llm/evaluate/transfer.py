@@ -1,21 +1,42 @@
-"""Transfer tasks: accuracy of a linear classifier on frozen embeddings (SentEval).
+"""Transfer evaluation: accuracy of a linear classifier on frozen embeddings, on SentEval's classification tasks.
 
-    distinct texts of all tasks ──► encode ──► vectors ──► features ──► logistic regression ──► accuracy per task
+    distinct texts of all tasks ──► encode ──► embeddings ──► features ──► logistic regression ──► accuracy per task
 
-The features of one text are its vector; those of a pair (u, v) are |u - v| and u * v, side by side (Conneau et al.
-2017). Accuracies are × 100.
+Contents, in order: settings, result types, `evaluate_transfer`, the classifiers, the command, its report.
+`transfer_tasks` reads the tasks.
+
+The features of a text are its embedding. The features of a pair with embeddings u and v are |u - v| and u * v, side by
+side (Conneau et al. 2017). Accuracies are × 100.
+
+The protocols follow `senteval/tools/validation.py` of facebookresearch/SentEval, with scikit-learn:
+
+| protocol | values of C | search by accuracy on | final fit on | result |
+|---|---|---|---|---|
+| cross_validation | 2^-2 … 2^3 | folds within the training folds | the training folds | mean accuracy of the folds |
+| train_test | 2^-1 … 2^5 | folds of train | train | accuracy on test |
+| train_dev_test | 2^-2 … 2^3 | dev | train | accuracy on test |
+
+As in SentEval: folds are stratified and shuffled with seed 1111; examples are first sorted by number of words, then
+class; accuracies are compared at two decimals of a percent; of equal accuracies the smallest C is chosen; features are
+neither centred nor scaled.
+
+Unlike in SentEval: the intercept is not regularised (SentEval's liblinear does), and fits converge, so that the solver
+does not change accuracies. The solver is Newton's method for two classes; it is lbfgs with tolerance 1e-6 if the Hessian
+is large (many columns, or several classes). The fit for each C starts from the coefficients of the previous C. Published
+tables used SentEval's PyTorch classifier, trained by Adam with early stopping.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
-from annotated_types import Ge
+from numpy.typing import NDArray
 
 from angle_llm.evaluate.bootstrap import Interval, accuracy_interval
 from angle_llm.evaluate.encoding import (
@@ -25,58 +46,90 @@ from angle_llm.evaluate.encoding import (
     OpenEncoder,
     check_names,
     encode_distinct,
-    evaluated,
-    finish,
+    run_evaluation,
+    write_results,
 )
 from angle_llm.evaluate.results import Results, TaskResult, published_table, report, table
-from angle_llm.evaluate.transfer_classifiers import FOLD_SEED, FOLDS, Part, run_protocol
 from angle_llm.evaluate.transfer_tasks import (
     PUBLISHED_TRANSFER,
     TRANSFER_TASKS,
     LabelledText,
+    Protocol,
     Split,
     TransferTask,
     available_transfer_tasks,
-    prepared,
+    prepare_task,
     read_transfer_task,
 )
-from angle_llm.settings_io import NonNegative, Positive, need_library, settings_class
+from angle_llm.settings.parsing import Positive, need_library, settings_class
 
 METRIC = "accuracy × 100 of logistic regression on frozen vectors, SentEval's protocols"
+
+FOLDS = 10
+"""Folds of cross-validation in the published tables. SentEval's default is 5."""
+
+FOLD_SEED = 1111
+"""SentEval's seed of the folds."""
+
+_ITERATIONS = 1000
+_NEWTON_COLUMNS = 1024  # up to about here, a few Newton steps take less time than many lbfgs steps
+
+Labels: TypeAlias = NDArray[np.str_]
+Part: TypeAlias = "tuple[NDArray[np.floating[Any]], Labels]"
+"""Features (N, D) and classes (N,) of N examples."""
 
 
 @settings_class
 class TransferSettings(EvalSettings):
-    """Accuracy of a linear classifier on frozen embeddings, on SentEval's transfer tasks, beside published scores."""
+    """Accuracy of a linear classifier on frozen embeddings, on SentEval's transfer tasks, with published scores."""
 
     data_dir: Path
-    """Directory with transfer/ and mrpc/, or SentEval's own download (data/downstream, with MR/, CR/, …)."""
+    """Directory with transfer/ and mrpc/, or SentEval's download (data/downstream, with MR/, CR/, …)."""
 
     tasks: tuple[str, ...] = ()
-    """mr, cr, subj, mpqa, sst2, trec, mrpc. Empty: all that are found."""
+    """mr, cr, subj, mpqa, sst2, trec, mrpc. Empty: all tasks in the directory."""
 
     limit_train: Positive | None = None
-    """Use a random sample of at most this many training examples of a task (of all examples in cross-validation).
-    Faster, but not comparable; the table reports it."""
+    """Use a random sample of at most this many training examples per task (in cross-validation: of all examples).
+    Faster, but scores are not comparable; the report notes the sample."""
 
-    drop_repeated: bool = False
-    """Drop training examples whose text is tested too. SentEval keeps them; they are counted in any case."""
 
-    folds: Annotated[int, Ge(2)] = FOLDS
-    """Folds of cross-validation; published tables use 10."""
+# --------------------------------------------------------------------------------------------------------- results
 
-    seed: NonNegative = FOLD_SEED
-    """Seed of the folds and of the sample; SentEval uses 1111."""
+
+@dataclass(frozen=True)
+class ProtocolResult:
+    """Outcome of a protocol on one task: a prediction for each test example, accuracies in [0, 1], chosen values of C.
+
+    `accuracy` is the accuracy on the test split, or the mean over the test folds. `dev_accuracy` is the best accuracy
+    of the search for C. `unconverged` is how many of the `fits` stopped at 1,000 iterations before convergence.
+    """
+
+    gold_N: Labels
+    predicted_N: Labels
+    accuracy: float
+    dev_accuracy: float
+    chosen: tuple[float, ...]
+    fits: int
+    unconverged: int
+
+    def f1(self, positive: str) -> float:
+        """Return the F1 score in [0, 1] of the class `positive`; 0 if the class neither occurs nor is predicted."""
+        from sklearn.metrics import f1_score
+
+        return float(f1_score(self.gold_N == positive, self.predicted_N == positive, zero_division=0))
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransferResult(TaskResult):
-    """Results of a task, × 100.
+    """Result of a transfer task; accuracies and F1 are × 100.
 
-    `interval` is Wilson's interval of the accuracy: it covers the choice of test examples, not of training examples.
-    `f1` is that of the positive class, if the task has one. `majority` is the accuracy of the most frequent class.
-    `repeated` test examples have the text of a training example. `sampled`: a random sample of the training examples
-    was used.
+    `interval` is Wilson's interval of the accuracy. It covers the choice of test examples, not of training examples.
+    `f1` is the F1 score of the positive class, or None if the task has no positive class. `majority` is the accuracy of
+    always predicting the most frequent class. `rows` is the number of used examples by split. `repeated` is the number
+    of test examples with the text of a training example, and `dropped` the number of examples removed for this reason.
+    `sampled` is whether only a random sample of the training examples was used. For `chosen`, `fits` and `unconverged`,
+    see `ProtocolResult`.
     """
 
     metric = "accuracy"
@@ -101,6 +154,9 @@ class TransferResult(TaskResult):
 TransferResults: TypeAlias = Results[TransferResult]
 
 
+# ------------------------------------------------------------------------------------------------------ evaluation
+
+
 def evaluate_transfer(
     encode: Encode,
     tasks: Sequence[TransferTask],
@@ -110,28 +166,36 @@ def evaluate_transfer(
     folds: int = FOLDS,
     seed: int = FOLD_SEED,
 ) -> TransferResults:
-    """Return the accuracy of logistic regression on the vectors by SentEval's protocols.
+    """Evaluate an encoder on transfer tasks: the accuracy of logistic regression on its embeddings.
 
-    `encode` is called once with the distinct texts. `limit_train` samples training examples, `drop_repeated` drops
-    those whose text is tested too, `seed` is that of folds and sample.
+    `encode` is called once with the distinct texts of all tasks.
+
+    Args:
+        encode: function from texts to embeddings.
+        tasks: tasks with unique names.
+        limit_train: use a random sample of at most this many training examples per task.
+        drop_repeated: drop training examples whose text is also a test text.
+        folds: number of folds in cross-validation.
+        seed: seed of the folds and of the sample.
 
     Raises:
-        ValueError: for no tasks, equal task names, too few examples for the folds, or rows that are not finite.
+        ValueError: for no tasks, equal task names, too few examples for the folds, or embeddings that are not finite.
         MissingLibraryError: without scikit-learn.
     """
     check_names([task.name for task in tasks])
     if folds < 2 or (limit_train is not None and limit_train < 1):
         raise ValueError(
-            f"--folds, --limit-train: expected at least 2 folds and 1 training example, got {folds} and {limit_train}."
+            f"folds, --limit-train: expected at least 2 folds and 1 training example, got {folds} and {limit_train}."
         )
     need_library("sklearn", "transfer tasks", "transfer")
-    used = [prepared(task, limit_train, drop_repeated, seed) for task in tasks]
+    used = [prepare_task(task, limit_train, drop_repeated, seed) for task in tasks]
     encoded = encode_distinct(encode, (text for task in used for text in task.texts()))
     found = {task.name: _evaluate(encoded, task, folds, seed) for task in used}
     return Results(found, TRANSFER_TASKS, **encoded.facts())
 
 
 def _evaluate(encoded: EncodedTexts, task: TransferTask, folds: int, seed: int) -> TransferResult:
+    """Return the result of a transfer task from the embeddings of its texts."""
     started = time.perf_counter()
     parts = {split: _features(encoded, rows) for split, rows in task.splits.items()}
     found = run_protocol(task.protocol, parts, folds, seed)
@@ -153,7 +217,10 @@ def _evaluate(encoded: EncodedTexts, task: TransferTask, folds: int, seed: int) 
 
 
 def _features(encoded: EncodedTexts, rows: Sequence[LabelledText]) -> Part:
-    """Return the features and classes in SentEval's order, which decides the folds: by number of words, then class."""
+    """Return the features and classes of examples in SentEval's order: by number of words, then class.
+
+    The order decides the folds.
+    """
     ordered = sorted(rows, key=lambda row: (len(row.text.split()), len(row.second.split()), row.label))
     features_ND = encoded.rows(row.text for row in ordered).astype(np.float64)
     if ordered[0].second:
@@ -162,8 +229,126 @@ def _features(encoded: EncodedTexts, rows: Sequence[LabelledText]) -> Part:
     return features_ND, np.array([row.label for row in ordered])
 
 
+# ----------------------------------------------------------------------------------------------------- classifiers
+
+
+def run_protocol(protocol: Protocol, parts: dict[Split, Part], folds: int, seed: int) -> ProtocolResult:
+    """Search C, fit logistic regression and predict the test examples of one task.
+
+    In cross-validation, each example is tested once, by a classifier whose search and fit exclude its fold.
+
+    Raises:
+        ValueError: if a class has fewer examples than there are folds.
+    """
+    fitter = Fitter()
+    grid = [2.0**power for power in (range(-1, 6) if protocol == "train_test" else range(-2, 4))]
+    gold, predicted, accuracies, found, chosen = [], [], [], [], []
+    crossed = protocol == "cross_validation"
+    for train, test in _folds(parts["all"], folds, seed) if crossed else [(parts["train"], parts["test"])]:
+        inner = [(train, parts["dev"])] if "dev" in parts else _folds(train, folds, seed)
+        accuracies_C = np.mean([fitter.path(fit_on, grid, dev) for fit_on, dev in inner], axis=0)
+        best = int(np.argmax(np.round(100 * accuracies_C, 2)))
+        predictions = fitter.fit(fitter.new(train), train, grid[best]).predict(test[0])
+        gold.append(test[1])
+        predicted.append(predictions)
+        accuracies.append(_accuracy(predictions, test[1]))
+        found.append(accuracies_C[best])
+        chosen.append(grid[best])
+    return ProtocolResult(
+        gold_N=np.concatenate(gold),
+        predicted_N=np.concatenate(predicted),
+        accuracy=float(np.mean(accuracies)),
+        dev_accuracy=float(np.mean(found)),
+        chosen=tuple(chosen),
+        fits=fitter.fits,
+        unconverged=fitter.unconverged,
+    )
+
+
+class Fitter:
+    """Fits logistic regressions, and counts the fits and the fits that did not converge."""
+
+    def __init__(self) -> None:
+        self.fits = self.unconverged = 0
+
+    def new(self, train: Part) -> Any:
+        """Return an unfitted classifier with the solver that suits the number of features and classes."""
+        from sklearn.linear_model import LogisticRegression
+
+        newton = len(np.unique(train[1])) == 2 and train[0].shape[1] <= _NEWTON_COLUMNS
+        how = {"solver": "newton-cholesky", "tol": 1e-4} if newton else {"solver": "lbfgs", "tol": 1e-6}
+        return LogisticRegression(max_iter=_ITERATIONS, warm_start=True, **how)
+
+    def fit(self, classifier: Any, train: Part, strength: float) -> Any:
+        """Fit the classifier with C = `strength`, starting from its current coefficients, and return it."""
+        from scipy.linalg import LinAlgWarning
+        from sklearn.exceptions import ConvergenceWarning
+
+        with warnings.catch_warnings():  # fits that do not converge are counted instead
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            warnings.simplefilter("ignore", LinAlgWarning)  # scikit-learn then uses lbfgs instead of Newton's method
+            classifier.set_params(C=strength).fit(*train)
+        self.fits += 1
+        self.unconverged += int(np.max(classifier.n_iter_) >= _ITERATIONS)
+        return classifier
+
+    def path(self, train: Part, grid: Sequence[float], test: Part) -> list[float]:
+        """Return the accuracy on `test` for each C in `grid`; each fit starts from the previous coefficients."""
+        classifier = self.new(train)
+        return [_accuracy(self.fit(classifier, train, strength).predict(test[0]), test[1]) for strength in grid]
+
+
+def _folds(part: Part, folds: int, seed: int) -> Iterator[tuple[Part, Part]]:
+    """Yield the training part and the test part of each fold.
+
+    Raises:
+        ValueError: for fewer than two classes, or a class with fewer examples than folds.
+    """
+    from sklearn.model_selection import StratifiedKFold
+
+    features_ND, labels_N = part
+    classes, counts = np.unique(labels_N, return_counts=True)
+    if len(classes) < 2 or counts.min() < folds:
+        raise ValueError(
+            f"{folds} folds: expected at least two classes of {folds} examples each, got "
+            f"{', '.join(f'{count} of {name}' for name, count in zip(classes, counts, strict=True))}."
+        )
+    for train, test in StratifiedKFold(folds, shuffle=True, random_state=seed).split(labels_N, labels_N):
+        yield (features_ND[train], labels_N[train]), (features_ND[test], labels_N[test])
+
+
+def _accuracy(predicted_N: Labels, gold_N: Labels) -> float:
+    """Return the share of correct predictions in [0, 1]."""
+    return float((predicted_N == gold_N).mean())
+
+
+# --------------------------------------------------------------------------------------------------------- command
+
+
+def transfer_main(settings: TransferSettings, open_encoder: OpenEncoder) -> TransferResults:
+    """Run `angle-llm eval transfer`: read the tasks, evaluate the model, print the report, write the JSON file."""
+    names = settings.tasks or tuple(available_transfer_tasks(settings.data_dir))
+    if not names:
+        raise FileNotFoundError(
+            f"--data-dir: no transfer task in {settings.data_dir}. Expected transfer/mr.tsv, transfer/sst2.train.tsv …, "
+            "mrpc/train.tsv, or SentEval's folders MR/, CR/, SST/binary/ …"
+        )
+    tasks = [read_transfer_task(settings.data_dir, name) for name in names]
+
+    def evaluate_tasks(_: Any, encode: Encode, __: Encode | None) -> TransferResults:
+        return evaluate_transfer(encode, tasks, limit_train=settings.limit_train)
+
+    results, encoder = run_evaluation(settings, open_encoder, evaluate_tasks, single_texts=True)
+    text = transfer_report(results, settings.model, [str(encoder)])
+    write_results(settings, METRIC, text, results.to_dict(), encoder)
+    return results
+
+
+# ---------------------------------------------------------------------------------------------------------- report
+
+
 def transfer_report(results: TransferResults, model: str, remarks: Sequence[str] = ()) -> str:
-    """Return Markdown: comparison with published scores, results of every task, and notes, `remarks` first."""
+    """Return the Markdown report of a transfer evaluation: published scores, task results, notes with `remarks` first."""
     details: list[list[object]] = []
     for task in results.tasks.values():
         rows = task.rows
@@ -178,9 +363,10 @@ def transfer_report(results: TransferResults, model: str, remarks: Sequence[str]
 
 
 def _notes(results: TransferResults) -> list[str]:
+    """Return the notes that explain the table, and tasks that differ from the published protocol."""
     notes = [
         "Accuracy × 100 of logistic regression on frozen vectors, not centred or scaled; C by SentEval's search. `dev` is "
-        "the best accuracy of the search, `majority` that of the most frequent class.",
+        "the best accuracy of the search, `majority` the share of the most frequent class.",
         "95 %: Wilson's interval over test examples; it does not cover other training examples.",
     ]
     if results.averaged:
@@ -203,29 +389,3 @@ def _notes(results: TransferResults) -> list[str]:
             notes.append(f"{task.label}: {task.unconverged} of {task.fits} fits stopped before they converged.")
     fitting = sum(task.seconds for task in results.tasks.values())
     return [*notes, f"Classifiers took {fitting:.1f} s."]
-
-
-def transfer_main(settings: TransferSettings, open_encoder: OpenEncoder) -> TransferResults:
-    """Read the tasks, open the encoder, evaluate, print the report, write the JSON file."""
-    names = settings.tasks or tuple(available_transfer_tasks(settings.data_dir))
-    if not names:
-        raise FileNotFoundError(
-            f"--data-dir: no transfer task below {settings.data_dir}. Expected transfer/mr.tsv, transfer/sst2.train.tsv …, "
-            "mrpc/train.tsv, or SentEval's own folders MR/, CR/, SST/binary/ …"
-        )
-    tasks = [read_transfer_task(settings.data_dir, name) for name in names]
-    results, used = evaluated(
-        settings,
-        open_encoder,
-        lambda _, encode, __: evaluate_transfer(
-            encode,
-            tasks,
-            limit_train=settings.limit_train,
-            drop_repeated=settings.drop_repeated,
-            folds=settings.folds,
-            seed=settings.seed,
-        ),
-        single_texts=True,
-    )
-    finish(settings, METRIC, transfer_report(results, settings.model, [str(used)]), results.to_dict(), used)
-    return results

@@ -1,13 +1,13 @@
-"""Transfer tasks: labelled examples in splits, from files.
+"""Transfer tasks: read the labelled examples of SentEval's seven classification tasks (Conneau & Kiela 2018).
 
-SentEval's seven classification tasks (Conneau & Kiela 2018). Their text is tokenised and in part lower-cased, as in
-SentEval and published tables. Two layouts are read below a data directory:
+The text is tokenised and in part lower-cased, as in SentEval and published tables. A data directory has one of two
+layouts:
 
-* this project's: `transfer/mr.tsv` and so on, with a header line (also `.jsonl`, each also `.gz`);
-* SentEval's own download (its `data` or `data/downstream`): `MR/rt-polarity.pos`, `SST/binary/sentiment-train`, …
+* this project's layout: `transfer/mr.tsv` and so on, with a header line (also `.jsonl`, both also `.gz`);
+* SentEval's download (its `data` or `data/downstream`): `MR/rt-polarity.pos`, `SST/binary/sentiment-train`, …
 
-Words are separated by single spaces, as in SentEval. Empty lines are skipped; SentEval counts four in CR and three in
-MPQA as examples.
+Words are separated by single spaces, as in SentEval. Empty lines are skipped; SentEval counts four empty lines in CR
+and three in MPQA as examples.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from angle_llm.evaluate.task_files import (
     senteval_folder,
     text_of,
 )
-from angle_llm.settings_io import unknown_name
+from angle_llm.settings.parsing import unknown_name
 
 Protocol = Literal["cross_validation", "train_test", "train_dev_test"]
 Split = Literal["all", "train", "dev", "test"]
 
 
 class LabelledText(NamedTuple):
-    """One or two texts (`second` is "" for one) and their class."""
+    """An example of a transfer task: a text or a pair of texts, and its class. `second` is "" for a single text."""
 
     text: str
     label: str
@@ -49,11 +49,13 @@ class LabelledText(NamedTuple):
 
 @dataclass(frozen=True)
 class TransferTask:
-    """Labelled examples in splits, and the protocol of the evaluation.
+    """A transfer task: labelled examples in splits, and the protocol of the evaluation.
 
-    The splits are "all" for cross-validation, "train" and "test" (and "dev") for the others. `positive` is the class
-    of F1, None for accuracy only. `official` is the published number of examples in all splits. `prepared` sets the
-    others: `repeated` test examples have the text of a training example, `dropped` examples were removed for it.
+    For cross-validation the only split is "all"; otherwise the splits are "train", "test" and perhaps "dev". `positive`
+    is the class for F1; None: accuracy only. `official` is the published number of examples in all splits.
+
+    `prepare_task` sets the other fields. `repeated` is the number of test examples with the text of a training example.
+    `dropped` is the number of examples removed for this reason. `sampled` is whether training examples were sampled.
     """
 
     name: str
@@ -68,14 +70,15 @@ class TransferTask:
     sampled: bool = False
 
     def texts(self) -> Iterator[str]:
-        """Return all texts of the examples, repeats included."""
+        """Return the texts of all examples in all splits; texts can repeat."""
         return (text for rows in self.splits.values() for row in rows for text in (row.text, row.second) if text)
 
 
 class _TransferFiles(NamedTuple):
-    """Files of a task: split → this project's table and its columns (text, class, second text), SentEval's files.
+    """Files of a transfer task by split, in this project's layout (`own`) and SentEval's.
 
-    SentEval's lines match `line`, or are tables with columns (MRPC).
+    `columns` are the text, class and second text in this project's tables. `line` is the pattern of a line in SentEval's
+    files, except for MRPC, whose files are tables.
     """
 
     protocol: Protocol
@@ -126,7 +129,7 @@ _FILES: dict[str, _TransferFiles] = {
 }
 
 TRANSFER_TASKS = tuple(_FILES)
-"""The seven tasks of the published tables, in their column order."""
+"""Names of the seven tasks, in the order of the columns of published tables."""
 
 _PUBLISHED: dict[str, tuple[float, ...]] = {
     "sup-SimCSE-RoBERTa-large, w/ MLM": (88.45, 92.53, 95.19, 90.58, 93.30, 93.80, 77.74, 90.23),
@@ -142,20 +145,20 @@ PUBLISHED_TRANSFER = tuple(
     PublishedRow(model, dict(zip(TRANSFER_TASKS, scores, strict=True)), average)
     for model, (*scores, average) in _PUBLISHED.items()
 )
-"""Published accuracies × 100: Gao et al. (2021), SimCSE (arXiv 2104.08821), table E.1."""
+"""Published accuracies × 100, from Gao et al. (2021), SimCSE (arXiv 2104.08821), table E.1."""
 
 
 def available_transfer_tasks(data_dir: str | Path) -> list[str]:
-    """Return the names of the tasks with all files below `data_dir`, in either layout."""
+    """Return the names of the transfer tasks whose files are all in `data_dir`, in either layout."""
     return [name for name in TRANSFER_TASKS if any(map(is_complete, _layouts(data_dir, name)))]
 
 
 def read_transfer_task(data_dir: str | Path, name: str) -> TransferTask:
-    """Return a task from files below `data_dir`, this project's layout first.
+    """Read a transfer task by name from a data directory. If both layouts exist, this project's layout is used.
 
     Raises:
-        ValueError: for an unknown name or a malformed file.
-        FileNotFoundError: with the expected files.
+        ValueError: for an unknown name, a malformed file, or a split without examples.
+        FileNotFoundError: if files are missing; the message lists them.
     """
     if name not in _FILES:
         raise ValueError(unknown_name("transfer task", name, TRANSFER_TASKS))
@@ -177,14 +180,14 @@ def read_transfer_task(data_dir: str | Path, name: str) -> TransferTask:
 
 
 def _layouts(data_dir: str | Path, name: str) -> list[Layout]:
-    """Return all files of a task in each layout, in the order of its splits; this project's layout first."""
+    """Return the files of a transfer task in both layouts, this project's layout first; files are in split order."""
     root, files = data_folder(data_dir, "transfer/, or SentEval's MR/, CR/ …"), _FILES[name]
     theirs = [senteval_folder(root) / file for paths in files.senteval.values() for file in paths]
     return [[data_file(root / file) for file in files.own.values()], theirs]
 
 
 def _table(path: Path, columns: tuple[str, ...]) -> Iterator[LabelledText]:
-    """Yield the rows of a table with columns for text, class and perhaps a second text."""
+    """Yield the examples in a table. `columns` names the columns of the text, the class, and perhaps the second text."""
     text, label, *second = columns
     for row in open_rows(path, tables=True).good_rows(columns):
         if row.values[label] in (None, ""):
@@ -193,7 +196,10 @@ def _table(path: Path, columns: tuple[str, ...]) -> Iterator[LabelledText]:
 
 
 def _senteval(path: Path, name: str) -> Iterator[LabelledText]:
-    """Yield the rows of one of SentEval's files. For a file of one class, `.pos` and `.objective` mean class 1."""
+    """Yield the examples in a SentEval file of the task `name`.
+
+    If the lines have no class, the class is 1 for file names that end in `.pos` or `.objective`, else 0.
+    """
     if name == "mrpc":
         yield from _table(path, _MRPC_COLUMNS)
         return
@@ -210,8 +216,8 @@ def _senteval(path: Path, name: str) -> Iterator[LabelledText]:
         yield LabelledText(found["text"], found.groupdict().get("label", of_file))
 
 
-def prepared(task: TransferTask, limit: int | None, drop_repeated: bool, seed: int) -> TransferTask:
-    """Return the task with its repeated examples counted and perhaps dropped, and at most `limit` training examples."""
+def prepare_task(task: TransferTask, limit: int | None, drop_repeated: bool, seed: int) -> TransferTask:
+    """Count the repeated examples of a task, drop them if requested, and sample at most `limit` training examples."""
     used = without_repeated(task) if drop_repeated else task
     dropped = sum(len(rows) - len(used.splits[split]) for split, rows in task.splits.items())
     split: Split = "all" if "all" in used.splits else "train"
@@ -224,9 +230,10 @@ def prepared(task: TransferTask, limit: int | None, drop_repeated: bool, seed: i
 
 
 def repeated_examples(task: TransferTask) -> int:
-    """Return the number of test examples with the text (the pair of texts, in any order) of a training or dev example.
+    """Return the number of test examples whose text is also the text of a training or dev example.
 
-    In cross-validation every example is tested, so all examples that share a text count.
+    Pairs of texts are compared in any order. In cross-validation each example is tested, so all examples that share
+    their text count.
     """
     if task.protocol == "cross_validation":
         counts = Counter(map(_key, task.splits["all"]))
@@ -236,8 +243,11 @@ def repeated_examples(task: TransferTask) -> int:
 
 
 def without_repeated(task: TransferTask) -> TransferTask:
-    """Return the task without test texts in training: in cross-validation the first example of each text, else train
-    without the texts of dev and test, and dev without those of test."""
+    """Return the task without training examples whose text is also a test text.
+
+    In cross-validation, only the first example of each text is kept. Otherwise the texts of dev and test are removed
+    from train, and the texts of test from dev.
+    """
     if task.protocol == "cross_validation":
         first: dict[tuple[str, ...], LabelledText] = {}
         for row in task.splits["all"]:
@@ -253,4 +263,5 @@ def without_repeated(task: TransferTask) -> TransferTask:
 
 
 def _key(row: LabelledText) -> tuple[str, ...]:
+    """Return the texts of an example in sorted order, so that exchanged texts are equal."""
     return tuple(sorted((row.text, row.second)))

@@ -1,1 +1,1 @@
-"""Merge, verify, export and upload a saved encoder. Each form is compared with the encoder that was trained."""
+"""Merge, verify, export and upload a saved encoder. Each written form is compared with the trained encoder."""

@@ -1,7 +1,6 @@
-"""The README.md of a saved encoder in any form, filled into `model_card.md` from the files of its folder.
+"""Model card (README.md) of a saved or exported encoder: `model_card.md`, filled from the files in its folder.
 
-Written by `merge` and `export`, and with results and settings by `push`. A value that is not known is reported as
-missing.
+`merge` and `export` write the card; `push` adds results and settings. The card says which values are unknown.
 """
 
 from __future__ import annotations
@@ -16,14 +15,15 @@ import yaml
 from angle_llm import __version__
 from angle_llm.export.exported_folder import ExportFacts
 from angle_llm.export.programs import program_notes
-from angle_llm.model.artifact import EncoderCard
-from angle_llm.model.checks import CARD_NAME, EXPORT_NAME, ArtifactError, is_saved_encoder, read_json
-from angle_llm.model.library_folder import opens_in_library
+from angle_llm.model.source.checks import CARD_NAME, EXPORT_NAME, ArtifactError, is_saved_encoder, read_json
+from angle_llm.model.source.encoder_card import EncoderCard
+from angle_llm.model.source.sentence_transformers_folder import opens_in_library
 from angle_llm.prompts import SIDES
 
 MERGE_NAME = "merge.json"
-"""Provenance of a merged model."""
+"""File with the provenance of a merged model: its base and its adapter."""
 REPORT_NAME = "verification.json"
+"""File with the report that compares a merged or exported encoder with its origin."""
 
 _POOLED = {
     "last": "states[0, -1]", "cls": "states[0, 0]", "mean": "states[0].mean(0)", "last-avg": "states[0].mean(0)",
@@ -31,34 +31,35 @@ _POOLED = {
     "max": "states[0].amax(0)", "mean_sqrt_len": "states[0].sum(0) / len(states[0]) ** 0.5",
     "weightedmean": "torch.arange(1.0, len(states[0]) + 1) / sum(range(len(states[0]) + 1)) @ states[0]",
 }  # fmt: skip
-"""Poolings of the states (1, T, D)."""
+"""torch code by pooling: from the states (1, T, D) of a text to its embedding (D,)."""
 
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What the files of a folder state about its encoder."""
+    """Facts about a saved or exported encoder for its model card, read from the files in its folder."""
 
     form: Literal["adapter", "whole", "sentence-transformers"]
     usage: EncoderCard | ExportFacts
-    """Prompt, pooling and lengths."""
+    """Prompt, pooling, normalisation and maximum length."""
     base: str | None
+    """Name of the base model; None if it is unknown."""
     revision: str | None
-    """Revision of the base."""
+    """Revision of the base model."""
     origin: dict[str, Any]
-    """merge.json; empty for an encoder that was not merged."""
+    """Content of merge.json; empty for an encoder that was not merged."""
     report: dict[str, Any]
-    """verification.json; empty if there is none."""
+    """Content of verification.json; empty without this file."""
     opens_in_library: bool = False
-    """Whether sentence-transformers opens the folder as it is, with the same vectors."""
+    """Whether sentence-transformers opens the folder unchanged and gives the same vectors."""
     notes: Sequence[str] = ()
-    """Notes about other programs."""
+    """What users of other programs must know, from `program_notes`."""
 
     @classmethod
     def read(cls, folder: Path) -> CardFacts:
-        """Read the facts of a saved or exported encoder.
+        """Read the facts from the folder of a saved or exported encoder.
 
         Raises:
-            ArtifactError: if the folder is neither, or damaged.
+            ArtifactError: if the folder has no encoder, or is damaged.
         """
         origin, report = (
             read_json(folder / name) if (folder / name).is_file() else {} for name in (MERGE_NAME, REPORT_NAME)
@@ -86,13 +87,14 @@ def model_card(
     settings: Mapping[str, Any] | None = None,
     scores: Sequence[tuple[str, str, float]] = (),
 ) -> str:
-    """Return Markdown with the metadata that the hub reads.
+    """Return the model card of an encoder in Markdown, with the metadata that the hub reads.
 
     Args:
-        repo: name of the repository or folder, as the code of the card opens it.
-        license: license of the base.
-        settings: settings of the training run.
-        scores: name, metric (such as spearman) and value × 100 of each evaluation.
+        facts: facts about the encoder.
+        repo: name of the repository or folder in the code examples of the card.
+        license: license of the base; None if it is unknown.
+        settings: settings of the training run; None if they are unknown.
+        scores: task, metric (such as spearman) and value × 100 of each evaluation.
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
@@ -138,7 +140,7 @@ def model_card(
 
 
 def _pooled(usage: EncoderCard | ExportFacts) -> str | None:
-    """Return the row of a text in a few characters of torch, None for a pooling that needs more."""
+    """Return torch code for the embedding of a text; None for a pooling that is too long for the card."""
     pooled = _POOLED.get(usage.pooling)
     if pooled and (dimensions := getattr(usage, "dimensions", None)):
         pooled = f"({pooled})[:{dimensions}]"
@@ -146,14 +148,14 @@ def _pooled(usage: EncoderCard | ExportFacts) -> str | None:
 
 
 def _formatted(usage: EncoderCard | ExportFacts) -> str:
-    """Return code for the text that the tokenizer of the folder gets."""
+    """Return Python code that formats `text` for the tokenizer of the folder."""
     if isinstance(usage, ExportFacts):
         return f"{usage.head!r} + text" if usage.head else "text"
     return f"{usage.prompt.query.template!r}.replace('{{text}}', text)"
 
 
 def _is_simple(facts: CardFacts) -> bool:
-    """Return whether a few lines of `transformers` compute the vectors."""
+    """Return whether a few lines of code with `transformers` compute the same vectors."""
     if facts.usage.prompt.differ:
         return False
     if isinstance(facts.usage, ExportFacts):
@@ -164,12 +166,12 @@ def _is_simple(facts: CardFacts) -> bool:
 
 
 def is_on_hub(base: str | None) -> bool:
-    """Return whether a base name is a hub id and not a path or a file in a package."""
+    """Return whether the name of a base model is a hub id, and not a path or a file in a package."""
     if not base or ":" in base or base.startswith(("~", ".")) or base.count("/") > 1:
         return False
     return not (PurePath(base).is_absolute() or Path(base).exists())
 
 
 def file_name(name: str) -> str:
-    """Return the last part of an absolute path, and any other name unchanged."""
+    """Return the last part of an absolute path; return any other name unchanged."""
     return PurePath(name).name if name.startswith("~") or PurePath(name).is_absolute() else name

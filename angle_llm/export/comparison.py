@@ -1,4 +1,7 @@
-"""Comparison of the forms of an encoder: facts, differences of vectors, verdict; as text and as JSON.
+"""Comparison of the forms of an encoder: facts, differences between vectors, and verdict, as text and as JSON.
+
+A form is a stored version of an encoder: an adapter, a whole model, a plain backbone, or a sentence-transformers
+folder.
 
 Legend: N texts, D dimensions.
 """
@@ -13,31 +16,33 @@ import numpy as np
 
 from angle_llm.export.weights import WeightsCount
 from angle_llm.io import plain
-from angle_llm.vectors import unit_rows
+from angle_llm.model.vectors import unit_rows
 
 TOLERANCE, TOLERANCE_HALF = 1e-5, 1e-3
-"""Largest 1 - cos of any text, for weights stored in float32 and in half precision."""
+"""Largest allowed 1 - cos of a text, for weights stored in float32 and in half precision."""
 SPEARMAN_TOLERANCE, SPEARMAN_TOLERANCE_HALF = 0.1, 1.0
-"""Largest difference of Spearman × 100."""
+"""Largest allowed difference in Spearman × 100, for weights stored in float32 and in half precision."""
 TIMES_SMALLER = 100
-"""The base without training must differ this many times more than the other form; otherwise agreement shows nothing."""
+"""The untrained base must differ this many times more from the first form than the other form does.
+
+Otherwise agreement shows nothing."""
 NOISE = 1e-10
-"""1 - cos below this is float32 rounding."""
+"""Values of 1 - cos below this are rounding errors of float32."""
 
 Rows = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
 class FormFacts:
-    """One form of an encoder."""
+    """Name, kind, stored dtype, prompt, pooling and other facts about a form of an encoder."""
 
     name: str
     kind: str
     """adapter, whole model, backbone, or sentence-transformers."""
     dtype: str
-    """Dtype of the stored weights; for an adapter, of its base in training."""
+    """Dtype of the stored weights; for an adapter, dtype of its base in training."""
     prompt: str
-    """Template, edits and tokenization."""
+    """Template, edits and tokenization of the prompt, as text."""
     pooling: str
     max_length: int
     dimensions: int
@@ -55,38 +60,39 @@ class FormFacts:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A form compared with the first one."""
+    """Differences between a form of an encoder and the first form."""
 
     form: FormFacts
     tolerance: float
     largest_difference: float
-    """Largest 1 - cos, accurate far below the rounding of the cosine."""
+    """Largest 1 - cos over the texts, see `cosine_differences`."""
     mean_difference: float
+    """Mean 1 - cos over the texts."""
     largest_relative_difference: float
-    """Largest |row - first's row| / |first's row|."""
+    """Largest |vector - vector of the first form| / |vector of the first form|."""
     worst_text: str
     """Text with the smallest cosine."""
     texts_with_other_tokens: int
     """Number of texts with different token ids."""
     problems: tuple[str, ...]
-    """Differences that are not allowed; empty for the same encoder."""
+    """Differences that are not allowed; empty if the form is the same encoder."""
     weights: WeightsCount | None = None
-    """For an adapter and a model it may have been merged into."""
+    """Comparison of the stored weights, if one form is an adapter and the other may be its merged model."""
 
 
 @dataclass(frozen=True)
 class Verification:
-    """Result of `verify`."""
+    """Result of `verify`: differences of all forms from the first form, and the verdict."""
 
     texts: int
     first: FormFacts
     base_difference: float | None
-    """Mean 1 - cos of the first form to its base without training; None if the base is unknown."""
+    """Mean 1 - cos between the first form and its untrained base; None if the base is unknown."""
     base_note: str
     """Why the base is unknown; empty if it is known."""
     comparisons: tuple[Comparison, ...]
     problems: tuple[str, ...]
-    """Of all forms."""
+    """Differences of all forms that are not allowed."""
     notes: tuple[str, ...] = ()
     """Facts that do not change the verdict, such as skipped texts."""
     compared_in: str = ""
@@ -94,24 +100,24 @@ class Verification:
 
     @property
     def holds(self) -> bool:
-        """Whether all forms are the same encoder, and differ from the base."""
+        """Whether all forms are the same encoder, and the first form differs from its base."""
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; NaN is null."""
+        """Return the report as plain JSON values; NaN becomes null."""
         values: dict[str, Any] = plain({"holds": self.holds} | asdict(self))
         return values
 
     def text(self) -> str:
-        """Return the report as text."""
+        """Return the report as lines of text, the verdict last."""
         base = self.base_note if self.base_difference is None else f"mean 1-cos {self.base_difference:.1e}"
         lines = [
             f"Compared on {self.texts} texts, with the stored weights, in float32.",
             f"Libraries: {self.compared_in}",
             "",
+            f"  {self.first}",
+            f"    difference from its base   {base}",
         ]
-        lines.append(f"  {self.first}")
-        lines.append(f"    difference from its base   {base}")
         for other in self.comparisons:
             lines += [
                 f"  {other.form}",
@@ -131,7 +137,7 @@ class Verification:
 
 
 class Encoded(NamedTuple):
-    """Facts, token ids and rows of a form; the form itself may be closed."""
+    """Facts, token ids and vectors (N, D) of a form, kept after the form itself is released."""
 
     facts: FormFacts
     ids: list[list[int]]
@@ -139,13 +145,19 @@ class Encoded(NamedTuple):
 
 
 def cosine_differences(rows_ND: Rows, others_ND: Rows) -> Rows:
-    """Return 1 - cos (N,), as half the squared distance of unit vectors, which is more accurate than the cosine."""
+    """Return 1 - cos (N,) of corresponding rows, as half the squared distance of the unit vectors.
+
+    This is accurate far below the rounding error of a cosine.
+    """
     differences_N: Rows = ((unit_rows(rows_ND) - unit_rows(others_ND)) ** 2).sum(axis=1) / 2
     return differences_N
 
 
 def compare_forms(first: Encoded, other: Encoded, texts: Sequence[str], tolerance: float | None) -> Comparison:
-    """Compare a form with the first one: facts, token ids, rows and Spearman."""
+    """Compare a form with the first form: facts, token ids, vectors and Spearman.
+
+    `tolerance` is the largest allowed 1 - cos; None: by the dtype of the stored weights.
+    """
     ours, theirs = first.facts, other.facts
     half = any(facts.kind != "adapter" and facts.dtype != "float32" for facts in (ours, theirs))
     allowed = tolerance or (TOLERANCE_HALF if half else TOLERANCE)

@@ -1,7 +1,7 @@
-"""A sentence-transformers folder, opened with the library itself.
+"""Exported sentence-transformers folders: the recorded facts, and the folder opened with sentence-transformers.
 
-The library is optional (`pip install 'angle_llm[export]'`) and imported when a folder is opened, with
-`trust_remote_code` off and without the network.
+The library is optional (`pip install 'angle_llm[export]'`) and imported when a folder is opened. Folders are opened
+without `trust_remote_code` and without the network.
 """
 
 from __future__ import annotations
@@ -18,41 +18,42 @@ import numpy as np
 
 from angle_llm import __version__
 from angle_llm.io import write_json
-from angle_llm.model.checks import EXPORT_NAME, ArtifactError, is_saved_encoder
-from angle_llm.model.library_folder import library_folder
+from angle_llm.model.source.checks import EXPORT_NAME, ArtifactError, is_saved_encoder
+from angle_llm.model.source.sentence_transformers_folder import find_sentence_transformers
 from angle_llm.prompts import Side, SidePrompts
-from angle_llm.settings_io import need_library
+from angle_llm.settings.parsing import need_library
 
 LIBRARY = "sentence-transformers"
+"""Name of the library and of this kind of form."""
 
 
 @dataclass(frozen=True)
 class ExportFacts:
-    """Prompt, pooling, length and normalisation of an exported folder, as recorded in `EXPORT_NAME`."""
+    """Prompt, pooling, maximum length and normalisation of an exported folder, recorded in `EXPORT_NAME`."""
 
     prompt: SidePrompts
     pooling: str
     max_length: int
     plain_names: Sequence[str] = ()
-    """Added tokens that the exported tokenizer reads as plain characters."""
+    """Names of added tokens that the exported tokenizer, unlike the encoder, reads as plain characters."""
     normalize: bool = False
     """Whether vectors have length 1."""
     head: str | None = None
-    """The prompt, if sentence-transformers adds it and not the tokenizer: other programs must send it."""
+    """The prompt if sentence-transformers adds it. Other programs must send it. None: the tokenizer adds the prompt."""
     as_llama: bool = False
     """Whether a Qwen2 model is stored as a LLaMA model."""
 
     def write(self, folder: Path) -> None:
-        """Write the facts into a folder."""
+        """Write the facts to `EXPORT_NAME` in a folder."""
         values = {**vars(self), "prompt": self.prompt.to_dict(), "angle_llm": __version__}
         write_json(folder / EXPORT_NAME, {"format_version": 1, "form": LIBRARY, **values})
 
     @classmethod
     def read(cls, folder: Path) -> ExportFacts | None:
-        """Read the facts; None for a folder of other origin.
+        """Read the facts of an exported folder; return None if this package did not export the folder.
 
         Raises:
-            ArtifactError: if the file is damaged.
+            ArtifactError: if `EXPORT_NAME` is damaged.
         """
         path = folder / EXPORT_NAME
         if not path.is_file():
@@ -69,17 +70,22 @@ class ExportFacts:
 
 
 def is_sentence_transformers_folder(path: str | Path) -> bool:
-    """Return whether a folder is a sentence-transformers folder and not a saved encoder."""
-    return library_folder(Path(path).expanduser()) is not None and not is_saved_encoder(path)
+    """Return whether a path is a sentence-transformers folder without the files of a saved encoder.
+
+    A saved encoder is a sentence-transformers folder too if the library can open it.
+    """
+    return find_sentence_transformers(Path(path).expanduser()) is not None and not is_saved_encoder(path)
 
 
 class SentenceTransformersModel:
-    """`SentenceTransformer(folder)` with its stored values, computing in float32, with the interface of an encoder."""
+    """A sentence-transformers folder with the interface of `SentenceEncoder`: the stored weights, computing in float32."""
 
     bits = None
 
     def __init__(self, path: str | Path, *, device: str | None, prompt: SidePrompts, pooling: str) -> None:
-        """Open the folder; `prompt` and `pooling` are assumed for a folder of other origin.
+        """Open the folder with sentence-transformers.
+
+        `prompt` and `pooling` are assumed if this package did not export the folder.
 
         Raises:
             MissingLibraryError: if sentence-transformers is not installed.
@@ -101,18 +107,18 @@ class SentenceTransformersModel:
         self.normalize = any(type(module).__name__ == "Normalize" for module in self.model)
 
     def for_side(self, side: Side) -> SentenceTransformersModel:
-        """Return the model that reads texts as `model.encode_query` or `encode_document` does."""
+        """Return a model that encodes texts with `encode_query` or `encode_document` of the library."""
         other = copy.copy(self)
         other.side = side
         return other
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text."""
+        """Return the token ids of each text, prompt included."""
         head = self.model.prompts.get(self.side or self.model.default_prompt_name, "")
         return [self.model.tokenizer(head + text, truncation=True)["input_ids"] for text in texts]
 
     def encode(self, texts: Sequence[str], **_: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Return `model.encode(texts)`: (N, D) float32. Options of `SentenceEncoder.encode` have no effect."""
+        """Return the embeddings (N, D) in float32. Options of `SentenceEncoder.encode` have no effect."""
         encode = getattr(self.model, f"encode_{self.side}" if self.side else "encode")
         rows_ND: np.ndarray[Any, np.dtype[np.float32]] = encode(list(texts), show_progress_bar=False)
         return rows_ND

@@ -1,13 +1,13 @@
-"""Merge an adapter into the weights of its base: the result needs neither peft nor the base.
+"""Merge an adapter into the weights of its base. The merged model needs neither peft nor the base.
 
     base, tensor by tensor ──► values of training ──► float32 + update ──► one rounding ──► shards
                                                                                   │
     saved adapter ◄─────────────── verify: equal vectors? ────────────────────────┘
 
-The base has the values of training: rounded to the dtype of the card, and dequantised if it was quantised. On the
-original values the adapter would be another encoder (peft#2321). A base in safetensors is read tensor by tensor, so
-merging needs the memory of one shard and one layer; verification loads each form. The target is written atomically,
-after verification.
+The adapter is merged into the base weights it was trained on: rounded to the dtype in the encoder card, and dequantised
+if the base was quantised. With the stored base weights, the result would be another encoder (peft#2321). A base in
+safetensors is read tensor by tensor, so that merging needs the memory of one shard and one layer; verification loads
+both forms, one after the other. The target folder is written atomically, after verification.
 """
 
 from __future__ import annotations
@@ -25,19 +25,16 @@ from angle_llm.export.comparison import Verification
 from angle_llm.export.verify import finish_folder
 from angle_llm.export.weights import open_adapters_base
 from angle_llm.io import write_json
-from angle_llm.model.artifact import (
-    EncoderCard,
-    check_writable,
-    write_directory,
-    write_earlier_names,
-    write_library_form,
-)
-from angle_llm.model.backbone import BackboneLocation, load_tokenizer, locate, torch_dtype
-from angle_llm.model.checks import CARD_NAME, ArtifactError, is_saved_encoder
-from angle_llm.model.lora import LoraAdapter, is_transposed, read_adapter
-from angle_llm.model.weights import BaseWeights
+from angle_llm.model.layers.lora import LoraAdapter, is_transposed, read_adapter
+from angle_llm.model.source.artifact import check_writable, write_directory, write_earlier_names, write_library_form
+from angle_llm.model.source.backbone import BackboneLocation, load_tokenizer, torch_dtype
+from angle_llm.model.source.checks import CARD_NAME, ArtifactError, is_saved_encoder
+from angle_llm.model.source.encoder_card import EncoderCard
+from angle_llm.model.source.resolve import locate
+from angle_llm.model.source.weights import BaseWeights
 
 SHARD_BYTES = 4_000_000_000
+"""Default maximum size of a weights file."""
 
 
 def merge(
@@ -50,19 +47,23 @@ def merge(
     check: bool = True,
     device: str | None = None,
 ) -> Verification | None:
-    """Merge the saved adapter `run` into its base, write it to `out`, and return the verification.
+    """Merge a saved adapter into its base, write the whole model to a folder, and return the verification.
 
     Args:
-        base: "dequantised" merges into the values the adapter was trained on, "original" into the stored weights, where
-            an adapter trained on a quantised base differs slightly.
-        dtype: dtype of the stored weights, rounded once.
-        shard_bytes: size of a weights file.
-        check: False skips verification, for a machine that cannot hold the model; the folder records it.
-        device: where to verify; None: the best available.
+        run: folder of the adapter.
+        out: folder of the merged model.
+        base: "dequantised" merges into the weights that the adapter was trained on. "original" merges into the stored
+            weights; the result then differs slightly from an adapter that was trained on a quantised base.
+        dtype: dtype of the merged weights, which are computed in float32 and rounded once.
+        shard_bytes: maximum size of a weights file.
+        check: False skips verification, for a machine that cannot hold the model. The folder records the omission, and
+            the result is None.
+        device: device of the verification; None: the best available.
 
     Raises:
         FileNotFoundError: if there is no adapter at `run`, or its base is missing.
-        ArtifactError: for an adapter that cannot be merged, another base, or a target that would overwrite its inputs.
+        ArtifactError: for an adapter that cannot be merged, a base with other weights than in training, or a target that
+            would overwrite its inputs.
         VerificationError: if the merged model differs from the adapter; nothing is written.
     """
     source, target = Path(run).expanduser(), Path(out).expanduser()
@@ -72,7 +73,7 @@ def merge(
         raise FileNotFoundError(f"{source} has no {CARD_NAME}: not a saved adapter.{hint}")
     card = EncoderCard.read(source)
     if card.base is None:
-        raise ArtifactError(f"{source} holds a whole model, not an adapter: nothing to merge.")
+        raise ArtifactError(f"{source} contains a whole model, not an adapter: nothing to merge.")
     check_target(source, locate(card.base), target)
     adapter = read_adapter(source)
     original = base == "original"
@@ -97,7 +98,7 @@ def merge(
         _write_weights(folder, weights, adapter, torch_dtype(dtype), shard_bytes)
         config: Any = weights.skeleton.config
         if hasattr(config, "quantization_config"):
-            del config.quantization_config  # the base was quantised, the merged model is not
+            del config.quantization_config  # the merged model is not quantised, unlike its base
         config.dtype = torch_dtype(dtype)
         config.architectures = [type(weights.skeleton).__name__]
         config.save_pretrained(folder)
@@ -116,12 +117,12 @@ def merge(
 
 
 def check_target(source: Path, base: BackboneLocation, target: Path) -> None:
-    """Refuse a target that would overwrite an encoder or its base, or be written into their folders.
+    """Check that a target folder does not overwrite an encoder or its base, and is not inside their folders.
 
     Raises:
-        ArtifactError: as `check_writable`, which names what would be overwritten.
+        ArtifactError: with the path that would be overwritten.
     """
-    # A folder below that of a GGUF file does not touch the file.
+    # A GGUF base is one file: a target in the folder of the file does not change the file.
     read = {"adapter": source, "base": Path(base.name) / (base.gguf_file or "")}
     check_writable(target, **read)
     for what, path in read.items():
@@ -132,7 +133,7 @@ def check_target(source: Path, base: BackboneLocation, target: Path) -> None:
 def _write_weights(
     folder: Path, weights: BaseWeights, adapter: LoraAdapter, dtype: torch.dtype, shard_bytes: int
 ) -> None:
-    """Write the tensors with the names of `save_pretrained`: one file, or shards and their index."""
+    """Write the merged tensors, with the names that `save_pretrained` gives them, to one file or to shards with an index."""
     from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors.torch import save_file
 
@@ -144,14 +145,18 @@ def _write_weights(
     for file, names in split.filename_to_tensors.items():
         tensors = {name: _merged(name, weights, adapter, dtype) for name in names}
         save_file(tensors, folder / file, metadata={"format": "pt"})
-        del tensors  # before the next shard is made
+        del tensors  # free the memory before the next shard
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         write_json(folder / "model.safetensors.index.json", index)
 
 
 def _merged(name: str, weights: BaseWeights, adapter: LoraAdapter, dtype: torch.dtype) -> Tensor:
-    """Return a tensor of the merged model in the stored dtype."""
+    """Return a tensor of the merged model by name, in the dtype of the merged weights.
+
+    Raises:
+        ArtifactError: for values that are not finite.
+    """
     path, _, kind = name.rpartition(".")
     values = weights.values(name)
     if kind == "weight" and path in adapter.updates:

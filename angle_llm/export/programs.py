@@ -1,12 +1,11 @@
-"""Programs that open an exported folder, and what their users must know."""
+"""Programs that open an exported folder: where its vectors are known to be correct, and what users must do."""
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from pathlib import Path
 
 from angle_llm.export.exported_folder import ExportFacts
-from angle_llm.model.checks import EXPORT_NAME, read_json
+from angle_llm.model.source.checks import EXPORT_NAME, read_json
 from angle_llm.prompts import SIDES
 
 _MEASURED = {
@@ -18,18 +17,13 @@ _PROGRAMS: dict[str, set[str]] = {
     "sentence-transformers 6.2.0 (transformers 5.23.0)": set(),
     "vLLM 0.32.0 (transformers 5.19.0)": {"mpnet"},
 }
-"""Programs in which `make test-readers` measured the model types `_MEASURED` → types that they do not open."""
+"""Programs that `make test-readers` checked with the model types in `_MEASURED`, and the types they do not open."""
 _VLLM_POOLINGS = {"last", "cls", "mean"}
 _SHOWN_NAMES = 10
 
 
-def installed_versions(*more: str) -> str:
-    """Return the libraries that compute vectors, with versions: those named, transformers and torch."""
-    return ", ".join(f"{name} {version(name)}" for name in (*more, "transformers", "torch"))
-
-
 def program_notes(folder: Path, facts: ExportFacts) -> list[str]:
-    """Return sentences about an exported folder: where its vectors are known to be right, and what other programs need."""
+    """Return notes on an exported folder: the programs whose vectors are known to be correct, and what others need."""
     model_type = str(read_json(folder / "config.json").get("model_type"))
     programs = [name for name, lacks in _PROGRAMS.items() if model_type in _MEASURED - lacks]
     notes = []

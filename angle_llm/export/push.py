@@ -1,16 +1,16 @@
 """Upload a saved encoder to the hub: an adapter, a whole or merged model, or a sentence-transformers folder.
 
-    folder ──► complete, verified, no pickles, no local paths? ──► card ──► one commit
+    folder ──► complete, verified, no pickles, no local paths? ──► model card ──► one commit
 
-One commit holds everything; the folder itself is not changed. In the repository, files of kinds that a push writes
-(weights, configurations, tokenizer, cards: `_OURS`) are replaced, and deleted if this push has none of that name; other
-files are kept. The token is that of `hf auth login` or HF_TOKEN; it is not an argument and is never printed.
+The upload is one commit, and the local folder is not changed. A push replaces the files of an earlier push (weights,
+configurations, tokenizer, cards: `_OURS`), and deletes them if the new encoder has no file of this name. It keeps all
+other files of the repository. The token comes from `hf auth login` or HF_TOKEN; it is not an argument and is never
+printed.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path, PurePath
@@ -19,8 +19,7 @@ from typing import Any
 import yaml
 
 from angle_llm.export.card import MERGE_NAME, REPORT_NAME, CardFacts, file_name, is_on_hub, model_card
-from angle_llm.export.commands import PushSettings
-from angle_llm.model.checks import (
+from angle_llm.model.source.checks import (
     CARD_NAME,
     EXPORT_NAME,
     TOKENIZER_FILES,
@@ -29,51 +28,56 @@ from angle_llm.model.checks import (
     check_model_files,
     read_json,
 )
-from angle_llm.model.hub import ADAPTER_FILES, WHOLE_FILES
-from angle_llm.model.library_folder import MODULES_NAME
+from angle_llm.model.source.hub import ADAPTER_FILES, WHOLE_FILES
+from angle_llm.model.source.resolve import split_revision
+from angle_llm.model.source.sentence_transformers_folder import MODULES_NAME
+from angle_llm.settings.export import PushSettings
 
 _PUSHED = {".json", ".safetensors", ".txt", ".model"}
+"""Suffixes of the files that are uploaded."""
 _UNCHANGED_JSON = {"tokenizer.json", "vocab.json", "model.safetensors.index.json", MODULES_NAME}
-"""Files without paths, uploaded unchanged."""
+"""JSON files that contain no local paths; they are uploaded unchanged."""
 _HUBS_OWN = {".gitattributes", "README.md"}
+"""Files that the hub creates in a new repository."""
 _OURS = (
     CARD_NAME, EXPORT_NAME, MERGE_NAME, REPORT_NAME, *ADAPTER_FILES, *WHOLE_FILES, *TOKENIZER_FILES, MODULES_NAME,
     "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json",
 )  # fmt: skip
-"""Files of all forms of an encoder: patterns of paths in a repository."""
+"""Patterns of the paths, in a repository, of the files that a push can write."""
 _PATH_KEYS = frozenset({
     "_name_or_path", "name_or_path", "base_model_name_or_path", "base", "folder", "path", "name", "tokenizer_file",
     "vocab_file", "merges_file", "special_tokens_map_file", "run_dir", "prompt", "pairs", "resume", "config",
 })  # fmt: skip
-"""Keys of JSON and YAML files that may hold a path of the machine that wrote them."""
+"""Keys in JSON and YAML files whose value can be a local path."""
 _HINTS = {
     401: "The token is missing or not valid: log in (`hf auth login`), or set HF_TOKEN.",
-    403: "The token has no write access: create one that has, or name one of your repositories.",
+    403: "The token has no write access: create a token with write access, or name a repository of your account.",
 }
+"""Advice by HTTP status."""
 
 
 class PushError(RuntimeError):
-    """The upload failed; no file was changed on the hub. A new repository may exist, empty."""
+    """The upload failed. No file on the hub changed, but a new, empty repository can exist."""
 
 
 def push(settings: PushSettings) -> str:
-    """Upload the encoder; return what to print: its address, or with `dry_run` its files and card.
+    """Upload an encoder and return the text to print: its address, or with `dry_run` its files and model card.
 
     Raises:
-        ArtifactError: for a folder that is not a complete encoder, an adapter on a local base, or one that was not
-            verified.
-        ValueError: for a name other than USER/NAME, or a run or results that cannot be read.
-        PushError: if the repository holds something else, or the hub refuses or is not reachable.
+        ArtifactError: for an incomplete encoder, an adapter on a local base, or a folder that was not verified.
+        ValueError: for a repository name other than USER/NAME, or a run or results file that cannot be read.
+        PushError: if the repository contains other files, or the hub refuses or is not reachable.
     """
     folder, repo = settings.folder.expanduser(), settings.repo
     if repo.count("/") != 1 or not all(repo.split("/")):
         raise ValueError(f"push: expected a repository USER/NAME, got {repo!r}.")
     facts = CardFacts.read(folder)
     about = _training(settings, folder)
-    if facts.base is None:
-        base, revision = _base_of_run(about.get("settings", {}))
-        facts = replace(facts, base=base, revision=revision)
-    _check(facts, folder, unverified=settings.unverified)
+    model = about.get("settings", {}).get("model")
+    if facts.base is None and isinstance(model, dict):
+        base, revision = split_revision(str(model.get("path") or ""))
+        facts = replace(facts, base=base or None, revision=revision or model.get("revision"))  # the key of older runs
+    _check(facts, folder)
     files: dict[str, Path | bytes] = {}
     skipped = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -94,17 +98,14 @@ def push(settings: PushSettings) -> str:
     return "\n".join([*lines, f"Uploaded to {url}. To use it: {opened}({repo!r})"])
 
 
-def _check(facts: CardFacts, folder: Path, *, unverified: bool) -> None:
-    """Raise an `ArtifactError` for an encoder that others cannot use, or that was not compared with its origin."""
+def _check(facts: CardFacts, folder: Path) -> None:
+    """Raise `ArtifactError` if other users cannot open the encoder, or it was not compared with its origin."""
     check_links(folder)
     if facts.form != "adapter":
         check_model_files(folder)
         made = bool(facts.origin) or facts.form == "sentence-transformers"
-        if made and not unverified and facts.report.get("holds") is not True:
-            raise ArtifactError(
-                f"{folder} was not verified against its origin. Make it again without --no-verify, or push it with "
-                "--unverified."
-            )
+        if made and facts.report.get("holds") is not True:
+            raise ArtifactError(f"{folder} was not verified against its origin. Make it again without --no-verify.")
         return
     if PurePath(facts.base or "").is_absolute() or Path(facts.base or "").expanduser().exists():
         raise ArtifactError(
@@ -113,11 +114,14 @@ def _check(facts: CardFacts, folder: Path, *, unverified: bool) -> None:
         )
     for name in ADAPTER_FILES:
         if not (folder / name).is_file():
-            raise ArtifactError(f"{folder} holds no {name}. Save the encoder again.")
+            raise ArtifactError(f"{folder} has no {name}. Save the encoder again.")
 
 
 def _content(path: Path, facts: CardFacts) -> Path | bytes:
-    """Return a file as it is uploaded: with the base name of the card and without local paths."""
+    """Return the content of a file for the upload: its path if unchanged, else bytes without local paths.
+
+    The base in an adapter's configuration is the base in its encoder card.
+    """
     if path.suffix != ".json" or path.name in _UNCHANGED_JSON:
         return path
     values = read_json(path)
@@ -131,9 +135,10 @@ def _content(path: Path, facts: CardFacts) -> Path | bytes:
 
 
 def without_paths(value: Any) -> Any:
-    """Return a JSON value without paths of this machine: under some keys, an absolute path becomes its last part.
+    """Return a JSON value without local paths: an absolute path under a key in `_PATH_KEYS` becomes its last part.
 
-    Other texts can be a prompt or a token that looks like a path, and are kept; so is everything in an object `prompt`.
+    Strings under other keys are kept, because a prompt or a token can look like a path. Objects `prompt` and `prompts`
+    are kept too.
     """
     if isinstance(value, list | tuple):
         return [without_paths(item) for item in value]
@@ -149,7 +154,11 @@ def without_paths(value: Any) -> Any:
 
 
 def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
-    """Return the settings and scores for the card, from the run directory and `--results`."""
+    """Return the arguments `settings` and `scores` of `model_card`, from the run directory and `--results`.
+
+    Raises:
+        ValueError: if the run directory or the results file cannot be read.
+    """
     run, parent = settings.run, folder.resolve().parent
     if run is None and (parent / "settings.yaml").is_file():
         run = parent
@@ -170,17 +179,14 @@ def _training(settings: PushSettings, folder: Path) -> dict[str, Any]:
     return about
 
 
-def _base_of_run(settings: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Return the base and its revision from the settings of a run; None if the settings do not have them."""
-    model = settings.get("model")
-    return (model.get("path"), model.get("revision")) if isinstance(model, dict) else (None, None)
-
-
 def _scores_of_run(path: Path) -> list[tuple[str, str, float]]:
-    """Return the deciding metric before the first step, and the best one after, which is that of the saved model."""
+    """Return the main metric before the first step and of the saved model, which has the best value of the run.
+
+    `path` is metrics.jsonl of the run; each score is a task, a metric and a value, as for `model_card`.
+    """
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     rows = [row for row in map(json.loads, filter(str.strip, lines)) if "evaluation" in row]
-    names = [key for row in rows[:1] for key in row if key.startswith("evaluation/")]  # the deciding one is the first
+    names = [key for row in rows[:1] for key in row if key.startswith("evaluation/")]  # main metric first
     task, _, metric = (names or ["evaluation/spearman"])[0].rpartition("/")
     before = [row["evaluation"] for row in rows if row["step"] == 0][:1]
     after = [row["evaluation"] for row in rows if row["step"] > 0]
@@ -190,8 +196,13 @@ def _scores_of_run(path: Path) -> list[tuple[str, str, float]]:
 
 
 def _read_scores(path: Path) -> list[tuple[str, str, float]]:
-    """Return the scores of a JSON file of `angle-llm eval sts --json`, the tasks and their average, or of `eval
-    retrieval --json`, the first metric of each task."""
+    """Read scores for `model_card` from a file of `eval sts --json` or `eval retrieval --json`.
+
+    STS: Spearman of each task and on average. Retrieval: the main metric of each task.
+
+    Raises:
+        ValueError: if the file cannot be read or has other content.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         scores: list[tuple[str, str, Any]] = []
@@ -212,13 +223,17 @@ def _read_scores(path: Path) -> list[tuple[str, str, float]]:
 
 
 def _is_ours(name: str) -> bool:
+    """Return whether a path in a repository is a file that a push can write."""
     return any(name.count("/") == pattern.count("/") and fnmatch(name, pattern) for pattern in _OURS)
 
 
 def _send(files: dict[str, Path | bytes], facts: CardFacts, repo: str, about: dict[str, Any], *, private: bool) -> str:
-    """Create the repository if needed, upload everything in one commit, and return its address.
+    """Upload files and model card in one commit, in a new repository if needed, and return the address of the commit.
 
-    Files of an earlier push that this one does not have are deleted (`_OURS`); other files are kept.
+    Files of an earlier push that this push does not replace are deleted; other files are kept.
+
+    Raises:
+        PushError: if the repository contains other files, or the hub refuses or is not reachable.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
     from huggingface_hub.errors import LocalTokenNotFoundError, OfflineModeIsEnabled
@@ -231,7 +246,7 @@ def _send(files: dict[str, Path | bytes], facts: CardFacts, repo: str, about: di
         there = set(api.list_repo_files(repo)) if exists else set()
         if there - _HUBS_OWN and not there & {CARD_NAME, EXPORT_NAME}:
             some = ", ".join(sorted(there - _HUBS_OWN)[:3])
-            raise PushError(f"{repo} holds other files ({some} …). Choose another name.")
+            raise PushError(f"{repo} contains other files ({some} …). Choose another name.")
         readme = model_card(facts, repo, license=_license(api, facts.base), **about)
         if not exists:
             api.create_repo(repo, private=private)
@@ -258,7 +273,7 @@ def _send(files: dict[str, Path | bytes], facts: CardFacts, repo: str, about: di
 
 
 def _license(api: Any, base: str | None) -> str | None:
-    """Return the license on the card of the base; None if it has none, or is not on the hub."""
+    """Return the license in the model card of the base on the hub; None if it is unknown."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     if base is None or not is_on_hub(base) or "/" not in base:

@@ -1,17 +1,19 @@
 """Export a saved encoder as a sentence-transformers folder with the same vectors.
 
     adapter ──► merge ──┐
-    whole model ────────┴─► weights + config.json            with the keys of transformers 4 and 5
+    whole model ────────┴─► weights, config.json              with the keys of transformers 4 and 5
                             tokenizer.json                    with prompt, edits and maximum length
                             modules.json, 1_Pooling/ …        pooling, Normalize
                             angle_llm_export.json             what was exported, for `angle-llm verify`
 
-Prompts of the library are prefixes, and it truncates a formatted text at its end, which is the tail of the prompt. So
-the prompt is part of the tokenizer (see `tokenizer.prompt_tokenizer`), and every program that reads it needs no argument
-and no code of the folder. This package does not open the folder: the prompt would be added twice.
+Prompts of sentence-transformers are prefixes, and the library truncates the end of a formatted text, which would remove
+the tail of the prompt. So the prompt is part of the tokenizer (see `tokenizer.prompt_tokenizer`), and a program that
+opens the folder needs no prompt argument and no code from the folder. This package does not open the folder, because it
+would add the prompt twice.
 
-The library adds the prompts (`prompts` in `config_sentence_transformers.json`) if queries and documents have different
-ones, or if the tokenizer cannot hold a prompt before the text. Other programs must then send them with each text.
+sentence-transformers adds the prompts (`prompts` in `config_sentence_transformers.json`) in two cases: queries and
+documents have different prompts, or a tokenizer with the prompt would read added tokens in a text as plain characters.
+Other programs must then send the prompts with the texts.
 """
 
 from __future__ import annotations
@@ -30,20 +32,22 @@ from angle_llm.export.card import MERGE_NAME
 from angle_llm.export.comparison import Verification
 from angle_llm.export.exported_folder import ExportFacts
 from angle_llm.export.merge import check_target, merge
-from angle_llm.export.tokenizer import PromptTokenizer, check_same_ids, prompt_tokenizer
+from angle_llm.export.tokenizer import PromptTokenizer, changed_names, check_same_ids, prompt_tokenizer
 from angle_llm.export.verify import finish_folder
 from angle_llm.io import write_json
-from angle_llm.model.artifact import EncoderCard, write_directory, write_earlier_names
-from angle_llm.model.backbone import BackboneLocation, load_tokenizer, locate
-from angle_llm.model.checks import CARD_NAME, ArtifactError, is_saved_encoder, read_json
-from angle_llm.model.library_folder import library_pooling, library_prompts, write_library_files
+from angle_llm.model.source.artifact import write_directory, write_earlier_names
+from angle_llm.model.source.backbone import BackboneLocation, load_tokenizer
+from angle_llm.model.source.checks import CARD_NAME, ArtifactError, is_saved_encoder, read_json
+from angle_llm.model.source.encoder_card import EncoderCard
+from angle_llm.model.source.resolve import locate
+from angle_llm.model.source.sentence_transformers_folder import library_pooling, library_prompts, write_library_files
+from angle_llm.model.source.weights import open_base
 from angle_llm.model.tokenizer import SentenceTokenizer, SideTokenizers, load_tokenizer_file
-from angle_llm.model.weights import open_base
 from angle_llm.prompts import Side, load_prompt, load_prompts
-from angle_llm.settings_io import need_library
+from angle_llm.settings.parsing import need_library
 
 _REBUILT = {"qwen2"}
-"""Model types whose tokenizer transformers 5.6 and later build from the vocabulary, without the normalizer of the file."""
+"""Model types whose tokenizer transformers 5.6 and later rebuild from the vocabulary, without the stored normalizer."""
 
 
 def export_sentence_transformers(
@@ -55,17 +59,22 @@ def export_sentence_transformers(
     check: bool = True,
     device: str | None = None,
 ) -> Verification | None:
-    """Write the saved encoder `run` as a sentence-transformers folder `out`, and return the verification.
+    """Export a saved encoder to a sentence-transformers folder, and return the verification.
 
-    An adapter is merged first and stored in `dtype` (None: float32); a whole model keeps its dtype. `side`: only the
-    prompt of queries or of documents, for all texts. `check` False skips the comparison, which needs the library.
+    Args:
+        run: folder of the encoder: an adapter, which is merged first, or a whole model.
+        out: folder to write.
+        dtype: dtype of a merged adapter; None: float32. A whole model keeps its dtype.
+        side: use only the prompt of queries, or only the prompt of documents, for all texts.
+        check: False skips the verification, which needs sentence-transformers; the result is then None.
+        device: device of the verification; None: the best available.
 
     Raises:
         FileNotFoundError: if there is no saved encoder at `run`, or its base is missing.
-        ArtifactError: for a pooling or prompts that the library does not support, a tokenizer that cannot hold the
-            prompt, a damaged encoder, or a target that would overwrite its inputs.
+        ArtifactError: for a pooling or prompts that sentence-transformers does not support, a tokenizer that cannot
+            include the prompt, a damaged encoder, or a target that would overwrite its inputs.
         MissingLibraryError: if sentence-transformers is not installed and `check` is True.
-        VerificationError: if the folder is a different encoder; nothing is written.
+        VerificationError: if the folder differs from the encoder; nothing is written.
     """
     source, target = Path(run).expanduser(), Path(out).expanduser()
     if not is_saved_encoder(source):
@@ -92,12 +101,12 @@ def export_sentence_transformers(
     tokenizer = load_tokenizer(BackboneLocation(str(source)))
     tokenizers = SideTokenizers.of(tokenizer, card.prompt, card.max_length)
     query, prompts, default = card.prompt.query, dict[str, str](), None
-    exported = prompt_tokenizer(tokenizers.query)
-    simple = not (query.tail or query.edits) and query.head == query.head.lstrip()
-    if card.prompt.differ or (exported.plain_names and simple):
+    is_prefix = not (query.tail or query.edits) and query.head == query.head.lstrip()
+    stored = tokenizers.query
+    if card.prompt.differ or (is_prefix and stored.template.head and changed_names(tokenizer)):
         prompts, default = library_prompts(card.prompt, source)
-        headless = replace(load_prompt("plain"), append=query.append)
-        exported = prompt_tokenizer(SentenceTokenizer(tokenizer, headless, card.max_length))
+        stored = SentenceTokenizer(tokenizer, replace(load_prompt("plain"), append=query.append), card.max_length)
+    exported = prompt_tokenizer(stored)
     found: list[Verification | None] = []
 
     def fill(folder: Path) -> None:
@@ -129,6 +138,7 @@ def export_sentence_transformers(
 
 
 def _weights_files(folder: Path) -> list[Path]:
+    """Return the paths of the weights, their index, the configuration, and the provenance of a merge in a folder."""
     names = ("config.json", MERGE_NAME, "model.safetensors.index.json")
     return [*(folder / name for name in names if (folder / name).is_file()), *sorted(folder.glob("model*.safetensors"))]
 
@@ -136,10 +146,12 @@ def _weights_files(folder: Path) -> list[Path]:
 def _check_tokenizers(
     folder: Path, tokenizers: SideTokenizers, prompts: Mapping[str, str], exported: PromptTokenizer
 ) -> None:
-    """Check the ids of the folder's tokenizer as programs open it: `AutoTokenizer`, its class, and `tokenizers`.
+    """Check that the tokenizer of an exported folder gives the token ids of the encoder, in all ways to open it.
+
+    It is opened with `AutoTokenizer`, with the class of its file, and with the library `tokenizers`.
 
     Raises:
-        ArtifactError: if its ids differ from the encoder's.
+        ArtifactError: if token ids differ.
     """
     raw = RawTokenizer.from_file(str(folder / "tokenizer.json"))
     by_file, automatic = load_tokenizer_file(folder), load_tokenizer(BackboneLocation(str(folder)))
@@ -153,9 +165,12 @@ def _check_tokenizers(
 
 
 def _write_as_llama(folder: Path) -> None:
-    """Rewrite a Qwen2 model as the LLaMA model with the same values: biases, and an output bias of 0.
+    """Rewrite a Qwen2 model as a LLaMA model with the same weights, attention biases included, and an output bias of 0.
 
-    transformers does not rebuild the tokenizer of a LLaMA model. Raises `ArtifactError` for sliding windows.
+    transformers keeps the stored tokenizer of a LLaMA model, but rebuilds the tokenizer of a Qwen2 model.
+
+    Raises:
+        ArtifactError: for a model with sliding windows.
     """
     config = read_json(folder / "config.json")
     if config.get("use_sliding_window"):
@@ -167,7 +182,7 @@ def _write_as_llama(folder: Path) -> None:
         config.pop(key, None)
     config |= {"model_type": "llama", "architectures": ["LlamaModel"], "attention_bias": True, "mlp_bias": False}
     write_json(folder / "config.json", config)
-    path = max(folder.glob("model*.safetensors"))  # the last file
+    path = max(folder.glob("model*.safetensors"))  # the last shard
     tensors = load_file(path)
     zero = torch.zeros(config["hidden_size"], dtype=next(iter(tensors.values())).dtype)
     biases = {f"layers.{number}.self_attn.o_proj.bias": zero.clone() for number in range(config["num_hidden_layers"])}

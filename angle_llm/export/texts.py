@@ -1,7 +1,7 @@
-"""Texts that forms of an encoder are compared on: short, long and unusual ones.
+"""Built-in texts for the comparison of two forms of an encoder: short, long and unusual texts.
 
-Quotes and full stops may merge with the prompt, braces are template syntax, names of special tokens are plain text, and
-long texts are cut.
+They contain what forms can treat differently: quotes and full stops that can merge with the prompt, braces of templates,
+names of special tokens, other scripts, and more tokens than the maximum length.
 """
 
 _WALK = (
@@ -31,7 +31,7 @@ SENTENCES: tuple[str, ...] = (
     "7",
     "?",
     ".",
-    # quotes, brackets, what prompts are made of
+    # quotes, braces, parts of prompts
     'She said "no" and left.',
     '"',
     "The sign read 'Closed until further notice'.",

@@ -1,16 +1,17 @@
-"""Verify that several forms are the same encoder: encode the same texts with each and compare the vectors.
+"""Verify that several forms are the same encoder: encode the same texts with all forms, and compare the vectors.
 
-Weights are compared, not arithmetic: every form is opened with the values it has and computes in float32.
+Every form is opened with its stored weights and computes in float32, so that differences come from the weights and not
+from the arithmetic:
 
-    adapter                 base weights rounded to their dtype in training (or dequantised), widened, plus the float32
-                            adapter: the trained function without the rounding of bfloat16 activations
-    whole model             stored weights, widened
-    backbone                the same, with prompt, pooling, maximum length and normalisation of the first form
-    sentence-transformers   the same, encoded by that library
+    adapter                 base weights rounded to their dtype in training (or dequantised), converted to float32, plus
+                            the float32 adapter: the trained function without the rounding of bfloat16 activations
+    whole model             stored weights, converted to float32
+    backbone                like a whole model, with prompt, pooling, maximum length and normalisation of the first form
+    sentence-transformers   like a whole model, encoded by sentence-transformers
 
-For an adapter and a model it was merged into, the weights are compared too (`weights.count_wrong`): vectors cannot show
-a merge in bfloat16 arithmetic. Agreement alone shows nothing without training: the first form must differ from its base
-`TIMES_SMALLER` times more than from the other forms. One form is in memory at a time.
+For an adapter and its merged model, the weights are compared too (`weights.count_wrong`), because vectors cannot show a
+merge in bfloat16 arithmetic. Forms of an untrained encoder would agree in any case, so the first form must differ from
+its base `TIMES_SMALLER` times more than from the other forms. One form is in memory at a time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -41,24 +43,23 @@ from angle_llm.export.exported_folder import (
     SentenceTransformersModel,
     is_sentence_transformers_folder,
 )
-from angle_llm.export.programs import installed_versions
 from angle_llm.export.texts import SENTENCES
 from angle_llm.export.weights import WeightsCount, count_wrong
 from angle_llm.io import write_json
-from angle_llm.model.artifact import EncoderCard
-from angle_llm.model.checks import is_saved_encoder
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.hub import find
-from angle_llm.model.quantization import dequantize
+from angle_llm.model.source.checks import is_saved_encoder
+from angle_llm.model.source.encoder_card import EncoderCard
+from angle_llm.model.source.quantization import dequantize
+from angle_llm.model.source.resolve import resolve_model
 from angle_llm.prompts import SIDES, Side, SidePrompts, load_prompts
 
 Form: TypeAlias = SentenceEncoder | SentenceTransformersModel
 Score = Callable[[SentenceEncoder], float]
-"""Spearman × 100 of an encoder on some pairs."""
+"""A function from an encoder to its Spearman × 100 on a file of scored pairs."""
 
 
 class VerificationError(ValueError):
-    """Two forms that should be the same encoder differ; the message is the report."""
+    """Two forms differ although they must be the same encoder. The message contains the report."""
 
 
 def verify(
@@ -72,27 +73,25 @@ def verify(
     original_base: bool = False,
     side: Side | None = None,
 ) -> Verification:
-    """Compare every form with the first one.
+    """Check that all forms are the same encoder as the first form, and return the report.
 
     Args:
-        forms: saved folders (adapter or whole), sentence-transformers folders, or models.
-        texts: texts to encode; None: the built-in ones that the tokenizer of the first form has tokens for.
-        score: computes a metric for each form, compared too.
-        tolerance: largest 1 - cos. None: by the stored dtypes, and no wrong weight is allowed.
-        device: where to compute; None: the best available.
-        names: names in the report instead of the paths.
-        original_base: apply adapters to the base weights as stored, not to the values they were trained on.
-        side: compare encoders with two prompts on this side only. None: on both.
+        forms: saved folders (adapter or whole), sentence-transformers folders, or models; at least two.
+        texts: texts to encode; None: the built-in texts that all forms can encode alike.
+        score: function that computes a score of each form, which is compared too.
+        tolerance: largest allowed 1 - cos. None: by the stored dtypes; wrong weights are then not allowed.
+        device: device of the computation; None: the best available.
+        names: names of the forms in the report; None: the paths.
+        original_base: apply adapters to the stored base weights, not to the values in training.
+        side: compare encoders with two prompts on this side only. None: on both sides.
 
     Raises:
-        ValueError: for fewer than two forms, or texts that cannot be encoded.
+        ValueError: if the first form is a sentence-transformers folder, or for texts that cannot be encoded.
         FileNotFoundError, ArtifactError: for a form that cannot be opened.
         MissingLibraryError: for a sentence-transformers folder if the library is not installed.
     """
-    if len(forms) < 2:
-        raise ValueError(f"verify: expected two or more forms, got {len(forms)}.")
     names = [str(form) for form in forms] if names is None else names
-    forms = [form if is_sentence_transformers_folder(form) else find(str(form)).folder or form for form in forms]
+    forms = [form if is_sentence_transformers_folder(form) else _saved_folder(form) for form in forms]
     if is_sentence_transformers_folder(forms[0]):
         raise ValueError(
             f"{names[0]} is a sentence-transformers folder, which does not store how it was trained. Name the original "
@@ -104,22 +103,13 @@ def verify(
     usage = {"prompt": prompts, "pooling": encoder.pooling, "max_length": encoder.max_length}
     usage["normalize"] = encoder.normalize
     sides: Sequence[Side | None] = SIDES if prompts.differ else [side]
-    notes = []
+    notes: list[str] = []
     if texts is None:
-        texts = [text for text in SENTENCES if _has_tokens(encoder, text)]
-        if skipped := len(SENTENCES) - len(texts):
-            notes.append(f"built-in texts skipped: {skipped}. The tokenizer has no tokens for them.")
-        names_in_texts = {name for form in forms for name in _plain_names(form)}
-        known = [text for text in texts if not any(name in text for name in names_in_texts)]
-        if skipped := len(texts) - len(known):
-            notes.append(
-                f"built-in texts skipped: {skipped}. They contain a name that the exported tokenizer reads as plain characters."
-            )
-        texts = known
+        texts, notes = _built_in_texts(encoder, forms)
     texts = list(texts)
     first = _encode(encoder, _kind(forms[0]), names[0], texts, score, sides)
     base_rows_ND, base_note = _base_rows(encoder, forms[0], texts, device, sides)
-    del encoder  # before the next one is loaded
+    del encoder  # free the memory before the next form is opened
 
     base_difference, problems = None, []
     if base_rows_ND is not None:
@@ -143,19 +133,50 @@ def verify(
         comparisons.append(replace(compared, weights=count, problems=tuple(found)))
         problems += [f"{name}: {problem}" for problem in found]
     return Verification(
-        len(texts),
-        first.facts,
-        base_difference,
-        base_note,
-        tuple(comparisons),
-        tuple(problems),
-        tuple(notes),
-        installed_versions(*([LIBRARY] if any(map(is_sentence_transformers_folder, forms)) else [])),
+        texts=len(texts),
+        first=first.facts,
+        base_difference=base_difference,
+        base_note=base_note,
+        comparisons=tuple(comparisons),
+        problems=tuple(problems),
+        notes=tuple(notes),
+        compared_in=_library_versions(forms),
     )
 
 
+def _built_in_texts(encoder: SentenceEncoder, forms: Sequence[str | Path]) -> tuple[list[str], list[str]]:
+    """Return the built-in texts that all forms can encode alike, and notes on the number of skipped texts."""
+    texts, notes = [text for text in SENTENCES if _has_tokens(encoder, text)], []
+    if skipped := len(SENTENCES) - len(texts):
+        notes.append(f"built-in texts skipped: {skipped}. The tokenizer has no tokens for them.")
+    exported = [ExportFacts.read(Path(form)) for form in forms if is_sentence_transformers_folder(form)]
+    names = {name for facts in exported if facts is not None for name in facts.plain_names}
+    known = [text for text in texts if not any(name in text for name in names)]
+    if skipped := len(texts) - len(known):
+        notes.append(
+            f"built-in texts skipped: {skipped}. They contain a name that the exported tokenizer reads as plain characters."
+        )
+    return known, notes
+
+
+def _has_tokens(encoder: SentenceEncoder, text: str) -> bool:
+    """Return whether the tokenizers of all prompts have tokens for a text."""
+    try:
+        for tokenize in encoder.tokenizers.distinct:
+            tokenize([text])
+    except ValueError:
+        return False
+    return True
+
+
+def _library_versions(forms: Sequence[str | Path]) -> str:
+    """Return the names and versions of the libraries that computed the vectors."""
+    names = [LIBRARY] if any(map(is_sentence_transformers_folder, forms)) else []
+    return ", ".join(f"{name} {version(name)}" for name in (*names, "transformers", "torch"))
+
+
 def _count(forms: list[tuple[str | Path, FormFacts]], original_base: bool) -> WeightsCount | None:
-    """Return the wrong weights of two forms, if one is an adapter and the other a model that is not quantised."""
+    """Compare the weights of two forms if one is an adapter and the other is a model that is not quantised."""
     (adapter, its), (model, facts) = sorted(forms, key=lambda form: form[1].kind != "adapter")
     if its.kind != "adapter" or facts.kind == "adapter" or "bits" in facts.dtype:
         return None
@@ -172,17 +193,20 @@ def finish_folder(
     original_base: bool = False,
     side: Side | None = None,
 ) -> Verification | None:
-    """Compare a new folder with its origin `source`, and write report and README.md into it.
+    """Compare a new folder with the encoder in `source`, and write the report and README.md to the folder.
 
     Args:
-        names: names of source and folder for the user, as in `verify`.
-        check: False skips the comparison, which the report records.
-        original_base: as in `verify`; the report and the card then note the difference from the adapter on the values
-            it was trained on.
-        side: as in `verify`.
+        folder: merged or exported encoder, still under a temporary name.
+        source: encoder that the folder was made from.
+        names: names of source and folder in the report.
+        check: False skips the comparison; the report then records that, and the result is None.
+        device: device of the comparison; None: the best available.
+        original_base: whether the adapter was merged into the stored base weights. The report then also notes the
+            difference from the adapter on the base values in training.
+        side: compare encoders with two prompts on this side only. None: on both sides.
 
     Raises:
-        VerificationError: if the two differ.
+        VerificationError: if the two encoders differ.
     """
     found = None
     if check:
@@ -194,7 +218,7 @@ def finish_folder(
         if original_base:
             (trained,) = verify([source, folder], names=names, device=device).comparisons
             note = (
-                f"The difference from the adapter on the values it was trained on is 1-cos {trained.largest_difference:.1e} "
+                f"The difference from the adapter on the base values in training is 1-cos {trained.largest_difference:.1e} "
                 f"at most, {trained.mean_difference:.1e} in the mean."
             )
             found = replace(found, notes=(*found.notes, note))
@@ -203,13 +227,8 @@ def finish_folder(
     return found
 
 
-def _plain_names(form: str | Path) -> Sequence[str]:
-    """Return the names that an exported folder reads as plain characters, unlike its encoder."""
-    facts = ExportFacts.read(Path(form)) if is_sentence_transformers_folder(form) else None
-    return facts.plain_names if facts else ()
-
-
 def _kind(path: str | Path) -> str:
+    """Return the kind of a form: adapter, whole model, backbone, or sentence-transformers."""
     if is_sentence_transformers_folder(path):
         return LIBRARY
     if not is_saved_encoder(path):
@@ -217,8 +236,14 @@ def _kind(path: str | Path) -> str:
     return "whole model" if EncoderCard.read(Path(path).expanduser()).base is None else "adapter"
 
 
+def _saved_folder(path: str | Path) -> str | Path:
+    """Return the folder of a saved encoder, fetched if it is on the hub; the path itself for another model."""
+    source = resolve_model(str(path))
+    return path if source.card is None else Path(source.location.name)
+
+
 def _open(path: str | Path, device: str | None, usage: dict[str, Any], original_base: bool) -> Form:
-    """Open a form with the values it has; `usage` are the options of the first form, which a backbone gets."""
+    """Open a form with its stored weights. A backbone gets `usage`, the prompt and other options of the first form."""
     kind = _kind(path)
     if kind == LIBRARY:
         return SentenceTransformersModel(path, device=device, prompt=usage["prompt"], pooling=usage["pooling"])
@@ -232,7 +257,7 @@ def _open(path: str | Path, device: str | None, usage: dict[str, Any], original_
 
 
 def _widen(encoder: SentenceEncoder) -> None:
-    """Convert the weights to float32 in place without changing values; quantised weights are dequantised."""
+    """Convert the weights of an encoder to float32 in place; quantised weights are dequantised. Values do not change."""
     if encoder.bits is not None:
         dequantize(encoder.model.backbone, torch.float32)
     for tensor in (*encoder.model.parameters(), *encoder.model.buffers()):
@@ -248,7 +273,7 @@ def _encode(
     score: Score | None,
     sides: Sequence[Side | None],
 ) -> Encoded:
-    """Return facts, ids and rows of a form: of all texts as each side."""
+    """Return the facts of a form, and the token ids and vectors of all texts, for one side after the other."""
     dtype = str(encoder.dtype).removeprefix("torch.") + (f" in {encoder.bits} bits" if encoder.bits else "")
     if isinstance(encoder, SentenceEncoder):
         _widen(encoder)
@@ -265,40 +290,32 @@ def _encode(
         max_length=encoder.max_length,
         dimensions=rows_ND.shape[1],
         normalize=encoder.normalize,
-        # Only encoding is used.
+        # A score calls only `encode`, which all forms have.
         spearman=None if score is None else score(cast("SentenceEncoder", encoder if len(sides) > 1 else by_side[0])),
     )
-    return Encoded(facts, [ids for one in by_side for ids in one.tokenize(texts)], rows_ND)
+    return Encoded(facts, [ids for form in by_side for ids in form.tokenize(texts)], rows_ND)
 
 
 def _by_side(encoder: Form, sides: Sequence[Side | None]) -> Sequence[Form]:
-    """Return the form that encodes texts as each side; None if the first form has one prompt."""
+    """Return the form for each side, which encodes texts with the prompt of the side; None: its only prompt."""
     if sides[0] is None and isinstance(encoder, SentenceEncoder) and encoder.prompts.differ:
-        sides = ["query"]  # a problem of the comparison
+        sides = ["query"]  # the first form has one prompt: `compare_forms` reports the difference
     return [encoder if side is None else encoder.for_side(side) for side in sides]
 
 
 def _rows(by_side: Sequence[Form], texts: Sequence[str]) -> Rows:
-    return np.concatenate([one.encode(texts) for one in by_side]).astype(np.float64)
+    """Return the vectors of all texts in float64, for one side after the other."""
+    return np.concatenate([form.encode(texts) for form in by_side]).astype(np.float64)
 
 
 def _shown(prompts: SidePrompts) -> str:
-    """Return template, edits, tokenization and appended token of the prompts."""
+    """Return the template, edits, tokenization and appended token of one or two prompts as text, for the report."""
     shown = []
     for prompt in (prompts.query, prompts.document):
         more = [*prompt.edits, *(["segments"] if prompt.tokenization == "segments" else [])]
         more += [] if prompt.append is None else [f"then {prompt.append}"]
         shown.append(repr(prompt.template) + (f" ({', '.join(more)})" if more else ""))
     return f"{shown[0]} (queries), {shown[1]} (documents)" if prompts.differ else shown[0]
-
-
-def _has_tokens(encoder: SentenceEncoder, text: str) -> bool:
-    try:
-        for tokenize in encoder.tokenizers.distinct:
-            tokenize([text])
-    except ValueError:
-        return False
-    return True
 
 
 def _base_rows(
@@ -308,7 +325,7 @@ def _base_rows(
     device: str | None,
     sides: Sequence[Side | None],
 ) -> tuple[Rows | None, str]:
-    """Return the rows of the base of the first form, with the same prompt and pooling; or None and the reason."""
+    """Return the vectors of the untrained base of the first form, with its prompt and pooling; or None and the reason."""
     if _kind(path) == "adapter":
         backbone: Any = encoder.model.backbone
         with backbone.disable_adapter():

@@ -1,9 +1,10 @@
-"""Check that stored weights are an adapter's merge, computed in float32 and rounded once.
+"""Check that the stored weights of a model are the merge of an adapter, computed in float32 and rounded once.
 
-Vectors cannot show it: rounding every weight to bfloat16 moves them about as far as adding the adapter in bfloat16, but
-the second loses part of the training. The weights can: W' computed in float32, in any order, is within a known distance
-of the exact W' (computed here in float64), and rounding preserves order. So a stored weight is correct if it is between
-the two ends of that interval, each rounded to the stored dtype. One tensor is in memory at a time.
+A comparison of vectors cannot detect a merge in bfloat16 arithmetic: it changes vectors about as much as rounding the
+weights to bfloat16, but loses part of the training. A comparison of weights can. The merged weight W', computed in
+float32 in any order, is within a known distance of the exact W' (computed here in float64), and rounding preserves order.
+So a stored weight is correct if it is between the two ends of this interval, both rounded to the stored dtype. One tensor
+is in memory at a time.
 """
 
 from __future__ import annotations
@@ -11,32 +12,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from angle_llm.model.artifact import EncoderCard
-from angle_llm.model.backbone import BackboneLocation, locate
-from angle_llm.model.checks import CARD_NAME, ArtifactError
-from angle_llm.model.depth import cut_layers
-from angle_llm.model.lora import is_transposed, read_adapter
-from angle_llm.model.weights import BaseWeights, open_base
+from angle_llm.model.layers.depth import cut_layers
+from angle_llm.model.layers.lora import is_transposed, read_adapter
+from angle_llm.model.source.backbone import BackboneLocation
+from angle_llm.model.source.checks import CARD_NAME, ArtifactError
+from angle_llm.model.source.encoder_card import EncoderCard
+from angle_llm.model.source.resolve import locate, split_revision
+from angle_llm.model.source.weights import BaseWeights, open_base
 
 
 @dataclass(frozen=True)
 class WeightsCount:
-    """Stored weights of a model that are not those of its adapter's merge."""
+    """Number of compared weights of a model, and of weights that differ from a merge of the adapter in float32."""
 
     numbers: int
     wrong: int
     worst_tensor: str
-    """Tensor with the largest share of wrong numbers; empty if none is wrong."""
+    """Name of the tensor with the largest share of wrong weights; empty if no weight is wrong."""
 
     def __str__(self) -> str:
         return f"{self.wrong:,} of {self.numbers:,} stored weights differ from a merge in float32"
 
 
 def open_adapters_base(source: Path, card: EncoderCard, *, original: bool) -> BaseWeights:
-    """Open the base of an adapter with the values it was trained on, or with the stored values (`original`).
+    """Open the weights of an adapter's base as in training (rounded, dequantised), or as stored (`original`).
 
     Raises:
-        FileNotFoundError, ArtifactError: if the base is missing, damaged, or not the one of training.
+        FileNotFoundError, ArtifactError: if the base is missing, damaged, or has other weights than in training.
     """
     dtype, bits = ("float32", None) if original else (card.dtype, card.bits)
     base = open_base(locate(card.base or ""), dtype=dtype, revision=card.base_revision, bits=bits)
@@ -45,7 +47,7 @@ def open_adapters_base(source: Path, card: EncoderCard, *, original: bool) -> Ba
     if comparable and card.base_fingerprint not in (None, found := base.fingerprint()):
         raise ArtifactError(
             f"{source} was trained on weights with fingerprint {card.base_fingerprint}, but {card.base} has {found}. "
-            f"Restore the original base, or name the right one in {source / CARD_NAME}."
+            f"Restore the original base, or name the right base in {source / CARD_NAME}."
         )
     if card.layers is not None:
         cut_layers(base.skeleton, card.layers)
@@ -53,18 +55,25 @@ def open_adapters_base(source: Path, card: EncoderCard, *, original: bool) -> Ba
 
 
 def count_wrong(adapter: Path, model: str | Path, dtype: str, *, original: bool = False) -> WeightsCount | None:
-    """Compare the weights of a model, stored in `dtype`, with the merge of a saved adapter.
+    """Count the weights of a model, stored in `dtype`, that differ from the merge of a saved adapter.
 
-    None if they cannot be compared: a GGUF file has other rounding, some folders open in another library only, and
-    another model has other tensors.
+    Return None for a model that cannot be compared: a GGUF file, which rounds differently; a folder that only another
+    library opens; a model with other tensors.
+
+    Args:
+        adapter: folder of the adapter.
+        model: folder or name of the model.
+        dtype: dtype of the stored weights.
+        original: merge into the stored base weights instead of the values in training.
 
     Raises:
         FileNotFoundError, ArtifactError: for a base that cannot be opened, or an adapter that is not supported.
     """
     folder = Path(model).expanduser()
     try:
-        location = BackboneLocation(str(folder)) if folder.is_dir() else locate(str(model))
-        stored = None if location.gguf_file else open_base(location, dtype=dtype)
+        name, revision = split_revision(str(model))
+        location = BackboneLocation(str(folder)) if folder.is_dir() else locate(name)
+        stored = None if location.gguf_file else open_base(location, dtype=dtype, revision=revision)
     except (OSError, ValueError):
         stored = None
     if stored is None:
@@ -72,7 +81,7 @@ def count_wrong(adapter: Path, model: str | Path, dtype: str, *, original: bool 
     updates = read_adapter(adapter).updates
     base = open_adapters_base(adapter, EncoderCard.read(adapter), original=original)
     wanted, found = (
-        {name: tensor.shape for name, tensor in one.skeleton.state_dict().items()} for one in (base, stored)
+        {name: tensor.shape for name, tensor in weights.skeleton.state_dict().items()} for weights in (base, stored)
     )
     extra = found.keys() - wanted.keys()  # biases of 0, if Qwen2 is stored as LLaMA
     if wanted != {name: found[name] for name in found.keys() - extra} or any(stored.read(name).any() for name in extra):

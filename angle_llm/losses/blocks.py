@@ -1,14 +1,15 @@
-"""Vectors computed from rows in blocks, so that the memory of an objective does not grow with the batch.
+"""Block-wise computation of vectors from embeddings, so that the memory of a loss does not grow with the batch.
 
-Shapes: N rows, D columns, P scored pairs, B of a block, V the entries of any vector.
+Shapes: N rows, D columns, P scored pairs, B rows or pairs of a block, V entries of a vector.
 
-An objective reads only a few short vectors from an embedding matrix: the cosine of each pair, the angle of each pair,
-the repulsion of each anchor. Only the intermediate results are large, P × D for pairs and A × C for a contrast. So each
-vector is computed in blocks, forward without a graph and backward again with one, and all vectors add their gradient to
-one (N, D) matrix. The rest of the objective is ordinary autograd.
+A loss reads only a few short vectors from the matrix of embeddings: the cosine of each pair, the angle of each pair, and
+the log-sum-exp over the negatives of each anchor. Only the intermediate results are large: P × D for pairs, and anchors ×
+candidates for negatives. So each vector is computed in blocks. The forward pass stores no graph; the backward pass
+computes each block again with a graph, and adds the gradients of all vectors to one (N, D) matrix. The rest of the loss
+is ordinary autograd.
 
-A batch whose vectors take one block each, such as 2,000 texts of 1,024 dimensions, keeps its graph: the same code, run
-once.
+If each vector fits in a single block, for example 2,000 texts of 1,024 dimensions, the forward pass keeps the graph, and
+nothing is computed twice.
 """
 
 import math
@@ -22,27 +23,33 @@ from torch import Tensor
 from angle_llm.losses.similarity import Similarity
 
 BLOCK_ELEMENTS = 2**22
-"""Maximum of numbers in the rows of a block, and in its similarity matrix; a block has at least one row per side.
+"""Maximum number of elements in the rows of a block, and in its similarity matrix. A block has at least a row per side.
 
-A block uses about fifteen arrays of that size or half of it, a quarter of a GB in float32. Smaller blocks are limited
-by memory bandwidth (at D = 4096 a block compares 512 rows with 512); larger ones gain little."""
+A block uses about fifteen arrays of this size or half this size, a quarter of a GB in float32. Smaller blocks are limited
+by memory bandwidth (at D = 4096, a block compares 512 rows with 512 rows); larger blocks are hardly faster."""
 
 
 class RowVector(Protocol):
-    """A vector that is a function of rows, computed in blocks."""
+    """Interface of a vector that is computed from the rows of a matrix in blocks."""
 
     def fits(self, columns: int) -> bool:
-        """Return whether one block is enough for rows of so many columns."""
+        """Return whether a single block is enough if rows have this number of columns."""
 
     def value(self, x_ND: Tensor) -> Tensor:
-        """Return the vector (V,), differentiable under autograd; without a graph, each block is freed after use."""
+        """Compute the vector, shape (V,). It is differentiable by autograd; under `no_grad`, blocks are freed after use."""
 
     def add_gradient(self, x_ND: Tensor, value_V: Tensor, gradient_V: Tensor, into_ND: Tensor) -> None:
-        """Add to `into_ND` the gradient with respect to the rows, given that with respect to `value(x_ND)`."""
+        """Add the gradient with respect to the rows to `into_ND`.
+
+        `value_V` is `value(x_ND)`, and `gradient_V` the gradient with respect to `value_V`.
+        """
 
 
 def from_rows(x_ND: Tensor, *vectors: RowVector) -> tuple[Tensor, ...]:
-    """Return the value of every vector, differentiable once, in the precision of the rows also under autocast."""
+    """Compute several vectors from the rows of a matrix; they are differentiable once.
+
+    The precision is the dtype of the rows, also under autocast.
+    """
     with torch.autocast(x_ND.device.type, enabled=False):
         if all(vector.fits(x_ND.shape[1]) for vector in vectors):
             return tuple(vector.value(x_ND) for vector in vectors)
@@ -52,7 +59,7 @@ def from_rows(x_ND: Tensor, *vectors: RowVector) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class PairSimilarity:
-    """One similarity per pair, (P,): of row left_P[p] with row right_P[p]."""
+    """The similarity of the two rows of each pair, left_P[p] and right_P[p], shape (P,); computed in blocks."""
 
     similarity: Similarity
     left_P: Tensor
@@ -62,7 +69,7 @@ class PairSimilarity:
         return len(self.left_P) <= rows_a_side(columns)
 
     def value(self, x_ND: Tensor) -> Tensor:
-        # Results are allocated before the blocks: between them they would fragment the memory that blocks reuse.
+        # Allocated before the blocks: results between the blocks would fragment the memory that blocks reuse.
         value_P = x_ND.new_empty(len(self.left_P))
         for block, sides in self._blocks(x_ND):
             value_P[block] = self.similarity(*sides)
@@ -75,41 +82,42 @@ class PairSimilarity:
             add_rows(into_ND, self.right_P[block], right_BD)
 
     def _blocks(self, x_ND: Tensor) -> Iterator[tuple[slice, tuple[Tensor, Tensor]]]:
+        """Yield a slice of the pairs, and the left rows (B, D) and right rows (B, D) of these pairs."""
         for block in slices(len(self.left_P), rows_a_side(x_ND.shape[1])):
             yield block, (rows(x_ND, self.left_P[block]), rows(x_ND, self.right_P[block]))
 
 
 def rows_a_side(columns: int) -> int:
-    """Return the number of rows of a block on each of its two sides."""
+    """Return how many pairs of rows a block may have, if rows have this number of columns."""
     return max(1, BLOCK_ELEMENTS // (2 * max(columns, 1)))
 
 
 def square_side(columns: int) -> int:
-    """Return the number of rows on each side of a block that compares every row of one side with all of the other."""
+    """Return how many left and right rows a block may have that compares every left row with every right row."""
     return max(1, min(rows_a_side(columns), math.isqrt(BLOCK_ELEMENTS)))
 
 
 def slices(length: int, size: int) -> Iterator[slice]:
-    """Yield slices of at most `size` that cover 0 .. length; one empty slice if the length is 0."""
+    """Yield slices of at most `size` entries that cover range(length); an empty slice if the length is 0."""
     for start in range(0, max(length, 1), size):
         yield slice(start, min(start + size, length))
 
 
 def rows(x_ND: Tensor, index_B: Tensor) -> Tensor:
-    """Return x_ND[index_B]. Unlike indexing, this sums the gradients of a row in the same order on every run."""
+    """Return x_ND[index_B]. Unlike indexing, the backward pass adds the gradients of repeated rows in a fixed order."""
     return torch.nn.functional.embedding(index_B, x_ND)
 
 
 def add_rows(into_ND: Tensor, index_B: Tensor, x_BD: Tensor) -> None:
-    """Add x_BD to into_ND[index_B], with repeated rows added each time, in the same order on every run."""
+    """Add x_BD to into_ND[index_B] in place. Repeated indices are added several times, in a fixed order."""
     if into_ND.device.type == "cpu":
         into_ND.index_add_(0, index_B, x_BD)
-    else:  # index_add_ is not deterministic there; this sorts
+    else:  # on GPUs, index_add_ is not deterministic; index_put_ sorts the indices
         into_ND.index_put_((index_B,), x_BD, accumulate=True)
 
 
 def pull_back(function: Callable[..., Tensor], arguments: tuple[Tensor, ...], gradient: Tensor) -> tuple[Tensor, ...]:
-    """Return the gradients by each argument, given the gradient by the value of the function."""
+    """Return the gradient with respect to each argument, given the gradient with respect to the function value."""
     leaves = [argument.detach().requires_grad_() for argument in arguments]
     with torch.enable_grad():
         value = function(*leaves)
@@ -117,7 +125,7 @@ def pull_back(function: Callable[..., Tensor], arguments: tuple[Tensor, ...], gr
 
 
 class _InBlocks(torch.autograd.Function):
-    """Several vectors as one function, so that their gradients share one matrix."""
+    """Autograd function of several vectors, so that all vectors add their gradients to one matrix."""
 
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, vectors: tuple[RowVector, ...]) -> tuple[Tensor, ...]:

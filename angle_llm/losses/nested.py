@@ -1,6 +1,6 @@
-"""Objectives made of others: one objective at several depths and widths, and several objectives on one batch.
+"""Combined objectives: an objective at several depths and widths, and several objectives on parts of a batch.
 
-Shapes: N rows (unique texts), D columns of one vector, S vectors side by side in a row, one per depth.
+Shapes: N rows (unique texts), D columns of a vector, S vectors side by side in a row, one per depth.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from angle_llm.losses.angle import AngleObjective, ObjectiveValue
 from angle_llm.losses.relation import Relation, on_device
 
 Objective = Callable[[Tensor, Relation], ObjectiveValue]
-"""(embeddings, relation) -> value: what training expects of an objective."""
+"""(embeddings, relation) -> value: the signature of an objective for training."""
 
 
 @dataclass(frozen=True)
 class NestedObjective:
-    """L = Σ w_mk · L_plain(E_mk): E_mk are the first k columns of the vectors after m layers; the weights sum to 1.
+    """Mean of an objective on truncated vectors (Matryoshka) and on vectors after fewer layers (2D Matryoshka).
 
-    Widths are the full width D and each of `dimensions`: Matryoshka representation learning (arXiv 2205.13147). Depths
-    are all layers and each of `layers`; every depth is combined with every width: 2D Matryoshka, espresso sentence
-    embeddings (arXiv 2402.14776), without its additional terms that align shallow vectors with the deep one. w_mk is
-    the product of the weight of m and the weight of k. A term of weight 0 is not computed.
+        L = mean of L_plain(E_mk),   E_mk = the first k columns of the vectors after m layers
 
-    A row of the embeddings (N, S·D) holds the vector after all layers, then one vector for each of `layers`, as
-    `EmbeddingModel.read_layers` makes it. An angle term reads the halves of the k columns, so every k must be even.
+    Widths k are the full width D and `dimensions`: Matryoshka representation learning (arXiv 2205.13147). Depths m are
+    all layers and `layers`. Every depth is combined with every width, as in espresso sentence embeddings (2D Matryoshka,
+    arXiv 2402.14776), but without the terms that align shallow vectors with deep vectors.
 
-    The parts of its value are those of the plain objective on the full vector after all layers, under their names, and
-    the loss of every other term: `dim64`, `layer12`, `layer12_dim64`.
+    A row of the embeddings (N, S·D) contains the vector after all layers, then a vector for each number in `layers`, as
+    `EmbeddingModel.read_layers` returns it. An angle term reads the two halves of the k columns, so k must be even.
+
+    The parts of the value are the parts of the plain objective on the full vector after all layers, and the loss of every
+    other term under names such as `dim64`, `layer12` and `layer12_dim64`.
 
     Raises:
-        ValueError: for an odd width with an angle weight.
+        ValueError: for an odd width if the plain objective has an angle weight.
     """
 
     plain: AngleObjective
+    """Objective of every term."""
     dimensions: Sequence[int] = ()
+    """Widths in columns, besides the full width."""
     layers: Sequence[int] = ()
-    dimension_weights: Sequence[float] = ()
-    """Relative weights of `dimensions`, and last of the full width; empty: equal."""
-    layer_weights: Sequence[float] = ()
-    """Relative weights of `layers`, and last of all layers; empty: equal."""
+    """Depths in layers, besides all layers."""
 
     def __post_init__(self) -> None:
         odd = [width for width in self.dimensions if width % 2]
@@ -55,7 +55,7 @@ class NestedObjective:
             )
 
     def check_width(self, columns: int) -> None:
-        """Raise `ValueError` if a vector of so many columns is too narrow for the widths."""
+        """Raise `ValueError` if a width in `dimensions` is not below the number of columns of a vector."""
         too_wide = [width for width in self.dimensions if width >= columns]
         if too_wide:
             raise ValueError(
@@ -63,22 +63,11 @@ class NestedObjective:
                 f"got {too_wide[0]}."
             )
 
-    def weight(self, layer: int | None, width: int | None) -> float:
-        """Return w_mk for a number of layers and of columns (None: all)."""
-        weight = 1.0
-        for values, weights, value in (
-            (self.layers, self.layer_weights, layer),
-            (self.dimensions, self.dimension_weights, width),
-        ):
-            weights = weights or [1.0] * (len(values) + 1)
-            weight *= weights[len(values) if value is None else values.index(value)] / sum(weights)
-        return weight
-
     def __call__(self, embeddings_NC: Tensor, relation: Relation) -> ObjectiveValue:
-        """Return the loss of a batch, given rows (N, S·D).
+        """Compute the loss of a batch from embeddings (N, S·D).
 
         Raises:
-            ValueError: for rows that are not S vectors, or as `AngleObjective` does.
+            ValueError: if the number of columns is not S times a vector, and as in `AngleObjective`.
         """
         depths = [None, *self.layers]
         columns = embeddings_NC.shape[-1] // len(depths)
@@ -88,13 +77,11 @@ class NestedObjective:
                 f"layers side by side; got shape {tuple(embeddings_NC.shape)}. Call read_layers on the model first."
             )
         self.check_width(columns)
+        weight = (1 / len(depths)) * (1 / (len(self.dimensions) + 1))
         parts: dict[str, Tensor] = {}
         losses: list[Tensor] = []
         for place, depth in enumerate(depths):
             for width in (None, *self.dimensions):
-                weight = self.weight(depth, width)
-                if not weight:
-                    continue
                 start = place * columns
                 value = self.plain(embeddings_NC[:, start : start + (width or columns)], relation)
                 losses.append(weight * value.loss)
@@ -104,33 +91,34 @@ class NestedObjective:
 
 
 class Part(NamedTuple):
-    """Some pairs of a batch, and their objective."""
+    """An objective, its weight, and the pairs of a batch to which it applies."""
 
     objective: Objective
     share: float
-    """Its weight in the sum; the shares of all parts of a batch sum to 1."""
+    """Weight of the objective in the sum; the shares of all parts of a batch sum to 1."""
     pairs: Tensor
-    """(P_part,) int64: positions of its pairs in the relation."""
+    """(P_part,) int64: positions of the pairs in the relation of the batch."""
 
 
 @dataclass(frozen=True)
 class MixedObjective:
-    """L = Σ_g share_g · L_g: objective g gets only the pairs of its part and their rows.
+    """Weighted sum of objectives on different pairs of a batch: L = Σ_g share_g · L_g.
 
-    So texts of different parts are not negatives of one another, and are not ranked against one another. A text in
-    pairs of several parts is a row of each. A part of the value is the mean over the objectives that have it, by share.
+    Objective g gets only the pairs of its part and the rows of these pairs. So texts of different parts are never
+    negatives of each other, and their pairs are not ranked against each other. A text may be in several parts. A part of
+    the value is the mean over the objectives that have this part, weighted by share.
     """
 
     parts: Sequence[Part]
 
     def __call__(self, embeddings_ND: Tensor, relation: Relation) -> ObjectiveValue:
-        """Return the loss of a batch whose pairs are those of all parts together."""
+        """Compute the loss of a batch; every pair of the relation must be in a part."""
         losses: list[Tensor] = []
         weighted: dict[str, Tensor] = {}
         shares: dict[str, float] = {}
         for objective, share, pairs in self.parts:
-            rows, own = relation.subset(pairs)
-            value = objective(embeddings_ND[on_device(rows, embeddings_ND.device)], own)
+            rows, of_part = relation.subset(pairs)
+            value = objective(embeddings_ND[on_device(rows, embeddings_ND.device)], of_part)
             losses.append(share * value.loss)
             for name, part in value.parts.items():
                 weighted[name] = weighted.get(name, 0) + share * part

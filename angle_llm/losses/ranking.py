@@ -1,6 +1,6 @@
-"""Losses of the similarities of scored pairs: ranking (CoSENT) in sorted order, and regression.
+"""Losses on the similarities of scored pairs: ranking (CoSENT) and regression.
 
-Shapes: P scored pairs, R pairs that rank above at least one other.
+Shapes: P scored pairs, R pairs whose score is above the score of at least one pair.
 """
 
 import torch
@@ -10,15 +10,17 @@ from angle_llm.losses.relation import on_device
 
 
 def ranking_loss(similarity_P: Tensor, score_P: Tensor, temperature: float) -> Tensor:
-    """Return log(1 + Σ exp((similarity_i - similarity_j) / temperature)) over all i, j with score_i < score_j.
+    """Compute the CoSENT loss: it penalizes pairs with a lower score that are more similar than pairs with a higher score.
 
-    The result is a scalar >= 0. The sum over P² comparisons separates into a product: for each j, exp(-similarity_j)
-    times the sum of exp(similarity_i) over the pairs with a lower score. Sorted by score, that sum is cumulative: value
-    and gradient of the full sum take O(P log P) time and O(P) memory. All terms stay in logarithms, so nothing
-    overflows.
+        loss = log(1 + Σ exp((similarity_i - similarity_j) / temperature)),   sum over all i, j with score_i < score_j
 
-    Only the order of the scores counts, so they can be any finite numbers (0-1, 0-5); equal scores are not compared.
-    With fewer than two distinct scores the loss and its gradient are exactly 0, and `backward` works.
+    The result is a scalar >= 0. Only the order of the scores matters, so scores can be any finite numbers (0 to 1, 0 to
+    5); pairs with equal scores are not compared. With fewer than two distinct scores, the loss and its gradient are
+    exactly 0, and `backward` works.
+
+    The sum over P² comparisons is a sum over j of exp(-similarity_j) times the sum of exp(similarity_i) over all pairs
+    with a lower score. In order of score, the inner sum is a cumulative sum. So value and gradient take O(P log P) time
+    and O(P) memory. All sums are log-sum-exp, so nothing overflows.
 
     Source: arXiv 2309.12871, cosine and angle objectives (eq. 8); the loss is CoSENT (Su 2022). angle-emb 0.6.1
     (`cosine_loss`, `angle_loss`) builds the P × P matrix and multiplies by tau = 1 / temperature.
@@ -36,11 +38,11 @@ def ranking_loss(similarity_P: Tensor, score_P: Tensor, temperature: float) -> T
 
 
 def regression_loss(cosine_P: Tensor, score_P: Tensor) -> Tensor:
-    """Return Σ (cosine - score)² / P, a scalar >= 0. Without pairs it is exactly 0, and `backward` works.
+    """Compute the mean squared error between cosines and scores, Σ (cosine - score)² / P; 0 without pairs.
 
-    It compares with the scores themselves, so they must be on the scale of the cosine: divide grades of 0 to 5 by 5.
+    The scores must be on the scale of the cosine: divide scores from 0 to 5 by 5.
 
-    Source: SBERT's regression objective (arXiv 1908.10084, section 3), `CosineSimilarityLoss` in sentence-transformers.
+    Source: the regression objective of SBERT (arXiv 1908.10084, section 3), `CosineSimilarityLoss` in sentence-transformers.
 
     Raises:
         ValueError: for a score outside of -1 .. 1.

@@ -1,6 +1,6 @@
-"""The relation of a batch: which rows of the embedding matrix form scored pairs.
+"""The scored pairs of a batch, as row numbers of the embedding matrix, and optional teacher data.
 
-Shapes: N rows (unique texts), P scored pairs, G dimensions of another encoder.
+Shapes: N rows (unique texts), P scored pairs, G columns of a guide, T columns of a teacher.
 """
 
 from __future__ import annotations
@@ -13,44 +13,50 @@ from torch import Tensor
 
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return the tensor on a device. A copy to a GPU, from pinned memory, does not wait for work queued on it."""
+    """Return a tensor on a device. A copy from the CPU to a GPU does not wait for the work of the GPU."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 
+# A new field of `Relation` belongs to one of the first two tuples, by its axis, and perhaps to one of the others.
+_OF_PAIRS = ("group", "teacher")
+"""Optional fields with an entry per pair (P,)."""
+_OF_ROWS = ("text", "guide", "teacher_vectors")
+"""Optional fields with an entry per row (N, …)."""
+_INTEGERS = ("left", "right", "group", "text")
+_MATRICES = ("guide", "teacher_vectors")
+
+
 @dataclass(frozen=True)
 class Relation:
-    """P scored pairs of rows: `score[p]` is the similarity of rows `left[p]` and `right[p]`.
+    """P scored pairs of rows of an embedding matrix: `score[p]` is the similarity of rows `left[p]` and `right[p]`.
 
-    A relation on the CPU can be used with embeddings on any device. Losses compute indices from it on the CPU:
-    their sizes depend on values, and reading a value from a GPU synchronises it.
-
-    All losses read a batch through this class. The optional fields describe pairs (P) or rows (N); without them, every
-    row is another text.
+    A relation on the CPU can be used with embeddings on any device. It should be on the CPU: losses compute indices from
+    it whose sizes depend on values, and reading a value from a GPU waits for the GPU.
 
     Raises:
         ValueError: for tensors of different lengths, row numbers that are not integers, or scores that are not finite.
     """
 
     left: Tensor
-    """(P,) integer row numbers."""
+    """(P,) integers: row number of the first text of each pair."""
     right: Tensor
-    """(P,) integer row numbers."""
+    """(P,) integers: row number of the second text of each pair."""
     score: Tensor
     """(P,) finite numbers; a higher score means more similar."""
     group: Tensor | None = None
-    """(P,) integers: number of the example of each pair. The pairs of a query with its positives and negatives have
-    equal numbers."""
+    """(P,) integers: number of the example of each pair. All pairs of a query in an example have equal numbers."""
     teacher: Tensor | None = None
-    """(P,) score of each pair by a teacher, on the teacher's scale; NaN for a pair without one."""
+    """(P,) teacher score of each pair, on any scale; NaN for a pair without a teacher score."""
     text: Tensor | None = None
-    """(N,) integers: rows with equal numbers are one text, such as on two sides. They are never each other's negatives,
-    and the partners of one are no negatives of the other."""
+    """(N,) integers: rows with equal numbers contain the same text, for example as a query and as a document. Such rows
+    are never negatives of each other, and a positive of a row is never a negative of another row with the same text.
+    None: all rows contain different texts."""
     guide: Tensor | None = None
-    """(N, G) vectors of the texts by a guide encoder; only their cosines are used."""
+    """(N, G) vectors of the texts from a guide encoder; only their cosines are used."""
     teacher_vectors: Tensor | None = None
-    """(N, T) vectors of the texts by a teacher."""
+    """(N, T) vectors of the texts from a teacher encoder."""
 
     def __post_init__(self) -> None:
         shapes = {"left": self.left.shape, "right": self.right.shape, "score": self.score.shape}
@@ -59,11 +65,11 @@ class Relation:
             raise ValueError(
                 f"left, right and score: expected vectors of one length (P,), one entry per pair; got {got}."
             )
-        for name in ("left", "right", "group", "text"):
+        for name in _INTEGERS:
             index: Tensor | None = getattr(self, name)
             if index is not None and (index.is_floating_point() or index.dtype == torch.bool):
                 raise ValueError(f"{name}: expected numbers of an integer dtype such as int64, got {index.dtype}.")
-        for name in ("group", "teacher"):
+        for name in _OF_PAIRS:
             of_pair: Tensor | None = getattr(self, name)
             if of_pair is not None and of_pair.shape != self.left.shape:
                 raise ValueError(
@@ -75,7 +81,7 @@ class Relation:
             )
         if self.text is not None and self.text.ndim != 1:
             raise ValueError(f"text: expected a vector (N,), one entry per row; got shape {tuple(self.text.shape)}.")
-        for name in ("guide", "teacher_vectors"):
+        for name in _MATRICES:
             vectors: Tensor | None = getattr(self, name)
             if vectors is not None and (vectors.ndim != 2 or not vectors.is_floating_point()):
                 raise ValueError(
@@ -95,37 +101,38 @@ class Relation:
         return len(self.left)
 
     def check_rows(self, rows: int) -> None:
-        """Raise `ValueError` for row numbers outside of 0 .. rows - 1, and fields of another number of rows."""
+        """Raise `ValueError` unless all row numbers are in 0 .. rows - 1, and all fields with N rows have `rows` rows."""
         for name, index_P in (("left", self.left), ("right", self.right)):
             if len(index_P) and not 0 <= int(index_P.min()) <= int(index_P.max()) < rows:
                 raise ValueError(
                     f"{name}: expected row numbers in 0 .. {rows - 1}, as there are {rows} embeddings; got "
-                    f"{int(index_P.min())} .. {int(index_P.max())}. Check that texts and pairs are of the same batch."
+                    f"{int(index_P.min())} .. {int(index_P.max())}. Check that texts and pairs are from the same batch."
                 )
-        of_rows = {"text": self.text, "guide": self.guide, "teacher_vectors": self.teacher_vectors}
-        for name, of_row in of_rows.items():
+        for name in _OF_ROWS:
+            of_row: Tensor | None = getattr(self, name)
             if of_row is not None and len(of_row) != rows:
                 raise ValueError(f"{name}: expected {rows} rows, as there are {rows} embeddings; got {len(of_row)}.")
 
     def widened(self) -> Relation:
-        """Return the relation with int64 numbers, and scores and vectors of float32 at least."""
-
-        numbers = ("left", "right", "group", "text")
+        """Convert integers to int64, and scores and vectors in half precision to float32; return a new relation."""
 
         def wide(name: str, x: Tensor | None) -> Tensor | None:
             if x is None:
                 return None
-            return x.long() if name in numbers else x.to(torch.promote_types(x.dtype, torch.float32))
+            return x.long() if name in _INTEGERS else x.to(torch.promote_types(x.dtype, torch.float32))
 
         fields: dict[str, Any] = {name: wide(name, x) for name, x in vars(self).items()}
         return Relation(**fields)
 
     def subset(self, pairs: Tensor) -> tuple[Tensor, Relation]:
-        """Return the ascending rows (n,) of some of the pairs, and the relation of these pairs on those rows."""
+        """Select pairs by position: return the ascending row numbers (n,) that these pairs use, and their relation.
+
+        Row numbers in the new relation are positions in the returned rows.
+        """
         rows, numbers = torch.unique(torch.cat([self.left[pairs], self.right[pairs]]), return_inverse=True)
         left, right = numbers.chunk(2)
-        of_pairs = {name: _rows_of(getattr(self, name), pairs) for name in ("group", "teacher")}
-        of_rows = {name: _rows_of(getattr(self, name), rows) for name in ("text", "guide", "teacher_vectors")}
+        of_pairs = {name: _rows_of(getattr(self, name), pairs) for name in _OF_PAIRS}
+        of_rows = {name: _rows_of(getattr(self, name), rows) for name in _OF_ROWS}
         return rows, Relation(left, right, self.score[pairs], **of_pairs, **of_rows)
 
 

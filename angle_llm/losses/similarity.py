@@ -1,12 +1,12 @@
-"""Similarity of two embeddings: cosine, and three readings of the angle in complex space.
+"""Similarities of embedding pairs: cosine, and three versions of the angle in complex space.
 
 Shapes: N rows, P pairs, D columns, H = D/2 complex columns.
 
-Every similarity compares row p of `left_PD` with row p of `right_PD` and does not depend on the length of either row.
-Larger means more similar. A row of length 0 has similarity 0 and gradient 0 to everything, never NaN.
+Every similarity compares row p of `left_PD` with row p of `right_PD`, and does not depend on the lengths of the rows. A
+larger value means more similar. A row of length 0 has similarity 0 to every row, with gradient 0, never NaN.
 
-The angle forms read a row as H complex numbers: the first half holds the real parts, the second half the imaginary ones
-(z = a + bi on the left, w = c + di on the right).
+The angle forms read a row as H complex numbers: the first half of the columns contains the real parts, the second half
+the imaginary parts (z = a + bi is a complex number of the left row, w = c + di of the right row).
 """
 
 import math
@@ -16,52 +16,56 @@ import torch
 from torch import Tensor
 
 Similarity = Callable[[Tensor, Tensor], Tensor]
-"""(left_PD, right_PD) -> similarity_P"""
+"""Signature of a similarity: (left_PD, right_PD) -> similarity_P."""
 
 
 def unit(x_ND: Tensor) -> Tensor:
-    """Return the rows scaled to length 1: x / ‖x‖, shape (N, D).
+    """Scale each row to length 1, x / ‖x‖; shape (N, D).
 
-    A row so short that its squares underflow (length under √tiny of its dtype; 1e-19 in float32) counts as zero: it
-    stays zero and gets a zero gradient. `torch.nn.functional.normalize` would give it a gradient of size 1e12.
+    A row whose squares underflow (shorter than √tiny of its dtype; 1e-19 in float32) counts as zero: the result is zero
+    and its gradient is zero. With `torch.nn.functional.normalize`, the gradient would have size 1e12.
     """
     length_N1 = torch.linalg.vector_norm(x_ND, dim=1, keepdim=True)
     shortest = torch.finfo(x_ND.dtype).tiny ** 0.5
-    # x / inf is 0, and so is its gradient: to x (1 / inf) and to the length (masked).
+    # x / inf is 0, and so are its gradients with respect to x (1 / inf) and to the length (masked).
     return x_ND.div(length_N1.masked_fill(length_N1 < shortest, math.inf))
 
 
 def cosine(left_PD: Tensor, right_PD: Tensor) -> Tensor:
-    """Return cos(x, y) = x·y / (‖x‖‖y‖), shape (P,), in [-1, 1].
-    Its gradient is 0 where x and y are parallel or opposite."""
+    """Compute the cosine of each pair of rows, x·y / (‖x‖‖y‖); shape (P,), in [-1, 1].
+
+    The gradient is 0 for parallel and for opposite rows.
+    """
     return (unit(left_PD) * unit(right_PD)).sum(dim=1)
 
 
 def angle_reference(left_PD: Tensor, right_PD: Tensor) -> Tensor:
-    """Return the angle of angle-emb 0.6.1: |Re q + Im q|, q = Σ z·conj(w) / (‖z‖‖w‖); (P,), in [0, √2].
+    """Compute the angle similarity of angle-emb 0.6.1, to reproduce published runs; shape (P,), in [0, √2].
 
-    It divides by the norms of whole rows, sums real and imaginary parts over the columns, and takes the absolute value
-    last. So it is not an angle: identical rows give 1; left turned by +45° against right in every column gives √2 (the
-    optimum), by 135° gives 0; the opposite row gives 1 again. Swapping the two rows changes it, as Im q changes sign.
-    Alone it does not distinguish a row from its opposite. It exists to reproduce published runs.
+        similarity = |Re q + Im q|,   q = Σ z·conj(w) / (‖z‖‖w‖)
 
-    Source: angle-emb 0.6.1, `angle_emb/loss.py::angle_loss` with `pooling_strategy='sum'`, before its factor tau. A
-    row of zeros gives NaN there and 0 here.
+    The value is not an angle. Identical rows give 1. If every complex number of the left row is turned by +45° against
+    the right row, the value is √2, the maximum; at 135° it is 0, and opposite rows give 1 again. So the value alone does
+    not distinguish a row from its opposite. Swapping the two rows changes the value, because Im q changes its sign.
+
+    Source: angle-emb 0.6.1, `angle_emb/loss.py::angle_loss` with `pooling_strategy='sum'`, before the factor tau. For a
+    row of zeros, angle-emb returns NaN, and this function 0.
     """
     real_P, imaginary_P = _complex_cosine(left_PD, right_PD)
     return (real_P + imaginary_P).abs()
 
 
 def angle_paper(left_PD: Tensor, right_PD: Tensor) -> Tensor:
-    """Return the angle as in the paper: -Δθ, Δθ = |q|, q = Σ z·conj(w) / (‖z‖‖w‖); shape (P,), in [-1, 0].
+    """Compute the angle similarity as printed in the AnglE paper, to reproduce the formula; shape (P,), in [-1, 0].
 
-    Eq. 7 is abs[((ac + bd) + (bc - ad)i) / √((c² + d²)(a² + b²))]. Read column by column it is identically 1, for it is
-    the modulus of a quotient divided by its own modulus, and has no gradient. Read with a, b, c, d as vectors and the
-    products as dot products, it is |q|. Eq. 8 requires a *smaller* Δθ of the more similar pair, hence the minus sign.
+        similarity = -Δθ,   Δθ = |q|,   q = Σ z·conj(w) / (‖z‖‖w‖)
 
-    Note that Δθ is a modulus, not an angle. It is 1, its maximum, where the rows are identical, so eq. 8
-    pushes similar pairs apart. It ignores a rotation common to all columns, and the opposite row counts as identical.
-    It exists to reproduce the formula as printed.
+    Eq. 7 is abs[((ac + bd) + (bc - ad)i) / √((c² + d²)(a² + b²))]. Computed for each column, the value is always 1 and
+    has no gradient, because it is the modulus of a quotient divided by the same modulus. With vectors a, b, c, d and dot
+    products, the value is |q|. Eq. 8 requires a *smaller* Δθ for the more similar pair, hence the minus sign.
+
+    Δθ is a modulus, not an angle. Its maximum is 1, for identical rows, so eq. 8 moves similar pairs apart. Δθ ignores a
+    rotation of all columns by the same angle, and opposite rows count as identical.
 
     Source: Li & Li, arXiv 2309.12871, eq. 7 and 8.
     """
@@ -72,15 +76,17 @@ def angle_paper(left_PD: Tensor, right_PD: Tensor) -> Tensor:
 
 
 def angle_phase(left_PD: Tensor, right_PD: Tensor) -> Tensor:
-    """Return the mean difference of phase: 1 - 2θ̄/π; shape (P,), in [-1, 1].
+    """Compute the angle similarity from the weighted mean phase difference of each pair of rows; shape (P,), in [-1, 1].
 
-        θ_h = |arg(z_h·conj(w_h))| ∈ [0, π],   m_h = |z_h||w_h|,   θ̄ = Σ m_h θ_h / Σ m_h
+        similarity = 1 - 2θ̄/π,   θ_h = |arg(z_h·conj(w_h))| ∈ [0, π],   m_h = |z_h||w_h|,   θ̄ = Σ m_h θ_h / Σ m_h
 
-    Each complex column weighs as much as it contributes to the complex product, so the phase of a small, noisy number
-    counts little. Identical rows give 1, opposite rows -1, all columns turned by φ give 1 - 2φ/π: linear in the angle,
-    with a slope that does not vanish near agreement or opposition as the cosine's does, which is the motivation of the
-    paper. Symmetric in its two rows. At θ_h = 0 or π exactly, and where m_h = 0, the gradient through θ_h is 0. Two
-    rows without a complex column in common (Σ m = 0), as when one is zero, have similarity 0 and gradient 0.
+    The weight m_h of a complex column is its share of the complex product, so the phase of a small, noisy number counts
+    little. Identical rows give 1, opposite rows -1, and a rotation of all columns by φ gives 1 - 2φ/π. So the similarity
+    is linear in the angle. Unlike the slope of the cosine, its slope does not vanish for almost parallel or opposite rows,
+    which is the motivation of the paper. Swapping the two rows has no effect.
+
+    If θ_h is exactly 0 or π, or m_h = 0, the gradient through θ_h is 0. If Σ m = 0, for example because a row is zero,
+    similarity and gradient are 0.
 
     Source: this package, after the idea of arXiv 2309.12871, section "Angle Objective".
     """
@@ -102,10 +108,11 @@ def angle_phase(left_PD: Tensor, right_PD: Tensor) -> Tensor:
 
 
 ANGLE_FORMS: dict[str, Similarity] = {"reference": angle_reference, "paper": angle_paper, "phase": angle_phase}
+"""Name of an angle form → similarity."""
 
 
 def _complex_halves(x_PD: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the real parts (P, H) and imaginary parts (P, H) of rows."""
+    """Return the real parts (P, H) and the imaginary parts (P, H) of rows. Raises `ValueError` for an odd D."""
     columns = x_PD.shape[1]
     if columns % 2:
         raise ValueError(
@@ -116,7 +123,7 @@ def _complex_halves(x_PD: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _complex_cosine(left_PD: Tensor, right_PD: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the real and imaginary part, (P,) each, of q = Σ z·conj(w) / (‖z‖‖w‖). The real part is the cosine."""
+    """Return the real part (P,) and the imaginary part (P,) of q = Σ z·conj(w) / (‖z‖‖w‖); the real part is the cosine."""
     a_PH, b_PH = _complex_halves(unit(left_PD))
     c_PH, d_PH = _complex_halves(unit(right_PD))
     return (a_PH * c_PH + b_PH * d_PH).sum(dim=1), (b_PH * c_PH - a_PH * d_PH).sum(dim=1)

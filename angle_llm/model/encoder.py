@@ -6,8 +6,11 @@ Legend: N texts, D dimensions, C columns.
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast, overload
 
@@ -15,20 +18,31 @@ import numpy as np
 import torch
 from torch import nn
 
-from angle_llm.config import LoraSettings
-from angle_llm.model import lora
-from angle_llm.model.artifact import EncoderCard, check_savable, load_parts, save_parts
-from angle_llm.model.backbone import absolute_name, is_causal, torch_device, use_capped_attention, weights_fingerprint
-from angle_llm.model.checks import CARD_NAME, ArtifactError, as_artifact_error, check_states
-from angle_llm.model.depth import LayerStack
-from angle_llm.model.encode_texts import Rows, encode_texts
-from angle_llm.model.fast_paths import bound_kernel_caches, patch_bitsandbytes
-from angle_llm.model.micro_batches import EncodeStats, Plan, plan_micro_batches
+from angle_llm.io import progress_bar
+from angle_llm.model.layers import lora
+from angle_llm.model.layers.depth import LayerStack
+from angle_llm.model.layers.quantized_layers import patch_bitsandbytes
+from angle_llm.model.layout.attention import attention_kernels
+from angle_llm.model.layout.micro_batches import EncodeStats, Plan, plan_micro_batches
+from angle_llm.model.layout.support import probe_layouts
+from angle_llm.model.memory.allocator import bound_kernel_caches, keep_freed_memory
+from angle_llm.model.memory.out_of_memory import encode_planned
 from angle_llm.model.pooling import EmbeddingModel, checked_pooling
-from angle_llm.model.quantization import bits_of, without_outliers
-from angle_llm.model.sharing import find_sharing
-from angle_llm.model.tokenizer import SideTokenizers, Tokenizer, checked_length
+from angle_llm.model.source.artifact import check_savable, load_parts, save_parts
+from angle_llm.model.source.backbone import (
+    absolute_name,
+    is_causal,
+    torch_device,
+    use_capped_attention,
+    weights_fingerprint,
+)
+from angle_llm.model.source.checks import CARD_NAME, ArtifactError, as_artifact_error, check_states, evaluating
+from angle_llm.model.source.encoder_card import EncoderCard
+from angle_llm.model.source.quantization import bits_of, without_outliers
+from angle_llm.model.source.resolve import ModelSource, resolve_model
+from angle_llm.model.tokenizer import SideTokenizers, Tokenizer, check_texts, checked_length
 from angle_llm.prompts import PromptChoice, PromptTemplate, Side, SidePrompts, load_prompts
+from angle_llm.settings.train import LoraSettings
 
 
 class SentenceEncoder:
@@ -66,7 +80,7 @@ class SentenceEncoder:
         max_length = checked_length(max_length, backbone)
         with without_outliers(backbone):  # for the probes
             self.model = EmbeddingModel(backbone, pooling, causal, normalize=normalize)
-            self.sharing = find_sharing(backbone, pooling, causal=causal)
+            self.layouts = probe_layouts(backbone, pooling, causal=causal)
         self.tokenizer = tokenizer
         prompts = load_prompts(prompt or ("summarize_one_word" if causal else "plain"))
         self.tokenizers = SideTokenizers.of(tokenizer, prompts, max_length)
@@ -77,7 +91,7 @@ class SentenceEncoder:
     @classmethod
     def from_pretrained(
         cls,
-        path_or_id: str | Path,
+        path_or_id: str | Path | ModelSource,
         *,
         adapter: str | Path | None = None,
         prompt: PromptChoice | None = None,
@@ -91,10 +105,10 @@ class SentenceEncoder:
         layers: int | None = None,
     ) -> SentenceEncoder:
         """Load an encoder: a folder of `save_pretrained` or sentence-transformers, or a backbone (folder, `.gguf` file,
-        hub id, `package:NAME/path`). The network is used for a hub id only.
+        hub id or ID@REVISION, `package:NAME/path`). The network is used for a hub id only.
 
         Args:
-            adapter: a folder written by peft or angle-emb, for the backbone; needs `prompt` (see `foreign`).
+            adapter: a folder written by peft or angle-emb, for the backbone; needs `prompt` (see `peft_adapter`).
             prompt: name, YAML file or template, or {"query": …, "document": …}. None: as saved, as a folder of
                 sentence-transformers says, or as in the constructor; likewise `pooling`, `max_length`.
             dtype: "auto": of training for a saved folder, as stored for a backbone.
@@ -111,9 +125,8 @@ class SentenceEncoder:
         """
         device = torch_device(device)
         prompts = None if prompt is None else load_prompts(prompt)
-        parts = load_parts(
-            str(path_or_id), adapter=adapter, prompt=prompts, dtype=dtype, device=device, revision=revision, bits=bits
-        )
+        source = path_or_id if isinstance(path_or_id, ModelSource) else resolve_model(str(path_or_id), revision)
+        parts = load_parts(source, adapter=adapter, prompt=prompts, dtype=dtype, device=device, bits=bits)
         card = parts.card
         with as_artifact_error(parts.folder):
             encoder = cls(
@@ -140,6 +153,10 @@ class SentenceEncoder:
             encoder = encoder.truncated(dimensions=dimensions, layers=layers)
         encoder.model.to(device)
         return encoder
+
+    def probe_layouts(self, device: torch.device) -> None:
+        """Choose layouts for a device to which the weights move later. The device may be missing here if it has no index."""
+        self.layouts = probe_layouts(self.model.backbone, self.pooling, causal=self.model.causal, device=device)
 
     def with_prompt(self, prompt: PromptChoice) -> SentenceEncoder:
         """Return the encoder with another prompt (as in `from_pretrained`) on the same weights."""
@@ -173,12 +190,12 @@ class SentenceEncoder:
 
     @property
     def prompt(self) -> PromptTemplate:
-        """The prompt around each text; an error if the sides have two and none is chosen."""
+        """The prompt around each text. Raises `ValueError` if queries and documents have different prompts."""
         return self.tokenizers.one.prompt
 
     @property
     def side(self) -> Side | None:
-        """The side chosen by `for_side`."""
+        """`query` or `document` in an encoder made by `for_side`, else None."""
         return self.tokenizers.side
 
     @property
@@ -193,7 +210,7 @@ class SentenceEncoder:
 
     @property
     def max_length(self) -> int:
-        """Most tokens of a text, prompt and special tokens included."""
+        """Maximum number of tokens of a text, with prompt and special tokens."""
         return self.tokenizers.query.max_length
 
     @property
@@ -213,7 +230,7 @@ class SentenceEncoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the base weights, or of products with them if they are quantized."""
+        """Dtype of the base weights; for quantized weights, of their products."""
         backbone: Any = lora.without_adapter(self.model.backbone)
         return cast(torch.dtype, backbone.dtype)
 
@@ -224,12 +241,12 @@ class SentenceEncoder:
 
     @property
     def pad_id(self) -> int:
-        """Token id of padding, which has no effect: it is masked, or after the last token that a causal model reads."""
+        """Token id of padding. It changes no vector: padding is masked, or follows the last token of a causal model."""
         pad = self.tokenizer.pad_token_id
         return 0 if pad is None else int(pad)
 
     def add_lora(self, settings: LoraSettings) -> None:
-        """Add a new adapter; afterwards only the adapter is trained."""
+        """Add a LoRA adapter and freeze all other weights."""
         if lora.is_adapted(self.model.backbone):
             raise ValueError(f"this encoder already has an adapter. Start from its base, {self.base}.")
         self.base_fingerprint = weights_fingerprint(self.model.backbone)
@@ -270,13 +287,13 @@ class SentenceEncoder:
     def encode_query(
         self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
     ) -> Rows:
-        """Return `encode` of the texts as queries, the first texts of training pairs: (N, D) float32."""
+        """Encode texts as queries, the first texts of training pairs; return (N, D) float32."""
         return self.for_side("query").encode(texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress)
 
     def encode_document(
         self, texts: Sequence[str], *, micro_batch_tokens: int | None = None, show_progress: bool = False
     ) -> Rows:
-        """Return `encode` of the texts as documents, the second texts of training pairs: (N, D) float32."""
+        """Encode texts as documents, the second texts of training pairs; return (N, D) float32."""
         return self.for_side("document").encode(
             texts, micro_batch_tokens=micro_batch_tokens, show_progress=show_progress
         )
@@ -289,7 +306,7 @@ class SentenceEncoder:
         micro_batch_tokens: int | None = None,
         show_progress: bool = False,
     ) -> Rows:
-        """Return the vectors after each of some numbers of layers, from one forward pass: (N, len(layers), D) float32.
+        """Return the vectors after several numbers of layers, from one forward pass: (N, len(layers), D) float32.
         `encode_layers(texts, [m])[:, 0]` equals `truncated(layers=m).encode(texts)`. `layers` can contain the last one.
 
         Raises:
@@ -316,15 +333,15 @@ class SentenceEncoder:
         return self.tokenizers.one(texts, first)
 
     def plan(self, texts: Sequence[str], token_budget: int, processes: int = 1) -> Plan:
-        """Return the plan of a batch: its micro-batches, their processes, their layout and the reason for it."""
+        """Plan a batch: its micro-batches, the process of each, and their layout with the reason."""
         return self.plan_ids(self.tokenize(texts) if len(texts) else [], token_budget, processes)
 
     def plan_ids(self, ids: Sequence[Sequence[int]], token_budget: int, processes: int = 1) -> Plan:
-        """Return `plan` for the token ids of texts."""
-        return plan_micro_batches(ids, token_budget, self.pad_id, self.sharing, processes)
+        """Plan a batch that is given as token ids."""
+        return plan_micro_batches(ids, token_budget, self.pad_id, self.layouts, processes)
 
     def check_savable(self, folder: str | Path) -> None:
-        """Raise the errors of `save_pretrained`, before the work that is to be saved."""
+        """Raise the errors that `save_pretrained` would raise, before the work."""
         check_savable(folder, self.model.backbone, self.base)
 
     def save_pretrained(self, folder: str | Path, check: Callable[[Path], None] | None = None) -> None:
@@ -349,3 +366,32 @@ class SentenceEncoder:
             normalize=self.normalize,
         )
         save_parts(folder, self.model.backbone, self.tokenizer, card, check)
+
+
+TEXTS_PLANNED = 32_768
+"""Texts that are planned together and can share prefixes; bounds the memory for a corpus of any size."""
+
+Rows = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def encode_texts(
+    encoder: SentenceEncoder, texts: Sequence[str], micro_batch_tokens: int | None, show_progress: bool
+) -> tuple[Rows, EncodeStats]:
+    """Encode any number of texts: rows (N, C) and counts. C = D columns, plus D for each inner layer."""
+    started = time.perf_counter()
+    check_texts(texts)
+    model, on_cpu = encoder.model, encoder.device.type == "cpu"
+    budget = micro_batch_tokens or (2048 if on_cpu else 16384)
+    columns = encoder.dimensions * (1 + len(model.inner_layers))
+    rows_NC = np.empty((len(texts), columns), dtype=np.float32)
+    plans: list[Plan] = []
+    bar = progress_bar("encode", len(texts), "text", enabled=show_progress, transient=True)
+    memory = keep_freed_memory() if on_cpu else nullcontext()
+    with evaluating(model), attention_kernels(encoder.device), memory, bar as progress:
+        for first in range(0, len(texts), TEXTS_PLANNED):
+            make_plan = partial(encoder.plan_ids, encoder.tokenize(texts[first : first + TEXTS_PLANNED], first))
+            plan, rows_UC = encode_planned(model, make_plan, budget, columns, progress.update)
+            budget = plan.token_budget
+            rows_NC[first : first + TEXTS_PLANNED] = rows_UC.numpy()[plan.row_of]
+            plans.append(plan)
+    return rows_NC, EncodeStats.of(plans, time.perf_counter() - started)

@@ -1,7 +1,9 @@
-"""Backbone and pooling: map a micro-batch to one row of `E` per text.
+"""Pooling functions, and the model that maps a micro-batch of texts to an embedding per text.
 
-Legend: B texts of a micro-batch, T tokens, R pooled positions, D dimensions. `mask_BT` is 1 at real tokens. Poolings
-have the names of the paper (arXiv 2309.12871, table 6) where it has one.
+Names of poolings are from the AnglE paper (arXiv 2309.12871, table 6) if the paper has the pooling.
+
+Legend: B texts of a micro-batch, T tokens, R pooled positions (texts in one sequence), D dimensions. `mask_BT` is 1 at
+real tokens and 0 at padding.
 """
 
 from __future__ import annotations
@@ -15,36 +17,37 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from angle_llm.model.activation_checkpointing import checkpoint_layers, forward_lock
-from angle_llm.model.attention import trie_output
-from angle_llm.model.backbone import state_sizes
-from angle_llm.model.depth import LayerStack, first_layers
-from angle_llm.model.fast_paths import PooledLastLayer
-from angle_llm.model.lora import without_adapter
-from angle_llm.model.prefix_trie import Trie
-from angle_llm.settings_io import unknown_name
+from angle_llm.model.layers.activation_checkpointing import checkpoint_layers, forward_lock
+from angle_llm.model.layers.depth import LayerStack, first_layers
+from angle_llm.model.layout.attention import sequence_output
+from angle_llm.model.layout.token_sequence import TokenSequence
+from angle_llm.model.source.backbone import state_sizes
+from angle_llm.settings.parsing import unknown_name
 
 
 def last_position(mask_BT: Tensor) -> Tensor:
-    """Return the position of the last real token of each text in the flattened B × T, with padding on either side."""
+    """Return the index of the last real token of each text in the flattened B × T tokens, (B,).
+
+    Padding may be on the left or on the right.
+    """
     texts, tokens = mask_BT.shape
     position_B = (mask_BT * torch.arange(1, tokens + 1, device=mask_BT.device)).argmax(dim=1)
     return position_B + tokens * torch.arange(texts, device=mask_BT.device)
 
 
 def last_token(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the state of the last real token."""
+    """Return the state of the last real token of each text, (B, D)."""
     return states_BTD.flatten(0, 1)[last_position(mask_BT)]
 
 
 def first_token(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the state of the first real token ([CLS] of a BERT)."""
+    """Return the state of the first real token of each text, [CLS] in a BERT, (B, D)."""
     position_B = mask_BT.long().argmax(dim=1)
     return states_BTD[torch.arange(len(states_BTD), device=states_BTD.device), position_B]
 
 
 def mean_of_tokens(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the mean over real tokens, prompt and special tokens included."""
+    """Return the mean state over the real tokens of each text, prompt and special tokens included, (B, D)."""
     weight_BT1 = mask_BT.unsqueeze(-1).to(states_BTD.dtype)
     # In half precision the sum of a long text overflows (float16), and its length is rounded (bfloat16 counts to 256).
     wide = torch.promote_types(states_BTD.dtype, torch.float32)
@@ -52,63 +55,72 @@ def mean_of_tokens(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def mean_with_root_of_length(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the sum over real tokens, divided by the square root of their number."""
+    """Return the sum of states over real tokens, divided by the square root of their number, (B, D)."""
     wide = torch.promote_types(states_BTD.dtype, torch.float32)
     length_B1 = mask_BT.sum(dim=1, keepdim=True, dtype=wide)
     return mean_of_tokens(states_BTD, mask_BT) * length_B1.sqrt()
 
 
 def weighted_mean_of_tokens(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the mean over real tokens with weights 1, 2, 3, … (SGPT, arXiv 2202.08904), for padding on either side."""
+    """Return the mean state over real tokens with weights 1, 2, 3, … by position (SGPT, arXiv 2202.08904), (B, D)."""
     wide = torch.promote_types(states_BTD.dtype, torch.float32)
     weight_BT1 = (mask_BT.cumsum(dim=1) * mask_BT).unsqueeze(-1).to(wide)
     return (states_BTD * weight_BT1).sum(dim=1) / weight_BT1.sum(dim=1)
 
 
 def max_of_tokens(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the maximum over real tokens in each dimension."""
+    """Return the maximum over real tokens in each dimension, (B, D)."""
     return states_BTD.masked_fill(~mask_BT.bool().unsqueeze(-1), float("-inf")).amax(dim=1)
 
 
 def cls_and_mean(states_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the average of the first token's state and the mean over tokens."""
+    """Return the average of the first token's state and the mean state over tokens, (B, D)."""
     return (first_token(states_BTD, mask_BT) + mean_of_tokens(states_BTD, mask_BT)) / 2
 
 
 @dataclass(frozen=True)
 class Pooling:
-    """A function of states and mask, over the last layer or the average of first and last layer."""
+    """A pooling function, and the states it is applied to."""
 
     function: Callable[[Tensor, Tensor], Tensor]
+    """Maps states (B, T, D) and mask (B, T) to embeddings (B, D)."""
     averages_first_layer: bool = False
+    """Whether the states are the average of the first and the last layer, instead of the last layer."""
 
 
 POOLINGS: dict[str, Pooling] = {
-    "last": Pooling(last_token),  # the last token; in the names of the paper, `last-…` is the last layer
+    "last": Pooling(last_token),  # the last token, whereas `last-…` is the last layer in names of the paper
     "cls": Pooling(first_token),
     "mean": Pooling(mean_of_tokens),
     "max": Pooling(max_of_tokens),
     "mean_sqrt_len": Pooling(mean_with_root_of_length),
     "weightedmean": Pooling(weighted_mean_of_tokens),
-    "last-avg": Pooling(mean_of_tokens),  # the paper's names for `mean` and `max`
+    "last-avg": Pooling(mean_of_tokens),  # in the paper, the names of `mean` and `max`
     "last-max": Pooling(max_of_tokens),
     "cls-last-avg": Pooling(cls_and_mean),
     "first-last-avg": Pooling(mean_of_tokens, averages_first_layer=True),
 }
+"""Poolings by name."""
 
 
 def pooling_named(name: str) -> Pooling:
-    """Return a pooling; an unknown name is a `ValueError` with the nearest one."""
+    """Return the pooling with a name.
+
+    Raises:
+        ValueError: for an unknown name; names the most similar one.
+    """
     if name not in POOLINGS:
         raise ValueError(unknown_name("pooling", name, POOLINGS))
     return POOLINGS[name]
 
 
 def checked_pooling(name: str | None, backbone: nn.Module, *, causal: bool) -> str:
-    """Return the name of a pooling; None: last for a causal backbone, mean for a bidirectional one.
+    """Check that a pooling is possible for a backbone, and return its name.
+
+    `name` None selects `last` for a causal backbone, and `mean` for a bidirectional backbone.
 
     Raises:
-        ValueError: for an unknown pooling, or one that is not possible for the backbone.
+        ValueError: for an unknown pooling, or a pooling that is not possible for the backbone.
     """
     name = name or ("last" if causal else "mean")
     last_size, inner_size = state_sizes(backbone)
@@ -126,16 +138,20 @@ def checked_pooling(name: str | None, backbone: nn.Module, *, causal: bool) -> s
 
 
 class EmbeddingModel(nn.Module):
-    """Backbone and pooling: maps a micro-batch to float32 rows. Training wraps and calls this module.
+    """Backbone and pooling: maps a micro-batch to rows in float32, an embedding per text. Training wraps this module.
 
-    A micro-batch has one of three layouts (see `micro_batches`). A causal backbone gets no mask for padding: on the
-    right, padding follows every real token and is invisible to it, and without a mask attention can use its fast
-    kernel.
+    A micro-batch has one of three layouts (see `micro_batches`). A causal backbone gets no mask for padded texts, because
+    its tokens do not attend to padding on the right, and attention without a mask can use a faster kernel.
 
-    A row is the first `dimensions` of the pooled state (None: all), of length 1 with `normalize`. After `read_layers`
-    it is that, and the same after fewer layers, side by side. After `add_projection` it ends with the projection. With
-    `autocasts`, products are computed in bfloat16. `cut_to` is the number of layers if some were dropped, else None.
-    `attention_kernel` computes attention of texts in one sequence (see `attention`); None: the usual one of the device.
+    After `read_layers`, a row is several embeddings side by side.
+
+    Attributes:
+        dimensions: number of first dimensions of the pooled state in an embedding; None: all.
+        normalize: whether embeddings have length 1.
+        autocasts: whether matrix products are computed in bfloat16.
+        cut_to: number of layers if the last layers were removed, else None.
+        attention_kernel: kernel for texts in one sequence (see `attention`); None: the default of the device.
+        inner_layers: layers after which a row also contains an embedding.
     """
 
     def __init__(
@@ -150,22 +166,22 @@ class EmbeddingModel(nn.Module):
         self.autocasts = False
         self.cut_to: int | None = None
         self.attention_kernel: str | None = None
-        self.projection: nn.Linear | None = None
         self.inner_layers: tuple[int, ...] = ()
         self._stack: LayerStack | None = None
-        self._last_layer = PooledLastLayer.find(without_adapter(backbone)) if causal and pooling == "last" else None
         self.train(backbone.training)
 
     @property
     def width(self) -> int:
-        """D, the length of a vector."""
+        """Number of dimensions of an embedding, D."""
         return self.dimensions or state_sizes(self.backbone)[0]
 
     def read_layers(self, layers: Sequence[int]) -> None:
-        """Make each row `1 + len(layers)` vectors side by side: after all layers, then after each of these numbers.
+        """Make each row contain `1 + len(layers)` embeddings side by side, and check that this is possible.
+
+        The first embedding is from all layers. The others are from the first m layers, for each number m in `layers`.
 
         Raises:
-            ValueError: for numbers that are not of inner layers, or a backbone without known states between layers.
+            ValueError: for numbers that are not of inner layers, or if the states after inner layers are not available.
         """
         stack = None
         if layers:
@@ -184,19 +200,10 @@ class EmbeddingModel(nn.Module):
                 stack.check(self.backbone)
         self.inner_layers, self._stack = tuple(layers), stack
 
-    def add_projection(self, columns: int, seed: int) -> None:
-        """Make each row end with a trained linear map of it: (R, D + columns). `columns` is the width of a teacher
-        (`TeacherDistance`).
-
-        The map is trained with the model and not saved with it. Equal seeds give equal weights.
-        """
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.projection = nn.Linear(self.width, columns)
-
     def checkpoint_activations(self, enabled: bool) -> None:
-        """Keep the inputs of layers only in training, and compute the layers again in the backward pass: the same
-        gradient with less memory and about 50 % more operations.
+        """Enable or disable activation checkpointing: less memory in training, but a second forward pass of the layers.
+
+        Layers save only their inputs. The gradient is the same.
 
         Raises:
             ValueError: if the layers of the backbone cannot be checkpointed.
@@ -205,22 +212,23 @@ class EmbeddingModel(nn.Module):
 
     @contextmanager
     def reading(self, layers: Sequence[int]) -> Iterator[None]:
-        """Apply `read_layers` inside this context, in the dtype of the weights and without the projection; other threads
-        wait."""
+        """Apply `read_layers` inside this context; autocast is disabled, and other threads wait."""
         with forward_lock(self.backbone):
-            before = self.inner_layers, self._stack, self.projection, self.autocasts
+            before = self.inner_layers, self._stack, self.autocasts
             self.read_layers(layers)
-            self.projection, self.autocasts = None, False
+            self.autocasts = False
             try:
                 yield
             finally:
-                self.inner_layers, self._stack, self.projection, self.autocasts = before
+                self.inner_layers, self._stack, self.autocasts = before
 
     def truncated(self, dimensions: int | None, layers: int | None) -> EmbeddingModel:
-        """Return the model of the first dimensions and layers, on the same weights; None keeps all.
+        """Return a model with the first dimensions and the first layers, which shares its weights with this model.
+
+        None keeps all dimensions or layers.
 
         Raises:
-            ValueError: if it has fewer, or gives other states without the last layers.
+            ValueError: if the model has fewer, or computes other states without the last layers.
         """
         if dimensions is not None and not 1 <= dimensions <= self.width:
             raise ValueError(f"dimensions: expected 1 .. {self.width}, the length of a vector; got {dimensions}.")
@@ -233,79 +241,85 @@ class EmbeddingModel(nn.Module):
         short.attention_kernel = self.attention_kernel
         return short
 
-    def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None, trie: Trie | None = None) -> Tensor:
-        """Return rows (B, D) of right-padded texts, given `mask_BT`; or rows (R, D) of texts in one sequence. After
-        `add_projection` rows have more columns."""
+    def forward(self, ids_BT: Tensor, mask_BT: Tensor | None = None, sequence: TokenSequence | None = None) -> Tensor:
+        """Return the embeddings (B, D) of right-padded texts with `mask_BT`, or (R, D) of R texts in one `sequence`.
+
+        After `read_layers`, a row also contains the embeddings after fewer layers: (R, D · (1 + number of layers)).
+        """
         with forward_lock(self.backbone):
             with self._half(ids_BT.device):
-                rows = self._rows(ids_BT, mask_BT, trie)
+                rows = self._rows(ids_BT, mask_BT, sequence)
             rows = rows if self.dimensions is None else [part_RD[:, : self.dimensions] for part_RD in rows]
             rows = [part_RD.to(torch.promote_types(part_RD.dtype, torch.float32)) for part_RD in rows]
             rows = [functional.normalize(part_RD, dim=1) for part_RD in rows] if self.normalize else rows
-            if self.projection is not None:  # a zero row, which training reports, stays zero
-                rows.append(self.projection(rows[0]) * (rows[0] != 0).any(dim=1, keepdim=True))
         return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
     def _half(self, device: torch.device) -> AbstractContextManager[Any]:
-        # Without the cache, a pass without gradients keeps no copy of a weight.
+        """Return the context of the forward pass: autocast to bfloat16 with `autocasts`."""
+        # With the cache, a forward pass without gradients would keep a copy of every weight.
         return torch.autocast(device.type, torch.bfloat16, cache_enabled=False) if self.autocasts else nullcontext()
 
-    def _rows(self, ids_BT: Tensor, mask_BT: Tensor | None, trie: Trie | None) -> list[Tensor]:
-        """Return the pooled states after all layers, and after each of `inner_layers`."""
-        if trie is not None and self.causal and self.pooling == "last":
-            return self._rows_at(trie.end_R, lambda: self._sequence_output(ids_BT, trie).last_hidden_state)
-        if trie is not None:
-            return self._packed_rows(ids_BT, trie)
-        assert mask_BT is not None, "a micro-batch has a mask or a trie"
+    def _rows(self, ids_BT: Tensor, mask_BT: Tensor | None, sequence: TokenSequence | None) -> list[Tensor]:
+        """Return the pooled states after all layers, followed by those after each layer in `inner_layers`."""
+        pooling = pooling_named(self.pooling).function
+        if sequence is None:
+            assert mask_BT is not None, "a micro-batch has a mask or a sequence"
+            if self.causal and self.pooling == "last":
+                return self._rows_at(last_position(mask_BT), lambda: self._output(ids_BT))
+            mask = None if self.causal else mask_BT
+            return self._pooled_rows(
+                lambda states_BTD: pooling(states_BTD, mask_BT),
+                lambda layers: self._output(ids_BT, attention_mask=mask, output_hidden_states=layers),
+            )
         if self.causal and self.pooling == "last":
-            return self._rows_at(last_position(mask_BT), lambda: self._output(ids_BT).last_hidden_state)
-        return self._padded_rows(ids_BT, mask_BT)
+            return self._rows_at(sequence.end_R, lambda: self._sequence_output(ids_BT, sequence))
+        return self._pooled_rows(
+            lambda states_1TD: torch.cat([pooling(*padded) for padded in sequence.padded_states(states_1TD[0])]),
+            lambda layers: self._sequence_output(ids_BT, sequence, all_states=layers),
+        )
 
-    def _rows_at(self, end_R: Tensor, states: Callable[[], Tensor]) -> list[Tensor]:
-        """Return the rows from the states at some positions, with the short last layer if there is one."""
+    def _rows_at(self, end_R: Tensor, output: Callable[[], Any]) -> list[Tensor]:
+        """Return rows by last-token pooling, for text ends at the indices `end_R` of the flattened tokens.
+
+        `output` runs the backbone.
+        """
 
         def at_end(states_BTD: Tensor) -> Tensor:
             return states_BTD.flatten(0, 1)[end_R]
 
-        # Positions are picked first: the final norm then runs on R rows, not B × T.
+        # Positions are selected before the final norm, which then runs on R rows instead of B × T.
         with self._inner(lambda stack, states_BTD: stack.finish(at_end(states_BTD))) as inner:
-            if self._last_layer is None:
-                rows_RD = at_end(states())
-            else:
-                with self._last_layer.pooled(end_R):
-                    rows_RD = states()
+            rows_RD = at_end(output().last_hidden_state)
         return [rows_RD, *(inner[layer] for layer in self.inner_layers)]
 
-    def _padded_rows(self, ids_BT: Tensor, mask_BT: Tensor) -> list[Tensor]:
-        pooling = pooling_named(self.pooling)
-        both = pooling.averages_first_layer
-        with self._inner(lambda stack, states_BTD: pooling.function(stack.finish(states_BTD), mask_BT)) as inner:
-            mask = None if self.causal else mask_BT
-            output = self._output(ids_BT, attention_mask=mask, output_hidden_states=both)
-        states_BTD = (output.hidden_states[1] + output.last_hidden_state) / 2 if both else output.last_hidden_state
-        return [pooling.function(states_BTD, mask_BT), *(inner[layer] for layer in self.inner_layers)]
+    def _pooled_rows(self, pool: Callable[[Tensor], Tensor], output: Callable[[bool], Any]) -> list[Tensor]:
+        """Return rows by any pooling.
 
-    def _packed_rows(self, ids_1T: Tensor, trie: Trie) -> list[Tensor]:
-        pooling = pooling_named(self.pooling)
-        both = pooling.averages_first_layer
+        `pool` maps states (B, T, D) to rows (R, D). `output` runs the backbone; its argument is whether the states of all
+        layers are needed.
+        """
+        both = pooling_named(self.pooling).averages_first_layer
+        with self._inner(lambda stack, states_BTD: pool(stack.finish(states_BTD))) as inner:
+            states = output(both)
+        states_BTD = states.last_hidden_state
+        if both:
+            states_BTD = (states.hidden_states[1] + states_BTD) / 2
+        return [pool(states_BTD), *(inner[layer] for layer in self.inner_layers)]
 
-        def rows_of(states_1TD: Tensor) -> Tensor:
-            return torch.cat([pooling.function(*padded) for padded in trie.padded_states(states_1TD[0])])
-
-        with self._inner(lambda stack, states_1TD: rows_of(stack.finish(states_1TD))) as inner:
-            output = self._sequence_output(ids_1T, trie, all_states=both)
-        states_1TD = (output.hidden_states[1] + output.last_hidden_state) / 2 if both else output.last_hidden_state
-        return [rows_of(states_1TD), *(inner[layer] for layer in self.inner_layers)]
-
-    def _sequence_output(self, ids_1T: Tensor, trie: Trie, *, all_states: bool = False) -> Any:
-        return trie_output(self.backbone, ids_1T, trie, self.attention_kernel, all_states=all_states)
+    def _sequence_output(self, ids_1T: Tensor, sequence: TokenSequence, *, all_states: bool = False) -> Any:
+        """Return the output of the backbone for texts in one sequence."""
+        return sequence_output(self.backbone, ids_1T, sequence, self.attention_kernel, all_states=all_states)
 
     def _output(self, ids_BT: Tensor, **options: Any) -> Any:
+        """Return the output of the backbone for padded texts."""
         return self.backbone(input_ids=ids_BT, **options, **({"use_cache": False} if self.causal else {}))
 
     @contextmanager
     def _inner(self, row: Callable[[LayerStack, Tensor], Tensor]) -> Iterator[dict[int, Tensor]]:
-        """Yield a dictionary that a forward pass fills with the rows (R, D) of `inner_layers`."""
+        """Record rows of `inner_layers` during a forward pass inside this context, by layer number.
+
+        `row` maps the stack of layers and the output (B, T, D) of a layer to rows (R, D).
+        """
         stack = self._stack
         if stack is None:
             yield {}

@@ -1,4 +1,4 @@
-"""Map texts to token ids: prompt, truncation of the text (never of the prompt), inert special tokens."""
+"""Convert texts to token ids with a prompt. Only the text is truncated; special tokens in it are plain characters."""
 
 from __future__ import annotations
 
@@ -19,29 +19,32 @@ TEXT_ENDS = [
     *string.printable, "...", "?!", '."', ".'", ").", '""', "  ", "\n\n", "é", "。", "」", "”", "’", "…", "й", "ر", "😀",
     "\u0301",
 ]  # fmt: skip
-"""Representative last characters of a text, to find how much of a prompt's tail depends on them."""
+"""Representative last characters of a text, to find the part of the prompt's end whose tokens depend on the text."""
 
 
 class SpecialTokens(NamedTuple):
-    """The special ids around every sequence, such as BOS or [CLS] … [SEP]."""
+    """Ids of the special tokens around every text, such as BOS, or [CLS] and [SEP]."""
 
     before: list[int]
     after: list[int]
 
 
 def load_tokenizer_file(folder: Path) -> Tokenizer:
-    """Load a folder's `tokenizer.json` unchanged; the tokenizer class of a model can modify it."""
+    """Load the `tokenizer.json` of a folder unchanged, whereas the tokenizer class of a model can modify it."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
 TEXTS_TOGETHER, CHARACTERS_TOGETHER = 1024, 2**20
-"""Limits of one tokenizer call, which keeps offsets, masks and strings of every token in memory."""
+"""Maximum number of texts and of characters in a tokenizer call, which keeps offsets and strings of all tokens."""
 
 
 def plain_ids(tokenizer: Tokenizer, texts: Sequence[str], most: int | None = None) -> list[list[int]]:
-    """Return the ids of the texts without special tokens, the first `most` of each; `</s>` is plain text."""
+    """Return the token ids of texts without special tokens, at most `most` ids per text (None: all).
+
+    Special tokens in a text, such as `</s>`, are encoded as plain characters.
+    """
     ids: list[list[int]] = []
     part: list[str] = []
     characters = 0
@@ -52,19 +55,19 @@ def plain_ids(tokenizer: Tokenizer, texts: Sequence[str], most: int | None = Non
             found = tokenizer(
                 part, add_special_tokens=False, split_special_tokens=True, return_attention_mask=False, verbose=False
             )["input_ids"]
-            ids += (one[:most] for one in found)  # the rest of a long text can be much longer
+            ids += (text_ids[:most] for text_ids in found)  # cut now: a text can be much longer than `most`
             part, characters = [], 0
     return ids
 
 
 def find_special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
-    """Return the special tokens, from one text encoded with and without them.
+    """Return the special tokens that a tokenizer adds, from a text encoded with and without them.
 
     Raises:
-        ValueError: for a tokenizer that changes the ids of the text.
+        ValueError: if the tokenizer also changes the ids of the text.
     """
     bare = plain_ids(tokenizer, ["a"])[0]
-    # Like `plain_ids`: the tokenizer stores this flag, and changing it would affect another thread.
+    # As in `plain_ids`, because the tokenizer stores the flag: another value would affect other threads.
     with_special: list[int] = tokenizer("a", split_special_tokens=True, return_attention_mask=False)["input_ids"]
     for start in range(len(with_special) - len(bare) + 1):
         if with_special[start : start + len(bare)] == bare:
@@ -76,7 +79,12 @@ def find_special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
 
 
 def check_texts(texts: Sequence[str], first: int = 0) -> None:
-    """Refuse texts that are not strings, empty or invalid Unicode; errors count positions from `first`."""
+    """Check that texts are strings, not empty, and valid Unicode; error messages count positions from `first`.
+
+    Raises:
+        TypeError: if a text is not a string.
+        ValueError: if a text is empty or contains a lone surrogate.
+    """
     if isinstance(texts, str):
         raise TypeError("texts: expected a sequence of strings, got one string. Put it in a list.")
     for position, text in enumerate(texts, first):
@@ -94,13 +102,16 @@ def check_texts(texts: Sequence[str], first: int = 0) -> None:
 
 
 DEFAULT_MAX_LENGTH = 512
+"""Default of the maximum number of tokens in a text."""
 
 
 def checked_length(max_length: int | None, backbone: nn.Module) -> int:
-    """Return the most tokens of a text; None: 512, or fewer if the backbone has fewer positions.
+    """Check the maximum number of tokens in a text, and return it.
+
+    None selects 512, or the number of positions of the backbone if it has fewer.
 
     Raises:
-        ValueError: for less than 1, or more than the positions of the backbone.
+        ValueError: if `max_length` is less than 1, or more than the positions of the backbone.
     """
     if max_length is not None and max_length < 1:
         raise ValueError(f"max_length: expected 1 or more, got {max_length}.")
@@ -111,7 +122,7 @@ def checked_length(max_length: int | None, backbone: nn.Module) -> int:
 
 
 def count_positions(backbone: nn.Module) -> int | None:
-    """Return the longest sequence of the backbone, None if its config has no limit."""
+    """Return the number of positions of a backbone, the maximum length of a text; None if its config has no limit."""
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
     positions: int | None = getattr(config, "max_position_embeddings", None)
     for name, module in backbone.named_modules():
@@ -122,27 +133,33 @@ def count_positions(backbone: nn.Module) -> int | None:
 
 
 class TokenizedTemplate(NamedTuple):
-    """A prompt in ids: `before + ids(head + text + merge_span) + after`; only the middle is truncated.
+    """A tokenized prompt: the ids of a text are `before + ids(head + text + merge_span) + after`.
 
-    The merge span is the part of the tail whose tokens can merge with the text, such as a closing quote.
+    Only the middle part is truncated. The merge span is the start of the prompt's tail, whose characters can be in the
+    same token as the end of the text, such as a closing quote.
     """
 
     before: list[int]
+    """Token ids before the text."""
     head: str
+    """Part of the prompt that is tokenized together with the text, before it."""
     merge_span: str
+    """Part of the prompt that is tokenized together with the text, after it."""
     after: list[int]
+    """Token ids after the text and the merge span."""
 
 
 class SentenceTokenizer:
-    """Applies a prompt to texts and returns at most `max_length` ids each, special tokens included.
+    """Converts texts with a prompt to at most `max_length` token ids per text, special tokens included.
 
-    A text that is too long loses its last tokens; prompt and special tokens stay, since last-token pooling reads the
-    last token. With tokenization `joined`, the merge span is lost with the end of the text; a tail that consists of the
-    merge span only, as in `"{text}"`, is lost (`segments` keeps it). Edits apply to the whole text, so a full stop that
-    they append is truncated with the end. Ids depend on the text only, not on other texts or the padding side.
+    A text that is too long loses its last tokens. Prompt and special tokens are never truncated, because last-token
+    pooling reads the last token. With tokenization `joined`, the merge span is truncated with the end of the text, so a
+    tail that is only a merge span, as in `"{text}"`, is lost; `segments` keeps it. Edits of the prompt apply before
+    truncation, so a full stop that they append can be truncated. The ids of a text do not depend on other texts.
 
     Raises:
-        ValueError: if `max_length` is too small for prompt and text, or a text is empty or not valid Unicode.
+        ValueError: if `max_length` is too small for the prompt and a token of text; on a call, for texts that are empty,
+            not valid Unicode, or without a token.
         TypeError: if a text is not a string.
     """
 
@@ -166,7 +183,7 @@ class SentenceTokenizer:
         (self._textless_ids,) = self._apply([""])
 
     def _end_of_sequence(self) -> list[int]:
-        """Return the id to append, or none if the tokenizer adds it itself."""
+        """Return the EOS id that the prompt appends, or an empty list if the tokenizer adds EOS itself."""
         eos: int | None = self.tokenizer.eos_token_id
         if eos is None:
             raise ValueError(
@@ -176,7 +193,7 @@ class SentenceTokenizer:
         return [] if eos in self.special_tokens.after else [eos]
 
     def __call__(self, texts: Sequence[str], first: int = 0) -> list[list[int]]:
-        """Return the ids of each text; errors count positions from `first`."""
+        """Return the token ids of each text; error messages count positions from `first`."""
         check_texts(texts, first)
         found = self._apply([self.prompt.edit(text) for text in texts])
         for position, ids in enumerate(found):
@@ -188,6 +205,7 @@ class SentenceTokenizer:
         return [self.special_tokens.before + ids + self.special_tokens.after for ids in found]
 
     def _apply(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of edited texts with the prompt, truncated, without special tokens."""
         before, head, merge_span, after = self.template
         found = plain_ids(self.tokenizer, [head + text + merge_span for text in texts], self._text_tokens)
         return [before + ids + after for ids in found]
@@ -195,16 +213,16 @@ class SentenceTokenizer:
 
 @dataclass(frozen=True)
 class SideTokenizers:
-    """The tokenizers of queries and of documents; one object if the prompts do not differ."""
+    """The tokenizers of queries and documents, equal if both sides have the same prompt, and the selected side."""
 
     query: SentenceTokenizer
     document: SentenceTokenizer
     side: Side | None = None
-    """The side of all texts; None: not chosen."""
+    """Side that is selected for all texts; None if no side is selected."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, prompts: SidePrompts, max_length: int) -> SideTokenizers:
-        """Return the tokenizers of some prompts. Errors as in `SentenceTokenizer`."""
+        """Return the tokenizers of the prompts of both sides. Raises the errors of `SentenceTokenizer`."""
         query = SentenceTokenizer(tokenizer, prompts.query, max_length)
         return cls(query, SentenceTokenizer(tokenizer, prompts.document, max_length) if prompts.differ else query)
 
@@ -215,15 +233,15 @@ class SideTokenizers:
 
     @property
     def distinct(self) -> list[SentenceTokenizer]:
-        """The tokenizer of both sides, or of queries and then documents if the prompts differ."""
+        """List of the different tokenizers: query and document tokenizer if the prompts differ, else only one."""
         return [self.query, self.document] if self.prompts.differ else [self.query]
 
     @property
     def one(self) -> SentenceTokenizer:
-        """The tokenizer of the chosen side, or of both.
+        """The tokenizer of the selected side, or the common tokenizer if both sides have the same prompt.
 
         Raises:
-            ValueError: if the prompts differ and no side is chosen.
+            ValueError: if the prompts differ and no side is selected.
         """
         if self.side is None and self.prompts.differ:
             raise ValueError(
@@ -234,11 +252,12 @@ class SideTokenizers:
 
 
 def _joined(tokenizer: Tokenizer, prompt: PromptTemplate) -> TokenizedTemplate:
-    """Return the ids of prompt and text as one string, in two parts: ids that can depend on the text, and the others.
+    """Return the template for prompts whose head and tail are tokenized together with the text, as one string.
 
-    The merge span is the shortest start of the tail after which the ids are equal for all `TEXT_ENDS`: often one
-    character, at most the whole tail. It never ends inside a word, since words merge in more ways than the probes
-    cover."""
+    The merge span is the shortest start of the tail after which the ids are equal for all texts that end with
+    `TEXT_ENDS`: often one character, at most the whole tail. It never ends inside a word, because the parts of a word can
+    merge in more ways than the tested texts cover.
+    """
     head, tail = prompt.head, prompt.tail
     probes = [*TEXT_ENDS, *(f"A man eats{end}" for end in TEXT_ENDS)]
     whole = plain_ids(tokenizer, [head + text + tail for text in probes])
@@ -253,7 +272,7 @@ def _joined(tokenizer: Tokenizer, prompt: PromptTemplate) -> TokenizedTemplate:
 
 
 def _segments(tokenizer: Tokenizer, prompt: PromptTemplate) -> TokenizedTemplate:
-    """Return head and tail as separate ids, whatever the text."""
+    """Return the template for prompts whose head and tail are tokenized separately from the text."""
     head_ids, tail_ids = plain_ids(tokenizer, [prompt.head, prompt.tail])
     return TokenizedTemplate(head_ids, "", "", tail_ids)
 
@@ -262,3 +281,4 @@ _TEMPLATES: dict[str, Callable[[Tokenizer, PromptTemplate], TokenizedTemplate]] 
     "joined": _joined,
     "segments": _segments,
 }
+"""Functions that make the template of a prompt, by its `tokenization`."""

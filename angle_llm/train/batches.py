@@ -13,24 +13,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from angle_llm.config import ObjectiveSettings, TrainSettings
 from angle_llm.data.batch import TextBatch
 from angle_llm.data.formats import Group, pairs_of
 from angle_llm.data.mixture import Mixture, sets_of
 from angle_llm.losses import AngleObjective, FalseNegatives, MixedObjective, NestedObjective, Objective, Part
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.micro_batches import Plan
+from angle_llm.model.layout.micro_batches import Plan
+from angle_llm.model.memory.token_budget import TokenBudget
 from angle_llm.prompts import SIDES
-from angle_llm.settings_io import SettingsError, merged_settings, settings_from_dict, settings_to_dict
-from angle_llm.train.guide_vectors import GuideVectors
-from angle_llm.train.memory import TokenBudget
+from angle_llm.settings.parsing import SettingsError, merged_settings, settings_from_dict, settings_to_dict
+from angle_llm.settings.train import ObjectiveSettings, TrainSettings
+from angle_llm.train.precomputed_vectors import PrecomputedVectors
 
 DIGEST_EXAMPLES = 1_000
 Item = TypeVar("Item")
 
 
 def make_losses(settings: TrainSettings) -> list[Objective]:
-    """Return one loss per dataset: the loss of the run, with the settings that the dataset overrides.
+    """Return the loss of each dataset: the objective of the run with the settings that the dataset overrides.
 
     Raises:
         SettingsError, ValueError: for settings that are not valid.
@@ -48,11 +48,6 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
                 f"objective of {each.path}: expected no teacher, got {own.teacher!r}. Set objective.teacher for the run, and "
                 "objective.teacher_vector_weight per dataset."
             )
-        if own.teacher_projection != settings.objective.teacher_projection:
-            raise SettingsError(
-                f"objective of {each.path}: expected teacher_projection {settings.objective.teacher_projection}, as for the "
-                f"run, got {own.teacher_projection}. Set objective.teacher_projection for the run."
-            )
         if own.false_negatives.guide not in (None, settings.objective.false_negatives.guide):
             raise SettingsError(
                 f"objective of {each.path}: expected the guide of the run or none, got {own.false_negatives.guide!r}. Set "
@@ -67,23 +62,16 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
         raise SettingsError(
             "objective.teacher: expected objective.teacher_vector_weight above 0 too, such as 1; got 0."
         )
-    if settings.objective.teacher_projection and (nested.layers or nested.dimensions):
-        raise SettingsError(
-            f"objective.teacher_projection: expected no nested.layers and nested.dimensions, got {list(nested.layers)} and "
-            f"{list(nested.dimensions)}. Omit them, or teacher_projection."
-        )
     _check_used(all_own)
     return losses
 
 
 def _check_used(objectives: Sequence[ObjectiveSettings]) -> None:
-    """Refuse settings that have no effect in any dataset."""
+    """Refuse settings without an effect in every dataset."""
     unset = ObjectiveSettings()
     for name, needed in (
         ("false_negatives", "in_batch_weight"),
-        ("extra_negatives", "in_batch_weight"),
         ("hardness_strength", "in_batch_weight"),
-        ("hardness_scope", "hardness_strength"),
     ):
         given = [each for each in objectives if getattr(each, name) != getattr(unset, name)]
         if given and not any(getattr(each, needed) for each in given):
@@ -105,12 +93,12 @@ def check_teacher_scores(losses: Sequence[Objective], data: Mixture) -> None:
     """Raise `SettingsError` if a loss learns teacher scores and no example of its dataset has them."""
     for loss, each in zip(losses, data.sets, strict=True):
         plain = loss.plain if isinstance(loss, NestedObjective) else loss
-        if not isinstance(plain, AngleObjective) or not (plain.kl_weight or plain.margin_mse_weight):
+        if not isinstance(plain, AngleObjective) or not plain.kl_weight:
             continue
         if not any(isinstance(example, Group) and example.scores is not None for example in each.examples):
             raise SettingsError(
-                "objective.kl_weight, objective.margin_mse_weight: expected groups with teacher scores (--data.format "
-                f"group with a column scores); {each.name} has none. Set the weights to 0, or add scores."
+                "objective.kl_weight: expected groups with teacher scores (--data.format group with a column scores); "
+                f"{each.name} has none. Set the weight to 0, or add scores."
             )
 
 
@@ -120,22 +108,22 @@ class PlannedBatch(NamedTuple):
     batch: TextBatch
     loss: Objective
     counts: dict[str, int]
-    """Examples per dataset; empty if there is one dataset."""
+    """Number of examples by dataset name; empty for a single dataset."""
     vectors: Mapping[str, Tensor] = MappingProxyType({})
-    """Vectors of the texts by other encoders, by field of `Relation`."""
+    """Embeddings of the texts by a guide or teacher, by field of `Relation`."""
 
 
 class PlannedGroup(NamedTuple):
-    """Batches of a step that are encoded together, and the plan of their texts, one batch after the other."""
+    """Batches that are encoded together, and the plan of their concatenated texts."""
 
     batches: list[PlannedBatch]
     plan: Plan
     budget: TokenBudget
-    """The budget of the plan."""
+    """The budget for which the plan was made."""
 
 
 class BatchPlanner:
-    """Makes batches from example indices; every rank makes the same ones.
+    """Makes batches from example indices, the same on every rank.
 
     A dataset may have prompts of its own. Prompts are numbered, 0 is the encoder's for queries; equal prompts have one
     number.
@@ -148,10 +136,9 @@ class BatchPlanner:
         losses: Sequence[Objective],
         world_size: int,
         budget: TokenBudget,
-        vectors: Mapping[str, GuideVectors] | None = None,
+        vectors: Mapping[str, PrecomputedVectors] | None = None,
     ) -> None:
-        """`losses` has one entry per dataset. `budget` may be lowered between two batches. `vectors` by other encoders
-        are those of `PlannedBatch`."""
+        """`losses`: one per dataset. `budget` may be lowered between batches. `vectors`: see `PlannedBatch`."""
         self._vectors = vectors or {}
         self.encoder, self.data, self.losses, self.world_size, self.budget = encoder, data, losses, world_size, budget
         self._tokenizers: list[Callable[[Sequence[str]], list[list[int]]]] = []
@@ -203,7 +190,7 @@ class BatchPlanner:
         return ids
 
     def grouped(self, batches: Sequence[PlannedBatch]) -> list[PlannedGroup]:
-        """Plan the batches of a step within the current budget, as many together as keep their activations.
+        """Group the batches of a step and plan each group: as many batches together as can keep their activations.
 
         Batches are together, in order, only if no rank computes more than `graph_tokens` tokens of them. So a batch
         that is encoded twice is alone, and none is encoded twice that would be encoded once if it were alone. The
@@ -231,10 +218,10 @@ class BatchPlanner:
         return groups
 
     def digest(self) -> str:
-        """Return a hash of what determines a plan: layout, pooling, padding, and the token ids of some examples."""
+        """Return a hash of layout, pooling, padding, and the token ids of the first examples, which determine the plans."""
         some = self.batch(range(min(DIGEST_EXAMPLES, len(self.data))))
         encoder = self.encoder
-        values = (encoder.sharing, encoder.pooling, encoder.pad_id, self.tokenize(some.texts, some.prompts))
+        values = (encoder.layouts, encoder.pooling, encoder.pad_id, self.tokenize(some.texts, some.prompts))
         return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
 
     def _batch(self, indices: list[int]) -> PlannedBatch:
@@ -261,8 +248,8 @@ class BatchPlanner:
         return MixedObjective(parts)
 
 
-def ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """Yield the same items; the next one is made in a thread while this one is used."""
+def prefetch(items: Iterator[Item]) -> Iterator[Item]:
+    """Yield the items; a thread computes the next item while the current item is used."""
     end = object()
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as worker:
         following = worker.submit(next, items, end)

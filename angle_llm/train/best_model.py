@@ -1,4 +1,4 @@
-"""The model of a run: evaluated between steps, the best one kept in `model/`."""
+"""Evaluate the encoder between training steps, and save the best model in `model/` of the run directory."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from pathlib import Path
 
 from angle_llm.io import log, restore_folder
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.lora import is_adapted
-from angle_llm.train.checkpoint import Progress, SavedWeightsError, check_saved
+from angle_llm.model.layers.lora import is_adapted
+from angle_llm.train.checkpoint import Progress, SavedWeightsError, check_saved, random_state, set_random_state
 from angle_llm.train.metrics import Metrics
-from angle_llm.train.rng import random_state, set_random_state
 from angle_llm.train.strategies import DataParallelStrategy
 
 Evaluate = Callable[[SentenceEncoder], Mapping[str, float]]
-"""Map an encoder to metrics by name. The first one decides which model is best; a larger number is better."""
+"""Function that returns the metrics of an encoder by name. The first metric decides which model is best: larger is
+better."""
 RESCUE_FOLDER = "interrupted"
-"""Folder of the run directory with the weights of a run that failed; removed when the run is finished."""
+"""Folder in the run directory for the last weights of a run that failed; removed when the run finishes."""
 
 
 def deciding(metrics: Mapping[str, float] | None) -> float | None:
-    """Return the metric that decides which model is best, None without metrics."""
+    """Return the first metric, which decides which model is best; None without metrics."""
     return None if metrics is None else next(iter(metrics.values()))
 
 
 class BestModel:
-    """Evaluates the encoder and keeps the best one in `folder`; without an evaluation, the last one.
+    """Evaluates the encoder during a run, and saves the best encoder in `folder`; without evaluation, the last encoder.
 
-    All ranks evaluate; only the metrics of rank 0 are used, and only rank 0 writes.
+    All ranks evaluate. Only the metrics of rank 0 are used, and only rank 0 writes files.
     """
 
     def __init__(
@@ -37,51 +37,47 @@ class BestModel:
         evaluate: Evaluate | None,
         folder: Path,
         strategy: DataParallelStrategy,
-        patience: int | None = None,
     ) -> None:
         self._encoder, self._evaluate, self._strategy = encoder, evaluate, strategy
-        self.folder, self._patience = folder, patience
+        self.folder = folder
         self.evaluated: int | None = None
-        """The step of the last evaluation."""
+        """Step of the last evaluation; None before the first evaluation."""
         self.start: dict[str, float] | None = None
-        """Metrics before the first step."""
+        """Metrics before the first step; None if not evaluated."""
         self.best: dict[str, float] | None = None
-        """Metrics of the best evaluation after it, those of `folder`."""
-        self.waited = 0
-        """Number of evaluations since the best one."""
-
-    @property
-    def has_stalled(self) -> bool:
-        """Whether `patience` evaluations in a row gave no new best model."""
-        return self._patience is not None and self.waited >= self._patience
+        """Metrics of the best evaluation after the first step, whose encoder is in `folder`."""
 
     def resume(self, progress: Progress) -> None:
-        """Continue with the scores of a checkpoint, and restore `folder` after a kill in the middle of a save."""
+        """Continue with the metrics of a checkpoint, and restore `folder` if a kill interrupted a save."""
         self.start = progress.start
         self.best = self._strategy.processes.from_main(lambda: self._restore(progress.best))
         if self.best is not None or progress.best is None:
-            self.evaluated, self.waited = progress.evaluated, progress.waited
+            self.evaluated = progress.evaluated
 
     def _restore(self, best: dict[str, float] | None) -> dict[str, float] | None:
+        """Restore `folder` after an interrupted save; return the metrics `best`, or None if the best model is missing."""
         target = self.folder.resolve()
         restore_folder(target)
         if best is not None and not target.exists():
-            log(f"warning: {target}, the best model so far, is missing; the best one from here on is kept")
+            log(f"warning: {target}, the best model so far, is missing; the best model from now on is saved")
             return None
         return best
 
     def evaluate(self, step: int, metrics: Metrics) -> None:
-        """Evaluate once after a step. Step 0 is the untrained model: evaluated for comparison, not kept.
+        """Evaluate the encoder after a step, log the metrics, and save the encoder if it is the best so far.
+
+        Step 0 is the model before training, which is evaluated but not saved. A repeated call for a step does nothing.
 
         Raises:
-            RankMemoryError: on every rank, if one has not enough memory for a single text.
+            RankMemoryError: on every rank, if a rank does not have enough memory for a single text.
         """
         evaluate = self._evaluate
         if evaluate is None or self.evaluated == step:
             return
         device = self._strategy.processes.device
-        state = random_state(device)  # a task may set seeds, as mteb does
-        own = self._strategy.guard_oom(lambda: evaluate(self._encoder))
+        state = random_state(device)  # an evaluation task can set seeds, as mteb does
+        with self._strategy.guard_oom():
+            own = evaluate(self._encoder)
         set_random_state(state, device)
         values = self._strategy.processes.from_main(lambda: dict(own))
         name, score = next(iter(values.items()))
@@ -94,23 +90,22 @@ class BestModel:
             self.start = values
         elif best is None or score > best or (math.isnan(best) and not math.isnan(score)):
             self._save()
-            self.best, self.waited = values, 0
-        else:
-            self.waited += 1
+            self.best = values
         self.evaluated = step
 
     def finish(self) -> None:
-        """Keep the last model if there is no evaluation."""
+        """Save the encoder at the end of a run without evaluation."""
         if self._evaluate is None:
             self._save()
 
     def _save(self) -> None:
+        """Save the encoder in `folder`; all ranks call this."""
         self._strategy.check_replicas()
         with self._strategy.gather_params():
             self._strategy.processes.from_main(lambda: self._encoder.save_pretrained(self.folder, self._check_written))
 
     def _check_written(self, folder: Path) -> None:
-        """Read a saved adapter again. One that is damaged or all zero does not replace the last one.
+        """Check a saved adapter before it replaces the last one: weights equal to those in memory, and not all zero.
 
         Raises:
             SavedWeightsError: names the file and the weight.
@@ -119,9 +114,7 @@ class BestModel:
             return
         path, weights = folder / "adapter_model.safetensors", {}
         for name, parameter in self._strategy.weights.items():
-            if not name.startswith("backbone."):  # the projection to a teacher is not saved
-                continue
-            saved_name = name.removeprefix("backbone.").replace(".default", "")  # as peft names it
+            saved_name = name.removeprefix("backbone.").replace(".default", "")  # the name in a file of peft
             if saved_name.endswith("lora_magnitude_vector.weight"):
                 saved_name = saved_name.removesuffix(".weight")
             weights[saved_name] = parameter
@@ -134,7 +127,7 @@ class BestModel:
             )
 
     def rescue(self) -> None:
-        """Save the current weights in `interrupted/` when a run fails, if they are complete and finite."""
+        """Save the current encoder in `interrupted/` after a failure, if its weights are complete and finite."""
         weights = [parameter.detach() for parameter in self._strategy.weights.values()]
         complete = all(weight.numel() for weight in weights)  # ZeRO-3 needs all ranks to gather them
         if not (self._strategy.processes.is_main and complete):
@@ -144,7 +137,7 @@ class BestModel:
             if not all(math.isfinite(float(weight.sum())) for weight in weights):
                 return
             self._encoder.save_pretrained(folder)
-        except Exception as error:  # the first error matters more; a full disk or the device may have caused it
+        except Exception as error:  # the error of the run matters more, and can be the cause (disk, device)
             log(f"the run failed; its last weights could not be saved in {folder}: {error}")
         else:
             log(f"the run failed; its last weights are in {folder}")

@@ -1,53 +1,53 @@
-"""Choice of the token budgets that fit the memory of the device, at the start of a run."""
+"""Choose the token budgets of a run so that its largest training step fits the memory of the device."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from angle_llm.config import TrainSettings
 from angle_llm.data.mixture import Mixture
 from angle_llm.io import log
 from angle_llm.losses import Objective
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.lora import without_adapter
-from angle_llm.settings_io import SettingsError
+from angle_llm.model.layers.activation_checkpointing import checkpointing_problem
+from angle_llm.model.layers.lora import without_adapter
+from angle_llm.model.memory.token_budget import TokenBudget
+from angle_llm.settings.parsing import SettingsError
+from angle_llm.settings.train import TrainSettings
 from angle_llm.train.batches import BatchPlanner
-from angle_llm.train.device_memory import CONTEXT, GIB, Sharding, free_memory
 from angle_llm.train.distributed import Processes
-from angle_llm.train.memory import TokenBudget
-from angle_llm.train.step_forecast import MICRO_TOKENS, StepForecast, StepSample
+from angle_llm.train.forecast import CONTEXT, GIB, MICRO_TOKENS, Sharding, StepForecast, StepSample, free_memory
 
 CPU_BUDGET = TokenBudget(2048, 16_384)
-"""Budget on a CPU if it fits; constant, so that results do not depend on the memory of the machine."""
+"""Token budget on a CPU if it fits. It is constant, so that results do not depend on the memory of the machine."""
 OTHER_BUDGET = TokenBudget(8192, 16_384)
-"""Budget on another device without a forecast."""
+"""Token budget on other devices without a forecast."""
 ROUND_TOKENS = 256
-"""Chosen budgets are multiples of it."""
+"""Chosen budgets are multiples of this number of tokens."""
 LEAST_GRAPH_TOKENS = 16_384
-"""Chosen if they fit, even if the sampled steps are smaller."""
+"""`graph_tokens` chosen if it fits, even if the sampled steps are smaller."""
 MARGIN = 1.25
-"""Largest step that a chosen budget allows, relative to the largest sampled one."""
+"""Largest step that a chosen budget allows, relative to the largest sampled step."""
 SMALL_TOKENS = 1024
-"""Smaller micro-batches use a GPU poorly. Below about 300 rows, reading weights takes longer than the product (H100:
-989 TFLOP/s, 3.35 TB/s). Each micro-batch also launches every kernel and dequantises 4-bit weights."""
+"""Micro-batches with fewer tokens use a GPU poorly. Below about 300 tokens, reading the weights takes longer than the
+product (H100: 989 TFLOP/s, 3.35 TB/s). Each micro-batch also launches every kernel and dequantises 4-bit weights."""
 USABLE, USABLE_WITH_ZERO = 0.92, 0.85
-"""Share of free memory that a forecast may fill. ZeRO cannot repeat a step after running out of memory."""
+"""Fraction of free memory that a forecast may fill. ZeRO cannot repeat a step after running out of memory."""
 SAMPLED_EXAMPLES = 512
-"""Examples on whose first steps the choice depends."""
+"""Number of examples whose first steps are sampled for the choice."""
 
 
 @dataclass(frozen=True)
 class BudgetChoice:
-    """Token budgets, and whether they are forecast to fit."""
+    """A token budget, its forecast memory, and whether it fits the device."""
 
     budget: TokenBudget
     forecast_bytes: int
-    """Memory of the largest step within the budget."""
+    """Forecast memory of the largest step that the budget allows."""
     fits: bool
 
 
@@ -58,10 +58,10 @@ def choose_budget(
     objectives: list[Objective],
     processes: Processes,
 ) -> TokenBudget:
-    """Return the budgets of a run on this device: as set, or the largest useful ones that fit; equal on all ranks.
+    """Return the token budget of a run on this device, equal on all ranks; values in the settings are kept.
 
     Raises:
-        SettingsError: for `activation_checkpointing: always` where it is not possible.
+        SettingsError: for `activation_checkpointing: always` with a model whose layers cannot be checkpointed.
     """
     free = free_memory(processes)
     kind = "cuda" if processes.device.type == "cuda" else "cpu"
@@ -82,30 +82,25 @@ def choose_budget(
             sample = StepSample.of(planner, settings, SAMPLED_EXAMPLES)
             try:
                 forecast = StepForecast(
-                    settings, encoder, encoder.model.backbone, encoder.dtype, objectives[0], sample, sharding, kind
+                    settings, encoder, encoder.model.backbone, objectives[0], sample, sharding, kind
                 )
                 choice = best_budget(settings, forecast, free)
-            except (
-                RuntimeError,
-                ValueError,
-                AttributeError,
-                TypeError,
-            ) as error:  # the model reads values, which a meta device lacks
+            except (RuntimeError, ValueError, AttributeError, TypeError) as error:  # the model needs values of tensors
                 log(f"warning: no forecast of memory ({type(error).__name__}: {error}); {budget}")
                 return budget
-        log(described(choice, free, settings, forecast))
+        log(describe_choice(choice, free, settings, forecast))
         return choice.budget
 
     return processes.from_main(choose)
 
 
 def upper_bound(settings: TrainSettings, encoder: SentenceEncoder, budget: TokenBudget) -> float:
-    """Return a simple upper bound in bytes of the memory of a step, so that small models need no forecast.
+    """Return an upper bound in bytes of the memory of a step, so that small models need no forecast.
 
-    It counts five float32 values per weight (weight, gradient, AdamW state; and with `autocasts` a bfloat16 copy per
-    micro-batch), 80 hidden states and four attention weights
-    per head and key of each token and layer (forecast for Llama: 14 and none), and 8 float32 rows per text of a step.
-    Infinite for a model whose configuration does not have the sizes.
+    The bound counts float32 values: 5 per weight (weight, gradient, AdamW state), 80 hidden states per token and layer,
+    4 attention weights per token, layer, head and key, and 8 embeddings per text of a step. Llama needs 14 hidden states
+    and no attention weights. Training of all weights adds a bfloat16 copy of the weights per micro-batch. The bound is
+    infinite if the configuration of the model does not contain the sizes.
     """
     backbone = encoder.model.backbone
     config: Any = without_adapter(backbone).config.get_text_config()  # type: ignore[operator,union-attr]
@@ -123,12 +118,12 @@ def upper_bound(settings: TrainSettings, encoder: SentenceEncoder, budget: Token
 
 
 def budget_of(kind: str) -> TokenBudget:
-    """Return the budget of a kind of device without a forecast."""
+    """Return the token budget for a device type (`cpu`, `cuda`, …) without a forecast."""
     return CPU_BUDGET if kind == "cpu" else OTHER_BUDGET
 
 
 def default_budget(settings: TrainSettings, others: TokenBudget = CPU_BUDGET) -> TokenBudget:
-    """Return the budgets that are set, and `others` for those that are not."""
+    """Return the token budget of the settings, with values of `others` where the settings have none."""
     micro, graph, layers = settings.micro_batch_tokens, settings.graph_tokens, settings.activation_checkpointing
     return TokenBudget(
         others.micro_batch_tokens if micro is None else micro,
@@ -138,33 +133,23 @@ def default_budget(settings: TrainSettings, others: TokenBudget = CPU_BUDGET) ->
 
 
 def best_budget(settings: TrainSettings, forecast: StepForecast, memory: int) -> BudgetChoice:
-    """Return the budgets for a device with so many bytes, those of the settings where they are set.
+    """Return the largest useful token budget for a device with `memory` bytes; values in the settings are kept.
 
-    Activation checkpointing has the cost of gradient caching, one more forward pass, and a batch may need both. So
-    `auto` uses it only if the longest text does not fit otherwise, or on a GPU if a batch that is too large for its
-    graphs would be computed in micro-batches of less than `SMALL_TOKENS`; half of that if the batch would need both.
-    A micro-batch size that is set need not fit with gradient caching; if both budgets are set, `auto` depends on the
-    longest text only.
+    Activation checkpointing costs one more forward pass, like gradient caching, and a batch may need both. So `auto`
+    uses activation checkpointing in two cases only. First, the longest text does not fit without it. Second, on a GPU,
+    a batch that exceeds `graph_tokens` would have micro-batches of fewer than `SMALL_TOKENS` tokens, or of fewer than
+    half as many if the batch would need gradient caching with checkpointing, too. If `micro_batch_tokens` is set, a step
+    with gradient caching need not fit. If both budgets are set, `auto` depends on the longest text only.
     """
-    micro, graph = settings.micro_batch_tokens, settings.graph_tokens
     usable = round(memory * (USABLE_WITH_ZERO if forecast.device.sharding.zero else USABLE))
-    wanted = settings.activation_checkpointing
-    most_tokens = round(MARGIN * forecast.sample.step_tokens)
-    batch = forecast.sample.batch_tokens
+    wanted, batch = settings.activation_checkpointing, forecast.sample.batch_tokens
 
     def largest(checkpointing: bool) -> tuple[BudgetChoice, bool]:
-        """Return the first candidate that fits, or the last; and whether it fits apart from a set micro-batch size."""
-        for budget in candidates(settings, forecast):
-            budget = replace(budget, activation_checkpointing=checkpointing)
-            graphs = budget.graph_tokens if graph is None else min(graph, most_tokens)
-            kept, cached = forecast.kept(replace(budget, graph_tokens=graphs)).total, forecast.cached(budget).total
-            text = forecast.cached(replace(budget, micro_batch_tokens=1)).total
-            needed = max(kept if graph is None else 0, cached if micro is None else text)
-            if needed <= usable:
-                break
-        total = max(kept, cached if micro is None or batch > budget.graph_tokens else text)
-        enough = (total if micro is None else needed) <= usable
-        return BudgetChoice(budget, total, total <= usable), enough
+        """Return the largest budget, and whether it fits as far as the settings leave it open."""
+        trial = _first_fitting(settings, forecast, usable, checkpointing)
+        total = trial.whole_step(settings, batch)
+        enough = (total if settings.micro_batch_tokens is None else trial.open_parts(settings)) <= usable
+        return BudgetChoice(trial.budget, total, total <= usable), enough
 
     if wanted == "always":
         return largest(True)[0]
@@ -175,15 +160,57 @@ def best_budget(settings: TrainSettings, forecast: StepForecast, memory: int) ->
     large = tokens >= SMALL_TOKENS or forecast.device.kind == "cpu"
     if enough and (large or plain.budget.graph_tokens >= batch):
         return plain
-    again, _ = largest(True)
-    small = SMALL_TOKENS if again.budget.graph_tokens >= batch else SMALL_TOKENS // 2  # with caching too, it costs more
-    gains = again.fits and tokens < small and again.budget.micro_batch_tokens >= 2 * tokens
-    return again if gains or not enough else plain
+    checkpointed, _ = largest(True)
+    small = SMALL_TOKENS if checkpointed.budget.graph_tokens >= batch else SMALL_TOKENS // 2
+    gains = checkpointed.fits and tokens < small and checkpointed.budget.micro_batch_tokens >= 2 * tokens
+    return checkpointed if gains or not enough else plain
+
+
+class _Trial(NamedTuple):
+    """A token budget, and the forecast bytes of three kinds of steps within it."""
+
+    budget: TokenBudget
+    kept: int
+    """A step that keeps its activations, with as many tokens as the budget allows or the data need."""
+    cached: int
+    """A step with gradient caching."""
+    text: int
+    """A step with gradient caching whose micro-batches are single texts."""
+
+    def open_parts(self, settings: TrainSettings) -> int:
+        """Return the bytes of the steps whose token budget the settings leave open."""
+        kept = self.kept if settings.graph_tokens is None else 0
+        return max(kept, self.cached if settings.micro_batch_tokens is None else self.text)
+
+    def whole_step(self, settings: TrainSettings, batch_tokens: int) -> int:
+        """Return the bytes of the largest step. A set `micro_batch_tokens` counts if a batch needs gradient caching."""
+        caches = settings.micro_batch_tokens is None or batch_tokens > self.budget.graph_tokens
+        return max(self.kept, self.cached if caches else self.text)
+
+
+def _first_fitting(settings: TrainSettings, forecast: StepForecast, usable: int, checkpointing: bool) -> _Trial:
+    """Return the first candidate whose open parts need at most `usable` bytes, else the last candidate."""
+    most_tokens = round(MARGIN * forecast.sample.step_tokens)
+    for candidate in candidates(settings, forecast):
+        budget = replace(candidate, activation_checkpointing=checkpointing)
+        graphs = budget.graph_tokens if settings.graph_tokens is None else min(settings.graph_tokens, most_tokens)
+        trial = _Trial(
+            budget,
+            forecast.kept(replace(budget, graph_tokens=graphs)).total,
+            forecast.cached(budget).total,
+            forecast.cached(replace(budget, micro_batch_tokens=1)).total,
+        )
+        if trial.open_parts(settings) <= usable:
+            break
+    return trial
 
 
 def candidates(settings: TrainSettings, forecast: StepForecast) -> Iterator[TokenBudget]:
-    """Yield the budgets to try, the best first: those of the settings where they are set."""
+    """Yield token budgets to try, the largest first; values in the settings are kept."""
     micro, graph = settings.micro_batch_tokens, settings.graph_tokens
+    if micro is not None and graph is not None:
+        yield TokenBudget(micro, graph)
+        return
     most = CPU_BUDGET.micro_batch_tokens if forecast.device.kind == "cpu" else MICRO_TOKENS
     useful = LEAST_GRAPH_TOKENS
     if forecast.device.kind != "cpu":
@@ -198,20 +225,17 @@ def candidates(settings: TrainSettings, forecast: StepForecast) -> Iterator[Toke
 
 
 def check_checkpointing(encoder: SentenceEncoder) -> None:
-    """Refuse activation checkpointing where it is not possible.
+    """Check that activation checkpointing is possible for the layers of the encoder.
 
     Raises:
         SettingsError: with the reason.
     """
-    try:
-        for enabled in (True, False):
-            encoder.model.checkpoint_activations(enabled)
-    except ValueError as error:
-        raise SettingsError(f"--activation-checkpointing always: {error} Set it to auto or never.") from error
+    if problem := checkpointing_problem(encoder.model.backbone):
+        raise SettingsError(f"--activation-checkpointing always: {problem} Set it to auto or never.")
 
 
-def described(choice: BudgetChoice, free: int, settings: TrainSettings, forecast: StepForecast) -> str:
-    """Return the line of the log."""
+def describe_choice(choice: BudgetChoice, free: int, settings: TrainSettings, forecast: StepForecast) -> str:
+    """Return the log line of a chosen budget; if it does not fit, a warning with advice."""
     sample = forecast.sample
     needed = f"forecast {choice.forecast_bytes / GIB:.1f} of {free / GIB:.1f} GiB"
     text = (
@@ -219,8 +243,10 @@ def described(choice: BudgetChoice, free: int, settings: TrainSettings, forecast
     )
     if choice.fits:
         return text
-    more = forecast.bits != 4 and settings.lora.rank > 0 and forecast.device.sharding.zero < 3
-    advice = ["lower --model.max-length or --lora.rank", *["set --model.bits 4"] * more]
-    if forecast.device.kind == "cuda" and forecast.bits is None and forecast.device.sharding.zero < 3:
+    zero_3 = forecast.device.sharding.zero == 3
+    advice = ["lower --model.max-length or --lora.rank"]
+    if forecast.bits != 4 and settings.lora.rank > 0 and not zero_3:
+        advice.append("set --model.bits 4")
+    if forecast.device.kind == "cuda" and forecast.bits is None and not zero_3:
         advice.append("use ZeRO-3 on several devices")
     return f"warning: {text}. The run may not fit: {', or '.join(advice)}."

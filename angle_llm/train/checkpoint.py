@@ -1,86 +1,95 @@
-"""Checkpoints: the state of a run between two optimizer steps, in `checkpoints/step-000120/`.
+"""Write and resume checkpoints: the state of a run between two optimizer steps, in `checkpoints/step-000120/`.
 
     weights.safetensors      trainable weights by parameter name
-    optimizer.safetensors    optimizer state: PARAMETER/exp_avg, …
+    optimizer.safetensors    optimizer state, as PARAMETER/exp_avg, …
     manifest.json            progress, random generators of every rank, size and SHA-256 of the other files
 
-Later batches and learning rates follow from the settings and the step. `resumable` handles kills and damage.
+Batches and learning rates of later steps follow from the settings and the step. A checkpoint does not depend on the
+number of processes or the ZeRO stage, except for the random generators. `ResumableFolder` detects incomplete and damaged
+checkpoints. The functions at the end of this module read, set and seed random generators.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+import random
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from angle_llm.config import TrainSettings
-from angle_llm.io import FolderError, log, plain
-from angle_llm.resumable import ResumableFolder
-from angle_llm.settings_io import SettingsError
-from angle_llm.train.memory import TokenBudget
-from angle_llm.train.rng import random_state, seed_rank, set_random_state
+from angle_llm.io import FolderError, ResumableFolder, log, plain
+from angle_llm.model.memory.token_budget import TokenBudget
+from angle_llm.settings.parsing import SettingsError
+from angle_llm.settings.train import TrainSettings
 from angle_llm.train.strategies import DataParallelStrategy
 
 FOLDER = "checkpoints"
+"""Name of the folder with the checkpoints in a run directory."""
 FILES = ("weights", "optimizer")
+"""Names of the safetensors files in a checkpoint."""
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be written or read; the message names the file and what to do."""
+    """Raised when a checkpoint cannot be written or read; the message names the file and what to do."""
 
 
 class SavedWeightsError(RuntimeError):
-    """A file does not contain the weights that were saved in it."""
+    """Raised when a saved file does not contain the weights that were written to it."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is."""
+    """Training progress saved in a checkpoint."""
 
     step: int = 0
+    """Number of completed optimizer steps."""
     metrics_bytes: int = 0
-    """Length of metrics.jsonl."""
+    """Length of metrics.jsonl in bytes."""
     evaluated: int | None = None
-    """The step of the last evaluation."""
+    """Step of the last evaluation; None before the first evaluation."""
     start: dict[str, float] | None = None
-    """Metrics before the first step, the deciding one first."""
+    """Metrics before the first step; the first metric decides which model is best."""
     best: dict[str, float] | None = None
-    """Metrics of the best evaluation after it, those of `model/`."""
-    waited: int = 0
-    """Number of evaluations since the best one."""
+    """Metrics of the best evaluation after the first step, whose model is in `model/`."""
     budget: TokenBudget | None = None
-    """Token budget, as set or chosen, and halved where memory ran out; None without a checkpoint."""
+    """Token budget from the settings or the forecast, halved if memory ran out; None without a checkpoint."""
 
 
 class Checkpoints:
-    """The checkpoints of a run. Rank 0 reads and writes the files; all ranks call `resume` and `write`."""
+    """Reads and writes the checkpoints of a run; rank 0 accesses the files, and all ranks call `resume` and `write`."""
 
     def __init__(
         self, settings: TrainSettings, identity: Mapping[str, str | None], strategy: DataParallelStrategy
     ) -> None:
-        """`identity` is equal for runs that compute the same; checkpoints of another one are refused."""
+        """Open the checkpoints of a run; the folder need not exist.
+
+        `identity` describes everything that a run computes from. Checkpoints with another identity are refused.
+        """
         self.folder = settings.run_path / FOLDER
         self._settings, self._strategy = settings, strategy
         self._parts = ResumableFolder(self.folder, identity, option="--run-dir")
 
     def resume(self) -> Progress:
-        """Load the checkpoint that `--resume` selects, and remove later ones. Without one, return `Progress()`.
+        """Load the checkpoint that `--resume` selects into the model and the optimizer, and return its progress.
+
+        Later checkpoints are removed. Returns `Progress()` if there is no checkpoint.
 
         Raises:
-            CheckpointError: if the selected checkpoint is damaged, or all are.
-            FolderError: if the checkpoints are of another run.
-            SettingsError: if `--resume` names no checkpoint.
+            CheckpointError: if the selected checkpoint is damaged, or all checkpoints are damaged.
+            FolderError: if the checkpoints belong to another run.
+            SettingsError: if `--resume` names no checkpoint of this run.
         """
         strategy, processes = self._strategy, self._strategy.processes
-        tensors: dict[str, dict[str, Tensor]] = {}  # on rank 0
+        tensors: dict[str, dict[str, Tensor]] = {}  # filled on rank 0
         values = processes.from_main(lambda: self._find(tensors))
         if values is None:
             return Progress()
@@ -88,7 +97,7 @@ class Checkpoints:
         progress, states = values["progress"], values["random"]
         if processes.rank < len(states):
             set_random_state(states[processes.rank], processes.device)
-        else:  # the run has more ranks now
+        else:  # the run has more ranks than before
             seed_rank(self._settings.seed, processes.rank, progress["step"])
         budget = progress["budget"]
         for name in ("start", "best"):  # JSON has no NaN
@@ -97,8 +106,11 @@ class Checkpoints:
         return Progress(**{**progress, "budget": None if budget is None else TokenBudget(**budget)})
 
     def _find(self, tensors: dict[str, dict[str, Tensor]]) -> dict[str, Any] | None:
-        """Return the values of the checkpoint to resume from and add its tensors to `tensors`; None without one."""
-        for path in self.folder.glob(".step-*"):  # incomplete, of a killed run
+        """Return the manifest values of the checkpoint to resume from, and add its tensors by file to `tensors`.
+
+        Returns None if there is no checkpoint to resume from.
+        """
+        for path in self.folder.glob(".step-*"):  # incomplete, from a killed run
             shutil.rmtree(path, ignore_errors=True)
         names, resume = checkpoint_names(self.folder), self._settings.resume
         if resume == "never":
@@ -128,14 +140,17 @@ class Checkpoints:
         )
 
     def _read(self, name: str, tensors: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
+        """Return the manifest values of a checkpoint, and add its tensors by file to `tensors`."""
         values = self._parts.check(name)
         tensors |= {file: load_file(self.folder / name / f"{file}.safetensors") for file in FILES}
         if {key: tensor.shape for key, tensor in tensors["weights"].items()} != self._strategy.shapes:
-            raise FolderError(f"{self.folder / name}: its weights have other names or shapes than those of this model")
+            raise FolderError(
+                f"{self.folder / name}: the weights have other names or shapes than the weights of this model"
+            )
         return values
 
     def write(self, progress: Progress) -> Path:
-        """Write a checkpoint, then remove all but the newest ones.
+        """Write a checkpoint, remove all but the newest `checkpoint.keep` checkpoints, and return its path.
 
         Raises:
             CheckpointError: if the disk is full or the folder is not writable; earlier checkpoints are untouched.
@@ -144,10 +159,11 @@ class Checkpoints:
         tensors = {"optimizer": strategy.optimizer_state()}
         values = {"progress": plain(progress), "random": processes.gather(random_state(processes.device))}
         with strategy.gather_params():
-            tensors["weights"] = {name: one.detach().cpu().contiguous() for name, one in strategy.weights.items()}
+            tensors["weights"] = {name: weight.detach().cpu().contiguous() for name, weight in strategy.weights.items()}
         return processes.from_main(lambda: self._write(progress.step, tensors, values))
 
     def _write(self, step: int, tensors: Mapping[str, dict[str, Tensor]], values: dict[str, Any]) -> Path:
+        """Write tensors by file and manifest values to the checkpoint of a step, on rank 0."""
         path = self.folder / f"step-{step:06d}"
 
         def fill(folder: Path) -> None:
@@ -157,7 +173,7 @@ class Checkpoints:
 
         try:
             with self._parts:
-                if not self._parts.is_whole(path.name):  # else the run resumed from it and has taken no step since
+                if not self._parts.is_whole(path.name):  # else the run has resumed from it without a step since
                     self._parts.write(path.name, fill, values)
                 self._retain(step)
         except (OSError, SafetensorError) as error:
@@ -169,7 +185,7 @@ class Checkpoints:
         return path
 
     def _retain(self, step: int) -> None:
-        """Remove the checkpoints after a step, and of the others all but the newest."""
+        """Remove the checkpoints after `step`, and all but the newest `checkpoint.keep` checkpoints up to it."""
         names = checkpoint_names(self.folder)
         kept = [name for name in names if _step_of(name) <= step][-self._settings.checkpoint.keep :]
         for name in set(names) - set(kept):
@@ -177,19 +193,20 @@ class Checkpoints:
 
 
 def checkpoint_names(folder: Path) -> list[str]:
-    """Return the names of the checkpoints in a folder, oldest first, complete or not."""
+    """Return the names of all checkpoints in a folder, oldest first; they may be damaged."""
     return sorted((path.name for path in folder.glob("step-*") if path.name[5:].isdecimal()), key=_step_of)
 
 
 def _step_of(name: str) -> int:
+    """Return the step in the name of a checkpoint."""
     return int(name.removeprefix("step-"))
 
 
 def named_checkpoint(folder: Path, resume: str) -> str:
-    """Return the name of the checkpoint that `--resume` gives as name or path.
+    """Return the name of the checkpoint that the value of `--resume`, a name or a path, refers to.
 
     Raises:
-        SettingsError: if it is no checkpoint of this folder.
+        SettingsError: if there is no such checkpoint in `folder`.
     """
     path = folder / resume if Path(resume).name == resume else Path(resume).expanduser()
     names = checkpoint_names(folder)
@@ -201,10 +218,10 @@ def named_checkpoint(folder: Path, resume: str) -> str:
 
 
 def check_saved(path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Read a safetensors file and compare it with the tensors that were saved.
+    """Check that a safetensors file contains exactly the given tensors.
 
     Raises:
-        SavedWeightsError: names the file and a tensor that is missing, unexpected or different.
+        SavedWeightsError: names the file, and a tensor that is missing, unexpected, empty or different.
     """
     with safe_open(path, framework="pt") as file:
         names = set(file.keys())
@@ -216,3 +233,51 @@ def check_saved(path: Path, weights: Mapping[str, Tensor]) -> None:
                 raise SavedWeightsError(
                     f"{path}: {name} is empty or differs from the values in memory. Check the disk."
                 )
+
+
+def torch_state(device: torch.device) -> list[Tensor]:
+    """Return the states of torch's random generators that dropout uses: CPU, then the device if it is not the CPU."""
+    if device.type == "cpu":
+        return [torch.get_rng_state()]
+    if device.type == "cuda":  # the device need not be the current one
+        return [torch.get_rng_state(), torch.cuda.get_rng_state(device)]
+    return [torch.get_rng_state(), torch.get_device_module(device).get_rng_state()]
+
+
+def set_torch_state(state: Sequence[Tensor], device: torch.device) -> None:
+    """Set torch's random generators to states returned by `torch_state`."""
+    torch.set_rng_state(state[0])
+    for on_device in state[1:]:
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(on_device, device)
+        else:
+            torch.get_device_module(device).set_rng_state(on_device)
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """Return the states of the random generators of Python, numpy and torch as JSON values."""
+    name, words, *rest = np.random.get_state()  # noqa: NPY002  # libraries use the global generator
+    return {
+        "python": random.getstate(),
+        "numpy": [name, np.asarray(words).tolist(), *rest],
+        "torch": [state.tolist() for state in torch_state(device)],
+    }
+
+
+def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+    """Set the random generators of Python, numpy and torch to states returned by `random_state`."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    np.random.set_state(tuple(state["numpy"]))  # noqa: NPY002
+    set_torch_state([torch.tensor(values, dtype=torch.uint8) for values in state["torch"]], device)
+
+
+def seed_rank(seed: int, rank: int, step: int = 0) -> None:
+    """Seed the random generators of a rank other than 0, so that all ranks draw different dropout masks.
+
+    `seed_rank` does nothing on rank 0, whose generators the run seeds with `seed`.
+    """
+    if rank:
+        from accelerate.utils import set_seed
+
+        set_seed(int.from_bytes(hashlib.sha256(f"{seed} {rank} {step}".encode()).digest()[:4], "little"))

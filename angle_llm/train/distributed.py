@@ -1,50 +1,68 @@
-"""The processes of a run: how they were launched, and the values they exchange.
+"""Processes of a training run: their launch, the values they exchange, and detection of lost processes.
 
-A run with one process uses the same code; every exchange then returns its input. Rank 0, the main process, writes all
-files and sends what it reads to the other ranks, which do not need its disk.
+`Processes` is one process of the run. With a single process, every exchange returns its input. Rank 0, the main process,
+writes all files and sends file contents to the other ranks, which do not need its disk.
+
+`check_launch` refuses launchers and DeepSpeed configurations that would not train as requested.
+
+`ProcessWatch` ends a process when another rank is lost. torchrun ends processes only on the machine of the lost process,
+gloo only detects closed connections, and NCCL blocks. So each process increments a counter in the TCPStore of the
+launcher every second. A rank is lost if its counter does not change for `LOST_SECONDS`, or for `ENDED_SECONDS` if its
+process on the same machine has ended. A process that fails writes its error to the store, and the other processes end
+after `GRACE_SECONDS`.
 """
 
 from __future__ import annotations
 
 import os
+import select
+import signal
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from types import TracebackType
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from angle_llm.settings_io import SettingsError
+from angle_llm.settings.parsing import SettingsError
 
 Value = TypeVar("Value")
 
 STALE_LOCK_SECONDS = 1800
-"""Age above which a compilation lock of DeepSpeed is removed as that of a killed process."""
+"""Age in seconds from which a compilation lock of DeepSpeed counts as left by a killed process."""
 
 
 class RemoteRankError(RuntimeError):
-    """Another rank failed, or its inputs differ from those of rank 0."""
+    """Raised when another rank failed, or when the inputs of a rank differ from the inputs of rank 0."""
 
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among the processes of its run. Every rank must call the same methods in the same order."""
+    """One process of a run: its rank, its device, and collective operations with the other ranks.
+
+    Every rank must call the same methods in the same order.
+    """
 
     rank: int = 0
     world_size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    """Device of the model and of exchanged tensors."""
+    """Device of the model and of the tensors that processes exchange."""
     local_rank: int = 0
-    """Rank on this machine."""
+    """Rank among the processes of this machine."""
     accelerator: Any = field(default=None, compare=False, repr=False)
-    """The `accelerate.Accelerator` of the launch; needed by DeepSpeed only."""
+    """The `accelerate.Accelerator` of the launch; only DeepSpeed uses it."""
 
     @classmethod
     def start(cls) -> Processes:
-        """Connect to the other processes that the launcher started.
+        """Connect to the other processes that the launcher (accelerate or torchrun) started.
 
         Raises:
             SettingsError: if the launcher selects a strategy that is not supported.
@@ -58,7 +76,7 @@ class Processes:
         on_cpu = _flag(os.environ, "ACCELERATE_USE_CPU") or (several and not torch.accelerator.is_available())
         backend = "gloo" if on_cpu else "nccl" if torch.cuda.is_available() else None
         accelerator = Accelerator(
-            # True would turn DeepSpeed off; False without a GPU would not connect the processes.
+            # True would disable DeepSpeed; False without a GPU would not connect the processes.
             cpu=on_cpu and not with_deepspeed,
             mixed_precision="no",  # the settings choose the dtype, not the launcher
             deepspeed_plugin=_deepspeed_plugin() if with_deepspeed else None,
@@ -67,8 +85,7 @@ class Processes:
         )
         state: Any = accelerator.state
         if with_deepspeed:
-            # Otherwise transformers would partition the weights while it loads them, and probes could not run the
-            # model.
+            # Otherwise transformers would partition the weights on loading, and probes could not run the model.
             state.deepspeed_plugin.dschf = None
         device = torch.device("cpu") if state.device.type == "cpu" else state.device  # Accelerate may number CPUs
         processes = cls(state.process_index, state.num_processes, device, state.local_process_index, accelerator)
@@ -77,7 +94,7 @@ class Processes:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes the files."""
+        """Whether this is rank 0, which writes the files of the run."""
         return self.rank == 0
 
     @property
@@ -92,27 +109,36 @@ class Processes:
         return self.accelerator.state.deepspeed_plugin.deepspeed_config if self.zero_stage else {}
 
     def load_device(self, bits: int | None) -> torch.device:
-        """Return the device on which a model is loaded. ZeRO-3 partitions weights from the CPU: no device ever holds
-        all of them. Quantised weights are packed layer by layer on the device that uses them."""
+        """Return the device on which a model with quantization to `bits` is loaded.
+
+        ZeRO-3 partitions weights from the CPU, so that no GPU ever holds all weights. Quantized weights are packed layer
+        by layer on the device that uses them.
+        """
         return torch.device("cpu") if self.zero_stage == 3 and bits is None else self.device
 
-    def __str__(self) -> str:
+    @property
+    def offload(self) -> str:
+        """State that DeepSpeed keeps in host memory: `none`, `optimizer` or `parameters` (optimizer state, too)."""
         zero = self.deepspeed_config.get("zero_optimization", {})
-        offload = any(
-            zero.get(f"offload_{what}", {}).get("device", "none") != "none" for what in ("optimizer", "param")
-        )
-        strategy = f", ZeRO-{self.zero_stage}{' with offload' if offload else ''}" if self.zero_stage else ""
-        strategy = strategy or (", data parallel" if self.world_size > 1 else "")
+        for section, name in (("offload_param", "parameters"), ("offload_optimizer", "optimizer")):
+            if zero.get(section, {}).get("device", "none") != "none":
+                return name
+        return "none"
+
+    def __str__(self) -> str:
+        strategy = ", data parallel" if self.world_size > 1 else ""
+        if self.zero_stage:
+            strategy = f", ZeRO-{self.zero_stage}{'' if self.offload == 'none' else ' with offload'}"
         return f"process {self.rank} of {self.world_size} on {self.device}{strategy}"
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Add up the tensors of all ranks in place; every rank gets the same bits."""
+        """Sum a tensor over all ranks, in place; every rank gets bitwise equal values."""
         if self.world_size > 1:
             distributed.all_reduce(tensor)
         return tensor
 
     def max(self, number: int) -> int:
-        """Return the largest number of all ranks."""
+        """Return the maximum of an integer over all ranks."""
         if self.world_size == 1:
             return number
         tensor = torch.tensor([number], device=self.device)
@@ -120,7 +146,7 @@ class Processes:
         return int(tensor)
 
     def gather(self, value: Value) -> list[Value]:
-        """Return the values of all ranks, by rank; for small values."""
+        """Return the list of the values of all ranks, indexed by rank. Values must be small and picklable."""
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -128,11 +154,12 @@ class Processes:
         return values
 
     def from_main(self, make: Callable[[], Value], *, each_machine: bool = False) -> Value:
-        """Call `make` on rank 0 and return its value, a small one, on every rank.
-        With `each_machine`, the first rank of every machine calls it.
+        """Call `make` on rank 0, and return its result on every rank. The result must be small and picklable.
+
+        With `each_machine`, the first rank of every machine also calls `make`.
 
         Raises:
-            RemoteRankError: on the other ranks, if it fails on one.
+            RemoteRankError: on the other ranks, if `make` fails.
         """
         if self.world_size == 1:
             return make()
@@ -152,7 +179,7 @@ class Processes:
         return cast(Value, values[0])
 
     def broadcast(self, tensors: Mapping[str, Tensor] | None) -> Iterator[tuple[str, Tensor]]:
-        """Yield the named tensors of rank 0 (the other ranks pass None) one after the other, on the device."""
+        """Yield names and tensors of rank 0 on every rank, moved to its device. Other ranks than 0 pass None."""
         shapes = self.from_main(lambda: {name: (one.shape, one.dtype) for name, one in (tensors or {}).items()})
         for name, (shape, dtype) in shapes.items():
             tensor = tensors[name] if tensors is not None else torch.empty(shape, dtype=dtype)
@@ -162,10 +189,10 @@ class Processes:
             yield name, on_device
 
     def check_equal(self, what: str, value: object) -> None:
-        """Check that a value is the same on every rank.
+        """Check that a value is equal on every rank; `what` names the value in the error message.
 
         Raises:
-            RemoteRankError: on every rank; names the rank that differs.
+            RemoteRankError: on every rank; names the rank with another value.
         """
         values = self.gather(value)
         for rank, other in enumerate(values):
@@ -177,7 +204,11 @@ class Processes:
 
 
 def check_launch(kind: str, deepspeed_config: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-    """Refuse a launch that would not train as requested. `kind` is Accelerate's distributed type.
+    """Refuse a launch that would not train as requested.
+
+    Args:
+        kind: distributed type of Accelerate.
+        environment: environment variables set by the launcher.
 
     Raises:
         SettingsError: with the reason and a supported alternative.
@@ -208,12 +239,12 @@ def check_launch(kind: str, deepspeed_config: Mapping[str, Any], environment: Ma
 
 
 def _flag(environment: Mapping[str, str], name: str) -> bool:
-    """Return whether a variable of the launcher is true, as Accelerate reads it."""
+    """Return whether an environment variable of the launcher is true, by the rules of Accelerate."""
     return environment.get(name, "false").lower() in ("y", "yes", "t", "true", "on", "1")
 
 
 def _deepspeed_plugin() -> Any:
-    """Return the plugin of the launcher's config file or flags, with the values that every run needs."""
+    """Return the DeepSpeed plugin of Accelerate from the launcher's config file or flags, with required values set."""
     folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path.home() / ".cache" / "torch_extensions"))
     for lock in folder.glob("**/deepspeed*/lock"):  # DeepSpeed would wait for it without limit
         if time.time() - lock.stat().st_mtime > STALE_LOCK_SECONDS:
@@ -223,7 +254,7 @@ def _deepspeed_plugin() -> Any:
 
     plugin = DeepSpeedPlugin(zero3_init_flag=False)
     plugin.deepspeed_config.update(
-        train_micro_batch_size_per_gpu=1,  # micro-batches are made by `model.micro_batches`
+        train_micro_batch_size_per_gpu=1,  # micro-batches are made by `model/layout/micro_batches`
         gradient_accumulation_steps=1,
         managed_gradient_accumulation=False,  # any number of backward passes, then one step
         zero_allow_untested_optimizer=True,
@@ -232,3 +263,140 @@ def _deepspeed_plugin() -> Any:
     if plugin.zero_stage != 2:  # with any number of backward passes, DeepSpeed documents overlap for stage 2 only
         plugin.deepspeed_config["zero_optimization"]["overlap_comm"] = False
     return plugin
+
+
+INTERVAL = 1.0
+"""Seconds between two increments of the counter of a process."""
+LOST_SECONDS = 12
+"""Seconds without an increment after which a rank is lost. A long call that holds the GIL also delays increments."""
+ENDED_SECONDS = 3
+"""Seconds without an increment after which a rank is lost if its process has ended on this machine. Its last counter or
+error message arrives within this time."""
+GRACE_SECONDS = 3
+"""Seconds in which a process can end with its own error message after another rank has failed."""
+EXIT_CODE = 3
+"""Exit code of a process that ends because another rank is lost."""
+LEFT, FAILED = "left", "failed"
+"""Final counters: LEFT when a process leaves the run, FAILED and the error when it fails."""
+exit_lock = threading.Lock()
+"""Hold this lock while saving files: `ProcessWatch` does not end the process until the lock is released."""
+
+
+class ProcessWatch:
+    """Context manager that ends this process with a message when another rank is lost or fails.
+
+    A thread writes and reads counters in the store. A second thread counts missing increments, because a call of the
+    store blocks forever, despite its timeout, if the process of the store is stopped. The count is in intervals of the
+    second thread, so that a process that was suspended does not report the other ranks as lost.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._stopped = threading.Event()
+        self._last = LEFT
+        self._handles: dict[int, int] = {}
+        """Handles of the processes on this machine, by rank. The system never reuses a handle, unlike a process id."""
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._talk, self._watch)]
+
+    def __enter__(self) -> ProcessWatch:
+        if self._processes.world_size > 1:
+            run = self._processes.from_main(lambda: os.urandom(8).hex())  # a restarted run can have the same store
+            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            limit = timedelta(seconds=LOST_SECONDS)
+            store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=limit)
+            self._store = PrefixStore(f"angle_llm/{run}", store)
+            self._ranks = [str(rank) for rank in range(self._processes.world_size)]
+            self._store.set(self._ranks[self._processes.rank], "0")
+            self._places = self._processes.gather((_machine(), socket.gethostname(), os.getpid()))
+            for rank, (machine, _, pid) in enumerate(self._places):
+                if machine == _machine():
+                    with suppress(OSError, AttributeError):  # Linux only
+                        self._handles[rank] = os.pidfd_open(pid)
+            self._counters = self._store.multi_get(self._ranks)  # every rank has set its counter before the gather
+            for thread in self._threads:
+                thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._processes.world_size == 1:
+            return
+        if isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "Connection")):
+            # `_watch` names the lost rank and ends this process, on a busy machine after more than `LOST_SECONDS`.
+            self._threads[1].join(3 * LOST_SECONDS)
+        left = error is None or isinstance(error, SystemExit)  # all ranks agree on it
+        self._last = LEFT if left else f"{FAILED}: {type(error).__name__}: {error}"
+        self._stopped.set()
+        self._threads[0].join(LOST_SECONDS if left else 2 * INTERVAL)  # without LEFT, this rank counts as lost
+        if self._processes.is_main and not left:
+            time.sleep(2 * INTERVAL)  # the store can end with this process: other ranks must read it before
+        for handle in self._handles.values():
+            os.close(handle)
+
+    def _talk(self) -> None:
+        """Increment the counter of this rank and read all counters, every `INTERVAL` seconds."""
+        count = 0
+        with suppress(RuntimeError):  # the store does not answer: `_watch` counts this
+            while not self._stopped.wait(INTERVAL):
+                count += 1
+                self._store.set(self._ranks[self._processes.rank], str(count))
+                self._counters = self._store.multi_get(self._ranks)
+            self._store.set(self._ranks[self._processes.rank], self._last)
+
+    def _watch(self) -> None:
+        """End this process if a rank has failed, or if a counter or the store has not changed for too long."""
+        last, unanswered, silent = self._counters, 0, [0] * self._processes.world_size
+        while not self._stopped.wait(INTERVAL):
+            counters = self._counters
+            for rank, counter in enumerate(counters):
+                if counter.startswith(FAILED.encode()):
+                    if not self._stopped.wait(GRACE_SECONDS):  # else this process has ended with its own error
+                        self._exit(rank, counter.decode(errors="replace"))
+                    return
+            unanswered = unanswered + 1 if counters is last else 0
+            if unanswered * INTERVAL >= LOST_SECONDS:  # the store is part of rank 0 or its launcher
+                self._exit(0, "or its launcher was killed or stopped, or has failed")
+            if counters is not last:
+                for rank, counter in enumerate(counters):
+                    silent[rank] = silent[rank] + 1 if counter == last[rank] != LEFT.encode() else 0
+                    if silent[rank] * INTERVAL >= self._limit(rank):
+                        self._exit(rank, "was killed or stopped")
+                last = counters
+
+    def _limit(self, rank: int) -> float:
+        """Return the number of seconds without an increment after which a rank is lost."""
+        if rank not in self._handles:
+            return LOST_SECONDS
+        ended = select.poll()
+        ended.register(self._handles[rank], select.POLLIN)
+        return ENDED_SECONDS if ended.poll(0) else LOST_SECONDS
+
+    def _exit(self, rank: int, what: str) -> None:
+        """End this process with a message about a lost or failed rank; `what` describes what happened to it."""
+        machine, host, pid = self._places[rank]
+        if not what.startswith(FAILED):
+            with suppress(OSError):  # the launcher would wait for a process that is only stopped
+                if rank in self._handles:
+                    signal.pidfd_send_signal(self._handles[rank], signal.SIGKILL)
+                elif machine == _machine():  # no handles, as on macOS
+                    os.kill(pid, signal.SIGKILL)
+        if self._processes.is_main:
+            time.sleep(2 * INTERVAL)  # as in __exit__
+        lost = f"rank {rank} (host {host}, process {pid}) {what}"
+        message = f"rank {self._processes.rank} exits: {lost}. Resume with --resume auto."
+        with exit_lock:
+            if self._stopped.wait(INTERVAL):  # this process has failed meanwhile
+                return
+            os.write(2, f"\nerror: {message}\n".encode())
+            os._exit(EXIT_CODE)  # the main thread may be waiting in a collective
+
+
+def _machine() -> str:
+    """Return an id of this machine or container, within which process ids are unique.
+
+    Host names do not suffice: two containers can have equal host names.
+    """
+    with suppress(OSError):
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text()} {Path('/proc/self/ns/pid').readlink()}"
+    return socket.gethostname()

@@ -1,19 +1,19 @@
-"""The start of a run: its processes, and the checks of its run directory before anything is loaded.
+"""Start a training run: connect its processes, and check its run directory before data and model are loaded.
 
-settings.yaml     starts the same run again
-metrics.jsonl     one line per optimizer step and evaluation, also in tensorboard/
+Files in a run directory:
+
+settings.yaml     settings, with which the same run can be started again
+metrics.jsonl     a line per optimizer step and evaluation; the same numbers are in tensorboard/ and other trackers
 model/            the encoder to use
 checkpoints/      states to resume from
-vectors/          vectors of the training texts by a guide or teacher
-rejected.jsonl    bad rows that were skipped
-interrupted/      weights of a run that failed, until it is finished
-result.json       written last: number of steps, whether the model is better than before, scores and all metrics, prompt, pooling,
-                  length, token budget
+vectors/          embeddings of the training texts by a guide or teacher
+interrupted/      encoder with the last weights of a run that failed, until the run finishes
+result.json       written last: number of steps, whether the model is better than before training, scores, all metrics,
+                  prompt, pooling, maximum length, token budget
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,45 +21,45 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from angle_llm.config import TrainSettings
-from angle_llm.data.mixture import Mixture
 from angle_llm.io import log, plain, write_json
-from angle_llm.model.checks import is_saved_encoder
-from angle_llm.settings_io import SettingsError, changed_settings, load_settings, save_settings, settings_to_dict
+from angle_llm.model.memory.token_budget import TokenBudget
+from angle_llm.model.source.checks import is_saved_encoder
+from angle_llm.settings.parsing import SettingsError, changed_settings, load_settings, save_settings, settings_to_dict
+from angle_llm.settings.train import TrainSettings
 from angle_llm.train.best_model import RESCUE_FOLDER, deciding
 from angle_llm.train.checkpoint import FOLDER, checkpoint_names, named_checkpoint
-from angle_llm.train.distributed import Processes
-from angle_llm.train.memory import TokenBudget
-from angle_llm.train.process_loss import ProcessWatch
+from angle_llm.train.distributed import Processes, ProcessWatch
 
 RESULT = "result.json"
+"""Name of the file that marks a run as finished."""
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Result of a run."""
+    """What a training run returns: folder of the encoder, number of steps, metrics, and token budget."""
 
     model_dir: Path
-    """The encoder to use: the best one if the run evaluates, else the last one."""
+    """Folder of the encoder to use: the best encoder if the run evaluates, else the last encoder."""
     steps: int
+    """Number of optimizer steps."""
     best: dict[str, float] | None
-    """Metrics of the best evaluation, the deciding one first; None without one."""
+    """Metrics of the best evaluation; the first metric decides which model is best. None without evaluation."""
     start: dict[str, float] | None
-    """Metrics of the evaluation before the first step, None without one."""
+    """Metrics before the first step; None without evaluation."""
     budget: TokenBudget
-    """The token budget at the end: as set or chosen, and halved where memory ran out."""
+    """Token budget at the end of the run, halved if memory ran out."""
     encoder: dict[str, Any]
-    """Prompt, pooling and maximum length."""
+    """Prompt, pooling and maximum length of the encoder."""
 
     @property
     def better(self) -> bool | None:
-        """Whether the main metric is higher than before training; None without an evaluation."""
+        """Whether the first metric is higher than before training; None without evaluation."""
         if self.best is None or self.start is None:
             return None
         return next(iter(self.best.values())) > next(iter(self.start.values()))
 
     def report(self) -> list[str]:
-        """Return lines with the metrics before training and of the best model, and what they depend on."""
+        """Return a table, as lines, of the metrics before training and of the best model; empty without evaluation."""
         if self.best is None or self.start is None:
             return []
         used = f"prompt {self.encoder['prompt']}, pooling {self.encoder['pooling']}, at most {self.encoder['max_length']} tokens"
@@ -69,23 +69,24 @@ class TrainResult:
 
 
 class Run:
-    """The processes and the directory of a training run."""
+    """The processes of a training run and its directory: checks it before the run, and writes its files."""
 
     def __init__(self, settings: TrainSettings, processes: Processes) -> None:
         self.settings, self.processes = settings, processes
         self.folder = settings.run_path
         self.starts_over = processes.from_main(self._check)
-        """Whether the run starts at step 1."""
+        """Whether the run starts at step 1 instead of at a checkpoint."""
 
     @classmethod
     @contextmanager
     def start(cls, settings: TrainSettings) -> Iterator[Run]:
-        """Connect the processes, check the run directory, and watch the other processes until the end of the context:
-        if one is lost, this one ends with a message.
+        """Connect the processes of a run and check its directory; inside this context, lost processes are detected.
+
+        If a process is lost, the other processes end with a message (see `ProcessWatch`).
 
         Raises:
-            SettingsError: if the launch is not supported; if the directory belongs to another run or to a finished one,
-                or does not have the checkpoint that `resume` names.
+            SettingsError: if the launch is not supported, the directory belongs to another or a finished run, or the
+                checkpoint that `resume` names does not exist.
         """
         run = cls(settings, Processes.start())
         run.log(str(run.processes))
@@ -93,12 +94,12 @@ class Run:
             yield run
 
     def log(self, line: str) -> None:
-        """Print a line on the main process."""
+        """Print a line, on the main process only."""
         if self.processes.is_main:
             log(line)
 
     def _check(self) -> bool:
-        """Check the run directory; return whether the run starts at step 1."""
+        """Check that the run directory belongs to this run, and return whether the run starts at step 1."""
         settings, before = self.settings, self._identity_before()
         if before != settings.identity:
             other = changed_settings(settings_to_dict(before), settings_to_dict(settings.identity))
@@ -110,45 +111,34 @@ class Run:
         if settings.resume not in ("auto", "never"):
             named_checkpoint(checkpoints, settings.resume)
         starts_over = settings.resume == "never" or not checkpoint_names(checkpoints)
-        if starts_over and (self.folder / RESULT).exists() and not settings.overwrite:
+        if starts_over and (self.folder / RESULT).exists():
             raise SettingsError(
-                f"{self.folder} contains a finished run. Choose another --run-dir, or --overwrite to remove its model and train "
-                "again."
+                f"{self.folder} contains a finished run. Choose another --run-dir, or remove that directory."
             )
         return starts_over
 
     def _identity_before(self) -> TrainSettings:
-        """Return the identity of the run in the directory, or of this run if there is none."""
+        """Return the settings that a resumed run must have: from the directory, or of this run if the directory is new."""
         path = self.folder / "settings.yaml"
         try:
             return (load_settings(TrainSettings, path) if path.exists() else self.settings).identity
         except SettingsError as error:
-            if self.settings.overwrite and self.settings.resume == "never":
-                return self.settings.identity
             raise SettingsError(
                 f"{self.folder} contains a run with settings that this version does not read ({error}). Choose another "
-                "--run-dir, remove that directory, or --overwrite to train again in it."
+                "--run-dir, or remove that directory."
             ) from error
 
-    def prepare(self, data: Mixture) -> None:
-        """Write settings.yaml and rejected.jsonl on the main process. With `overwrite`, remove a finished model."""
-        self.processes.from_main(lambda: self._prepare(data))
+    def prepare(self) -> None:
+        """Write settings.yaml on the main process."""
+        self.processes.from_main(self._prepare)
 
-    def _prepare(self, data: Mixture) -> None:
+    def _prepare(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / RESULT).unlink(missing_ok=True)
-        if self.settings.overwrite and self.starts_over:
-            self._remove_encoder("model")
-        defaults = TrainSettings()
-        saved = replace(self.settings, resume=defaults.resume, overwrite=defaults.overwrite)
-        save_settings(saved, self.folder / "settings.yaml")
-        rejected = [bad for each in data.sets if each.report is not None for bad in each.report.rejected]
-        if rejected:
-            lines = [json.dumps(bad._asdict(), ensure_ascii=False) for bad in rejected]
-            (self.folder / "rejected.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        save_settings(replace(self.settings, resume=TrainSettings.resume), self.folder / "settings.yaml")
 
     def finish(self, result: TrainResult) -> None:
-        """Mark the run as finished, on the main process."""
+        """Write result.json, which marks the run as finished, and remove `interrupted/`; on the main process only."""
         if self.processes.is_main:
             self._remove_encoder(RESCUE_FOLDER)
             metrics = {"start": result.start, "best": result.best}
@@ -163,5 +153,6 @@ class Run:
             write_json(self.folder / RESULT, plain({**content, "budget": result.budget}))
 
     def _remove_encoder(self, name: str) -> None:
+        """Remove a folder in the run directory if it contains a saved encoder."""
         if is_saved_encoder(self.folder / name):
             shutil.rmtree(self.folder / name)

@@ -1,23 +1,23 @@
-"""Optimizer steps of a run: the examples of each step and its learning rate.
+"""Schedule of a run: the example indices, learning rate, evaluation and checkpoint of every optimizer step.
 
-Steps are numbered from 1, and no step has learning rate 0 (common schedulers start at 0, one step in thirty of a short
-run).
+Steps are numbered from 1. No step has learning rate 0. Common schedulers start at 0, which would waste a thirtieth of a
+run of 30 steps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
-from angle_llm.config import TrainSettings
 from angle_llm.data.order import Draws
+from angle_llm.settings.train import TrainSettings
 
 
 class StepSchedule:
-    """The optimizer steps of a run: epoch, and the batches of example indices whose gradients are averaged.
+    """The optimizer steps of a run: their batches of example indices, learning rates, evaluations and checkpoints.
 
-    A batch depends on (seed, epoch, position) only.
+    A batch depends only on the seed, the epoch and the position of the batch in the epoch.
     """
 
     def __init__(self, draws: Draws, settings: TrainSettings) -> None:
@@ -29,7 +29,7 @@ class StepSchedule:
         self.warmup = settings.optimizer.warmup_steps(self.steps)
 
     def warnings(self) -> list[str]:
-        """Return the settings that have no effect, as messages."""
+        """Return warnings about settings that have no effect."""
         settings, found = self._settings, []
         if settings.max_steps is not None and settings.max_steps > self.steps:
             found.append(
@@ -41,7 +41,10 @@ class StepSchedule:
         return found
 
     def after(self, done: int) -> Iterator[tuple[int, list[list[int]]]]:
-        """Yield the steps after the first `done`, without computing those again."""
+        """Yield the epoch and the batches of every step after the first `done` steps.
+
+        A batch is a list of example indices; a step has up to `accumulation` batches, whose gradients are averaged.
+        """
         settings = self._settings
         epoch, skipped = divmod(done, self._steps_per_epoch)
         first = skipped * settings.accumulation
@@ -53,31 +56,25 @@ class StepSchedule:
             epoch, first = epoch + 1, 0
 
     def learning_rate(self, step: int) -> float:
-        """Return the learning rate of step `step`."""
-        decay = SCHEDULES[self._settings.optimizer.schedule]
-        return self._settings.optimizer.learning_rate * rate_share(decay, step, self.warmup, self.steps)
+        """Return the learning rate of a step, counted from 1."""
+        return self._settings.optimizer.learning_rate * rate_share(step, self.warmup, self.steps)
 
     def evaluates_at(self, step: int) -> bool:
-        """Return whether the encoder is evaluated after this step; step 0 is before the first."""
+        """Return whether the encoder is evaluated after a step; step 0 means before the first step."""
         every = self._settings.evaluation.every_steps
         return step in (0, self.steps) or (every > 0 and step % every == 0)
 
-    def saves_at(self, step: int, *, is_last: bool = False) -> bool:
-        """Return whether a checkpoint is written after this step; also after the last one, for a rerun."""
+    def saves_at(self, step: int) -> bool:
+        """Return whether a checkpoint is written after a step; always after the last step, for a rerun of the run."""
         every = self._settings.checkpoint.every_steps
-        return every > 0 and (is_last or step == self.steps or step % every == 0)
+        return every > 0 and (step == self.steps or step % every == 0)
 
 
-SCHEDULES: dict[str, Callable[[float], float]] = {
-    "linear": lambda left: left,
-    "cosine": lambda left: (1 - math.cos(math.pi * left)) / 2,
-    "constant": lambda left: 1.0,
-}
-"""Map the remaining share of the decay (1 after warm-up, 0 at the end) to the share of the peak learning rate."""
+def rate_share(step: int, warmup: int, steps: int) -> float:
+    """Return the learning rate of a step, counted from 1, as a fraction of the peak learning rate.
 
-
-def rate_share(decay: Callable[[float], float], step: int, warmup: int, steps: int) -> float:
-    """Return the share of the peak learning rate in step `step` of `steps` (from 1)."""
+    It rises during `warmup` steps, then falls linearly to the last of `steps`.
+    """
     if step <= warmup:
         return step / warmup
-    return decay((steps - step + 1) / (steps - warmup + 1))
+    return (steps - step + 1) / (steps - warmup + 1)

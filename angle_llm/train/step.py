@@ -7,11 +7,10 @@ dimensions.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,11 +20,11 @@ from angle_llm.data.batch import TextBatch
 from angle_llm.data.positives import components
 from angle_llm.losses import Objective, Relation
 from angle_llm.losses.relation import on_device
-from angle_llm.model.fast_paths import attention_kernels
-from angle_llm.model.micro_batches import MicroBatch, Plan
+from angle_llm.model.layout.attention import attention_kernels
+from angle_llm.model.layout.micro_batches import MicroBatch, Plan
 from angle_llm.train.batches import PlannedBatch
+from angle_llm.train.checkpoint import set_torch_state, torch_state
 from angle_llm.train.distributed import Processes
-from angle_llm.train.rng import set_torch_state, torch_state
 from angle_llm.train.strategies import SingleProcess
 
 
@@ -35,7 +34,7 @@ class BatchLoss:
 
     loss: float
     parts: dict[str, float]
-    """Each part before its weight."""
+    """Value of each term of the loss, before its weight."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +42,9 @@ class StepResult:
     """Losses and counts of batches that were encoded together."""
 
     losses: list[BatchLoss]
-    """One per batch."""
+    """The loss of each batch."""
     texts: int
-    """Sum over the batches; a text of two batches counts twice."""
+    """Number of texts, summed over the batches."""
     pairs: int
     """Scored pairs of the relations; a triple is two."""
     plan: Plan
@@ -57,10 +56,6 @@ class StepResult:
     def loss(self) -> float:
         """Mean over the batches."""
         return sum(each.loss for each in self.losses) / len(self.losses)
-
-
-Boundary = Callable[[Tensor], tuple[list[BatchLoss], Tensor]]
-"""Map the rows of unique texts (U, D) to the losses and dE (U, D)."""
 
 
 class DivergedError(RuntimeError):
@@ -110,18 +105,68 @@ def group_step(
         RankMemoryError: see `SingleProcess.guard_oom`; the gradients must be discarded then.
     """
     strategy = strategy or SingleProcess(Processes(device=next(model.parameters()).device))
-    cached = plan.largest_share > graph_tokens
-    run = step_cached if cached else step_with_graphs
-    with attention_kernels(strategy.processes.device, plan.longest_text):
-        losses = run(model, plan, partial(losses_and_gradient, plan, batches, weight), strategy)
+    device, cached = strategy.processes.device, plan.largest_share > graph_tokens
+    encoding = (RecomputedGraphs if cached else KeptGraphs)(model, plan.share(strategy.processes.rank), strategy)
+    with attention_kernels(device, plan.longest_text):
+        with strategy.guard_oom():
+            rows_UD = encoding.forward(plan.unique)
+        strategy.processes.sum(rows_UD)  # a row is 0 on all ranks but one, so the sum is exact
+        with strategy.guard_oom(), matmul_precision(device, "highest"):
+            losses, gradient_UD = losses_and_gradient(plan, batches, weight, rows_UD)
+        del rows_UD  # as large as the gradient
+        with strategy.guard_oom():
+            encoding.backward(gradient_UD)
     texts, pairs = sum(len(each.batch) for each in batches), sum(len(each.batch.left) for each in batches)
     return StepResult(losses, texts, pairs, plan, cached)
+
+
+class KeptGraphs:
+    """Encodes each micro-batch of this rank once; all activations are kept for one backward pass."""
+
+    def __init__(self, model: nn.Module, micro_batches: Sequence[MicroBatch], strategy: SingleProcess) -> None:
+        self._model, self._micro_batches, self._strategy = model, micro_batches, strategy
+        self._device = strategy.processes.device
+        self._parts: list[tuple[Tensor, Tensor]] = []
+
+    def forward(self, unique: int) -> Tensor:
+        """Encode the texts of this rank; return their rows in a matrix of all `unique` texts (U, D), 0 elsewhere, no graph."""
+        self._parts = [(row_index(each, self._device), self._encode(each)) for each in self._micro_batches]
+        return own_rows(unique, ((index_R, part_RD.detach()) for index_R, part_RD in self._parts))
+
+    def backward(self, gradient_UD: Tensor) -> None:
+        """Back-propagate dE (U, D) through the rows of this rank."""
+        # One backward pass: after several forward passes, ZeRO-3 adds a wrong gradient for every pass but the first.
+        self._strategy.backward(torch.stack([surrogate_loss(*part, gradient_UD) for part in self._parts]).sum())
+
+    def _encode(self, micro: MicroBatch) -> Tensor:
+        rows_RD: Tensor = self._model(**micro.inputs(self._device))
+        return rows_RD
+
+
+class RecomputedGraphs(KeptGraphs):
+    """Encodes each micro-batch without activations, and again for its part of the backward pass (gradient caching)."""
+
+    def forward(self, unique: int) -> Tensor:
+        self._states = list[Any]()
+        with torch.no_grad():
+            return own_rows(unique, map(self._encode_once, self._micro_batches))
+
+    def _encode_once(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        self._states.append(torch_state(self._device))
+        return row_index(micro, self._device), self._encode(micro)
+
+    def backward(self, gradient_UD: Tensor) -> None:
+        after = torch_state(self._device)
+        for micro, state in zip(self._micro_batches, self._states, strict=True):
+            set_torch_state(state, self._device)  # the same dropout masks as in the first pass
+            self._strategy.backward(surrogate_loss(row_index(micro, self._device), self._encode(micro), gradient_UD))
+        set_torch_state(after, self._device)
 
 
 def losses_and_gradient(
     plan: Plan, batches: Sequence[PlannedBatch], weight: float, rows_UD: Tensor
 ) -> tuple[list[BatchLoss], Tensor]:
-    """Return the losses of the rows of unique texts, and `weight` times dE of their sum."""
+    """Return the loss of each batch, and dE (U, D) of `weight` times their sum, from the rows of all unique texts."""
     if len(batches) == 1:  # its rows are those of the plan
         ((_, relation),) = relations(plan, batches)
         value, gradient_UD = loss_and_gradient(batches[0].loss, relation, weight, rows_UD)
@@ -137,13 +182,14 @@ def losses_and_gradient(
 
 
 def relations(plan: Plan, batches: Sequence[PlannedBatch]) -> Iterator[tuple[list[int], Relation]]:
-    """Yield the rows of each batch among the plan's unique texts, and its relation on these rows.
+    """Yield for each batch the rows of its texts in `E`, and the relation of these rows.
 
     Two texts of a batch may have the same ids (cut at `max_length`, or with letters that the tokenizer maps to the same
     ids). They are one row, like a repeated text, and not each other's negatives at a cosine of 1.
     """
     first = 0
-    for batch, _, _, vectors in batches:
+    for planned in batches:
+        batch = planned.batch
         place: dict[int, int] = {}  # of a row of the plan among those of the batch
         row_of = plan.row_of[first : first + len(batch)]
         row_of_N = torch.tensor([place.setdefault(row, len(place)) for row in row_of], dtype=torch.int64)
@@ -151,14 +197,13 @@ def relations(plan: Plan, batches: Sequence[PlannedBatch]) -> Iterator[tuple[lis
         left_P, right_P = row_of_N[batch.left], row_of_N[batch.right]
         text = text_of_row(batch.texts, row_of_N)
         _, first_text = np.unique(row_of_N.numpy(), return_index=True)  # of each row
-        known = {name: tensor[first_text] for name, tensor in vectors.items()}
+        known = {name: tensor[first_text] for name, tensor in planned.vectors.items()}
         relation = Relation(left_P, right_P, batch.score, group=batch.group, teacher=batch.teacher, text=text, **known)
         yield list(place), relation
 
 
 def text_of_row(texts: Sequence[str], row_of_N: Tensor) -> Tensor | None:
-    """Return equal numbers (B,) for rows that have a text in common, such as the query and the document of one text;
-    None if no text has two rows.
+    """Number the rows (B,) so that rows of the same text are equal, such as its query and document; None if all differ.
 
     A row has several texts if their ids are equal. Then all rows of these texts have one number.
     """
@@ -172,13 +217,13 @@ def text_of_row(texts: Sequence[str], row_of_N: Tensor) -> Tensor | None:
 
 
 class _LossValue(NamedTuple):
-    """Scalars of a batch, on the device."""
+    """Scalar results of a loss, still on the device."""
 
     loss: Tensor
     zero_rows: Tensor
-    """Number of embeddings that are zero: weights that overflow can give zeros instead of NaN."""
+    """Number of zero embeddings: overflowing weights can give zeros instead of NaN."""
     finite: Tensor
-    """Whether all embeddings are."""
+    """Whether all embeddings are finite."""
     parts: dict[str, Tensor]
     rows: int
 
@@ -186,7 +231,7 @@ class _LossValue(NamedTuple):
 def loss_and_gradient(
     objective: Objective, relation: Relation, weight: float, rows_BD: Tensor
 ) -> tuple[_LossValue, Tensor]:
-    """Return the loss of detached rows of a batch, and `weight` times dE. The graph, which holds the rows, is freed."""
+    """Return the loss of a batch, and `weight` times its gradient dE (B, D). The graph of the loss is freed."""
     leaf_BD = rows_BD.detach().requires_grad_()
     value = objective(leaf_BD, relation)
     (gradient_BD,) = torch.autograd.grad(value.loss * weight, leaf_BD)
@@ -196,7 +241,7 @@ def loss_and_gradient(
 
 
 def checked_losses(values: Sequence[_LossValue]) -> list[BatchLoss]:
-    """Return the losses of batches. All scalars are read at once, because a read waits for the device.
+    """Check losses and return them as numbers, read from the device at once because each read waits for it.
 
     Raises:
         DivergedError: for a loss that is not finite, or a zero row.
@@ -216,73 +261,22 @@ def checked_losses(values: Sequence[_LossValue]) -> list[BatchLoss]:
     return losses
 
 
-def step_with_graphs(model: nn.Module, plan: Plan, boundary: Boundary, strategy: SingleProcess) -> list[BatchLoss]:
-    """Encode every micro-batch once and keep its activations for one backward pass."""
-    device = strategy.processes.device
-    own = plan.share(strategy.processes.rank)
-
-    def forward() -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-        parts = [(row_index(micro, device), model(**micro.inputs(device))) for micro in own]
-        return parts, own_rows(plan, ((index_R, part_RD.detach()) for index_R, part_RD in parts))
-
-    def backward() -> None:
-        # One backward pass: after several forward passes, ZeRO-3 adds a wrong gradient for every pass but the first.
-        strategy.backward(torch.stack([surrogate_loss(*part, gradient_UD) for part in parts]).sum())
-
-    parts, rows_UD = strategy.guard_oom(forward)
-    losses, gradient_UD = gather_and_loss(strategy, boundary, rows_UD)
-    del rows_UD
-    strategy.guard_oom(backward)
-    return losses
-
-
-def step_cached(model: nn.Module, plan: Plan, boundary: Boundary, strategy: SingleProcess) -> list[BatchLoss]:
-    """Encode every micro-batch without activations, then again, one by one, for the backward pass."""
-    device = strategy.processes.device
-    own = plan.share(strategy.processes.rank)
-    states, indices = [], []
-
-    def forward(micro: MicroBatch) -> tuple[Tensor, Tensor]:
-        states.append(torch_state(device))
-        indices.append(row_index(micro, device))
-        return indices[-1], model(**micro.inputs(device))
-
-    def backward() -> None:
-        for micro, state, index_R in zip(own, states, indices, strict=True):
-            set_torch_state(state, device)  # the same dropout masks as in the first pass
-            strategy.backward(surrogate_loss(index_R, model(**micro.inputs(device)), gradient_UD))
-
-    with torch.no_grad():
-        rows_UD = strategy.guard_oom(lambda: own_rows(plan, map(forward, own)))
-    losses, gradient_UD = gather_and_loss(strategy, boundary, rows_UD)
-    del rows_UD  # they need as much memory as the gradient
-    after = torch_state(device)
-    strategy.guard_oom(backward)
-    set_torch_state(after, device)
-    return losses
-
-
-def own_rows(plan: Plan, parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return the rows of unique texts (U, D), 0 for those of other ranks, from an index (R,) and rows of each part."""
+def own_rows(unique: int, parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return `E` (U, D) with the rows of this rank, 0 elsewhere. `parts`: index (R,) and rows (R, D) of micro-batches."""
     rows_UD = torch.empty(0)
     for index_R, part_RD in parts:
         if not rows_UD.numel():
-            rows_UD = part_RD.new_zeros(plan.unique, part_RD.shape[1])
+            rows_UD = part_RD.new_zeros(unique, part_RD.shape[1])
         rows_UD[index_R] = part_RD[: len(index_R)]
     return rows_UD
 
 
-def gather_and_loss(strategy: SingleProcess, boundary: Boundary, rows_UD: Tensor) -> tuple[list[BatchLoss], Tensor]:
-    """Return the losses and dE of the rows of all ranks. Each row is 0 on all ranks but one, so the sum is exact."""
-    strategy.processes.sum(rows_UD)
-    with matmul_precision(rows_UD.device, "highest"):
-        return strategy.guard_oom(lambda: boundary(rows_UD))
-
-
 @contextmanager
 def matmul_precision(device: torch.device, precision: str) -> Iterator[None]:
-    """Compute float32 products of a GPU with a precision of `torch.set_float32_matmul_precision` in this context: high
-    is TF32, about eight times as fast as highest. The environment variable NVIDIA_TF32_OVERRIDE=0 prevents TF32."""
+    """Set the precision of float32 products on a GPU inside this context: high (TF32, about 8 times as fast) or highest.
+
+    See `torch.set_float32_matmul_precision`. The environment variable NVIDIA_TF32_OVERRIDE=0 prevents TF32.
+    """
     if device.type != "cuda":
         yield
         return
@@ -295,7 +289,7 @@ def matmul_precision(device: torch.device, precision: str) -> Iterator[None]:
 
 
 def surrogate_loss(index_R: Tensor, part_RD: Tensor, gradient_UD: Tensor) -> Tensor:
-    """Return a scalar whose gradient with respect to `part_RD` is dE of its rows; 0 for a dummy without rows."""
+    """Return a scalar whose gradient at `part_RD` is dE of these rows; 0 for a dummy micro-batch without rows."""
     return (part_RD[: len(index_R)] * gradient_UD[index_R]).sum()
 
 

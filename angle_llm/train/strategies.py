@@ -12,20 +12,19 @@ State is read and loaded as full tensors by name, so a checkpoint does not depen
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from angle_llm.config import OptimizerSettings
-from angle_llm.model.out_of_memory import is_out_of_memory
+from angle_llm.model.memory.out_of_memory import is_out_of_memory
+from angle_llm.model.memory.token_budget import guard_oom
+from angle_llm.settings.train import OptimizerSettings
 from angle_llm.train.distributed import Processes
-from angle_llm.train.memory import guard_oom
 
-Value = TypeVar("Value")
 Named = Iterable[tuple[str, Tensor]]
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -43,13 +42,13 @@ class SingleProcess:
         """Add the gradient of this rank's texts."""
         scalar.backward()  # type: ignore[no-untyped-call]
 
-    def guard_oom(self, work: Callable[[], Value]) -> Value:
-        """Call `work`, a part of a step.
+    def guard_oom(self) -> AbstractContextManager[None]:
+        """Return a context in which a lack of memory on any rank raises the same error on all ranks.
 
         Raises:
-            RankMemoryError: on every rank, if one ran out of memory; the step may be repeated.
+            RankMemoryError: on every rank, if a rank ran out of memory; the step may be repeated.
         """
-        return work()
+        return nullcontext()
 
 
 class DataParallelStrategy(SingleProcess):
@@ -72,8 +71,8 @@ class DataParallelStrategy(SingleProcess):
     def _placed(self, model: nn.Module) -> nn.Module:
         return model.to(self.processes.device)
 
-    def guard_oom(self, work: Callable[[], Value]) -> Value:
-        return guard_oom(work, self.processes.max)
+    def guard_oom(self) -> AbstractContextManager[None]:
+        return guard_oom(self.processes.max)
 
     def update(self, learning_rate: float) -> float:
         """Take an optimizer step with the gradients of all ranks; return their norm before clipping.
@@ -90,7 +89,7 @@ class DataParallelStrategy(SingleProcess):
         return norm
 
     def _sum_gradients(self) -> None:
-        """Sum over ranks in a few large buffers instead of hundreds of small messages."""
+        """Sum the gradients over ranks, in a few large buffers instead of hundreds of small messages."""
         if self.processes.world_size == 1:
             return
         buffers: list[list[Tensor]] = [[]]
@@ -115,8 +114,10 @@ class DataParallelStrategy(SingleProcess):
         return nullcontext()
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        """Return the optimizer state on the CPU of rank 0: NAME/exp_avg, NAME/exp_avg_sq, NAME/step.
-        Empty before the first step, and on the other ranks."""
+        """Return the optimizer state as CPU tensors NAME/exp_avg, NAME/exp_avg_sq and NAME/step.
+
+        Empty before the first step, and on all ranks but 0.
+        """
         if not self.processes.is_main:
             return {}
         names = list(self.weights)  # the optimizer numbers its parameters in this order
@@ -128,7 +129,7 @@ class DataParallelStrategy(SingleProcess):
         }
 
     def load_state(self, weights: Named, optimizer: Named) -> None:
-        """Load weights and the state that `optimizer_state` returned."""
+        """Load trainable weights, and an optimizer state of `optimizer_state`."""
         with torch.no_grad():
             for name, tensor in weights:
                 self.weights[name].copy_(tensor)
@@ -186,9 +187,10 @@ class ZeroStrategy(DataParallelStrategy):
     def backward(self, scalar: Tensor) -> None:
         self._engine.backward(scalar * self.processes.world_size)  # DeepSpeed takes the mean over ranks
 
-    def guard_oom(self, work: Callable[[], Value]) -> Value:
+    @contextmanager
+    def guard_oom(self) -> Iterator[None]:
         try:
-            return work()
+            yield
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -211,7 +213,7 @@ class ZeroStrategy(DataParallelStrategy):
         return self._gathered(list(self.weights.values()))
 
     def _gathered(self, weights: list[nn.Parameter], rank: int | None = None) -> Any:
-        """Return a context in which weights are complete; changes of `rank` are kept."""
+        """Return a context in which partitioned weights are complete; changes by `rank` are kept."""
         from deepspeed.runtime.zero import GatheredParameters
 
         return GatheredParameters(weights, modifier_rank=rank, enabled=self.stage == 3)
@@ -250,7 +252,7 @@ class ZeroStrategy(DataParallelStrategy):
                     state[key] = tensor.clone()
 
     def _set(self, parameter: nn.Parameter, full: Tensor, key: str | None = None) -> None:
-        """Set this rank's part of a weight, or of one of its moments."""
+        """Set the part of a weight that this rank holds, or with `key`, of its optimizer moment."""
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
         if self.stage == 3:

@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from angle_llm.config import BUDGET_SETTINGS, TrainSettings
 from angle_llm.data.formats import Example
 from angle_llm.data.mixture import Mixture
 from angle_llm.io import paused, progress_bar
 from angle_llm.losses import Objective
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.out_of_memory import is_out_of_memory
-from angle_llm.settings_io import SettingsError
-from angle_llm.train.batches import BatchPlanner, PlannedGroup, ahead
+from angle_llm.model.memory.out_of_memory import is_out_of_memory
+from angle_llm.model.memory.token_budget import RankMemoryError, TokenBudget
+from angle_llm.settings.parsing import SettingsError
+from angle_llm.settings.train import BUDGET_SETTINGS, TrainSettings
+from angle_llm.train.batches import BatchPlanner, PlannedGroup, prefetch
 from angle_llm.train.best_model import BestModel, Evaluate
 from angle_llm.train.budget import check_checkpointing, default_budget
-from angle_llm.train.checkpoint import Checkpoints, Progress
-from angle_llm.train.guide_vectors import GuideVectors
-from angle_llm.train.memory import RankMemoryError, TokenBudget
+from angle_llm.train.checkpoint import Checkpoints, Progress, seed_rank, set_torch_state, torch_state
+from angle_llm.train.distributed import exit_lock
 from angle_llm.train.metrics import Metrics, StepMeter, mean_loss, peak_flops
-from angle_llm.train.process_loss import exit_lock
-from angle_llm.train.rng import seed_rank, set_torch_state, torch_state
+from angle_llm.train.precomputed_vectors import PrecomputedVectors
 from angle_llm.train.run_folder import Run, TrainResult
 from angle_llm.train.schedule import StepSchedule
-from angle_llm.train.signals import Interrupted, StopSignals
 from angle_llm.train.step import DivergedError, StepResult, group_step, matmul_precision
 from angle_llm.train.strategies import make_strategy
 
@@ -37,23 +40,57 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 
+class Interrupted(SystemExit):
+    """A signal ended the run after a checkpoint. The exit code is 130 for SIGINT and 143 for SIGTERM."""
+
+
+class StopSignals:
+    """Context manager that records a signal in `received`; a second SIGINT raises KeyboardInterrupt at once.
+
+    The previous handlers are restored at the end. A signal that is ignored (`nohup`, `&`) stays ignored. Only the main
+    thread can install handlers; elsewhere this does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number)
+        message = f"\n{self.received.name}: writing a checkpoint after this step; Ctrl-C again stops at once\n"
+        with suppress(OSError):  # the same Ctrl-C may have ended the program that reads stderr
+            os.write(2, message.encode())  # print is not safe in a signal handler
+
+
 class TrainingError(RuntimeError):
-    """A run that cannot start or had to stop; the message gives the step, the reason and what is kept."""
+    """A run cannot start or had to stop; the message gives the step, the reason and the saved files."""
 
 
 class Trainer:
     """Trains the trainable weights of an encoder and writes the run directory.
 
     Each optimizer step averages `accumulation` batches. With `evaluate`, the encoder is evaluated before the first
-    step, every `evaluation.every_steps` steps and at the end, and the best one is kept in `model/`. A run that fails
-    leaves its weights in `interrupted/`.
+    step, every `evaluation.every_steps` steps and at the end, and the best encoder is kept in `model/`. A run that
+    fails leaves its weights in `interrupted/`.
 
-    Checkpoints are written every `checkpoint.every_steps` steps and on SIGINT or SIGTERM; `resume` continues from one.
-    The weights and metrics at the end are those of a run that was never interrupted, bit for bit
-    (tested on a CPU).
+    Checkpoints are written every `checkpoint.every_steps` steps and on SIGINT or SIGTERM; `resume` continues from a
+    checkpoint. A resumed run ends with exactly the weights and metrics of an uninterrupted run (tested on a CPU).
 
     Every rank creates a trainer with an equal encoder and the same examples and settings. The ranks share the texts of
-    each batch; batches, losses and update are those of one process, up to the order of additions.
+    each batch. Batches, losses and updates equal those of a single process, except for the order of additions.
     """
 
     def __init__(
@@ -65,11 +102,16 @@ class Trainer:
         evaluate: Evaluate | None,
         settings: TrainSettings,
         budget: TokenBudget | None = None,
-        vectors: Mapping[str, GuideVectors] | None = None,
+        vectors: Mapping[str, PrecomputedVectors] | None = None,
     ) -> None:
-        """`losses` has one entry per dataset of `data`, a `Mixture` or one dataset. `budget` is that of a run that starts
-        (None: `default_budget`); one that resumes has the budget of its checkpoint, where the settings set none.
-        `vectors` are those of the texts by other encoders, which the losses need.
+        """Prepare a run.
+
+        Args:
+            data: a `Mixture`, or one dataset.
+            losses: one per dataset.
+            budget: for a run that starts (None: `default_budget`). A resumed run uses the budget of its checkpoint,
+                unless the settings set one.
+            vectors: embeddings of the texts by a guide or teacher, which the losses need.
 
         Raises:
             TrainingError, ArtifactError: for a run that cannot start.
@@ -116,8 +158,7 @@ class Trainer:
         self._strategy = make_strategy(encoder.model, settings.optimizer, self._processes)
         self._strategy.check_replicas()
         self._checkpoints = Checkpoints(settings, identity, self._strategy)
-        patience = settings.evaluation.patience
-        self._model = BestModel(encoder, evaluate, run.folder / "model", self._strategy, patience)
+        self._model = BestModel(encoder, evaluate, run.folder / "model", self._strategy)
 
     def fit(self) -> TrainResult:
         """Train from the first step, or from a checkpoint, to the end.
@@ -171,14 +212,11 @@ class Trainer:
         return result
 
     def _train(self, bar: tqdm[Any]) -> None:
-        """Run all remaining optimizer steps, or stop after `evaluation.patience` evaluations without a new best one."""
+        """Run all remaining optimizer steps."""
         with paused(bar):
             self._evaluate_and_save()
-        if self._model.has_stalled:  # in the evaluation of the step to resume from
-            self._log_stop()
-            return
         started = time.perf_counter()
-        for epoch, groups in ahead(self._planner.steps(self._schedule.after(self._step))):
+        for epoch, groups in prefetch(self._planner.steps(self._schedule.after(self._step))):
             rate = self._schedule.learning_rate(self._step + 1)
             results = self._accumulate(groups)
             norm = self._update(rate)
@@ -203,13 +241,7 @@ class Trainer:
             bar.update()
             with paused(bar):
                 self._evaluate_and_save()
-            if self._model.has_stalled:
-                self._log_stop()
-                return
             started = time.perf_counter()
-
-    def _log_stop(self) -> None:
-        self._run.log(f"step {self._step}: stopped, {self._model.waited} evaluation(s) without a new best model")
 
     def _accumulate(self, groups: Sequence[PlannedGroup]) -> list[StepResult]:
         """Add up the gradients of the batches of a step, each with an equal weight.
@@ -249,7 +281,7 @@ class Trainer:
                 torch.cuda.empty_cache()
 
     def _checkpointing_budget(self) -> TokenBudget | None:
-        """Return the budget with activation checkpointing; None if it has it already or cannot have it."""
+        """Return the budget with activation checkpointing; None if checkpointing is already on, or impossible."""
         budget = self._planner.budget
         if budget.activation_checkpointing or self._settings.activation_checkpointing != "auto":
             return None
@@ -260,7 +292,7 @@ class Trainer:
         return replace(budget, activation_checkpointing=True)
 
     def _use(self, budget: TokenBudget) -> None:
-        """Compute the following steps within a budget."""
+        """Use a budget from the next step on."""
         self._planner.budget = budget
         if budget.activation_checkpointing:
             self._planner.encoder.model.checkpoint_activations(True)
@@ -283,18 +315,19 @@ class Trainer:
             ) from error
 
     def _evaluate_and_save(self) -> None:
-        """Evaluate, write a checkpoint, or stop on a signal between two steps.
-        A signal skips an evaluation that is due; the resumed run performs it."""
+        """Evaluate and write a checkpoint if due, or stop on a signal.
+
+        On a signal, a due evaluation is skipped; the resumed run performs it."""
         step, schedule, model = self._step, self._schedule, self._model
         signal = self._signal()
         if schedule.evaluates_at(step) and not signal:
             model.evaluate(step, self._metrics)
             signal = self._signal()
-        if signal or (schedule.saves_at(step, is_last=model.has_stalled) and step > self._resumed):
+        if signal or (schedule.saves_at(step) and step > self._resumed):
             self._strategy.check_replicas()
             metrics_bytes, budget = self._metrics.bytes_on_disk(), self._planner.budget
             path = self._checkpoints.write(
-                Progress(step, metrics_bytes, model.evaluated, model.start, model.best, model.waited, budget)
+                Progress(step, metrics_bytes, model.evaluated, model.start, model.best, budget)
             )
             if signal:
                 self._run.log(
@@ -303,5 +336,5 @@ class Trainer:
                 raise Interrupted(128 + signal)
 
     def _signal(self) -> int:
-        """Return the signal that any rank received, 0 without one."""
+        """Return the signal number that a rank received, 0 if none did."""
         return self._processes.max(int(self._signals.received or 0))

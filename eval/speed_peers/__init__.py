@@ -1,1 +1,1 @@
-"""Parts of `eval/speed.py`: workers (one process per library), environments, watched processes, tables and the plot."""
+"""Parts of `eval/speed.py`: a worker for each library, environments and processes, and the report of a comparison."""

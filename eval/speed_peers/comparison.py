@@ -1,4 +1,4 @@
-"""The same job for several libraries, and what their runs show."""
+"""The runs of several libraries on the same job, their summary, and warnings about different work."""
 
 from __future__ import annotations
 
@@ -9,37 +9,43 @@ from typing import Any
 
 from speed_peers.processes import GIB, OURS, Run
 
-LOSS_TOLERANCE = 0.05  # bfloat16 changes a loss of 2 by some hundredths, float32 by a millionth
+LOSS_TOLERANCE = 0.05
+"""Largest difference of first losses for the same work; bfloat16 changes a loss of 2 by some hundredths."""
 LOWEST_COSINE = 0.99
+"""Smallest cosine of vectors for the same work."""
 QUIET_CORES = 0.1
+"""Largest use of CPU cores by other programs that does not disturb a measurement."""
 COLUMNS = {
     "seconds": "{:.2f} s",
     "per_second": "{:.2f} per s",
     "peak_gib": "{:.2f} GiB",
-    "ratio": "{:.2f} times ours",
+    "ratio": "{:.2f} times angle_llm",
     "ratio_min": "least {:.2f}",
     "ratio_max": "most {:.2f}",
     "cosine_min": "cosine {:.6f}",
 }
-"""Name of a value of a library → its form in the text report."""
+"""Value in the summary of a library → its format in the text report."""
 
 
 @dataclass
 class PeerComparison:
-    """A job and the runs of each library."""
+    """A job, and the runs of each library on it."""
 
     title: str
     unit: str
-    """triples or texts."""
+    """Unit of work: triples or texts."""
     units: int
-    """Number of units per time."""
+    """Number of units in a measured time."""
     job: dict[str, Any]
     libraries: list[str]
-    """angle_llm first."""
+    """Libraries to compare; angle_llm is the first."""
     runs: dict[str, list[Run]] = field(default_factory=dict)
 
     def summary(self, library: str) -> dict[str, float]:
-        """Return `COLUMNS`: median time, units per second, peak memory, and time divided by ours per repetition."""
+        """Return the values of `COLUMNS` for a library; empty if no run has a time.
+
+        Ratios are times divided by the time of angle_llm in the same repetition.
+        """
         times = [run.seconds for run in self.runs[library] if run.seconds]
         if not times:
             return {}
@@ -52,7 +58,7 @@ class PeerComparison:
         return found | ({"cosine_min": min(cosines)} if cosines else {})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, without texts and the folders of this machine."""
+        """Return JSON values, without texts and without absolute paths."""
         job = {k: without_folder(v) for k, v in self.job.items() if k not in ("triples", "texts")}
         return {
             **asdict(self),
@@ -71,16 +77,20 @@ class PeerComparison:
         return "\n".join([*lines, *self.notes()])
 
     def notes(self) -> list[str]:
-        """Return problems, results that differ from ours, disturbances, and numbers of texts and tokens."""
+        """Return failed runs, warnings about different work and busy machines, and numbers of texts and tokens."""
         lines = []
         ours = next((run.losses for run in self.runs.get(OURS, ()) if run.losses), None)
         for library, runs in self.runs.items():
             lines += [f"{library}: {run.problem}" for run in runs if run.problem][:1]
             losses = next((run.losses for run in runs if run.losses), None)
             if ours and losses and abs(losses[0] - ours[0]) > LOSS_TOLERANCE:
-                lines.append(f"NOT THE SAME WORK: the first loss of {library} is {losses[0]:.4f}, ours {ours[0]:.4f}.")
+                lines.append(
+                    f"NOT THE SAME WORK: the first loss of {library} is {losses[0]:.4f}, of angle_llm {ours[0]:.4f}."
+                )
             if (cosine := self.summary(library).get("cosine_min", 1.0)) < LOWEST_COSINE:
-                lines.append(f"NOT THE SAME WORK: a vector of {library} has cosine {cosine:.4f} with ours.")
+                lines.append(
+                    f"NOT THE SAME WORK: a vector of {library} has cosine {cosine:.4f} with the vector of angle_llm."
+                )
             if (cores := max((run.other_cores for run in runs), default=0.0)) > QUIET_CORES:
                 lines.append(
                     f"DISTURBED: other programs used up to {cores:.1f} cores while {library} ran. Measure again."
@@ -96,5 +106,5 @@ class PeerComparison:
 
 
 def without_folder(value: Any) -> Any:
-    """Return the last part of an absolute path; other values unchanged."""
+    """Return the last part of an absolute path; return other values unchanged."""
     return Path(value).name if isinstance(value, str | Path) and Path(value).is_absolute() else value

@@ -1,11 +1,12 @@
-"""Main function of a worker: read a job from a JSON file, and write the answer to another one.
+"""Main function of a worker: read a job from a JSON file, run it, and write the answer to a JSON file.
 
-Three interpreters with different packages import this module, so it needs the standard library, torch and numpy only.
+Interpreters with different packages import this module, so it needs only the standard library, torch and numpy. The kinds
+of jobs:
 
-train: optimizer steps on triples. In-batch cross-entropy of each anchor against all positives and negatives, cosine /
-0.05; LoRA on all linear layers; AdamW, constant learning rate, gradients clipped to norm 1. Answer: step_seconds,
-losses.
-encode: texts to vectors. Answer: seconds, rows.
+* train: optimizer steps on triples. The loss is the in-batch cross-entropy of each anchor against all positives and
+  negatives, with temperature 0.05; LoRA on all linear layers; AdamW with a constant learning rate; gradients clipped to
+  norm 1. The answer has `step_seconds` and `losses`.
+* encode: texts to vectors. The answer has `seconds` and `rows`.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from typing import Any
 
 PACKAGES = ("angle_llm", "angle-emb", "sentence-transformers", "torch", "transformers", "peft", "tokenizers")
 Job = SimpleNamespace
+"""Settings and texts of a job."""
 Answer = dict[str, Any]
+"""Times and results of a job."""
 
 
 def serve(*kinds: Callable[[Job], Answer]) -> None:
-    """Run a worker: `python -m WORKER FOLDER` reads job.json and writes result.json and rows.npy.
+    """Run a worker as a program: `python -m WORKER FOLDER` reads job.json and writes result.json and rows.npy.
 
-    `kinds`: a function for each kind of job, with its name.
+    `kinds` are the functions that run a job, named after its kind.
     """
     folder = Path(sys.argv[1])
     job = Job(**json.loads((folder / "job.json").read_text(encoding="utf-8")))
@@ -43,14 +46,14 @@ def serve(*kinds: Callable[[Job], Answer]) -> None:
     versions = {name: installed[key] for name in PACKAGES if (key := name.replace("-", "_")) in installed}
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.is_file() else []
-    # The peak since the program started. `getrusage` includes the memory of the parent process before.
+    # Peak memory since the program started; the peak of `getrusage` includes memory of the parent process.
     peak = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
     content = json.dumps({**answer, "peak_bytes": peak, "packages": versions}, allow_nan=False)
     (folder / "result.json").write_text(content, encoding="utf-8")
 
 
 def timed(encode: Callable[[list[str]], Any], job: Job) -> Answer:
-    """Return the time and rows of all texts, after a first batch that warms up threads and memory."""
+    """Encode all texts, after a first batch as warm-up; return seconds and vectors."""
     encode(job.texts[: job.batch])
     started = time.perf_counter()
     rows = encode(job.texts)
@@ -58,7 +61,7 @@ def timed(encode: Callable[[list[str]], Any], job: Job) -> Answer:
 
 
 class Clock:
-    """Seconds and loss of each optimizer step of a transformers Trainer; data loading and tokenization are included."""
+    """Records seconds and loss of each optimizer step of a transformers Trainer, including data loading and tokenization."""
 
     def __init__(self, trainer: Any) -> None:
         from transformers import TrainerCallback
@@ -83,15 +86,16 @@ class Clock:
         trainer.add_callback(Ticks())
 
     def answer(self) -> Answer:
+        """Return the recorded seconds and losses."""
         steps = [after - before for before, after in zip(self._ticks, self._ticks[1:], strict=False)]
         return {"step_seconds": steps, "losses": self.losses}
 
 
 def load_start(model: Any, adapter: str) -> None:
-    """Load the initial adapter weights of the job, in float32: all libraries start with the same numbers.
+    """Load initial adapter weights in float32, the same for all libraries.
 
     Raises:
-        ValueError: if the file does not have exactly the adapter of the model.
+        ValueError: if the weights in the file and the adapter weights of the model differ in names or shapes.
     """
     from safetensors.torch import load_file
 
@@ -100,12 +104,14 @@ def load_start(model: Any, adapter: str) -> None:
         if parameter.requires_grad:
             key = adapter_key(name)
             if key not in start or start[key].shape != parameter.shape:
-                raise ValueError(f"{adapter} has no {key} of shape {tuple(parameter.shape)}: another model or rank.")
+                raise ValueError(
+                    f"{adapter}: expected {key} of shape {tuple(parameter.shape)}; it was made for another model or rank."
+                )
             parameter.data = start.pop(key).float()
     if start:
-        raise ValueError(f"{adapter} has {sorted(start)}, which the model does not have.")
+        raise ValueError(f"{adapter} has {len(start)} weights that the model does not have, such as {min(start)}.")
 
 
 def adapter_key(name: str) -> str:
-    """Return a parameter name without the prefixes of the library, from `layers.` on."""
+    """Return the name of a parameter from `layers.` on, without prefixes that differ between libraries."""
     return name[name.index("layers.") :].replace(".default", "") if "layers." in name else name

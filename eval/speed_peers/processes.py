@@ -1,4 +1,4 @@
-"""Environments of the libraries, and one worker at a time in a process with a limit of memory."""
+"""Create the environments of the libraries, and run a worker in a process with a memory limit."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ WORKERS = {
 }
 GIB = 2**30
 SPARE = GIB // 2
+"""Memory in bytes that a worker must leave free on the machine."""
 TORCH = "torch==2.13.0"
 REQUIREMENTS: dict[str, list[str]] = {
     # angle-emb requires its transformers, peft and bitsandbytes.
@@ -33,7 +34,7 @@ REQUIREMENTS: dict[str, list[str]] = {
 
 
 def ensure_environment(name: str, workdir: Path) -> Path:
-    """Return the Python interpreter of a library's environment, which is created once for its requirements.
+    """Create the virtual environment of a library, unless it exists, and return its Python interpreter.
 
     Raises:
         RuntimeError: if pip fails, for example without a network.
@@ -57,25 +58,29 @@ def ensure_environment(name: str, workdir: Path) -> Path:
 
 @dataclass
 class Run:
-    """One process: optimizer steps, or one pass over the texts."""
+    """Result of a worker process: times of optimizer steps, or the time to encode the texts."""
 
     problem: str | None = None
-    """Why there is no time."""
+    """Reason of a failure; None if the run has a time."""
     seconds: float | None = None
-    """Of a step (the median, without the first one), or of the pass."""
+    """Median seconds of a step without the first step, or seconds to encode the texts."""
     peak_bytes: int = 0
     other_cores: float = 0.0
-    """Cores that other programs used meanwhile."""
+    """Average number of CPU cores that other programs used during the run."""
     step_seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     cosine_min: float | None = None
-    """Smallest cosine of a vector with that of angle_llm."""
+    """Smallest cosine of a vector with the vector of angle_llm for the same text."""
     facts: dict[str, int] = field(default_factory=dict)
+    """Numbers of texts and tokens."""
     packages: dict[str, str] = field(default_factory=dict)
 
 
 def run_worker(library: str, python: Path, job: dict[str, Any], folder: Path, workdir: Path, max_gib: float) -> Run:
-    """Run a job. `folder` is shared by the libraries of a repetition, whose vectors are compared."""
+    """Run a job with a library in a new process.
+
+    The libraries of a repetition share `folder`, so that their vectors can be compared. Logs are in `workdir`.
+    """
     own = folder / library
     own.mkdir(parents=True)
     (own / "job.json").write_text(json.dumps(job), encoding="utf-8")
@@ -98,9 +103,10 @@ def run_worker(library: str, python: Path, job: dict[str, Any], folder: Path, wo
 
 
 def watched(command: list[str], environment: dict[str, str], limit: int, log: Path) -> tuple[int, Run]:
-    """Exit code, peak memory and disturbance of a program, which is killed when it exceeds the limit.
+    """Run a program; return its exit code, and a `Run` with peak memory and the CPU use of other programs.
 
-    The limit is lower where less memory is available: otherwise the kernel could kill another program.
+    The program is killed when its memory exceeds `limit` bytes, or the available memory of the machine if that is less;
+    otherwise the kernel could kill another program.
     """
     limit = min(limit, psutil.virtual_memory().available - SPARE)
     run, started, before = Run(), time.monotonic(), _other_seconds()
@@ -122,21 +128,21 @@ def watched(command: list[str], environment: dict[str, str], limit: int, log: Pa
 
 
 def _other_seconds() -> float:
-    """Return processor time of all programs but the ended children of this one."""
+    """Return the CPU seconds of all programs, except the ended child processes of this program."""
     system, own = psutil.cpu_times(), os.times()
     return float(system.user + system.system) - own.children_user - own.children_system
 
 
 def smallest_cosine(rows_ND: np.ndarray, other_ND: np.ndarray) -> float:
-    """Return the smallest cosine of corresponding rows."""
+    """Return the smallest cosine between corresponding rows of two matrices."""
     if rows_ND.shape != other_ND.shape:
-        raise ValueError(f"expected rows of shape {rows_ND.shape}, got {other_ND.shape}.")
+        raise ValueError(f"expected vectors of shape {rows_ND.shape}, got {other_ND.shape}.")
     one, other = rows_ND.astype(np.float64), other_ND.astype(np.float64)
     return float(((one * other).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)).min())
 
 
 def worker_environment(threads: int) -> dict[str, str]:
-    """Return environment variables of a worker: no network, no GPU, no packages of another environment."""
+    """Return the environment variables of a worker: number of threads, no network, no GPU."""
     limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
     offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "CUDA_VISIBLE_DEVICES": ""}
     paths = {"PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONUNBUFFERED": "1"}

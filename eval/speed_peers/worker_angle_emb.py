@@ -1,4 +1,4 @@
-"""angle-emb 0.6.1 as a worker, by its own `fit` and `encode`."""
+"""Worker that runs jobs with `fit` and `encode` of angle-emb 0.6.1."""
 
 from __future__ import annotations
 
@@ -14,19 +14,7 @@ angle: Any = importlib.import_module("angle_emb.angle")  # not installed where t
 
 
 def train(job: Job) -> Answer:
-    return fit(job)[1].answer()
-
-
-def adapter(job: Job) -> Answer:
-    """Train, save the adapter, and encode texts with the trained model."""
-    model, _ = fit(job)
-    model.save_pretrained(job.save)
-    # One by one: it pads a batch, and a padded row differs in the last bits.
-    return {"rows": [model.encode([text], prompt=job.template)[0] for text in job.texts]}
-
-
-def fit(job: Job) -> tuple[Any, Clock]:
-    """Return the trained model, and its clock."""
+    """Time the training steps of the job with angle-emb's `fit`."""
     from datasets import Dataset
 
     model = angle.AnglE(
@@ -49,7 +37,7 @@ def fit(job: Job) -> tuple[Any, Clock]:
         clocks.append(Clock(trainer))
         return trainer
 
-    angle.AngleTrainer = clocked  # `fit` creates its trainer and takes no callbacks
+    angle.AngleTrainer = clocked  # `fit` creates the trainer itself and takes no callbacks
     columns = zip(*job.triples, strict=True)
     data = Dataset.from_dict(dict(zip(("query", "positive", "negative"), map(list, columns), strict=True)))
     with tempfile.TemporaryDirectory() as folder:
@@ -63,7 +51,7 @@ def fit(job: Job) -> tuple[Any, Clock]:
             # (ibn_w * contrast with positives + cln_w * contrast with positives and negatives) / 2: with 0 and 2, the
             # objective of the job.
             loss_kwargs={"cosine_w": 0.0, "angle_w": 0.0, "ibn_w": 0.0, "cln_w": 2.0, "ibn_tau": 20.0},
-            filter_duplicate=False,  # it would drop rows that the others train on
+            filter_duplicate=False,  # True would drop rows that the other libraries train on
             query_prompt=job.template,
             doc_prompt=job.template,
             argument_kwargs={
@@ -76,15 +64,16 @@ def fit(job: Job) -> tuple[Any, Clock]:
                 "disable_tqdm": True,
             },
         )
-    return model, clocks[0]
+    return clocks[0].answer()
 
 
 def encode(job: Job) -> Answer:
+    """Time the encoding of the texts of the job with angle-emb."""
     how: dict[str, Any] = {"is_llm": True, "pooling_strategy": job.pooling, "torch_dtype": getattr(torch, job.dtype)}
     model = angle.AnglE.from_pretrained(job.model, max_length=job.max_length, device="cpu", **how)
 
     def in_batches(texts: list[str]) -> list[Any]:
-        # Its `encode` takes all texts as one batch; its own evaluation makes batches in file order.
+        # `encode` takes all texts as one batch; the evaluation of angle-emb makes batches in file order.
         starts = range(0, len(texts), job.batch)
         return [row for first in starts for row in model.encode(texts[first : first + job.batch], prompt=job.template)]
 
@@ -92,4 +81,4 @@ def encode(job: Job) -> Answer:
 
 
 if __name__ == "__main__":
-    serve(train, encode, adapter)
+    serve(train, encode)

@@ -1,4 +1,4 @@
-"""angle_llm as a worker."""
+"""Worker that runs jobs with angle_llm."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ import torch
 from torch.optim import AdamW
 
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
-from angle_llm.config import LoraSettings
 from angle_llm.data.formats import Triple
 from angle_llm.model.tokenizer import SentenceTokenizer
 from angle_llm.prompts import PromptTemplate
+from angle_llm.settings.train import LoraSettings
 from angle_llm.train.step import StepResult, boundary_step
 from speed_peers.job import Answer, Job, adapter_key, load_start, serve, timed
 
 OBJECTIVE = AngleObjective(
     cosine_weight=0, in_batch_weight=1, angle_weight=0, in_batch_temperature=0.05, contrastive_form="forward"
 )
-NO_LIMIT = 8192  # tokens
+NO_LIMIT = 8192
+"""Maximum length in tokens that no text exceeds."""
 
 
 def train(job: Job) -> Answer:
-    """Return times and losses of training steps; tokenization is included, as in the times of the other libraries."""
+    """Time the training steps of the job, including tokenization, as for the other libraries."""
     encoder = open_encoder(job)
     encoder.add_lora(LoraSettings(rank=job.rank, alpha=job.alpha, dropout=0, targets=["all-linear"]))
     load_start(encoder.model, job.adapter)
@@ -54,11 +55,13 @@ def train(job: Job) -> Answer:
 
 
 def encode(job: Job) -> Answer:
+    """Time the encoding of the texts of the job."""
     encoder = open_encoder(job)
     return timed(encoder.encode, job) | {"facts": text_facts(encoder, job.texts)}
 
 
 def open_encoder(job: Job) -> SentenceEncoder:
+    """Open the encoder of the job."""
     prompt = PromptTemplate(name="speed", template=job.template)
     return SentenceEncoder.from_pretrained(
         job.model, prompt=prompt, pooling=job.pooling, max_length=job.max_length, dtype=job.dtype, device="cpu"
@@ -66,14 +69,14 @@ def open_encoder(job: Job) -> SentenceEncoder:
 
 
 def text_facts(encoder: SentenceEncoder, texts: Sequence[str]) -> dict[str, int]:
-    """Return the numbers of texts, unique texts, and texts that are longer than the maximum."""
+    """Return the numbers of texts, of unique texts, and of texts longer than the maximum length."""
     uncut = SentenceTokenizer(encoder.tokenizer, encoder.prompt, NO_LIMIT)
     too_long = sum(len(ids) > encoder.max_length for ids in uncut(texts))
     return {"texts": len(texts), "unique_texts": len(set(texts)), "too_long": too_long}
 
 
 def prepare(model: str, folder: Path, adapter: Path, rank: int) -> None:
-    """Save a plain float32 model folder and initial adapter weights, which all workers load."""
+    """Save a float32 model folder and initial adapter weights, which all workers load."""
     from safetensors.torch import save_file
 
     encoder = SentenceEncoder.from_pretrained(model, dtype="float32", device="cpu")

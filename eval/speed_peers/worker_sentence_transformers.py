@@ -1,4 +1,4 @@
-"""sentence-transformers 6.2 as a worker, by its own trainer, loss and `encode`."""
+"""Worker that runs jobs with the trainer, loss and `encode` of sentence-transformers 6.2."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ POOLINGS = {"last": "lasttoken", "mean": "mean"}
 
 
 def open_model(job: Job) -> Any:
+    """Open the model of the job, with its pooling."""
     transformer = modules.Transformer(
         job.model,
         max_seq_length=job.max_length,
         model_kwargs={"dtype": getattr(torch, job.dtype)},
-        # By default it applies the chat template of the tokenizer: a system prompt and twenty more tokens.
+        # The default applies the chat template of the tokenizer, which adds a system prompt and twenty tokens.
         modality_config={"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
         module_output_name="token_embeddings",
     )
@@ -32,6 +33,7 @@ def open_model(job: Job) -> Any:
 
 
 def train(job: Job) -> Answer:
+    """Time the training steps of the job."""
     from datasets import Dataset
     from peft import LoraConfig, TaskType
     from torch.utils.data import BatchSampler, SequentialSampler
@@ -62,7 +64,7 @@ def train(job: Job) -> Answer:
             train_dataset=data,
             loss=losses.MultipleNegativesRankingLoss(model, scale=20.0),
         )
-        # The documented method to replace for another order; the default shuffles.
+        # Replacing this method sets the order of the rows, as documented; the default shuffles.
         trainer.get_batch_sampler = lambda dataset, batch_size, drop_last, **_: BatchSampler(
             SequentialSampler(dataset), batch_size, drop_last
         )
@@ -72,9 +74,10 @@ def train(job: Job) -> Answer:
 
 
 def encode(job: Job) -> Answer:
+    """Time the encoding of the texts of the job."""
     model = open_model(job)
 
-    def formatted(texts: list[str]) -> Any:  # its own prompts can only precede the text
+    def formatted(texts: list[str]) -> Any:  # prompts of the library can only precede a text
         texts = [job.template.replace("{text}", text) for text in texts]
         return model.encode(texts, batch_size=job.batch, show_progress_bar=False)
 

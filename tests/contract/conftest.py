@@ -57,5 +57,5 @@ def model(run_dir: Path) -> str:
 def merged(model: str, files: Files) -> str:
     """The same as `angle-llm merge` writes it."""
     folder = files.folder / "merged"
-    command("angle-llm", "merge", model, folder, "--device", "cpu")
+    command("angle-llm", "merge", model, folder)
     return str(folder)

@@ -137,29 +137,16 @@ def test_a_file_that_cannot_be_read_is_named(name: str, content: bytes | None, f
     names(command("angle-llm", "train", *run, code=2).stderr, name.replace(".", r"\."))
 
 
-@pytest.mark.parametrize(
-    ("bad", "policy", "named"),
-    [
-        (1, "raise", [r"mixed\.jsonl:4\b", "positive"]),
-        (2, "skip", [r"\b24\b.*\b26\b"]),
-        (3, "skip", [r"\b3\b.*\b27\b"]),
-    ],
-)
-def test_training_stops_at_bad_rows_or_lists_them(
-    bad: int, policy: str, named: list[str], files: Files, tmp_path: Path
-) -> None:
-    """The first one stops a run; or they are skipped and listed, unless they exceed a tenth."""
+def test_training_stops_at_a_bad_row_and_a_cleaned_copy_has_none(files: Files, tmp_path: Path) -> None:
     good = Path(files.triples).read_text().splitlines()
-    worst = ['{"anchor": "a", "positive": "", "negative": "c"}', "{broken", '{"anchor": "a", "positive": "b"}']
-    data = write_rows(tmp_path / "mixed.jsonl", [*good[:3], *worst[:bad], *good[3:]])
-    run = [*training(files, tmp_path / "run"), "--data.path", str(data), "--data.format", "triple", "--max-steps", "1"]
-    done = command("angle-llm", "train", *run, "--data.on-bad-row", policy, code=0 if bad == 2 else 2)
-    names(done.stdout + done.stderr, *named)
-    assert (tmp_path / "run").exists() == (bad == 2)
-    if bad == 2:
-        rejected = read_rows(tmp_path / "run/rejected.jsonl")
-        places = [{str(value).rpartition(":")[2] for value in row.values()} for row in rejected]
-        assert ["4" in places[0], "5" in places[1], len(places)] == [True, True, 2]
+    bad = ['{"anchor": "a", "positive": "", "negative": "c"}', "{broken"]
+    data = write_rows(tmp_path / "mixed.jsonl", [*good[:3], *bad, *good[3:]])
+    run = [*training(files, tmp_path / "run"), "--data.format", "triple", "--max-steps", "1"]
+    done = command("angle-llm", "train", *run, "--data.path", str(data), code=2)
+    names(done.stdout + done.stderr, r"mixed\.jsonl:4\b", "positive")
+    assert not (tmp_path / "run").exists()
+    command("angle-llm", "data", "check", data, "--model", "none", "--fix", tmp_path / "cleaned", code=1)
+    command("angle-llm", "train", *run, "--data.path", tmp_path / "cleaned/mixed.jsonl")
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ def test_sts_prints_and_writes_the_correlations(model: str, files: Files, tmp_pa
 
 
 def test_sts_compares_two_models_pair_by_pair(model: str, files: Files, tmp_path: Path) -> None:
-    words = ["--tasks", files.pairs, "--resamples", "50"]
+    words = ["--tasks", files.pairs]
     command("python", "eval/sts.py", "--model", files.llama, *words, "--json", tmp_path / "base.json")
     shown = command("python", "eval/sts.py", "--model", model, *words, "--against", tmp_path / "base.json").stdout
     same = command("python", "eval/sts.py", "--model", files.llama, *words, "--against", files.llama).stdout
@@ -75,7 +75,7 @@ def test_sts_reads_a_folder_of_evaluation_sets(model: str, files: Files, tmp_pat
         path = tmp_path / f"{name}.tsv"
         path.parent.mkdir(exist_ok=True)
         path.write_text(Path(files.pairs).read_text())
-    shown = command("python", "eval/sts.py", "--model", model, "--data-dir", tmp_path, "--resamples", "20").stdout
+    shown = command("python", "eval/sts.py", "--model", model, "--data-dir", tmp_path).stdout
     names(shown, "STS12", "STS-?B", "SICK", "raw")
 
 
@@ -140,7 +140,7 @@ def test_transfer_classifies_frozen_vectors(model: str, tmp_path: Path) -> None:
     (tmp_path / "transfer").mkdir()
     rows = [f"{text}\t{n % 2}" for n, text in enumerate(f"{'A dog' if n % 2 else 'No cat'} {n}" for n in range(40))]
     (tmp_path / "transfer/cr.tsv").write_text("text\tlabel\n" + "\n".join(rows) + "\n")
-    words = ["--model", model, "--data-dir", tmp_path, "--tasks", "cr", "--folds", "2", "--json", tmp_path / "t.json"]
+    words = ["--model", model, "--data-dir", tmp_path, "--tasks", "cr", "--json", tmp_path / "t.json"]
     shown = command("python", "eval/transfer.py", *words).stdout
     names(shown, r"\bCR\b", r"\b100\.00\b", r"\b40\b")
     assert holds(tmp_path / "t.json", 100.0)

@@ -45,7 +45,7 @@ def test_every_merged_weight_is_base_plus_update(model: str, merged: str, files:
 
 
 def test_half_precision_is_rounded_once(model: str, merged: str, tmp_path: Path) -> None:
-    command("angle-llm", "merge", model, tmp_path / "half", "--dtype", "bfloat16", "--device", "cpu")
+    command("angle-llm", "merge", model, tmp_path / "half", "--dtype", "bfloat16")
     half, whole = load_file(tmp_path / "half/model.safetensors"), load_file(f"{merged}/model.safetensors")
     for name, tensor in half.items():
         np.testing.assert_array_equal(tensor.float().numpy(), whole[name].to(tensor.dtype).float().numpy())
@@ -62,12 +62,10 @@ def test_verify_ends_in_0_for_the_same_and_1_for_another_encoder(
         tmp_path / "report.json",
         "--pairs",
         files.pairs,
-        "--device",
-        "cpu",
     ]
     command("angle-llm", "verify", model, merged, *words)
     assert json.loads((tmp_path / "report.json").read_text())["holds"] is True
-    names(command("angle-llm", "verify", model, files.llama, "--device", "cpu", code=1).stdout, "not", "cos")
+    names(command("angle-llm", "verify", model, files.llama, code=1).stdout, "not", "cos")
 
 
 def test_verify_finds_one_wrong_weight(model: str, merged: str, tmp_path: Path) -> None:
@@ -76,14 +74,13 @@ def test_verify_finds_one_wrong_weight(model: str, merged: str, tmp_path: Path) 
     name = next(name for name in weights if name.endswith("q_proj.weight"))
     weights[name][0, 0] += 1e-3
     save_file(weights, wrong / "model.safetensors", metadata={"format": "pt"})
-    names(command("angle-llm", "verify", model, wrong, "--device", "cpu", code=1).stdout, name.replace(".", r"\."))
+    names(command("angle-llm", "verify", model, wrong, code=1).stdout, name.replace(".", r"\."))
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
     [
         ("merge {base} out", ["{base}"]),
-        ("merge {model} out --shard-gigabytes 0", ["--shard-gigabytes"]),
         ("merge nowhere out", ["nowhere"]),
         ("verify {model}", ["1|two"]),
         ("verify {model} nowhere", ["nowhere"]),
@@ -128,6 +125,6 @@ def test_push_dry_run_lists_files_and_card(merged: str, tmp_path: Path) -> None:
 
 def test_sentence_transformers_gives_the_same_vectors(model: str, tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers", reason="the extra `export` is not installed")
-    command("angle-llm", "export", model, tmp_path / "out", "--to", "sentence-transformers", "--device", "cpu")
+    command("angle-llm", "export", model, tmp_path / "out", "--to", "sentence-transformers")
     rows = library.SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(TEXTS)
     np.testing.assert_allclose(rows, SentenceEncoder.from_pretrained(model).encode(TEXTS), rtol=1e-3, atol=1e-4)

@@ -1,7 +1,5 @@
 """`TextBatch`: unique texts and the pairs between them."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -69,34 +67,11 @@ def test_batch_holds_the_pairs_of_its_examples(some: list[Example], data: st.Dat
 
 
 @pytest.mark.parametrize(
-    ("some", "texts", "left"),
-    [([PositivePair("a", "a")] * 2, ["a"], [0, 0]), ([], [], [])],
-)
-def test_repeated_pairs_and_no_pairs(some: list[Example], texts: list[str], left: list[int]) -> None:
-    batch = TextBatch.from_examples(some)
-    assert (batch.texts, batch.left.tolist(), batch.right.tolist()) == (texts, left, left)
-    assert batch.left.shape == batch.right.shape == batch.score.shape == (len(left),)
-
-
-def test_pairs_without_groups_are_examples_of_their_own() -> None:
-    batch = TextBatch(["a", "b"], torch.tensor([0, 1]), torch.tensor([1, 0]), torch.tensor([1.0, 0.0]))
-    assert batch.group.tolist() == [0, 1]
-    assert batch.teacher.isnan().tolist() == [True, True]
-    with pytest.raises(ValueError, match=r"group: expected torch\.int64 of shape \(P,\) with P = 2"):
-        TextBatch(batch.texts, batch.left, batch.right, batch.score, group=torch.tensor([0]))
-
-
-def test_other_types_are_not_examples() -> None:
-    with pytest.raises(TypeError, match="got dict"):
-        TextBatch.from_examples([{"text1": "a"}])  # type: ignore[list-item]
-
-
-@pytest.mark.parametrize(
     ("texts", "left", "right", "score", "reason"),
     [
         (["a", "a"], [0], [1], [1.0], "unique"),
-        (["a", "b"], [0], [2], [1.0], "right points outside the 2 texts"),
-        (["a", "b"], [-1], [1], [1.0], "left points outside the 2 texts"),
+        (["a", "b"], [0], [2], [1.0], "right: expected positions in the 2 texts"),
+        (["a", "b"], [-1], [1], [1.0], "left: expected positions in the 2 texts"),
         (["a", "b"], [0], [1], [1], r"score: expected torch\.float32"),
         (["a", "b"], [0], [1, 0], [1.0], r"right: expected torch\.int64 of shape \(P,\) with P = 1"),
     ],

@@ -1,7 +1,5 @@
 """Any damage to a file is reported: each row is read, or listed as bad, or the file is refused."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

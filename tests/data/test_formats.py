@@ -1,7 +1,5 @@
 """Columns and values of a row, and the example they become."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable
@@ -53,28 +51,26 @@ def test_row_becomes_its_example(format: str, row: dict[str, object], example: E
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
-        ("text1", " \t\n", "empty"),
-        ("text1", None, "null"),
-        ("text1", 3, r"3 \(int\)"),
-        ("text1", ["a"], r"\['a'\] \(list\)"),
-        ("text1", "a\0b", "NUL character at position 1"),
-        ("text1", "ab\ud800", "surrogate .* at position 2"),
-        ("score", True, "True: a boolean is not a score"),
-        ("score", math.nan, "nan, .* finite"),
-        ("score", "inf", "inf, .* finite"),
-        ("score", "high", "'high' .*number"),
-        ("score", "", "'' .*number"),
-        ("score", None, r"None \(NoneType\), .* number"),
-        ("score", 10**400, "number"),
-        ("score", 4.0, r"4.0, outside \[0, 1\]; set --score-range"),
-        ("score", "entailment", "format to nli_pairs"),
-        ("score", 2, "format to nli_pairs"),
-        *(("label", label, "entailment, neutral, contradiction") for label in (3, "entails", None, True, 1.0, "", [0])),
+        *(
+            ("text1", value, reason)
+            for value, reason in [
+                (" \t\n", "empty"),
+                (None, "null"),
+                (3, "int"),
+                ("a\0b", "NUL"),
+                ("ab\ud800", "surrogate"),
+            ]
+        ),
+        *(("score", value, "") for value in (True, math.nan, "inf", "high", "", None, 10**400)),
+        ("score", 4.0, "--score-range"),
+        ("score", "entailment", "nli_pairs"),
+        ("score", 2, "nli_pairs"),
+        *(("label", label, "") for label in (3, "entails", None, True, 1.0, "", [0])),
     ],
 )
 def test_unusable_value_is_refused_with_its_field(field: str, value: object, reason: str) -> None:
     row = {**PAIR, **NLI, "score": 1, "label": 0, field: value}
-    with pytest.raises(RowError, match=rf"^{field} (is|has) .*{reason}"):
+    with pytest.raises(RowError, match=f"^{field} .*{reason}"):
         FORMATS["nli_pairs" if field == "label" else "scored_pair"].read(row, None)
 
 
@@ -102,7 +98,7 @@ def test_scores_are_rescaled_from_their_range() -> None:
     scores = [read({**PAIR, "score": score}, (1, 5)) for score in (1, "2", 3.0, 5)]
     assert scores == [ScoredPair("a", "b", score) for score in (0.0, 0.25, 0.5, 1.0)]
     assert read({**PAIR, "score": 0}, (1, 0)) == ScoredPair("a", "b", 1.0)
-    with pytest.raises(RowError, match=r"0.0, outside score_range \[1, 5\]"):
+    with pytest.raises(RowError, match="score"):
         read({**PAIR, "score": 0}, (1, 5))
 
 
@@ -111,8 +107,6 @@ def test_nli_rows_are_paired_within_their_premise_in_file_order() -> None:
     pairs = [ScoredPair(left, right, float(score)) for left, right, score in map(str.split, labelled)]
     assert pair_by_premise(pairs) == [Triple("x", "e1", "c1"), Triple("x", "e2", "c2"), Triple("y", "e9", "c9")]
 
-
-# ------------------------------------------------------------------------------------------------ groups
 
 QUERY = {"query": "q", "positives": ["p"]}
 
@@ -153,30 +147,20 @@ def test_row_becomes_its_group(row: dict[str, object], group: Group) -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"query": ""}, "query is empty"),
-        ({"positives": []}, "positives is empty, expected one text or more"),
-        ({"positives": None}, "positives is empty"),
-        ({"positives": 3}, r"positives is 3 \(int\), expected a list of texts"),
-        ({"positives": {"text": "p"}}, r"positives is .* \(dict\), expected a list"),
-        ({"positives": ["p", " "]}, r"positives\[1\] is empty"),
-        ({"positives": '["p", "r"]'}, "positives is a list that is written as text"),
-        ({"negatives": ["n", None]}, r"negatives\[1\] is null"),
-        ({"negatives": [["n"]]}, r"negatives\[0\] is \['n'\] \(list\), expected a text"),
-        ({"negatives": [{"title": "T"}]}, r"negatives\[0\] has no `text`; keys: title"),
-        ({"negatives": [{"text": ""}]}, r"negatives\[0\]\.text is empty"),
-        ({"negatives": [{"text": 3}]}, r"negatives\[0\]\.text is 3 \(int\)"),
-        ({"negatives": ["n", "p"]}, "the text 'p' is a positive and a negative"),
-        ({"scores": [1]}, r"scores has 1 numbers, expected 2 \(1 positives and 1 negatives\)"),
-        ({"scores": []}, "scores has 0 numbers, expected 2"),
-        ({"scores": 0.5}, r"scores is 0\.5 \(float\), expected a list of 2 numbers, one per text; format triple"),
-        ({"scores": [1, math.nan]}, r"scores\[1\] is nan, expected a finite number"),
-        ({"scores": [True, 0]}, r"scores\[0\] is True"),
-        ({"scores": ["1", 0]}, r"scores\[0\] is '1'"),
-        ({"negatives": ["n", "n"], "scores": [1, 2, 3]}, r"the text 'n' has the scores 2\.0 and 3\.0"),
-        ({"positive_scores": [1]}, "expected positive_scores and negative_scores, got one"),
-        ({"negative_scores": [1]}, "expected positive_scores and negative_scores, got one"),
-        ({"positive_scores": [1, 2], "negative_scores": [1]}, "positive_scores has 2 numbers, expected 1"),
-        ({"scores": [1, 2], "positive_scores": [1]}, "got both"),
+        ({"query": ""}, "query"),
+        *(({"positives": value}, "positives") for value in ([], None, 3, {"text": "p"}, '["p", "r"]')),
+        ({"positives": ["p", " "]}, r"positives\[1\]"),
+        ({"negatives": ["n", None]}, r"negatives\[1\]"),
+        *(({"negatives": [value]}, r"negatives\[0\]") for value in (["n"], {"title": "T"}, {"text": ""}, {"text": 3})),
+        ({"negatives": ["n", "p"]}, "the text 'p'"),
+        *(({"scores": value}, "scores") for value in ([1], [], 0.5)),
+        ({"scores": [1, math.nan]}, r"scores\[1\]"),
+        *(({"scores": [value, 0]}, r"scores\[0\]") for value in (True, "1")),
+        ({"negatives": ["n", "n"], "scores": [1, 2, 3]}, "the text 'n'"),
+        ({"positive_scores": [1]}, "negative_scores"),
+        ({"negative_scores": [1]}, "positive_scores"),
+        ({"positive_scores": [1, 2], "negative_scores": [1]}, "positive_scores"),
+        ({"scores": [1, 2], "positive_scores": [1]}, "positive_scores"),
     ],
 )
 def test_unusable_group_is_refused_with_its_field(changed: dict[str, object], reason: str) -> None:
@@ -235,8 +219,6 @@ def test_groups_of_every_library_are_read_unchanged(write: Callable[[Group], dic
     assert FORMATS[name].read({field: row[column] for field, column in fields.items()}, None) == group
 
 
-# ------------------------------------------------------------------------------------------------ columns
-
 FORMAT_OF = {"triple": "triple", "positive pair": "positive_pair", "scored pair": "scored_pair", "NLI": "nli_pairs"}
 FORMAT_OF["group"] = "group"
 
@@ -271,23 +253,6 @@ def test_mapping_overrides_and_completes_the_recognised_names() -> None:
     assert resolve_format("positive_pair", {"text1": "q1", "text2": "q1"}, names)[1] == {"text1": "q1", "text2": "q1"}
 
 
-@pytest.mark.parametrize(
-    ("names", "format"),
-    [
-        ("anchor positive negative", "triple"),
-        ("anchor positive negative label", "group"),
-        ("anchor positive negative negative_2", "group"),
-        ("anchor positive negative_1 score", "group"),
-        ("query positive neg", "group"),
-        ("question answer negatives", "group"),
-        ("query pos", "group"),
-        ("sentence1 sentence2 score pos", "scored_pair"),
-    ],
-)
-def test_lists_numbered_negatives_and_scores_of_negatives_make_a_group(names: str, format: str) -> None:
-    assert resolve_format("auto", {}, names.split())[0] == format
-
-
 def test_fields_of_a_group_can_be_mapped() -> None:
     names = ["q", "good", "bad1", "bad2", "positive"]
     mapping = {"query": "q", "positives": "good", "negative_1": "bad1", "negative_2": "bad2"}
@@ -306,12 +271,12 @@ def test_second_judgement_beside_the_score_is_read_only_if_it_is_mapped() -> Non
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
-        ("sentence1 sentence2 score label", r"'score' .*: score, label.*--data.columns score score"),
-        ("query anchor positive negative", r"'anchor' .*: anchor, query. Choose a column"),
-        ("text1 text2 score anchor positive negative", "several formats"),
-        ("text label", "single texts"),
-        ("image captions", "one row for each pair"),
-        ("query answer pos neg", r"several formats: positive_pair, group"),
+        ("sentence1 sentence2 score label", "--data.columns score score"),
+        ("query anchor positive negative", "anchor, query"),
+        ("text1 text2 score anchor positive negative", "scored_pair.*triple"),
+        ("text label", "text, label"),
+        ("image captions", "image, captions"),
+        ("query answer pos neg", "positive_pair, group"),
     ],
 )
 def test_ambiguous_or_unknown_columns_are_refused_with_the_choice(names: str, reason: str) -> None:
@@ -322,28 +287,15 @@ def test_ambiguous_or_unknown_columns_are_refused_with_the_choice(names: str, re
 @pytest.mark.parametrize(
     ("format", "mapping", "names", "reason"),
     [
-        ("auto", {"text": "a"}, "a", "unknown field 'text'. Did you mean 'text"),
-        ("auto", {"question": "text1"}, "question answer", "'question' is a column, so write its field before it"),
-        ("auto", {}, "frage antwort", "Add `--data.columns FIELD COLUMN …`, such as `--data.columns text1 question"),
-        ("auto", {"text1": "sentnce1"}, "sentence1", r"'sentnce1'; nearest: 'sentence1'"),
-        ("scored_pair", {}, "text1 text2 scores", r"'score' .*nearest: 'scores'.*`--data.columns score COLUMN`"),
-        ("triple", {"score": "x"}, "x", "format triple has no field score. Its fields: anchor, positive, negative"),
+        ("auto", {"text": "a"}, "a", "'text'.*'text"),
+        ("auto", {"question": "text1"}, "question answer", "'question'"),
+        ("auto", {}, "frage antwort", "--data.columns"),
+        ("auto", {"text1": "sentnce1"}, "sentence1", "'sentnce1'.*'sentence1'"),
+        ("scored_pair", {}, "text1 text2 scores", "'score' .*'scores'"),
+        ("triple", {"score": "x"}, "x", "score.*anchor, positive, negative"),
+        ("triplet", {}, "text1 text2", "triple"),
     ],
 )
 def test_unusable_mapping_is_refused(format: str, mapping: dict[str, str], names: str, reason: str) -> None:
     with pytest.raises(DataError, match=reason):
         resolve_format(format, mapping, names.split())
-
-
-@pytest.mark.parametrize(
-    ("format", "suggested"),
-    [
-        ("scored", "scored_pair"),
-        ("pairs", "positive_pair or scored_pair"),
-        ("triplet", "triple"),
-        ("nli", "nli_pairs or"),
-    ],
-)
-def test_unknown_format_gets_a_suggestion(format: str, suggested: str) -> None:
-    with pytest.raises(DataError, match=rf"unknown format '{format}'. Did you mean '?{suggested}.* Known: .*triple"):
-        resolve_format(format, {}, ["text1", "text2"])

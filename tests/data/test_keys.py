@@ -1,10 +1,8 @@
 """Keys of texts: which texts count as equal."""
 
-from __future__ import annotations
-
 import pytest
 
-from angle_llm.data.keys import is_telling, key, near, pair_key, sound
+from angle_llm.data.keys import is_distinctive, key, normalized, pair_key, printable
 
 
 @pytest.mark.parametrize(
@@ -29,7 +27,7 @@ from angle_llm.data.keys import is_telling, key, near, pair_key, sound
     ],
 )
 def test_case_spacing_punctuation_and_forms_make_no_difference(left: str, right: str, equal: bool) -> None:
-    assert (near(left) == near(right)) == equal
+    assert (normalized(left) == normalized(right)) == equal
 
 
 def test_pair_has_one_key_in_both_orders_and_parts_do_not_join() -> None:
@@ -42,8 +40,8 @@ def test_pair_has_one_key_in_both_orders_and_parts_do_not_join() -> None:
     ("text", "telling"), [("yes", False), ("a man eats", False), ("a man eats soup", True), ("一个男人在吃面条", True)]
 )
 def test_short_texts_are_not_telling(text: str, telling: bool) -> None:
-    assert is_telling(near(text)) is telling
+    assert is_distinctive(normalized(text)) is telling
 
 
 def test_a_lone_surrogate_is_escaped() -> None:
-    assert sound("a\ud800") == "a\\ud800"
+    assert printable("a\ud800") == "a\\ud800"

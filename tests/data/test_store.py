@@ -4,23 +4,20 @@ import gzip
 import json
 import os
 import random
-import resource
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow
 import pytest
 from cases import one_in
-from pyarrow import parquet
 
-from angle_llm.config import DataSource
 from angle_llm.data import DataError, Example, Group, PositivePair, ScoredPair, Triple, store
 from angle_llm.data.examples import load_examples
-from angle_llm.data.store import StoredExamples, digest_of, open_store, write_store
-from angle_llm.settings_io import SettingsError
+from angle_llm.data.store import StoredExamples, digest_of, write_store
+from angle_llm.settings.rows import CommandSource
+from angle_llm.settings.train import DataSource
 
 ROWS = 10_000
 
@@ -35,12 +32,12 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataSource:
             names = ("anchor", "positive", "negative")
             row = {name: f"{name} {number} " + "ä" * generator.randrange(20) for name in names} | {"keep": number % 3}
             file.write(json.dumps(row | ({"negative": None} if number == 7 else {})) + "\n")
-    return DataSource(path=str(tmp_path / "rows.jsonl.gz"), where={"keep": 1}, on_bad_row="skip")
+    return CommandSource(path=str(tmp_path / "rows.jsonl.gz"), where={"keep": 1}, skips_bad_rows=True)
 
 
 @pytest.mark.parametrize("more", [{}, {"limit": 100}, {"shuffle_seed": 3}, {"shuffle_seed": 3, "limit": 100}])
 def test_store_equals_a_list(source: DataSource, more: dict[str, int], tmp_path: Path) -> None:
-    source = replace(source, **more)  # type: ignore[arg-type]
+    source = replace(source, **more)
     plain = load_examples(source)
     assert isinstance(plain.examples, list)
     for _ in ("cold", "warm"):
@@ -68,13 +65,8 @@ def test_warm_store_does_not_read_the_source(
 ) -> None:
     first = load_examples(source, tmp_path / "cache")
     monkeypatch.setattr("angle_llm.data.examples.open_examples", lambda _: pytest.fail("it was read again"))
-    other = replace(source, limit=10, max_bad_ratio=0.2)
+    other = replace(source, limit=10)
     assert list(load_examples(other, tmp_path / "cache").examples) == first.examples[:10]
-    for wrong, reason in (({"limit": -5}, "limit"), ({"max_bad_ratio": 7.0}, "max_bad_ratio")):
-        with pytest.raises(SettingsError, match=reason):
-            replace(source, **wrong)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match=r"1 of 10,000 rows are bad"):
-        load_examples(replace(source, max_bad_ratio=0), tmp_path / "cache")
 
 
 def test_changed_file_and_other_settings_are_read_again(source: DataSource, tmp_path: Path) -> None:
@@ -84,7 +76,7 @@ def test_changed_file_and_other_settings_are_read_again(source: DataSource, tmp_
     assert len(list((tmp_path / "cache" / "examples").iterdir())) == 2
     content = gzip.decompress(Path(source.path).read_bytes()).replace(b"anchor 1 ", b"anker 1 ")
     Path(source.path).write_bytes(gzip.compress(content))
-    anchors = [example.anchor for example in load_examples(source, tmp_path / "cache").examples]  # type: ignore[union-attr]
+    anchors = [example.anchor for example in load_examples(source, tmp_path / "cache").examples]
     assert any("anker 1 " in anchor for anchor in anchors)
 
 
@@ -103,46 +95,6 @@ def test_damaged_store_is_written_again(name: str, damage: str, source: DataSour
     assert name != "account.json" or path.read_bytes() == content
 
 
-@pytest.mark.parametrize("other", [{"rows_out": 3}, {"rejected": None}, {"rejected": [["file", 7]]}], ids=str)
-def test_report_with_other_fields_is_written_again(
-    other: dict[str, object], source: DataSource, tmp_path: Path
-) -> None:
-    expected = load_examples(source, tmp_path / "cache")
-    (path,) = (tmp_path / "cache").glob("examples/*/account.json")
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps(content | {"account": content["account"] | other}))
-    assert load_examples(source, tmp_path / "cache").report == expected.report
-    assert json.loads(path.read_text()) == content
-
-
-def test_undamaged_store_that_the_system_cannot_open_is_kept(source: DataSource, tmp_path: Path) -> None:
-    examples = list(load_examples(source, tmp_path / "cache").examples)
-    (folder,) = (tmp_path / "cache" / "examples").iterdir()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-    try:
-        with pytest.raises(DataError, match=r"cannot be opened: .*Too many open files"):
-            open_store(folder)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert list(open_store(folder) or []) == examples
-
-
-@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="limits the file size in place of a full disk")
-def test_full_disk_is_an_error_and_leaves_no_files(tmp_path: Path) -> None:
-    """In a separate process that can write files of 200 kB."""
-    code = (
-        "import resource, signal, sys; from pathlib import Path; from angle_llm.data import PositivePair\n"
-        "from angle_llm.data.store import write_store; import pyarrow\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))\n"
-        "write_store(Path(sys.argv[1]) / 'store', (PositivePair(f'{n} a text', 'b') for n in range(20_000)), dict)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
-    assert "ANGLE_LLM_CACHE" in done.stderr.splitlines()[-1]
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_incomplete_folders_of_killed_processes_are_removed_after_a_day(source: DataSource, tmp_path: Path) -> None:
     place = tmp_path / "cache" / "examples"
     for name, age in ((".old.1.tmp", 2 * 86_400), (".new.2.tmp", 60)):
@@ -156,7 +108,7 @@ def test_unreadable_source_leaves_no_files(source: DataSource, tmp_path: Path) -
     with pytest.raises(DataError, match=r"rows\.jsonl\.gz:8"):
         load_examples(DataSource(path=source.path), tmp_path / "cache")
     Path(source.path).write_bytes(Path(source.path).read_bytes()[:-200])
-    with pytest.raises(DataError, match="truncated"):
+    with pytest.raises(DataError, match=r"rows\.jsonl\.gz"):
         load_examples(source, tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("examples/*"))
 
@@ -177,33 +129,11 @@ def test_all_types_of_examples_are_stored_exactly(examples: list[Example], tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
-def test_nli_triples_are_stored(source: DataSource, tmp_path: Path) -> None:
-    rows = [
-        json.dumps({"premise": f"premise {number} " + "x" * 100, "hypothesis": f"{label} {number}", "label": label})
-        for number in range(1_000)
-        for label in ("entailment", "contradiction")
-    ]
-    (tmp_path / "nli.jsonl").write_text("\n".join(rows))
-    nli = DataSource(path=str(tmp_path / "nli.jsonl"), format="nli_triples")
-    stored = load_examples(nli, tmp_path / "cache")
-    assert isinstance(stored.examples, StoredExamples)
-    assert list(stored.examples) == load_examples(nli).examples
-    assert stored.report.rows_used == 2_000
-
-
-@pytest.mark.parametrize(
-    "kind", ["jsonl", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("csv", "parquet"))]
-)
-def test_large_file_is_read_in_little_memory(kind: str, tmp_path: Path) -> None:
+def test_large_file_is_read_in_little_memory(tmp_path: Path) -> None:
     """60 MB of rows; lists of them take several times that. Measured in a separate process."""
-    path = tmp_path / f"rows.{kind}"
-    rows = [{"query": f"{n} " + "x" * 150, "answer": f"{n} " + "y" * 150} for n in range(200_000)]
-    if kind == "parquet":
-        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    elif kind == "csv":
-        path.write_text("query,answer\n" + "".join(f"{row['query']},{row['answer']}\n" for row in rows))
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = tmp_path / "rows.jsonl"
+    rows = ({"query": f"{n} " + "x" * 150, "answer": f"{n} " + "y" * 150} for n in range(200_000))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     code = (
         "import resource, sys; from pathlib import Path; from angle_llm.data import store\n"
         "from angle_llm.data.examples import DataSource, load_examples\n"

@@ -1,7 +1,6 @@
 """`eval/speed.py` with angle_llm alone: the work of its worker, the watched processes, the report."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,12 @@ import pytest
 import speed
 import torch
 from report import draw_speed
-from speed_peers import processes, worker_ours
+from speed_peers import worker_ours
 from speed_peers.comparison import PeerComparison
-from speed_peers.job import Job, adapter_key, load_start
-from speed_peers.processes import GIB, OURS, Run, run_worker, watched, worker_environment
-from tiny import save_tiny_base, tiny_encoder
+from speed_peers.job import Job
+from speed_peers.processes import GIB, OURS, Run, watched
+from tiny import save_tiny_base
 
-EVAL = Path(__file__).parents[2] / "eval"
 TEMPLATE = 'Summarize sentence "{text}" in one word:"'
 TRIPLES = [
     ["A man eats.", "Someone eats.", "Nobody eats."],
@@ -67,44 +65,6 @@ def test_the_first_loss_is_the_cross_entropy_over_all_positives_and_negatives(jo
     assert cached == pytest.approx([before, after], abs=1e-4)
 
 
-def test_all_libraries_start_with_the_same_adapter(job: dict[str, Any]) -> None:
-    for prefix in ("0.model.", "backbone.base_model.model."):
-        assert adapter_key(f"{prefix}layers.0.mlp.lora_A.default.weight") == "layers.0.mlp.lora_A.weight"
-    with pytest.raises(ValueError, match="another model or rank"):
-        load_start(tiny_encoder("llama").model, job["adapter"])
-    with pytest.raises(ValueError, match="does not have"):
-        load_start(tiny_encoder("llama").model.requires_grad_(False), job["adapter"])
-
-
-def test_workers_of_other_libraries_do_not_import_angle_llm() -> None:
-    sources = {name: (EVAL / f"speed_peers/{name}.py").read_text() for name in [*processes.WORKERS.values(), "job"]}
-    assert [name for name, source in sources.items() if "import angle_llm" in source or "from angle_llm" in source] == [
-        "worker_ours"
-    ]
-    assert set(processes.WORKERS) == {OURS, *processes.REQUIREMENTS}
-    expected = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "3"}
-    assert worker_environment(3).items() >= expected.items()
-
-
-@pytest.mark.slow
-def test_workers_are_processes_whose_vectors_are_compared(job: dict[str, Any], tmp_path: Path) -> None:
-    encode = job | {"kind": "encode", "texts": ["A man eats.", "word " * 60, "A man eats."]}
-    run = run_worker(OURS, Path(sys.executable), encode, tmp_path, tmp_path, max_gib=20)
-    assert run.problem is None
-    assert (run.seconds or 0) > 0
-    assert run.peak_bytes > 50 * 2**20
-    assert run.facts == {"texts": 3, "unique_texts": 2, "too_long": 1}
-    assert "torch" in run.packages
-    rows = np.load(tmp_path / OURS / "rows.npy")
-    np.testing.assert_allclose(rows, worker_ours.open_encoder(Job(**job)).encode(encode["texts"]), rtol=1e-5, atol=1e-6)
-    assert processes.smallest_cosine(rows, 3 * rows) == pytest.approx(1)
-    assert processes.smallest_cosine(rows, -rows) == pytest.approx(-1)
-    with pytest.raises(ValueError, match="shape"):
-        processes.smallest_cosine(rows, rows[:1])
-    missing = run_worker("angle-emb", Path(sys.executable), encode, tmp_path, tmp_path, max_gib=20)
-    assert "No module named 'angle_emb'" in str(missing.problem)
-
-
 def python(tmp_path: Path, code: str, limit: int = 20 * GIB) -> tuple[int, Run]:
     return watched([sys.executable, "-c", code], {}, limit, tmp_path / "log")
 
@@ -116,24 +76,6 @@ def test_a_process_over_the_limit_is_killed(tmp_path: Path) -> None:
     assert 150 * 2**20 < run.peak_bytes < GIB
     code, run = python(tmp_path, "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)")
     assert (code, run.problem, set((tmp_path / "log").read_text().split())) == (3, None, {"out", "err"})
-
-
-def test_cpu_use_of_other_programs_is_reported(tmp_path: Path) -> None:
-    busy = "import time\nend = time.monotonic() + 1.5\nwhile time.monotonic() < end: pass"
-    other = subprocess.Popen([sys.executable, "-c", busy])
-    assert python(tmp_path, "import time; time.sleep(1)")[1].other_cores > 0.3
-    other.wait()
-
-
-@pytest.mark.slow  # creates a virtual environment
-def test_an_environment_is_created_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")  # a real environment; the packages to install are missing
-    monkeypatch.setattr(processes, "TORCH", "torch==0.0.0")
-    with pytest.raises(RuntimeError, match=r"(?s)torch==0\.0\.0.*--peers sentence-transformers"):
-        processes.ensure_environment("angle-emb", tmp_path)
-    folder = tmp_path / "environments/angle-emb"
-    (folder / "installed.json").write_text(json.dumps(processes.REQUIREMENTS["angle-emb"]))
-    assert processes.ensure_environment("angle-emb", tmp_path).is_relative_to(folder)
 
 
 def comparison() -> PeerComparison:
@@ -155,10 +97,10 @@ def test_the_report_has_ratios_losses_and_warnings(tmp_path: Path) -> None:
     text = " ".join(comparison().report().split())
     for note in (
         # Ratios are taken repetition by repetition: 8/2, 5/1, 12/4.
-        "angle-emb 8.00 s, 2.00 per s, 2.00 GiB, 4.00 times ours, least 3.00, most 5.00, cosine 0.700000",
+        "angle-emb 8.00 s, 2.00 per s, 2.00 GiB, 4.00 times angle_llm, least 3.00, most 5.00, cosine 0.700000",
         "angle_llm losses 1.500000, 1.250000",
         "sentence-transformers: killed at 20.0 GiB",
-        "NOT THE SAME WORK: the first loss of angle-emb is 3.3500, ours 1.5000.",
+        "NOT THE SAME WORK: the first loss of angle-emb is 3.3500, of angle_llm 1.5000.",
         "NOT THE SAME WORK: a vector of angle-emb has cosine 0.7000",
         "DISTURBED: other programs used up to 1.0 cores while angle-emb ran",
         "48 texts, 40 of them unique.",
@@ -174,28 +116,6 @@ def test_the_report_has_ratios_losses_and_warnings(tmp_path: Path) -> None:
     pytest.importorskip("pandas")
     draw_speed(content, tmp_path / "speed.png")
     assert (tmp_path / "speed.png").stat().st_size > 1000
-
-
-def test_data_and_refusals_that_name_the_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for wrong, flag in (
-        ({"steps": 0}, "--steps"),
-        ({"batch": ()}, "--batch"),
-        ({"texts": Path("a"), "data_dir": Path("b")}, "--texts"),
-    ):
-        with pytest.raises(ValueError, match=flag):
-            speed.SpeedSettings(**wrong)
-    (tmp_path / "texts.txt").write_text("one\ntwo\n\none\n")
-    assert speed.read_texts(speed.SpeedSettings(texts=tmp_path / "texts.txt", limit_texts=3)) == ["one", "two", "one"]
-    (tmp_path / "sts").mkdir()
-    (tmp_path / "sts/sts12.test.tsv").write_text("sentence1\tsentence2\tscore\nb\ta\t1\nc\ta\t2\n")
-    assert speed.read_texts(speed.SpeedSettings(data_dir=tmp_path)) == ["b", "a", "c", "a"]
-    rows = [dict(zip(("anchor", "positive", "negative"), triple, strict=True)) for triple in TRIPLES]
-    (tmp_path / "few.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    with pytest.raises(ValueError, match=r"--data.*4 triples.*need 8"):
-        speed.read_triples(speed.SpeedSettings(data=str(tmp_path / "few.jsonl"), batch=(1, 4), steps=2))
-    monkeypatch.setattr(speed.os, "getloadavg", lambda: (3.0, 0.0, 0.0))
-    with pytest.raises(RuntimeError, match="--max-load"):
-        speed.wait_until_quiet(0.5, patience=0)
 
 
 @pytest.mark.slow  # eight processes

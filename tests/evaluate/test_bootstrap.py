@@ -1,7 +1,5 @@
 """Bootstrap: resamples equal scipy on the drawn items, coverage of intervals, false positive rate of comparisons."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -49,16 +47,6 @@ def test_interval_of_a_mean_equals_that_of_means_of_drawn_items() -> None:
     assert vars(found) == pytest.approx(vars(percentile_interval(means)), abs=1e-13)
 
 
-def test_resamples_depend_only_on_seed_and_stream() -> None:
-    rng = np.random.default_rng(0)
-    gold, scores, other = rng.standard_normal((3, 60))
-    alone = resampled_spearman([scores], gold, resamples=50, seed=3, stream="a")[0]
-
-    np.testing.assert_array_equal(alone, resampled_spearman([other, scores], gold, resamples=50, seed=3, stream="a")[1])
-    for seed, stream in ((4, "a"), (3, "b")):
-        assert (alone != resampled_spearman([scores], gold, resamples=50, seed=seed, stream=stream)[0]).any()
-
-
 def correlated(seed: int) -> float:
     """Coverage of one interval of Spearman: normal pairs of correlation ρ have a rank correlation of 6/π · asin(ρ/2)."""
     x, noise = np.random.default_rng(seed).standard_normal((2, 200))
@@ -98,18 +86,6 @@ def test_interval_is_the_middle_95_percent_and_p_value_twice_the_share_beyond_ze
     assert two_sided_p([-1.0, 1.0]) == 1
 
 
-@pytest.mark.parametrize(
-    ("values", "settings", "named"),
-    [([], {}, "0 items"), ([1], {"resamples": 0}, "0 resamples"), ([1], {"seed": -1}, "-1")],
-)
-def test_invalid_settings_are_refused(values: list[float], settings: dict[str, int], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        mean_interval(values, **settings)
-
-
-# ------------------------------------------------------------------------------------------------ two models
-
-
 def models(seed: int, pairs: int, noise: tuple[float, float], shared: float = 0.0) -> tuple[PairScores, PairScores]:
     """Scores of two models: gold plus independent noise and `shared` noise."""
     rng = np.random.default_rng(seed)
@@ -136,16 +112,6 @@ def test_p_values_of_equally_good_models_are_uniform(shared: float) -> None:
         assert np.mean(np.array(p_values) <= level) == pytest.approx(level, abs=tolerance)
 
 
-def test_p_values_of_the_average_are_uniform() -> None:
-    p_values = []
-    for seed in range(150):
-        tasks = {name: models(seed + 1000 * i, 80, (1.0, 1.0)) for i, name in enumerate(("sts12", "stsb", "sickr"))}
-        ours, theirs = ({name: pair[side] for name, pair in tasks.items()} for side in (0, 1))
-        [*_, average] = differences(compare(ours, theirs, resamples=150, seed=seed))
-        p_values.append(average.p_value)
-    assert np.mean(np.array(p_values) <= 0.05) == pytest.approx(0.05, abs=0.062)  # 3.5 standard errors of 150 tries
-
-
 def test_paired_interval_is_shorter_than_that_of_one_model() -> None:
     better, worse = models(0, 1000, noise=(0.5, 1.1), shared=2.0)
     one = compare({"stsb": better}, {"stsb": worse}).tasks["stsb"]
@@ -160,19 +126,6 @@ def test_paired_interval_is_shorter_than_that_of_one_model() -> None:
     assert one.interval.high - one.interval.low < 0.7 * (alone.high - alone.low)
 
 
-def test_exchanging_the_models_changes_only_the_sign_and_equal_ones_differ_by_0() -> None:
-    one, two = models(1, 200, (1.0, 1.2))
-    doubled = PairScores(2 * one.cosine, one.gold)  # the same ranks
-    for same in differences(compare({"stsb": one}, {"stsb": doubled})):
-        assert (same.difference, same.interval, same.p_value) == (0, Interval(0, 0), 1)
-    there, back = compare({"sts12": one}, {"sts12": two}), compare({"sts12": two}, {"sts12": one})
-    for forth, reverse in zip(differences(there), differences(back), strict=True):
-        assert forth.difference == -reverse.difference
-        assert forth.p_value == reverse.p_value
-        assert forth.interval.low == pytest.approx(-reverse.interval.high, abs=1e-12)  # percentiles interpolate
-        assert forth.interval.high == pytest.approx(-reverse.interval.low, abs=1e-12)
-
-
 def test_average_is_over_common_published_tasks() -> None:
     ours, theirs = {}, {}
     for seed, name in enumerate(("sts12", "stsb", "mine")):
@@ -185,7 +138,6 @@ def test_average_is_over_common_published_tasks() -> None:
     assert comparison.averaged == ("sts12", "stsb")
     assert comparison.left_out == ("sickr", "sts16")
     average, tasks = comparison.average, comparison.tasks
-    assert average is not None
     assert average.pairs == 600
     assert average.difference == pytest.approx((tasks["sts12"].difference + tasks["stsb"].difference) / 2)
     lengths = [one.interval.high - one.interval.low for one in (average, tasks["sts12"], tasks["stsb"])]
@@ -202,7 +154,6 @@ def test_undefined_correlation_gives_nan_differences() -> None:
         assert (there.spearman, back.spearman) == pytest.approx((back.other, there.other), nan_ok=True)
     assert not math.isnan(exchanged.tasks["stsb"].other)
     for difference in (comparison.tasks["stsb"], comparison.average):
-        assert difference is not None
         for number in (difference.other, difference.difference, difference.interval.low, difference.p_value):
             assert math.isnan(number)
     assert not math.isnan(comparison.tasks["sickr"].p_value)

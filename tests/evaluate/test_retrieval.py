@@ -1,10 +1,7 @@
 """Retrieval: ranks equal a plain sort, pessimistic ties, metrics, files, command."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +14,15 @@ from hypothesis import given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 
-from angle_llm.evaluate import ranks
-from angle_llm.evaluate.encoding import Used
-from angle_llm.evaluate.ranks import answer_ranks, query_metrics
-from angle_llm.evaluate.retrieval import RetrievalSettings, evaluate_retrieval, retrieval_main
-from angle_llm.evaluate.retrieval_report import retrieval_report
-from angle_llm.evaluate.retrieval_tasks import groups_task, read_beir, read_flickr30k, read_groups
-from angle_llm.evaluate.sts import evaluate
-from angle_llm.evaluate.sts_tasks import StsPair, StsTask
+from angle_llm.evaluate import retrieval as ranks
+from angle_llm.evaluate.retrieval import (
+    RetrievalSettings,
+    answer_ranks,
+    evaluate_retrieval,
+    query_metrics,
+    retrieval_main,
+)
+from angle_llm.evaluate.retrieval_tasks import read_beir, read_groups
 from angle_llm.evaluate.transfer import TransferSettings, transfer_main
 from angle_llm.export.push import _read_scores
 from angle_llm.prompts import PromptTemplate, Side, SidePrompts
@@ -87,11 +85,20 @@ def test_metrics_equal_values_by_hand() -> None:
     assert metrics["nDCG@10"] == pytest.approx([1, second_and_fifth / best_of_two, 0, graded])
 
 
-def test_strict_accuracy_needs_exactly_the_texts_of_the_group() -> None:
+def write_jsonl(path: Path, *rows: object) -> Path:
+    return write(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_groups(path: Path, *groups: list[str]) -> Path:
+    return write_jsonl(path, *({"texts": group} for group in groups))
+
+
+def test_strict_accuracy_needs_exactly_the_texts_of_the_group(tmp_path: Path) -> None:
     """The second group's query finds one of its texts only after a text of the first."""
     calls: list[list[str]] = []
     groups = [["a b c", "a b", "a c"], ["x y", "x y z", "b d"]]
-    task = evaluate_retrieval(recorded(hashed_words, calls), [groups_task(groups, "mine")]).tasks["mine"]
+    read = read_groups(write_groups(tmp_path / "mine.jsonl", *groups))
+    task = evaluate_retrieval(recorded(hashed_words, calls), [read]).tasks["mine"]
     assert [sorted(texts) for texts in calls] == [sorted(text for group in groups for text in group)]
     assert (task.queries, task.candidates, task.answers) == (2, 6, 4)
     strict, rank = task.metrics["strict"], task.metrics["MRR"]
@@ -99,13 +106,9 @@ def test_strict_accuracy_needs_exactly_the_texts_of_the_group() -> None:
     assert 0 <= strict.interval.low <= 50 <= strict.interval.high <= 100
 
 
-def test_the_query_is_skipped_but_its_copy_in_another_group_is_not() -> None:
-    task = groups_task([["a b", "a b c"], ["a b", "d"]], "mine")
+def test_the_query_is_skipped_but_its_copy_in_another_group_is_not(tmp_path: Path) -> None:
+    task = read_groups(write_groups(tmp_path / "mine.jsonl", ["a b", "a b c"], ["a b", "d"]))
     assert evaluate_retrieval(hashed_words, [task]).tasks["mine"].ranks == ((2,), (3,))
-
-
-def write_jsonl(path: Path, *rows: object) -> Path:
-    return write(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def test_groups_are_read_from_a_column_of_lists(tmp_path: Path) -> None:
@@ -120,8 +123,8 @@ def test_groups_are_read_from_a_column_of_lists(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"other": ["a", "b"]}, r"g\.jsonl:1.*captions.*other.*--column"),
-        ({"texts": "a b"}, r"g\.jsonl:1.*texts.*'a b'"),
+        ({"other": ["a", "b"]}, r"g\.jsonl:1.*--column"),
+        ({"texts": "a b"}, r"g\.jsonl:1.*texts"),
         ({"texts": ["a", " "]}, r"g\.jsonl:1"),
         ({"texts": ["a"]}, r"g\.jsonl"),
     ],
@@ -161,11 +164,9 @@ def test_one_corpus_has_several_files_of_judgements(tmp_path: Path) -> None:
     folder = beir_folder(tmp_path / "mini", "q\td1\t2", split="titles.valid")
     for source in (f"{folder}@titles.valid", folder / "qrels/titles.valid.tsv"):
         assert (read_beir(source).name, read_beir(source).queries) == ("mini@titles.valid", ("T a",))
-    for source in (folder, f"{folder}@test"):
-        with pytest.raises(FileNotFoundError, match=r"qrels/test\.tsv; found titles\.valid.*mini@titles\.valid"):
+    for source in (folder, f"{folder}@test", tmp_path / "nowhere"):
+        with pytest.raises(FileNotFoundError, match=r"test\.tsv|nowhere"):
             read_beir(source)
-    with pytest.raises(FileNotFoundError, match=r"nowhere.*corpus\.jsonl"):
-        read_beir(tmp_path / "nowhere")
 
 
 def test_the_own_document_of_a_query_is_skipped_unless_it_is_its_answer(tmp_path: Path) -> None:
@@ -259,33 +260,22 @@ def test_the_comparison_is_paired_and_of_a_file_or_a_model(tmp_path: Path, capsy
     assert one["value"] == content["tasks"]["beir"]["metrics"]["R@1"]["value"] == 100
     assert one["difference"] == pytest.approx(one["value"] - one["other"])
     assert one["interval"]["low"] <= one["difference"] <= one["interval"]["high"]
-    assert "truncate texts at 77 and 11 tokens" in printed
     table = rows_of(printed)
-    assert table["beir"] == ["words", "95 %", "worse", "difference", "95 %", "p"]
-    assert [(table[name][0], table[name][2]) for name in ("prompt", "pooling", "tokens")] == [
-        ("plain", "plain"),
-        ("sum", "sum"),
-        ("77", "11"),
-    ]
-    for name, change in (("corpus", {"_id": "more", "text": "more"}), ("queries", {"_id": "q1", "text": "w1 w4"})):
-        before = (tmp_path / f"beir/{name}.jsonl").read_text()
-        rows = [json.loads(row) for row in before.splitlines() if json.loads(row)["_id"] != change["_id"]]
-        write_jsonl(tmp_path / f"beir/{name}.jsonl", *rows, change)
-        with pytest.raises(ValueError, match=r"--against: worse.*other queries, candidates.*'beir'"):
-            run("--model", "words", "--against", tmp_path / "worse.json")
-        (tmp_path / f"beir/{name}.jsonl").write_text(before)
+    assert [table["tokens"][column] for column in (0, 2)] == ["77", "11"]
+    queries = (tmp_path / "beir/queries.jsonl").read_text().splitlines()[:-1]
+    write_jsonl(tmp_path / "beir/queries.jsonl", *map(json.loads, queries), {"_id": "q11", "text": "w1 w4"})
+    with pytest.raises(ValueError, match="--against"):
+        run("--model", "words", "--against", tmp_path / "worse.json")
     pairs = write(tmp_path / "pairs.csv", "question,answer\na,b\n")
     other: Any = parsed(RetrievalSettings, "--model", "words", "--pairs", pairs, "--against", tmp_path / "worse.json")
-    with pytest.raises(ValueError, match=r"evaluated on beir, not on pairs"):
+    with pytest.raises(ValueError, match="beir"):
         retrieval_main(other, opened)
-    with pytest.raises(ValueError, match=r"is a file; .*--pairs .*pairs\.csv"):
-        read_beir(pairs)
     write(tmp_path / "nothing.json", "{}")
     with pytest.raises(ValueError, match=r"--against: .*nothing\.json"):
         run("--model", "words", "--against", tmp_path / "nothing.json")
 
 
-def test_questions_are_searched_among_the_answers_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_questions_are_searched_among_the_answers_of_a_file(tmp_path: Path) -> None:
     rows = [
         "Question,Answer",
         "red car,the car",
@@ -305,19 +295,10 @@ def test_questions_are_searched_among_the_answers_of_a_file(tmp_path: Path, caps
     assert task.itself == (None, None, None, 4)
     result = retrieval_main(settings, lambda path, /, **options: Words()).tasks["held"]
     assert result.ranks[:3] == ((1,), (1,), (1, 2))
-    assert "| 4 queries" not in capsys.readouterr().out
     with pytest.raises(ValueError, match="--corpus"):
         RetrievalSettings(model="m", corpus=corpus)
-    for wrong, message in (
-        ({"resamples": -1}, "resamples: .*got -1"),
-        ({"seed": -1}, "seed: .*got -1"),
-        ({"where": {"lang": "en"}}, "--where belongs to --pairs"),
-        ({"resamples": 0, "against": "m"}, "--against.*--resamples"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            RetrievalSettings(model="m", **wrong)  # type: ignore[arg-type]
-    retrieval_main(replace(settings, resamples=0), lambda path, /, **options: Words())
-    assert re.search(r"\| R@1 +\| +[\d.]+ \| +– \|", capsys.readouterr().out), "no interval"
+    with pytest.raises(ValueError, match="--format belongs to --pairs"):
+        RetrievalSettings(model="m", format="triple")
     other = write(tmp_path / "other/held.csv", held_out.read_text())
     (tmp_path / "deep").mkdir()
     folder = beir_folder(tmp_path / "deep/held", "q\td1\t2")
@@ -356,7 +337,7 @@ def test_known_answers_of_minilm(data_dir: Path) -> None:
 
 
 def test_two_prompts_encode_queries_and_documents(tmp_path: Path) -> None:
-    """Also in STS; other evaluations refuse them. The vector of a text depends on its side."""
+    """Other evaluations refuse them. The vector of a text depends on its side."""
     prompts = SidePrompts(PromptTemplate("q", "ask {text}"), PromptTemplate("d", "tell {text}"))
     calls: list[tuple[str, list[str]]] = []
 
@@ -368,7 +349,7 @@ def test_two_prompts_encode_queries_and_documents(tmp_path: Path) -> None:
 
             one = Words()
             one.side, one.prompt = side, prompts.of(side)
-            one.encode = encode  # type: ignore[method-assign]
+            one.encode = encode
             return one
 
     TwoSides.prompts = prompts
@@ -380,45 +361,12 @@ def test_two_prompts_encode_queries_and_documents(tmp_path: Path) -> None:
     assert calls == [("query", ["a b", "c"]), ("document", ["b", "a b"])]
     assert task.ranks == ((1,), (2,)), "the first query itself, as a document, is skipped"
     assert set(json.loads((tmp_path / "out.json").read_text())["encoder"]["prompt"]) == {"query", "document"}
-    calls.clear()
-    scored = StsTask("t", "t", "file", "", (StsPair("a", "b", 0), StsPair("b", "b", 1)))
-    seen: list[list[str]] = []
-    sts = evaluate(hashed_words, [scored], encode_document=recorded(hashed_words, seen))
-    assert seen == [["b"]]
-    assert sts.texts == 3
     transfer = TransferSettings(model="m", data_dir=tmp_path, tasks=("cr",))
     write(tmp_path / "transfer/cr.tsv", "text\tlabel\n" + "".join(f"text {n}\t{n % 2}\n" for n in range(20)))
-    with pytest.raises(ValueError, match=r"--as: .*prompts q .queries. and d .documents"):
+    with pytest.raises(ValueError, match="--as"):
         transfer_main(transfer, lambda path, /, **options: TwoSides())
     calls.clear()
     retrieval_main(replace(settings, side="document"), lambda path, /, **options: TwoSides())
     assert calls == [("document", ["a b", "c", "b"])]
     content = json.loads((tmp_path / "out.json").read_text())
     assert (content["encoder"]["prompt"]["name"], content["settings"]["side"]) == ("d", "document")
-
-
-def test_the_command_reads_every_file_of_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = ({"texts": ["a b", "a c"]}, {"texts": ["x", "x y"]})
-    files = [write_jsonl(tmp_path / f"{name}.jsonl", *rows) for name in ("flickr", "mine")]
-    out = ["--json", tmp_path / "out.json"]
-    settings: Any = parsed(RetrievalSettings, "--model", "some/model", "--groups", *files, *out)
-    retrieval_main(settings, lambda path, /, **options: Words())
-    printed = capsys.readouterr().out
-    assert "| mine " in printed
-    assert "12.9" not in printed
-    content = json.loads((tmp_path / "out.json").read_text())
-    assert content["tasks"]["mine"]["ranks"] == [[1], [1]]
-    assert content["encoder"]["max_length"] == 77
-    with pytest.raises(ValueError, match="got none"):
-        evaluate_retrieval(hashed_words, [])
-    with pytest.raises(ValueError, match=r"--data-dir"):
-        retrieval_main(RetrievalSettings(model="m"), lambda path, /, **options: Words())
-
-
-def test_flickr30k_report_has_published_scores(data_dir: Path) -> None:
-    task = read_flickr30k(data_dir)
-    assert (len(task.queries), len(task.candidates)) == (1000, 5000)
-    assert all(len(answers) == 4 for answers in task.relevant)
-    used = Used({"name": "plain"}, "sum", 77)
-    report = retrieval_report(evaluate_retrieval(hashed_words, [task], resamples=10), "m", used)
-    assert all(published in report for published in ("12.9", "10.4", "5.2"))

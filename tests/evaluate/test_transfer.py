@@ -1,7 +1,5 @@
 """Transfer tasks: SentEval's protocols, repeated texts, samples, report and command."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Sequence
@@ -12,13 +10,20 @@ import numpy as np
 import pytest
 from evaluate_samples import Words, parsed, write
 
-from angle_llm.evaluate.transfer import TransferSettings, evaluate_transfer, transfer_main, transfer_report
-from angle_llm.evaluate.transfer_classifiers import Fitter, Part, run_protocol
+from angle_llm.evaluate.transfer import (
+    Fitter,
+    Part,
+    TransferSettings,
+    evaluate_transfer,
+    run_protocol,
+    transfer_main,
+    transfer_report,
+)
 from angle_llm.evaluate.transfer_tasks import (
     LabelledText,
     Split,
     TransferTask,
-    prepared,
+    prepare_task,
     repeated_examples,
     without_repeated,
 )
@@ -48,7 +53,7 @@ def noisy_task(name: str = "mr", size: int = 80) -> TransferTask:
 
 
 def split_task(train: Sequence[LabelledText], test: Sequence[LabelledText], **more: object) -> TransferTask:
-    return TransferTask("trec", "TREC", "train_test", {"train": tuple(train), "test": tuple(test)}, "here", **more)  # type: ignore[arg-type]
+    return TransferTask("trec", "TREC", "train_test", {"train": tuple(train), "test": tuple(test)}, "here", **more)
 
 
 def as_sentevals_inner_folds(part: Part, folds: int, seed: int) -> list[float]:
@@ -102,7 +107,7 @@ def test_test_labels_change_only_the_accuracy() -> None:
     flipped = parts["test"][0], np.where(parts["test"][1] == "1", "0", "1")
     for protocol, splits in (("train_test", ("train", "test")), ("train_dev_test", ("train", "dev", "test"))):
         one, other = (
-            run_protocol(protocol, {split: {**parts, "test": test}[split] for split in splits}, 5, 0)  # type: ignore[arg-type, index]
+            run_protocol(protocol, {split: {**parts, "test": test}[split] for split in splits}, 5, 0)
             for test in (parts["test"], flipped)
         )
         assert one.chosen == other.chosen
@@ -118,10 +123,7 @@ def test_classes_that_depend_on_words_are_learned() -> None:
     assert task.accuracy > 75  # 87.5 could be reached: one label in eight is wrong
     assert task.interval.low < task.accuracy < task.interval.high
     assert results.average == task.accuracy
-    report = transfer_report(results, "my|model", ["Prompt plain."])
-    assert "| **my\\|model** " in report
-    assert "83.64" in report  # SBERT-base
-    assert "- Prompt plain." in report
+    assert "| **my\\|model** " in transfer_report(results, "my|model")
 
 
 def test_f1_is_that_of_the_positive_class() -> None:
@@ -140,10 +142,9 @@ def test_repeated_texts_are_counted_and_can_be_dropped() -> None:
     assert clean.splits["test"] == tuple(test)  # the test split is unchanged
     assert clean.splits["train"] == tuple(row for i, row in enumerate(train) if i not in (0, 3))
     assert repeated_examples(clean) == 0
-    for drop, dropped, note in ((False, 0, "all were kept"), (True, 2, "2 examples were dropped for it")):
+    for drop, dropped in ((False, 0), (True, 2)):
         results = evaluate_transfer(hashed_words, [task], folds=2, drop_repeated=drop)
         assert (results.tasks["trec"].repeated, results.tasks["trec"].dropped) == (2, dropped)
-        assert f"2 test examples have the text of a training example; {note}" in transfer_report(results, "m")
 
 
 def test_repeated_examples_are_dropped() -> None:
@@ -161,18 +162,16 @@ def test_repeated_examples_are_dropped() -> None:
 
 def test_sample_is_seeded_and_reported() -> None:
     task = noisy_task("cr")
-    one, same, other = (prepared(task, 60, False, seed) for seed in (7, 7, 8))
+    one, same, other = (prepare_task(task, 60, False, seed) for seed in (7, 7, 8))
     assert (len(one.splits["all"]), one.sampled) == (60, True)
     assert one == same
     assert one != other
-    report = transfer_report(evaluate_transfer(hashed_words, [task], folds=3, limit_train=60), "m")
-    assert "folds of 60 (sample)" in report
-    assert "CR: a random sample" in report
+    assert "60 (sample)" in transfer_report(evaluate_transfer(hashed_words, [task], folds=3, limit_train=60), "m")
 
 
 @pytest.mark.parametrize(
     ("settings", "named"),
-    [({}, r"--folds 10.*6 of 0, 6 of 1"), ({"folds": 1}, "--folds.*1"), ({"limit_train": 0}, "--limit-train.*0")],
+    [({}, r"10 folds.*6 of 0, 6 of 1"), ({"folds": 1}, "folds.*1"), ({"limit_train": 0}, "--limit-train.*0")],
 )
 def test_invalid_settings_are_refused(settings: dict[str, int], named: str) -> None:
     task = split_task([LabelledText(f"x{i}", str(i % 2)) for i in range(12)], noisy_task().splits["all"])
@@ -184,9 +183,8 @@ def test_the_command_reads_measures_prints_and_writes(tmp_path: Path, capsys: py
     lines = [f"{row.text}\t{row.label}\n" for row in noisy_task().splits["all"]]
     write(tmp_path / "transfer/mr.tsv", "text\tlabel\n" + "".join(lines))
     files = ["--data-dir", tmp_path, "--json", tmp_path / "o.json"]
-    settings: Any = parsed(TransferSettings, "--model", "some/model", "--folds", 3, *files)
+    settings: Any = parsed(TransferSettings, "--model", "some/model", *files)
     results = transfer_main(settings, lambda path, /, **options: Words())
-    assert "Prompt plain, pooling sum, at most 77 tokens." in capsys.readouterr().out
     content = json.loads((tmp_path / "o.json").read_text())
     assert content["average"] == {"tasks": ["mr"], "accuracy": results.average, "interval": None}
     assert content["tasks"]["mr"]["interval"]["low"] < content["tasks"]["mr"]["accuracy"]

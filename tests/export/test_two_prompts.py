@@ -14,8 +14,8 @@ from angle_llm import PromptTemplate, SentenceEncoder, cli
 from angle_llm.export.merge import merge
 from angle_llm.export.sentence_transformers import export_sentence_transformers
 from angle_llm.export.verify import verify
-from angle_llm.model.artifact import EncoderCard
-from angle_llm.model.checks import ArtifactError
+from angle_llm.model.source.checks import ArtifactError
+from angle_llm.model.source.encoder_card import EncoderCard
 from angle_llm.prompts import SIDES, Side, SidePrompts
 
 HEADS = SidePrompts(PromptTemplate("ask", "Question: {text}"), PromptTemplate("answer", 'Answer "x" - {text}'))
@@ -68,7 +68,7 @@ def test_heads_are_prompts_of_the_library(
 ) -> None:
     encoder = tiny_encoder(kind, prompt=HEADS, pooling=pooling, max_length=50)
     encoder.save_pretrained(tmp_path / "run")
-    cli.run(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--device", "cpu"])
+    cli.run(["export", str(tmp_path / "run"), str(tmp_path / "out")])
     shown = capsys.readouterr().out
     assert "verdict: the same encoder" in shown
     assert "documents = model.encode_document(texts)" in shown
@@ -89,10 +89,10 @@ def test_prompts_with_a_tail_are_exported_as_a_folder_per_side(tmp_path: Path) -
     rows = {"query": encoder.encode_query(TEXTS), "document": encoder.encode_document(TEXTS)}
     for side, due in rows.items():
         out = str(tmp_path / side)
-        cli.run(["export", str(tmp_path / "run"), out, "--as", side, "--device", "cpu"])
+        cli.run(["export", str(tmp_path / "run"), out, "--as", side])
         assert relative_difference(by_library(tmp_path / side).encode(TEXTS), due) < 1e-6
         with pytest.raises(SystemExit) as ended:
-            cli.run(["verify", str(tmp_path / "run"), out, "--as", side, "--device", "cpu"])
+            cli.run(["verify", str(tmp_path / "run"), out, "--as", side])
         assert ended.value.code == 0
     side_of_documents: Side = "document"
     assert not verify([tmp_path / "run", tmp_path / "query"], side=side_of_documents, device="cpu").holds

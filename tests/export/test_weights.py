@@ -6,15 +6,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import save_tiny_adapter, save_tiny_base, tiny_encoder
+from tiny import PeftLora, save_tiny_adapter, save_tiny_base
 from torch import Tensor
 
 from angle_llm import SentenceEncoder
-from angle_llm.config import LoraSettings
 from angle_llm.export.merge import merge
 from angle_llm.export.verify import verify
 from angle_llm.export.weights import count_wrong
-from angle_llm.model.lora import LoraUpdate
+from angle_llm.model.layers.lora import LoraUpdate
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -43,16 +42,14 @@ def test_a_merge_of_peft_is_good_in_float32_and_bad_in_bfloat16(
     kind: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     """peft adds in another order, and still no weight is counted as wrong."""
-    lora = LoraSettings(rank=3, alpha=7, **options)
+    lora = PeftLora(rank=3, alpha=7, **options)
     run = save_tiny_adapter(save_tiny_base(kind, tmp_path / "base"), tmp_path / "adapter", lora)
     for name, dtype in DTYPES.items():
         out = merged_by_peft(run, tmp_path / name, dtype, first=False)
         count = count_wrong(run, out, name)
-        assert count is not None
         assert count.numbers == sum(tensor.numel() for tensor in load_file(out / "model.safetensors").values())
         assert (count.wrong, count.worst_tensor) == (0, "")
     count = count_wrong(run, merged_by_peft(run, tmp_path / "bad", torch.bfloat16, first=True), "bfloat16")
-    assert count is not None
     assert count.wrong > 100
 
 
@@ -66,7 +63,6 @@ def test_one_weight_off_by_one_ulp_is_detected(name: str, dtype: str, adapter: P
     tensors[name].view(torch.int16).reshape(-1)[5] += 1
     save_file(tensors, tmp_path / "out" / "model.safetensors", metadata={"format": "pt"})
     count = count_wrong(adapter, tmp_path / "out", dtype)
-    assert count is not None
     assert (count.wrong, count.worst_tensor) == (1, name)
 
 
@@ -88,9 +84,6 @@ def test_the_rounding_bound_separates_float32_from_bfloat16(tmp_path: Path) -> N
         assert ((exact.bfloat16() - exact).abs() > reach).double().mean() > 0.9
 
 
-# --- through verify ---------------------------------------------------------------------------------------------------
-
-
 def all_in_bfloat16(update: LoraUpdate, weight: Tensor, *, transposed: bool = False) -> Tensor:
     """`model.bfloat16()`, then the merge."""
     return (weight.bfloat16() + (update.b_OR.bfloat16() @ update.a_RI.bfloat16()) * update.scaling).float()
@@ -108,9 +101,9 @@ def nothing(update: LoraUpdate, weight: Tensor, *, transposed: bool = False) -> 
 @pytest.mark.parametrize(
     ("arithmetic", "message"),
     [
-        (all_in_bfloat16, "stored weights differ from a merge in float32"),
-        (added_in_bfloat16, "stored weights differ from a merge in float32"),
-        (nothing, "times smaller than the difference from the base"),
+        (all_in_bfloat16, "stored weights"),
+        (added_in_bfloat16, "stored weights"),
+        (nothing, "times smaller"),
     ],
 )
 def test_bad_arithmetic_is_found_in_both_orders(
@@ -127,14 +120,6 @@ def test_bad_arithmetic_is_found_in_both_orders(
         assert message in "\n".join(found.problems)
 
 
-def test_a_merge_onto_another_base_is_found(adapter: Path, tmp_path: Path) -> None:
-    other = save_tiny_adapter(save_tiny_base("llama", tmp_path / "base", seed=1), tmp_path / "adapter", max_length=100)
-    save_file(load_file(adapter / "adapter_model.safetensors"), other / "adapter_model.safetensors")
-    merge(other, tmp_path / "out", dtype="bfloat16", check=False)
-    found = verify([adapter, tmp_path / "out"], device="cpu")
-    assert "times smaller than the difference from the base" in "\n".join(found.problems)
-
-
 def test_wrong_weights_are_counted_even_if_vectors_agree(
     adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,15 +133,6 @@ def test_wrong_weights_are_counted_even_if_vectors_agree(
     good, bad = found.comparisons
     # Both are within the tolerance of half precision; factors up to 4.1 were measured.
     assert bad.largest_difference < 10 * good.largest_difference
-    assert good.weights is not None
-    assert bad.weights is not None
     assert bad.weights.wrong > 100 > good.weights.wrong == 0
-    assert f"0 of {good.weights.numbers:,} stored weights differ from a merge in float32" in found.text()
     assert found.to_dict()["comparisons"][0]["weights"]["wrong"] == 0
     assert verify([adapter, tmp_path / "good"], device="cpu").holds
-
-
-def test_weights_of_another_model_are_not_counted(adapter: Path, tmp_path: Path) -> None:
-    tiny_encoder("opt", max_length=100).save_pretrained(tmp_path / "other")
-    found = verify([adapter, tmp_path / "other", adapter], device="cpu")
-    assert [other.weights for other in found.comparisons] == [None, None]

@@ -12,9 +12,9 @@ from tiny_tokenizers import TOKENIZERS, VOCABULARY
 from transformers import AutoModel, LlamaConfig
 
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
-from angle_llm.config import DataSource, LoraSettings
 from angle_llm.data.examples import load_examples
-from angle_llm.model.flex import flex_problem
+from angle_llm.model.layout.flex import flex_problem
+from angle_llm.settings.train import DataSource, LoraSettings
 from angle_llm.train.step import boundary_step
 
 pytestmark = pytest.mark.gpu

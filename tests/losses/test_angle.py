@@ -18,10 +18,10 @@ from loss_batches import TRIPLES, Pairs, batches, random, relation
 from torch import Tensor
 from torch.testing import assert_close
 
-from angle_llm.config import TrainSettings
 from angle_llm.losses import AngleObjective, MixedObjective, NestedObjective, Part, blocks
 from angle_llm.losses.contrastive import CONTRASTIVE_FORMS
 from angle_llm.losses.similarity import ANGLE_FORMS
+from angle_llm.settings.train import TrainSettings
 from angle_llm.train.batches import make_losses
 
 WEIGHTS = {"cosine": 0.7, "in_batch": 1.3, "angle": 0.2, "regression": 0.4}
@@ -126,14 +126,6 @@ def test_no_value_is_read_from_the_device_of_the_embeddings(angle: str, contrast
             assert {part.device.type for part in (value.loss, *value.parts.values())} == {"meta"}
             (gradient_ND,) = torch.autograd.grad(value.loss, embeddings_ND)
             assert gradient_ND.shape == embeddings_ND.shape
-
-
-@pytest.mark.parametrize("index", [torch.int32, torch.uint8])
-@pytest.mark.parametrize("label", [torch.float32, torch.int64, torch.bool])
-def test_relations_of_any_integer_and_label_dtype_are_accepted(index: torch.dtype, label: torch.dtype) -> None:
-    left, right, score = (torch.tensor(column) for column in zip(*TRIPLES, strict=True))
-    value = all_parts()(random(6, 4), left.to(index), right.to(index), score.to(label))
-    assert_close(value.loss, all_parts()(random(6, 4), relation(TRIPLES)).loss)
 
 
 def test_defaults_are_those_of_the_settings() -> None:

@@ -3,7 +3,6 @@
 Equality with the slow formulas, in blocks of one row and of a few, is in ``test_angle`` and ``test_contrastive``.
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +10,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-import workspace
 from cases import one_in
 from torch import Tensor
 from torch.testing import assert_close
@@ -140,21 +138,3 @@ def test_autocast_around_the_backward_pass_does_not_lower_the_precision() -> Non
         with torch.autocast("cpu", torch.bfloat16):
             (gradient_ND,) = torch.autograd.grad(0.5 * objective()(leaf_ND, *relation).loss, leaf_ND)
     assert torch.equal(gradient_ND, expected)
-
-
-def test_a_gradient_of_the_gradient_is_an_error_in_blocks() -> None:
-    x_ND, *relation = batch()
-    x_ND.requires_grad_()
-    with block_elements(50):
-        loss = objective()(x_ND, *relation).loss
-    (gradient_ND,) = torch.autograd.grad(loss, x_ND, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient_ND.square().sum().backward()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_workspace_is_a_fraction_of_the_embeddings() -> None:
-    """Unit rows alone would be as large as the embeddings, and the two sides of the pairs larger."""
-    used = workspace.in_a_process(rows=8192, columns=2048, anchors=64, block_elements=2**18)
-    assert used["embeddings_MiB"] == 64
-    assert used["workspace_MiB"] < 0.5 * 64

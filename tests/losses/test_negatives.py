@@ -1,10 +1,8 @@
-"""Options of the in-batch contrast: false negatives, extra negatives and hardness, in value and gradient."""
+"""Options of the in-batch contrast: false negatives and hardness, in value and gradient."""
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import reference
@@ -13,23 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from library import GivenVectors, columns, library_loss, pairs_of_columns
 from loss_batches import Pairs, batches, random, relation
-from test_blocks import Tensors
+from test_blocks import Tensors, block_elements
 from torch import Tensor
 from torch.testing import assert_close
 
 from angle_llm.losses import AngleObjective, FalseNegatives, blocks
-from angle_llm.losses.contrastive import EXTRA_NEGATIVES
 
 BATCH, COLUMNS, WIDTH = 7, 3, 6
 BLOCKS = [1, 48, blocks.BLOCK_ELEMENTS]
-ALL = FalseNegatives(margin=0.0, scope="all")
 in_blocks = pytest.mark.parametrize("elements", BLOCKS)
-
-
-@contextmanager
-def block_elements(count: int) -> Iterator[None]:
-    with patch.object(blocks, "BLOCK_ELEMENTS", count):
-        yield
 
 
 def loss(x_ND: Tensor, pairs: Pairs, *, guide: Tensor | None = None, text: Any = None, **options: Any) -> Tensor:
@@ -50,8 +40,7 @@ def assert_equal(one: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tens
     limit=st.sampled_from([None, {"margin": 0.1}, {"margin": -0.2}, {"ratio": 0.9}, {}]),
     scope=st.sampled_from(["in_batch", "all"]),
     guided=st.booleans(),
-    extra=st.lists(st.sampled_from(EXTRA_NEGATIVES), unique=True),
-    hardness=st.sampled_from([(0.0, "all"), (3.0, "all"), (3.0, "in_batch"), (3.0, "own")]),
+    hardness=st.sampled_from([0.0, 3.0]),
     texts=st.none() | st.lists(st.sampled_from([3, 5, 8, 9, 11]), min_size=6, max_size=6),
     elements=st.sampled_from(BLOCKS),
 )
@@ -61,8 +50,7 @@ def test_equals_the_slow_formula(
     limit: dict[str, float] | None,
     scope: str,
     guided: bool,
-    extra: list[str],
-    hardness: tuple[float, str],
+    hardness: float,
     texts: list[int] | None,
     elements: int,
 ) -> None:
@@ -71,7 +59,6 @@ def test_equals_the_slow_formula(
     x_ND = x_ND + 1e-3 * random(*x_ND.shape, seed=5)  # equal cosines would be ties at the threshold
     guide = random(len(x_ND), 4, seed=9) if guided else None
     text = None if texts is None else texts[: len(x_ND)]
-    extra = [] if symmetric else extra
     false = None if limit is None else FalseNegatives(**limit, scope=scope, guided=guided)
 
     def threshold(positive: float) -> float:
@@ -82,17 +69,15 @@ def test_equals_the_slow_formula(
 
     def slow(x: Tensor) -> Tensor:
         return reference.contrast_with_options(
-            reference.rows_of(x), pairs, 0.3, symmetric=symmetric, text=text, extra=extra,
+            reference.rows_of(x), pairs, 0.3, symmetric=symmetric, text=text,
             threshold=None if limit is None else threshold, keep_own=scope == "in_batch",
-            guide=None if guide is None else reference.rows_of(guide), strength=hardness[0], hardness=hardness[1],
+            guide=None if guide is None else reference.rows_of(guide), strength=hardness,
         )  # fmt: skip
 
     options = {
         "contrastive_form": "symmetric" if symmetric else "forward",
         "false_negatives": false,
-        "extra_negatives": tuple(extra),
-        "hardness_strength": hardness[0],
-        "hardness_scope": hardness[1],
+        "hardness_strength": hardness,
     }
     with block_elements(elements):
         assert_equal(lambda x: loss(x, pairs, guide=guide, text=text, **options), slow, x_ND)
@@ -115,27 +100,7 @@ def test_a_candidate_equal_to_the_positive_is_a_negative_in_float32(guided: bool
     ("options", "library"),
     [
         ({}, {}),
-        (
-            {"extra_negatives": ("query_query", "document_query", "document_document")},
-            {"directions": ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")},
-        ),
-        ({"extra_negatives": ("query_query",)}, {"directions": ("query_to_doc", "query_to_query")}),
-        (
-            {"hardness_strength": 5.0, "hardness_scope": "own"},
-            {"hardness_strength": 5.0, "hardness_mode": "hard_negatives"},
-        ),
-        (
-            {"hardness_strength": 9.0, "extra_negatives": ("document_document",)},
-            {
-                "hardness_strength": 9.0,
-                "hardness_mode": "in_batch_negatives",
-                "directions": ("query_to_doc", "doc_to_doc"),
-            },
-        ),
-        (
-            {"hardness_strength": 2.0, "hardness_scope": "all"},
-            {"hardness_strength": 2.0, "hardness_mode": "all_negatives"},
-        ),
+        ({"hardness_strength": 9.0}, {"hardness_strength": 9.0, "hardness_mode": "in_batch_negatives"}),
     ],
 )
 def test_equals_multiple_negatives_ranking_loss(
@@ -161,23 +126,18 @@ def test_equals_multiple_negatives_ranking_loss(
         ({"ratio": 0.95}, {"margin": 0.05, "margin_strategy": "relative"}),
     ],
 )
-@pytest.mark.parametrize("contrasts", [(), ("query_query", "positive_positive"), ("positive_positive",)])
-def test_equals_cached_gist_embed_loss(
-    elements: int, limit: dict[str, float], library: dict[str, Any], contrasts: tuple[str, ...]
-) -> None:
+def test_equals_cached_gist_embed_loss(elements: int, limit: dict[str, float], library: dict[str, Any]) -> None:
     """Guided, with a negative for each anchor; the library computes mini-batches of three."""
     guide_NG = random(BATCH * COLUMNS, 4, seed=3) + 0.5
     theirs = library_loss("CachedGISTEmbedLoss")(
         GivenVectors(), GivenVectors("guide"), temperature=0.3, mini_batch_size=3, **library,
-        contrast_anchors="query_query" in contrasts, contrast_positives="positive_positive" in contrasts,
+        contrast_anchors=False, contrast_positives=False,
     )  # fmt: skip
     false = FalseNegatives(**limit, scope="all", guided=True)
     pairs = pairs_of_columns(BATCH, COLUMNS)
     x_ND = random(BATCH * COLUMNS, WIDTH)
     with block_elements(elements):
-        found = reference.value_and_gradient(
-            lambda x: loss(x, pairs, guide=guide_NG, false_negatives=false, extra_negatives=contrasts), x_ND
-        )
+        found = reference.value_and_gradient(lambda x: loss(x, pairs, guide=guide_NG, false_negatives=false), x_ND)
     leaf_ND = x_ND.clone().requires_grad_()
     value = theirs(columns(leaf_ND, COLUMNS, guide_NG), None)
     value.backward()  # a hook of the library writes the gradient of the leaf
@@ -186,42 +146,31 @@ def test_equals_cached_gist_embed_loss(
 
 
 @in_blocks
-@pytest.mark.parametrize("queries", [False, True])
-def test_equals_infonce_of_ms_swift(elements: int, queries: bool) -> None:
+def test_equals_infonce_of_ms_swift(elements: int) -> None:
     """Its margin of +0.1 is -0.1 here."""
 
     def theirs(x: Tensor) -> Tensor:
         rows = reference.rows_of(x)
         groups = [(rows[row], [rows[row + BATCH], rows[row + 2 * BATCH]]) for row in range(BATCH)]
-        return reference.infonce_without_fake_negatives(groups, 0.3, 0.1, queries)
+        return reference.infonce_without_fake_negatives(groups, 0.3, 0.1)
 
     false = FalseNegatives(margin=-0.1, scope="all")
-    options = {"false_negatives": false, "extra_negatives": ("query_query",) if queries else ()}
     pairs = pairs_of_columns(BATCH, COLUMNS)
     with block_elements(elements):
-        assert_equal(lambda x: loss(x, pairs, **options), theirs, random(BATCH * COLUMNS, WIDTH))
+        assert_equal(lambda x: loss(x, pairs, false_negatives=false), theirs, random(BATCH * COLUMNS, WIDTH))
 
 
 def test_the_users_own_negatives_are_left_out_in_scope_all_only() -> None:
     """Row 2 is the own negative of row 0, and nearer to it than the positive, row 1."""
     x_ND = torch.tensor([[1.0, 0], [0.6, 0.8], [1, 0.1]], dtype=torch.float64)
     pairs = [(0, 1, 1.0), (0, 2, 0.0)]
-    assert loss(x_ND, pairs, false_negatives=ALL) == 0
+    assert loss(x_ND, pairs, false_negatives=FalseNegatives(margin=0.0, scope="all")) == 0
     assert_close(loss(x_ND, pairs, false_negatives=FalseNegatives(margin=0.0)), loss(x_ND, pairs))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"extra_negatives": ("query_query",), "contrastive_form": "symmetric"}, "expected contrastive_form forward"),
-        ({"extra_negatives": ("qq",)}, "extra_negatives: expected some of query_query"),
-        ({"hardness_scope": "hard"}, "hardness_scope: expected one of in_batch, own, all; got 'hard'"),
-        ({"hardness_strength": -1.0}, "hardness_strength: expected a finite number of 0 or more"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        AngleObjective(**{"contrastive_form": "forward"} | options)
+def test_a_hardness_below_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="hardness_strength: expected a finite number of 0 or more"):
+        AngleObjective(hardness_strength=-1.0)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +197,6 @@ def test_options_need_no_tensor_larger_than_a_block() -> None:
     x_ND, pairs, elements = random(240, WIDTH).requires_grad_(), pairs_of_columns(80, 3), 1024
     options = {
         "false_negatives": FalseNegatives(margin=0.1, guided=True),
-        "extra_negatives": EXTRA_NEGATIVES,
         "hardness_strength": 3.0,
     }
     guide_NG = random(240, 4, seed=1)

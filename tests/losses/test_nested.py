@@ -42,22 +42,6 @@ def test_nested_is_the_mean_over_all_depths_and_widths_in_value_and_gradient() -
     assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_nested_weights_are_relative_and_the_last_is_that_of_the_whole() -> None:
-    objective = nested(dimensions=[2], layers=[1], dimension_weights=[1, 3], layer_weights=[2, 8])
-    expected = 0.2 * (0.25 * at(rows(2), 1, 2) + 0.75 * at(rows(2), 1)) + 0.8 * (
-        0.25 * at(rows(2), 0, 2) + 0.75 * at(rows(2), 0)
-    )
-    assert_close(objective(rows(2), RELATION).loss, expected, rtol=1e-12, atol=1e-12)
-
-
-def test_a_nested_term_of_weight_zero_is_absent() -> None:
-    objective = nested(dimensions=[2], dimension_weights=[1, 0])
-    value, gradient = reference.value_and_gradient(lambda x: objective(x, RELATION).loss, rows(1))
-    assert value == at(rows(1), 0, 2)
-    assert not gradient[:, 2:].any()
-    assert list(objective(rows(1), RELATION).parts) == ["dim2"]
-
-
 def test_nested_parts_are_those_of_the_whole_and_the_loss_of_every_cut() -> None:
     rows_NC = rows(2).requires_grad_()
     parts = nested(dimensions=[2], layers=[1])(rows_NC, RELATION).parts
@@ -70,22 +54,16 @@ def test_nested_parts_are_those_of_the_whole_and_the_loss_of_every_cut() -> None
     assert not any(part.requires_grad for part in parts.values())
 
 
-def test_an_odd_width_is_refused_with_an_angle_only() -> None:
+def test_widths_and_rows_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"nested\.dimensions.*3.*angle_weight"):
         nested(dimensions=[2, 3])
-    assert NestedObjective(AngleObjective(), dimensions=[2, 3])(rows(1), RELATION).loss > 0
-
-
-@pytest.mark.parametrize("width", [D, D + 2])
-def test_a_width_of_the_full_vector_or_more_is_refused(width: int) -> None:
-    with pytest.raises(ValueError, match=rf"nested\.dimensions.*below {D}.*got {width}"):
-        nested(dimensions=[2, width])(rows(1), RELATION)
-
-
-@pytest.mark.parametrize("embeddings", [torch.zeros(6, 7), torch.zeros(6)])
-def test_rows_with_another_number_of_vectors_are_refused(embeddings: Tensor) -> None:
-    with pytest.raises(ValueError, match=r"matrix \(N, 2·D\).*read_layers"):
-        nested(layers=[1])(embeddings, RELATION)
+    assert NestedObjective(AngleObjective(), dimensions=[2, 3])(rows(1), RELATION).loss > 0, "without an angle"
+    for width in (D, D + 2):
+        with pytest.raises(ValueError, match=rf"nested\.dimensions.*{width}"):
+            nested(dimensions=[2, width])(rows(1), RELATION)
+    for embeddings in (torch.zeros(6, 7), torch.zeros(6)):
+        with pytest.raises(ValueError, match="read_layers"):
+            nested(layers=[1])(embeddings, RELATION)
 
 
 RANKING = AngleObjective(cosine_weight=1, in_batch_weight=0)
@@ -116,7 +94,7 @@ def test_mixed_value_and_gradient_equal_those_of_the_parts_on_separate_batches()
 def test_rows_of_another_part_are_not_negatives() -> None:
     relation = Relation(torch.tensor([0, 2]), torch.tensor([1, 3]), torch.tensor([0.3, 1.0]))
     objective = MixedObjective([Part(RANKING, 0.5, torch.tensor([0])), Part(CONTRAST, 0.5, torch.tensor([1]))])
-    near, far = rows(1), rows(1)
-    near[0] = near[2] * 0.99  # a text of the other part that is almost the anchor
-    assert_close(objective(near, relation).loss, objective(far, relation).loss, rtol=0, atol=0)
-    assert CONTRAST(near, relation).loss != CONTRAST(far, relation).loss
+    normalized, far = rows(1), rows(1)
+    normalized[0] = normalized[2] * 0.99  # a text of the other part that is almost the anchor
+    assert_close(objective(normalized, relation).loss, objective(far, relation).loss, rtol=0, atol=0)
+    assert CONTRAST(normalized, relation).loss != CONTRAST(far, relation).loss

@@ -83,21 +83,6 @@ def test_value_and_gradient_are_finite_everywhere(
     assert gradient.isfinite().all()
 
 
-@every_similarity
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_zero_row_has_similarity_and_gradient_zero(name: str, dtype: torch.dtype) -> None:
-    both = torch.tensor([[[0.0, 0, 0, 0]], [[1.0, 2, 3, 4]]], dtype=dtype)
-    value, gradient = reference.value_and_gradient(lambda x: SIMILARITIES[name](x[0], x[1]).sum(), both)
-    assert value == 0
-    assert not gradient.any()
-
-
-@every_similarity
-def test_similarity_does_not_depend_on_norms(name: str) -> None:
-    left_PD, right_PD = random(2, 5, 8)
-    assert_close(SIMILARITIES[name](3e4 * left_PD, 2e-5 * right_PD), SIMILARITIES[name](left_PD, right_PD))
-
-
 @pytest.mark.parametrize(
     ("form", "degrees", "expected"),
     [
@@ -123,19 +108,6 @@ def test_similarity_under_a_common_rotation(form: str, degrees: float, expected:
     right_PD = random(4, 6)
     value_P = ANGLE_FORMS[form](turned(right_PD, degrees), right_PD)
     assert_close(value_P, torch.full_like(value_P, expected), rtol=0, atol=1e-7)
-
-
-def test_identity_and_opposition_are_exact_for_phase() -> None:
-    x_PD = random(20, 8)
-    assert (angle_phase(x_PD, x_PD) == 1).all()
-    assert_close(angle_phase(x_PD, -x_PD), -torch.ones(20, dtype=torch.float64), rtol=0, atol=1e-15)
-
-
-@pytest.mark.parametrize(("form", "is_symmetric"), [("reference", False), ("paper", True), ("phase", True)])
-def test_symmetry_in_the_two_sides(form: str, is_symmetric: bool) -> None:
-    left_PD, right_PD = random(2, 5, 8)
-    there_P, back_P = ANGLE_FORMS[form](left_PD, right_PD), ANGLE_FORMS[form](right_PD, left_PD)
-    assert torch.allclose(there_P, back_P, rtol=0, atol=1e-12) == is_symmetric
 
 
 def test_phase_decreases_with_a_common_rotation_at_a_constant_slope() -> None:

@@ -1,7 +1,6 @@
 """The saved folder: read back bit for bit, written whole or not at all, and refused if damaged."""
 
 import json
-import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,10 @@ import pytest
 import torch
 import transformers
 from cases import one_in
-from tiny import KINDS, save_tiny_base, tiny_encoder, train_a_little
+from kills import contents
+from tiny import KINDS, PeftLora, add_adapter, save_tiny_base, tiny_encoder, train_a_little
 from transformers import (
     AutoConfig,
-    BertConfig,
     Gemma3TextConfig,
     GPTNeoXConfig,
     LlamaConfig,
@@ -24,15 +23,14 @@ from transformers import (
 )
 
 from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
-from angle_llm.config import LoraSettings
-from angle_llm.model.artifact import check_writable, write_earlier_names
-from angle_llm.model.backbone import weights_fingerprint
-from angle_llm.model.checks import CARD_NAME, ArtifactError, is_saved_encoder
+from angle_llm.model.source.artifact import check_writable, write_earlier_names
+from angle_llm.model.source.backbone import weights_fingerprint
+from angle_llm.model.source.checks import CARD_NAME, ArtifactError, is_saved_encoder
+from angle_llm.settings.train import LoraSettings
 
 TEXTS = ["A man is eating.", 'Someone says "no", then eats something that takes a long time.', "Where is it?"]
 LORA = LoraSettings(rank=2)
-DORA = LoraSettings(rank=2, dora=True, rslora=True, dropout=0.2)
-every_kind = pytest.mark.parametrize("kind", KINDS)
+DORA = PeftLora(rank=2, dora=True, rslora=True, dropout=0.2)
 
 
 def load(path: Path | str, **options: Any) -> SentenceEncoder:
@@ -41,13 +39,9 @@ def load(path: Path | str, **options: Any) -> SentenceEncoder:
 
 def adapted(base: Path | str, lora: LoraSettings = LORA, **options: Any) -> SentenceEncoder:
     encoder = load(base, **options)
-    encoder.add_lora(lora)
+    add_adapter(encoder, lora)
     train_a_little(encoder.model)
     return encoder
-
-
-def files_below(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def card_values(folder: Path) -> dict[str, Any]:
@@ -146,14 +140,16 @@ def test_the_files_and_the_card(adapter: Path, base: Path, tmp_path: Path) -> No
         "dimensions": None,
         "layers": None,
     }
-    names = set(files_below(adapter))
+    names = set(contents(adapter))
     assert {"adapter_model.safetensors", "adapter_config.json", "tokenizer.json", CARD_NAME} <= names
     assert not names & {"model.safetensors", "config.json", "README.md"}
 
     tiny_encoder("bert", torch.bfloat16, base="somebody/bert", base_revision="main").save_pretrained(tmp_path / "model")
     values = card_values(tmp_path / "model")
     assert (values["dtype"], values["base"], values["base_revision"]) == ("bfloat16", None, None)
-    assert {"model.safetensors", "config.json"} <= set(files_below(tmp_path / "model"))
+    assert {"model.safetensors", "config.json"} <= set(contents(tmp_path / "model"))
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert config["torch_dtype"] == "bfloat16", "the name of transformers 4"
 
 
 def test_files_have_the_mode_of_ordinary_files(adapter: Path, saved: Path) -> None:
@@ -222,10 +218,10 @@ def test_an_adapter_on_an_unnamed_base_is_not_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize("where", ["model", "model/../model"])
 def test_an_adapter_never_overwrites_its_base(where: str, tmp_path: Path) -> None:
     tiny_encoder("llama").save_pretrained(tmp_path / "model")
-    before = files_below(tmp_path)
+    before = contents(tmp_path)
     with pytest.raises(ArtifactError, match=rf"overwrite the base.*{tmp_path / 'model'}"):
         adapted(tmp_path / "model").save_pretrained(tmp_path / where)
-    assert files_below(tmp_path) == before
+    assert contents(tmp_path) == before
     adapted(tmp_path / "model").save_pretrained(tmp_path / "model" / "adapter")  # below it is fine
     assert is_saved_encoder(tmp_path / "model" / "adapter")
 
@@ -242,22 +238,20 @@ def test_a_folder_below_that_of_a_gguf_base_is_accepted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "named"),
     [
-        ("{", "not valid JSON"),
-        ({"format_version": 2}, "format_version 1, got 2"),
-        ({"poling": "last"}, r"unknown key 'poling'. Did you mean 'pooling'\?"),
-        ({"pooling": ...}, "`pooling` is missing"),
-        ({"max_length": "128"}, "`max_length`.*got '128'"),
-        ({"bits": 3}, "`bits`.*got 3"),
+        ("{", ""),
+        ({"format_version": 2}, "format_version"),
+        ({"pooling": ...}, "pooling"),
+        ({"bits": 3}, "bits"),
     ],
     ids=repr,
 )
-def test_a_damaged_card_is_refused_with_the_reason(content: str | dict[str, Any], message: str, saved: Path) -> None:
+def test_a_damaged_card_is_refused_by_name(content: str | dict[str, Any], named: str, saved: Path) -> None:
     if isinstance(content, dict):
         content = json.dumps({k: v for k, v in (card_values(saved) | content).items() if v is not ...})
     (saved / CARD_NAME).write_text(content, encoding="latin-1")
-    with pytest.raises(ArtifactError, match=rf"{saved / CARD_NAME}.*{message}"):
+    with pytest.raises(ArtifactError, match=rf"{saved / CARD_NAME}.*{named}"):
         load(saved)
 
 
@@ -267,7 +261,7 @@ def test_saving_replaces_a_saved_encoder_also_through_a_link(saved: Path, base: 
     encoder = adapted(base)
     encoder.save_pretrained(link)
     assert link.is_symlink()
-    assert "model.safetensors" not in files_below(saved)
+    assert "model.safetensors" not in contents(saved)
     assert np.array_equal(load(saved).encode(TEXTS), encoder.encode(TEXTS))
     assert sorted(path.name for path in saved.parent.iterdir()) == ["base", "latest", "model"]
 
@@ -301,8 +295,6 @@ TWO_THETAS = {
 }
 SLIDING, FULL = "sliding_attention", "full_attention"
 EARLIER_KEYS: dict[str, tuple[PretrainedConfig, dict[str, Any]]] = {
-    "no rope": (BertConfig(), {}),
-    "theta": (LlamaConfig(rope_parameters={"rope_theta": 7e5, "rope_type": "default"}), {"rope_theta": 7e5}),
     "scaling": (
         LlamaConfig(rope_parameters={"rope_theta": 7e5, "rope_type": "linear", "factor": 4.0}),
         {"rope_theta": 7e5, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
@@ -362,25 +354,3 @@ def test_types_without_a_form_in_transformers_4_are_read_as_before(
     write_earlier_names(tmp_path)
     assert ("torch_dtype" in json.loads((tmp_path / "config.json").read_text())) == has_earlier_keys
     assert AutoConfig.from_pretrained(tmp_path).to_dict().items() >= read.items()
-
-
-def test_a_saved_whole_model_has_them(tmp_path: Path) -> None:
-    tiny_encoder("llama").save_pretrained(tmp_path)
-    assert {"torch_dtype", "rope_theta"} <= json.loads((tmp_path / "config.json").read_text()).keys()
-
-
-def test_deepspeed_does_not_warn_of_a_machine_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    detection = pytest.importorskip("deepspeed.accelerator.real_accelerator")
-    monkeypatch.setattr(detection, "ds_accelerator", None)
-    shown: list[logging.LogRecord] = []
-    logger = logging.getLogger("DeepSpeed")
-    handler = logging.Handler()
-    handler.emit = shown.append  # type: ignore[method-assign]
-    logger.addHandler(handler)
-    try:
-        detection.get_accelerator()
-        assert not shown
-        logger.warning("another message")
-        assert len(shown) == 1
-    finally:
-        logger.removeHandler(handler)

@@ -4,7 +4,6 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from cases import one_in
@@ -18,15 +17,15 @@ from transformers import AutoModel, BertConfig, LlamaConfig, ModernBertConfig, M
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from angle_llm.model import flex as our_flex
-from angle_llm.model.attention import _TrieContext, trie_output
-from angle_llm.model.backbone import is_causal
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.flex import BLOCK, block_mask, compiled_flex, flex_call, flex_problem
-from angle_llm.model.micro_batches import PrefixSharing, plan_micro_batches
+from angle_llm.model.layout import flex as our_flex
+from angle_llm.model.layout.attention import sequence_output
+from angle_llm.model.layout.flex import BLOCK, block_mask, compiled_flex, flex_call, flex_problem
+from angle_llm.model.layout.micro_batches import LayoutSupport, plan_micro_batches
+from angle_llm.model.layout.support import probe_layouts
+from angle_llm.model.layout.token_sequence import TokenSequence, build_sequence, shared_prefixes
 from angle_llm.model.pooling import POOLINGS, EmbeddingModel
-from angle_llm.model.prefix_trie import Trie, build_trie, shared_prefixes
-from angle_llm.model.sharing import find_sharing, sharing_on
+from angle_llm.model.source.backbone import is_causal
 
 CPU = torch.device("cpu")
 
@@ -39,8 +38,8 @@ def some_texts(count: int, longest: int = 9, vocabulary: int = 3) -> list[tuple[
     )
 
 
-def sequence(texts: list[tuple[int, ...]], *, causal: bool) -> tuple[Tensor, Trie]:
-    return build_trie(texts, shared_prefixes(texts) if causal else None, causal=causal)
+def one_sequence(texts: list[tuple[int, ...]], *, causal: bool) -> tuple[Tensor, TokenSequence]:
+    return build_sequence(texts, shared_prefixes(texts) if causal else None, causal=causal)
 
 
 def visible(texts: list[tuple[int, ...]], *, causal: bool) -> Tensor:
@@ -72,12 +71,12 @@ def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("count", [3, 40, 300])
 def test_block_masks_are_those_of_the_dense_rule(causal: bool, count: int) -> None:
     texts = some_texts(count, longest=7 if causal else 30)
-    _, trie = sequence(texts, causal=causal)
-    nodes = int(trie.starts[-1])
+    _, sequence = one_sequence(texts, causal=causal)
+    nodes = int(sequence.starts[-1])
     tokens = -(-nodes // BLOCK) * BLOCK
     expected_TT = torch.eye(tokens, dtype=torch.bool)
     expected_TT[:nodes, :nodes] = visible(texts, causal=causal)
-    mask: Any = block_mask(trie, tokens, CPU)
+    mask: Any = block_mask(sequence, tokens, CPU)
     index_T = torch.arange(tokens)
     zero = torch.zeros((), dtype=torch.int64)
     assert torch.equal(mask.mask_mod(zero, zero, index_T[:, None], index_T), expected_TT)
@@ -95,8 +94,8 @@ def test_block_masks_are_those_of_the_dense_rule(causal: bool, count: int) -> No
 
 
 def test_a_long_text_has_full_blocks() -> None:
-    _, trie = build_trie([range(3 * BLOCK), range(4 * BLOCK)], [0, 3 * BLOCK])
-    mask = block_mask(trie, 4 * BLOCK, CPU)
+    _, sequence = build_sequence([range(3 * BLOCK), range(4 * BLOCK)], [0, 3 * BLOCK])
+    mask = block_mask(sequence, 4 * BLOCK, CPU)
     assert mask.full_kv_num_blocks is not None
     assert mask.full_kv_num_blocks[0, 0].tolist() == [0, 1, 2, 3]
     assert mask.kv_num_blocks[0, 0].tolist() == [1, 1, 1, 1], "the diagonal"
@@ -109,10 +108,10 @@ def test_a_long_text_has_full_blocks() -> None:
 def test_flex_attention_equals_gathered_keys_in_value_and_gradient(kind: str) -> None:
     causal = kind not in ("bert", "roberta")
     backbone = tiny_backbone(kind, torch.float64, **({"window": POSITIONS} if kind == "gemma2" else {}))
-    ids_1T, trie = sequence(some_texts(120), causal=causal)
+    ids_1T, sequence = one_sequence(some_texts(120), causal=causal)
     found = []
     for kernel in ("gathered", "flex"):
-        states_1TD = trie_output(backbone, ids_1T, trie, kernel).last_hidden_state
+        states_1TD = sequence_output(backbone, ids_1T, sequence, kernel).last_hidden_state
         assert states_1TD.shape[1] == (
             ids_1T.shape[1] if kernel == "gathered" else -(-ids_1T.shape[1] // BLOCK) * BLOCK
         )
@@ -141,27 +140,16 @@ def test_flex_attention_is_compiled_at_most_twice_for_all_lengths(softcap: float
     draw, lengths = random.Random(0), set()
     for number in range(8):
         texts = sorted({tuple(draw.randrange(50) for _ in range(8)) for _ in range(32 * (1 + number % 7))})
-        ids_1T, trie = sequence(texts, causal=True)
+        ids_1T, sequence = one_sequence(texts, causal=True)
         tokens = max(2, -(-ids_1T.shape[1] // BLOCK)) * BLOCK
         lengths.add(tokens)
         query, key, value = (torch.randn(1, heads, tokens, 8, requires_grad=with_gradients) for heads in (6, 3, 3))
-        mask = block_mask(trie, tokens, CPU)
+        mask = block_mask(sequence, tokens, CPU)
         output = compiled(query, key, value, mask, cap, 0.3, True)
     assert len(lengths) >= 6
     assert counter.frame_count <= 2
     # float32 sums in another order
     torch.testing.assert_close(output, flex_call(query, key, value, mask, cap, 0.3, True), rtol=1e-5, atol=1e-5)
-    torch._dynamo.reset()
-
-
-def test_a_call_that_cannot_be_compiled_whole_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise torch would compute scores of T × T elements."""
-    torch._dynamo.reset()
-    monkeypatch.setattr(our_flex, "flex_attention", lambda query, *_, **__: (torch._dynamo.graph_break(), query)[1])
-    states = torch.zeros(1, 2, 2 * BLOCK, 8)
-    mask = block_mask(sequence(some_texts(20), causal=True)[1], 2 * BLOCK, CPU)
-    with pytest.raises(torch._dynamo.exc.Unsupported):
-        compiled_flex.__wrapped__("eager")(states, states, states, mask, None, 1.0, False)
     torch._dynamo.reset()
 
 
@@ -187,11 +175,13 @@ def test_long_texts_share_prefixes_where_flex_attention_runs(
     backbone = tiny_backbone("llama")
     backbone.config.attention_dropout = dropout
     asked = []
-    monkeypatch.setattr("angle_llm.model.sharing.flex_problem", lambda *given, **_: asked.append(given) or problem)
-    monkeypatch.setattr("angle_llm.model.sharing._probe", lambda *_, **__: None)
+    monkeypatch.setattr(
+        "angle_llm.model.layout.support.flex_problem", lambda *given, **_: asked.append(given) or problem
+    )
+    monkeypatch.setattr("angle_llm.model.layout.support._probe", lambda *_, **__: None)
     on_gpu = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.bfloat16)
     monkeypatch.setattr(backbone, "parameters", lambda: iter([on_gpu]))
-    assert find_sharing(backbone, "last", causal=True).max_tokens == most
+    assert probe_layouts(backbone, "last", causal=True).max_tokens == most
     assert asked == ([] if dropout else [(4, 2, 8, torch.bfloat16, None, 8**-0.5, on_gpu.device, False)])
 
 
@@ -208,30 +198,14 @@ def test_the_layout_of_a_gpu_is_planned_without_one() -> None:
             ),
         )
     )
-    assert (llama.sharing.max_tokens, bert.sharing.packs) == (1024, True)
+    assert (llama.layouts.max_tokens, bert.layouts.layout) == (1024, "packed")
     for encoder in (llama, bert):
-        encoder.sharing = sharing_on(encoder, "cuda")
-    assert (llama.sharing.max_tokens, llama.sharing.disabled_because) == (16_384, None)
-    assert not bert.sharing.packs
-    assert "attention dropout" in str(bert.sharing.disabled_because)
-    assert sharing_on(bert, "cpu").packs
-
-
-def test_out_of_memory_in_the_trial_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    def kernel(query: Tensor, *_: object) -> Tensor:
-        calls.append(1)
-        if len(calls) == 1:
-            raise torch.OutOfMemoryError
-        return query
-
-    monkeypatch.setattr("angle_llm.model.flex.compiled_flex", lambda: kernel)
-    flex_problem.cache_clear()
-    with pytest.raises(torch.OutOfMemoryError):
-        flex_problem(4, 2, 16, torch.float32, None, None, CPU, False)
-    assert flex_problem(4, 2, 16, torch.float32, None, None, CPU, False) is None
-    flex_problem.cache_clear()
+        encoder.probe_layouts(torch.device("cuda"))
+    assert (llama.layouts.max_tokens, llama.layouts.layout) == (16_384, "trie")
+    assert bert.layouts.layout == "padded"
+    assert "attention dropout" in bert.layouts.reason
+    bert.probe_layouts(CPU)
+    assert bert.layouts.layout == "packed"
 
 
 def test_flex_attention_is_tried_in_a_checkpointed_layer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,37 +229,9 @@ def test_flex_attention_is_tried_in_a_checkpointed_layer(monkeypatch: pytest.Mon
     flex_problem.cache_clear()
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_the_sequences_of_varlen_attention_give_the_rule_of_the_trie(causal: bool) -> None:
-    """The kernel needs a GPU; its rule here: query i of Q sees key j of L iff j <= i + L − Q, or all keys."""
-    texts = some_texts(60)
-    texts = sorted([*texts, texts[7], texts[7]]) if causal else texts  # a repeated text adds no node
-    ids_1T, trie = sequence(texts, causal=causal)
-    queries, keys, index_I = _TrieContext(trie, CPU, "varlen")._sequences()
-    nodes = ids_1T.shape[1]
-    assert queries.sum() == nodes
-    index_I = torch.arange(nodes) if index_I is None else index_I
-    found_TT = torch.zeros(nodes, nodes, dtype=torch.bool)
-    for first, count, before, length in zip(np.cumsum(queries), queries, np.cumsum(keys), keys, strict=True):
-        for i in range(count):
-            seen = (length - count) + i + 1 if causal else length
-            found_TT[first - count + i, index_I[before - length : before - length + seen]] = True
-    assert torch.equal(found_TT, visible(sorted(set(texts)), causal=causal))
-
-
-def test_a_kernel_that_cannot_compute_the_attention_is_refused() -> None:
-    _, trie = sequence(some_texts(5), causal=True)
-    states = torch.randn(1, 2, int(trie.starts[-1]), 4)
-    with pytest.raises(ValueError, match="gathered, flex, varlen, got 'fast'"):
-        _TrieContext(trie, CPU, "fast")
-    for dropout, softcap in ((0.1, None), (0.0, 30.0)):
-        with pytest.raises(ValueError, match="no dropout and no softcap; use 'gathered'"):
-            _TrieContext(trie, CPU, "varlen").attend(states, states, states, None, dropout, softcap)
-
-
 @pytest.mark.usefixtures("_exact")
 def test_with_dropout_flex_attention_gathers_keys() -> None:
-    ids_1T, trie = sequence(some_texts(60), causal=False)
+    ids_1T, sequence = one_sequence(some_texts(60), causal=False)
     backbone = tiny_backbone("bert", torch.float64).train()
     states = []
     for kernel in ("gathered", "flex"):
@@ -293,7 +239,7 @@ def test_with_dropout_flex_attention_gathers_keys() -> None:
         for layer in backbone.encoder.layer:  # hidden dropout would draw for filling too
             layer.attention.output.dropout.p = layer.output.dropout.p = 0.0
         backbone.embeddings.dropout.p = 0.0
-        states.append(trie_output(backbone, ids_1T, trie, kernel).last_hidden_state[:, : ids_1T.shape[1]])
+        states.append(sequence_output(backbone, ids_1T, sequence, kernel).last_hidden_state[:, : ids_1T.shape[1]])
     torch.testing.assert_close(*states, rtol=1e-12, atol=1e-12)  # float64 sums in another order
 
 
@@ -314,12 +260,12 @@ def test_packed_texts_equal_single_ones_in_value_and_gradient(kind: str, pooling
     if kind == "llama-bidirectional":
         backbone.config.is_causal = False
     assert is_causal(backbone) == causal
-    sharing = find_sharing(backbone, pooling, causal=causal)
-    assert sharing.packs
-    assert sharing.max_tokens == (8 if kind == "modernbert" else 1024)
+    layouts = probe_layouts(backbone, pooling, causal=causal)
+    assert layouts.layout == "packed"
+    assert layouts.max_tokens == (8 if kind == "modernbert" else 1024)
     model = EmbeddingModel(backbone, pooling, causal)
     ids = [list(text) for text in some_texts(30, longest=8, vocabulary=300)]
-    plan = plan_micro_batches(ids, 60, 0, sharing)
+    plan = plan_micro_batches(ids, 60, 0, layouts)
     assert plan.layout == "packed"
     assert plan.computed_tokens == sum(map(len, ids))
     found = []
@@ -347,15 +293,15 @@ def test_packed_texts_equal_single_ones_in_value_and_gradient(kind: str, pooling
 def test_a_bias_by_relative_position_is_found_by_the_probe() -> None:
     sizes = {"vocab_size": 400, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     backbone = AutoModel.from_config(MPNetConfig(**sizes, num_attention_heads=4)).eval()
-    sharing = find_sharing(backbone, "mean", causal=False)
-    assert not sharing.packs
-    assert "the architecture" in str(sharing.disabled_because)
-    assert plan_micro_batches([[1, 2], [3]], 60, 0, sharing).layout == "padded"
+    layouts = probe_layouts(backbone, "mean", causal=False)
+    assert layouts.layout == "padded"
+    assert "the architecture" in layouts.reason
+    assert plan_micro_batches([[1, 2], [3]], 60, 0, layouts).layout == "padded"
 
 
 def test_texts_too_long_to_be_packed_are_padded_beside_the_others() -> None:
     ids = [[1] * 4, [2] * 9, [3] * 2, [4] * 5]
-    plan = plan_micro_batches(ids, 100, 0, PrefixSharing("bidirectional", 8, packs=True))
+    plan = plan_micro_batches(ids, 100, 0, LayoutSupport("packed", "bidirectional", 8, causal=False))
     assert plan.layout == "packed"
     assert plan.reason == "bidirectional; 11 tokens packed, 15 padded; 1 texts longer than 8 tokens are padded"
     assert plan.computed_tokens == 11 + 9

@@ -21,20 +21,20 @@ from tiny import (
 )
 from transformers import AutoModelForMaskedLM, BertModel, Gemma3TextConfig, Gemma3TextModel, T5Config, T5Model
 
-from angle_llm.model.backbone import (
+from angle_llm.model.source.backbone import (
     BackboneLocation,
     absolute_name,
     is_causal,
     load_backbone,
     load_tokenizer,
-    locate,
     torch_dtype,
     weights_fingerprint,
 )
-from angle_llm.model.checks import ArtifactError
-from angle_llm.model.quantization import dequantize
+from angle_llm.model.source.checks import ArtifactError
+from angle_llm.model.source.quantization import dequantize
+from angle_llm.model.source.resolve import locate
+from angle_llm.model.source.weights import BaseWeights, open_base
 from angle_llm.model.tokenizer import count_positions
-from angle_llm.model.weights import BaseWeights, open_base
 
 HALF = [torch.bfloat16, torch.float16]
 
@@ -91,16 +91,6 @@ def test_a_missing_path_is_refused_and_not_taken_for_a_hub_id(
     advice = "Install it with pip" if name.startswith("package:") else "no model at .*config.json"
     with pytest.raises(FileNotFoundError, match=advice):
         locate(name)
-
-
-def test_the_model_of_a_run_directory_is_proposed(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no config\.json") as error:
-        locate(str(tmp_path))
-    assert "Did you mean" not in str(error.value)
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model/config.json").touch()
-    with pytest.raises(FileNotFoundError, match=f"Did you mean {tmp_path}/model"):
-        locate(str(tmp_path))
 
 
 def assert_same_weights(model: torch.nn.Module, expected: torch.nn.Module) -> None:

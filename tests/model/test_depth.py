@@ -11,12 +11,12 @@ from tiny import KINDS, save_tiny_base, tiny_encoder, train_a_little
 from torch import nn
 
 from angle_llm import SentenceEncoder
-from angle_llm.config import LoraSettings
 from angle_llm.export.merge import merge
 from angle_llm.export.sentence_transformers import export_sentence_transformers
 from angle_llm.export.verify import verify
-from angle_llm.model.checks import CARD_NAME, ArtifactError
-from angle_llm.model.depth import LayerStack
+from angle_llm.model.layers.depth import LayerStack
+from angle_llm.model.source.checks import CARD_NAME, ArtifactError
+from angle_llm.settings.train import LoraSettings
 
 TEXTS = ["A man is eating.", "A man is eating a large meal.", "Shares rose in London.", "A"]
 ROUNDING = 2e-6
@@ -68,18 +68,17 @@ def test_every_pooling_pools_inner_states(pooling: str) -> None:
     assert_same(encoder.encode_layers(TEXTS, [1])[:, 0], encoder.truncated(layers=1).encode(TEXTS))
 
 
-def test_inner_layers_and_a_projection_do_not_change_encode() -> None:
+def test_inner_layers_do_not_change_encode() -> None:
     """Training reads them while evaluation encodes."""
     encoder = tiny_encoder("llama")
     before = encoder.encode(TEXTS)
     encoder.model.read_layers([1])
-    encoder.model.add_projection(5, seed=0)
     assert np.array_equal(encoder.encode(TEXTS), before)
     with pytest.raises(ValueError, match="layers"):
         encoder.encode_layers(TEXTS, [99])
     assert encoder.encode_layers(TEXTS, [1]).shape == (len(TEXTS), 1, 32)
     assert encoder.model.inner_layers == (1,)
-    assert encoder.model(**encoder.plan(TEXTS, 10**6).micro_batches[0].inputs(encoder.device)).shape[1] == 64 + 5
+    assert encoder.model(**encoder.plan(TEXTS, 10**6).micro_batches[0].inputs(encoder.device)).shape[1] == 64
 
 
 @pytest.mark.parametrize("with_adapter", [False, True])
@@ -152,10 +151,8 @@ def test_options_of_loading_truncate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"layers": 0}, "`layers`.*got 0"),
-        ({"dimensions": -1}, "`dimensions`.*got -1"),
-        ({"dimensions": True}, "`dimensions`.*got True"),
-        ({"layers": 9}, rf"{CARD_NAME}.*layers.*1 \.\. 3.*got 9"),
+        ({"dimensions": True}, "dimensions"),
+        ({"layers": 9}, f"{CARD_NAME}.*layers"),
         ({"layers": 1}, r"layers\.[12]\."),  # layers of the adapter that the base does not have
     ],
 )
@@ -183,20 +180,18 @@ def test_an_export_drops_layers_but_cannot_drop_dimensions(tmp_path: Path) -> No
     export_sentence_transformers(tmp_path / "short", tmp_path / "out", check=False)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["num_hidden_layers"] == 1
     load(adapter, dimensions=8).save_pretrained(tmp_path / "narrow")
-    with pytest.raises(ArtifactError, match=r"dimensions.*truncate_dim=8"):
+    with pytest.raises(ArtifactError, match="truncate_dim=8"):
         export_sentence_transformers(tmp_path / "narrow", tmp_path / "narrow_out", check=False)
 
 
-@pytest.mark.parametrize("layers", [[0], [4], [1, 1]])
-def test_layers_that_do_not_exist_or_are_repeated_are_refused(layers: list[int]) -> None:
-    with pytest.raises(ValueError, match=r"layers.*got \["):
-        tiny_encoder("llama").encode_layers(TEXTS, layers)
-
-
-@pytest.mark.parametrize("cut", [{"layers": 0}, {"layers": 4}, {"dimensions": 0}, {"dimensions": 33}])
-def test_a_cut_beyond_the_model_or_to_zero_is_refused(cut: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=rf"{next(iter(cut))}.*got {next(iter(cut.values()))}"):
-        tiny_encoder("llama").truncated(**cut)
+def test_layers_and_dimensions_that_do_not_exist_are_refused() -> None:
+    encoder = tiny_encoder("llama")
+    for layers in ([0], [4], [1, 1]):
+        with pytest.raises(ValueError, match="layers"):
+            encoder.encode_layers(TEXTS, layers)
+    for cut in ({"layers": 0}, {"layers": 4}, {"dimensions": 0}, {"dimensions": 33}):
+        with pytest.raises(ValueError, match=next(iter(cut))):
+            encoder.truncated(**cut)
 
 
 def test_a_pooling_of_two_layers_has_no_inner_rows_but_can_be_truncated() -> None:
@@ -211,9 +206,9 @@ def test_a_backbone_with_unknown_layers_or_steps_after_them_is_refused() -> None
     backbone: Any = encoder.model.backbone
     backbone.register_forward_hook(lambda _, __, output: output.__class__(last_hidden_state=output[0] * 1.01))
     for use in (lambda: encoder.encode_layers(TEXTS, [1]), lambda: encoder.truncated(layers=1)):
-        with pytest.raises(ValueError, match="LlamaModel has unknown steps after its last layer"):
+        with pytest.raises(ValueError, match="LlamaModel"):
             use()
     assert encoder.truncated(dimensions=8).dimensions == 8
     backbone.twins = nn.ModuleList([nn.Identity() for _ in range(3)])
-    with pytest.raises(ValueError, match="LlamaModel has 2 lists of 3 modules"):
+    with pytest.raises(ValueError, match="LlamaModel"):
         LayerStack.of(backbone)

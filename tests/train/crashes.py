@@ -23,9 +23,9 @@ import torch
 import torch.utils.tensorboard  # once, before the forks
 from runs import outcome, run_settings
 
-from angle_llm.config import TrainSettings
 from angle_llm.run import fine_tune
-from angle_llm.train import process_loss
+from angle_llm.settings.train import TrainSettings
+from angle_llm.train import distributed as process_loss
 
 
 def in_processes(

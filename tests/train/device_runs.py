@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,14 @@ import torch
 from separate_device import DeviceTensor, DeviceWork, gpu, move, separate_device
 from tiny import tiny_encoder, train_a_little
 from torch import Tensor, distributed, nn
-from torch.nn.attention import varlen as torch_varlen
 from torch.nn.functional import scaled_dot_product_attention
 
 from angle_llm import AngleObjective, SentenceEncoder, TextBatch
-from angle_llm.config import DataSource, LoraSettings, OptimizerSettings
 from angle_llm.data.examples import load_examples
 from angle_llm.losses import FalseNegatives, NestedObjective
-from angle_llm.losses.contrastive import EXTRA_NEGATIVES
-from angle_llm.model import flex
-from angle_llm.model.micro_batches import PrefixSharing
+from angle_llm.model.layout import flex
+from angle_llm.model.layout.micro_batches import LayoutSupport
+from angle_llm.settings.train import DataSource, LoraSettings, OptimizerSettings
 from angle_llm.train.batches import PlannedBatch
 from angle_llm.train.distributed import Processes
 from angle_llm.train.step import group_step
@@ -41,10 +38,8 @@ OBJECTIVES = {
     "guided and taught": AngleObjective(
         contrastive_form="forward",
         false_negatives=FalseNegatives(margin=0.1, guided=True),
-        extra_negatives=EXTRA_NEGATIVES,
         hardness_strength=5.0,
         kl_weight=1,
-        margin_mse_weight=1,
         teacher_vector_weight=1,
     ),
 }
@@ -60,9 +55,9 @@ def main() -> None:
     step("llama", "trie", 10**6, "nested")
     step("llama", "trie", 10**6, "guided and taught")
     with kernels_of_a_gpu():
-        for kind, layout, kernel in (("llama", "trie", "flex"), ("qwen2", "trie", "varlen")):
-            step(kind, layout, 10**6, kernel=kernel)
-            step("bert", "packed", 10**6, kernel=kernel)
+        for kind in ("llama", "qwen2"):
+            step(kind, "trie", 10**6, kernel="flex")
+        step("bert", "packed", 10**6, kernel="flex")
     for kind in ("llama", "bert"):
         encoding(kind)
     several_processes()
@@ -70,7 +65,7 @@ def main() -> None:
 
 @contextmanager
 def kernels_of_a_gpu() -> Iterator[None]:
-    """Replace FlexAttention and varlen attention by plain ones that refuse tensors of the host."""
+    """Replace FlexAttention by plain attention that refuses tensors of the host."""
 
     def attend(
         query: Tensor, key: Tensor, value: Tensor, score_mod: None, block_mask: Any, *, scale: float, **named: Any
@@ -81,24 +76,10 @@ def kernels_of_a_gpu() -> Iterator[None]:
         visible_TT = block_mask.mask_mod(None, None, node_T[:, None], node_T)
         return scaled_dot_product_attention(query, key, value, visible_TT, scale=scale, enable_gqa=named["enable_gqa"])
 
-    def varlen(query: Tensor, key: Tensor, value: Tensor, first_q: Any, first_k: Any, *_: int, **named: Any) -> Tensor:
-        assert all(isinstance(tensor, DeviceTensor) for tensor in (query, key, value, first_q, first_k))
-        assert {first_q.dtype, first_k.dtype} == {torch.int32}
-        causal = named["window_size"] == (-1, 0)
-        outputs = []
-        for q, k in zip(pairwise(first_q.held.tolist()), pairwise(first_k.held.tolist()), strict=True):
-            parts = [one[slice(*ends)].transpose(0, 1) for one, ends in ((query, q), (key, k), (value, k))]
-            queries, keys = q[1] - q[0], k[1] - k[0]
-            seen_QL = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries) if causal else None
-            mask = None if seen_QL is None else seen_QL.to(query.device)
-            attended = scaled_dot_product_attention(*parts, mask, scale=named["scale"], enable_gqa=named["enable_gqa"])
-            outputs.append(attended.transpose(0, 1))
-        return torch.cat(outputs)
-
-    before = flex.flex_attention, torch_varlen.varlen_attn
-    flex.flex_attention, torch_varlen.varlen_attn = attend, varlen  # type: ignore[assignment]
+    before = flex.flex_attention
+    flex.flex_attention = attend  # type: ignore[assignment]
     yield
-    flex.flex_attention, torch_varlen.varlen_attn = before
+    flex.flex_attention = before
 
 
 def encoder_of(kind: str, layout: str, dropout: float = 0.0) -> SentenceEncoder:
@@ -106,7 +87,7 @@ def encoder_of(kind: str, layout: str, dropout: float = 0.0) -> SentenceEncoder:
     encoder.add_lora(LoraSettings(rank=4, alpha=4, dropout=dropout))
     train_a_little(encoder.model)
     if layout == "padded":
-        encoder.sharing = PrefixSharing("off")
+        encoder.layouts = LayoutSupport("padded", "off")
     return encoder
 
 

@@ -35,7 +35,17 @@ from tiny import save_tiny_base, tiny_encoder
 from tiny_tokenizers import TOKENIZERS, VOCABULARY
 from transformers import AutoModel, LlamaConfig
 
-from angle_llm.config import (
+from angle_llm.data import store
+from angle_llm.data.examples import load_examples
+from angle_llm.data.formats import Example, Group, ScoredPair
+from angle_llm.losses import AngleObjective, FalseNegatives
+from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.source import artifact
+from angle_llm.model.source.resolve import resolve_model
+from angle_llm.prompts import load_prompts
+from angle_llm.run import fine_tune
+from angle_llm.settings.parsing import load_settings
+from angle_llm.settings.train import (
     CheckpointSettings,
     DataSettings,
     DataSource,
@@ -44,31 +54,21 @@ from angle_llm.config import (
     OptimizerSettings,
     TrainSettings,
 )
-from angle_llm.data import store
-from angle_llm.data.examples import load_examples
-from angle_llm.data.formats import Example, Group, ScoredPair
-from angle_llm.losses import AngleObjective, FalseNegatives
-from angle_llm.model import artifact
-from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.prompts import load_prompts
-from angle_llm.run import fine_tune
-from angle_llm.settings_io import load_settings
 from angle_llm.train import trainer
 from angle_llm.train.budget import default_budget
 from angle_llm.train.loading import load_encoder
 from angle_llm.train.run_folder import Run
-from angle_llm.train.signals import Interrupted
 from angle_llm.train.strategies import DataParallelStrategy, ZeroStrategy, make_strategy
+from angle_llm.train.trainer import Interrupted
 
 warnings.filterwarnings("error", category=UserWarning, module="angle_llm")
 LOSS = AngleObjective(cosine_weight=1.0, in_batch_weight=1.0, angle_weight=0.5)
 WITH_OPTIONS = AngleObjective(
     cosine_weight=1.0,
     in_batch_weight=1.0,
-    margin_mse_weight=0.1,
+    kl_weight=0.1,
     contrastive_form="forward",
     false_negatives=FalseNegatives(margin=0.05),
-    extra_negatives=("query_query", "document_document"),
     hardness_strength=2.0,
 )
 CPU = {"device": "cpu"}
@@ -148,7 +148,7 @@ def train_partitioned(mine: TrainSettings, examples: list[Example]) -> None:
     with Run.start(mine) as run:
         if not run.processes.is_main:
             artifact.load_backbone = refuse
-        encoder = load_encoder(mine.model, run.processes)
+        encoder = load_encoder(resolve_model(mine.model.path), mine.model, run.processes)
         encoder.add_lora(mine.lora)
         assert {parameter.is_meta for parameter in encoder.model.parameters()} == {not run.processes.is_main}
         trainer.Trainer(run, encoder, examples, [LOSS], None, mine, default_budget(mine)).fit()

@@ -18,7 +18,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from angle_llm import SentenceEncoder, cli
-from angle_llm.train import process_loss
+from angle_llm.train import distributed as process_loss
 
 
 def main(config: str, run_dir: str, failure: str, failing: str) -> None:

@@ -11,7 +11,10 @@ from tiny import save_tiny_base
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from angle_llm.config import (
+from angle_llm.data.formats import Example
+from angle_llm.losses import Objective
+from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.settings.train import (
     CheckpointSettings,
     DataSettings,
     EvaluationSettings,
@@ -20,9 +23,6 @@ from angle_llm.config import (
     OptimizerSettings,
     TrainSettings,
 )
-from angle_llm.data.formats import Example
-from angle_llm.losses import Objective
-from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.train.best_model import Evaluate
 from angle_llm.train.budget import default_budget
 from angle_llm.train.run_folder import Run, TrainResult

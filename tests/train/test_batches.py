@@ -12,9 +12,9 @@ from angle_llm.data.formats import PositivePair, ScoredPair, Triple
 from angle_llm.data.mixture import LoadedSet, Mixture
 from angle_llm.losses import AngleObjective, MixedObjective
 from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.model.micro_batches import Plan
-from angle_llm.train.batches import BatchPlanner, PlannedBatch, ahead
-from angle_llm.train.memory import TokenBudget
+from angle_llm.model.layout.micro_batches import Plan
+from angle_llm.model.memory.token_budget import TokenBudget
+from angle_llm.train.batches import BatchPlanner, PlannedBatch, prefetch
 from angle_llm.train.step import boundary_step
 
 TRIPLES = [Triple("A man eats.", "Someone eats.", "Nobody eats."), Triple("Nobody eats.", "Two dogs run.", "Hi")]
@@ -119,13 +119,13 @@ def test_the_next_item_is_made_while_this_one_is_used() -> None:
         yield 2
         raise ValueError("no third")
 
-    items = ahead(numbers())
+    items = prefetch(numbers())
     assert next(items) == 1
     assert second_made.wait(timeout=10), "made in advance"
     assert next(items) == 2
     with pytest.raises(ValueError, match="no third"):
         next(items)
-    items = ahead(iter(range(100)))
+    items = prefetch(iter(range(100)))
     assert next(items) == 0
     items.close()  # type: ignore[attr-defined]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("batches")]

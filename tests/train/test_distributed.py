@@ -2,7 +2,6 @@
 
 import importlib.util
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +10,9 @@ import pytest
 import torch
 from programs import run
 
-from angle_llm.config import ModelSettings, TrainSettings
-from angle_llm.run import check_names
-from angle_llm.settings_io import MissingLibraryError, SettingsError
+from angle_llm.run import resolve_models
+from angle_llm.settings.parsing import MissingLibraryError, SettingsError
+from angle_llm.settings.train import ModelSettings, TrainSettings
 from angle_llm.train.distributed import Processes, _deepspeed_plugin, check_launch
 from angle_llm.train.step import matmul_precision
 
@@ -81,18 +80,18 @@ def test_one_process_out_of_memory_repeats_the_step_on_all(processes: int, tmp_p
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, str], str]] = {
-    "FSDP": ("NO", {}, {"ACCELERATE_USE_FSDP": "true"}, r"FSDP.*zero3\.yaml"),
-    "Megatron": ("MEGATRON_LM", {}, {}, r"MEGATRON_LM.*zero3\.yaml"),
+    "FSDP": ("NO", {}, {"ACCELERATE_USE_FSDP": "true"}, "FSDP"),
+    "Megatron": ("MEGATRON_LM", {}, {}, "MEGATRON_LM"),
     "compile": ("NO", {}, {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "--dynamo_backend no"),
-    "fp16": ("DEEPSPEED", {"fp16": {"enabled": True}}, {}, "bf16 or fp16.*model.dtype"),
-    "tensor": ("DEEPSPEED", {"tensor_parallel": {"autotp_size": 2}}, {}, "tensor.*ZeRO-3"),
+    "fp16": ("DEEPSPEED", {"fp16": {"enabled": True}}, {}, r"model\.dtype"),
+    "tensor": ("DEEPSPEED", {"tensor_parallel": {"autotp_size": 2}}, {}, "tensor"),
     "DeepSpeed on a CPU": (
         "NO",
         {},
         {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_USE_CPU": "True"},
-        "turns DeepSpeed off.*use_cpu: false",
+        "use_cpu: false",
     ),
-    "pipeline": ("DEEPSPEED", {"pipeline": {}}, {}, "pipeline.*ZeRO-3"),
+    "pipeline": ("DEEPSPEED", {"pipeline": {}}, {}, "pipeline"),
 }
 
 
@@ -153,15 +152,14 @@ def test_quantisation_without_its_package_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     settings = TrainSettings(model=ModelSettings("org/model", bits=4))
     with pytest.raises(MissingLibraryError, match=r"pip install 'angle_llm\[quantization\]'"):
-        check_names(settings)
-    check_names(replace(settings, model=ModelSettings("org/model")))
+        resolve_models(settings)
 
 
 def test_a_launcher_variable_reaches_the_check(tmp_path: Path) -> None:
     """Refused before weights load or anything is written."""
     code = (
         "import os; os.environ['ACCELERATE_USE_FSDP'] = 'true'\n"
-        "from angle_llm.config import TrainSettings; from angle_llm.run import fine_tune\n"
+        "from angle_llm.settings.train import TrainSettings; from angle_llm.run import fine_tune\n"
         f"fine_tune(TrainSettings(run_dir={str(tmp_path / 'run')!r}))"
     )
     (tmp_path / "program.py").write_text(code)

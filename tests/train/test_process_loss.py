@@ -15,9 +15,8 @@ import yaml
 from forked import free_port
 from tiny import save_tiny_base
 
-from angle_llm.train import process_loss
-from angle_llm.train.distributed import Processes
-from angle_llm.train.process_loss import ENDED_SECONDS, INTERVAL, LOST_SECONDS, ProcessWatch
+from angle_llm.train import distributed as process_loss
+from angle_llm.train.distributed import ENDED_SECONDS, INTERVAL, LOST_SECONDS, Processes, ProcessWatch
 
 WORKER = Path(__file__).with_name("process_loss_worker.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]

@@ -17,15 +17,21 @@ from programs import run
 from runs import checkpoint_names, outcome, read_metrics, run_settings
 from tiny import save_tiny_base
 
-from angle_llm.config import CheckpointSettings, EvaluationSettings, LoraSettings, OptimizerSettings, TrainSettings
 from angle_llm.io import FolderError
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.memory.token_budget import TokenBudget
 from angle_llm.run import fine_tune
-from angle_llm.settings_io import SettingsError, save_settings
+from angle_llm.settings.parsing import SettingsError, save_settings
+from angle_llm.settings.train import (
+    CheckpointSettings,
+    EvaluationSettings,
+    LoraSettings,
+    OptimizerSettings,
+    TrainSettings,
+)
 from angle_llm.train.best_model import BestModel
-from angle_llm.train.memory import TokenBudget
 from angle_llm.train.metrics import Metrics
-from angle_llm.train.signals import Interrupted, StopSignals
+from angle_llm.train.trainer import Interrupted, StopSignals
 
 
 @pytest.fixture(autouse=True)
@@ -101,14 +107,14 @@ def test_a_stopped_run_resumes_bit_for_bit(
 ) -> None:
     assert interrupt(mine, step, evaluation=evaluation) == 128 + signal.SIGTERM == 143
     path = mine.run_path / f"checkpoints/step-{step:06d}"
-    assert f"checkpoint of step {step} in {path}; to resume" in capsys.readouterr().out
+    assert f"in {path}; to resume" in capsys.readouterr().out
     assert path.is_dir()
     assert not (mine.run_path / "interrupted").exists()
     check_alike(outcome_of(mine), undisturbed)
 
 
 def test_a_resumed_run_keeps_its_budget_on_a_device_with_other_free_memory(
-    mine: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    mine: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def choose(budget: TokenBudget) -> None:
         monkeypatch.setattr("angle_llm.train.budget.choose_budget", lambda *_: budget)
@@ -119,38 +125,31 @@ def test_a_resumed_run_keeps_its_budget_on_a_device_with_other_free_memory(
     interrupt(mine, 2)
     choose(TokenBudget(8192, 16_384))
     check_alike(outcome_of(mine), whole)
-    printed = capsys.readouterr().out
-    assert "budget of the checkpoint, or as set: micro_batch_tokens 60, graph_tokens 90, activation check" in printed
     result = json.loads((mine.run_path / "result.json").read_text())
     assert TokenBudget(**result["budget"]) == TokenBudget(60, 90, activation_checkpointing=True)
 
 
-def test_a_run_resumes_with_another_token_budget(mine: TrainSettings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_resumes_with_another_token_budget(mine: TrainSettings) -> None:
     mine = replace(mine, max_steps=4)
     interrupt(mine, 2)
     fine_tune(replace(mine, micro_batch_tokens=70, graph_tokens=0, activation_checkpointing="always"))
-    printed = capsys.readouterr().out
-    assert "or as set: micro_batch_tokens 70, graph_tokens 0, activation checkpointing" in printed
     assert [line["step"] for line in read_metrics(mine.run_path) if "loss" in line] == [1, 2, 3, 4]
-    assert json.loads((mine.run_path / "result.json").read_text())["budget"]["graph_tokens"] == 0
+    result = json.loads((mine.run_path / "result.json").read_text())
+    assert TokenBudget(**result["budget"]) == TokenBudget(70, 0, activation_checkpointing=True)
 
 
 def test_checkpoints_change_nothing_and_a_finished_run_is_not_trained_again(
-    mine: TrainSettings, undisturbed: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    mine: TrainSettings, undisturbed: dict[str, Any]
 ) -> None:
     often = replace(mine, checkpoint=CheckpointSettings(every_steps=5, keep=3))
     first = outcome_of(often)
-    assert (
-        f"starting at step 1: --resume auto found no checkpoint in {mine.run_path}/checkpoints"
-        in capsys.readouterr().out
-    )
     assert first["checkpoints"] == ["step-000005", "step-000010", "step-000012"]
     check_alike({**first, "settings": undisturbed["settings"]}, undisturbed)
     times = [line["seconds"] for line in read_metrics(mine.run_path) if "seconds" in line]
     assert outcome_of(often) == first
     assert [line["seconds"] for line in read_metrics(mine.run_path) if "seconds" in line] == times, "no step was taken"
     assert outcome_of(replace(mine, resume="step-000005"))["model"] == first["model"]
-    with pytest.raises(SettingsError, match=r"finished run.*--overwrite"):
+    with pytest.raises(SettingsError, match=r"finished run.*remove"):
         fine_tune(replace(often, resume="never"))
     assert outcome(mine.run_path)["model"] == first["model"]
 
@@ -162,7 +161,7 @@ def test_a_run_that_failed_at_its_end_resumes(mine: TrainSettings, tmp_path: Pat
         model=replace(mine.model, dtype="bfloat16"),
         lora=LoraSettings(rank=0),
         evaluation=EvaluationSettings(),
-        optimizer=OptimizerSettings(learning_rate=1e-3, weight_decay=0.1, schedule="cosine"),
+        optimizer=OptimizerSettings(learning_rate=1e-3, weight_decay=0.1),
         checkpoint=CheckpointSettings(every_steps=4),
         max_steps=9,
     )
@@ -213,9 +212,6 @@ def test_files_that_a_kill_or_a_user_removed(
     fine_tune(mine)
     assert "the best model so far, is missing" in capsys.readouterr().out
     assert (run_dir / "model").is_dir(), "evaluated again"
-
-
-# ------------------------------------------------------------------------------------------------------------- signals
 
 
 def handlers() -> list[Any]:
@@ -276,12 +272,8 @@ def test_ctrl_c_writes_a_checkpoint_even_if_the_reader_of_the_output_ends(
     assert process.wait(timeout=60) == 130, shown
     (name,) = checkpoint_names(run_dir)
     if reader == "stays":
-        assert "SIGINT: writing a checkpoint after this step" in shown
-        assert f"checkpoints/{name}; to resume, run the same command with --resume auto" in shown
+        assert all(word in shown for word in ("SIGINT", f"checkpoints/{name}", "--resume auto"))
         assert "Traceback" not in shown
-
-
-# --------------------------------------------------------------------------------------------------------------- kills
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the program forks")

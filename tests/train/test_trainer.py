@@ -2,10 +2,8 @@
 
 import json
 import math
-import os
 import random
-import re
-import signal
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +15,18 @@ import torch
 import yaml
 from accelerate.utils import set_seed
 from runs import fit, read_metrics
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from test_distributed import program
 from tiny import save_tiny_base
 
-from angle_llm.config import (
-    CheckpointSettings,
+from angle_llm.data.formats import ScoredPair, Triple
+from angle_llm.losses import AngleObjective
+from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.layers.depth import LayerStack
+from angle_llm.model.source.checks import ArtifactError
+from angle_llm.run import fine_tune
+from angle_llm.settings.parsing import SettingsError, load_settings, settings_from_dict
+from angle_llm.settings.train import (
     DataSettings,
     EvaluationSettings,
     LoraSettings,
@@ -31,17 +35,7 @@ from angle_llm.config import (
     OptimizerSettings,
     TrainSettings,
 )
-from angle_llm.data.formats import ScoredPair, Triple
-from angle_llm.evaluate.held_out import HeldOutEvaluation, HeldOutTask
-from angle_llm.losses import AngleObjective
-from angle_llm.model.checks import ArtifactError
-from angle_llm.model.depth import LayerStack
-from angle_llm.model.encoder import SentenceEncoder
-from angle_llm.run import fine_tune
-from angle_llm.settings_io import SettingsError, load_settings, settings_from_dict
 from angle_llm.train.checkpoint import SavedWeightsError
-from angle_llm.train.metrics import Metrics
-from angle_llm.train.signals import Interrupted
 from angle_llm.train.trainer import TrainingError
 
 SENTENCES = ["A dog runs.", "Somebody reads."]
@@ -80,14 +74,10 @@ def weights(model_dir: Path) -> bytes:
     return (model_dir / "adapter_model.safetensors").read_bytes()
 
 
-def test_a_run_learns_and_writes_the_documented_files(
-    settings: TrainSettings, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_learns_and_writes_the_documented_files(settings: TrainSettings) -> None:
     model_dir = fine_tune(replace(settings, epochs=8))
     steps = read_metrics(settings.run_path)
-    assert [row["step"] for row in steps] == list(range(1, 25)), "three batches an epoch, the last one short"
-    assert [row["epoch"] for row in steps[::3]] == list(range(8))
-    assert {"loss", "loss/cosine", "loss/in_batch", "loss/angle", "learning_rate", "gradient_norm"} <= set(steps[0])
+    assert [row["epoch"] for row in steps[::3]] == list(range(8)), "three batches an epoch, the last one short"
     for row in steps:
         assert 0 < row["computed_tokens"] < 2 * row["logical_tokens"]
         assert row["pairs"] == 2 * len(range(20)[(row["step"] - 1) % 3 * 8 :][:8]), "two for each triple of the batch"
@@ -99,16 +89,11 @@ def test_a_run_learns_and_writes_the_documented_files(
     assert sum(row["loss"] for row in last) < 0.7 * sum(row["loss"] for row in first)
     files = {"settings.yaml", "metrics.jsonl", "tensorboard", "model", "result.json"}
     assert {path.name for path in settings.run_path.iterdir()} == files
-    assert list((settings.run_path / "tensorboard").rglob("events*"))
     stored = json.loads((settings.run_path / "result.json").read_text())
     assert (stored["steps"], stored["better"]) == (24, None), "without an evaluation"
     trained = SentenceEncoder.from_pretrained(model_dir)
     untrained = SentenceEncoder.from_pretrained(settings.model.path, max_length=100)
     assert np.abs(trained.encode(SENTENCES) - untrained.encode(SENTENCES)).max() > 1e-2
-    bar = capfd.readouterr().err.splitlines()[-1]
-    assert f"loss {steps[-1]['loss']:.4f}" in bar
-    assert all(unit in bar for unit in ("pairs/s", "tokens/s", "24/24 ["))
-    assert "utilised" not in bar
 
 
 def test_the_best_model_is_kept_not_the_last(settings: TrainSettings, encoder: SentenceEncoder) -> None:
@@ -162,42 +147,6 @@ def test_an_evaluation_that_sets_seeds_does_not_change_the_training(settings: Tr
     assert drawn[0] == drawn[1]
 
 
-@pytest.mark.parametrize("stop", [None, 2, *(pytest.param(step, marks=pytest.mark.slow) for step in (0, 3))])
-def test_a_run_stops_after_evaluations_without_a_new_best_one(
-    stop: int | None, settings: TrainSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The third evaluation after the best one would be better again. A resumed run stops at the same step."""
-    scores = iter([9.0, 5.0, 6.0, 5.0, 6.0, 8.0])
-    task = HeldOutTask("task", ("MRR",), lambda *_: {"MRR": next(scores)})
-    evaluation = HeldOutEvaluation({"scripted": task}, "task/MRR", None)
-    monkeypatch.setattr("angle_llm.evaluate.held_out.held_out_evaluation", lambda *_: evaluation)
-    every_step = EvaluationSettings(tasks=["scripted"], every_steps=1, patience=2)
-    patient = replace(settings, evaluation=every_step, checkpoint=CheckpointSettings(every_steps=50), resume="auto")
-    if stop is not None:
-        real = Metrics.log
-
-        def log(self: Metrics, values: dict[str, float], notes: Any = None) -> None:
-            real(self, values, notes)
-            if values["step"] == stop and "evaluation" in values:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Metrics, "log", log)
-            with pytest.raises(Interrupted):
-                fine_tune(patient)
-    fine_tune(patient)
-    result = json.loads((settings.run_path / "result.json").read_text())
-    assert (result["steps"], result["start"], result["best"]) == (4, 9.0, 6.0)
-    assert [row["step"] for row in read_metrics(settings.run_path) if "loss" in row] == [1, 2, 3, 4]
-    printed = capsys.readouterr().out
-    assert "step 4: stopped, 2 evaluation(s) without a new best model" in printed
-    table = printed[printed.index("evaluation (prompt summarize_one_word, pooling last, at most 100 tokens):") :]
-    assert [line.split() for line in table.splitlines()[1:3]] == [["before", "saved"], ["task/MRR", "9.00", "6.00"]]
-    assert result["better"] is False
-    fine_tune(replace(patient, resume="step-000004"))
-    assert json.loads((settings.run_path / "result.json").read_text())["steps"] == 4
-
-
 # ------------------------------------------------------------------------------------------------------------ failures
 
 
@@ -209,19 +158,13 @@ def _poison_gradients(encoder: SentenceEncoder) -> None:
     next(p for p in encoder.model.parameters() if p.requires_grad).register_hook(lambda g: g * math.inf)
 
 
-def test_a_too_large_learning_rate_is_reported(settings: TrainSettings) -> None:
-    """Weights overflow, and the embeddings of this model become zero; their loss is finite."""
-    with pytest.raises(TrainingError, match=r"step \d: .*--optimizer\.learning-rate"):
-        fine_tune(replace(settings, optimizer=OptimizerSettings(learning_rate=1000)))
-
-
 @pytest.mark.parametrize("poison", [_poison_weights, _poison_gradients])
 def test_a_run_stops_before_the_optimizer_takes_a_bad_step(
     settings: TrainSettings, encoder: SentenceEncoder, poison: Callable[[SentenceEncoder], None]
 ) -> None:
     poison(encoder)
     before = {name: tensor.clone() for name, tensor in encoder.model.state_dict().items()}
-    with pytest.raises(TrainingError, match=r"step 1: the loss is .*--optimizer\.learning-rate.*No model was saved"):
+    with pytest.raises(TrainingError, match=r"step 1: .*--optimizer\.learning-rate"):
         fit(encoder, TRIPLES, AngleObjective(), settings)
     after = encoder.model.state_dict()
     assert all(torch.equal(tensor, after[name]) or tensor.isnan().any() for name, tensor in before.items())
@@ -239,7 +182,7 @@ def test_out_of_memory_in_the_optimizer_names_the_flags(
 
     monkeypatch.setattr(place, fail)
     before = {name: parameter.clone() for name, parameter in encoder.model.named_parameters()}
-    with pytest.raises(TrainingError, match=r"step 1: out of memory in the optimizer.*--lora\.rank.*zero2\.yaml"):
+    with pytest.raises(TrainingError, match=r"--lora\.rank.*zero2\.yaml"):
         fit(encoder, TRIPLES, AngleObjective(), settings)
     assert all(torch.equal(parameter, before[name]) for name, parameter in encoder.model.named_parameters())
 
@@ -282,10 +225,10 @@ def test_single_texts_that_do_not_fit_are_trained_with_activation_checkpointing(
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     encoder.model.register_forward_pre_hook(check)
-    with pytest.raises(TrainingError, match=r"out of memory .*single text per micro-batch"):
+    with pytest.raises(TrainingError, match="out of memory"):
         fit(encoder, TRIPLES, AngleObjective(), replace(settings, activation_checkpointing="never"))
     assert fit(encoder, TRIPLES, AngleObjective(), settings).steps
-    assert re.search(r"repeating the step with .*, activation checkpointing \(the same", capsys.readouterr().out)
+    assert "activation checkpointing" in capsys.readouterr().out
 
 
 def test_late_failures_are_detected_before_the_first_step(
@@ -295,7 +238,7 @@ def test_late_failures_are_detected_before_the_first_step(
     occupied.mkdir(parents=True)
     (occupied / "thesis.txt").write_text("mine")
     with pytest.raises(ArtifactError, match=str(occupied)):
-        fine_tune(replace(settings, overwrite=True))
+        fine_tune(settings)
     assert (occupied / "thesis.txt").read_text() == "mine"
     elsewhere = replace(settings, run_dir=str(tmp_path / "other"))
     with pytest.raises(ValueError, match="lone surrogate"):
@@ -325,17 +268,13 @@ def test_a_failed_run_leaves_its_weights_until_it_is_finished(
     assert not (settings.run_path / "interrupted").exists()
 
 
-@pytest.mark.parametrize(
-    "lora", [LoraSettings(rank=4), LoraSettings(rank=4, dora=True), LoraSettings(rank=4, rslora=True)]
-)
 def test_a_saved_adapter_is_verified_and_a_bad_one_replaces_no_file(
-    lora: LoraSettings, settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
+    settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    short = replace(settings, lora=lora, max_steps=2, overwrite=True)
-    path = fine_tune(short) / "adapter_model.safetensors"
-    assert any(name.endswith("lora_B.weight") for name in load_file(path))
+    short = replace(settings, lora=LoraSettings(rank=4), max_steps=2)
+    folder = fine_tune(short)
     real = SentenceEncoder.save_pretrained
-    before = {path.name: path.read_bytes() for path in path.parent.iterdir()}
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
 
     def save_damaged(self: SentenceEncoder, folder: Path, check: Callable[[Path], None]) -> None:
         def damage_first(written: Path) -> None:
@@ -345,29 +284,27 @@ def test_a_saved_adapter_is_verified_and_a_bad_one_replaces_no_file(
         real(self, folder, damage_first)
 
     monkeypatch.setattr(SentenceEncoder, "save_pretrained", save_damaged)
+    (settings.run_path / "result.json").unlink()
     monkeypatch.setattr("angle_llm.train.run_folder.Run._remove_encoder", lambda *_: None)
-    with pytest.raises(SavedWeightsError, match=r"adapter_model\.safetensors.*missing"):
+    with pytest.raises(SavedWeightsError, match=r"adapter_model\.safetensors"):
         fine_tune(short)
-    assert {path.name: path.read_bytes() for path in path.parent.iterdir()} == before
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-@pytest.mark.parametrize("rank", [0, 4])
-def test_a_run_whose_gradient_is_zero_stops_in_the_first_step(rank: int, settings: TrainSettings) -> None:
-    encoder = SentenceEncoder.from_pretrained(settings.model.path, max_length=100)
-    if rank:
-        encoder.add_lora(settings.lora)
+def test_a_run_whose_gradient_is_zero_stops_in_the_first_step(
+    settings: TrainSettings, encoder: SentenceEncoder
+) -> None:
     pairs = [ScoredPair(f"Dog {n} runs.", f"Animal {n} moves.", 0.5) for n in range(8)]
     loss = AngleObjective(cosine_weight=1, in_batch_weight=0, angle_weight=0)
-    mine = replace(settings, lora=replace(settings.lora, rank=rank))
-    with pytest.raises(TrainingError, match=r"step 1: the gradient is exactly 0 .*--objective\.cosine-weight"):
-        fit(encoder, pairs, loss, mine)
+    with pytest.raises(TrainingError, match=r"step 1: .*--objective\.cosine-weight"):
+        fit(encoder, pairs, loss, settings)
     assert not list(settings.run_path.glob("*/*.safetensors")), "neither model/ nor interrupted/"
     assert not read_metrics(settings.run_path)
 
 
 def test_an_adapter_without_an_update_is_an_error(settings: TrainSettings, encoder: SentenceEncoder) -> None:
     too_small = OptimizerSettings(learning_rate=1e-50)
-    with pytest.raises(SavedWeightsError, match="every lora_B is zero"):
+    with pytest.raises(SavedWeightsError, match="lora_B"):
         fit(encoder, TRIPLES, AngleObjective(), replace(settings, epochs=1, optimizer=too_small))
     assert np.isfinite(encoder.encode(["A dog."])).all()
 
@@ -378,7 +315,7 @@ def test_pairs_of_a_text_with_itself_are_refused(settings: TrainSettings) -> Non
     (folder / "docs.jsonl").write_text("".join(json.dumps({"text": f"Dog {n} runs."}) + "\n" for n in range(8)))
     data = DataSettings(path=str(folder / "docs.jsonl"), columns={"text1": "text", "text2": "text"})
     single = replace(settings, data=data, max_steps=1)
-    with pytest.raises(TrainingError, match=r"docs: expected pairs of two different texts.*title"):
+    with pytest.raises(TrainingError, match="docs: "):
         fine_tune(single)
     assert not settings.run_path.exists(), "another run can use the directory"
     fine_tune(replace(single, model=replace(settings.model, prompt={"query": "query", "document": "passage"})))
@@ -394,20 +331,18 @@ def test_a_directory_belongs_to_one_run(
     settings = replace(settings, run_dir="~/mine", max_steps=1)
     first = weights(fine_tune(settings))
     before = {path: path.read_bytes() for path in (tmp_path / "mine").rglob("*") if path.is_file()}
-    with pytest.raises(SettingsError, match=r"other settings \(seed\).*--run-dir"):
+    with pytest.raises(SettingsError, match=r"seed.*--run-dir"):
         fine_tune(replace(settings, seed=1))
     for resume in ("never", "auto"):  # finished, and without a checkpoint to resume from
-        with pytest.raises(SettingsError, match=r"finished run.*--run-dir.*--overwrite"):
+        with pytest.raises(SettingsError, match="--run-dir"):
             fine_tune(replace(settings, resume=resume))
     assert {path: path.read_bytes() for path in (tmp_path / "mine").rglob("*") if path.is_file()} == before
     (tmp_path / "mine/settings.yaml").write_text("evaluation: {pairs: null}\n")  # of an earlier version
-    with pytest.raises(SettingsError, match=r"mine contains a run.*unknown setting 'pairs'.*--run-dir.*--overwrite"):
+    with pytest.raises(SettingsError, match=r"'pairs'.*--run-dir"):
         fine_tune(settings)
-    assert weights(fine_tune(replace(settings, overwrite=True))) == first
+    shutil.rmtree(tmp_path / "mine")
+    assert weights(fine_tune(settings)) == first
     assert load_settings(TrainSettings, tmp_path / "mine/settings.yaml") == settings
-
-
-# ------------------------------------------------------------------------------------------------------------ mixtures
 
 
 @pytest.mark.parametrize(
@@ -426,7 +361,7 @@ def test_a_mixture_logs_the_examples_of_each_dataset(
     rows = [{"text1": f"A man number {n} eats.", "text2": f"He eats {n} things.", "score": n / 2} for n in range(10)]
     pairs = [{"query": f"How do I open door {n}?", "answer": f"Turn the key {n} times."} for n in range(10)]
     (tmp_path / "scored.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (tmp_path / "pairs.jsonl").write_text("\n".join([*map(json.dumps, pairs), '{"query": 5}']))
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
     own = {"prompt": "plain", "objective": {"cosine_weight": 1, "in_batch_weight": 0}}
     first = {"path": str(tmp_path / "scored.jsonl"), "score_range": [0, 5], "weight": 2, **own}
     values = {
@@ -437,9 +372,8 @@ def test_a_mixture_logs_the_examples_of_each_dataset(
             "false_negatives": {"margin": 0.1, "guide": str(save_tiny_base("llama", tmp_path / "guide", seed=3))},
             "teacher": str(tmp_path / "guide"),
             "teacher_vector_weight": 0.5,
-            "teacher_projection": True,
         },
-        "data": {"batches": batches, "sets": [first, {"path": str(tmp_path / "pairs.jsonl"), "on_bad_row": "skip"}]},
+        "data": {"batches": batches, "sets": [first, {"path": str(tmp_path / "pairs.jsonl")}]},
         "batch_size": 4,
         "accumulation": 2,
         "epochs": 2,
@@ -447,8 +381,7 @@ def test_a_mixture_logs_the_examples_of_each_dataset(
     fine_tune(settings_from_dict(TrainSettings, values, where="test"))
     printed = capsys.readouterr().out
     assert "scored: 20 of an epoch's 30 examples (66.7%), prompt plain, cosine_weight 1" in printed
-    assert "10 of 11 rows used as positive_pair" in printed
-    assert json.loads((tmp_path / "run" / "rejected.jsonl").read_text())["line"] == 11
+    assert "10 of 10 rows used as positive_pair" in printed
     steps = read_metrics(tmp_path / "run")
     assert len(steps) == 8
     for epoch in (0, 1):

@@ -1,0 +1,216 @@
+"""The sum over negatives in a contrastive loss, in blocks, with detection of false negatives and weights for hard ones.
+
+Shapes: N rows, D columns, G columns of a guide, L lines, C candidates, K pairs of a line and a candidate. In a block: a
+lines, c candidates; B blocks of candidates.
+
+A line is an anchor, or an anchor with one of its positives; each line has a sum over candidates. The own negatives of a
+line are the rows that form a pair with its anchor in the data that is not positive.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from angle_llm.losses.blocks import add_rows, pull_back, rows, slices, square_side
+from angle_llm.losses.relation import on_device
+from angle_llm.losses.similarity import cosine, unit
+
+SCOPES = ("in_batch", "all")
+"""Candidates that can be false negatives: all except the own negatives, or all."""
+_ROUNDING = 32
+"""Units of rounding (eps) that are added to a threshold. The cosine of the positive is a sum, the cosines of candidates
+are a matrix product: for equal texts both differ by up to 8 units (float32, D 4096)."""
+
+
+@dataclass(frozen=True)
+class FalseNegatives:
+    """Rule for false negatives: candidates that are so similar to the anchor that they are not used as negatives.
+
+    A candidate is skipped if its cosine with the anchor is above a threshold:
+
+        cos(anchor, positive) - margin                               or
+        cos(anchor, positive) - (1 - ratio) · |cos(anchor, positive)|,   which is ratio · cos for a cosine above 0
+
+    So a larger margin and a smaller ratio skip more candidates. Without margin and ratio, the margin is 0. Cosines are
+    computed from the embeddings of the model, without gradient; with `guided`, from `Relation.guide`. An anchor with
+    several positives has a threshold and a sum over negatives for each positive. In scope `in_batch`, the own negatives of
+    the anchor are never skipped; in scope `all`, they can be skipped.
+
+    Source: GISTEmbed (arXiv 2402.16829); `margin` as `margin_strategy="absolute"` and `ratio` = 1 - margin of
+    `"relative"` in `CachedGISTEmbedLoss` of sentence-transformers 6.2. ms-swift's `INFONCE_MASK_FAKE_NEGATIVE` is
+    margin -0.1 with scope all, by the model itself. NV-Retriever (arXiv 2407.15831) has ratio 0.95 for mining.
+
+    Raises:
+        ValueError: for both margin and ratio, numbers out of range, or an unknown scope.
+    """
+
+    margin: float | None = None
+    ratio: float | None = None
+    scope: str = "in_batch"
+    guided: bool = False
+
+    def __post_init__(self) -> None:
+        if self.margin is not None and self.ratio is not None:
+            raise ValueError(
+                f"false_negatives: expected a margin or a ratio, got margin {self.margin!r} and ratio {self.ratio!r}."
+            )
+        if self.margin is not None and not -2 <= self.margin <= 2:
+            raise ValueError(
+                f"false_negatives.margin: expected a difference of cosines from -2 to 2, got {self.margin!r}."
+            )
+        if self.ratio is not None and not 0 < self.ratio < math.inf:
+            raise ValueError(
+                f"false_negatives.ratio: expected a finite number greater than 0 such as 0.95, got {self.ratio!r}."
+            )
+        if self.scope not in SCOPES:
+            raise ValueError(f"false_negatives.scope: expected one of {', '.join(SCOPES)}; got {self.scope!r}.")
+
+    def threshold(self, positive: Tensor) -> Tensor:
+        """Return the largest cosine that a negative may have, given the cosines of the positives."""
+        if self.ratio is not None:
+            return positive - (1 - self.ratio) * positive.abs()
+        return positive - (self.margin or 0)
+
+
+class MaskIndices(NamedTuple):
+    """Pairs of a line and a candidate, as two index vectors into a matrix (L, C), on the device of the relation."""
+
+    line: Tensor
+    """(K,) number of the line, from 0 to L - 1."""
+    candidate: Tensor
+    """(K,) number of the candidate, from 0 to C - 1."""
+
+    def inside(self, a: slice, c: slice, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Select the pairs in a block of lines and candidates; return their indices relative to the start of the block."""
+        inside = (self.line >= a.start) & (self.line < a.stop) & (self.candidate >= c.start) & (self.candidate < c.stop)
+        return on_device(self.line[inside] - a.start, device), on_device(self.candidate[inside] - c.start, device)
+
+
+class _BlockOfLines(NamedTuple):
+    """The normalized anchors of a block of lines, and the data for the detection of false negatives."""
+
+    unit_aD: Tensor
+    """Anchors, scaled to length 1."""
+    guide_aG: Tensor | None
+    """Guide vectors of the anchors, scaled to length 1; None without a guide."""
+    threshold_a: Tensor | None
+    """Cosine above which a candidate is a false negative; None without a rule."""
+
+
+@dataclass(frozen=True)
+class NegativeLogSum:
+    """Logarithm of the weighted sum of exp(similarity) over the negatives of each line, shape (L,); a `RowVector`.
+
+        value = log Σ_k w_k · exp(cosine(anchor, k) / temperature)
+
+    k runs over the candidates that the line does not skip and that are not false negatives. w_k is
+    exp(hardness_strength · cosine), and 1 for the own negatives. The choice of false negatives and the weights have no
+    gradient.
+    """
+
+    temperature: float
+    anchor_L: Tensor
+    """Row that is compared with the candidates, for each line."""
+    candidate_C: Tensor
+    """Rows of the candidates."""
+    skips: MaskIndices
+    """Pairs of a line and a candidate that are left out."""
+    own_negatives: MaskIndices | None = None
+    """The own negatives of each line; needed for scope `in_batch` and for weights."""
+    partner_L: Tensor | None = None
+    """Row of the positive of each line; needed for `false_negatives`."""
+    false_negatives: FalseNegatives | None = None
+    """Rule for false negatives; None: no candidate is a false negative."""
+    guide_NG: Tensor | None = None
+    """Guide vectors that decide about false negatives; None: the embeddings decide."""
+    hardness_strength: float = 0.0
+    """Strength of the weights; 0: all weights are 1."""
+
+    def fits(self, columns: int) -> bool:
+        return max(len(self.anchor_L), len(self.candidate_C)) <= square_side(columns)
+
+    def value(self, x_ND: Tensor) -> Tensor:
+        side = square_side(x_ND.shape[1])
+        value_L = x_ND.new_empty(len(self.anchor_L))
+        for a in slices(len(self.anchor_L), side):
+            block = self._lines(x_ND, a, unit(rows(x_ND, self.anchor_L[a])))
+            part_Ba = x_ND.new_empty(len(list(slices(len(self.candidate_C), side))), len(block.unit_aD))
+            for part, (c, candidate_cD) in enumerate(self._candidates(x_ND)):
+                part_Ba[part] = self._logits(block, unit(candidate_cD), a, c).logsumexp(dim=1)
+            value_L[a] = part_Ba.logsumexp(dim=0)
+        return value_L
+
+    def add_gradient(self, x_ND: Tensor, value_V: Tensor, gradient_V: Tensor, into_ND: Tensor) -> None:
+        """Add the gradient with respect to the rows; the derivative of logsumexp(s) with respect to s_k is exp(s_k - value)."""
+        value_L = value_V.masked_fill(value_V == -math.inf, 0)  # a line without negatives: exp(-inf - 0) is 0
+        for a in slices(len(self.anchor_L), square_side(x_ND.shape[1])):
+            anchor_aD = rows(x_ND, self.anchor_L[a])
+            block = self._lines(x_ND, a, unit(anchor_aD))
+            to_unit_aD = torch.zeros_like(block.unit_aD)
+            for c, candidate_cD in self._candidates(x_ND):
+                unit_cD = unit(candidate_cD)
+                logits_ac = self._logits(block, unit_cD, a, c)
+                weight_ac = logits_ac.sub_(value_L[a, None]).exp_().mul_(gradient_V[a, None] / self.temperature)
+                to_unit_aD.addmm_(weight_ac, unit_cD)
+                (to_candidate_cD,) = pull_back(unit, (candidate_cD,), weight_ac.T @ block.unit_aD)
+                add_rows(into_ND, self.candidate_C[c], to_candidate_cD)
+            (to_anchor_aD,) = pull_back(unit, (anchor_aD,), to_unit_aD)
+            add_rows(into_ND, self.anchor_L[a], to_anchor_aD)
+
+    def _candidates(self, x_ND: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Iterate over the candidates in blocks: yield the slice of a block, and its rows (c, D) of `x_ND`."""
+        for c in slices(len(self.candidate_C), square_side(x_ND.shape[1])):
+            yield c, rows(x_ND, self.candidate_C[c])
+
+    def _lines(self, x_ND: Tensor, a: slice, unit_aD: Tensor) -> _BlockOfLines:
+        """Return the anchors of a block of lines, with their guide vectors and thresholds for false negatives."""
+        if self.false_negatives is None or self.partner_L is None:
+            return _BlockOfLines(unit_aD, None, None)
+        with torch.no_grad():
+            vectors = x_ND if self.guide_NG is None else self.guide_NG
+            anchor_aG, partner_aG = rows(vectors, self.anchor_L[a]), rows(vectors, self.partner_L[a])
+            threshold_a = self.false_negatives.threshold(cosine(anchor_aG, partner_aG))
+            threshold_a += _ROUNDING * torch.finfo(threshold_a.dtype).eps
+            return _BlockOfLines(unit_aD, None if self.guide_NG is None else unit(anchor_aG), threshold_a)
+
+    def _logits(self, block: _BlockOfLines, unit_cD: Tensor, a: slice, c: slice) -> Tensor:
+        """Return log w + cosine / temperature for the lines and candidates of a block, shape (a, c).
+
+        The value is -inf for skipped candidates and false negatives.
+        """
+        logits_ac = (block.unit_aD / self.temperature) @ unit_cD.T
+        device = logits_ac.device
+        false_ac = self._false_mask(block, logits_ac.detach(), a, c)
+        # In place, because this is the largest matrix; the backward pass of the product does not need its result.
+        if self.hardness_strength:
+            logits_ac += self._log_weight(logits_ac.detach(), a, c)
+        if false_ac is not None:
+            logits_ac.masked_fill_(false_ac, -math.inf)
+        logits_ac[self.skips.inside(a, c, device)] = -math.inf
+        return logits_ac
+
+    def _false_mask(self, block: _BlockOfLines, logits_ac: Tensor, a: slice, c: slice) -> Tensor | None:
+        """Return a mask (a, c) of the false negatives in a block, given cosine / temperature; None without a rule."""
+        if self.false_negatives is None or block.threshold_a is None:
+            return None
+        if self.guide_NG is None or block.guide_aG is None:
+            false_ac = logits_ac > block.threshold_a[:, None] / self.temperature
+        else:
+            false_ac = block.guide_aG @ unit(rows(self.guide_NG, self.candidate_C[c])).T > block.threshold_a[:, None]
+        if self.false_negatives.scope == "in_batch" and self.own_negatives is not None:
+            false_ac[self.own_negatives.inside(a, c, false_ac.device)] = False
+        return false_ac
+
+    def _log_weight(self, logits_ac: Tensor, a: slice, c: slice) -> Tensor:
+        """Return the logarithms (a, c) of the weights of a block, given cosine / temperature.
+
+        The value is strength · cosine, and 0 for the own negatives.
+        """
+        weight_ac = logits_ac * (self.hardness_strength * self.temperature)
+        if self.own_negatives is not None:
+            weight_ac[self.own_negatives.inside(a, c, weight_ac.device)] = 0
+        return weight_ac

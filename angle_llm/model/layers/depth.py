@@ -1,0 +1,169 @@
+"""States after inner layers of a backbone, and backbones with only the first layers.
+
+The *finished* state after m layers is the output of a backbone with only the first m layers. It is the output of layer m,
+passed through the modules after the last layer: the final norm of a LLaMA, none in a BERT. So one forward pass gives the
+finished states after any number of layers.
+
+Legend: B texts, T tokens, D dimensions, R pooled positions, L layers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from angle_llm.model.layers.lora import is_adapted, without_adapter
+from angle_llm.model.source.backbone import weights_fingerprint
+from angle_llm.model.source.checks import evaluating, relative_difference
+from angle_llm.model.source.quantization import ORIGINAL, without_outliers
+
+_AFTER = ("norm", "final_norm", "ln_f", "final_layer_norm", "final_layernorm", "project_out")
+"""Attribute names of the modules after the last layer, in the order of execution."""
+
+
+@dataclass(frozen=True)
+class LayerStack:
+    """The list of layers of a backbone, and the modules after the last layer."""
+
+    owner: nn.Module
+    """Module that contains the list of layers."""
+    name: str
+    """Name of the attribute of `owner` with the list of layers."""
+    after: tuple[nn.Module, ...]
+    """Modules that a state passes after the last layer, such as the final norm."""
+
+    @classmethod
+    def of(cls, backbone: nn.Module) -> LayerStack:
+        """Find the layers of a backbone: its only list with as many modules as the config has layers.
+
+        Raises:
+            ValueError: if the backbone has no such list, or several.
+        """
+        backbone = without_adapter(backbone)
+        count: int = backbone.config.get_text_config().num_hidden_layers  # type: ignore[operator,union-attr]
+        paths = [
+            path
+            for path, module in backbone.named_modules()
+            if isinstance(module, nn.ModuleList) and len(module) == count and ".0." not in f"{path}."
+        ]
+        if len(paths) != 1:
+            raise ValueError(
+                f"layers: {type(backbone).__name__} has {len(paths)} lists of {count} modules, so states between its layers "
+                "are not available. Use all layers."
+            )
+        place, _, name = paths[0].rpartition(".")
+        owner = backbone.get_submodule(place)
+        parts = [getattr(owner, part, None) for part in _AFTER]
+        return cls(owner, name, tuple(part for part in parts if isinstance(part, nn.Module)))
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The list of all L layers."""
+        layers: nn.ModuleList = getattr(self.owner, self.name)
+        return layers
+
+    def finish(self, states: Tensor) -> Tensor:
+        """Apply the modules after the last layer to states (…, D)."""
+        for module in self.after:
+            states = module(states)
+        return states
+
+    @contextmanager
+    def states_after(self, numbers: Sequence[int], pick: Callable[[Tensor], Tensor]) -> Iterator[dict[int, Tensor]]:
+        """Record `pick(states)` after the layers `numbers` (from 1), in forward passes inside this context.
+
+        Yields a dictionary from layer number to the recorded value. The states (B, T, D) are the output of the layer,
+        before the final norm (see `finish`).
+        """
+        found: dict[int, Tensor] = {}
+
+        def keeper(number: int) -> Callable[..., None]:
+            def keep(_: nn.Module, __: Any, output: Any) -> None:
+                found[number] = pick(output[0] if isinstance(output, tuple) else output)
+
+            return keep
+
+        handles = [self.layers[number - 1].register_forward_hook(keeper(number)) for number in numbers]
+        try:
+            yield found
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def check(self, backbone: nn.Module) -> None:
+        """Check that the output of the backbone equals the finished output of its last layer.
+
+        Raises:
+            ValueError: if the backbone computes unknown steps after its last layer.
+        """
+        if not _are_equal(*self.probe(backbone, len(self.layers))):
+            raise ValueError(
+                f"layers: {type(without_adapter(backbone)).__name__} has unknown steps after its last layer, so states after "
+                "fewer layers are not available. Use all layers."
+            )
+
+    def probe(self, backbone: nn.Module, number: int) -> tuple[Tensor, Tensor]:
+        """Return finished states after `number` layers, and the output of the whole backbone, for 2 fixed texts."""
+        with (
+            evaluating(backbone) as device,
+            without_outliers(backbone),
+            self.states_after([number], self.finish) as found,
+        ):
+            ids_BT = torch.tensor([[7, 5, 3, 1], [4, 2, 6, 8]], device=device)
+            states: Tensor = backbone(input_ids=ids_BT, attention_mask=torch.ones_like(ids_BT)).last_hidden_state
+        return found[number], states
+
+
+def cut_layers(backbone: nn.Module, keep: int) -> None:
+    """Remove all layers but the first `keep` from a backbone and its config, in place; the backbone may be adapted.
+
+    Raises:
+        ValueError: if the backbone has fewer layers.
+    """
+    stack = LayerStack.of(backbone)
+    total = len(stack.layers)
+    if not 1 <= keep <= total:
+        raise ValueError(f"layers: expected 1 .. {total}, the layers of the backbone; got {keep}.")
+    setattr(stack.owner, stack.name, stack.layers[:keep])
+    config: Any = without_adapter(backbone).config.get_text_config()  # type: ignore[operator,union-attr]
+    values = config.to_dict()
+    config.num_hidden_layers = keep
+    for name, value in values.items():  # also lists with an entry per layer
+        if "layer" in name and isinstance(value, list) and len(value) == total:
+            setattr(config, name, value[:keep])
+
+
+def first_layers(backbone: nn.Module, keep: int) -> nn.Module:
+    """Return a backbone with the first `keep` layers, which shares its weights with the given backbone.
+
+    It gets the fingerprint of the given backbone, because an adapter names the fingerprint of the whole base.
+
+    Raises:
+        ValueError: if the backbone has fewer layers, or computes other states without the last layers.
+    """
+    stack = LayerStack.of(backbone)
+    stack.check(backbone)
+    shared = {id(tensor): tensor for tensor in (*backbone.parameters(), *backbone.buffers())}
+    short = copy.deepcopy(backbone, shared)
+    cut_layers(short, keep)
+    if not is_adapted(backbone):
+        setattr(short, ORIGINAL, weights_fingerprint(backbone))
+    states, _ = stack.probe(backbone, keep)
+    _, short_states = LayerStack.of(short).probe(short, keep)
+    if not _are_equal(states, short_states):
+        raise ValueError(
+            f"layers: {type(without_adapter(backbone)).__name__} gives other states with {keep} layers only, so it cannot be "
+            "truncated. Use all layers."
+        )
+    return short
+
+
+def _are_equal(one_BTD: Tensor, other_BTD: Tensor) -> bool:
+    """Return whether two tensors of states are equal up to rounding, with a tolerance of 1 % in half precision."""
+    return relative_difference(one_BTD, other_BTD) < (1e-2 if other_BTD.dtype.itemsize == 2 else 1e-5)

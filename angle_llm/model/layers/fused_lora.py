@@ -1,0 +1,189 @@
+"""LoRA layers that replace those of peft and need fewer passes over memory, for plain and quantized base layers.
+
+    y = base(x) + s (drop(x) Aᵀ) Bᵀ        s: scaling; drop: dropout in training, including the factor 1/(1 - p)
+
+Legend: T tokens (any leading shape, flattened), I inputs, O outputs, R rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from angle_llm.model.layers.quantized_layers import bits_of_layer, frozen_weight, set_scale
+
+
+class _SwiGlu(torch.autograd.Function):
+    """silu(gate) · up that saves only `gate` and `up` for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return functional.silu(gate).mul_(up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        return _swiglu_backward(gradient, gate, up, functional.silu(gate))
+
+
+def _swiglu_backward(gradient: Tensor, gate: Tensor, up: Tensor, silu: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of `gate` and `up` in silu(gate) · up; overwrites `silu`, which is silu(gate)."""
+    gradient_up = silu.mul_(gradient)
+    return torch.ops.aten.silu_backward(gradient * up, gate), gradient_up
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Return silu(gate) · up. The backward pass computes silu(gate) again, so only `gate` and `up` are saved."""
+    product: Tensor = _SwiGlu.apply(gate, up)  # type: ignore[no-untyped-call]
+    return product
+
+
+class _LoraLinear(torch.autograd.Function):
+    """Autograd function of `lora_linear`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        up: Tensor | None,
+        base: nn.Module,
+        lora_a: Tensor,
+        lora_b: Tensor,
+        scaling: float,
+        dropout: float,
+    ) -> Tensor:
+        x_TI = (x if up is None else functional.silu(x).mul_(up)).flatten(0, -2)
+        mask_TI = torch.empty_like(x_TI, dtype=torch.uint8).bernoulli_(1 - dropout) if dropout else None
+        ctx.base, ctx.scaling = base, scaling / (1 - dropout)
+        hidden_TR = (_dropped(x_TI, mask_TI) @ lora_a.to(x.dtype).T).mul_(ctx.scaling)
+        y_TO: Tensor = base(x_TI).addmm_(hidden_TR, lora_b.to(x.dtype).T)
+        ctx.save_for_backward(x, up, mask_TI, hidden_TR, lora_a, lora_b)
+        return y_TO.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, up, mask_TI, hidden_TR, lora_a, lora_b = ctx.saved_tensors
+        gradient_TO = gradient.flatten(0, -2)
+        gradient_TR = (gradient_TO @ lora_b.to(x.dtype)).mul_(ctx.scaling)
+        gradient_b = (gradient_TO.T @ hidden_TR).to(lora_b.dtype)
+        silu = None if up is None else functional.silu(x)
+        x_TI = (x if silu is None else silu * up).flatten(0, -2)
+        gradient_a = (gradient_TR.T @ _dropped(x_TI, mask_TI)).to(lora_a.dtype)
+        del x_TI
+        gradient_x = gradient_up = None
+        if any(ctx.needs_input_grad[:2]):
+            gradient_TI = gradient_TO @ frozen_weight(ctx.base, x.dtype)
+            if mask_TI is None:
+                gradient_TI.addmm_(gradient_TR, lora_a.to(x.dtype))
+            else:
+                gradient_TI += _dropped(gradient_TR @ lora_a.to(x.dtype), mask_TI)
+            gradient_x = gradient_TI.view_as(x)
+            if silu is not None:
+                gradient_x, gradient_up = _swiglu_backward(gradient_x, x, up, silu)
+        return gradient_x, gradient_up, None, gradient_a, gradient_b, None, None
+
+
+def _dropped(x_TI: Tensor, mask_TI: Tensor | None) -> Tensor:
+    """Return `x_TI` with zeros where the dropout mask is 0, not scaled: the factor applies to smaller products."""
+    # torch.where(mask, x, 0) would copy the 0 from the CPU to a GPU, and wait.
+    return x_TI if mask_TI is None else x_TI * mask_TI
+
+
+def lora_linear(
+    x: Tensor,
+    base: nn.Module,
+    lora_a: Tensor,
+    lora_b: Tensor,
+    scaling: float,
+    dropout: float = 0.0,
+    up: Tensor | None = None,
+) -> Tensor:
+    """Return base(x) + scaling · (drop(x) Aᵀ) Bᵀ for a frozen linear layer `base`.
+
+    The scaling applies to the (T, R) product, and the last product is added to the output in place; peft needs several
+    passes over (T, O). Values and gradients equal those of peft up to the order of additions. Everything is computed in
+    the dtype of `x`, and a wider adapter is rounded, as under autocast. peft instead computes the update of a
+    half-precision base in float32. Second derivatives are not available.
+
+    Dropout draws the same random numbers as peft on a CPU. The mask takes a byte per element, and drop(x) is computed
+    again in the backward pass. For a quantized base, the gradient is the product with the dequantized weight, as in
+    bitsandbytes.
+
+    Args:
+        x: (…, I); lora_a: (R, I); lora_b: (O, R).
+        up: (…, I); if given, the input is silu(x) · up, which is also computed again in the backward pass.
+    """
+    y: Tensor = _LoraLinear.apply(x, up, base, lora_a, lora_b, scaling, dropout)  # type: ignore[no-untyped-call]
+    return y
+
+
+_PEFT_LAYERS = {
+    "peft.tuners.lora.layer.Linear", "peft.tuners.lora.bnb.Linear4bit", "peft.tuners.lora.bnb.Linear8bitLt",
+}  # fmt: skip
+"""Names of the replaced classes; peft has no module `bnb` if bitsandbytes is not installed."""
+
+
+def use_fused_lora(adapted: nn.Module) -> None:
+    """Replace the class of all LoRA layers of peft by `FusedLora`, in place; weights and names are unchanged."""
+    for layer in adapted.modules():
+        kind: Any = type(layer)
+        if f"{kind.__module__}.{kind.__qualname__}" in _PEFT_LAYERS:
+            layer.__class__ = _fused_lora_class(kind)
+
+
+@cache
+def _fused_lora_class(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return a subclass of a LoRA class of peft, with the same name, that computes by `FusedLora`."""
+    return type(kind.__name__, (FusedLora, kind), {})
+
+
+class FusedLora(nn.Module):
+    """LoRA layer that computes by `lora_linear`, or by peft for all that is not plain LoRA (DoRA, merged weights, …)."""
+
+    def forward(self, x: Tensor, *args: Any, up: Tensor | None = None, **named: Any) -> Tensor:
+        """Return the output of the layer for the input x, or for silu(x) · up if `up` is given."""
+        layer: Any = self
+        active = [name for name in layer.active_adapters if name in layer.lora_A]
+        if len(active) == 1 and not (args or named or layer.disable_adapters or layer.merged):
+            (name,) = active
+            lora_a, lora_b, dropout = layer.lora_A[name], layer.lora_B[name], layer.lora_dropout[name]
+            rate: float = dropout.p if isinstance(dropout, nn.Dropout) and dropout.training else 0.0
+            plain = name not in layer.lora_variant and lora_b.bias is None and rate < 1
+            if plain and _is_frozen_linear(layer.base_layer, x):
+                return lora_linear(x, layer.base_layer, lora_a.weight, lora_b.weight, layer.scaling[name], rate, up)
+        result: Tensor = super().forward(x if up is None else swiglu(x, up), *args, **named)
+        return result
+
+
+def _is_frozen_linear(layer: Any, x: Tensor) -> bool:
+    """Return whether a base layer is a frozen linear layer, plain or quantized, that computes in the dtype of `x`."""
+    bits = bits_of_layer(layer)
+    if bits is None:
+        known = type(layer) is nn.Linear and x.dtype == layer.weight.dtype
+    elif bits == 4:  # a repacked weight cannot be dequantized: see `patch_bitsandbytes`
+        known = layer.compute_dtype in (None, x.dtype) and not layer.support_avx512bf16_for_cpu
+    else:
+        known = hasattr(layer, "scale_O") and not layer.state.has_fp16_weights
+    return (
+        known
+        and not _is_patched(layer)
+        and not any(parameter.requires_grad for parameter in layer.parameters(recurse=False))
+        and not hasattr(layer.weight, "ds_id")  # ZeRO-3 gathers the weights of a layer when it is called
+        and not (torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type))
+    )
+
+
+def _is_patched(layer: nn.Module) -> bool:
+    """Return whether another library has replaced the forward method of a layer or added hooks."""
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    hooks: list[Mapping[int, Callable[..., Any]]] = [getattr(layer, name) for name in names]
+    return "forward" in vars(layer) or any(hook is not set_scale for each in hooks for hook in each.values())

@@ -1,0 +1,151 @@
+"""Norms and MLPs of LLaMA-like decoders with frozen weights that save fewer activations for the backward pass.
+
+    RMSNorm   w · round(x / rms(x))       saves x and a number per row, instead of x in float32
+    SwiGLU    down(silu(gate) · up)       saves gate and up; the backward pass computes silu(gate) and the product again
+
+Values are bitwise equal to those of the original layers; gradients are equal up to the order of sums. A layer is
+replaced if it has the parts of a known layer and gives equal values and gradients on a small input. Weights are not
+copied or renamed, so saved and merged models do not change.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from angle_llm.model.layers.fused_lora import FusedLora, swiglu
+
+_WIDTHS = 24, 40
+"""Hidden size and intermediate size of the small layers that are compared."""
+
+
+class _FrozenNorm(torch.autograd.Function):
+    """RMSNorm with a frozen weight that saves x and a number per row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        wide = x.float()
+        inverse = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
+        ctx.save_for_backward(x, weight, inverse)
+        return (wide * inverse).to(x.dtype).mul_(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, inverse = ctx.saved_tensors
+        wide, gradient = x.float(), (gradient * weight).float()
+        slope = (gradient * wide).sum(-1, keepdim=True).mul_(inverse.pow(3)).div_(-x.shape[-1])
+        return gradient.mul_(inverse).add_(wide * slope).to(x.dtype), None, None
+
+
+def _fused_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Return RMSNorm by the GPU kernel of torch, which also saves only x and a number per row.
+
+    The kernel gets no weight, so that the result is rounded before the product with the weight, as in LLaMA.
+    """
+    return nn.functional.rms_norm(x, weight.shape, eps=epsilon) * weight
+
+
+class _LowMemoryNorm(nn.Module):
+    """RMSNorm that saves less for the backward pass; uses the original if its weight is trainable or dtypes differ."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer: Any = self
+        weight = layer.weight
+        known = x.dtype == weight.dtype and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        if not known or weight.requires_grad or hasattr(weight, "ds_id"):  # ZeRO-3 gathers it when the layer is called
+            result: Tensor = super().forward(x)
+        elif x.is_cuda:
+            result = _fused_norm(x, weight, layer.variance_epsilon)
+        else:
+            result = _FrozenNorm.apply(x, weight, layer.variance_epsilon)  # type: ignore[no-untyped-call]
+        return result
+
+
+class _LowMemoryMlp(nn.Module):
+    """SwiGLU MLP that saves less for the backward pass; a LoRA layer `down_proj` computes silu(gate) · up itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer: Any = self
+        gate, up = layer.gate_proj(x), layer.up_proj(x)
+        down = layer.down_proj
+        rows: Tensor = down(gate, up=up) if isinstance(down, FusedLora) else down(swiglu(gate, up))
+        return rows
+
+
+def use_low_memory_layers(adapted: nn.Module) -> None:
+    """Replace the class of RMSNorm and SwiGLU layers in a backbone, in place; layers of another form are unchanged."""
+    for layer in adapted.modules():
+        mixin = _LowMemoryNorm if _is_norm(layer) else _LowMemoryMlp if _is_mlp(layer) else None
+        if mixin is not None:
+            original: Any = type(layer)
+            replacement = _low_memory_class(mixin, original)
+            if _are_equal(layer, replacement):
+                layer.__class__ = replacement
+
+
+@cache
+def _low_memory_class(mixin: Any, original: Any) -> Any:
+    """Return a subclass of a layer class, with the same name, that computes by `mixin`."""
+    return type(original.__name__, (mixin, original), {})
+
+
+def _is_norm(layer: Any) -> bool:
+    """Return whether a layer has the parts of an RMSNorm of LLaMA, and no replaced forward method."""
+    return (
+        type(layer).__name__.endswith("RMSNorm")
+        and not layer._modules
+        and not layer._buffers
+        and list(layer._parameters) == ["weight"]
+        and isinstance(getattr(layer, "variance_epsilon", None), float)
+        and "forward" not in vars(layer)
+    )
+
+
+def _is_mlp(layer: nn.Module) -> bool:
+    """Return whether a layer has the parts of an MLP of LLaMA, and no replaced forward method."""
+    return (
+        set(layer._modules) == {"gate_proj", "up_proj", "down_proj", "act_fn"}
+        and not layer._parameters
+        and not layer._buffers
+        and "forward" not in vars(layer)
+    )
+
+
+def _are_equal(layer: nn.Module, replacement: Any) -> bool:
+    """Return whether class `replacement` computes the values and gradients of a layer, on a small random copy of it."""
+    try:
+        return all(_difference(layer, replacement, dtype) < 1e-6 for dtype in (torch.float32, torch.bfloat16))
+    except Exception:  # another architecture can fail in any way
+        return False
+
+
+def _difference(layer: nn.Module, replacement: Any, dtype: torch.dtype) -> float:
+    """Return the largest difference of values and gradients between a layer and its replacement, in a dtype."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device="cpu").to(dtype)
+
+    narrow, wide = _WIDTHS
+    small = copy.copy(layer)
+    small._parameters = {"weight": nn.Parameter(draw(narrow), requires_grad=False)} if layer._parameters else {}
+    small._modules = {**layer._modules}
+    for name, sizes in {"gate_proj": (wide, narrow), "up_proj": (wide, narrow), "down_proj": (narrow, wide)}.items():
+        if name in small._modules:
+            linear = nn.Linear(*sizes[::-1], bias=False, device="meta")
+            linear.weight = nn.Parameter(draw(*sizes), requires_grad=False)
+            small._modules[name] = linear
+    x, upstream = draw(2, 3, narrow).requires_grad_(), draw(2, 3, narrow)
+    found = []
+    with torch.enable_grad():
+        for layer_class in (type(layer), replacement):
+            small.__class__ = layer_class
+            value = small(x)
+            found.append([value.detach(), *torch.autograd.grad(value, x, upstream)])
+    return max(float((one - other).abs().max()) for one, other in zip(*found, strict=True))

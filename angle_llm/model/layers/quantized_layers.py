@@ -1,0 +1,59 @@
+"""Quantized layers of bitsandbytes: their bits, their weights, and changes that make their training correct."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_BITS_BY_CLASS = {"Linear4bit": 4, "LinearNF4": 4, "LinearFP4": 4, "Linear8bitLt": 8}
+"""Bits of the quantized layers, by name of their class in bitsandbytes, which need not be installed."""
+
+
+def bits_of_layer(layer: nn.Module) -> int | None:
+    """Return 4 or 8 for a quantized layer of bitsandbytes, and None for any other layer."""
+    # LoRA layers of peft have the same class names, but are not subclasses of nn.Linear.
+    return _BITS_BY_CLASS.get(type(layer).__name__) if isinstance(layer, nn.Linear) else None
+
+
+def patch_bitsandbytes(model: nn.Module) -> None:
+    """Change the quantized layers of a model so that they train correctly; call before the first forward pass.
+
+    4-bit layers do not repack their weights. bitsandbytes 0.50.2 on a CPU with AVX512-BF16 repacks them in an evaluation,
+    for a kernel without a backward pass. Later training steps would have wrong gradients without an error.
+
+    8-bit layers get their scales as a buffer. bitsandbytes keeps the scales in an object that does not move to another
+    device with the layer, and that is lost when the weight is set again, as peft does for DoRA on a CPU.
+    """
+    for layer in model.modules():
+        held: Any = layer
+        if bits_of_layer(layer) == 4:
+            held.support_avx512bf16_for_cpu = False
+        elif bits_of_layer(layer) == 8 and not hasattr(layer, "scale_O"):
+            # A forward pass moves the scales from the weight to the state.
+            scale_O = held.state.SCB if held.weight.SCB is None else held.weight.SCB
+            held.register_buffer("scale_O", scale_O, persistent=False)
+            held.register_forward_pre_hook(set_scale)
+
+
+def set_scale(layer: Any, _: object) -> None:
+    """Set the weight and the scales of an 8-bit layer from its buffers; a hook before its forward pass."""
+    layer.state.CB, layer.state.SCB = layer.weight.data, layer.scale_O.float()
+    layer.weight.CB = layer.weight.SCB = None
+
+
+def frozen_weight(layer: Any, dtype: torch.dtype) -> Tensor:
+    """Return the weight (O, I) of a frozen linear layer; a quantized weight is dequantized to `dtype`."""
+    bits = bits_of_layer(layer)
+    if bits is None:
+        plain: Tensor = layer.weight
+        return plain
+    if bits == 8:
+        scale_O1 = layer.scale_O.unsqueeze(1).mul(1.0 / 127.0)
+        values: Tensor = layer.weight.data.to(dtype).mul_(scale_O1)
+        return values
+    bnb: Any = importlib.import_module("bitsandbytes")
+    values = bnb.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+    return values.to(dtype)

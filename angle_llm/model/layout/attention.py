@@ -1,0 +1,270 @@
+"""Attention for texts in one sequence (`token_sequence`), in the interface of `transformers`, with two kernels.
+
+gathered  Keys and values are gathered for texts of similar length, and scores are computed within texts. It runs on every
+          device, in every dtype and with dropout, and is the fastest kernel on a CPU.
+flex      FlexAttention (arXiv 2412.05496): one compiled call per layer, without gathered keys. Query q attends to key k
+          if k <= q < end[k] (see `subtree_ends`), so a vector defines the mask. It runs on CUDA; a CPU computes only the
+          forward pass, slowly. With attention dropout, in float64, or if FlexAttention cannot be compiled, the kernel
+          `gathered` is used instead.
+
+Legend: T nodes (tokens) of a sequence; in a group of texts of similar length: U texts, Q nodes that a text adds, L nodes
+of a whole text; H heads, K key-value heads, G = H / K, S dimensions of a head; D = H x S or K x S; R texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from angle_llm.losses.relation import on_device
+from angle_llm.model.layers.activation_checkpointing import attention_set, uses_other_checkpointing
+from angle_llm.model.layers.lora import without_adapter
+from angle_llm.model.layout.flex import BLOCK, block_mask, compiled_flex, flex_call, flex_problem
+from angle_llm.model.layout.token_sequence import SequenceGroup, TokenSequence, gather_rows
+
+ATTENTION_NAME = "angle_llm_sequence"
+"""Name of `sequence_attention` in the registry of `transformers`."""
+KERNELS = ("gathered", "flex")
+PLAIN_ATTENTION_TOKENS = 128
+"""Longest text, in tokens, for which a CPU uses attention without a fused kernel. For such texts the flash kernel of a
+CPU is slower (2x in bfloat16). From 256 tokens it is faster, and plain attention would save the scores of every layer."""
+
+_GPU_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Attention kernels of torch on a GPU. cuDNN is excluded: it caches a plan for every shape without limit, and
+micro-batches have many shapes."""
+
+
+def attention_kernels(device: torch.device, longest_text: int | None = None) -> AbstractContextManager[None]:
+    """Return a context that selects the attention kernels of torch for a device.
+
+    `longest_text`: tokens of the longest text in a training step; None in inference.
+    """
+    if device.type != "cpu":
+        return sdpa_kernel(_GPU_KERNELS)
+    plain = longest_text is not None and longest_text <= PLAIN_ATTENTION_TOKENS
+    return sdpa_kernel(SDPBackend.MATH) if plain else nullcontext()
+
+
+_UNUSED = {"sliding_window", "is_causal", "position_ids", "use_cache", "deterministic", "output_hidden_states"}
+"""Arguments of attention that have no effect here: windows are wider than the texts, and states contain positions."""
+
+
+class _SequenceContext:
+    """Attention of a forward pass over a sequence; masks and indices are computed once and shared by all layers."""
+
+    def __init__(self, sequence: TokenSequence, device: torch.device, kernel: str | None) -> None:
+        if kernel is not None and kernel not in KERNELS:
+            raise ValueError(f"expected an attention kernel among {', '.join(KERNELS)}, got {kernel!r}.")
+        self.sequence, self.device = sequence, device
+        self.kernel = kernel or ("flex" if device.type == "cuda" else "gathered")
+        self._fixed = kernel is not None
+        nodes = int(sequence.starts[-1])
+        # With a single block, torch would compile another graph.
+        self.tokens = max(2, -(-nodes // BLOCK)) * BLOCK if self.kernel == "flex" else nodes
+        self._cache: dict[Any, Any] = {}
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float, softcap: float | None
+    ) -> Tensor:
+        """Return the attention output (1, T, H, S) for query (1, H, T, S), key and value (1, K, T, S).
+
+        `softcap`: scores are limited to ±softcap by tanh; None: no limit.
+        """
+        if (
+            self.kernel == "gathered"
+            or dropout
+            or (query.is_cuda and not self._flex_runs(query, key, scaling, softcap))
+        ):
+            return self._gathered(query, key, value, scaling, dropout, softcap)
+        return self._flex(query, key, value, scaling, softcap)
+
+    def _flex_runs(self, query: Tensor, key: Tensor, scaling: float | None, softcap: float | None) -> bool:
+        """Return whether FlexAttention runs on the GPU; raise if it does not and the user has selected it."""
+        shape = query.shape[1], key.shape[1], query.shape[-1]
+        problem = flex_problem(*shape, query.dtype, softcap, scaling, self.device, query.requires_grad)
+        if problem and self._fixed:
+            raise RuntimeError(
+                f"FlexAttention does not run on {self.device}: {problem}. Use attention_kernel 'gathered', or None."
+            )
+        return problem is None
+
+    def _once(self, what: object, make: Callable[[], Any]) -> Any:
+        """Return `make()`; the first layer computes it, and later layers get it from the cache by the key `what`."""
+        if what not in self._cache:
+            self._cache[what] = make()
+        return self._cache[what]
+
+    def _on_device(self, numbers: Any, dtype: torch.dtype = torch.int64) -> Tensor:
+        """Return numbers as a tensor on the device of the sequence."""
+        return on_device(torch.as_tensor(numbers, dtype=dtype), self.device)
+
+    # gathered
+
+    def _groups(self) -> tuple[list[tuple[SequenceGroup, bool]], Tensor]:
+        """Return pairs of a group and whether its scores need a mask, and the places of all nodes (see `groups`)."""
+        groups, place_T = self.sequence.groups()
+        place_T = nn.functional.pad(place_T, (0, self.tokens - len(place_T)))
+        masked = [self.sequence.causal or int(group.length_U.min()) < group.key_UL.shape[1] for group in groups]
+        groups_here = [SequenceGroup(*map(self._on_device, group)) for group in groups]
+        return list(zip(groups_here, masked, strict=True)), self._on_device(place_T)
+
+    def mask(self, group: SequenceGroup, repeats: int, dtype: torch.dtype) -> Tensor:
+        """Return the additive mask of the scores of a group: 0 where a query attends to a key, else -inf.
+
+        The shape is (U, 1, repeats × Q, L) in a causal model, and (U, 1, 1, L) in a bidirectional model, where all queries
+        of a text attend to the same keys. `repeats` is the number of heads per key-value head.
+        """
+        added, length = group.query_UQ.shape[1], group.key_UL.shape[1]
+        query_Q, key_L = (torch.arange(count, device=self.device) for count in (added, length))
+        if self.sequence.causal:
+            hidden_UQL = key_L > (group.shared_U[:, None] + query_Q.repeat(repeats))[:, :, None]
+        else:
+            hidden_UQL = key_L >= group.length_U[:, None, None]
+        mask_UQL = torch.zeros(hidden_UQL.shape, dtype=dtype, device=self.device).masked_fill_(hidden_UQL, -torch.inf)
+        return mask_UQL.unsqueeze(1)
+
+    def _gathered(
+        self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, dropout: float, softcap: float | None
+    ) -> Tensor:
+        """Return the attention output (1, T, H, S) by the kernel `gathered`."""
+        heads, kv_heads = query.shape[1], key.shape[1]
+        repeats = heads // kv_heads
+        query_TD, key_TD, value_TD = (states[0].transpose(0, 1).flatten(1) for states in (query, key, value))
+        groups, place_T = self._once("groups", self._groups)
+        outputs = []
+        for number, (group, masked) in enumerate(groups):
+            (texts, added), length = group.query_UQ.shape, group.key_UL.shape[1]
+            # Heads that share keys become more queries, so keys need no copies.
+            query_UKQS = (
+                query_TD.index_select(0, group.query_UQ.flatten())
+                .view(texts, added, kv_heads, repeats, -1)
+                .permute(0, 2, 3, 1, 4)
+                .flatten(2, 3)
+            )
+            key_UKLS, value_UKLS = (
+                gather_rows(states, group.key_UL.flatten()).view(texts, length, kv_heads, -1).transpose(1, 2)
+                for states in (key_TD, value_TD)
+            )
+            make = partial(self.mask, group, repeats, query.dtype)
+            mask: Tensor | None = self._once((number, repeats, query.dtype), make) if masked else None
+            if softcap is None:
+                output_UKQS = nn.functional.scaled_dot_product_attention(
+                    query_UKQS, key_UKLS, value_UKLS, attn_mask=mask, dropout_p=dropout, scale=scaling
+                )
+            else:
+                output_UKQS = _softcapped(query_UKQS, key_UKLS, value_UKLS, mask, dropout, scaling, softcap)
+            output_UQKGS = output_UKQS.view(texts, kv_heads, repeats, added, -1).permute(0, 3, 1, 2, 4)
+            outputs.append(output_UQKGS.reshape(texts * added, -1))
+        output_TD = torch.cat(outputs).index_select(0, place_T)
+        return output_TD.view(1, len(output_TD), heads, -1)
+
+    # flex
+
+    def _flex(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, softcap: float | None) -> Tensor:
+        """Return the attention output (1, T, H, S) by the kernel `flex`."""
+        shared_heads = query.shape[1] != key.shape[1]
+        if query.is_meta:  # to count memory (`step_memory`): a fused kernel without a mask saves the same tensors
+            attended = nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=shared_heads)
+            return attended.transpose(1, 2)
+        mask = self._once("blocks", lambda: block_mask(self.sequence, self.tokens, self.device))
+        cap = None if softcap is None else self._once("softcap", lambda: torch.tensor(softcap, device=self.device))
+        attend = compiled_flex() if query.is_cuda else flex_call
+        output: Tensor = attend(query, key, value, mask, cap, scaling, shared_heads)
+        return output.transpose(1, 2)
+
+
+def sequence_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    sequence_context: _SequenceContext,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Return the attention output of texts in a sequence, and None in place of attention weights.
+
+    This function has the interface of attention in `transformers`. Shapes as in `_SequenceContext.attend`; `module` and
+    `attention_mask` are ignored. `sequence_context` comes from `sequence_output`.
+
+    Raises:
+        ValueError: for arguments of an attention type that is not supported.
+    """
+    if unknown := sorted(name for name, value in others.items() if name not in _UNUSED and value is not None):
+        raise ValueError(f"attention with {', '.join(unknown)} cannot be computed for texts in one sequence")
+    return sequence_context.attend(query, key, value, scaling, dropout, softcap), None
+
+
+def _softcapped(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    scaling: float | None,
+    softcap: float,
+) -> Tensor:
+    """Return the attention output with scores limited to ±softcap by tanh (Gemma 2); no fused kernel computes this."""
+    scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    scores = torch.tanh(scores / softcap) * softcap
+    weights = (scores if mask is None else scores + mask).softmax(dim=-1, dtype=wide).to(query.dtype)
+    return nn.functional.dropout(weights, dropout) @ value
+
+
+def sequence_output(
+    backbone: nn.Module, ids_1T: Tensor, sequence: TokenSequence, kernel: str | None = None, *, all_states: bool = False
+) -> Any:
+    """Return the output of a backbone for texts in one sequence, with states (1, T, D); padded to more T by `flex`.
+
+    Not thread-safe: the caller must hold `forward_lock`.
+
+    Args:
+        ids_1T: token ids of the sequence.
+        kernel: `gathered` or `flex`; None: flex on CUDA, gathered on other devices.
+        all_states: also return the states of every layer.
+
+    Raises:
+        RuntimeError: if activation checkpointing of transformers is enabled. It would compute the layers again with their
+            usual attention.
+    """
+    if backbone.training and uses_other_checkpointing(backbone):
+        raise RuntimeError(
+            "prefix sharing does not work with the activation checkpointing of transformers. Call "
+            "activation_checkpointing_disable() on the backbone (gradient_checkpointing_disable() in older versions), and "
+            "checkpoint_activations(True) on the EmbeddingModel (setting: activation_checkpointing)."
+        )
+    from transformers import AttentionInterface
+
+    context = _SequenceContext(sequence, ids_1T.device, kernel)
+    options = ({"use_cache": False} if sequence.causal else {}) | ({"output_hidden_states": True} if all_states else {})
+    fill = (0, context.tokens - ids_1T.shape[1])
+    position_1T = sequence.depth_1T + _first_position(backbone)
+    AttentionInterface.register(ATTENTION_NAME, sequence_attention)
+    with attention_set(backbone, ATTENTION_NAME):
+        return backbone(
+            input_ids=nn.functional.pad(ids_1T, fill),
+            # transformers makes no T × T mask if it gets a mask with four dimensions. The values are not used.
+            attention_mask=torch.zeros(1, 1, 1, 1, device=ids_1T.device),
+            position_ids=nn.functional.pad(position_1T, fill, value=_first_position(backbone)),
+            sequence_context=context,
+            **options,
+        )
+
+
+def _first_position(backbone: Any) -> int:
+    """Return the position of the first token in a backbone: 0, or `padding_idx + 1` in models like RoBERTa."""
+    embeddings: Any = getattr(without_adapter(backbone), "embeddings", None)
+    if hasattr(embeddings, "create_position_ids_from_input_ids"):
+        return int(embeddings.padding_idx) + 1
+    return 0

@@ -1,0 +1,148 @@
+"""FlexAttention for texts in one sequence (the kernel `flex` of `attention`): block masks, and the compiled call.
+
+Legend: T tokens of a sequence, I query blocks and J key blocks of `BLOCK` tokens, H heads, S dimensions of a head.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from angle_llm.io import log
+from angle_llm.losses.relation import on_device
+from angle_llm.model.layout.token_sequence import TokenSequence, build_sequence
+from angle_llm.model.memory.out_of_memory import is_out_of_memory
+
+BLOCK = 128
+"""Number of tokens in a block; sequences are padded to a multiple of it."""
+
+
+def block_mask(sequence: TokenSequence, tokens: int, device: torch.device) -> BlockMask:
+    """Return the block mask of a sequence that is padded to `tokens`, a multiple of `BLOCK`.
+
+    A padding token attends only to itself. The CPU computes the blocks in O(T + blocks²), without a T × T mask. For a
+    query block after a key block, some queries attend to some keys if the longest subtree in the key block reaches the
+    first query. All queries attend to all keys if the shortest subtree covers the last query.
+    """
+    end_T = np.arange(1, tokens + 1)
+    nodes = int(sequence.starts[-1])
+    end_T[:nodes] = sequence.subtree_ends()
+    count = tokens // BLOCK
+    end_JB = end_T.reshape(count, BLOCK)
+    first_I = np.arange(count)[:, None] * BLOCK
+    earlier_IJ = np.tri(count, k=-1, dtype=bool)  # key block J before query block I
+    some_IJ = earlier_IJ & (end_JB.max(axis=1) > first_I)
+    every_IJ = earlier_IJ & (end_JB.min(axis=1) >= first_I + BLOCK)
+    same_IJ = np.eye(count, dtype=bool)
+    if not sequence.causal:
+        some_IJ |= some_IJ.T
+        every_IJ |= every_IJ.T | (same_IJ & (end_JB.min(axis=1) >= first_I + BLOCK))
+    some_IJ |= same_IJ
+    end_on_device = on_device(torch.as_tensor(end_T, dtype=torch.int32), device)
+
+    def visible(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (query < end_on_device[key])
+
+    def visible_in_text(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key < end_on_device[query]) & (query < end_on_device[key])
+
+    # BlockMask needs the number of key blocks of every query block and an array that starts with their indices: for partly
+    # visible and for fully visible key blocks, and for query blocks of every key block (for the backward pass).
+    partly_IJ = some_IJ & ~every_IJ
+    found = (partly_IJ, every_IJ, partly_IJ.T, every_IJ.T)
+    counts = np.stack([blocks.sum(axis=1) for blocks in found])
+    orders = np.stack([np.argsort(~blocks, axis=1, kind="stable") for blocks in found])
+    both = (on_device(torch.as_tensor(array, dtype=torch.int32)[:, None, None], device) for array in (counts, orders))
+    # Copies, because torch would compile again for views with other offsets.
+    lists: list[Any] = [tensor.clone() for pair in zip(*both, strict=True) for tensor in pair]
+    mask_mod = visible if sequence.causal else visible_in_text
+    return BlockMask((tokens, tokens), *lists, BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=mask_mod)  # type: ignore[misc]
+
+
+def flex_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: BlockMask,
+    softcap: Tensor | None,
+    scaling: float | None,
+    shared_heads: bool,
+) -> Any:
+    """Return attention (1, H, T, S) by FlexAttention, not compiled.
+
+    Args:
+        softcap: scores are limited to ±softcap by tanh; None: no limit. It is a tensor because torch.compile would make a
+            number dynamic, which the kernel does not support.
+        shared_heads: whether several heads share keys and values.
+    """
+    torch._check(query.shape[2] % BLOCK == 0)  # type: ignore[no-untyped-call]  # kernels then need no masks at the end
+
+    def capped(score: Tensor, *_: Tensor) -> Tensor:
+        assert softcap is not None
+        return softcap * torch.tanh(score / softcap)
+
+    return flex_attention(
+        query, key, value, None if softcap is None else capped, mask, scale=scaling, enable_gqa=shared_heads
+    )
+
+
+@cache
+def compiled_flex(backend: Any = "inductor") -> Any:
+    """Return `flex_call` compiled for all lengths and masks.
+
+    torch compiles again only for other heads, scales or dtypes, and for calls with or without gradients. `fullgraph`
+    makes too many compilations, or a call that cannot be compiled, an error. Otherwise torch would compute scores of
+    T × T elements.
+    """
+    import torch._dynamo
+
+    compiled = torch.compile(flex_call, dynamic=True, fullgraph=True, backend=backend)
+    return torch._dynamo.config.patch(recompile_limit=64)(compiled)  # torch.compile has no such option in torch 2.9
+
+
+@cache
+def flex_problem(
+    heads: int,
+    kv_heads: int,
+    width: int,
+    dtype: torch.dtype,
+    softcap: float | None,
+    scaling: float | None,
+    device: torch.device,
+    with_gradients: bool,
+) -> str | None:
+    """Run FlexAttention once on a device, and return the error message if it fails, else None.
+
+    The arguments must be the arguments of the model, because torch compiles again for other values.
+
+    Args:
+        width: number of dimensions of a head.
+        with_gradients: also run the backward pass.
+    """
+    if dtype == torch.float64:
+        return "it does not support float64"
+    # Three tensors, as in the model: torch compiles again if key and value are the same tensor.
+    counts = (heads, kv_heads, kv_heads)
+    states = [torch.zeros(1, count, 2 * BLOCK, width, dtype=dtype, device=device) for count in counts]
+    query, key, value = (tensor.requires_grad_(with_gradients) for tensor in states)
+    _, sequence = build_sequence([[0] * 2 * BLOCK])
+    mask = block_mask(sequence, 2 * BLOCK, device)
+    cap = None if softcap is None else torch.tensor(softcap, device=device)
+    # In a checkpointed layer, the saved-tensor hooks of the layer would run it again, and wait for this thread forever.
+    own_hooks = torch.autograd.graph.saved_tensors_hooks(lambda saved: saved.detach(), lambda saved: saved)
+    try:
+        with torch.set_grad_enabled(with_gradients), own_hooks:
+            output = compiled_flex()(query, key, value, mask, cap, scaling, heads != kv_heads)
+            if with_gradients:
+                output.sum().backward()
+    except Exception as error:  # compilers and drivers can fail in any way
+        if is_out_of_memory(error):  # an exception is not cached
+            raise
+        log(f"warning: FlexAttention does not run here, so attention gathers keys, which is slower ({error!r:.300})")
+        return f"{error!r:.300}"
+    return None

@@ -1,0 +1,379 @@
+"""Plan the micro-batches of a batch of texts, so that the model computes few tokens.
+
+Three layouts give the same rows:
+
+trie     common prefixes of texts are computed once (see `token_sequence`); for causal models with last-token pooling.
+packed   unique texts follow one another in one sequence; for other models.
+padded   unique texts of similar length, padded on the right; for every model.
+
+`plan_micro_batches` chooses the layout with the lower cost.
+
+Legend: B texts of a padded micro-batch, T tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from angle_llm.losses.relation import on_device
+from angle_llm.model.layout.token_sequence import TokenSequence, build_sequence, cut, shared_prefixes
+
+TOKEN_COST = {"trie": 1.1, "packed": 1.0}
+"""Time per computed token relative to the padded layout, measured on a CPU (docs/LOG.md). It is constant, because with a
+measurement at the start of a run, layouts could differ between runs."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Texts that the model computes in one forward pass: padded with a mask, or in one sequence."""
+
+    rows: list[int]
+    """Rows of the texts among the unique texts of the plan, in the order of the model output."""
+    ids_BT: Tensor
+    """Token ids, padded on the right; (1, T) for texts in one sequence."""
+    mask_BT: Tensor | None = None
+    """1 at real tokens and 0 at padding; None for texts in one sequence."""
+    sequence: TokenSequence | None = None
+    """Structure of the texts in one sequence; None for padded texts."""
+
+    @property
+    def computed_tokens(self) -> int:
+        """Number of tokens that the model computes, padding included."""
+        return self.ids_BT.numel()
+
+    def inputs(self, device: torch.device) -> dict[str, Any]:
+        """Return the arguments of `EmbeddingModel.forward`, on a device."""
+        given: dict[str, Any] = {"ids_BT": on_device(self.ids_BT, device)}
+        if self.mask_BT is not None:
+            given["mask_BT"] = on_device(self.mask_BT, device)
+        if self.sequence is not None:
+            given["sequence"] = self.sequence.to(device)
+        return given
+
+
+@dataclass(frozen=True)
+class LayoutSupport:
+    """The most compact layout that a model can compute, and its limits."""
+
+    layout: Literal["trie", "packed", "padded"]
+    """Most compact possible layout; `trie` is more compact than `packed`, and every model can compute `padded`."""
+    reason: str = ""
+    """Reason why the layout is not `trie`."""
+    max_tokens: int | None = None
+    """Length of the longest text in a sequence, such as the sliding window; longer texts are padded. None: no limit."""
+    causal: bool = True
+    """Whether the tokens of a packed text attend only to earlier tokens."""
+
+
+@dataclass(frozen=True)
+class TextGroup:
+    """A planned micro-batch, whose tensors are not made yet."""
+
+    rows: list[int]
+    """Rows of the texts among the unique texts of the plan."""
+    computed_tokens: int
+    """Number of tokens that the model computes, padding included."""
+    longest_side: int
+    """Number of tokens in a row of the micro-batch; a prefix trie or packed texts are one row."""
+    make: Callable[[], MicroBatch]
+    """Returns the micro-batch with its tensors."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The micro-batches of a batch of N texts, distributed over processes."""
+
+    groups: list[TextGroup]
+    """All micro-batches, the longest first."""
+    row_of: list[int]
+    """Row of each of the N texts among the unique texts; texts with equal token ids share a row."""
+    layout: str
+    """Layout of the batch: `trie`, `packed` or `padded`; with `trie` and `packed`, texts that are too long are padded."""
+    reason: str
+    """Reason for the layout."""
+    logical_tokens: int
+    """Number of tokens of the N texts, repeated texts included."""
+    longest_text: int
+    """Number of tokens of the longest text."""
+    token_budget: int
+    """Maximum number of tokens in a micro-batch; a single longer text is allowed."""
+    shares: list[list[int]]
+    """Positions in `groups` of the micro-batches of each process; processes have about equally many tokens."""
+
+    @property
+    def micro_batches(self) -> Sequence[MicroBatch]:
+        """All micro-batches. Tensors are made on access, so that they are not all in memory."""
+        return _LazyMicroBatches(self.groups)
+
+    @property
+    def rounds(self) -> int:
+        """Number of micro-batches of every process; processes with fewer groups compute dummy micro-batches."""
+        return max(map(len, self.shares))
+
+    def share(self, process: int) -> Sequence[MicroBatch]:
+        """Return the micro-batches of a process: equally many for all processes, as collective operations need."""
+        groups = [self.groups[position] for position in self.shares[process]]
+        return _LazyMicroBatches(groups + [_DUMMY] * (self.rounds - len(groups)))
+
+    @property
+    def unique(self) -> int:
+        """Number of unique texts."""
+        return sum(len(group.rows) for group in self.groups)
+
+    @property
+    def computed_tokens(self) -> int:
+        """Number of tokens that the model computes, padding included."""
+        return _tokens(self.groups)
+
+    @property
+    def largest_share(self) -> int:
+        """Maximum number of tokens that a process computes."""
+        return max(_tokens([self.groups[position] for position in share]) for share in self.shares)
+
+
+class _LazyMicroBatches(Sequence[MicroBatch]):
+    """Sequence of micro-batches whose tensors are made at every access."""
+
+    def __init__(self, groups: list[TextGroup]) -> None:
+        self._groups = groups
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __getitem__(self, position: Any) -> Any:
+        chosen = self._groups[position]
+        return _LazyMicroBatches(chosen) if isinstance(chosen, list) else chosen.make()
+
+
+_ONE = torch.ones(1, 1, dtype=torch.int64)
+_DUMMY = TextGroup([], 0, 0, lambda: MicroBatch([], _ONE, _ONE))
+"""Micro-batch of one token, whose row is not used."""
+
+
+@dataclass(frozen=True)
+class EncodeStats:
+    """Counts and duration of a call of `encode`."""
+
+    texts: int
+    """Number of texts, repeated texts included."""
+    unique_texts: int
+    """Number of texts with different token ids."""
+    logical_tokens: int
+    """Number of tokens of all texts, repeated texts included, without padding."""
+    computed_tokens: int
+    """Number of tokens that the model computed, padding included; shared prefixes and repeated texts count once."""
+    layout: str
+    """Layout of the first plan: `trie`, `packed` or `padded`."""
+    reason: str
+    """Reason for the layout of the first plan."""
+    seconds: float
+    """Duration of the call, tokenization and planning included."""
+
+    @classmethod
+    def of(cls, plans: Sequence[Plan], seconds: float) -> EncodeStats:
+        """Return the sums over the plans of a call that took `seconds`."""
+        return cls(
+            sum(len(plan.row_of) for plan in plans),
+            sum(plan.unique for plan in plans),
+            sum(plan.logical_tokens for plan in plans),
+            sum(plan.computed_tokens for plan in plans),
+            plans[0].layout if plans else "",
+            plans[0].reason if plans else "",
+            seconds,
+        )
+
+    @property
+    def texts_per_second(self) -> float:
+        """Number of texts per second, repeated texts included."""
+        return self.texts / self.seconds
+
+    @property
+    def computed_share(self) -> float:
+        """Ratio of computed tokens to logical tokens; below 1 if texts share more tokens than padding adds."""
+        return self.computed_tokens / max(self.logical_tokens, 1)
+
+
+def plan_micro_batches(
+    ids: Sequence[Sequence[int]], token_budget: int, pad_id: int, layouts: LayoutSupport, processes: int = 1
+) -> Plan:
+    """Plan the micro-batches of N texts, and choose their layout.
+
+    Texts longer than `layouts.max_tokens` are padded, in micro-batches of their own. Several processes get equally many
+    micro-batches with about equally many tokens.
+
+    Args:
+        ids: token ids of the N texts.
+        token_budget: maximum number of tokens in a micro-batch, padding included; a longer text is alone.
+        pad_id: token id of the padding.
+        layouts: the layouts that the model can compute.
+        processes: number of processes.
+    """
+    row_of_ids: dict[tuple[int, ...], int] = {}
+    row_of = [row_of_ids.setdefault(tuple(text), len(row_of_ids)) for text in ids]
+    texts = list(row_of_ids)
+    padded = _Padded(texts, pad_id)
+    longest = layouts.max_tokens or math.inf
+    fitting = [row for row, text in enumerate(texts) if len(text) <= longest]
+    layout, reason = "padded", layouts.reason
+    grouped: Callable[[int], list[TextGroup]] = partial(padded, range(len(texts)))
+    if layouts.layout != "padded":
+        name = "as a trie" if layouts.layout == "trie" else "packed"
+        reason += "; " if reason else ""
+        if not fitting and texts:
+            reason += f"every text is longer than {longest} tokens, the longest that can be {name}"
+        else:
+            is_trie = layouts.layout == "trie"
+            sequences = _Tries(texts, fitting) if is_trie else _Packed(texts, fitting, layouts.causal)
+            rest = [row for row, text in enumerate(texts) if len(text) > longest]
+            nodes, tokens = (_tokens(groups) for groups in (sequences(token_budget), padded(fitting, token_budget)))
+            reason += f"{nodes} tokens {name}, {tokens} padded"
+            reason += f"; {len(rest)} texts longer than {longest} tokens are padded" if rest else ""
+            if nodes * TOKEN_COST[layouts.layout] < tokens:
+                layout = layouts.layout
+                grouped = lambda budget: sequences(budget) + padded(rest, budget)  # noqa: E731
+    groups, lengths = _balanced(grouped, token_budget, processes), [len(text) for text in ids]
+    # Longest first, so that a lack of memory shows at once.
+    groups.sort(key=lambda group: -group.longest_side)
+    return Plan(
+        groups, row_of, layout, reason, sum(lengths), max(lengths, default=0), token_budget, _assign(groups, processes)
+    )
+
+
+def _tokens(groups: Sequence[TextGroup]) -> int:
+    """Return the number of computed tokens in groups."""
+    return sum(group.computed_tokens for group in groups)
+
+
+class _Tries:
+    """Forms groups for prefix tries: texts that are adjacent in sorted order."""
+
+    def __init__(self, texts: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
+        self._order = sorted(rows, key=lambda row: tuple(texts[row]))
+        self._ordered = [texts[row] for row in self._order]
+        self._shared = shared_prefixes(self._ordered)
+
+    def __call__(self, token_budget: int) -> list[TextGroup]:
+        starts, _ = cut([len(text) for text in self._ordered], self._shared, token_budget)
+        return [self._group(first, last) for first, last in pairwise([*starts, len(self._order)])]
+
+    def _group(self, first: int, last: int) -> TextGroup:
+        # The first text of a group is computed in full, later texts without the tokens shared with the text before.
+        nodes = len(self._ordered[first]) + sum(
+            len(self._ordered[position]) - self._shared[position] for position in range(first + 1, last)
+        )
+        return TextGroup(self._order[first:last], nodes, nodes, partial(self._make, first, last))
+
+    def _make(self, first: int, last: int) -> MicroBatch:
+        ids_1T, sequence = build_sequence(self._ordered[first:last], self._shared[first:last])
+        return MicroBatch(self._order[first:last], ids_1T, sequence=sequence)
+
+
+class _Packed:
+    """Forms groups of packed texts, longest text first."""
+
+    def __init__(self, texts: Sequence[Sequence[int]], rows: Sequence[int], causal: bool) -> None:
+        self._texts, self._causal = texts, causal
+        self._order = sorted(rows, key=lambda row: (-len(texts[row]), row))
+
+    def __call__(self, token_budget: int) -> list[TextGroup]:
+        groups: list[list[int]] = []
+        tokens = 0
+        for row in self._order:
+            tokens += len(self._texts[row])
+            if not groups or tokens > token_budget:
+                groups.append([])
+                tokens = len(self._texts[row])
+            groups[-1].append(row)
+        return [self._group(rows) for rows in groups]
+
+    def _group(self, rows: list[int]) -> TextGroup:
+        tokens = sum(len(self._texts[row]) for row in rows)
+        return TextGroup(rows, tokens, tokens, partial(self._make, rows))
+
+    def _make(self, rows: list[int]) -> MicroBatch:
+        ids_1T, sequence = build_sequence([self._texts[row] for row in rows], causal=self._causal)
+        return MicroBatch(rows, ids_1T, sequence=sequence)
+
+
+SPLIT_SHARE, SPLIT_TOKENS = 1 / 32, 128
+"""Maximum padding of a micro-batch: the larger of a fraction of the budget and a number of tokens. This is about the cost
+of another micro-batch."""
+
+
+class _Padded:
+    """Forms groups of texts of similar length for padding, longest text first."""
+
+    def __init__(self, texts: Sequence[Sequence[int]], pad_id: int) -> None:
+        self._texts = texts
+        self._pad_id = pad_id
+
+    def __call__(self, rows: Sequence[int], token_budget: int) -> list[TextGroup]:
+        most_padding = max(SPLIT_TOKENS, SPLIT_SHARE * token_budget)
+        groups: list[list[int]] = []
+        longest = padding = 0
+        for row in sorted(rows, key=lambda row: (-len(self._texts[row]), row)):
+            padding += longest - len(self._texts[row])
+            if not groups or (len(groups[-1]) + 1) * longest > token_budget or padding > most_padding:
+                groups.append([])
+                longest, padding = len(self._texts[row]), 0
+            groups[-1].append(row)
+        return [self._group(group) for group in groups]
+
+    def _group(self, rows: list[int]) -> TextGroup:
+        longest = len(self._texts[rows[0]])
+        return TextGroup(rows, len(rows) * longest, longest, partial(self._make, rows))
+
+    def _make(self, rows: list[int]) -> MicroBatch:
+        ids_BT = np.full((len(rows), len(self._texts[rows[0]])), self._pad_id, dtype=np.int64)
+        mask_BT = np.zeros_like(ids_BT)
+        for position, row in enumerate(rows):
+            ids_BT[position, : len(self._texts[row])] = self._texts[row]
+            mask_BT[position, : len(self._texts[row])] = 1
+        return MicroBatch(rows, torch.from_numpy(ids_BT), torch.from_numpy(mask_BT))
+
+
+def _balanced(grouped: Callable[[int], list[TextGroup]], token_budget: int, processes: int) -> list[TextGroup]:
+    """Return groups of at most `token_budget` tokens, of about equal size if there are several processes.
+
+    For this, several processes use the smallest budget that does not increase the number of micro-batches per process.
+    `grouped` returns the groups for a budget.
+    """
+    groups = grouped(token_budget)
+    if processes == 1 or not groups:
+        return groups
+    most = math.ceil(len(groups) / processes) * processes
+    low = _tokens(groups) // most
+    high = max(group.computed_tokens for group in groups)
+    while low < high:
+        middle = (low + high) // 2
+        tried = grouped(max(middle, 1))
+        if len(tried) <= most:
+            groups, high = tried, middle
+        else:
+            low = middle + 1
+    return groups
+
+
+def _assign(groups: Sequence[TextGroup], processes: int) -> list[list[int]]:
+    """Return the positions of the groups of each process.
+
+    Every group, the largest first, goes to the process with the fewest tokens that can take another micro-batch.
+    """
+    rounds = math.ceil(len(groups) / processes)
+    shares: list[list[int]] = [[] for _ in range(processes)]
+    tokens = [0] * processes
+    for position in sorted(range(len(groups)), key=lambda position: -groups[position].computed_tokens):
+        free = [process for process in range(processes) if len(shares[process]) < rounds]
+        least = min(free, key=tokens.__getitem__)
+        shares[least].append(position)
+        tokens[least] += groups[position].computed_tokens
+    return [sorted(share) for share in shares]

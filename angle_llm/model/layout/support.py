@@ -1,0 +1,177 @@
+"""Find the layouts that a backbone can compute, from its config and from a comparison of states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from angle_llm.losses.relation import on_device
+from angle_llm.model.layout.attention import sequence_output
+from angle_llm.model.layout.flex import flex_problem
+from angle_llm.model.layout.micro_batches import LayoutSupport
+from angle_llm.model.layout.token_sequence import build_sequence, shared_prefixes
+from angle_llm.model.source.checks import evaluating, relative_difference
+
+MOST_TOKENS = 1024
+"""Longest text, in tokens, that is put in a sequence with other texts. Attention with gathered keys needs a mask of
+queries × keys for every text, but a padded text needs none."""
+MOST_TOKENS_CUDA = 16_384
+"""Longest text in a sequence, in tokens, if FlexAttention runs, which needs no such mask."""
+_ATTENTION_DROPOUT = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
+"""Config keys of the attention dropout."""
+
+_FLEX_WIDTH = 16
+"""Minimum number of dimensions of a head in FlexAttention."""
+
+_NO_WINDOW = {"max_window_layers"}
+"""Config keys that contain `window` but are no window size: in Qwen, the first layer with a window."""
+
+_DYNAMIC_ROPE = {"longrope", "dynamic"}
+"""Types of rotary embeddings whose frequencies depend on the longest text in the batch, beyond the original positions."""
+
+
+def probe_layouts(
+    backbone: nn.Module, pooling: str, *, causal: bool, device: torch.device | None = None
+) -> LayoutSupport:
+    """Return the most compact layout that a backbone can compute.
+
+    The config is checked, and states of texts in one sequence are compared with states of single texts.
+
+    Args:
+        pooling: name of the pooling.
+        device: device of later forward passes; None: the device of the weights.
+    """
+    reason = None
+    if not causal:
+        reason = "in a bidirectional model the state of a token depends on later tokens"
+    elif pooling != "last":
+        reason = f"pooling {pooling} reads more than the last token of a text"
+    config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
+    odd = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if odd:
+        return LayoutSupport("padded", f"layers of type {min(odd)} are not plain attention")
+    windows = {
+        name: value
+        for name, value in config.to_dict().items()
+        if ("window" in name or "chunk" in name)
+        and not name.startswith("_")
+        and not name.endswith("_pattern")
+        and name not in _NO_WINDOW
+        and type(value) is int
+        and value > 0
+    }
+    # The mask of a sliding window depends on positions, so it hides nothing in texts shorter than the window. Other windows
+    # depend on the order of tokens in the sequence.
+    windows.pop("sliding_window", None)
+    window = getattr(config, "sliding_window", None)  # in ModernBERT a property, which is not in the dictionary
+    device = device or next(backbone.parameters()).device
+    on_gpu = device.type == "cuda"
+    most = MOST_TOKENS_CUDA if on_gpu and _flex_runs(backbone, device) else MOST_TOKENS
+    longest = min(most, window if window and window > 0 else most, _steady_positions(config, most))
+    if windows:
+        return LayoutSupport("padded", f"its config has an unknown window, {next(iter(windows))}")
+    if longest < max(map(len, _probe_texts(backbone))):
+        return LayoutSupport("padded", f"its attention window has {longest} tokens")
+    if reason is not None and on_gpu and _has_attention_dropout(config):
+        reason += "; packed texts with attention dropout have no fused kernel on a GPU"
+        return LayoutSupport("padded", reason, longest)
+    problem = _probe(backbone, causal=causal, shares=reason is None)
+    if problem is not None:
+        return LayoutSupport("padded", problem if reason is None else f"{reason}; {problem}", longest)
+    return LayoutSupport("trie" if reason is None else "packed", reason or "", longest, causal)
+
+
+def _has_attention_dropout(config: Any) -> bool:
+    """Return whether the config of a backbone sets attention dropout."""
+    return any(getattr(config, name, 0) for name in _ATTENTION_DROPOUT)
+
+
+def _flex_runs(backbone: nn.Module, device: torch.device) -> bool:
+    """Return whether FlexAttention runs on a GPU with the heads of a backbone.
+
+    For a device without an index (`angle-llm plan` on a machine without a GPU), return whether it probably runs.
+    """
+    config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
+    heads = getattr(config, "num_attention_heads", None)
+    if not heads or _has_attention_dropout(config):
+        return False
+    kv_heads, width = getattr(config, "num_key_value_heads", None), getattr(config, "head_dim", None)
+    width = width or config.hidden_size // heads
+    if device.index is None:
+        return bool(width >= _FLEX_WIDTH)
+    softcap = getattr(config, "attn_logit_softcapping", None)
+    shape = heads, kv_heads or heads, width
+    dtype = next(backbone.parameters()).dtype
+    return flex_problem(*shape, dtype, softcap, width**-0.5, device, False) is None
+
+
+def _steady_positions(config: Any, most: int) -> int:
+    """Return the length up to which the rotary embedding of a text does not depend on other texts, at most `most`."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    rope = rope if isinstance(rope, dict) else {}
+    steady = most
+    for rotary in [rope, *rope.values()]:  # Gemma has a dictionary for every layer type
+        if isinstance(rotary, dict) and rotary.get("rope_type") in _DYNAMIC_ROPE:
+            name = "original_max_position_embeddings"
+            original = rotary.get(name) or getattr(config, name, None) or config.max_position_embeddings
+            steady = min(steady, int(original))
+    return steady
+
+
+def _probe_texts(backbone: nn.Module) -> list[list[int]]:
+    """Return token ids of all prefixes of eight texts with common prefixes of 2 and 4 tokens, sorted.
+
+    Ids are spread over the vocabulary.
+    """
+    vocabulary: int = backbone.config.get_text_config().vocab_size  # type: ignore[operator,union-attr]
+
+    def token(number: int) -> int:
+        return number * 7919 % vocabulary
+
+    texts = [
+        [token(1), token(2), token(branch + 3), token(5), token(6 + leaf)] for branch in (0, 1) for leaf in range(4)
+    ]
+    prefixes = {tuple(text[:length]) for text in texts for length in range(1, 6)}
+    return sorted([list(text) for text in prefixes])
+
+
+def _probe(backbone: nn.Module, *, causal: bool, shares: bool) -> str | None:
+    """Compare states of texts in one sequence with states of single texts; return the reason if they differ, else None.
+
+    Args:
+        shares: whether the texts are a prefix trie; otherwise they are packed.
+    """
+    texts = _probe_texts(backbone)
+    full = [text for text in texts if len(text) == max(map(len, texts))]
+    try:
+        with evaluating(backbone) as device:
+
+            def states(ids: list[list[int]]) -> Tensor:
+                ids_BT = torch.tensor(ids, device=device)
+                mask, options = None if causal else torch.ones_like(ids_BT), {"use_cache": False} if causal else {}
+                states_BTD: Tensor = backbone(input_ids=ids_BT, attention_mask=mask, **options).last_hidden_state
+                return states_BTD
+
+            probes = texts if shares else [*full[:3], *(text for text in texts if len(text) < 4)]
+            ids_1T, sequence = build_sequence(probes, shared_prefixes(probes) if shares else None, causal=causal)
+            output = sequence_output(backbone, on_device(ids_1T, device), sequence.to(device))
+            sequence_RD = output.last_hidden_state[0, : ids_1T.shape[1]]
+            together_BTD = states(full)
+            alone_BTD = torch.cat([states([text]) for text in full])
+            if shares:  # every prefix is a text, so every node is the last node of a text
+                sequence_RD = sequence_RD[sequence.end_R.to(device)]
+                place = {tuple(text[:end]): (row, end - 1) for row, text in enumerate(full) for end in range(1, 6)}
+                plain_RD = torch.stack([alone_BTD[place[tuple(text)]] for text in texts])
+            else:
+                plain_RD = torch.cat([states([text])[0] for text in probes])
+    except Exception as error:  # an architecture can refuse unknown arguments in any way
+        return f"the architecture does not accept positions or attention as arguments ({type(error).__name__})"
+    # float32 sums in another order differ by about 1e-7 of a state. `rounding` measures the larger differences of half
+    # precision and TF32, but it can be 0 by chance for a few texts.
+    rounding = relative_difference(together_BTD, alone_BTD)
+    least = 0.02 if sequence_RD.dtype.itemsize == 2 else 1e-4
+    if relative_difference(sequence_RD, plain_RD) <= max(least, min(4 * rounding, 0.05)):
+        return None
+    return f"the architecture gives other states {'as a trie' if shares else 'when texts are packed'}"

@@ -1,0 +1,264 @@
+"""Texts in one sequence without padding: as a prefix trie or packed.
+
+Prefix trie: in a causal model, the state of a token depends only on the tokens before it. So texts share the states of a
+common prefix, such as the start of the prompt, or the whole text if it is repeated. Each *node* of the trie is a token in
+its context. The model computes the nodes as one sequence, depth first, with the depth of a node as its position.
+
+Packed: in a bidirectional model, or with a pooling that reads more than the last token, texts share nothing and follow
+one another.
+
+Linear layers need no change; attention is restricted to the nodes of a text (`attention`). Values and gradients equal
+those of separate texts, up to the order of additions.
+
+Legend: T nodes (tokens) of a sequence, R texts, D dimensions, I gathered rows; in a group of texts of similar length:
+U texts, Q nodes that a text adds, L nodes of a whole text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from heapq import heappop, heappush
+from itertools import accumulate, chain
+from operator import sub
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from angle_llm.losses.relation import on_device
+
+KEYS_A_NODE = 8
+"""Maximum number of gathered keys per node of the token budget. A key and its value take about 6 % of the memory that a
+node keeps for the backward pass (LLaMA without grouped queries). So a long prompt before many short texts increases the
+memory by at most a half."""
+
+LENGTH_STEP = 8
+"""Key lengths are rounded up to a multiple of this number, because memory-efficient attention needs aligned masks."""
+
+GATHERED_ROWS = 8192
+"""Maximum number of rows that the backward pass of `gather_rows` converts to float32 at a time."""
+
+Indices = NDArray[np.int64]
+"""Array of node indices or lengths on the CPU."""
+
+
+class SequenceGroup(NamedTuple):
+    """Queries and keys of texts of similar length in a sequence, as positions (nodes), for one call of attention.
+
+    Index arrays are padded with node 0.
+    """
+
+    query_UQ: Tensor
+    """Nodes that each text adds to the nodes of earlier texts."""
+    key_UL: Tensor
+    """Nodes of each whole text, from its first token."""
+    shared_U: Tensor
+    """Number of tokens that each text shares with the text before it. In a causal model, query q attends to the keys
+    0 .. shared + q."""
+    length_U: Tensor
+    """Number of tokens of each text."""
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """A sequence of texts without padding, as a prefix trie or packed: the positions (nodes) of every text, without ids.
+
+    In a prefix trie, texts share the nodes of common prefixes. Packed texts follow one another.
+    """
+
+    depth_1T: Tensor
+    """Position of each node in its texts, from 0."""
+    end_R: Tensor
+    """Last node of each text."""
+    lengths_R: Indices
+    """Number of tokens of each text, on the CPU."""
+    shared_R: Indices
+    """Number of tokens that each text shares with the text before it, on the CPU; all 0 if packed."""
+    causal: bool
+    """Whether a node attends only to earlier nodes of its text. Otherwise it attends to all nodes of its text, and the
+    sequence is packed."""
+
+    def to(self, device: torch.device) -> TokenSequence:
+        """Return the sequence with its tensors on a device."""
+        return replace(self, depth_1T=on_device(self.depth_1T, device), end_R=on_device(self.end_R, device))
+
+    @cached_property
+    def starts(self) -> Indices:
+        """First node that each text adds, followed by the number of nodes, (R + 1,)."""
+        return np.concatenate(([0], np.cumsum(self.lengths_R - self.shared_R)))
+
+    def paths(self) -> Iterator[Indices]:
+        """Yield the node indices of each text, from its first to its last token."""
+        path = np.empty(0, dtype=np.int64)
+        for shared, first, after in zip(self.shared_R, self.starts[:-1], self.starts[1:], strict=True):
+            path = np.concatenate((path[:shared], np.arange(first, after)))
+            yield path
+
+    def subtree_ends(self) -> Indices:
+        """Return the end of the subtree of each node, (T,): the first later node that does not contain node k as prefix.
+
+        Nodes k .. end[k] - 1 are the subtree of k, or the rest of its text if packed. In a causal model, query q attends
+        to key k if k <= q < end[k]. In a bidirectional model, it does if k < end[q] and q < end[k].
+        """
+        end_T = np.full(self.starts[-1], self.starts[-1])
+        path = np.empty(0, dtype=np.int64)
+        for number, following in enumerate(self.paths()):
+            end_T[path[self.shared_R[number] :]] = self.starts[number]
+            path = following
+        return end_T
+
+    def groups(self) -> tuple[tuple[SequenceGroup, ...], Tensor]:
+        """Return the groups of texts for attention with gathered keys, and the place of each node among their queries.
+
+        The place (T,) is the index of the node in the flattened queries of all groups. In a prefix trie, the lengths of
+        the texts in a group are between the same powers of two, and so are their numbers of added nodes. So at most four
+        times the necessary scores are computed. If packed, lengths are in the same interval of `LENGTH_STEP`. Texts that
+        add no node are in no group.
+        """
+        paths, added_R, shares = list(self.paths()), self.lengths_R - self.shared_R, bool(self.shared_R.any())
+        adding: dict[tuple[int, int], list[int]] = {}
+        for number, (length, added) in enumerate(zip(self.lengths_R.tolist(), added_R.tolist(), strict=True)):
+            if added:
+                bits = ((length - 1).bit_length(), (added - 1).bit_length())
+                adding.setdefault(bits if shares else (-(-length // LENGTH_STEP), 0), []).append(number)
+        place_T = np.empty(self.starts[-1], dtype=np.int64)
+        groups = []
+        queries_before = 0
+        for _, numbers in sorted(adding.items()):
+            length_U, shared_U = self.lengths_R[numbers], self.shared_R[numbers]
+            most_added = int(added_R[numbers].max())
+            query_UQ = np.zeros((len(numbers), most_added), dtype=np.int64)
+            key_UL = np.zeros((len(numbers), -(-int(length_U.max()) // LENGTH_STEP) * LENGTH_STEP), dtype=np.int64)
+            for u, number in enumerate(numbers):
+                path, new = paths[number], paths[number][self.shared_R[number] :]
+                query_UQ[u, : len(new)], key_UL[u, : len(path)] = new, path
+                place_T[new] = queries_before + u * most_added + np.arange(len(new))
+            queries_before += query_UQ.size
+            groups.append(SequenceGroup(*map(torch.from_numpy, (query_UQ, key_UL, shared_U, length_U))))
+        return tuple(groups), torch.from_numpy(place_T)
+
+    def padded_states(self, states_TD: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield padded states (B, L, D) and masks (B, L) of consecutive packed texts, for pooling.
+
+        B varies: a batch ends before a text whose length differs too much, so that at most 25 % is padding.
+        """
+        lengths, last_R = self.lengths_R.tolist(), self.starts[1:] - 1
+        first = 0
+        for after in range(1, len(lengths) + 1):
+            if after < len(lengths) and 0.8 * lengths[first] <= lengths[after] <= lengths[first]:
+                continue
+            node_BL = self.starts[first:after, None] + np.arange(lengths[first])
+            mask_BL = node_BL <= last_R[first:after, None]
+            index_BL = np.minimum(node_BL, last_R[first:after, None])
+            index_I, mask = (
+                on_device(torch.from_numpy(array), states_TD.device) for array in (index_BL.ravel(), mask_BL)
+            )
+            yield gather_rows(states_TD, index_I).view(*index_BL.shape, -1), mask.long()
+            first = after
+
+
+def shared_prefixes(texts: Sequence[Sequence[int]]) -> list[int]:
+    """Return the number of first tokens that each text has in common with the text before it; 0 for the first text."""
+    shared = [0] * len(texts)
+    for number in range(1, len(texts)):
+        before, text = texts[number - 1], texts[number]
+        length = min(len(before), len(text))
+        while shared[number] < length and before[shared[number]] == text[shared[number]]:
+            shared[number] += 1
+    return shared
+
+
+def cut(lengths: Sequence[int], shared: Sequence[int], most_nodes: int) -> tuple[list[int], int]:
+    """Cut sorted texts into prefix tries so that the total number of nodes is minimal.
+
+    Returns the index of the first text of each trie, and the total number of nodes. A trie has at most `most_nodes` nodes
+    and `KEYS_A_NODE` times as many gathered keys; a longer text is a trie of its own. Tokens that two texts share are
+    computed twice if they are in different tries. Complexity for N texts is O(N log N), by dynamic programming over the
+    first texts of tries: a first text that no longer fits never fits again.
+
+    Args:
+        lengths: number of tokens of each text.
+        shared: number of tokens that each text shares with the text before it.
+    """
+    count = len(lengths)
+    # The trie of texts first..last has the nodes they add, and the nodes that text `first` shares with the trie before.
+    added = list(accumulate(map(sub, lengths, shared), initial=0))
+    keys = list(accumulate(lengths, initial=0))
+    least, start = [0] * (count + 1), [0] * count
+    heap: list[tuple[int, int]] = []  # (nodes of the best cut before `first`, less the nodes added before; first)
+    for last in range(count):
+        heappush(heap, (least[last] - added[last] + shared[last], last))
+        while True:
+            nodes_before, first = heap[0]
+            nodes = added[last + 1] - added[first] + shared[first]
+            fits = nodes <= most_nodes and keys[last + 1] - keys[first] <= KEYS_A_NODE * most_nodes
+            if fits or first == last:
+                break
+            heappop(heap)  # it does not fit with later texts either
+        least[last + 1], start[last] = nodes_before + added[last + 1], first
+    starts: list[int] = []
+    last = count
+    while last > 0:
+        last = start[last - 1]
+        starts.append(last)
+    return starts[::-1], least[count]
+
+
+def build_sequence(
+    texts: Sequence[Sequence[int]], shared: Sequence[int] | None = None, *, causal: bool = True
+) -> tuple[Tensor, TokenSequence]:
+    """Return the token ids (1, T) of texts in one sequence, and the positions of the texts as a `TokenSequence`.
+
+    Args:
+        texts: token ids of each text; sorted for a prefix trie.
+        shared: number of tokens that each text shares with the text before it (`shared[0]` is ignored), for a prefix
+            trie. None: the texts are packed.
+    """
+    shared = [0] * len(texts) if shared is None else [0, *shared[1:]]
+    added = [text[common:] for text, common in zip(texts, shared, strict=True)]
+    ids_T = np.fromiter(chain.from_iterable(added), dtype=np.int64, count=sum(map(len, added)))
+    depth_T = np.concatenate([np.arange(common, len(text)) for text, common in zip(texts, shared, strict=True)])
+    lengths_R, shared_R = np.array([len(text) for text in texts]), np.array(shared)
+    # A text that adds no node equals the text before it, because texts are sorted.
+    last_R = np.cumsum(lengths_R - shared_R) - 1
+    ids_1T, depth_1T, end_R = map(torch.from_numpy, (ids_T[None], depth_T[None], last_R))
+    return ids_1T, TokenSequence(depth_1T, end_R, lengths_R, shared_R, causal)
+
+
+class _GatherRows(torch.autograd.Function):
+    """Autograd function of `gather_rows`."""
+
+    @staticmethod
+    def forward(ctx: Any, states_TD: Tensor, index_I: Tensor) -> Tensor:
+        ctx.save_for_backward(index_I)
+        ctx.nodes = len(states_TD)
+        return states_TD.index_select(0, index_I)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_ID: Tensor) -> tuple[Tensor, None]:
+        (index_I,) = ctx.saved_tensors
+        wide = torch.promote_types(gradient_ID.dtype, torch.float32)
+        sum_TD = gradient_ID.new_zeros(ctx.nodes, gradient_ID.shape[1], dtype=wide)
+        for first in range(0, len(index_I), GATHERED_ROWS):
+            index = index_I[first : first + GATHERED_ROWS]
+            terms = gradient_ID[first : first + GATHERED_ROWS].to(wide)
+            if sum_TD.device.type == "cpu":
+                sum_TD.index_add_(0, index, terms)
+            else:  # index_add_ is not deterministic on a GPU; index_put_ sorts
+                sum_TD.index_put_((index,), terms, accumulate=True)
+        return sum_TD.to(gradient_ID.dtype), None
+
+
+def gather_rows(states_TD: Tensor, index_I: Tensor) -> Tensor:
+    """Return the rows `states_TD[index_I]`, (I, D), with a deterministic gradient on every device.
+
+    The gradients of a row that is gathered several times are summed in float32 and rounded once.
+    """
+    rows_ID: Tensor = _GatherRows.apply(states_TD, index_I)  # type: ignore[no-untyped-call]
+    return rows_ID

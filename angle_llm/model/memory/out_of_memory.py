@@ -1,0 +1,74 @@
+"""Detect out-of-memory errors, and encode texts with smaller micro-batches after such an error.
+
+Legend: U unique texts of a plan, R texts of a micro-batch, C columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from angle_llm.io import log
+from angle_llm.losses.relation import on_device
+from angle_llm.model.layout.micro_batches import Plan
+
+_MESSAGES = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error means that an allocation failed. On a CPU, only the message shows this."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in _MESSAGES)
+
+
+def encode_planned(
+    model: nn.Module,
+    make_plan: Callable[[int], Plan],
+    token_budget: int,
+    columns: int,
+    progress: Callable[[int], object],
+) -> tuple[Plan, Tensor]:
+    """Encode texts, with half the tokens per micro-batch after each out-of-memory error.
+
+    With weights partitioned by ZeRO-3 the error is raised, because the other ranks wait in the failed forward pass.
+
+    Args:
+        make_plan: returns the plan of the texts for a token budget.
+        columns: number of columns of the model's rows, C.
+        progress: called with the number of texts of each micro-batch, negative before texts are encoded again.
+
+    Returns:
+        The plan, and the rows of the unique texts, (U, C) float32 on the CPU; read from a GPU once.
+
+    Raises:
+        RuntimeError: if there is not enough memory for a single text.
+    """
+    device = next(model.parameters()).device
+    partitioned = not all(parameter.numel() for parameter in model.parameters())
+    while True:
+        plan, done = make_plan(token_budget), 0
+        repeats = len(plan.row_of) / max(plan.unique, 1)
+        try:
+            rows_UC = torch.empty(plan.unique, columns, device=device)
+            for micro in plan.micro_batches:
+                rows_UC[on_device(torch.tensor(micro.rows), device)] = model(**micro.inputs(device)).float()
+                texts = round(len(micro.rows) * repeats)
+                progress(texts)
+                done += texts
+            return plan, rows_UC.cpu()
+        except (RuntimeError, MemoryError) as error:
+            if partitioned or not is_out_of_memory(error):
+                raise
+            if all(len(group.rows) == 1 for group in plan.groups):
+                raise RuntimeError(
+                    f"out of memory with a single text per micro-batch, of up to {plan.longest_text} tokens. Lower max_length "
+                    "(--model.max-length in training), or use a smaller model or more memory."
+                ) from error
+        # Outside of `except`, the error and the tensors of its frames are freed.
+        rows_UC = micro = None  # type: ignore[assignment]
+        progress(-done)
+        token_budget = max(min(token_budget, max(group.computed_tokens for group in plan.groups)) // 2, 1)
+        log(f"out of memory: encoding with at most {token_budget} tokens per micro-batch")
+        if device.type == "cuda":
+            torch.cuda.empty_cache()

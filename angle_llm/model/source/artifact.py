@@ -1,0 +1,300 @@
+"""The saved folder of an encoder: weights or adapter, tokenizer, and a card with prompt, pooling and base.
+
+adapter_model.safetensors + adapter_config.json     an adapter, on the base that the card names
+model.safetensors + config.json                     or a whole backbone
+tokenizer.json …                                    the tokenizer
+angle_llm.json                                      the card
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from angle_llm.io import json_text, write_folder
+from angle_llm.model.layers.lora import LoraAdapter, is_adapted, read_adapter
+from angle_llm.model.source.backbone import BackboneLocation, load_backbone, load_tokenizer, weights_fingerprint
+from angle_llm.model.source.checks import (
+    CARD_NAME,
+    ArtifactError,
+    as_artifact_error,
+    check_loaded,
+    is_saved_encoder,
+    read_json,
+)
+from angle_llm.model.source.encoder_card import EncoderCard
+from angle_llm.model.source.peft_adapter import fitted, no_backbone, read_peft_adapter
+from angle_llm.model.source.quantization import QuantizationError, bits_of
+from angle_llm.model.source.resolve import ModelSource
+from angle_llm.model.source.sentence_transformers_folder import (
+    SentenceTransformersFolder,
+    library_prompts,
+    tokenizer_config,
+    write_library_files,
+    write_library_refusal,
+)
+from angle_llm.model.tokenizer import SentenceTokenizer, Tokenizer, count_positions
+from angle_llm.prompts import SIDES, SidePrompts
+
+# transformers imports DeepSpeed to save a model, if it is installed, and DeepSpeed then warns on a machine without a GPU.
+logging.getLogger("DeepSpeed").addFilter(
+    lambda record: not record.getMessage().startswith("Setting accelerator to CPU")
+)
+
+
+class Parts(NamedTuple):
+    """The loaded parts of an encoder."""
+
+    folder: str | Path
+    """Path for error messages: the saved folder, the adapter or the backbone."""
+    backbone: nn.Module
+    tokenizer: Tokenizer
+    base: str
+    base_revision: str | None
+    base_fingerprint: str | None = None
+    card: EncoderCard | None = None
+    """None for a bare backbone; for a folder of sentence-transformers, made from its files."""
+    adapter: LoraAdapter | None = None
+    """An adapter that fits the backbone and is not applied yet."""
+
+
+def load_parts(
+    source: ModelSource,
+    *,
+    adapter: str | Path | None,
+    prompt: SidePrompts | None,
+    dtype: str,
+    device: torch.device,
+    bits: int | Literal["auto"] | None,
+) -> Parts:
+    """Load a saved encoder or a backbone. Arguments and errors as in `SentenceEncoder.from_pretrained`."""
+    if source.card is not None:
+        if adapter is not None:
+            raise no_backbone(source.path)
+        return _load_saved(source, source.card, dtype, bits, device)
+    other = Path(adapter or "").expanduser()
+    peft_adapter = None if adapter is None else read_peft_adapter(other, source.path, prompt)
+    folder = source.read_library(prompt)
+    # On the device: the probes run where the model will run.
+    bits = None if bits == "auto" else bits
+    backbone = load_backbone(source.location, dtype=dtype, revision=source.revision, bits=bits, device=device)
+    tokenizer = load_tokenizer(source.location, source.revision)
+    with as_artifact_error(source.path):
+        check_loaded(backbone, tokenizer, source.path)
+        card = None if folder is None else card_of(folder, tokenizer, backbone, dtype)
+    if peft_adapter is None:
+        return Parts(source.path, backbone, tokenizer, source.path, source.revision, card=card)
+    with as_artifact_error(other):
+        update = fitted(peft_adapter, other, backbone, source.path)
+    return Parts(other, backbone, tokenizer, source.path, source.revision, weights_fingerprint(backbone), card, update)
+
+
+def card_of(
+    library: SentenceTransformersFolder, tokenizer: Tokenizer, backbone: nn.Module, dtype: str = "auto"
+) -> EncoderCard:
+    """Return pooling, prompts, maximum length and normalization of a sentence-transformers folder as an `EncoderCard`.
+
+    Raises:
+        ArtifactError: if sentence-transformers would compute other token ids.
+    """
+    length = library.length_for(tokenizer, count_positions(backbone))
+    return EncoderCard(library.prompt, library.pooling, length, dtype, None, normalize=library.normalize)
+
+
+def _load_saved(
+    source: ModelSource, card: EncoderCard, dtype: str, bits: int | Literal["auto"] | None, device: torch.device
+) -> Parts:
+    folder = Path(source.location.name)
+    dtype = card.dtype if dtype == "auto" else dtype
+    bits = card.bits if bits == "auto" else bits
+    backbone = load_backbone(source.backbone, dtype=dtype, revision=card.base_revision, bits=bits, device=device)
+    tokenizer = load_tokenizer(source.location)
+    with as_artifact_error(folder):
+        check_loaded(backbone, tokenizer, folder)
+    if card.base is None:
+        base = str(folder) if source.revision is None else source.path  # not its path in the cache
+        return Parts(folder, backbone, tokenizer, base, source.revision, card=card)
+    fingerprint = weights_fingerprint(backbone)
+    # Rounding to float16 and then to the bfloat16 of the fingerprint is not rounding to bfloat16 directly.
+    comparable = dtype == card.dtype or "float16" not in (dtype, card.dtype)
+    if comparable and card.base_fingerprint not in (None, fingerprint):
+        raise ArtifactError(
+            f"{folder} was trained on weights with fingerprint {card.base_fingerprint}, but {card.base} has "
+            f"{fingerprint}. Restore the original base, or correct `base` in {folder / CARD_NAME}."
+        )
+    with as_artifact_error(folder):
+        adapter = read_adapter(folder)
+        adapter.check_fits(backbone, f"the adapter {folder}", card.base)
+    return Parts(folder, backbone, tokenizer, card.base, card.base_revision, fingerprint, card, adapter)
+
+
+def save_parts(
+    folder: str | Path,
+    backbone: Any,
+    tokenizer: Tokenizer,
+    card: EncoderCard,
+    check: Callable[[Path], None] | None = None,
+) -> None:
+    """Write a saved folder, whole or not at all: an adapted backbone as its adapter, any other with all its weights."""
+    if not is_adapted(backbone):
+        card = replace(card, base=None, base_revision=None, base_fingerprint=None, layers=None)
+
+    def fill(target: Path) -> None:
+        # Otherwise peft would query the hub for a resized vocabulary.
+        backbone.save_pretrained(target, **({"save_embedding_layers": False} if is_adapted(backbone) else {}))
+        if not is_adapted(backbone):
+            write_earlier_names(target)
+        tokenizer.save_pretrained(target)
+        (target / "README.md").unlink(missing_ok=True)  # the empty model card of peft
+        card.write(target)
+        if not is_adapted(backbone):
+            write_library_form(target, backbone, tokenizer, card)
+        else:
+            write_library_refusal(target)
+        if check is not None:
+            check(target)
+
+    write_directory(Path(folder), fill)
+
+
+_EARLIER_THETAS = {
+    "gemma3_text": {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"},
+    "modernbert": {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"},
+    "modernbert-decoder": {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"},
+    "gpt_neox": {"": "rotary_emb_base"},
+    "gpt_neox_japanese": {"": "rotary_emb_base"},
+}
+"""Model type → layer type → key of `rope_theta` in transformers 4; "" if all layers share it."""
+
+
+def write_earlier_names(folder: Path) -> None:
+    """Add the keys of transformers 4 to `config.json`, which transformers 5 moved or renamed.
+
+    transformers 4 and other programs use defaults for keys that they do not find, without a message. The keys were found
+    by comparing the configuration classes of transformers 4.48, 4.57 and 5.23 for 20 model types. The file stays as it is
+    if this version would then read other values.
+    """
+    from transformers import AutoConfig
+
+    path = folder / "config.json"
+    before = path.read_bytes()
+    values, read = read_json(path), AutoConfig.from_pretrained(folder).to_dict()
+    for config in (values, values.get("text_config") or {}):
+        config.update(_earlier_names(config))
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    try:
+        same = AutoConfig.from_pretrained(folder).to_dict().items() >= read.items()
+    except (KeyError, ValueError):
+        same = False
+    if not same:
+        path.write_bytes(before)
+
+
+def _earlier_names(config: dict[str, Any]) -> dict[str, Any]:
+    rope, types = config.get("rope_parameters") or {}, config.get("layer_types") or []
+    names: dict[str, Any] = {"torch_dtype": config["dtype"]} if config.get("dtype") else {}
+    nested = "full_attention" in rope
+    keys = _EARLIER_THETAS.get(
+        config.get("model_type", ""), _EARLIER_THETAS["gemma3_text"] if nested else {"": "rope_theta"}
+    )
+    for layer_type, key in keys.items():
+        if theta := (rope.get(layer_type) or {} if nested else rope).get("rope_theta"):
+            names[key] = theta
+    scaled = {key: value for key, value in (rope.get("full_attention") or rope).items() if key != "rope_theta"}
+    if (factor := scaled.pop("partial_rotary_factor", None)) is not None:
+        names |= {"partial_rotary_factor": factor, "rotary_pct": factor}
+    # Of the types with a theta for each kind of layer, Gemma-3 alone has scaling in transformers 4.
+    if scaled.get("rope_type", "default") != "default" and (not nested or config["model_type"] == "gemma3_text"):
+        names["rope_scaling"] = scaled
+    if "full_attention" in types and "sliding_attention" in types:
+        first = types.index("full_attention")  # Gemma-3: every n-th layer; ModernBERT: the layers 0, n, 2n, …
+        if first == 0:
+            names["global_attn_every_n_layers"] = [*types[1:], "full_attention"].index("full_attention") + 1
+        else:
+            names["sliding_window_pattern"] = first + 1
+    return names
+
+
+_LIBRARY_PROBES = ("A man eats 3 apples.", "Straße, Привет 你好!", "x [SEP] </s> <|im_end|> y", "one two " * 5000)
+
+
+def write_library_form(folder: Path, backbone: nn.Module, tokenizer: Tokenizer, card: EncoderCard) -> None:
+    """Add the files of sentence-transformers to the folder of a whole model, or a `modules.json` that it refuses.
+
+    It becomes one if the library computes the token ids of this encoder: the prompt is text before `{text}`.
+    """
+    path = folder / "tokenizer_config.json"
+    original = path.read_bytes() if path.is_file() else b""
+    try:
+        prompts, default = library_prompts(card.prompt, folder)
+        path.write_text(json_text(tokenizer_config(tokenizer, card.max_length)), encoding="utf-8")
+        saved = load_tokenizer(BackboneLocation(str(folder)))
+        for side in SIDES:
+            expected = SentenceTokenizer(tokenizer, card.prompt.of(side), card.max_length)(_LIBRARY_PROBES)
+            texts = [card.prompt.of(side).head + text for text in _LIBRARY_PROBES]
+            ids = [saved(text, truncation=True)["input_ids"] for text in texts]
+            if ids != expected or card.dimensions is not None:
+                raise ArtifactError(f"{folder} has other token ids or dimensions in sentence-transformers.")
+        write_library_files(
+            folder, backbone, card.pooling, card.max_length, normalize=card.normalize, prompts=prompts, default=default
+        )
+    except (ArtifactError, FileNotFoundError, ValueError):  # ValueError: a probe without a token
+        if original:
+            path.write_bytes(original)
+        write_library_refusal(folder)
+
+
+def check_savable(folder: str | Path, backbone: nn.Module, base: str | None) -> None:
+    """Raise the errors that saving would raise, before the work.
+
+    Raises:
+        ValueError: if the base of an adapter has no name.
+        QuantizationError: for a quantized base without an adapter.
+        ArtifactError: as `check_writable`.
+    """
+    target = Path(folder).expanduser()
+    if not is_adapted(backbone):
+        if (bits := bits_of(backbone)) is not None:
+            raise QuantizationError(
+                f"this encoder is a base in {bits} bits without an adapter, so it has nothing to save. Add an adapter, or save "
+                "the base itself, loaded with bits=None."
+            )
+        check_writable(target)
+    elif base is None:
+        raise ValueError("the base of the adapter has no name. Construct the encoder with base=…, or from_pretrained.")
+    else:
+        check_writable(target, base=base if Path(base).is_absolute() else "")
+
+
+def check_writable(target: Path, **read: str | Path) -> None:
+    """Refuse an output folder that must not be replaced; call it before the work.
+
+    Args:
+        read: folders and files that are read, by what they are ("base", "adapter").
+
+    Raises:
+        ArtifactError: if `target` has content and is not a saved encoder, or if replacing it would delete what is read.
+    """
+    if target.exists() and not (target.is_dir() and (is_saved_encoder(target) or not any(target.iterdir()))):
+        raise ArtifactError(f"{target} exists and is not a saved encoder, so it is left alone. Choose another folder.")
+    for what, path in read.items():
+        if path and Path(path).exists() and Path(path).resolve().is_relative_to(target.resolve()):
+            raise ArtifactError(f"{target} would overwrite the {what}, {path}. Choose another folder.")
+
+
+def write_directory(target: Path, fill: Callable[[Path], object]) -> None:
+    """Write a folder whole or not at all; see `io.write_folder`. Only a saved encoder or an empty folder is replaced.
+
+    Raises:
+        ArtifactError: if `target` has other content.
+    """
+    target = target.expanduser()
+    check_writable(target)
+    write_folder(target, fill)

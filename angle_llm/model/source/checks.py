@@ -1,0 +1,263 @@
+"""Checks of model folders: links, pickles and damage before a library opens them; tokenizer and states after.
+
+Files are untrusted. Weights must be safetensors inside the folder, and a configuration must not describe more than
+they hold. Then every token must have an embedding, texts must have known tokens, and states must be finite.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+CARD_NAME = "angle_llm.json"
+EXPORT_NAME = "angle_llm_export.json"
+"""Marks a folder exported for another library; its tokenizer applies the prompt."""
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt",
+    "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
+)  # fmt: skip
+
+_LARGEST_JSON = 1 << 28
+"""Bytes; the largest real files, tokenizers, take a tenth of it."""
+_PICKLES = {".bin", ".pt", ".pth", ".pkl", ".ckpt"}
+_MODULE_COUNTS = re.compile(r"layers?$|^n_layer|blocks?$|experts?$|depth|branches|groups|stages|codebooks")
+_FEWEST_MODULES = 256
+"""Up to this count, creating the modules takes negligible time, whatever the weights are."""
+_PROBE_TEXTS = ("A man is eating 3 apples.", "Привет", "你好，世界", "مرحبا", "नमस्ते", "안녕", "ACGT", "こんにちは")
+
+
+class ArtifactError(ValueError):
+    """A model folder cannot be used; the message gives the reason."""
+
+
+def is_saved_encoder(path: str | Path) -> bool:
+    """Return whether a path is a folder of `SentenceEncoder.save_pretrained` (it has a card)."""
+    return (Path(path).expanduser() / CARD_NAME).is_file()
+
+
+def read_json(path: Path, kind: type[dict[Any, Any] | list[Any]] = dict) -> Any:
+    """Return the object (with `kind=list`, the array) in an untrusted JSON file.
+
+    Raises:
+        FileNotFoundError: if there is no file.
+        ArtifactError: for anything but that in UTF-8 of a usual size and depth.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is not a regular file")  # reading a pipe would block
+        if path.stat().st_size > _LARGEST_JSON:
+            raise ValueError(f"it has more than {_LARGEST_JSON} bytes")
+        values: Any = json.loads(path.read_bytes().decode())
+        if not isinstance(values, kind):
+            raise ValueError(f"it is not a JSON {'object' if kind is dict else 'array'}")
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"{path} is not valid JSON ({error}). Fetch or save it again.") from error
+    return values
+
+
+def check_links(folder: Path) -> None:
+    """Refuse a folder with a symbolic link to a file outside.
+
+    The folder itself can be a link; in the cache of the hub, files link to the blobs beside the snapshots.
+
+    Raises:
+        ArtifactError: naming the link.
+    """
+    real = Path(os.path.realpath(folder))
+    allowed = [real, real.parent.parent / "blobs"] if real.parent.name == "snapshots" else [real]
+    for path in sorted(real.rglob("*")):
+        target = Path(os.path.realpath(path))
+        if path.is_symlink() and not any(target.is_relative_to(place) for place in allowed):
+            raise ArtifactError(f"{path} is a link out of its folder, to {target}. Replace it with the file itself.")
+
+
+@contextmanager
+def as_artifact_error(place: object) -> Iterator[None]:
+    """Convert errors of a library on the files of a folder to an `ArtifactError` with the folder and the reason.
+
+    Libraries raise anything for a damaged file: a KeyError, a TypeError, a Rust panic. Errors of this package pass
+    unchanged, and so do errors of the machine: memory, permissions, the GPU.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ArtifactError(f"{place} cannot be opened without another package: {error}") from error
+    except BaseException as error:
+        kind = type(error).__name__
+        of_a_library = isinstance(error, Exception) or kind == "PanicException"
+        if not of_a_library or _is_of_the_machine(error) or _is_of_this_package(error):
+            raise
+        reason = " ".join(str(error).split())
+        raise ArtifactError(
+            f"{place} cannot be opened: {kind}: {reason if len(reason) < 400 else reason[:400] + '…'}. One of its files is "
+            "damaged or of an unsupported kind; fetch or save it again."
+        ) from error
+
+
+def _is_of_the_machine(error: BaseException) -> bool:
+    # For memory and the GPU, torch raises plain RuntimeErrors.
+    by_message = isinstance(error, RuntimeError) and any(text in str(error) for text in ("allocate memory", "CUDA"))
+    return by_message or isinstance(error, MemoryError | PermissionError) or type(error).__name__ == "OutOfMemoryError"
+
+
+def _is_of_this_package(error: BaseException) -> bool:
+    """Return whether this package, not a library, raised an error."""
+    if type(error).__module__.startswith("angle_llm."):
+        return True
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    raised_here = place is not None and str(place.tb_frame.f_globals.get("__name__")).startswith("angle_llm.")
+    return raised_here and isinstance(error, ValueError | OSError | TypeError)
+
+
+def check_model_files(folder: Path) -> int:
+    """Check a model folder before a library opens it; return the number of stored weights.
+
+    Raises:
+        ArtifactError: for anything but safetensors in the folder, for an adapter beside the model, or a configuration
+            that names other weight files or more modules than tensors.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    config = read_json(folder / "config.json")
+    if (folder / "adapter_config.json").exists():
+        raise ArtifactError(
+            f"{folder} contains an adapter and a model. Move the adapter to a folder of its own, and pass it as adapter=…"
+        )
+    if "transformers_weights" in config:  # names other weight files
+        raise ArtifactError(f"{folder / 'config.json'}: `transformers_weights` is not supported. Remove it.")
+    tensors = stored = 0
+    for path in _weight_files(folder):
+        try:
+            with safe_open(path, framework="pt") as file:
+                names = list(file.keys())
+                tensors += len(names)
+                stored += sum(math.prod(file.get_slice(name).get_shape()) for name in names)
+        except (SafetensorError, OSError) as error:
+            raise ArtifactError(f"{path} cannot be read: {error}. Fetch or save it again.") from error
+    # Libraries make all modules before they look for weights, in unbounded time and memory.
+    for key, value in _numbers(config):
+        if _MODULE_COUNTS.search(key) and value > max(tensors, _FEWEST_MODULES):
+            raise ArtifactError(
+                f"{folder / 'config.json'}: `{key}` is {value}, but the weights are {tensors} tensors. One of the two is "
+                "damaged; fetch or save them again."
+            )
+    return stored
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a folder, as `transformers` chooses them."""
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        pickled = next((path.name for path in sorted(folder.iterdir()) if path.suffix in _PICKLES), None)
+        raise ArtifactError(
+            f"{folder} has no model.safetensors. "
+            + (f"{pickled} is a pickle, which can run any code when it is loaded. " if pickled else "")
+            + "Load the model where you trust it, and save it with save_pretrained, which writes safetensors."
+        )
+    shards = read_json(index).get("weight_map")
+    names = set(map(str, shards.values())) if isinstance(shards, dict) else set()
+    for name in sorted(names) or [""]:
+        if not re.fullmatch(r"\w[\w.-]*\.safetensors", name) or not (folder / name).is_file():  # it could name any file
+            raise ArtifactError(f"{index} names {name!r:.200}, which is not in {folder}. Fetch or save it again.")
+    return [folder / name for name in sorted(names)]
+
+
+def _numbers(values: object, key: str = "") -> Iterator[tuple[str, float]]:
+    """Yield every number in a JSON value, with its nearest key."""
+    if isinstance(values, dict):
+        for name, value in values.items():
+            yield from _numbers(value, name)
+    elif isinstance(values, list):
+        for value in values:
+            yield from _numbers(value, key)
+    elif isinstance(values, int | float):
+        yield key, values
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[torch.device]:
+    """Use evaluation mode without gradients inside this context, and yield the device of the model."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():  # not inference_mode: weights that ZeRO-3 gathers in it could not be trained afterwards
+            yield next(model.parameters()).device
+    finally:
+        model.train(was_training)
+
+
+def relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the largest relative difference of two states (…, D); infinite for different shapes."""
+    if one.shape != other.shape:
+        return math.inf
+    one, other = one.cpu().double(), other.cpu().double()  # MPS has no float64
+    return float(((one - other).norm(dim=-1) / other.norm(dim=-1).clamp(min=1e-30)).max())
+
+
+def check_states(backbone: nn.Module) -> torch.Tensor:
+    """Return states (2, 4, D) of two sequences that differ in their last token, float32.
+
+    Raises:
+        ArtifactError: if they are not finite.
+    """
+    with evaluating(backbone) as device:
+        ids = torch.tensor([[7, 5, 3, 1], [7, 5, 3, 2]], device=device)
+        states: torch.Tensor = backbone(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state.float()
+    if not bool(torch.isfinite(states).all()):
+        dtype = str(next(backbone.parameters()).dtype).removeprefix("torch.")
+        raise ArtifactError(
+            f"the states of this {type(backbone).__name__} are not finite in {dtype}: its weights or its adapter are "
+            "damaged, or it needs another dtype, such as bfloat16 in place of float16."
+        )
+    return states
+
+
+def check_loaded(backbone: nn.Module, tokenizer: Any, place: str | Path) -> None:
+    """Refuse a tokenizer that does not fit the model, and weights that are not finite.
+
+    A special token without an embedding is allowed: in a text its name is plain characters.
+
+    Raises:
+        ArtifactError: naming the folder, and the first token without an embedding, the missing files, or the weight.
+    """
+    embeddings: Any = backbone.get_input_embeddings()  # type: ignore[operator]
+    rows = int(embeddings.num_embeddings)
+    added = tokenizer.get_added_vocab()
+    beyond = [token for token, number in tokenizer.get_vocab().items() if number >= rows and token not in added]
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    beyond += [token for token, number in added.items() if number >= rows and number not in special]
+    if beyond:
+        raise ArtifactError(
+            f"the tokenizer in {place} has {len(beyond)} tokens, {beyond[0]!r:.80} first, beyond the model's {rows} "
+            "embeddings. It belongs to another model or is damaged; fetch or save it again."
+        )
+    ids = tokenizer(list(_PROBE_TEXTS), add_special_tokens=False, return_attention_mask=False, verbose=False)[
+        "input_ids"
+    ]
+    if all(number == tokenizer.unk_token_id for one in ids for number in one):
+        missing = (
+            [name for name in TOKENIZER_FILES if not (Path(place) / name).is_file()] if Path(place).is_dir() else []
+        )
+        hint = f" Not in the folder: {', '.join(missing)}; the model needs some of them." if missing else ""
+        raise ArtifactError(
+            f"the tokenizer in {place} knows no token of any text: {_PROBE_TEXTS[0]!r} has the ids {ids[0]}.{hint} Copy the "
+            "tokenizer files of this model into the folder (tokenizer.json is enough for most models)."
+        )
+    for name, weight in backbone.named_parameters():  # a probe can miss them: fused attention skips some values
+        if weight.is_floating_point() and not bool(torch.isfinite(weight.sum(dtype=torch.float32))):
+            raise ArtifactError(f"{place}: {name} is not finite. The weights are damaged; fetch or save them again.")

@@ -1,0 +1,86 @@
+"""The card of a saved encoder, `angle_llm.json`: prompt, pooling, length, and the base of an adapter."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge
+from pydantic import ConfigDict, ValidationError
+from pydantic.dataclasses import dataclass
+
+from angle_llm.io import json_text
+from angle_llm.model.source.checks import CARD_NAME, ArtifactError, read_json
+from angle_llm.prompts import SidePrompts
+from angle_llm.settings.parsing import unknown_name
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True))
+class EncoderCard:
+    """The values with which a saved encoder must be used."""
+
+    prompt: SidePrompts
+    """In JSON: one prompt for both sides, or {"query": …, "document": …}."""
+    pooling: str
+    max_length: int
+    """Tokens of a text, prompt and special tokens included."""
+    dtype: str
+    """Dtype of the base weights in training."""
+    base: str | None
+    """The backbone of an adapter, as `locate` reads it; None if the folder holds the whole backbone."""
+    base_revision: str | None = None
+    """Revision of the base, for a hub id."""
+    base_fingerprint: str | None = None
+    """`weights_fingerprint` of the base before it was quantized: an adapter on other weights is refused."""
+    bits: Literal[4, 8] | None = None
+    """Bits of the base in training: 4 (NF4), 8 (int8), None if it was not quantized."""
+    dimensions: Annotated[int, Ge(1)] | None = None
+    """Number of leading dimensions that are kept; None: all."""
+    layers: Annotated[int, Ge(1)] | None = None
+    """Number of leading layers of the base that the adapter uses; None: all."""
+    normalize: bool = False
+    """Whether vectors have length 1."""
+
+    def write(self, folder: Path) -> None:
+        """Write the card into a folder."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)} | {"prompt": self.prompt.to_dict()}
+        if not self.normalize:  # earlier versions refuse the key
+            del values["normalize"]
+        (folder / CARD_NAME).write_text(json_text({"format_version": FORMAT_VERSION, **values}), encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> EncoderCard:
+        """Read the card of a folder.
+
+        Raises:
+            ArtifactError: for a missing or malformed card, or another format version.
+            PromptError: for an invalid prompt in it.
+        """
+        path = folder / CARD_NAME
+        try:
+            values = read_json(path)
+        except FileNotFoundError as error:
+            raise ArtifactError(f"{folder} has no {CARD_NAME}, so it is not a saved encoder.") from error
+        if (version := values.pop("format_version", None)) != FORMAT_VERSION:
+            raise ArtifactError(
+                f"{path}: expected format_version {FORMAT_VERSION}, got {version!r:.80}. Upgrade angle_llm, or save the "
+                "encoder again with this version."
+            )
+        if isinstance(values.get("prompt"), dict):
+            values["prompt"] = SidePrompts.from_dict(values["prompt"], where=str(path))
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise ArtifactError(f"{path}: {_explain(cls, error.errors()[0])} Save the encoder again.") from error
+
+
+def _explain(kind: type[EncoderCard], problem: Any) -> str:
+    key = str(problem["loc"][0])
+    if problem["type"] == "unexpected_keyword_argument":
+        return unknown_name("key", key, [item.name for item in fields(kind)])
+    if problem["type"] == "missing":
+        return f"`{key}` is missing."
+    return f"`{key}`: {problem['msg']}, got {problem['input']!r:.80}."

@@ -1,0 +1,197 @@
+"""A base in 4 or 8 bits through bitsandbytes, on which LoRA trains.
+
+4 bits are NF4 with double quantization (QLoRA, arXiv 2305.14314), 8 bits LLM.int8() (arXiv 2208.07339). All linear
+layers of the backbone are quantized, on any device; embeddings, norms and biases stay. The layers are replaced one by
+one after loading. So GGUF files and folders work alike, the full weights are never all on a GPU, and their fingerprint
+is known.
+
+bitsandbytes is optional; it is imported for a quantized base only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from angle_llm.model.layers.fused_lora import use_fused_lora
+from angle_llm.model.layers.lora import is_adapted, without_adapter
+from angle_llm.model.layers.quantized_layers import bits_of_layer, frozen_weight, patch_bitsandbytes
+
+BITS = (4, 8)
+OUTLIER = 6.0
+"""LLM.int8(): dimensions with an activation beyond this are multiplied in 16 bits (value of the paper)."""
+
+ORIGINAL = "fingerprint_before_quantization"
+"""Attribute of a quantized backbone: the fingerprint of its original weights."""
+
+
+class QuantizationError(ValueError):
+    """Weights that cannot be quantized or dequantized."""
+
+
+def check_bits(bits: int) -> None:
+    """Refuse an impossible quantization before a model is loaded.
+
+    Raises:
+        QuantizationError: for a number other than 4 or 8, or without bitsandbytes.
+    """
+    if bits not in BITS:
+        raise QuantizationError(f"bits: expected 4 (NF4), 8 (int8) or None (not quantized), got {bits!r}.")
+    _bitsandbytes()
+
+
+def bits_of(backbone: nn.Module) -> int | None:
+    """Return the bits of the linear layers of a backbone, adapted or not; None if they are not quantized."""
+    return max((bits for layer in backbone.modules() if (bits := bits_of_layer(layer))), default=None)
+
+
+def quantize(backbone: nn.Module, bits: int, device: torch.device | str = "cpu") -> None:
+    """Quantize every linear layer to 4 or 8 bits, in place. New layers are on `device`; other layers do not move.
+
+    Products are computed in the present dtype of the weights; for 8 bits on a GPU, or in evaluation, in int8 with
+    activations rounded to float16 and quantized per token. The layers no longer train.
+
+    Raises:
+        QuantizationError: as `check_bits`, or if the backbone has no `torch.nn.Linear` layer or is already quantized.
+    """
+    check_bits(bits)
+    if held := bits_of(backbone):
+        raise QuantizationError(f"this backbone is already quantized to {held} bits. Load the original one.")
+    replace_linear(backbone, bits, lambda layer: _quantized(layer, bits, torch.device(device)))
+
+
+def replace_linear(backbone: nn.Module, bits: int, quantized: Any) -> None:
+    """Replace every linear layer by `quantized(layer)`, one by one, and mark the backbone as peft expects it."""
+    names = [name for name, layer in backbone.named_modules() if type(layer) is nn.Linear]
+    if not names:
+        raise QuantizationError(
+            f"{type(backbone).__name__} has no torch.nn.Linear layers, so it cannot be quantized to {bits} bits. Unset bits, "
+            "or use another backbone."
+        )
+    for name in names:  # by name: a list of layers would keep all full weights until the end
+        layer: Any = backbone.get_submodule(name)
+        held = quantized(layer)
+        held.bias = None if layer.bias is None else layer.bias.requires_grad_(False)
+        patch_bitsandbytes(held)
+        backbone.set_submodule(name, held.train(layer.training))
+    setattr(backbone, f"is_loaded_in_{bits}bit", True)
+
+
+def empty_layer(layer: nn.Linear, bits: int) -> Any:
+    """Return a quantized layer with the shape of a linear layer, on the meta device, without a weight."""
+    bnb = _bitsandbytes()
+    sizes = (layer.in_features, layer.out_features, layer.bias is not None)
+    if bits == 4:
+        return bnb.nn.Linear4bit(*sizes, layer.weight.dtype, device="meta")
+    return bnb.nn.Linear8bitLt(*sizes, has_fp16_weights=False, threshold=OUTLIER, device="meta")
+
+
+def _quantized(layer: nn.Linear, bits: int, device: torch.device) -> Any:
+    bnb = _bitsandbytes()
+    held = empty_layer(layer, bits)
+    if bits == 4:
+        weight = bnb.nn.Params4bit(layer.weight.data, compress_statistics=True, quant_type="nf4", module=held)
+    else:  # only weights from the CPU are quantized on the way to a device
+        weight = bnb.nn.Int8Params(layer.weight.data.cpu(), requires_grad=False, has_fp16_weights=False)
+    held.weight = weight.to(device)
+    return held
+
+
+@contextmanager
+def without_outliers(backbone: nn.Module) -> Iterator[None]:
+    """Make 8-bit products independent of the other tokens inside this context, for probes of an architecture.
+
+    LLM.int8() chooses outlier dimensions over all tokens of a micro-batch: states of equal tokens differ by some
+    percent between micro-batches.
+    """
+    layers: list[Any] = [layer for layer in backbone.modules() if bits_of_layer(layer) == 8]
+    before = [(layer.state, layer.state.threshold) for layer in layers]
+    for state, _ in before:
+        state.threshold = 0.0
+    try:
+        yield
+    finally:
+        for state, threshold in before:
+            state.threshold = threshold
+
+
+@torch.no_grad()
+def dequantize(backbone: nn.Module, dtype: torch.dtype | None = None) -> None:
+    """Replace every quantized layer by a plain layer with the same values, in place.
+
+    These are not the original weights: an adapter trained on a quantized base belongs to these, and is merged into
+    these. `dtype` None keeps the dtype of the products; to merge, use float32. A weight is first rounded to the dtype
+    of the products, as in use. Layers that were not quantized keep their dtype.
+
+    Raises:
+        QuantizationError: if nothing is quantized, or bitsandbytes has repacked a layer (see `patch_bitsandbytes`).
+    """
+    bits = bits_of(backbone)
+    if bits is None:
+        raise QuantizationError("no layer of this backbone is quantized, so there is nothing to dequantize.")
+    patch_bitsandbytes(backbone)
+    computed = next(tensor.dtype for tensor in backbone.parameters() if tensor.is_floating_point())
+    for name in [name for name, layer in backbone.named_modules() if bits_of_layer(layer)]:
+        layer: Any = backbone.get_submodule(name)
+        values = _values(layer, name, computed)
+        plain = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+        plain.weight = nn.Parameter(values.to(dtype or values.dtype), requires_grad=False)
+        if layer.bias is not None:
+            plain.bias = nn.Parameter(layer.bias.to(plain.weight.dtype), requires_grad=False)
+        backbone.set_submodule(name, plain.train(layer.training))
+    if is_adapted(backbone):
+        _use_plain_lora(backbone)
+    for mark in (ORIGINAL, f"is_loaded_in_{bits}bit"):
+        vars(without_adapter(backbone)).pop(mark, None)
+
+
+def _use_plain_lora(adapted: nn.Module) -> None:
+    """Convert LoRA layers of quantized base layers to LoRA layers of plain layers, which can be merged."""
+    from peft.tuners.lora.layer import Linear, LoraLayer
+
+    for layer in adapted.modules():
+        if isinstance(layer, LoraLayer) and type(layer.get_base_layer()) is nn.Linear and not isinstance(layer, Linear):
+            layer.__class__ = Linear  # type: ignore[assignment]
+            layer.is_target_conv_1d_layer = False  # type: ignore[assignment]  # the one attribute that is missing
+    use_fused_lora(adapted)
+
+
+def _values(layer: Any, name: str, computed: torch.dtype) -> torch.Tensor:
+    """Return the dequantized weight (out, in) of a layer."""
+    state: Any = getattr(layer.weight, "quant_state", None)
+    if getattr(state, "packing_format_for_cpu", False):
+        raise QuantizationError(
+            f"bitsandbytes has repacked the weights of {name}, so they cannot be read. Load the backbone again with angle_llm, "
+            "which prevents this."
+        )
+    if bits_of_layer(layer) == 4:
+        computed = layer.compute_dtype or state.dtype
+    return frozen_weight(layer, computed)
+
+
+def _bitsandbytes() -> Any:
+    try:
+        return importlib.import_module("bitsandbytes")
+    except ImportError as error:
+        raise QuantizationError(
+            f"bits: a base in 4 or 8 bits needs bitsandbytes, which cannot be imported ({error}). Install it: "
+            "pip install 'angle_llm[quantization]'. Or unset bits."
+        ) from error
+
+
+def _is_relevant(record: logging.LogRecord) -> bool:
+    """Return whether to show a message: not of a missing kernel that is unused (`patch_bitsandbytes`), nor of int8
+    casts."""
+    return not record.getMessage().startswith(
+        ("Failed to load CPU gemm_4bit_forward", "MatMul8bitLt: inputs will be cast")
+    )
+
+
+for _logger in ("bitsandbytes.backends.cpu.ops", "bitsandbytes.autograd._functions"):
+    logging.getLogger(_logger).addFilter(_is_relevant)  # at import: peft imports bitsandbytes where it is installed

@@ -1,0 +1,63 @@
+"""Training that continues from a saved adapter, with its rank, alpha, dropout and targets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from angle_llm.model.layers import replace_layers
+from angle_llm.model.layers.lora import CONFIG_NAME, without_adapter
+from angle_llm.model.source.checks import ArtifactError, as_artifact_error, read_json
+from angle_llm.model.source.resolve import ModelSource
+from angle_llm.settings.parsing import SettingsError
+from angle_llm.settings.train import LoraSettings, ModelSettings
+
+
+def lora_of_run(source: ModelSource, model: ModelSettings, given: LoraSettings) -> LoraSettings:
+    """Return the adapter settings of a run: from the saved adapter in `source`, or `given` for a new adapter.
+
+    Raises:
+        SettingsError: if a given setting is neither the default nor that of the saved adapter, or the base has other bits
+            than in its training.
+        ArtifactError: for a damaged folder.
+    """
+    if source.card is None or source.adapter is None:
+        return given
+    folder = source.adapter
+    if not (folder / CONFIG_NAME).is_file():
+        raise ArtifactError(f"{folder} has no {CONFIG_NAME}, so it contains no adapter. Save it again.")
+    config, default = read_json(folder / CONFIG_NAME), LoraSettings()
+    with as_artifact_error(folder):
+        targets = config["target_modules"]
+        own = LoraSettings(
+            rank=config["r"],
+            alpha=float(config["lora_alpha"]),
+            dropout=float(config.get("lora_dropout") or 0.0),
+            targets=[targets] if isinstance(targets, str) else sorted(targets),
+        )
+    for name, value in vars(given).items():
+        expected: Any = getattr(own, name)
+        same = sorted(value) == expected if name == "targets" else value == expected
+        if value != getattr(default, name) and not same:
+            raise SettingsError(
+                f"--lora.{name} is {value}, but training continues the adapter in {model.path}, whose {name} is {expected}. Omit "
+                f"--lora.{name}; or merge the adapter (angle-llm merge), and train the merged model."
+            )
+    if (bits := source.card.bits) != model.bits:
+        raise SettingsError(
+            f"--model.bits is {model.bits}, but the adapter in {model.path} was trained with {bits}: it fits these weights only. "
+            f"Set --model.bits {bits}, or merge the adapter (angle-llm merge)."
+        )
+    return own
+
+
+def make_trainable(adapted: nn.Module) -> None:
+    """Make a loaded adapter trainable, like a new adapter of `add_lora`."""
+    config: Any = adapted.peft_config
+    for one in config.values():
+        one.inference_mode = False
+    for name, parameter in adapted.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+    without_adapter(adapted).config.use_cache = False  # type: ignore[union-attr]
+    replace_layers(adapted)

@@ -1,0 +1,392 @@
+"""A folder of sentence-transformers: how its encoder is used, as version 6.2 of the library reads it.
+
+    modules.json                         Transformer, Pooling and perhaps Normalize, with names of both generations
+    sentence_bert_config.json            maximum length (or another name in `_TRANSFORMER_FILES`)
+    1_Pooling/config.json                pooling
+    config_sentence_transformers.json    prompts, default prompt, similarity
+
+Weights, configuration and tokenizer are those of `transformers`. What would give other vectors without an error (another
+module, several poolings, a chat template) is refused by name. Only JSON is read; no code of the folder runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from torch import nn
+
+from angle_llm.io import write_json
+from angle_llm.model.source.checks import ArtifactError, read_json
+from angle_llm.model.tokenizer import SentenceTokenizer, Tokenizer
+from angle_llm.prompts import PLACEHOLDER, SIDES, PromptTemplate, SidePrompts, load_prompt
+
+MODULES_NAME = "modules.json"
+"""File in every folder of the library."""
+USAGE_FILES = (MODULES_NAME, "config_sentence_transformers.json", "sentence_*_config.json", "*/config.json")
+"""Patterns of the files that are read here."""
+
+_TRANSFORMER_FILES = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+_MODULE = "sentence_transformers.models.{}"
+"""Type of a module, with the name that all versions of the library read."""
+_REFUSAL = "a folder of angle_llm (use `angle-llm export` for sentence-transformers)"
+"""A full stop would cut the message."""
+LIBRARY_POOLINGS = {
+    "lasttoken": "last", "cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max",
+    "mean_sqrt_len_tokens": "mean_sqrt_len", "weightedmean_tokens": "weightedmean",
+}  # fmt: skip
+"""Poolings of the library, with the names that all its versions read (`pooling_mode_…`) → ours."""
+_DOCUMENT_NAMES = ("document", "passage", "corpus")
+_WITHOUT_EFFECT = {
+    "max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name", "unpad_inputs",
+    "model_args", "model_kwargs", "tokenizer_args", "processor_kwargs",
+}  # fmt: skip
+"""Keys of the Transformer module that are read here, or change no vector."""
+_OUR_POOLINGS = {ours: theirs for theirs, ours in LIBRARY_POOLINGS.items()} | {
+    "last-avg": "mean_tokens",
+    "last-max": "max_tokens",
+}
+"""Our poolings → names of the library."""
+_NO_LIMIT = 2**31 - 1
+_PROBES = ("A man is eating 3 apples.", "Straße, Привет 你好!", "x")
+
+
+def find_sentence_transformers(folder: str | Path) -> Path | None:
+    """Return the folder if sentence-transformers wrote it (it has a modules.json), else None."""
+    path = Path(folder)
+    return path if (path / MODULES_NAME).is_file() else None
+
+
+def opens_in_library(folder: Path) -> bool:
+    """Return whether the library opens the folder, which a file of `write_library_refusal` prevents."""
+    path = folder / MODULES_NAME
+    return path.is_file() and _REFUSAL not in path.read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class SentenceTransformersFolder:
+    """Prompts, pooling and lengths in a folder of sentence-transformers. A `max_length` of None: the tokenizer's."""
+
+    folder: Path
+    prompt: SidePrompts
+    prompt_is_own: bool
+    """Whether the prompt comes from the folder, not from the caller."""
+    pooling: str
+    normalize: bool
+    max_length: int | None
+    lower_case: bool
+
+    @classmethod
+    def read(cls, folder: Path, prompt: SidePrompts | None = None) -> SentenceTransformersFolder:
+        """Read the folder; `prompt` is used in place of its prompts.
+
+        Raises:
+            ArtifactError: for a damaged file, or anything that this package does not compute; naming file and value.
+            PromptError: for a prompt that contains `{text}`.
+        """
+        try:
+            return cls._read(folder, prompt)
+        except (TypeError, AttributeError) as error:
+            raise ArtifactError(
+                f"{folder}: a value in its JSON files has another type than expected: {error}."
+            ) from error
+
+    @classmethod
+    def _read(cls, folder: Path, prompt: SidePrompts | None) -> SentenceTransformersFolder:
+        paths, normalize = _read_modules(folder)
+        options = _read_options(folder)
+        config, place = _read_config(folder, "config_sentence_transformers.json")
+        if (kind := config.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
+            _refuse(place, "model_type", kind)
+        if config.get("truncate_dim") is not None:
+            _refuse(place, "truncate_dim", config["truncate_dim"], "Set it to null, and pass dimensions=… instead.")
+        similarity = config.get("similarity_fn_name")
+        if similarity not in (None, "cosine") and not (normalize and similarity in ("dot", "euclidean")):
+            warnings.warn(
+                f"{place}: similarity_fn_name is {similarity!r:.40}. Vectors are those of the folder, but this package "
+                "compares them by cosine.",
+                UserWarning,
+                stacklevel=3,
+            )
+        own, prompt = prompt is None, prompt or _read_prompts(config, place)
+        pooling = _read_pooling(folder, paths["Pooling"], prompt)
+        length = options.get("max_seq_length")
+        return cls(folder, prompt, own, pooling, normalize, length, bool(options.get("do_lower_case")))
+
+    def length_for(self, tokenizer: Tokenizer, positions: int | None) -> int:
+        """Return the maximum number of tokens of a text that sentence-transformers uses.
+
+        `positions` is the limit of the model; None: no limit.
+
+        Raises:
+            ArtifactError: if sentence-transformers and this package tokenize a text to different token ids.
+        """
+        # The library would change the tokenizer, and a saved tokenizer would not have the change.
+        if self.lower_case and any(
+            tokenizer(text)["input_ids"] != tokenizer(text.lower())["input_ids"] for text in _PROBES
+        ):
+            _refuse(self.folder, "do_lower_case", True, "Save it with a tokenizer that lower-cases, as BERT's.")
+        length = self.max_length or tokenizer.model_max_length
+        length = int(min(length, positions or _NO_LIMIT, _NO_LIMIT))
+        if tokenizer.truncation_side != "right":
+            _refuse(self.folder / "tokenizer_config.json", "truncation_side", tokenizer.truncation_side)
+        if not self.prompt_is_own:
+            return length
+        for prompt in {self.prompt.query, self.prompt.document}:
+            sentences = SentenceTokenizer(tokenizer, prompt, length)
+            for text in _PROBES:
+                theirs = tokenizer(prompt.format(text), truncation=True, max_length=length)["input_ids"]
+                if theirs != (ours := sentences([text])[0]):
+                    raise ArtifactError(
+                        f"{self.folder}: sentence-transformers gives {text!r} with prompt {prompt.template!r} the ids "
+                        f"{theirs[:30]}, and this package {ours[:30]}: names of special tokens in a prompt are plain text "
+                        "here. Pass prompt=…"
+                    )
+        return length
+
+
+def library_pooling(pooling: str, place: object) -> str:
+    """Return the name of a pooling in sentence-transformers. Raises `ArtifactError`."""
+    if pooling not in _OUR_POOLINGS:
+        raise ArtifactError(
+            f"{place} has pooling {pooling!r}; sentence-transformers supports {', '.join(_OUR_POOLINGS)}."
+        )
+    return _OUR_POOLINGS[pooling]
+
+
+def library_prompts(prompts: SidePrompts, place: object) -> tuple[dict[str, str], str | None]:
+    """Return prompts by name, as strings that the library puts before a text, and the name of the default prompt.
+
+    Raises:
+        ArtifactError: for a prompt that is more than a text before `{text}`, joined and without edits.
+    """
+    for side in SIDES:
+        prompt = prompts.of(side)
+        same_end = prompt.append == prompts.query.append
+        # Versions before 6 remove white space at the start of the prompt.
+        plain = prompt.tokenization == "joined" and prompt.head == prompt.head.lstrip()
+        if prompt.tail or prompt.edits or not (plain and same_end):
+            raise ArtifactError(
+                f"{place}: sentence-transformers adds a prompt only as text before {{text}} that starts without white space, "
+                f"joined, without edits and with the same `append` on both sides; got the {side} prompt {prompt.template!r} of "
+                f"{prompts}. Export one folder for each side: --as query, and --as document."
+            )
+    if prompts.differ:
+        return {side: prompts.of(side).head for side in SIDES}, None
+    return ({"prompt": prompts.query.head}, "prompt") if prompts.query.head else ({}, None)
+
+
+def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
+    """Return a `tokenizer_config.json` with which transformers 4 and 5 read `tokenizer.json` unchanged.
+
+    Names of special tokens in a text are plain characters, as in `tokenizer.plain_ids`.
+
+    Raises:
+        ArtifactError: if no token can be used for padding.
+    """
+    named = {
+        name: str(token)
+        for name in ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+        if (token := getattr(tokenizer, name, None)) is not None
+    }
+    padding = next(
+        (named[name] for name in ("pad_token", "eos_token", "unk_token", "bos_token") if name in named), None
+    )
+    if padding is None:
+        raise ArtifactError(
+            f"{type(tokenizer).__name__} has no padding token. Set a pad_token and save the encoder again; it is masked, so any "
+            "token works."
+        )
+    return {
+        # This class reads tokenizer.json unchanged; the class of a model may rebuild parts of it.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **named,
+        "pad_token": padding,
+        "padding_side": "right",
+        "truncation_side": "right",
+        "model_max_length": max_length,
+        "split_special_tokens": True,
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": list(tokenizer.model_input_names),
+    }
+
+
+def write_library_refusal(folder: Path) -> None:
+    """Write a `modules.json` that sentence-transformers cannot open, with an error that names `angle-llm export`.
+
+    Without the file, the library would open the folder with mean pooling and without the prompt.
+    """
+    write_json(folder / MODULES_NAME, [{"idx": 0, "name": "0", "path": "", "type": _REFUSAL}])
+
+
+def write_library_files(
+    folder: Path,
+    backbone: nn.Module,
+    pooling: str,
+    max_length: int,
+    *,
+    normalize: bool,
+    prompts: Mapping[str, str],
+    default: str | None = None,
+) -> None:
+    """Write the files of the library beside weights and tokenizer, with names and keys that versions 2 to 6 read.
+
+    `prompts`: texts that the library adds before a text, by name; `default` names the prompt of its `encode`.
+
+    Raises:
+        ArtifactError: for a pooling that the library does not have.
+    """
+    flags = {"pooling_mode_mean_tokens": False, f"pooling_mode_{library_pooling(pooling, folder)}": True}
+    names = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
+    modules = [
+        {"idx": number, "name": str(number), "path": f"{number}_{name}" if number else "", "type": _MODULE.format(name)}
+        for number, name in enumerate(names)
+    ]
+    transformer: dict[str, Any] = {"max_seq_length": max_length, "do_lower_case": False}
+    if "add_pooling_layer" in inspect.signature(type(backbone).__init__).parameters:
+        transformer["model_args"] = {"add_pooling_layer": False}  # BERT's pooler is not stored and would be random
+    config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
+    if getattr(config, "attn_logit_softcapping", None):  # Gemma-2: transformers 4 ignores it in other implementations
+        transformer["model_args"] = {"attn_implementation": "eager"}
+    dimensions: int = getattr(config, "word_embed_proj_dim", None) or config.hidden_size
+    write_json(folder / MODULES_NAME, modules)
+    write_json(folder / "sentence_bert_config.json", transformer)
+    write_json(
+        folder / "config_sentence_transformers.json",
+        {"prompts": dict(prompts), "default_prompt_name": default, "similarity_fn_name": "cosine"},
+    )
+    (folder / "1_Pooling").mkdir()
+    write_json(
+        folder / "1_Pooling" / "config.json", {"word_embedding_dimension": dimensions, **flags, "include_prompt": True}
+    )
+
+
+def _refuse(place: Path, key: str, value: object, hint: str = "") -> NoReturn:
+    raise ArtifactError(
+        f"{place}: `{key}` is {value!r:.120}, which this package does not support, so it would give other vectors. "
+        + (hint or "Open the folder with sentence-transformers.")
+    )
+
+
+def _read_config(folder: Path, name: str) -> tuple[dict[str, Any], Path]:
+    place = folder / name
+    return (read_json(place) if place.is_file() else {}), place
+
+
+def _read_modules(folder: Path) -> tuple[dict[str, str], bool]:
+    """Return the folder of each module by its class name, and whether the last module normalises."""
+    place = folder / MODULES_NAME
+    modules = read_json(place, list)
+    paths: dict[str, str] = {}
+    for module in modules:
+        kind, path = (module.get(key) if isinstance(module, dict) else None for key in ("type", "path"))
+        if (
+            not (isinstance(kind, str) and isinstance(path, str))
+            or ".." in Path(path).parts
+            or Path(path).is_absolute()
+        ):
+            raise ArtifactError(f"{place}: expected modules with `type` and `path`, got {module!r:.120}.")
+        package, _, name = kind.rpartition(".")
+        if package.partition(".")[0] != "sentence_transformers":
+            _refuse(place, "type", kind, "It is code of the folder, which is never run.")
+        if name not in ("Transformer", "Pooling", "Normalize") or name in paths:
+            _refuse(place, "type", kind)
+        if module.get("kwargs"):
+            _refuse(place, "kwargs", module["kwargs"])
+        paths[name] = path
+    if list(paths) not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise ArtifactError(f"{place}: expected Transformer, Pooling and perhaps Normalize, got {', '.join(paths)}.")
+    if paths["Transformer"]:
+        _refuse(place, "path", paths["Transformer"], "Save the folder again with a new sentence-transformers.")
+    if "Normalize" in paths:
+        config, where = _read_config(folder, f"{paths['Normalize']}/config.json")
+        for key in ("module_input_name", "module_output_name"):
+            if config.get(key, "sentence_embedding") not in (None, "sentence_embedding"):
+                _refuse(where, key, config[key])
+    return paths, "Normalize" in paths
+
+
+def _read_options(folder: Path) -> dict[str, Any]:
+    """Return the checked options of the Transformer module."""
+    name = next((name for name in _TRANSFORMER_FILES if (folder / name).is_file()), _TRANSFORMER_FILES[0])
+    options, place = _read_config(folder, name)
+    if (task := options.get("transformer_task", "feature-extraction")) != "feature-extraction":
+        _refuse(place, "transformer_task", task)
+    modalities = options.get("modality_config") or {"text": {}}
+    if "message" in modalities:
+        _refuse(
+            place, "modality_config", "message", "The library applies the chat template of the tokenizer to each text."
+        )
+    text = modalities.get("text", {}) if list(modalities) == ["text"] else None
+    if text is None or text.get("method", "forward") != "forward":
+        _refuse(place, "modality_config", modalities)
+    if text.get("method_output_name", "last_hidden_state") not in ("last_hidden_state", ["last_hidden_state"]):
+        _refuse(place, "method_output_name", text["method_output_name"])
+    if options.get("module_output_name", "token_embeddings") not in (None, "token_embeddings"):
+        _refuse(place, "module_output_name", options["module_output_name"])
+    for key in options.keys() - _WITHOUT_EFFECT:
+        if options[key]:
+            _refuse(place, key, options[key])
+    tokenizer = options.get("tokenizer_args") or options.get("processor_kwargs") or {}
+    model = options.get("model_args") or options.get("model_kwargs") or {}
+    for name, values, known in (
+        ("tokenizer_args", tokenizer, {"model_max_length", "padding_side", "use_fast", "trust_remote_code"}),
+        ("model_args", model, {"add_pooling_layer", "attn_implementation", "use_safetensors", "trust_remote_code"}),
+    ):
+        if other := set(values) - known:
+            _refuse(place, name, {key: values[key] for key in other})
+    length = tokenizer.get("model_max_length", options.get("max_seq_length"))
+    if length is not None and not (isinstance(length, int) and length > 0):
+        _refuse(place, "max_seq_length", length)
+    return options | {"max_seq_length": length}
+
+
+def _read_pooling(folder: Path, path: str, prompt: SidePrompts) -> str:
+    config, place = _read_config(folder, f"{path}/config.json")
+    if not config:
+        raise ArtifactError(f"{place} is missing or empty. Fetch or save the folder again.")
+    flag = "pooling_mode"
+    modes = config.get(flag) or [
+        key.removeprefix(f"{flag}_") for key in config if key.startswith(f"{flag}_") and config[key]
+    ]
+    modes = [modes] if isinstance(modes, str) else modes or ["mean"]
+    known = {
+        suffix: ours for name, ours in LIBRARY_POOLINGS.items() for suffix in (name, re.sub("_tokens?$", "", name))
+    }
+    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in known:
+        _refuse(place, flag, modes)
+    if not config.get("include_prompt", True) and any(prompt.of(side).template != PLACEHOLDER for side in SIDES):
+        _refuse(place, "include_prompt", False, "Its prompt is part of the state of each token, but not pooled.")
+    return known[modes[0]]
+
+
+def _read_prompts(config: dict[str, Any], place: Path) -> SidePrompts:
+    """Return the prompts of queries and documents if the folder names them, else its default prompt."""
+    prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
+        raise ArtifactError(f"{place}: expected `prompts` with texts, got {prompts!r:.120}.")
+    if default is not None and default not in prompts:
+        raise ArtifactError(f"{place}: `default_prompt_name` is {default!r:.80}, which is not in `prompts`.")
+    by_side = {
+        side: next((name for name in names if prompts.get(name) is not None), None)
+        for side, names in (("query", ("query",)), ("document", _DOCUMENT_NAMES))
+    }
+    if not any(prompts.get(name) for name in by_side.values() if name):  # the library saves empty prompts of both names
+        by_side = dict.fromkeys(SIDES, default)
+    return SidePrompts(**{side: _template(name, prompts) for side, name in by_side.items()})
+
+
+def _template(name: str | None, prompts: dict[str, str | None]) -> PromptTemplate:
+    """Return the template of a prefix prompt."""
+    text = prompts.get(name) if name is not None else None
+    if name is None or not text:
+        return load_prompt("plain")
+    return PromptTemplate(name, text + PLACEHOLDER, source="config_sentence_transformers.json of the model")

@@ -1,0 +1,355 @@
+"""Store vectors in a folder of shards, and read them again for search.
+
+    OUT/
+        shard-000000.parquet         a block of rows with the columns row, id, text, scale and embedding, as requested
+        shard-000000.npy             with `--format npy`: the vectors; the Parquet file holds the other columns
+        shard-000000.skipped.jsonl   skipped rows of the block: number, place and reason
+        embeddings.json              the index: encoder, form of the vectors, source, and the files with size and SHA-256
+
+`angle-llm embed` writes the index last, when all shards are complete. Dimensions: N rows, D columns of a vector of the
+encoder, K stored columns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from angle_llm.io import IDENTITY, FolderError, check_files
+from angle_llm.prompts import Side, SidePrompts
+from angle_llm.settings.parsing import SettingsError
+
+if TYPE_CHECKING:
+    from angle_llm.model.encoder import SentenceEncoder
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Precision = Literal["float32", "float16", "int8", "binary"]
+
+FORMAT_VERSION = 1
+INDEX, SKIPPED, SCALE = "embeddings.json", ".skipped.jsonl", "scale"
+_INT8 = 127
+_REPAIR = "Run the same `angle-llm embed` again to repair it."
+_STRICT = ConfigDict(strict=True)
+
+
+def unit_rows(rows_ND: Array) -> Array:
+    """Scale rows (N, D) to length 1, in float64. Zero rows stay zero; rows that are not finite become NaN."""
+    rows = rows_ND.astype(np.float64)
+    length_N1 = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit_ND: Array = rows / np.where(length_N1 == 0, 1, length_N1)
+    return unit_ND
+
+
+@dataclass(frozen=True)
+class VectorForm:
+    """How vectors are stored: dimensions, length, and type of the values.
+
+    * float32, float16: the values, rounded.
+    * int8: value ≈ int8 · scale, where scale is the largest magnitude of the row / 127. A scale per row, instead of per
+      dimension, keeps shards independent and does not change a cosine.
+    * binary: the signs, one bit per dimension, 1 for values above 0; eight per byte, the first dimension in the highest
+      bit, the last byte padded with 0 (as `numpy.packbits` does).
+    """
+
+    dimensions: int
+    """Dimensions of the encoder, D."""
+    dim: int | None = None
+    """Number of stored dimensions, K. None: all. Rows are cut before they are scaled to length 1."""
+    normalize: bool = False
+    """Whether rows are scaled to length 1."""
+    precision: Precision = "float32"
+    complex: bool = False
+    """Whether the first half of a vector is stored as real parts, and the second half as imaginary parts."""
+
+    @property
+    def kept(self) -> int:
+        """Number of stored dimensions, K."""
+        return self.dim or self.dimensions
+
+    def stored(self, rows_ND: Array) -> dict[str, Array]:
+        """Convert vectors (N, D) to the stored columns: `embedding` (N, K), or `real` and `imaginary` (N, K/2).
+
+        For int8 there is also the column `scale` (N,).
+
+        Raises:
+            SettingsError: if a value is too large for float16.
+        """
+        rows = np.array(rows_ND[:, : self.kept], dtype=np.float32)
+        if self.normalize:
+            rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+        if self.precision == "binary":
+            return {"embedding": np.packbits(rows > 0, axis=1)}
+        if self.precision == "int8":
+            scale = np.abs(rows).max(axis=1, initial=0) / np.float32(_INT8)
+            unit = np.where(scale > 0, scale, 1)[:, None]
+            return {"embedding": np.rint(rows / unit).clip(-_INT8, _INT8).astype(np.int8), SCALE: scale}
+        if self.precision == "float16":
+            if (largest := float(np.abs(rows).max(initial=0))) > float(np.finfo(np.float16).max):
+                raise SettingsError(
+                    f"--precision float16: expected values up to 65504, got {largest:.4g}. Use --normalize, or "
+                    "--precision float32."
+                )
+            rows = rows.astype(np.float16)
+        if self.complex:
+            return dict(zip(("real", "imaginary"), np.split(rows, 2, axis=1), strict=True))
+        return {"embedding": rows}
+
+    def restored(self, columns: Mapping[str, Array]) -> Array:
+        """Convert the columns of `stored` back to vectors (N, K) in float32. Binary values become +1 and -1."""
+        if self.complex:
+            return np.concatenate([columns["real"], columns["imaginary"]], axis=1).astype(np.float32)
+        rows: Array = columns["embedding"]
+        if self.precision == "binary":
+            return np.unpackbits(rows, axis=1, count=self.kept).astype(np.float32) * 2 - 1
+        if self.precision == "int8":
+            return rows.astype(np.float32) * columns[SCALE][:, None]
+        return rows.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class ShardOptions:
+    """How embeddings are written to shards: file format, rows per shard, texts, and treatment of bad rows."""
+
+    format: Literal["parquet", "npy", "bare npy"]
+    """Files of a shard. parquet: vectors and other columns in a Parquet file. npy: vectors in a .npy file, other columns in a
+    Parquet file. bare npy: only the vectors, in a .npy file."""
+    rows: int
+    """Rows of a block. A shard has fewer rows if some are skipped."""
+    store_text: bool = False
+    """Whether the texts are stored."""
+    skip_bad: bool = False
+    """Whether bad rows are skipped, instead of raising an error."""
+
+
+def write_shard(
+    folder: Path,
+    name: str,
+    options: ShardOptions,
+    columns: Mapping[str, Array],
+    sides: Mapping[str, Any],
+    skipped: Sequence[Mapping[str, Any]],
+) -> None:
+    """Write a shard of embeddings: the vectors with their row numbers, ids and texts, and the list of skipped rows.
+
+    `columns` are the vectors, from `VectorForm.stored`. `sides` are the columns row, id and text. `skipped` lists the
+    skipped rows.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    types = {"row": pyarrow.int64(), "id": pyarrow.string(), "text": pyarrow.string()}
+    table = {column: pyarrow.array(values, types[column]) for column, values in sides.items()}
+    if SCALE in columns:
+        table[SCALE] = pyarrow.array(columns[SCALE])
+    if options.format == "parquet":
+        for column, values in columns.items():
+            if values.ndim == 2:
+                flat = pyarrow.array(np.ascontiguousarray(values).reshape(-1))
+                table[column] = pyarrow.FixedSizeListArray.from_arrays(flat, values.shape[1])
+    else:
+        is_complex = "real" in columns
+        matrix = (
+            (columns["real"] + 1j * columns["imaginary"]).astype(np.complex64) if is_complex else columns["embedding"]
+        )
+        np.save(folder / f"{name}.npy", matrix, allow_pickle=False)
+    if options.format != "bare npy":
+        # Without a dictionary, because values rarely repeat. The bytes do not depend on the number of threads.
+        parquet.write_table(pyarrow.table(table), folder / f"{name}.parquet", use_dictionary=False, compression="zstd")
+    if skipped:
+        text = "".join(json.dumps(row) + "\n" for row in skipped)
+        (folder / f"{name}{SKIPPED}").write_text(text, encoding="utf-8")
+
+
+# --- identity of the encoder ------------------------------------------------------------------------------------------
+
+
+def encoder_identity(encoder: SentenceEncoder) -> dict[str, Any]:
+    """Return the properties of an encoder that change its vectors, such as weights and prompt, as JSON values."""
+    return {
+        "weights": fingerprint(encoder),
+        "dtype": str(encoder.dtype).removeprefix("torch."),
+        "bits": encoder.bits,
+        "prompt": (encoder.prompts if encoder.side is None else encoder.prompt).to_dict(),
+        "pooling": encoder.pooling,
+        "max_length": encoder.max_length,
+        "dimensions": encoder.dimensions,
+        **({"normalize": True} if encoder.normalize else {}),
+    }
+
+
+def fingerprint(encoder: SentenceEncoder) -> str:
+    """Return a short hash of the weights of an encoder: base model, adapter with its scale, number of layers, tokenizer."""
+    import torch
+
+    from angle_llm.model.source.backbone import weights_fingerprint
+
+    backbone = encoder.model.backbone
+    digest = hashlib.sha256(weights_fingerprint(backbone).encode())
+    for name, parameter in sorted(backbone.named_parameters()):
+        if "lora_" in name:  # `weights_fingerprint` covers only the base
+            digest.update(f"{name}{tuple(parameter.shape)}".encode())
+            digest.update(parameter.detach().to("cpu", torch.float32).numpy().tobytes())
+    for name, module in backbone.named_modules():
+        if isinstance(
+            scale := getattr(module, "scaling", None), dict
+        ):  # the scale of LoRA, alpha / rank, is not a parameter
+            digest.update(f"{name}{sorted(scale.items())}".encode())
+    tokenizer: Any = encoder.tokenizer
+    state: dict[str, Any] = {"vocabulary": tokenizer.get_vocab(), "special": str(tokenizer.special_tokens_map)}
+    if (fast := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+        state = json.loads(fast.to_str()) | {"truncation": None, "padding": None}  # these depend on the last call
+    digest.update(json.dumps(state, sort_keys=True).encode())
+    if encoder.model.cut_to is not None:  # `weights_fingerprint` covers all layers of the base
+        digest.update(f"layers {encoder.model.cut_to}".encode())
+    return digest.hexdigest()[:16]
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+@checked_dataclass(frozen=True, config=_STRICT)
+class StoredEncoder:
+    """The encoder that made the vectors: its name and weights, and how it reads texts."""
+
+    name: str
+    weights: str
+    prompt: dict[str, Any]
+    pooling: str
+    max_length: int
+    bits: int | None
+    dimensions: int
+    dtype: str = "auto"
+    revision: str | None = None
+    side: Side | None = None
+    """Whether the texts were queries or documents. None: queries and documents have the same prompt."""
+    prompts: dict[str, Any] | None = None
+    """Prompts of queries and documents, if they differ. `prompt` is the prompt that the texts were encoded with."""
+
+    @property
+    def side_prompts(self) -> SidePrompts:
+        """Prompts of queries and documents. Raises `PromptError` if the index is damaged."""
+        return SidePrompts.from_dict(self.prompts or self.prompt, where=INDEX)
+
+
+@checked_dataclass(frozen=True, config=_STRICT)
+class StoredSource:
+    """The input that was embedded: path (None: standard input), columns, and size and modification time of its files."""
+
+    path: str | None
+    column: str | None
+    id_column: str | None
+    stamps: list[tuple[int, int]]
+    delimiter: str | None = None
+    encoding: str = "utf-8"
+    """Settings of earlier versions."""
+
+
+@checked_dataclass(frozen=True, config=_STRICT)
+class ShardRows:
+    """Rows of a shard: index of the first row in the corpus, number of vectors, number of skipped rows."""
+
+    first: int
+    rows: int
+    skipped: int
+
+
+@checked_dataclass(frozen=True, config=_STRICT)
+class Shard:
+    """A shard in the index: its rows, and its files with size and SHA-256."""
+
+    name: str
+    values: ShardRows
+    files: list[dict[str, str | int]]
+
+
+@checked_dataclass(frozen=True, config=_STRICT)
+class VectorIndex:
+    """Content of `embeddings.json`, the index of a folder of vectors."""
+
+    format_version: Literal[1]
+    rows: int
+    model: StoredEncoder
+    vectors: VectorForm
+    source: StoredSource
+    parts: list[Shard]
+
+
+class Piece(NamedTuple):
+    """Rows of a shard: numbers (N,) in the source, vectors (N, K) in float32, and ids and texts if they are stored."""
+
+    row: Array
+    vectors: Array
+    id: list[str] | None
+    text: list[str] | None
+
+
+def read_index(folder: Path) -> VectorIndex:
+    """Read the index of a finished folder of vectors.
+
+    Raises:
+        FolderError: if the index is missing, damaged, or of another version.
+    """
+    path, hint = folder / INDEX, "Name a folder that `angle-llm embed --output FOLDER` wrote."
+    if not folder.is_dir():
+        raise FolderError(f"{folder} {'is a file' if folder.exists() else 'does not exist'}. {hint}")
+    if not path.is_file():  # opening a pipe would block
+        if (folder / IDENTITY).is_file():
+            hint = "Embedding was not finished: run the same `angle-llm embed` again."
+        raise FolderError(f"{folder} has no {INDEX}. {hint}")
+    try:
+        return TypeAdapter(VectorIndex).validate_json(path.read_bytes())
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        field = ".".join(map(str, problem["loc"])) or "the file"
+        raise FolderError(
+            f"{path} is damaged, or of another version (this one reads format_version {FORMAT_VERSION}): {field}: "
+            f"{problem['msg']}. Embed again."
+        ) from None
+
+
+def read_vectors(folder: Path, index: VectorIndex, shards: Sequence[Shard] | None = None) -> Iterator[Piece]:
+    """Yield the rows of a finished folder in order, a shard at a time. `shards` limits the rows to these shards.
+
+    Raises:
+        FolderError: if a file is missing or has been changed, or a vector does not have K finite numbers.
+    """
+    for shard in index.parts if shards is None else shards:
+        try:
+            check_files(folder, shard.files)
+            piece = _read_shard(folder, shard, index.vectors)
+            if piece.vectors.shape != (shard.values.rows, index.vectors.kept) or not np.isfinite(piece.vectors).all():
+                raise ValueError(f"expected {shard.values.rows} rows of {index.vectors.kept} finite numbers")
+        except FolderError as error:
+            raise FolderError(f"{error}. {_REPAIR}") from None
+        except (OSError, ValueError, LookupError, TypeError, NotImplementedError) as error:  # from pyarrow and numpy
+            raise FolderError(f"{shard.name} of {folder} is damaged: {error}. {_REPAIR}") from error
+        yield piece
+
+
+def _read_shard(folder: Path, shard: Shard, form: VectorForm) -> Piece:
+    """Read the rows of a shard without checking them."""
+    import pyarrow
+    from pyarrow import parquet
+
+    paths = {Path(str(file["name"])).suffix: folder / str(file["name"]) for file in shard.files}
+    table = parquet.read_table(paths[".parquet"], use_threads=False)
+    columns = {name: table.column(name).combine_chunks() for name in table.column_names}
+    ids, texts = (columns.pop(name).to_pylist() if name in columns else None for name in ("id", "text"))
+    arrays: dict[str, Array] = {
+        name: values.flatten().to_numpy().reshape(len(values), values.type.list_size)
+        if pyarrow.types.is_fixed_size_list(values.type)
+        else values.to_numpy()
+        for name, values in columns.items()
+    }
+    if ".npy" in paths:
+        matrix = np.load(paths[".npy"], allow_pickle=False)
+        arrays |= {"real": matrix.real, "imaginary": matrix.imag} if np.iscomplexobj(matrix) else {"embedding": matrix}
+    return Piece(arrays["row"], form.restored(arrays), ids, texts)

@@ -1,0 +1,59 @@
+"""The fields of the AnglE objective, declared once: `losses.AngleObjective` computes it, `settings.objective` sets it.
+
+This module imports neither torch nor settings. The text below a field is its `--help` text.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+
+@dataclass(frozen=True)
+class ObjectiveFields:
+    """Weights, temperatures and forms of the terms of the objective.
+
+    Raises:
+        ValueError: for a weight or temperature out of range.
+    """
+
+    PREFIX: ClassVar[str] = ""
+    """Start of the names of fields in messages."""
+
+    cosine_weight: float = 0.0
+    """Weight of the cosine ranking term (CoSENT)."""
+    in_batch_weight: float = 1.0
+    """Weight of the in-batch contrastive term."""
+    angle_weight: float = 0.0
+    """Weight of the angle ranking term."""
+    regression_weight: float = 0.0
+    """Weight of the regression term: squared difference of cosine and score (SBERT). For graded pairs."""
+    cosine_temperature: float = 0.05
+    """Divides the cosine differences of the cosine ranking term."""
+    in_batch_temperature: float = 0.05
+    """Divides the cosines of the in-batch term and, with kl_weight, the student's cosines."""
+    angle_temperature: float = 0.05
+    """Divides the angle differences of the angle ranking term (published runs: 1.0)."""
+    angle_form: Literal["phase", "reference", "paper"] = "phase"
+    """Angle of a pair: phase, reference (as in angle-emb) or paper (equations 7 and 8)."""
+    contrastive_form: Literal["symmetric", "forward"] = "symmetric"
+    """forward: left texts against all right texts. symmetric: every text with a positive against all texts."""
+    hardness_strength: float = 0.0
+    """Weights each in-batch negative by exp(strength · cosine), so that near negatives count more. 0: equal weights. Your
+    own negatives have weight 1. LLaVE uses 9."""
+    kl_weight: float = 0.0
+    """Weight of the KL divergence between teacher and student over the texts of a group. For groups with scores."""
+    teacher_temperature: float = 0.05
+    """Divides teacher scores: 0.05 for cosines, about 1 for logits of a reranker."""
+    teacher_vector_weight: float = 0.0
+    """Weight of 1 - cosine between the embedding and the teacher's vector of a text. If widths differ, the first
+    dimensions of the wider vector are compared."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if (name.endswith("_weight") or name == "hardness_strength") and not 0 <= value < math.inf:
+                raise ValueError(f"{self.PREFIX}{name}: expected a finite number of 0 or more, got {value!r}.")
+            if name.endswith("_temperature") and not 0 < value < math.inf:
+                raise ValueError(
+                    f"{self.PREFIX}{name}: expected a finite number greater than 0, as similarities are divided by it; got "
+                    f"{value!r}. angle-emb's tau multiplies instead: its tau 20 is a temperature of 0.05."
+                )

@@ -1,0 +1,92 @@
+"""Settings of the commands `angle-llm merge`, `export`, `verify` and `push`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from angle_llm.prompts import Side
+from angle_llm.settings.parsing import PositiveFloat, SettingsError, settings_class
+
+
+@settings_class
+class MergeSettings:
+    """Settings of `angle-llm merge`."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """The saved adapter: a folder with angle_llm.json, such as runs/nli/model."""
+    out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+    """Output folder. A saved encoder in it is replaced; a folder with other content is refused."""
+    base: Literal["dequantised", "original"] = "dequantised"
+    """dequantised: merge into the weights of training (rounded to the dtype of training, dequantised). original: merge into
+    the stored weights of the base; the result of an adapter that was trained on 4 bits then differs slightly."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Dtype of the stored weights. The merge is computed in float32 and rounded once; 1 - cos is about 1e-12 in float32
+    and 1e-4 in bfloat16, which has half the size."""
+    verify: bool = True
+    """Compare the result with the adapter, and keep it only if both give the same vectors. Loads both in float32."""
+
+
+@settings_class
+class ExportSettings:
+    """Settings of `angle-llm export`."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """The saved encoder, such as runs/nli/model: an adapter, which is merged first, or a whole model."""
+    out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+    """Output folder. It must be new or empty."""
+    to: Literal["sentence-transformers"] = "sentence-transformers"
+    """sentence-transformers: a folder whose SentenceTransformer(OUT).encode(texts) gives the same vectors, prompt
+    included; with two prompts its encode_query and encode_document."""
+    side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
+    """Export the prompt of one side only, for all texts."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Dtype of a merged adapter; a whole model keeps its dtype. None: float32."""
+    verify: bool = True
+    """Compare the result with MODEL, and keep it only if both give the same vectors. Needs sentence-transformers."""
+
+
+@settings_class
+class VerifySettings:
+    """Settings of `angle-llm verify`."""
+
+    forms: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="A B [C …]")]
+    """Two or more saved folders (adapter or whole), sentence-transformers folders, or models; all are compared with A. A
+    plain model gets the prompt, pooling and maximum length of A."""
+    texts: Path | None = None
+    """A UTF-8 file with one text per line. None: built-in texts."""
+    pairs: str | None = None
+    """A file of scored pairs, as in eval sts, such as starter:graded_pairs.tsv: compare Spearman too."""
+    side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
+    """Compare only this side of an encoder with two prompts, as for a folder of `export --as`."""
+    tolerance: PositiveFloat | None = None
+    """Largest allowed 1 - cos. None: 1e-5 for weights stored in float32, 1e-3 for bfloat16 and float16, and every
+    stored weight must equal the merge of the adapter. With a tolerance, wrong weights are counted but allowed."""
+    json: Path | None = None
+    """Also write the report to this file."""
+
+    def __post_init__(self) -> None:
+        if len(self.forms) < 2:
+            raise SettingsError(f"verify: expected two or more forms, got {len(self.forms)}.")
+
+
+@settings_class
+class PushSettings:
+    """Settings of `angle-llm push`."""
+
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+    """A saved encoder: the model folder of a run, a merged model, or an exported folder."""
+    repo: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="USER/NAME")]
+    """The repository on the hub. It is created if it does not exist. An existing repository must have an encoder of
+    angle_llm, whose files are replaced; its other files are kept."""
+    run: Path | None = None
+    """Run directory whose settings and scores are added to the card. None: the parent of the folder, if that is a run
+    directory."""
+    results: Path | None = None
+    """JSON file of `angle-llm eval sts --json` or `eval retrieval --json`; its scores are added to the card."""
+    public: bool = False
+    """Make a new repository public. Default: private."""
+    dry_run: bool = False
+    """Print the files and the card without using the network."""

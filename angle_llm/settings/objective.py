@@ -1,0 +1,75 @@
+"""Settings of the loss of a training run; part of `TrainSettings`."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Annotated, ClassVar, Literal
+
+from annotated_types import Ge, Le
+
+from angle_llm.objective import ObjectiveFields
+from angle_llm.settings.parsing import PositiveFloat, SettingsError, settings_class
+
+
+@settings_class
+class FalseNegativeSettings:
+    """Skip candidates that are too similar to the anchor as in-batch negatives. Off unless margin or ratio is set."""
+
+    margin: Annotated[float, Ge(-2), Le(2)] | None = None
+    """Skip a candidate if its cosine with the anchor is above the cosine of the positive minus this margin. 0: skip
+    candidates that are more similar than the positive (GISTEmbed)."""
+    ratio: PositiveFloat | None = None
+    """Skip a candidate if its cosine with the anchor is above this share of the cosine of the positive, such as 0.95."""
+    scope: Literal["in_batch", "all"] = "in_batch"
+    """in_batch: negatives from your data (pairs of this anchor that are not positive) are always kept. all: they can be
+    skipped too."""
+    guide: str | None = None
+    """An encoder whose cosines are compared: a folder, a hub id (also ID@REVISION), or package:NAME/path. Its vectors of
+    the training texts are computed once and stored in the run directory. None: the model in training."""
+
+    def __post_init__(self) -> None:
+        if self.margin is not None and self.ratio is not None:
+            raise SettingsError("objective.false_negatives: expected a margin or a ratio, got both.")
+        if self.scope != "in_batch" and not self.is_on:
+            raise SettingsError("objective.false_negatives.scope: expected a margin or a ratio too, such as margin 0.")
+        if self.guide is not None and not self.is_on:
+            raise SettingsError("objective.false_negatives.guide: expected a margin or a ratio too, such as margin 0.")
+
+    @property
+    def is_on(self) -> bool:
+        """Whether candidates are skipped."""
+        return self.margin is not None or self.ratio is not None
+
+
+@settings_class
+class ObjectiveSettings(ObjectiveFields):
+    """The loss: a weighted sum of terms (formulas in `angle_llm.losses`, measurements in docs/results.md)."""
+
+    PREFIX: ClassVar[str] = "objective."
+
+    false_negatives: FalseNegativeSettings = field(default_factory=FalseNegativeSettings)
+    teacher: str | None = None
+    """An encoder whose vectors the model learns: a folder, a hub id (also ID@REVISION), or package:NAME/path. Its vectors
+    of the training texts are computed once and stored in the run directory."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.teacher_vector_weight and self.teacher is None:
+            raise SettingsError("objective.teacher_vector_weight: expected objective.teacher too, got none.")
+
+
+@settings_class
+class NestedSettings:
+    """Layers and dimensions at which the loss is computed too, so that the encoder can be truncated (Matryoshka). Every
+    number of layers is combined with every number of dimensions. All layers and all dimensions are always included; the
+    terms have equal weights."""
+
+    dimensions: list[int] = field(default_factory=list)
+    """Numbers of leading dimensions, ascending, such as 64 128 256."""
+    layers: list[int] = field(default_factory=list)
+    """Numbers of leading layers, ascending, such as 10 20."""
+
+    def __post_init__(self) -> None:
+        for name, values in (("dimensions", self.dimensions), ("layers", self.layers)):
+            if values != sorted(set(values)) or any(value < 1 for value in values):
+                raise SettingsError(f"nested.{name}: expected ascending numbers of 1 or more, got {values}.")

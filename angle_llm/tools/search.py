@@ -1,0 +1,343 @@
+"""Exact similarity search by cosine, and `angle-llm search`. Results do not depend on block sizes, to the last bit.
+
+A sum of float products depends on the order of the sum, and so on the shape of a block and the position of a row in it.
+Therefore unit vectors are rounded to a grid, the multiples of 2⁻²⁶, which are four times finer than float32 just below 1.
+Products are multiples of 2⁻⁵², and no partial sum exceeds 2 (Cauchy-Schwarz), so float64 holds every sum exactly. Equal
+vectors have equal cosines; the vector with the smaller index comes first.
+
+Dimensions: N rows, Q queries, C candidates, D columns of a vector, K stored columns, R results per query.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import tyro
+
+from angle_llm.io import FolderError
+from angle_llm.model.vectors import Array, Piece, VectorIndex, read_index, read_vectors
+from angle_llm.prompts import Side
+from angle_llm.settings.parsing import Positive, SettingsError, need_library, settings_class
+
+STEPS = 2.0**26
+"""Steps of the grid between 0 and 1."""
+FAISS_SLACK = 64
+"""Additional results requested from faiss, which can misorder candidates with nearly equal cosines in float32."""
+QUERIES_AT_ONCE = 256
+"""Number of queries compared with a block at a time."""
+_TEXT_SHOWN = 200
+"""Maximum number of printed characters of a text."""
+_MANY_ROWS = 100_000
+"""Number of rows from which on `angle-llm search` recommends an index."""
+
+Search = Callable[[Array, int], tuple[Array, Array]]
+"""`search(queries_QD, top)` takes queries on the grid and returns indices and cosines (Q, R) of candidates, best first."""
+
+
+def on_grid(rows_ND: Array) -> Array:
+    """Normalize vectors (N, D) and round them to multiples of 2⁻²⁶; return the multiples as integers in float64.
+
+    A zero vector stays 0. A vector that is not finite becomes NaN.
+    """
+    rows: Array = np.array(rows_ND, dtype=np.float64, order="C")
+    length = np.sqrt((rows * rows).sum(axis=1, keepdims=True))
+    with np.errstate(invalid="ignore"):
+        rows /= np.where(length > 0, length, 1) / STEPS  # STEPS is a power of two, so this rounds once
+    return np.rint(rows, out=rows)
+
+
+def cosines(left_ND: Array, right_ND: Array) -> Array:
+    """Return the cosines (N,) of corresponding rows of two matrices (N, D) on the grid."""
+    cosine_N: Array = (left_ND * right_ND).sum(axis=1) / STEPS**2
+    return cosine_N
+
+
+def cosine_matrix(queries_QD: Array, candidates_CD: Array) -> Array:
+    """Return the cosines (Q, C) of all queries with all candidates, given on the grid."""
+    cosine_QC: Array = queries_QD @ candidates_CD.T / STEPS**2
+    return cosine_QC
+
+
+def best(position_QC: Array, score_QC: Array, top: int) -> tuple[Array, Array]:
+    """Return the `top` largest scores (Q, R) of each row and their positions, largest first; ties in order of the columns."""
+    if score_QC.shape[1] > top:
+        edge_Q1 = np.partition(score_QC, -top, axis=1)[:, -top, None]
+        above, at_edge = score_QC > edge_Q1, score_QC == edge_Q1
+        free_Q1 = top - above.sum(axis=1, keepdims=True)
+        kept = above | (at_edge & (at_edge.cumsum(axis=1) <= free_Q1))
+        score_QC = score_QC[kept].reshape(-1, top)
+        position_QC = position_QC[kept].reshape(-1, top)
+    order = np.argsort(-score_QC, axis=1, kind="stable")
+    return np.take_along_axis(position_QC, order, axis=1), np.take_along_axis(score_QC, order, axis=1)
+
+
+def nearest(queries_QD: Array, blocks: Iterable[Array], top: int) -> tuple[Array, Array]:
+    """Return the `top` nearest candidates of each query, comparing with every candidate.
+
+    `blocks` are the candidates in blocks (C, D); queries and candidates are on the grid. Returns indices (Q, R) of
+    candidates, counted over all blocks, and cosines (Q, R), best first; ties in order of the candidates. The result does
+    not depend on the size of the blocks. Vectors that are not finite give NaN. Memory is Q × R, and 256 × C for the
+    cosines of a block.
+    """
+    starts = range(0, max(1, len(queries_QD)), QUERIES_AT_ONCE)
+    sizes = [len(queries_QD[start : start + QUERIES_AT_ONCE]) for start in starts]
+    found: list[tuple[Array, Array]] = [(np.empty((size, 0), dtype=np.int64), np.empty((size, 0))) for size in sizes]
+    first = 0
+    for grid_CD in blocks:
+        for number, start in enumerate(starts):
+            score_QC = cosine_matrix(queries_QD[start : start + QUERIES_AT_ONCE], grid_CD)
+            position_QC = np.broadcast_to(np.arange(first, first + len(grid_CD)), score_QC.shape)
+            position_QR, score_QR = found[number]
+            found[number] = best(
+                np.concatenate([position_QR, position_QC], axis=1), np.concatenate([score_QR, score_QC], axis=1), top
+            )
+        first += len(grid_CD)
+    positions, scores = zip(*found, strict=True)
+    return np.concatenate(positions), np.concatenate(scores)
+
+
+def searcher(vectors_ND: Array, rows: Array | None = None, *, block: int = 8192, faiss: bool = False) -> Search:
+    """Return a function that searches vectors (N, D), in memory or memory-mapped.
+
+    `rows` limits the search to these rows, and results are indices into `rows`. `block` is the number of rows in memory
+    at a time. With `faiss`, its flat index in float32 finds more candidates than requested, which are then ranked
+    exactly.
+
+    Raises:
+        MissingLibraryError: if `faiss` is set and not installed.
+    """
+    rows = np.arange(len(vectors_ND)) if rows is None else rows
+
+    def blocks() -> Iterator[Array]:
+        for first in range(0, len(rows), block):
+            yield on_grid(vectors_ND[rows[first : first + block]])
+
+    if not faiss:
+        return lambda queries_QD, top: nearest(queries_QD, blocks(), top)
+    need_library("faiss", "searcher(faiss=True)", "mining")
+    index: Any = importlib.import_module("faiss").IndexFlatIP(vectors_ND.shape[1])
+    for grid_CD in blocks():
+        index.add((grid_CD / STEPS).astype(np.float32))
+
+    def search(queries_QD: Array, top: int) -> tuple[Array, Array]:
+        wanted = min(top + FAISS_SLACK, len(rows))
+        position_QC = np.sort(index.search((queries_QD / STEPS).astype(np.float32), wanted)[1], axis=1)
+        score_QC = np.empty(position_QC.shape)
+        for query, positions in enumerate(position_QC):
+            (score_QC[query],) = cosine_matrix(queries_QD[[query]], on_grid(vectors_ND[rows[positions]]))
+        return best(position_QC, score_QC, top)
+
+    return search
+
+
+# --- angle-llm search -------------------------------------------------------------------------------------------------
+
+
+@settings_class
+class SearchSettings:
+    """Folder, queries and encoder of `angle-llm search`."""
+
+    out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+    """A folder that `angle-llm embed` wrote."""
+    queries: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="QUERY [QUERY …]")] = ()
+    """Texts to search for."""
+    file: Path | None = None
+    """A text file, one query per line, or a table with more queries."""
+    column: str | None = None
+    """Column of a table that contains the query. None: `text`, `sentence`, or the only column."""
+    top: Positive = 5
+    """Number of hits to print for each query."""
+    json: bool = False
+    """Print a JSON object per query, with the whole texts."""
+    model: str | None = None
+    """Path of the encoder, if it was moved. None: the path in the folder."""
+    side: Annotated[Side | None, tyro.conf.arg(name="as")] = None
+    """Whether QUERY is a query or a document (in YAML `side`). None: query; required if the folder was embedded as queries."""
+
+    def __post_init__(self) -> None:
+        if not (self.queries or self.file) or not all(query.strip() for query in self.queries):
+            raise SettingsError("search needs a text to search for, in quotes if it contains spaces, or --file.")
+        if self.column is not None and self.file is None:
+            raise SettingsError("--column names a column of --file, which is not set. Set --file, or unset --column.")
+
+
+class Hit(NamedTuple):
+    """A row of the corpus: cosine with the query, index in the corpus from 0, and id and text if they are stored."""
+
+    cosine: float
+    row: int
+    id: str | None
+    text: str | None
+
+
+class VectorSearch:
+    """Search a folder that `angle-llm embed` wrote, with the encoder that made its vectors.
+
+        search = VectorSearch("vectors")
+        for hit in search(["the export fails with a timeout"], top=3)[0]:
+            print(hit.cosine, hit.id, hit.text)
+
+    The vectors are kept in memory, with 8 bytes per value. With `in_memory=False`, each call reads them from disk, one
+    shard at a time.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        model: str | None = None,
+        prompt: str | dict[str, str] | None = None,
+        side: Side | None = None,
+        in_memory: bool = True,
+    ) -> None:
+        """Load the encoder and the vectors.
+
+        `model` is the path of the encoder, if it was moved. `prompt` replaces the prompt of the queries stored in the
+        folder. `side` is the side of the texts to search for: query (the default) or document.
+
+        Raises:
+            FolderError: if the folder is unfinished or damaged, or was made by another encoder.
+            SettingsError: if the folder holds vectors of queries and `side` is not set.
+        """
+        from angle_llm.model.encoder import SentenceEncoder
+        from angle_llm.model.vectors import fingerprint
+
+        self.folder = Path(folder).expanduser()
+        self.index = read_index(self.folder)
+        made_by = self.index.model
+        if made_by.side == "query" and side is None:
+            raise SettingsError(
+                f"{self.folder} holds vectors of queries. Embed the documents (embed --as document) and search them, or "
+                "choose: --as document searches queries for a document, --as query compares queries with each other "
+                "(in Python side=)."
+            )
+        self.encoder = SentenceEncoder.from_pretrained(
+            model or made_by.name,
+            prompt=prompt or made_by.side_prompts,
+            pooling=made_by.pooling,
+            max_length=made_by.max_length,
+            dtype=made_by.dtype,
+            revision=None if model else made_by.revision,
+            bits=made_by.bits,
+        ).for_side(side or "query")
+        if (weights := fingerprint(self.encoder)) != made_by.weights:
+            raise FolderError(
+                f"{self.folder} was made by {made_by.name} with weights {made_by.weights}, and this encoder has {weights}. "
+                "Vectors of different models cannot be compared: set --model (in Python model=) to that encoder, or embed again."
+            )
+        self._pieces = list(pieces_on_grid(self.folder, self.index)) if in_memory else None
+
+    def __call__(self, texts: Sequence[str], top: int = 5) -> list[list[Hit]]:
+        """Return the `top` most similar rows for each text, best first; ties in order of the rows.
+
+        If the folder does not store texts (`embed --store-text`), each call reads them from the file that was embedded.
+        If that file has changed, the text of a hit is None.
+
+        Raises:
+            ValueError: for `top` below 1.
+            FolderError: if the folder is damaged.
+        """
+        if top < 1:
+            raise ValueError(f"top: expected 1 or more, got {top}.")
+        found = search_folder(self.folder, self.index, self.encoder.encode(texts), top, self._pieces)
+        known = source_texts(self.index, {hit.row for hits in found for hit in hits if hit.text is None})
+        return [[hit._replace(text=known.get(hit.row, hit.text)) for hit in hits] for hits in found]
+
+
+def search_main(settings: SearchSettings) -> None:
+    """Print the most similar rows of an embedded corpus for each query. Raises the errors of `VectorSearch`."""
+    from angle_llm.data.corpus import corpus_texts
+
+    queries = [*settings.queries, *([] if settings.file is None else corpus_texts(settings.file, settings.column))]
+    search = VectorSearch(settings.out, model=settings.model, side=settings.side, in_memory=False)
+    found = search(queries, settings.top)
+    if settings.json:
+        for query, hits in zip(queries, found, strict=True):
+            print(json.dumps({"query": query, "hits": [hit._asdict() for hit in hits]}, ensure_ascii=False))
+        return
+    for query, hits in zip(queries, found, strict=True):
+        names = ["id" if any(hit.id is not None for hit in hits) else "row"]
+        names += [str(hit.row if hit.id is None else hit.id) for hit in hits]
+        width = max(map(len, names))
+        print(f"\n{query}\n  {'cosine':>7}  {names[0]:{width}}  text")
+        for hit, name in zip(hits, names[1:], strict=True):
+            text = hit.text or "(text not available; embed with --store-text)"
+            line = " ".join(text.split())
+            shown = line if len(line) <= _TEXT_SHOWN else f"{line[:_TEXT_SHOWN]}…"
+            print(f"  {hit.cosine:7.4f}  {name:{width}}  {shown}")
+    if search.index.rows >= _MANY_ROWS:
+        print(
+            f"\nThe search read all {search.index.rows:,} vectors. For many queries, load the shards into an index such as "
+            "FAISS, hnswlib, LanceDB, Qdrant, Milvus or pgvector; all of them take float32 rows with ids.",
+            file=sys.stderr,
+        )
+
+
+def search_folder(
+    folder: Path, index: VectorIndex, queries_QD: Array, top: int, pieces: Sequence[Piece] | None = None
+) -> list[list[Hit]]:
+    """Return the `top` rows with the largest cosines in a finished folder for each query, best first; ties in order.
+
+    `queries_QD` are vectors of the encoder; they are cut to the stored dimensions. Vectors stored as int8 are compared as
+    stored, binary vectors by their signs. `pieces` is the result of `pieces_on_grid`, to search in memory; without it, one
+    shard is in memory at a time.
+
+    Raises:
+        FolderError: if the folder is damaged, or a query vector is not finite.
+    """
+    queries_QK = on_grid(queries_QD[:, : index.vectors.kept])
+    if not np.isfinite(queries_QK).all():
+        raise FolderError(
+            "the vector of a query is not finite. Load the model in bfloat16 or float32, or check its weights."
+        )
+    blocks = pieces_on_grid(folder, index) if pieces is None else pieces
+    position_QR, cosine_QR = nearest(queries_QK, (piece.vectors for piece in blocks), top)
+    rows = _rows_at(folder, index, set(position_QR.flatten().tolist()), pieces)
+    return [
+        [Hit(cosine, *rows[position]) for position, cosine in zip(positions, scores, strict=True)]
+        for positions, scores in zip(position_QR.tolist(), cosine_QR.tolist(), strict=True)
+    ]
+
+
+def pieces_on_grid(folder: Path, index: VectorIndex) -> Iterator[Piece]:
+    """Yield the rows of a finished folder, a shard at a time, with vectors rounded to the grid of `on_grid`."""
+    for piece in read_vectors(folder, index):
+        yield piece._replace(vectors=on_grid(piece.vectors))
+
+
+def _rows_at(
+    folder: Path, index: VectorIndex, positions: set[int], pieces: Sequence[Piece] | None
+) -> dict[int, tuple[int, str | None, str | None]]:
+    """Return index in the corpus, id and text of stored rows, by position in the folder; read only their shards."""
+    found = {}
+    start = 0
+    for number, shard in enumerate(index.parts):
+        if offsets := [position - start for position in positions if 0 <= position - start < shard.values.rows]:
+            piece = next(read_vectors(folder, index, [shard])) if pieces is None else pieces[number]
+            for at in offsets:
+                id, text = (column[at] if column else None for column in (piece.id, piece.text))
+                found[start + at] = (int(piece.row[at]), id, text)
+        start += shard.values.rows
+    return found
+
+
+def source_texts(index: VectorIndex, rows: set[int]) -> dict[int, str]:
+    """Return the texts of rows from the embedded files, by row; an empty dictionary if the files were removed or changed."""
+    from angle_llm.data.corpus import Corpus
+    from angle_llm.data.formats import DataError
+
+    source = index.source
+    is_read_alike = source.delimiter is None and source.encoding == "utf-8"
+    if source.path is None or not is_read_alike or not rows:
+        return {}
+    try:
+        corpus = Corpus.open(source.path, source.column, source.id_column)
+        return corpus.texts(rows) if corpus.source.stamps() == source.stamps else {}
+    except (OSError, DataError):
+        return {}

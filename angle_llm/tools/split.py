@@ -1,0 +1,140 @@
+"""`angle-llm data split`: split a data file into parts that share no text, for training, model selection and evaluation.
+
+The output of `--out FOLDER`; rows keep all their columns:
+
+    FOLDER/train.jsonl             the rows to train on
+    FOLDER/valid.jsonl, …          the other parts
+    FOLDER/corpus.jsonl            the distinct second texts of all rows (answers, documents), to search in
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from angle_llm.settings.parsing import SettingsError, check_new_folder, settings_class
+from angle_llm.settings.rows import RowSettings, TextEncoding
+
+REST, CORPUS = "train", "corpus"
+SHARES = {"valid": 0.15, "held_out": 0.15}
+
+
+@settings_class
+class SplitSettings(TextEncoding, RowSettings):
+    """Split a data file into parts that share no text, for training, selection of the best model, and evaluation.
+
+    Rows that share a text, up to case, spacing and punctuation, are in the same part, also if other rows link them. A
+    hash of the texts selects the part: the same rows give the same parts. Split before negatives are mined.
+    """
+
+    file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """Rows of any format, as training reads them. `data check --fix` removes bad and repeated rows first."""
+    out: Path
+    """A new folder for the parts, NAME.jsonl, and for corpus.jsonl: the distinct second texts of all rows."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Name of each part and its share of the rows. The other rows are in train.jsonl. Empty: valid 0.15 held_out 0.15."""
+
+    def __post_init__(self) -> None:
+        for name, share in self.parts.items():
+            if not re.fullmatch(r"\w[\w.-]*", name) or name in (REST, CORPUS):
+                raise SettingsError(
+                    f"--parts: expected file names other than {REST} and {CORPUS}, such as valid; got {name!r}."
+                )
+            if not 0 < share < 1:
+                raise SettingsError(f"--parts {name}: expected a share between 0 and 1, got {share}.")
+        if sum(self.parts.values()) >= 1:
+            raise SettingsError(f"--parts: expected shares that add up to less than 1, got {self.parts}.")
+        check_new_folder("--out", self.out)
+
+
+def split_main(settings: SplitSettings) -> None:
+    """Write the parts and the corpus, and print their sizes. All rows are held in memory.
+
+    Raises:
+        DataError: if the file cannot be used, a row is bad, or a part would have no rows.
+    """
+    from angle_llm.data.examples import open_examples
+    from angle_llm.data.formats import DataError, Dropped, pairs_of, texts_of
+    from angle_llm.data.quality import json_row
+    from angle_llm.data.readers import BadRow, Row
+    from angle_llm.io import write_folder
+
+    reading = open_examples(settings.source_of(settings.file, encoding=settings.encoding))
+    texts: list[list[str]] = []
+    lines: list[str] = []
+    corpus: dict[str, None] = {}
+    rows_in = 0
+    for row, result in reading.outcomes():
+        rows_in += 1
+        if isinstance(result, BadRow):
+            raise DataError(
+                f"{result.place}: {result.reason}. Fix the row, or write a copy without bad rows: angle-llm data check FILE "
+                "--fix FOLDER"
+            )
+        if isinstance(row, Row) and not isinstance(result, Dropped):
+            texts.append(texts_of(result))
+            lines.append(json_row(row.values, reading.rows.files[0].label_names))
+            corpus |= dict.fromkeys(right for _, right, _ in pairs_of(result))
+    shares = settings.parts or SHARES
+    *parts, rest = split_rows(texts, [round(share * len(texts)) for share in shares.values()])
+    found = {REST: rest, **dict(zip(shares, parts, strict=True))}
+    if empty := [name for name, rows in found.items() if not rows]:
+        largest = max(map(len, _linked(texts)), default=0)
+        raise DataError(
+            f"{settings.file}: no rows are left for {', '.join(empty)}, of {len(texts):,} rows. Rows that share a text stay "
+            f"together, here up to {largest:,}. Remove placeholders such as N/A, set other --parts, or use more data"
+        )
+
+    def fill(folder: Path) -> None:
+        content = {name: "".join(lines[row] for row in sorted(rows)) for name, rows in found.items()}
+        content[CORPUS] = "".join(json_row({"text": text}, {}) for text in corpus)
+        for name, text in content.items():
+            (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+
+    write_folder(settings.out, fill)
+    counts = " + ".join(f"{len(rows):,} in {name}.jsonl" for name, rows in found.items())
+    dropped = f" + {rows_in - len(texts):,} dropped" if rows_in > len(texts) else ""
+    print(f"{settings.file}: {rows_in:,} rows = {counts}{dropped}; {len(corpus):,} texts in {CORPUS}.jsonl")
+    print(f"written to {settings.out}")
+
+
+def split_rows(texts: Sequence[Sequence[str]], counts: Sequence[int]) -> list[list[int]]:
+    """Return the row numbers of each part: at most `counts[p]` rows in part p, and the other rows in a further last part.
+
+    `texts` are the texts of each row. Rows that share a text, directly or through other rows, form a group. In the order
+    of a hash of its first text, each group goes to the first part with enough space.
+    """
+    from angle_llm.data.keys import normalized
+
+    parts: list[list[int]] = [[] for _ in [*counts, None]]
+    groups = _linked(texts)
+    for rows in sorted(groups, key=lambda rows: hashlib.sha256(normalized(texts[rows[0]][0]).encode()).digest()):
+        place = next((p for p, count in enumerate(counts) if len(parts[p]) + len(rows) <= count), len(counts))
+        parts[place] += rows
+    return parts
+
+
+def _linked(texts: Sequence[Sequence[str]]) -> list[list[int]]:
+    """Return the row numbers in groups: rows that share a text, up to case, spacing and punctuation, are in the same group."""
+    from angle_llm.data.keys import normalized
+    from angle_llm.data.positives import components
+
+    number_of: dict[str, int] = {}
+    links = [
+        (row, len(texts) + number_of.setdefault(normalized(text), len(number_of)))
+        for row, own in enumerate(texts)
+        for text in own
+    ]
+    if not links:
+        return []
+    groups: defaultdict[int, list[int]] = defaultdict(list)
+    for row, group in enumerate(components(len(texts) + len(number_of), links)[: len(texts)].tolist()):
+        groups[group].append(row)
+    return list(groups.values())

@@ -1,0 +1,361 @@
+"""`angle-llm plan`: its forecast is the memory of a real step, and no weights are loaded for it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from programs import run
+from tiny import KINDS, save_tiny_base, tiny_backbone, tiny_encoder, train_a_little
+from tiny_tokenizers import TOKENIZERS
+
+from angle_llm import AngleObjective, SentenceEncoder, TextBatch
+from angle_llm.data.examples import load_examples
+from angle_llm.data.order import Draws
+from angle_llm.model.layout.micro_batches import Plan
+from angle_llm.model.memory import meta_model as meta_model
+from angle_llm.model.memory.step_memory import META, FusedKernels, MemoryLedger, StepMemory, model_step
+from angle_llm.model.memory.token_budget import TokenBudget
+from angle_llm.model.source import quantization
+from angle_llm.model.source.resolve import resolve_model
+from angle_llm.model.source.saved_lora import lora_of_run
+from angle_llm.model.source.weights import FlopsPerToken
+from angle_llm.settings.parsing import settings_from_dict
+from angle_llm.settings.plan import PlanSettings
+from angle_llm.settings.train import DataSource, LoraSettings, ModelSettings
+from angle_llm.tools.forecast import forecast
+from angle_llm.tools.plan import render
+from angle_llm.train.budget import ROUND_TOKENS, USABLE
+from angle_llm.train.forecast import GIB, Device, Sharding, loss_memory
+from angle_llm.train.loading import load_encoder
+from angle_llm.train.schedule import StepSchedule
+from angle_llm.train.step import boundary_step
+
+LORA = LoraSettings(rank=4, alpha=4)
+EVERYTHING_KEPT = 10**9
+
+
+@pytest.fixture(scope="module")
+def examples() -> list[Any]:
+    return load_examples(DataSource(limit=64)).examples
+
+
+def real_encoder(kind: str, dtype: torch.dtype, lora: LoraSettings | None, bits: int | None = None) -> SentenceEncoder:
+    encoder = tiny_encoder(kind, dtype, max_length=100)
+    if bits is not None:
+        quantization.quantize(encoder.model.backbone, bits)
+    if lora is None:
+        encoder.model.requires_grad_(True)
+    else:
+        encoder.add_lora(lora)
+        train_a_little(encoder.model)
+    encoder.model.train()
+    return encoder
+
+
+def meta_model_of(kind: str, dtype: torch.dtype, lora: LoraSettings | None, bits: int | None = None) -> Any:
+    config = KINDS[kind].config()
+    tiny_copy = SentenceEncoder(meta_model.tiny_copy(config), TOKENIZERS[KINDS[kind].tokenizer]())
+    return meta_model.put_in(tiny_copy.model, meta_model.meta_backbone(config, dtype, lora, bits=bits))
+
+
+def ledger_of(encoder: SentenceEncoder) -> MemoryLedger:
+    return MemoryLedger([*encoder.model.parameters(), *encoder.model.buffers()])
+
+
+def real_step(encoder: SentenceEncoder, plan: Plan, batch: TextBatch, graph_tokens: int = EVERYTHING_KEPT) -> int:
+    """Peak memory of a real step."""
+    encoder.model.zero_grad()
+    with ledger_of(encoder) as ledger:
+        boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=graph_tokens)
+    return ledger.peak
+
+
+def saved_bytes(encoder: SentenceEncoder, plan: Plan, batch: TextBatch) -> int:
+    """Bytes that autograd keeps in a real step, each storage once, without weights."""
+    own = {tensor.untyped_storage()._cdata for tensor in [*encoder.model.parameters(), *encoder.model.buffers()]}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        boundary_step(encoder.model, plan, batch, AngleObjective(), graph_tokens=EVERYTHING_KEPT)
+    return sum(size for key, size in kept.items() if key not in own)
+
+
+LIKE_ANOTHER = {"llama-tied", "mistral", "qwen2", "qwen3", "roberta"}
+"""Kinds whose layers keep what those of LLaMA or BERT keep."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        *(pytest.param(kind, torch.float32, marks=[pytest.mark.slow] * (kind in LIKE_ANOTHER)) for kind in KINDS),
+        ("llama", torch.bfloat16),
+        ("bert", torch.bfloat16),
+    ],
+)
+def test_a_step_without_weights_takes_the_memory_of_the_real_one(
+    kind: str, dtype: torch.dtype, examples: list[Any]
+) -> None:
+    batch = TextBatch.from_examples(examples[:24])
+    encoder = real_encoder(kind, dtype, LORA)
+    plan = encoder.plan(batch.texts, 512)
+    forecasted = model_step(meta_model_of(kind, dtype, LORA), list(plan.micro_batches), on_gpu=False)
+    assert forecasted.tokens == plan.computed_tokens
+    assert forecasted.kept == pytest.approx(saved_bytes(encoder, plan, batch), rel=0.1)
+    assert forecasted.peak == pytest.approx(real_step(encoder, plan, batch), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("lora", "bits"),
+    [
+        (LoraSettings(rank=4, alpha=4, dropout=0.1), None),
+        (None, None),
+        (LORA, 4),
+        (LORA, 8),
+    ],
+)
+def test_the_forecast_with_dropout_all_weights_and_a_quantized_base(
+    lora: LoraSettings | None, bits: int | None, examples: list[Any]
+) -> None:
+    batch = TextBatch.from_examples(examples[:24])
+    dtype = torch.float32
+    if bits:
+        pytest.importorskip("bitsandbytes")
+        dtype = torch.bfloat16
+    encoder, model = real_encoder("llama", dtype, lora, bits), meta_model_of("llama", dtype, lora, bits)
+    assert meta_model.held_bytes(model.backbone) == meta_model.held_bytes(encoder.model.backbone)
+    plan = encoder.plan(batch.texts, 4096)
+    forecasted = model_step(model, list(plan.micro_batches), on_gpu=False)
+    assert forecasted.kept > 0
+    if bits != 8:  # on a CPU bitsandbytes computes int8 products differently
+        assert forecasted.peak == pytest.approx(real_step(encoder, plan, batch), rel=0.1 if bits else 0.05)
+
+
+def test_a_cached_step_takes_its_largest_micro_batch_and_the_embeddings(examples: list[Any]) -> None:
+    batch = TextBatch.from_examples(examples)
+    encoder = real_encoder("llama", torch.float32, LORA)
+    plan = encoder.plan(batch.texts, 256)
+    largest = max(plan.groups, key=lambda group: group.computed_tokens)
+    model = meta_model_of("llama", torch.float32, LORA)
+    forecasted = model_step(model, [largest.make()], on_gpu=False, gradients_before=True)
+    embeddings = 4 * 32 * len(batch)
+    assert len(plan.groups) > 3
+    assert forecasted.peak + 2 * embeddings == pytest.approx(real_step(encoder, plan, batch, 0), rel=0.1)
+
+
+def test_the_loss_of_a_large_batch_is_extrapolated(examples: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    objective = AngleObjective(in_batch_weight=0, cosine_weight=1)
+    whole = loss_memory(objective, examples, 512)
+    monkeypatch.setattr("angle_llm.train.forecast.MAX_EXAMPLES", 32)
+    assert loss_memory(objective, examples, 512) == pytest.approx(whole, rel=0.1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tiny_copy_has_the_properties_of_the_model(kind: str) -> None:
+    real = tiny_encoder(kind)
+    tiny_copy = SentenceEncoder(meta_model.tiny_copy(KINDS[kind].config()), TOKENIZERS[KINDS[kind].tokenizer]())
+    assert (tiny_copy.pooling, tiny_copy.model.causal, tiny_copy.max_length) == (
+        real.pooling,
+        real.model.causal,
+        real.max_length,
+    )
+    assert tiny_copy.layouts == real.layouts
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_meta_backbone_has_the_parameters_of_the_model_and_no_memory(kind: str) -> None:
+    real = tiny_backbone(kind)
+    without_weights = meta_model.meta_backbone(KINDS[kind].config(), torch.float32)
+    shapes = [{name: one.shape for name, one in model.named_parameters()} for model in (real, without_weights)]
+    assert shapes[0] == shapes[1]
+    assert {parameter.device for parameter in without_weights.parameters()} == {META}
+    assert meta_model.held_bytes(real) == meta_model.held_bytes(without_weights)
+    assert FlopsPerToken.of(real) == FlopsPerToken.of(without_weights)
+
+
+def test_a_gpu_keeps_no_scores_and_one_byte_of_a_dropout_mask() -> None:
+    query, key, value = (torch.empty(1, 2, 512, 64, device=META, dtype=torch.bfloat16).requires_grad_() for _ in "qkv")
+    kept = {}
+    for name, mode in (("apart", MemoryLedger()), ("fused", FusedKernels(on_gpu=True))):
+        with MemoryLedger([query, key, value]) as ledger, mode:
+            answer = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+            kept[name] = ledger.live
+            torch.autograd.backward(answer.sum())
+        assert query.grad.shape == query.shape
+    assert kept["fused"] == query.nbytes + 4 * 2 * 512  # the result, and one number per query
+    assert kept["apart"] > 2 * 512 * 512 * 2  # scores too
+    with MemoryLedger([query]) as ledger, FusedKernels(on_gpu=True):
+        assert torch.nn.functional.dropout(query, 0.1, training=True).shape == query.shape
+        assert ledger.peak == query.nbytes + query.numel()
+
+
+def device(sharding: Sharding, kind: str = "cuda") -> Device:
+    return Device(
+        kind=kind,
+        sharding=sharding,
+        base_bytes=8 * GIB,
+        trained_bytes=GIB,
+        trained_numbers=GIB // 4,
+        bucket_numbers=1024**2,
+        embedding_bytes=2**20,
+        loss_bytes=2**24,
+    )
+
+
+STEP = StepMemory(tokens=1000, kept=4 * GIB, peak=5 * GIB, gradients=GIB // 2)
+
+
+def test_zero_stages_partition_memory() -> None:
+    alone, zero1, zero2, zero3 = (device(Sharding(4, zero)).memory(STEP, cached=False) for zero in range(4))
+    assert alone.base_weights == zero2.base_weights == 8 * GIB
+    assert zero3.base_weights == 2 * GIB
+    assert alone.optimizer == 2 * GIB
+    assert zero1.optimizer == 3 * GIB // 4  # with DeepSpeed's own copy of the weights
+    assert zero3.optimizer == GIB // 2
+    assert zero1.gradients == GIB // 2
+    assert zero2.gradients == GIB // 8
+    assert alone.exchange == GIB
+    assert device(Sharding()).memory(STEP, cached=False).exchange == 0
+    assert alone.activations == zero3.activations == STEP.peak - STEP.gradients
+    assert alone.total - alone.tensors == alone.allowance > 0
+    normalized = device(Sharding(4, 3, "optimizer"))
+    assert normalized.memory(STEP, cached=False).optimizer == 0
+    assert normalized.host_bytes == GIB // 2
+    far = device(Sharding(4, 3, "parameters"))
+    assert far.memory(STEP, cached=False).base_weights == 0
+    assert far.host_bytes == GIB // 2 + 9 * GIB // 4
+
+
+def test_the_largest_of_backward_loss_and_update_counts() -> None:
+    short = StepMemory(tokens=10, kept=1000, peak=2000, gradients=0)
+    update = device(Sharding()).memory(short, cached=False)
+    assert update.gradients == GIB
+    assert update.optimizer == 3 * GIB  # its averages, and one more tensor per weight during the update
+    assert update.activations == 0
+    assert device(Sharding(), "cpu").memory(short, cached=False).optimizer == 2 * GIB
+    loss = Device(**{**vars(device(Sharding())), "loss_bytes": 9 * GIB}).memory(STEP, cached=False)
+    assert loss.embeddings == 9 * GIB
+    assert loss.activations == STEP.kept
+    cached = device(Sharding()).memory(STEP, cached=True)
+    assert cached.embeddings == 2 * 2**20
+
+
+def settings(folder: Path, **changed: Any) -> PlanSettings:
+    values: dict[str, Any] = {
+        "model": {"path": str(folder), "dtype": "float32", "max_length": 100},
+        "lora": {"rank": 4, "alpha": 4},
+        "data": {"limit": 100},
+        "batch_size": 16,
+        "epochs": 2,
+        **changed,
+    }
+    return settings_from_dict(PlanSettings, values, where="test")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder without weights."""
+    folder = save_tiny_base("llama", tmp_path_factory.mktemp("base"))
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+def test_work_is_counted_by_the_real_planner_without_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = settings(folder)
+    found = forecast(plan)
+    examples = load_examples(plan.data).examples
+    encoder = tiny_encoder("llama", max_length=100)
+    batches = [indices for _, step in StepSchedule(Draws.of_one(100), plan).after(0) for indices in step]
+    texts = [TextBatch.from_examples([examples[index] for index in indices]).texts for indices in batches]
+    plans = [encoder.plan(some, 8192) for some in texts]
+    assert found.work.steps == len(plans) == 14
+    assert found.work.sampled_groups == 14
+    assert found.work.logical_tokens == sum(one.logical_tokens for one in plans)
+    assert found.work.computed_tokens == sum(one.computed_tokens for one in plans)
+    assert found.work.largest_group == max(one.computed_tokens for one in plans)
+    assert (found.work.layout, found.work.cached_groups) == ("trie", 0)
+    assert found.architecture == "llama"
+    assert found.trainable < found.parameters
+    monkeypatch.setattr("angle_llm.tools.forecast.PLANNED_EXAMPLES", 16)
+    one_batch = forecast(settings(folder)).work
+    assert one_batch.sampled_groups == 1
+    assert one_batch.computed_tokens == pytest.approx(found.work.computed_tokens, rel=0.15)
+
+
+def test_the_forecast_is_of_the_largest_step_and_of_a_full_budget(folder: Path) -> None:
+    kept = forecast(settings(folder, device="cpu"))
+    assert kept.step.tokens == kept.work.largest_group
+    assert kept.at_budget.total > 3 * kept.expected.total - 2 * kept.expected.allowance
+    cached = forecast(settings(folder, device="cpu", graph_tokens=0, micro_batch_tokens=200))
+    assert cached.work.cached_groups == cached.work.sampled_groups
+    assert cached.step.tokens <= 200
+    assert cached.expected.activations < kept.expected.activations / 2
+    full = forecast(settings(folder, lora={"rank": 0}))
+    assert full.trainable == full.parameters
+    assert full.expected.optimizer >= 8 * full.trainable
+    quarter = forecast(settings(folder, processes=4))
+    assert quarter.step.tokens < kept.step.tokens / 2
+
+
+def test_the_layout_is_that_of_the_planned_device(tmp_path: Path) -> None:
+    """Also of weights that are loaded on the CPU and moved to a GPU by ZeRO-3: attention dropout is padded there."""
+    bert = save_tiny_base("bert", tmp_path / "bert")
+    config = json.loads((bert / "config.json").read_text())
+    (bert / "config.json").write_text(json.dumps({**config, "attention_probs_dropout_prob": 0.1}))
+    assert forecast(settings(bert)).work.layout == "packed"
+    assert forecast(settings(bert, device="cuda")).work.layout == "padded"
+    zero_3 = SimpleNamespace(
+        zero_stage=3, is_main=True, world_size=1, device=torch.device("cuda"), load_device=lambda _: torch.device("cpu")
+    )
+    assert load_encoder(resolve_model(str(bert)), ModelSettings(path=str(bert)), zero_3).layouts.layout == "padded"  # type: ignore[arg-type]
+
+
+def test_the_largest_budgets_that_fit_are_chosen(folder: Path) -> None:
+    gpu = {"device": "cuda", "activation_checkpointing": "never"}
+    plenty = forecast(settings(folder, memory=64, **gpu))
+    assert plenty.budget == TokenBudget(16_384, 16_384)  # no step has more
+    assert plenty.at_budget.total == pytest.approx(plenty.choice.forecast_bytes, rel=0.01)
+    tight = settings(folder, memory=(plenty.at_budget.total - plenty.at_budget.activations / 2) / USABLE / GIB, **gpu)
+    found = forecast(tight)
+    budget = found.budget
+    assert found.choice.fits
+    assert 0 < budget.graph_tokens < 16_384
+    assert budget.graph_tokens % ROUND_TOKENS == 0
+    assert found.choice.forecast_bytes <= USABLE * tight.memory * GIB
+    assert f"--micro-batch-tokens {budget.micro_batch_tokens} --graph-tokens {budget.graph_tokens}" in render(
+        tight, found
+    )
+    assert not forecast(settings(folder, memory=0.1, **gpu)).choice.fits
+
+
+def test_saved_encoders_are_planned(tmp_path: Path) -> None:
+    encoder = tiny_encoder("llama", pooling="last", max_length=77, base=str(save_tiny_base("llama", tmp_path / "base")))
+    encoder.save_pretrained(tmp_path / "whole")
+    tiny_copy, _ = meta_model.tiny_encoder_copy(resolve_model(str(tmp_path / "whole")), ModelSettings())
+    assert (tiny_copy.max_length, tiny_copy.prompt) == (77, encoder.prompt)
+    encoder.add_lora(LORA)
+    encoder.save_pretrained(tmp_path / "adapter")
+    tiny_copy, _ = meta_model.tiny_encoder_copy(source := resolve_model(str(tmp_path / "adapter")), ModelSettings())
+    assert (tiny_copy.max_length, tiny_copy.prompt) == (77, encoder.prompt)
+    assert lora_of_run(source, ModelSettings(), LoraSettings()) == replace(
+        LORA, targets=["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    )
+
+
+def test_the_command_takes_the_flags_of_train(folder: Path, tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(f"model: {{path: {folder}, dtype: bfloat16, max_length: 100}}\ndata: {{limit: 50}}\n")
+    sharded = ["--processes", "2", "--zero", "2", "--offload", "optimizer"]
+    arguments = ["--config", str(config), "--lora.rank", "2", "--memory", "24", *sharded]
+    done = run("angle-llm", "plan", *arguments, "--json", tmp_path / "plan.json")
+    assert done.returncode == 0, done.stderr
+    content = json.loads((tmp_path / "plan.json").read_text())
+    assert content["settings"]["lora"]["rank"] == 2
+    assert content["expected"]["total"] == sum(content["expected"].values()) / 2

@@ -1,0 +1,39 @@
+"""Out of memory: what is detected, and how the budget is halved."""
+
+import pytest
+import torch
+from tiny import tiny_encoder
+
+from angle_llm.model.memory.out_of_memory import is_out_of_memory
+from angle_llm.model.memory.token_budget import RankMemoryError, TokenBudget, guard_oom
+
+
+def test_the_budget_is_halved_from_what_was_used_until_nothing_is_left() -> None:
+    texts = [f"Text {number} is about a house, a dog and {number} cats." for number in range(8)]
+    encoder = tiny_encoder("llama")
+    budget: TokenBudget | None = TokenBudget(10**6, 10**6)
+    used = []
+    while budget is not None:
+        plan = encoder.plan(texts, budget.micro_batch_tokens)
+        cached = plan.largest_share > budget.graph_tokens
+        used.append((max(group.computed_tokens for group in plan.groups), cached))
+        budget = budget.halved([plan])
+    assert [tokens for tokens, _ in used] == sorted((tokens for tokens, _ in used), reverse=True)
+    assert used[0][1] is False
+    assert all(cached for _, cached in used[1:]), "no activations are kept after the first failure"
+    assert used[-1][0] == max(map(len, encoder.tokenize(texts))), "at last each text is alone"
+    assert 3 <= len(used) <= 8
+
+
+def test_out_of_memory_errors_are_distinguished_from_others() -> None:
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert is_out_of_memory(MemoryError())
+    with pytest.raises(RankMemoryError, match="memory"), guard_oom(int):
+        torch.empty(2**60)
+    with pytest.raises(RankMemoryError) as raised, guard_oom(int):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    assert raised.value.__context__ is None, "the first error would keep the tensors of its frames alive"
+    with pytest.raises(RankMemoryError, match="another rank"), guard_oom(lambda number: 1):
+        pass
+    with pytest.raises(RuntimeError, match="shapes differ"), guard_oom(int):
+        raise RuntimeError("shapes differ")

@@ -64,3 +64,5 @@ def main(job_path, out):
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(0)  # all results are written, and vLLM sometimes aborts while it shuts down

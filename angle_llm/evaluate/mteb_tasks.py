@@ -115,7 +115,9 @@ def evaluate_mteb(model: MtebEncoder, tasks: Sequence[Any], output: Path | None 
 
 def named_after(model: str) -> str:
     """Return a model name ORGANISATION/MODEL for mteb: a hub id without revision, or local/ and the last part of a path."""
-    model = model if Path(model).exists() else model.partition("@")[0]
+    from angle_llm.model.source.resolve import split_revision
+
+    model, _ = split_revision(model)
     is_hub_id = model.count("/") == 1 and not model.startswith((".", "/", "~", "package:")) and not Path(model).exists()
     return model if is_hub_id else f"local/{Path(model).expanduser().resolve().name}"
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
 
 import torch
 
@@ -14,27 +12,27 @@ from angle_llm.io import log
 from angle_llm.losses import Objective
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.activation_checkpointing import checkpointing_problem
-from angle_llm.model.layers.lora import without_adapter
 from angle_llm.model.memory.token_budget import TokenBudget
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import TrainSettings
 from angle_llm.train.batches import BatchPlanner
 from angle_llm.train.distributed import Processes
-from angle_llm.train.forecast import CONTEXT, GIB, MICRO_TOKENS, Sharding, StepForecast, StepSample, free_memory
+from angle_llm.train.forecast import GIB, MICRO_TOKENS, Sharding, StepForecast, StepSample, free_memory
 
 CPU_BUDGET = TokenBudget(2048, 16_384)
 """Token budget on a CPU if it fits. It is constant, so that results do not depend on the memory of the machine."""
 OTHER_BUDGET = TokenBudget(8192, 16_384)
-"""Token budget on other devices without a forecast."""
+"""Token budget on other devices whose memory is unknown."""
 ROUND_TOKENS = 256
 """Chosen budgets are multiples of this number of tokens."""
 LEAST_GRAPH_TOKENS = 16_384
 """`graph_tokens` chosen if it fits, even if the sampled steps are smaller."""
 MARGIN = 1.25
 """Largest step that a chosen budget allows, relative to the largest sampled step."""
-SMALL_TOKENS = 1024
-"""Micro-batches with fewer tokens use a GPU poorly. Below about 300 tokens, reading the weights takes longer than the
-product (H100: 989 TFLOP/s, 3.35 TB/s). Each micro-batch also launches every kernel and dequantises 4-bit weights."""
+SMALL_MODEL = 10_000_000
+"""A model with fewer weights gets the constant budget on a CPU, without a forecast."""
+LEAST_GAIN = 0.1
+"""Fraction of the time of a step that activation checkpointing must save to be chosen if the step fits without it."""
 USABLE, USABLE_WITH_ZERO = 0.92, 0.85
 """Fraction of free memory that a forecast may fill. ZeRO cannot repeat a step after running out of memory."""
 SAMPLED_EXAMPLES = 512
@@ -72,49 +70,35 @@ def choose_budget(
         if settings.activation_checkpointing == "always":
             check_checkpointing(encoder)
         fixed = None not in (settings.micro_batch_tokens, settings.graph_tokens)
+        weights = list(encoder.model.parameters())
         if free is None or (fixed and settings.activation_checkpointing != "auto"):
             return budget
-        if (fixed or kind == "cpu") and upper_bound(settings, encoder, budget) <= free:
+        if kind == "cpu" and sum(weight.numel() for weight in weights) < SMALL_MODEL:
             log(f"token budget: {budget}")
             return budget
-        with torch.random.fork_rng(devices=[]):
+        measure = weights[0].is_cuda  # unless ZeRO-3 partitions the weights: they are still on the CPU
+        with torch.random.fork_rng(devices=[processes.device] if measure else []):
             planner = BatchPlanner(encoder, data, objectives, processes.world_size, budget)
             sample = StepSample.of(planner, settings, SAMPLED_EXAMPLES)
             try:
                 forecast = StepForecast(
-                    settings, encoder, encoder.model.backbone, objectives[0], sample, sharding, kind
+                    settings,
+                    encoder,
+                    encoder.model.backbone,
+                    objectives[0],
+                    sample,
+                    sharding,
+                    kind,
+                    measure=measure,
                 )
                 choice = best_budget(settings, forecast, free)
             except (RuntimeError, ValueError, AttributeError, TypeError) as error:  # the model needs values of tensors
-                log(f"warning: no forecast of memory ({type(error).__name__}: {error}); {budget}")
+                log(f"warning: the memory of a step is unknown ({type(error).__name__}: {error}); {budget}")
                 return budget
-        log(describe_choice(choice, free, settings, forecast))
+        log(describe_choice(choice, free, settings, forecast, measured=measure))
         return choice.budget
 
     return processes.from_main(choose)
-
-
-def upper_bound(settings: TrainSettings, encoder: SentenceEncoder, budget: TokenBudget) -> float:
-    """Return an upper bound in bytes of the memory of a step, so that small models need no forecast.
-
-    The bound counts float32 values: 5 per weight (weight, gradient, AdamW state), 80 hidden states per token and layer,
-    4 attention weights per token, layer, head and key, and 8 embeddings per text of a step. Llama needs 14 hidden states
-    and no attention weights. Training of all weights adds a bfloat16 copy of the weights per micro-batch. The bound is
-    infinite if the configuration of the model does not contain the sizes.
-    """
-    backbone = encoder.model.backbone
-    config: Any = without_adapter(backbone).config.get_text_config()  # type: ignore[operator,union-attr]
-    layers, hidden, heads = (
-        getattr(config, name, math.inf) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")
-    )
-    width = max(hidden, (getattr(config, "intermediate_size", None) or 4 * hidden) / 4)
-    fixed = None not in (settings.micro_batch_tokens, settings.graph_tokens)
-    tokens = encoder.max_length if fixed else max(budget.micro_batch_tokens, budget.graph_tokens)
-    texts = 3 * settings.batch_size * settings.accumulation * (1 + len(settings.nested.layers))
-    weights = sum(parameter.numel() for parameter in backbone.parameters())
-    states = tokens * layers * (80 * width + 4 * heads * encoder.max_length)
-    copies = settings.autocasts * -(-tokens // budget.micro_batch_tokens) / 2
-    return CONTEXT + 4 * ((5 + copies) * weights + states + 8 * texts * width)
 
 
 def budget_of(kind: str) -> TokenBudget:
@@ -133,76 +117,54 @@ def default_budget(settings: TrainSettings, others: TokenBudget = CPU_BUDGET) ->
 
 
 def best_budget(settings: TrainSettings, forecast: StepForecast, memory: int) -> BudgetChoice:
-    """Return the largest useful token budget for a device with `memory` bytes; values in the settings are kept.
+    """Return the token budget with the least time per token for a device with `memory` bytes; set values are kept.
 
-    Activation checkpointing costs one more forward pass, like gradient caching, and a batch may need both. So `auto`
-    uses activation checkpointing in two cases only. First, the longest text does not fit without it. Second, on a GPU,
-    a batch that exceeds `graph_tokens` would have micro-batches of fewer than `SMALL_TOKENS` tokens, or of fewer than
-    half as many if the batch would need gradient caching with checkpointing, too. If `micro_batch_tokens` is set, a step
-    with gradient caching need not fit. If both budgets are set, `auto` depends on the longest text only.
+    With `activation_checkpointing: auto`, the largest budget without activation checkpointing is compared with the largest
+    budget with it, which needs one more forward pass but may have larger micro-batches. It must save `LEAST_GAIN` of the
+    time, because measured times vary. If neither fits, the result has activation checkpointing.
     """
     usable = round(memory * (USABLE_WITH_ZERO if forecast.device.sharding.zero else USABLE))
-    wanted, batch = settings.activation_checkpointing, forecast.sample.batch_tokens
-
-    def largest(checkpointing: bool) -> tuple[BudgetChoice, bool]:
-        """Return the largest budget, and whether it fits as far as the settings leave it open."""
-        trial = _first_fitting(settings, forecast, usable, checkpointing)
-        total = trial.whole_step(settings, batch)
-        enough = (total if settings.micro_batch_tokens is None else trial.open_parts(settings)) <= usable
-        return BudgetChoice(trial.budget, total, total <= usable), enough
-
-    if wanted == "always":
-        return largest(True)[0]
-    plain, enough = largest(False)
-    if wanted == "never" or not forecast.supports_checkpointing():
-        return plain
-    tokens = plain.budget.micro_batch_tokens
-    large = tokens >= SMALL_TOKENS or forecast.device.kind == "cpu"
-    if enough and (large or plain.budget.graph_tokens >= batch):
-        return plain
-    checkpointed, _ = largest(True)
-    small = SMALL_TOKENS if checkpointed.budget.graph_tokens >= batch else SMALL_TOKENS // 2
-    gains = checkpointed.fits and tokens < small and checkpointed.budget.micro_batch_tokens >= 2 * tokens
-    return checkpointed if gains or not enough else plain
+    wanted = settings.activation_checkpointing
+    plain = wanted != "always"
+    choices = [largest_budget(settings, forecast, usable, checkpointing=False)] if plain else []
+    if not plain or (wanted == "auto" and forecast.supports_checkpointing()):
+        choices.append(largest_budget(settings, forecast, usable, checkpointing=True))
+    fitting = [choice for choice in choices if choice.fits] or choices[-1:]
+    first, last = fitting[0], fitting[-1]
+    gains = time_per_token(last.budget, forecast) < (1 - LEAST_GAIN) * time_per_token(first.budget, forecast)
+    return last if gains else first
 
 
-class _Trial(NamedTuple):
-    """A token budget, and the forecast bytes of three kinds of steps within it."""
+def largest_budget(
+    settings: TrainSettings, forecast: StepForecast, usable: int, *, checkpointing: bool
+) -> BudgetChoice:
+    """Return the first candidate whose largest step needs at most `usable` bytes, else the last candidate.
 
-    budget: TokenBudget
-    kept: int
-    """A step that keeps its activations, with as many tokens as the budget allows or the data need."""
-    cached: int
-    """A step with gradient caching."""
-    text: int
-    """A step with gradient caching whose micro-batches are single texts."""
-
-    def open_parts(self, settings: TrainSettings) -> int:
-        """Return the bytes of the steps whose token budget the settings leave open."""
-        kept = self.kept if settings.graph_tokens is None else 0
-        return max(kept, self.cached if settings.micro_batch_tokens is None else self.text)
-
-    def whole_step(self, settings: TrainSettings, batch_tokens: int) -> int:
-        """Return the bytes of the largest step. A set `micro_batch_tokens` counts if a batch needs gradient caching."""
-        caches = settings.micro_batch_tokens is None or batch_tokens > self.budget.graph_tokens
-        return max(self.kept, self.cached if caches else self.text)
-
-
-def _first_fitting(settings: TrainSettings, forecast: StepForecast, usable: int, checkpointing: bool) -> _Trial:
-    """Return the first candidate whose open parts need at most `usable` bytes, else the last candidate."""
+    A step that keeps its activations has at most `graph_tokens` tokens, and, if the settings fix that, not more than the
+    data need. A step with gradient caching counts with single texts as micro-batches, unless the batch needs caching.
+    """
     most_tokens = round(MARGIN * forecast.sample.step_tokens)
     for candidate in candidates(settings, forecast):
         budget = replace(candidate, activation_checkpointing=checkpointing)
         graphs = budget.graph_tokens if settings.graph_tokens is None else min(settings.graph_tokens, most_tokens)
-        trial = _Trial(
-            budget,
-            forecast.kept(replace(budget, graph_tokens=graphs)).total,
-            forecast.cached(budget).total,
-            forecast.cached(replace(budget, micro_batch_tokens=1)).total,
-        )
-        if trial.open_parts(settings) <= usable:
+        caches = forecast.sample.batch_tokens > budget.graph_tokens
+        cached = budget if caches else replace(budget, micro_batch_tokens=1)
+        needed = max(forecast.kept(replace(budget, graph_tokens=graphs)).total, forecast.cached(cached).total)
+        if needed <= usable:
             break
-    return trial
+    return BudgetChoice(budget, needed, needed <= usable)
+
+
+def time_per_token(budget: TokenBudget, forecast: StepForecast) -> float:
+    """Return the time per token of a batch with this budget, in forward passes of a token.
+
+    A backward pass takes as long as two forward passes. Activation checkpointing and gradient caching need one more forward
+    pass each.
+    """
+    batch = forecast.sample.batch_tokens
+    passes = 3 + budget.activation_checkpointing + (batch > budget.graph_tokens)
+    overhead = forecast.costs(checkpointing=budget.activation_checkpointing).overhead_tokens
+    return passes * (1 + overhead / min(budget.micro_batch_tokens, batch))
 
 
 def candidates(settings: TrainSettings, forecast: StepForecast) -> Iterator[TokenBudget]:
@@ -234,10 +196,12 @@ def check_checkpointing(encoder: SentenceEncoder) -> None:
         raise SettingsError(f"--activation-checkpointing always: {problem} Set it to auto or never.")
 
 
-def describe_choice(choice: BudgetChoice, free: int, settings: TrainSettings, forecast: StepForecast) -> str:
+def describe_choice(
+    choice: BudgetChoice, free: int, settings: TrainSettings, forecast: StepForecast, *, measured: bool
+) -> str:
     """Return the log line of a chosen budget; if it does not fit, a warning with advice."""
     sample = forecast.sample
-    needed = f"forecast {choice.forecast_bytes / GIB:.1f} of {free / GIB:.1f} GiB"
+    needed = f"{'measured' if measured else 'forecast'} {choice.forecast_bytes / GIB:.1f} of {free / GIB:.1f} GiB"
     text = (
         f"token budget: {choice.budget} ({needed}; sampled steps have up to {sample.step_tokens:,} tokens per process)"
     )

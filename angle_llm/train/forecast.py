@@ -1,8 +1,9 @@
-"""Forecast the device memory of training steps without weights.
+"""Device memory of training steps by token budget, forecast without weights or measured on a GPU.
 
 `Device` computes weights, gradients, optimizer state and communication buffers from the number of parameters and the
 ZeRO stage. The formulas are from the documentation of torch and DeepSpeed, with the buffer sizes that accelerate sets.
-`StepForecast` adds the activations: it runs a micro-batch of the training texts on the meta model and counts tensors.
+`StepForecast` adds the activations: it measures two micro-batches of the training texts on a GPU, or runs one on the meta
+model and counts tensors.
 `train/budget` chooses token budgets by this forecast, and `angle-llm plan` prints it.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import heapq
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,10 +26,12 @@ from angle_llm.losses import Objective, Relation
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.activation_checkpointing import checkpointing_problem
 from angle_llm.model.layers.lora import without_adapter
-from angle_llm.model.layout.micro_batches import MicroBatch
+from angle_llm.model.layout.micro_batches import MicroBatch, TextGroup
 from angle_llm.model.memory.meta_model import held_bytes, meta_backbone, put_in
-from angle_llm.model.memory.step_memory import MemoryLedger, StepMemory, model_step
+from angle_llm.model.memory.out_of_memory import is_out_of_memory
+from angle_llm.model.memory.step_memory import MemoryLedger, PassCosts, StepMemory, measured_step, model_step
 from angle_llm.model.memory.token_budget import TokenBudget
+from angle_llm.model.pooling import EmbeddingModel
 from angle_llm.model.source.backbone import state_sizes
 from angle_llm.settings.train import TrainSettings
 from angle_llm.train.batches import BatchPlanner, PlannedGroup
@@ -47,6 +51,11 @@ LOST = {"cuda": 0.05, "cpu": 0.3}
 """Fraction of the activations that allocators waste: measured on a CPU (docs/history), assumed on a GPU."""
 MICRO_TOKENS = 16_384
 """Largest useful micro-batch in tokens: a larger forward pass is not faster."""
+MEASURED_TOKENS = (512, 2048)
+"""Sizes of the two micro-batches that are measured on a GPU, in tokens."""
+GPU_OVERHEAD_TOKENS = 300.0
+"""Overhead of a micro-batch on a GPU that was not measured, in tokens. Below 300 tokens, reading the weights takes longer
+than the products (H100: 989 TFLOP/s, 3.35 TB/s)."""
 COUNTED_TOKENS = 8192
 """Size of the micro-batch that is counted. Memory is proportional to tokens: 0.1 % error from 512 to 8,192 at 7B."""
 MAX_BATCHES = 64
@@ -356,7 +365,10 @@ def _longest_text(planner: BatchPlanner) -> int:
 
 
 class StepForecast:
-    """Forecasts the memory of one device in the training steps of a run, by token budget."""
+    """Memory of one device in the training steps of a run, by token budget.
+
+    Activations are measured with the weights on a GPU, otherwise counted on a meta model.
+    """
 
     def __init__(
         self,
@@ -367,24 +379,29 @@ class StepForecast:
         sample: StepSample,
         sharding: Sharding,
         kind: str,
+        *,
+        measure: bool = False,
     ) -> None:
-        """Build the meta model, and compute all memory except activations.
+        """Compute all memory except activations.
 
         Args:
             encoder: the encoder of the run, or its tiny copy; plans the micro-batches.
             backbone: the backbone with its adapter, with weights or on the meta device.
             kind: device type, `cuda` or `cpu`.
+            measure: measure the passes of `encoder`, whose weights are on a GPU.
         """
-        self.sample, self._encoder, self._on_gpu = sample, encoder, kind == "cuda"
+        self.sample, self._encoder, self._on_gpu, self._measure = sample, encoder, kind == "cuda", measure
         self.bits = encoder.bits or settings.model.bits  # a folder may be stored in bits; a plan has no weights
         bare = without_adapter(backbone)
-        meta = backbone
-        if not next(bare.parameters()).is_meta:
-            lora = settings.lora if settings.lora.rank else None
-            meta = meta_backbone(bare.config, encoder.dtype, lora, bits=self.bits, divided=sharding.zero == 3)
-        self._model = put_in(encoder.model, meta)
-        self._counted: dict[bool, StepMemory] = {}
-        """Memory of the counted micro-batch, without and with activation checkpointing."""
+        self._model = encoder.model
+        if not measure:
+            meta = backbone
+            if not next(bare.parameters()).is_meta:
+                lora = settings.lora if settings.lora.rank else None
+                meta = meta_backbone(bare.config, encoder.dtype, lora, bits=self.bits, divided=sharding.zero == 3)
+            self._model = put_in(encoder.model, meta)
+        self._costs: dict[bool, PassCosts] = {}
+        """Costs of the passes, without and with activation checkpointing."""
         dimensions, width = state_sizes(bare)
         columns = dimensions * (1 + len(settings.nested.layers))
         loss = loss_memory(objective, sample.examples, columns)
@@ -404,29 +421,49 @@ class StepForecast:
         """Return whether activation checkpointing is possible for the layers of the model."""
         return checkpointing_problem(self._model.backbone) is None
 
+    def costs(self, *, checkpointing: bool) -> PassCosts:
+        """Return the memory and time of the forward and backward passes per token and per micro-batch."""
+        if checkpointing not in self._costs:
+            with checkpointed(self._model, checkpointing):
+                if self._measure:
+                    self._costs[checkpointing] = self._measured(*MEASURED_TOKENS)
+                else:
+                    step = self._count([self._sampled(COUNTED_TOKENS).make()], gradients_before=True)
+                    overhead = GPU_OVERHEAD_TOKENS if self._on_gpu else 0.0
+                    self._costs[checkpointing] = PassCosts.proportional(step, self._copies, overhead)
+        return self._costs[checkpointing]
+
+    def _measured(self, small: int, large: int) -> PassCosts:
+        """Measure two micro-batches of at most `small` and `large` tokens; fewer if the memory does not suffice."""
+        try:
+            return PassCosts.between(*(measured_step(self._model, self._sampled(size)) for size in (small, large)))
+        except RuntimeError as error:
+            self._model.zero_grad()
+            if not is_out_of_memory(error) or small < MEASURED_TOKENS[0] // 8:
+                raise
+        return self._measured(small // 2, large // 2)
+
+    def _sampled(self, tokens: int) -> TextGroup:
+        """Return the sampled texts of the largest micro-batch with at most `tokens` tokens."""
+        plan = self._encoder.plan_ids(self.sample.ids, tokens)
+        return max(plan.groups, key=lambda group: group.computed_tokens)
+
     def count(
         self, micro_batches: Sequence[MicroBatch], *, checkpointing: bool, gradients_before: bool = True
     ) -> StepMemory:
-        """Return the memory of a forward and backward pass that keeps the activations of all given micro-batches."""
-        step = self._run(micro_batches, checkpointing, gradients_before)
-        return step.with_kept(self._copies * len(micro_batches))
+        """Return the memory, without weights, of a step that keeps the activations of all given micro-batches."""
+        with checkpointed(self._model, checkpointing):
+            step = self._count(micro_batches, gradients_before=gradients_before)
+        copies = self._copies * len(micro_batches)
+        return replace(step, kept=step.kept + copies, peak=step.peak + copies)
 
-    def _run(self, micro_batches: Sequence[MicroBatch], checkpointing: bool, gradients_before: bool) -> StepMemory:
-        """Count the tensors of both passes on the meta model, without bfloat16 copies of weights."""
-        if checkpointing:
-            self._model.checkpoint_activations(True)
-        step = model_step(self._model, micro_batches, on_gpu=self._on_gpu, gradients_before=gradients_before)
-        if checkpointing:
-            self._model.checkpoint_activations(False)
-        return step
+    def _count(self, micro_batches: Sequence[MicroBatch], *, gradients_before: bool) -> StepMemory:
+        return model_step(self._model, micro_batches, on_gpu=self._on_gpu, gradients_before=gradients_before)
 
     def kept(self, budget: TokenBudget) -> Memory:
         """Return the memory of a step that keeps the activations of `graph_tokens` tokens."""
-        micro = min(budget.micro_batch_tokens, budget.graph_tokens)
-        whole, part = self._at(budget.graph_tokens, budget), self._at(micro, budget)
-        step = replace(whole, peak=whole.kept + max(part.peak - part.kept, 0))
-        micro_batches = -(-step.tokens // max(micro, 1))
-        return self.device.memory(step.with_kept(self._copies * micro_batches), cached=False)
+        costs = self.costs(checkpointing=budget.activation_checkpointing)
+        return self.device.memory(costs.step(budget.graph_tokens, budget.micro_batch_tokens), cached=False)
 
     def cached(self, budget: TokenBudget) -> Memory:
         """Return the memory of a step with gradient caching, in a micro-batch of `micro_batch_tokens` tokens or more.
@@ -435,20 +472,20 @@ class StepForecast:
         """
         largest_step = max(self.sample.step_tokens, budget.graph_tokens)
         tokens = max(min(budget.micro_batch_tokens, largest_step), self.sample.longest_text)
-        return self.device.memory(self._at(tokens, budget).with_kept(self._copies), cached=True)
+        costs = self.costs(checkpointing=budget.activation_checkpointing)
+        return self.device.memory(costs.step(tokens, tokens), cached=True)
 
-    def _at(self, tokens: int, budget: TokenBudget) -> StepMemory:
-        """Return the memory of a micro-batch of `tokens` tokens, proportional to the counted micro-batch."""
-        checkpointing = budget.activation_checkpointing
-        if checkpointing not in self._counted:
-            ids = self.sample.ids
-            plan = self._encoder.plan_ids(ids, min(COUNTED_TOKENS, sum(map(len, ids))))
-            group = max(plan.groups, key=lambda group: group.computed_tokens)
-            self._counted[checkpointing] = self._run([group.make()], checkpointing, gradients_before=True)
-        counted = self._counted[checkpointing]
-        ratio, gradients = tokens / counted.tokens, counted.gradients
-        peak = gradients + round(ratio * (counted.peak - gradients))
-        return StepMemory(tokens, round(ratio * counted.kept), peak, gradients)
+
+@contextmanager
+def checkpointed(model: EmbeddingModel, enabled: bool) -> Iterator[None]:
+    """Enable activation checkpointing inside this context, if `enabled`."""
+    if enabled:
+        model.checkpoint_activations(True)
+    try:
+        yield
+    finally:
+        if enabled:
+            model.checkpoint_activations(False)
 
 
 def product_weights(backbone: nn.Module) -> int:

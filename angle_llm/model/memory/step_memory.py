@@ -1,18 +1,21 @@
-"""Count the memory of a training step on torch's `meta` device, where tensors have shapes but no values.
+"""Memory of the forward and backward passes of a training step: measured on a GPU, or counted without weights.
 
-`model_step` runs a forward and a backward pass of a meta model (see `meta_model`). `MemoryLedger` counts the storages that
-operations allocate, as long as they exist. Temporary memory inside an operation is not counted, except in attention,
+`measured_step` runs the passes of a real model and reads the allocator of the GPU. `model_step` runs them for a model on
+torch's `meta` device (see `meta_model`), where tensors have shapes but no values. There, `MemoryLedger` counts the storages
+that operations allocate, as long as they exist. Temporary memory inside an operation is not counted, except in attention,
 which `FusedKernels` replaces by an operation with the memory of a fused kernel.
 
-Legend: U unique texts, D dimensions; attention: H heads, K key-value heads, Q queries, L keys, S dimensions of a head.
+Legend: U unique texts, R texts of a micro-batch, D dimensions; attention: H heads, K key-value heads, Q queries, L keys,
+S dimensions of a head.
 """
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from angle_llm.model.layout import attention
-from angle_llm.model.layout.micro_batches import MicroBatch
+from angle_llm.model.layout.micro_batches import MicroBatch, TextGroup
 from angle_llm.model.pooling import EmbeddingModel
 
 META = torch.device("meta")
@@ -213,9 +216,85 @@ class StepMemory:
     gradients: int
     """Bytes of the gradients of weights that exist at the peak."""
 
-    def with_kept(self, size: int) -> StepMemory:
-        """Return the memory of a step that saves `size` more bytes for the backward pass."""
-        return replace(self, kept=self.kept + size, peak=self.peak + size)
+
+@dataclass(frozen=True)
+class PassCosts:
+    """Memory and time of the forward and backward passes of the encoder, as linear functions of the number of tokens."""
+
+    kept_per_token: float
+    """Bytes per token that the forward pass saves for the backward pass."""
+    kept_per_micro_batch: float
+    """Bytes per micro-batch that the forward pass saves, whatever its number of tokens."""
+    temporary_per_token: float
+    """Bytes per token of the current micro-batch that both passes free again."""
+    gradients: int
+    """Bytes of the gradients of weights."""
+    overhead_tokens: float = 0.0
+    """Time of a micro-batch that does not depend on its tokens, divided by the time per token."""
+
+    @classmethod
+    def proportional(cls, step: StepMemory, kept_per_micro_batch: int, overhead_tokens: float) -> PassCosts:
+        """Return costs in proportion to the memory of one micro-batch."""
+        temporary = max(step.peak - step.gradients - step.kept, 0)
+        return cls(
+            step.kept / step.tokens, kept_per_micro_batch, temporary / step.tokens, step.gradients, overhead_tokens
+        )
+
+    @classmethod
+    def between(cls, small: tuple[StepMemory, float], large: tuple[StepMemory, float]) -> PassCosts:
+        """Return costs from the memory and the seconds of two micro-batches, of which `large` has more tokens."""
+        (less, less_seconds), (more, more_seconds) = small, large
+        tokens = more.tokens - less.tokens
+        kept_per_micro_batch = max(more.kept - (more.kept - less.kept) / tokens * more.tokens, 0.0)
+        seconds_per_token = max(more_seconds - less_seconds, 1e-9) / tokens
+        overhead = max(less_seconds / seconds_per_token - less.tokens, 0.0)
+        return cls(
+            (more.kept - kept_per_micro_batch) / more.tokens,
+            kept_per_micro_batch,
+            max(more.peak - more.gradients - more.kept, 0) / more.tokens,
+            more.gradients,
+            min(overhead, float(more.tokens)),  # noise can make the time per token arbitrarily small
+        )
+
+    def step(self, tokens: int, micro_batch_tokens: int) -> StepMemory:
+        """Return the memory of a step that keeps the activations of `tokens` tokens, computed in micro-batches."""
+        micro = max(min(tokens, micro_batch_tokens), 1)
+        kept = round(self.kept_per_token * tokens + self.kept_per_micro_batch * -(-tokens // micro))
+        return StepMemory(tokens, kept, kept + round(self.temporary_per_token * micro) + self.gradients, self.gradients)
+
+
+def measured_step(model: EmbeddingModel, texts: TextGroup) -> tuple[StepMemory, float]:
+    """Run the forward and backward passes of a micro-batch on a GPU, and return their memory and time in seconds.
+
+    The passes run twice. The first run compiles kernels and allocates the gradients of the weights; the second is measured,
+    with a new micro-batch, because a micro-batch keeps the indices that attention computes for it.
+    """
+    device, was_training = next(model.parameters()).device, model.training
+    model.train()
+    for _ in range(2):
+        micro_batch = texts.make()
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before, start = torch.cuda.memory_allocated(device), time.perf_counter()
+        with attention.attention_kernels(device, _longest_text(micro_batch)):
+            rows_RD = model(**micro_batch.inputs(device))
+            kept = torch.cuda.memory_allocated(device) - before
+            torch.autograd.backward(rows_RD, torch.ones_like(rows_RD))
+        torch.cuda.synchronize(device)
+        seconds = time.perf_counter() - start
+        peak = torch.cuda.max_memory_allocated(device) - before
+        del rows_RD
+    gradients = sum(parameter.grad.nbytes for parameter in model.parameters() if parameter.grad is not None)
+    model.zero_grad()
+    model.train(was_training)
+    return StepMemory(micro_batch.computed_tokens, kept, peak + gradients, gradients), seconds
+
+
+def _longest_text(micro_batch: MicroBatch) -> int:
+    """Return the number of tokens of the longest text in a micro-batch, padding included."""
+    if micro_batch.sequence is None:
+        return micro_batch.ids_BT.shape[1]
+    return int(micro_batch.sequence.depth_1T.max()) + 1
 
 
 def model_step(
@@ -229,10 +308,7 @@ def model_step(
         gradients_before: whether the weights already have gradients from an earlier micro-batch or batch.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    longest = max(
-        int(micro.sequence.depth_1T.max()) + 1 if micro.sequence is not None else micro.ids_BT.shape[1]
-        for micro in micro_batches
-    )
+    longest = max(map(_longest_text, micro_batches))
     fused = on_gpu or longest > attention.PLAIN_ATTENTION_TOKENS
     ledger = MemoryLedger([*model.parameters(), *model.buffers()])
     given = model.attention_kernel

@@ -155,8 +155,17 @@ class SentenceEncoder:
         return encoder
 
     def probe_layouts(self, device: torch.device) -> None:
-        """Choose layouts for a device to which the weights move later. The device may be missing here if it has no index."""
-        self.layouts = probe_layouts(self.model.backbone, self.pooling, causal=self.model.causal, device=device)
+        """Choose layouts for a device to which the weights move later, or again after `model.autocasts` has changed.
+
+        The device may be missing here if it has no index.
+        """
+        self.layouts = probe_layouts(
+            self.model.backbone,
+            self.pooling,
+            causal=self.model.causal,
+            device=device,
+            autocasts=self.model.autocasts,
+        )
 
     def with_prompt(self, prompt: PromptChoice) -> SentenceEncoder:
         """Return the encoder with another prompt (as in `from_pretrained`) on the same weights."""

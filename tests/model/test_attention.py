@@ -1,6 +1,8 @@
 """Attention of texts in one sequence: every kernel, pooling and kind of backbone equals the texts one by one."""
 
 import random
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +14,6 @@ from tiny_tokenizers import TOKENIZERS
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention import flex_attention as flex
-from torch.utils.checkpoint import checkpoint
 from transformers import AutoModel, BertConfig, LlamaConfig, ModernBertConfig, MPNetConfig
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -153,36 +154,120 @@ def test_flex_attention_is_compiled_at_most_twice_for_all_lengths(softcap: float
     torch._dynamo.reset()
 
 
-def test_where_flex_attention_does_not_run_keys_are_gathered(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("no compiler")
+TRIAL = 4, 2, 16, torch.float32, None, 0.25
 
-    monkeypatch.setattr(our_flex, "compiled_flex", lambda: fail)
-    for _ in range(2):
-        assert "no compiler" in str(flex_problem(4, 2, 8, torch.float32, None, None, CPU, False))
-    assert capsys.readouterr().out.count("FlexAttention does not run here") == 1, "one warning"
+
+def masked(query: Tensor, key: Tensor, value: Tensor, mask: Any, cap: Any, scale: float, shared: bool) -> Tensor:
+    """FlexAttention with gradients, which the CPU does not have: plain attention with its mask."""
+    node_T = torch.arange(query.shape[2])
+    visible_TT = mask.mask_mod(node_T, node_T, node_T[:, None], node_T)
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, visible_TT, scale=scale, enable_gqa=shared
+    )
+
+
+def wrong(part: str) -> Callable[..., Tensor]:
+    """Kernels with a fault."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
+        if part == "gradient of the keys":
+            key = key.detach() + 0 * key
+        elif part == "long sequences" and query.shape[2] > 2 * BLOCK:
+            value = value.roll(1, 2)
+        elif part == "views":
+            value = value.as_strided(value.shape, torch.empty(value.shape).stride())
+        elif part == "no compiler":
+            raise RuntimeError("no compiler")
+        elif part == "NaN":
+            return masked(query, key, value, *rest) * torch.nan
+        return masked(query, key, value, *rest)
+
+    return attend
+
+
+@pytest.fixture
+def _new_trials() -> Iterator[None]:
     flex_problem.cache_clear()
-    assert "float64" in str(flex_problem(4, 2, 8, torch.float64, None, None, CPU, False))
+    yield
+    flex_problem.cache_clear()
 
 
-@pytest.mark.parametrize(("problem", "dropout", "most"), [(None, 0.0, 16_384), ("none", 0.0, 1024), (None, 0.1, 1024)])
-def test_long_texts_share_prefixes_where_flex_attention_runs(
-    problem: str | None, dropout: float, most: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("_new_trials")
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_trial_finds_kernels_with_other_results(monkeypatch: pytest.MonkeyPatch, causal: bool) -> None:
+    monkeypatch.setattr(our_flex, "compiled_flex", lambda: masked)
+    assert flex_problem(*TRIAL, causal, CPU) is None
+    for part, reason in {
+        "gradient of the keys": "differ",
+        "long sequences": "differ",
+        "views": "differ",
+        "NaN": "differ",
+        "no compiler": "no compiler",
+    }.items():
+        flex_problem.cache_clear()
+        monkeypatch.setattr(our_flex, "compiled_flex", partial(wrong, part))
+        assert reason in str(flex_problem(*TRIAL, causal, CPU)), part
+
+
+@pytest.mark.usefixtures("_new_trials")
+def test_a_trial_is_not_run_where_flex_attention_would_compute_all_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(our_flex, "compiled_flex", lambda: masked)
+    assert "float64" in str(flex_problem(4, 2, 16, torch.float64, None, 0.25, True, CPU))
+    with torch._dynamo.config.patch(disable=True):  # TORCHDYNAMO_DISABLE=1
+        assert "torch.compile is disabled" in str(flex_problem(*TRIAL, True, CPU))
+
+
+@pytest.mark.usefixtures("_new_trials")
+def test_a_trial_out_of_memory_is_not_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(our_flex, "compiled_flex", lambda: full)
+    with pytest.raises(torch.OutOfMemoryError):
+        flex_problem(*TRIAL, True, CPU)
+    monkeypatch.setattr(our_flex, "compiled_flex", lambda: masked)
+    assert flex_problem(*TRIAL, True, CPU) is None
+
+
+@pytest.mark.parametrize("softcap", [None, 0.5])
+@pytest.mark.parametrize("causal", [True, False])
+def test_flex_attention_without_gradients_passes_the_trial(
+    monkeypatch: pytest.MonkeyPatch, causal: bool, softcap: float | None
 ) -> None:
-    """A backbone whose parameters say that they are on a GPU; its states are compared on the CPU."""
-    backbone = tiny_backbone("llama")
-    backbone.config.attention_dropout = dropout
+    """Not compiled; on a CPU it has no backward pass."""
+    monkeypatch.setattr(our_flex, "compiled_flex", lambda: flex_call)
+    for texts in (2, 7):
+        # float32 sums in another order
+        assert our_flex._difference(4, 2, 16, torch.float32, softcap, 0.25, causal, CPU, texts, 0) < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert"])
+@pytest.mark.parametrize(("problem", "dropout"), [(None, 0.0), ("no compiler", 0.0), (None, 0.1)])
+def test_texts_are_padded_on_a_gpu_without_flex_attention(
+    kind: str, problem: str | None, dropout: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A backbone whose parameters are said to be on a GPU; its states are compared on the CPU."""
+    wide = {"vocab_size": 400, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2}
+    dropouts = {"attention_dropout": dropout} if kind == "llama" else {"attention_probs_dropout_prob": dropout}
+    config = (LlamaConfig if kind == "llama" else BertConfig)(**wide, num_attention_heads=4, **dropouts)
+    backbone = AutoModel.from_config(config).eval()
     asked = []
     monkeypatch.setattr(
         "angle_llm.model.layout.support.flex_problem", lambda *given, **_: asked.append(given) or problem
     )
     monkeypatch.setattr("angle_llm.model.layout.support._probe", lambda *_, **__: None)
-    on_gpu = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.bfloat16)
+    on_gpu = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32)
     monkeypatch.setattr(backbone, "parameters", lambda: iter([on_gpu]))
-    assert probe_layouts(backbone, "last", causal=True).max_tokens == most
-    assert asked == ([] if dropout else [(4, 2, 8, torch.bfloat16, None, 8**-0.5, on_gpu.device, False)])
+    causal = kind == "llama"
+    layouts = probe_layouts(backbone, "last" if causal else "mean", causal=causal, autocasts=True)
+    if problem or dropout:
+        assert layouts.layout == "padded"
+        assert (problem or "attention dropout") in layouts.reason
+    else:
+        assert (layouts.layout, layouts.max_tokens) == ("trie" if causal else "packed", 1024)
+        tried = [(4, 4, 16, dtype, None, 0.25, causal, on_gpu.device) for dtype in (torch.float32, torch.bfloat16)]
+        assert sorted(asked, key=str) == sorted(tried, key=str)
+    assert ("warning: texts are padded" in capsys.readouterr().out) == bool(problem and not dropout)
 
 
 def test_the_layout_of_a_gpu_is_planned_without_one() -> None:
@@ -201,32 +286,11 @@ def test_the_layout_of_a_gpu_is_planned_without_one() -> None:
     assert (llama.layouts.max_tokens, bert.layouts.layout) == (1024, "packed")
     for encoder in (llama, bert):
         encoder.probe_layouts(torch.device("cuda"))
-    assert (llama.layouts.max_tokens, llama.layouts.layout) == (16_384, "trie")
+    assert (llama.layouts.max_tokens, llama.layouts.layout) == (1024, "trie")
     assert bert.layouts.layout == "padded"
     assert "attention dropout" in bert.layouts.reason
     bert.probe_layouts(CPU)
     assert bert.layouts.layout == "packed"
-
-
-def test_flex_attention_is_tried_in_a_checkpointed_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its backward pass computes no layer again; on a GPU it would wait forever. A plain call stands for the kernel."""
-    calls = []
-
-    def plain(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=True)
-
-    def layer(states: Tensor) -> Tensor:
-        calls.append(flex_problem(4, 2, 8, torch.float32, None, 0.5, CPU, True))
-        return (states * states).exp()
-
-    monkeypatch.setattr(our_flex, "compiled_flex", lambda: plain)
-    flex_problem.cache_clear()
-    states = torch.ones(3, requires_grad=True)
-    output = checkpoint(layer, states, use_reentrant=False)
-    assert calls == [None]
-    output.sum().backward()
-    assert calls == [None, None]
-    flex_problem.cache_clear()
 
 
 @pytest.mark.usefixtures("_exact")
@@ -305,3 +369,18 @@ def test_texts_too_long_to_be_packed_are_padded_beside_the_others() -> None:
     assert plan.layout == "packed"
     assert plan.reason == "bidirectional; 11 tokens packed, 15 padded; 1 texts longer than 8 tokens are padded"
     assert plan.computed_tokens == 11 + 9
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_flex_attention_under_autocast_gets_one_dtype(kind: str) -> None:
+    """Rotary embeddings give float32 queries and keys beside bfloat16 values, which FlexAttention refuses."""
+    encoder = SentenceEncoder(tiny_backbone(kind), TOKENIZERS["llama2"]())
+    encoder.model.autocasts = True
+    (micro,) = encoder.plan(["a b c", "a b d", "x y"], 512).micro_batches
+    rows = []
+    for kernel in ("gathered", "flex"):
+        encoder.model.attention_kernel = kernel
+        with torch.no_grad():
+            rows.append(encoder.model(**micro.inputs(CPU)))
+    torch.testing.assert_close(*rows, rtol=2e-2, atol=2e-2)  # products in bfloat16

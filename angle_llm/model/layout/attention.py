@@ -25,7 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from angle_llm.losses.relation import on_device
 from angle_llm.model.layers.activation_checkpointing import attention_set, uses_other_checkpointing
 from angle_llm.model.layers.lora import without_adapter
-from angle_llm.model.layout.flex import BLOCK, block_mask, compiled_flex, flex_call, flex_problem
+from angle_llm.model.layout.flex import BLOCK, block_mask, compiled_flex, flex_call
 from angle_llm.model.layout.token_sequence import SequenceGroup, TokenSequence, gather_rows
 
 ATTENTION_NAME = "angle_llm_sequence"
@@ -63,7 +63,6 @@ class _SequenceContext:
             raise ValueError(f"expected an attention kernel among {', '.join(KERNELS)}, got {kernel!r}.")
         self.sequence, self.device = sequence, device
         self.kernel = kernel or ("flex" if device.type == "cuda" else "gathered")
-        self._fixed = kernel is not None
         nodes = int(sequence.starts[-1])
         # With a single block, torch would compile another graph.
         self.tokens = max(2, -(-nodes // BLOCK)) * BLOCK if self.kernel == "flex" else nodes
@@ -76,23 +75,9 @@ class _SequenceContext:
 
         `softcap`: scores are limited to ±softcap by tanh; None: no limit.
         """
-        if (
-            self.kernel == "gathered"
-            or dropout
-            or (query.is_cuda and not self._flex_runs(query, key, scaling, softcap))
-        ):
+        if self.kernel == "gathered" or dropout:
             return self._gathered(query, key, value, scaling, dropout, softcap)
         return self._flex(query, key, value, scaling, softcap)
-
-    def _flex_runs(self, query: Tensor, key: Tensor, scaling: float | None, softcap: float | None) -> bool:
-        """Return whether FlexAttention runs on the GPU; raise if it does not and the user has selected it."""
-        shape = query.shape[1], key.shape[1], query.shape[-1]
-        problem = flex_problem(*shape, query.dtype, softcap, scaling, self.device, query.requires_grad)
-        if problem and self._fixed:
-            raise RuntimeError(
-                f"FlexAttention does not run on {self.device}: {problem}. Use attention_kernel 'gathered', or None."
-            )
-        return problem is None
 
     def _once(self, what: object, make: Callable[[], Any]) -> Any:
         """Return `make()`; the first layer computes it, and later layers get it from the cache by the key `what`."""
@@ -172,6 +157,9 @@ class _SequenceContext:
         if query.is_meta:  # to count memory (`step_memory`): a fused kernel without a mask saves the same tensors
             attended = nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=shared_heads)
             return attended.transpose(1, 2)
+        if torch.is_autocast_enabled(query.device.type):  # does not apply to FlexAttention
+            dtype = torch.get_autocast_dtype(query.device.type)
+            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         mask = self._once("blocks", lambda: block_mask(self.sequence, self.tokens, self.device))
         cap = None if softcap is None else self._once("softcap", lambda: torch.tensor(softcap, device=self.device))
         attend = compiled_flex() if query.is_cuda else flex_call

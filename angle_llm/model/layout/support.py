@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from angle_llm.io import log
 from angle_llm.losses.relation import on_device
 from angle_llm.model.layout.attention import sequence_output
 from angle_llm.model.layout.flex import flex_problem
@@ -17,8 +18,6 @@ from angle_llm.model.source.checks import evaluating, relative_difference
 MOST_TOKENS = 1024
 """Longest text, in tokens, that is put in a sequence with other texts. Attention with gathered keys needs a mask of
 queries × keys for every text, but a padded text needs none."""
-MOST_TOKENS_CUDA = 16_384
-"""Longest text in a sequence, in tokens, if FlexAttention runs, which needs no such mask."""
 _ATTENTION_DROPOUT = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
 """Config keys of the attention dropout."""
 
@@ -33,7 +32,12 @@ _DYNAMIC_ROPE = {"longrope", "dynamic"}
 
 
 def probe_layouts(
-    backbone: nn.Module, pooling: str, *, causal: bool, device: torch.device | None = None
+    backbone: nn.Module,
+    pooling: str,
+    *,
+    causal: bool,
+    device: torch.device | None = None,
+    autocasts: bool = False,
 ) -> LayoutSupport:
     """Return the most compact layout that a backbone can compute.
 
@@ -42,6 +46,7 @@ def probe_layouts(
     Args:
         pooling: name of the pooling.
         device: device of later forward passes; None: the device of the weights.
+        autocasts: whether matrix products of training are computed in bfloat16.
     """
     reason = None
     if not causal:
@@ -67,16 +72,15 @@ def probe_layouts(
     windows.pop("sliding_window", None)
     window = getattr(config, "sliding_window", None)  # in ModernBERT a property, which is not in the dictionary
     device = device or next(backbone.parameters()).device
-    on_gpu = device.type == "cuda"
-    most = MOST_TOKENS_CUDA if on_gpu and _flex_runs(backbone, device) else MOST_TOKENS
+    most = MOST_TOKENS
     longest = min(most, window if window and window > 0 else most, _steady_positions(config, most))
     if windows:
         return LayoutSupport("padded", f"its config has an unknown window, {next(iter(windows))}")
     if longest < max(map(len, _probe_texts(backbone))):
         return LayoutSupport("padded", f"its attention window has {longest} tokens")
-    if reason is not None and on_gpu and _has_attention_dropout(config):
-        reason += "; packed texts with attention dropout have no fused kernel on a GPU"
-        return LayoutSupport("padded", reason, longest)
+    problem = _flex_problem(backbone, reason is None, device, autocasts) if device.type == "cuda" else None
+    if problem is not None:
+        return LayoutSupport("padded", problem if reason is None else f"{reason}; {problem}", longest)
     problem = _probe(backbone, causal=causal, shares=reason is None)
     if problem is not None:
         return LayoutSupport("padded", problem if reason is None else f"{reason}; {problem}", longest)
@@ -88,23 +92,32 @@ def _has_attention_dropout(config: Any) -> bool:
     return any(getattr(config, name, 0) for name in _ATTENTION_DROPOUT)
 
 
-def _flex_runs(backbone: nn.Module, device: torch.device) -> bool:
-    """Return whether FlexAttention runs on a GPU with the heads of a backbone.
+def _flex_problem(backbone: nn.Module, causal: bool, device: torch.device, autocasts: bool) -> str | None:
+    """Return why FlexAttention cannot be used on a GPU with the heads of a backbone, else None.
 
-    For a device without an index (`angle-llm plan` on a machine without a GPU), return whether it probably runs.
+    For a device without an index (`angle-llm plan` on a machine without a GPU), only the config is checked.
     """
     config: Any = backbone.config.get_text_config()  # type: ignore[operator,union-attr]
-    heads = getattr(config, "num_attention_heads", None)
-    if not heads or _has_attention_dropout(config):
-        return False
+    if _has_attention_dropout(config):
+        return "texts in one sequence with attention dropout have no fused kernel on a GPU"
+    heads = config.num_attention_heads
     kv_heads, width = getattr(config, "num_key_value_heads", None), getattr(config, "head_dim", None)
     width = width or config.hidden_size // heads
+    if width < _FLEX_WIDTH:
+        return f"FlexAttention needs heads of {_FLEX_WIDTH} dimensions or more, the model has {width}"
     if device.index is None:
-        return bool(width >= _FLEX_WIDTH)
+        return None
+    scalings = (getattr(layer, "scaling", None) for layer in backbone.modules())
+    scaling = next((value for value in scalings if isinstance(value, float)), width**-0.5)
     softcap = getattr(config, "attn_logit_softcapping", None)
+    dtypes = {next(backbone.parameters()).dtype} | ({torch.bfloat16} if autocasts else set())
     shape = heads, kv_heads or heads, width
-    dtype = next(backbone.parameters()).dtype
-    return flex_problem(*shape, dtype, softcap, width**-0.5, device, False) is None
+    problems = (flex_problem(*shape, dtype, softcap, scaling, causal, device) for dtype in dtypes)
+    problem = next(filter(None, problems), None)
+    if problem is not None:
+        log(f"warning: texts are padded, because FlexAttention cannot be used on {device}: {problem}")
+        problem = f"FlexAttention cannot be used: {problem}"
+    return problem
 
 
 def _steady_positions(config: Any, most: int) -> int:

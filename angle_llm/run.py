@@ -35,10 +35,10 @@ def fine_tune(settings: TrainSettings) -> Path:
     from angle_llm.losses import NestedObjective
     from angle_llm.model.layers.lora import count_parameters, is_adapted
     from angle_llm.model.source.saved_lora import lora_of_run, make_trainable
-    from angle_llm.train.batches import check_teacher_scores, make_losses
     from angle_llm.train.budget import choose_budget
     from angle_llm.train.loading import load_encoder
     from angle_llm.train.metrics import check_trackers
+    from angle_llm.train.objectives import check_teacher_scores, make_losses
     from angle_llm.train.precomputed_vectors import precompute_vectors
     from angle_llm.train.run_folder import Run
     from angle_llm.train.trainer import Trainer

@@ -1,11 +1,19 @@
-"""Training batches: examples to texts, token ids and a plan; the next batch is made while this one trains."""
+"""The optimizer steps of a run: their schedule, and their batches from example indices to planned micro-batches.
+
+`StepSchedule` chooses the examples, learning rate, evaluation and checkpoint of every step. `BatchPlanner` makes the
+batches of a step and plans their micro-batches. `prefetch` makes the next step in a thread during the current step.
+
+Steps are numbered from 1. No step has learning rate 0. Common schedulers start at 0, which would waste a thirtieth of a
+run of 30 steps.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
+from itertools import chain, islice
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
@@ -14,92 +22,85 @@ import torch
 from torch import Tensor
 
 from angle_llm.data.batch import TextBatch
-from angle_llm.data.formats import Group, pairs_of
-from angle_llm.data.mixture import Mixture, sets_of
-from angle_llm.losses import AngleObjective, FalseNegatives, MixedObjective, NestedObjective, Objective, Part
+from angle_llm.data.formats import pairs_of
+from angle_llm.data.mixture import Mixture
+from angle_llm.data.order import Draws
+from angle_llm.losses import AngleObjective, MixedObjective, NestedObjective, Objective, Part
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layout.micro_batches import Plan
 from angle_llm.model.memory.token_budget import TokenBudget
 from angle_llm.prompts import SIDES
-from angle_llm.settings.parsing import SettingsError, merged_settings, settings_from_dict, settings_to_dict
-from angle_llm.settings.train import ObjectiveSettings, TrainSettings
+from angle_llm.settings.train import TrainSettings
 from angle_llm.train.precomputed_vectors import PrecomputedVectors
 
 DIGEST_EXAMPLES = 1_000
 Item = TypeVar("Item")
 
 
-def make_losses(settings: TrainSettings) -> list[Objective]:
-    """Return the loss of each dataset: the objective of the run with the settings that the dataset overrides.
+class StepSchedule:
+    """The optimizer steps of a run: their batches of example indices, learning rates, evaluations and checkpoints.
 
-    Raises:
-        SettingsError, ValueError: for settings that are not valid.
+    A batch depends only on the seed, the epoch and the position of the batch in the epoch.
     """
-    common, nested = settings_to_dict(settings.objective), settings.nested
-    losses: list[Objective] = []
-    all_own: list[ObjectiveSettings] = []
-    learns_vectors = False
-    for each in sets_of(settings.data):
-        own = settings_from_dict(
-            ObjectiveSettings, merged_settings(common, each.objective), f"objective of {each.path}"
-        )
-        if own.teacher != settings.objective.teacher:
-            raise SettingsError(
-                f"objective of {each.path}: expected no teacher, got {own.teacher!r}. Set objective.teacher for the run, and "
-                "objective.teacher_vector_weight per dataset."
+
+    def __init__(self, draws: Draws, settings: TrainSettings) -> None:
+        self._draws = draws
+        self._settings = settings
+        self._steps_per_epoch = math.ceil(draws.batches(settings.batch_size) / settings.accumulation)
+        steps = self._steps_per_epoch * settings.epochs
+        self.steps = min(steps, settings.max_steps or steps)
+        self.warmup = settings.optimizer.warmup_steps(self.steps)
+
+    def warnings(self) -> list[str]:
+        """Return warnings about settings that have no effect."""
+        settings, found = self._settings, []
+        if settings.max_steps is not None and settings.max_steps > self.steps:
+            found.append(
+                f"--max-steps is {settings.max_steps}, but the run ends after {self.steps} (epochs: {settings.epochs}, steps in "
+                f"an epoch: {self._steps_per_epoch}). For more steps, raise --epochs."
             )
-        if own.false_negatives.guide not in (None, settings.objective.false_negatives.guide):
-            raise SettingsError(
-                f"objective of {each.path}: expected the guide of the run or none, got {own.false_negatives.guide!r}. Set "
-                "objective.false_negatives.guide for the run."
-            )
-        all_own.append(own)
-        loss = _plain_loss(own)
-        is_nested = nested.layers or nested.dimensions
-        losses.append(NestedObjective(loss, **settings_to_dict(nested)) if is_nested else loss)
-        learns_vectors |= loss.teacher_vector_weight > 0
-    if settings.objective.teacher is not None and not learns_vectors:
-        raise SettingsError(
-            "objective.teacher: expected objective.teacher_vector_weight above 0 too, such as 1; got 0."
-        )
-    _check_used(all_own)
-    return losses
+        if self.warmup >= self.steps:
+            found.append(f"the warm-up takes {self.warmup} of {self.steps} steps: the learning rate never falls")
+        return found
+
+    def after(self, done: int) -> Iterator[tuple[int, list[list[int]]]]:
+        """Yield the epoch and the batches of every step after the first `done` steps.
+
+        A batch is a list of example indices; a step has up to `accumulation` batches, whose gradients are averaged.
+        """
+        settings = self._settings
+        epoch, skipped = divmod(done, self._steps_per_epoch)
+        first = skipped * settings.accumulation
+        while done < self.steps:
+            batches = self._draws.epoch(epoch, settings.batch_size, seed=settings.seed, first=first)
+            while done < self.steps and (together := list(islice(batches, settings.accumulation))):
+                yield epoch, together
+                done += 1
+            epoch, first = epoch + 1, 0
+
+    def learning_rate(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 1."""
+        return self._settings.optimizer.learning_rate * rate_share(step, self.warmup, self.steps)
+
+    def evaluates_at(self, step: int) -> bool:
+        """Return whether the encoder is evaluated after a step; step 0 means before the first step."""
+        every = self._settings.evaluation.every_steps
+        return step in (0, self.steps) or (every > 0 and step % every == 0)
+
+    def saves_at(self, step: int) -> bool:
+        """Return whether a checkpoint is written after a step; always after the last step, for a rerun of the run."""
+        every = self._settings.checkpoint.every_steps
+        return every > 0 and (step == self.steps or step % every == 0)
 
 
-def _check_used(objectives: Sequence[ObjectiveSettings]) -> None:
-    """Refuse settings without an effect in every dataset."""
-    unset = ObjectiveSettings()
-    for name, needed in (
-        ("false_negatives", "in_batch_weight"),
-        ("hardness_strength", "in_batch_weight"),
-    ):
-        given = [each for each in objectives if getattr(each, name) != getattr(unset, name)]
-        if given and not any(getattr(each, needed) for each in given):
-            raise SettingsError(
-                f"objective.{name} is set, but objective.{needed} is 0. Set it above 0, or omit {name}."
-            )
+def rate_share(step: int, warmup: int, steps: int) -> float:
+    """Return the learning rate of a step, counted from 1, as a fraction of the peak learning rate.
 
-
-def _plain_loss(settings: ObjectiveSettings) -> AngleObjective:
-    values = settings_to_dict(settings)
-    del values["teacher"]
-    rules = values["false_negatives"]
-    guided = rules.pop("guide") is not None
-    values["false_negatives"] = FalseNegatives(**rules, guided=guided) if settings.false_negatives.is_on else None
-    return AngleObjective(**values)
-
-
-def check_teacher_scores(losses: Sequence[Objective], data: Mixture) -> None:
-    """Raise `SettingsError` if a loss learns teacher scores and no example of its dataset has them."""
-    for loss, each in zip(losses, data.sets, strict=True):
-        plain = loss.plain if isinstance(loss, NestedObjective) else loss
-        if not isinstance(plain, AngleObjective) or not plain.kl_weight:
-            continue
-        if not any(isinstance(example, Group) and example.scores is not None for example in each.examples):
-            raise SettingsError(
-                "objective.kl_weight: expected groups with teacher scores (--data.format group with a column scores); "
-                f"{each.name} has none. Set the weight to 0, or add scores."
-            )
+    It rises during `warmup` steps, then falls linearly to the last of `steps`.
+    """
+    if step <= warmup:
+        return step / warmup
+    return (steps - step + 1) / (steps - warmup + 1)
 
 
 class PlannedBatch(NamedTuple):

@@ -24,7 +24,7 @@ from angle_llm.model.memory.out_of_memory import is_out_of_memory
 from angle_llm.model.memory.token_budget import RankMemoryError, TokenBudget
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import BUDGET_SETTINGS, TrainSettings
-from angle_llm.train.batches import BatchPlanner, PlannedGroup, prefetch
+from angle_llm.train.batches import BatchPlanner, PlannedGroup, StepSchedule, prefetch
 from angle_llm.train.best_model import BestModel, Evaluate
 from angle_llm.train.budget import check_checkpointing, default_budget
 from angle_llm.train.checkpoint import Checkpoints, Progress, seed_rank, set_torch_state, torch_state
@@ -32,7 +32,6 @@ from angle_llm.train.distributed import exit_lock
 from angle_llm.train.metrics import Metrics, StepMeter, mean_loss, peak_flops
 from angle_llm.train.precomputed_vectors import PrecomputedVectors
 from angle_llm.train.run_folder import Run, TrainResult
-from angle_llm.train.schedule import StepSchedule
 from angle_llm.train.step import DivergedError, StepResult, group_step, matmul_precision
 from angle_llm.train.strategies import make_strategy
 

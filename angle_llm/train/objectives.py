@@ -12,10 +12,14 @@ from angle_llm.settings.train import ObjectiveSettings, TrainSettings
 
 
 def make_losses(settings: TrainSettings) -> list[Objective]:
-    """Return the loss of each dataset: the objective of the run with the settings that the dataset overrides.
+    """Return one loss per training dataset: `settings.objective` with the fields that the dataset overrides.
+
+    With `settings.nested`, a loss also covers truncated vectors and fewer layers (`NestedObjective`).
 
     Raises:
-        SettingsError, ValueError: for settings that are not valid.
+        SettingsError: if a dataset sets its own teacher or another guide, no dataset uses the teacher of the run, or a
+            setting has no effect in any dataset.
+        ValueError: if a field of an objective is out of range.
     """
     common, nested = settings_to_dict(settings.objective), settings.nested
     losses: list[Objective] = []
@@ -49,7 +53,13 @@ def make_losses(settings: TrainSettings) -> list[Objective]:
 
 
 def _check_used(objectives: Sequence[ObjectiveSettings]) -> None:
-    """Refuse settings without an effect in every dataset."""
+    """Check that `false_negatives` and `hardness_strength` have an effect in at least one of the objectives.
+
+    Both change the in-batch term only, so they need `in_batch_weight` above 0.
+
+    Raises:
+        SettingsError: names the setting without effect.
+    """
     unset = ObjectiveSettings()
     for name, needed in (
         ("false_negatives", "in_batch_weight"),
@@ -63,6 +73,7 @@ def _check_used(objectives: Sequence[ObjectiveSettings]) -> None:
 
 
 def _plain_loss(settings: ObjectiveSettings) -> AngleObjective:
+    """Convert settings of an objective to a loss on full vectors, without nested widths or depths."""
     values = settings_to_dict(settings)
     del values["teacher"]
     rules = values["false_negatives"]
@@ -72,7 +83,13 @@ def _plain_loss(settings: ObjectiveSettings) -> AngleObjective:
 
 
 def check_teacher_scores(losses: Sequence[Objective], data: Mixture) -> None:
-    """Raise `SettingsError` if a loss learns teacher scores and no example of its dataset has them."""
+    """Check that every dataset whose loss has a KL term contains teacher scores.
+
+    `losses` has one loss per dataset of `data`.
+
+    Raises:
+        SettingsError: names the dataset without teacher scores.
+    """
     for loss, each in zip(losses, data.sets, strict=True):
         plain = loss.plain if isinstance(loss, NestedObjective) else loss
         if not isinstance(plain, AngleObjective) or not plain.kl_weight:

@@ -119,9 +119,9 @@ def precompute_vectors(
 
 
 def _prepare(folder: Path, encoder: ModelSource, data: Mixture, processes: Processes) -> None:
-    """Compute the embeddings of an encoder, unless `folder` already contains them for the same encoder and examples.
+    """Embed the training texts and store the embeddings in `folder`, unless stored for the same encoder and examples.
 
-    A computation that was killed is resumed.
+    If an earlier computation was killed, it is resumed.
     """
     source = {"encoder": [*_stamp(encoder.path), encoder.revision], "examples": data.digest}
     work = folder.with_name(f"{folder.name}.parts")

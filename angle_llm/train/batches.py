@@ -138,8 +138,8 @@ class PlannedGroup(NamedTuple):
 class BatchPlanner:
     """Converts example indices to batches with their losses, and plans the micro-batches of an optimizer step.
 
-    The results are equal on every rank. A dataset may have different prompts than the encoder, so prompts are numbered:
-    0 is the query prompt of the encoder, and equal prompts share a number.
+    The results are equal on every rank. A dataset may have different prompts than the encoder, so prompts are
+    numbered. Number 0 is the query prompt of the encoder, and equal prompts have the same number.
     """
 
     def __init__(
@@ -181,8 +181,8 @@ class BatchPlanner:
         """Yield the names of datasets from which nothing can be learned, because every pair is a text with itself.
 
         Both texts of such a pair are the same row of the embedding matrix. Datasets with different prompts for queries
-        and documents are not named, because a text is then two rows. Nor are datasets whose loss learns teacher vectors,
-        which needs no pairs. A dataset is read up to its first pair of different texts.
+        and documents are not named, because a text is then two rows. Nor are datasets whose loss learns teacher
+        vectors, which needs no pairs. A dataset is read up to its first pair of different texts.
         """
         for each, loss, (query, document) in zip(self.data.sets, self.losses, self.prompts, strict=True):
             plain = loss.plain if isinstance(loss, NestedObjective) else loss

@@ -26,7 +26,9 @@ def deciding_metric(metrics: Mapping[str, float] | None) -> float | None:
 
 
 class BestModel:
-    """Evaluates the encoder during training, and saves the best encoder in `folder`; without evaluation, the last encoder.
+    """Evaluates the encoder during training and saves the best encoder in `folder`.
+
+    Without evaluation, the last encoder is saved.
 
     All ranks evaluate. Only the metrics of rank 0 are used, and only rank 0 writes files.
     """
@@ -45,10 +47,10 @@ class BestModel:
         self.start: dict[str, float] | None = None
         """Metrics of the encoder before the first optimizer step; None if not evaluated."""
         self.best: dict[str, float] | None = None
-        """Metrics of the best encoder so far, which is saved in `folder`; None before the first training step is evaluated."""
+        """Metrics of the best encoder so far, which is saved in `folder`; None if no encoder was saved."""
 
     def resume(self, progress: Progress) -> None:
-        """Continue with the metrics of a checkpoint, and restore the saved best encoder if a kill interrupted a save."""
+        """Continue with the metrics of a checkpoint; restore the saved best encoder if a kill interrupted a save."""
         self.start = progress.start
         self.best = self._strategy.processes.from_main(lambda: self._restore(progress.best))
         if self.best is not None or progress.best is None:
@@ -97,7 +99,7 @@ class BestModel:
         self.evaluated = step
 
     def finish(self) -> None:
-        """Save the encoder at the end of a run without evaluation; with evaluation, the best encoder is already saved."""
+        """Save the encoder at the end of a run without evaluation; otherwise, the best encoder is already saved."""
         if self._evaluate is None:
             self._save()
 

@@ -5,8 +5,8 @@
     manifest.json            progress, random generators of every rank, size and SHA-256 of the other files
 
 Batches and learning rates of later steps follow from the settings and the step. A checkpoint does not depend on the
-number of processes or the ZeRO stage, except for the random generators. `ResumableFolder` detects incomplete and damaged
-checkpoints. The functions at the end of this module read, set and seed random generators.
+number of processes or the ZeRO stage, except for the random generators. `ResumableFolder` detects incomplete and
+damaged checkpoints. The functions at the end of this module read, set and seed random generators.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Progress:
 
 
 class Checkpoints:
-    """Reads and writes the checkpoints of a run. All ranks call `resume` and `write`; only rank 0 accesses the files."""
+    """Reads and writes checkpoints of a run. All ranks call `resume` and `write`; only rank 0 accesses files."""
 
     def __init__(
         self, settings: TrainSettings, identity: Mapping[str, str | None], strategy: DataParallelStrategy
@@ -202,7 +202,7 @@ class Checkpoints:
         return path
 
     def _retain(self, step: int) -> None:
-        """Remove checkpoints of later steps than `step`, and keep only the newest `checkpoint.keep` other checkpoints."""
+        """Remove checkpoints of later steps than `step`; keep only the newest `checkpoint.keep` other checkpoints."""
         names = checkpoint_names(self.folder)
         kept = [name for name in names if _step_of(name) <= step][-self._settings.checkpoint.keep :]
         for name in set(names) - set(kept):
@@ -210,7 +210,7 @@ class Checkpoints:
 
 
 def checkpoint_names(folder: Path) -> list[str]:
-    """Return the names of all checkpoints in a folder, such as `step-000120`, oldest first; a checkpoint may be damaged."""
+    """Return the names of all checkpoints in a folder, such as `step-000120`, oldest first, even damaged ones."""
     return sorted((path.name for path in folder.glob("step-*") if path.name[5:].isdecimal()), key=_step_of)
 
 
@@ -272,7 +272,7 @@ def set_torch_state(state: Sequence[Tensor], device: torch.device) -> None:
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """Return the states of the global random generators of Python, numpy and torch (CPU and `device`) as JSON values."""
+    """Return the states of the random generators of Python, numpy and torch (CPU and `device`) as JSON values."""
     name, words, *rest = np.random.get_state()  # noqa: NPY002  # libraries use the global generator
     return {
         "python": random.getstate(),
@@ -292,7 +292,7 @@ def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
 def seed_rank(seed: int, rank: int, step: int = 0) -> None:
     """Seed the random generators of a rank other than 0, so that ranks use different dropout masks.
 
-    On rank 0 this does nothing, because the run has already seeded its generators with `seed`. `step` is the step of the
+    On rank 0 nothing happens, because the run has already seeded its generators with `seed`. `step` is the step of the
     checkpoint that the run resumes from.
     """
     if rank:

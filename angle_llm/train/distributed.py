@@ -5,11 +5,11 @@ the main process, writes all files and sends file contents to the other ranks, w
 
 `check_launch` refuses launchers and DeepSpeed configurations that would not train as requested.
 
-`ProcessWatch` ends a process when another rank is lost. torchrun ends processes only on the machine of the lost process,
-gloo only detects closed connections, and NCCL blocks. So every process increments a counter in the TCPStore of the
-launcher once a second. A rank is lost if its counter does not change for `LOST_SECONDS`, or for `ENDED_SECONDS` if its
-process on the same machine has ended. A process that fails writes its error to the store, and the other processes end
-after `GRACE_SECONDS`.
+`ProcessWatch` ends a process when another rank is lost. torchrun ends processes only on the machine of the lost
+process, gloo only detects closed connections, and NCCL blocks. So every process increments a counter in the TCPStore of
+the launcher once a second. A rank is lost if its counter does not change for `LOST_SECONDS`, or for `ENDED_SECONDS` if
+its process on the same machine has ended. A process that fails writes its error to the store, and the other processes
+end after `GRACE_SECONDS`.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class Processes:
     def load_device(self, bits: int | None) -> torch.device:
         """Return the device on which model weights are loaded; `bits` is 4 or 8 for a quantized model, else None.
 
-        With ZeRO-3, this is the CPU: weights are partitioned from there, so that no GPU ever holds all weights. Quantized
-        weights are packed layer by layer on the device that uses them.
+        With ZeRO-3, this is the CPU: weights are partitioned from there, so that no GPU ever holds all weights.
+        Quantized weights are packed layer by layer on the device that uses them.
         """
         return torch.device("cpu") if self.zero_stage == 3 and bits is None else self.device
 
@@ -212,8 +212,8 @@ class Processes:
 def check_launch(kind: str, deepspeed_config: Mapping[str, Any], environment: Mapping[str, str]) -> None:
     """Check that the launcher selects a supported strategy.
 
-    Not supported: FSDP, torch.compile, DeepSpeed on the CPU, mixed precision in a DeepSpeed config, and tensor, pipeline
-    or sequence parallelism.
+    Not supported: FSDP, torch.compile, DeepSpeed on the CPU, mixed precision in a DeepSpeed config, and tensor,
+    pipeline or sequence parallelism.
 
     Args:
         kind: distributed type of Accelerate, such as `MULTI_GPU`.
@@ -284,7 +284,7 @@ def _deepspeed_plugin() -> Any:
 INTERVAL = 1.0
 """Seconds after which a process increments its counter in the store again, to show that the process is alive."""
 LOST_SECONDS = 12
-"""A rank whose counter has not changed for this many seconds is lost. A long call that holds the GIL delays increments."""
+"""A rank is lost if its counter has not changed for this many seconds. Calls that hold the GIL delay increments."""
 ENDED_SECONDS = 3
 """A rank whose process has ended on this machine is lost if its counter has not changed for this many seconds. The last
 counter or error message of the process arrives within this time."""
@@ -302,9 +302,9 @@ class ProcessWatch:
     """Context manager that ends this process with a message when another rank is lost or fails.
 
     A rank is lost if its process was killed or stopped. Every rank increments a counter in a store of torch. A thread
-    writes and reads the counters. A second thread counts the intervals without an increment, because a call of the store
-    blocks forever, despite its timeout, if the process of the store is stopped. The second thread measures no clock time,
-    so that a process that was suspended does not report the other ranks as lost.
+    writes and reads the counters. A second thread counts the intervals without an increment: if the process of
+    the store is stopped, a call of the store blocks forever, despite its timeout. The second thread measures no clock
+    time, so a process that was suspended does not report the other ranks as lost.
     """
 
     def __init__(self, processes: Processes) -> None:
@@ -382,7 +382,7 @@ class ProcessWatch:
                 last = counters
 
     def _limit(self, rank: int) -> float:
-        """Return the seconds after which a rank is lost if its counter does not change; fewer if its process has ended."""
+        """Return how many seconds the counter of a rank may stay unchanged; fewer if the process of the rank has ended."""
         if rank not in self._handles:
             return LOST_SECONDS
         ended = select.poll()

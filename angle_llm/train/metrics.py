@@ -43,7 +43,7 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 class Trackers:
-    """Experiment trackers of a run, through accelerate. A tracker that fails is disabled with a warning; the run continues."""
+    """Experiment trackers of a run. If a tracker fails, it is disabled with a warning and the run continues."""
 
     def __init__(self, names: Sequence[str], folder: Path, step: int | None, settings: Mapping[str, Any]) -> None:
         """Start the trackers and store the settings of the run.
@@ -79,7 +79,7 @@ class Trackers:
             tracker.store_init_configuration(flat(settings))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Send the numbers of an optimizer step to all trackers; characters that some trackers refuse become underscores."""
+        """Send named numbers of an optimizer step to all trackers; characters that a tracker may refuse become `_`."""
         cleaned = {re.sub(r"[^-/\w.]", "_", name): value for name, value in values.items()}
         for name, tracker in list(self._trackers.items()):
             self._attempt(name, lambda tracker=tracker: tracker.log(cleaned, step=step))
@@ -169,10 +169,10 @@ class Metrics:
     def log_step(
         self, step: int, epoch: int, results: Sequence[StepResult], rate: float, norm: float, counts: dict[str, float]
     ) -> None:
-        """Log an optimizer step: loss, terms of the loss, learning rate, gradient norm, counts, and layout of the texts.
+        """Log an optimizer step: loss, terms of the loss, learning rate, gradient norm, counts and text layout.
 
         The loss is the mean over the batches of the step. A term is the mean over the batches that have this term. The
-        layout is that of the first result.
+        text layout (`trie`, `packed` or `padded`) is taken from the first result.
 
         Args:
             results: one result per group of batches that were encoded together.
@@ -213,8 +213,9 @@ class StepMeter:
         """Return counts, throughput and utilisation of an optimizer step that took `seconds`.
 
         `logical_tokens` is the number of tokens of all texts. `computed_tokens` is the number of tokens that the model
-        computed, padding included and shared prefixes counted once. `utilisation` is the fraction of the peak operations of all
-        devices. `imbalance` is the maximum over ranks of the computed tokens, divided by the mean over ranks.
+        computed, padding included and shared prefixes counted once. `utilisation` is the fraction of the peak
+        operations of all devices. `imbalance` is the maximum over ranks of the computed tokens, divided by the mean
+        over ranks.
         """
         computed = sum(result.plan.computed_tokens for result in results)
         twice = sum(result.plan.computed_tokens for result in results if result.cached)

@@ -99,9 +99,9 @@ def precompute_vectors(
 ) -> dict[str, PrecomputedVectors]:
     """Embed the training texts with a guide or teacher encoder, and return the stored embeddings.
 
-    `encoders` and the result are keyed by field of `Relation`: `guide` and `teacher_vectors`. Rank 0 computes embeddings
-    that are not stored yet in `run_folder`/vectors. The other ranks read these files, so all ranks must share the file
-    system of the run directory.
+    `encoders` and the result are keyed by field of `Relation`: `guide` and `teacher_vectors`. Rank 0 computes
+    embeddings that are not stored yet in `run_folder`/vectors. The other ranks read these files, so all ranks must
+    share the file system of the run directory.
 
     Raises:
         FileNotFoundError: on ranks that cannot read the files.
@@ -213,6 +213,6 @@ def _key(side: Side, text: str) -> bytes:
 
 
 def _stamp(path: str) -> list[Any]:
-    """Return the path of an encoder with names, sizes and modification times of its files, to detect a changed encoder."""
+    """Return the path of an encoder with names, sizes and times of its files, to detect a changed encoder."""
     files = sorted(Path(path).expanduser().rglob("*")) or [Path(path).expanduser()]
     return [path, [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files if file.is_file()]]

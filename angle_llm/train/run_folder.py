@@ -43,7 +43,7 @@ class TrainResult:
     steps: int
     """Number of optimizer steps of the run."""
     best: dict[str, float] | None
-    """Metrics of the encoder in `model_dir`; the first metric decides which encoder is best. None without evaluation."""
+    """Metrics of the encoder in `model_dir`, None without evaluation. The first metric decides which encoder is best."""
     start: dict[str, float] | None
     """Metrics of the encoder before training; None without evaluation."""
     budget: TokenBudget
@@ -69,7 +69,7 @@ class TrainResult:
 
 
 class Run:
-    """Processes and directory of a training run: checks the directory before training, and writes settings and result."""
+    """Processes and directory of a training run: checks the directory, and writes settings and result."""
 
     def __init__(self, settings: TrainSettings, processes: Processes) -> None:
         """Check the run directory; raise `SettingsError` if it belongs to another or a finished run."""
@@ -124,7 +124,7 @@ class Run:
         return starts_over
 
     def _identity_before(self) -> TrainSettings:
-        """Return the settings in the run directory that a resumed run must have too; of this run if the directory is new.
+        """Return the settings in the run directory, which a resumed run must have too, or of this run if it is new.
 
         Raises:
             SettingsError: if the settings in the directory cannot be read.

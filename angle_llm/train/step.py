@@ -1,7 +1,7 @@
 """Forward and backward pass of batches: embeddings E, losses, dE = ∂loss/∂E, and back-propagation of dE.
 
-Shapes: N texts of all batches, U texts with different token ids, B texts of a batch with different token ids, R texts of
-a micro-batch, D dimensions, P pairs.
+Shapes: N texts of all batches, U texts with different token ids, B texts of a batch with different token ids, R texts
+of a micro-batch, D dimensions, P pairs.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class StepResult:
 
 
 class DivergedError(RuntimeError):
-    """Raised for a loss or gradient that is NaN or infinite, or for zero embeddings; the optimizer step is not taken."""
+    """Raised for a loss or gradient norm that is not finite, or zero embeddings; the optimizer step is not taken."""
 
 
 def boundary_step(
@@ -95,9 +95,9 @@ def group_step(
     once. The loss of a batch uses the embeddings of this batch only: texts of other batches are not negatives.
 
     `model` maps a micro-batch to embeddings (R texts, D dimensions). Activations are kept if no rank computes more than
-    `graph_tokens` tokens. Otherwise, every micro-batch is encoded again in the backward pass, with the same dropout masks
-    (gradient caching, Gao et al. 2021, arXiv 2101.06983). The gradient is the same. Texts that share a prefix share its
-    dropout mask.
+    `graph_tokens` tokens. Otherwise, every micro-batch is encoded again in the backward pass, with the same dropout
+    masks (gradient caching, Gao et al. 2021, arXiv 2101.06983). The gradient is the same. Texts that share a prefix
+    share its dropout mask.
 
     All ranks of `strategy` call this function with equal batches and plans. A rank encodes its micro-batches, and a sum
     over ranks gives every rank the embeddings E of all texts. So every text is a negative for every other text of its
@@ -152,7 +152,7 @@ class KeptGraphs:
 
 
 class RecomputedGraphs(KeptGraphs):
-    """Encodes micro-batches without activations, then again with activations in the backward pass (gradient caching)."""
+    """Encodes micro-batches without activations, then again in the backward pass (gradient caching)."""
 
     def forward(self, unique: int) -> Tensor:
         self._states = list[Any]()
@@ -199,8 +199,8 @@ def losses_and_gradient(
 def relations(plan: Plan, batches: Sequence[PlannedBatch]) -> Iterator[tuple[list[int], Relation]]:
     """Yield, for each batch, the row numbers of its texts in the embedding matrix, and the scored pairs of these rows.
 
-    Two texts of a batch may have the same token ids: cut at `max_length`, or with letters that the tokenizer maps to the
-    same ids. Such texts are one row, like a repeated text. Otherwise they would be negatives with a cosine of 1.
+    Two texts of a batch may have the same token ids: cut at `max_length`, or with letters that the tokenizer maps to
+    the same ids. Such texts are one row, like a repeated text. Otherwise they would be negatives with a cosine of 1.
     """
     first = 0
     for planned in batches:
@@ -282,7 +282,7 @@ def checked_losses(values: Sequence[_LossValue]) -> list[BatchLoss]:
 
 
 def own_rows(unique: int, parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return the matrix of `unique` embeddings, (U, D), filled with the rows of the given micro-batches and 0 elsewhere.
+    """Return the matrix of `unique` embeddings, (U, D), with the rows of the given micro-batches and 0 elsewhere.
 
     `parts` yields row numbers (R,) and embeddings (R, D) of a micro-batch.
     """
@@ -312,10 +312,10 @@ def matmul_precision(device: torch.device, precision: str) -> Iterator[None]:
 
 
 def surrogate_loss(index_R: Tensor, part_RD: Tensor, gradient_UD: Tensor) -> Tensor:
-    """Return a scalar whose gradient at the embeddings of a micro-batch is a given gradient: sum(embeddings · gradient).
+    """Return sum(embeddings · gradient), a scalar whose gradient at the embeddings is the given gradient.
 
-    `part_RD` has the embeddings of the rows `index_R` of all U embeddings, and `gradient_UD` their gradient dE. The
-    scalar is 0 for a dummy micro-batch, which has no rows.
+    `part_RD` has the embeddings of a micro-batch: rows `index_R` of all U embeddings, which have gradient
+    `gradient_UD`. The scalar is 0 for a dummy micro-batch, which has no rows.
     """
     return (part_RD[: len(index_R)] * gradient_UD[index_R]).sum()
 

@@ -164,7 +164,7 @@ class DataParallelStrategy(SingleProcess):
 
 
 class ZeroStrategy(DataParallelStrategy):
-    """Strategy with DeepSpeed ZeRO through Accelerate: optimizer state, gradients or weights are partitioned over ranks."""
+    """Strategy with DeepSpeed ZeRO: optimizer state, gradients and weights are partitioned over ranks, by stage."""
 
     def __init__(self, model: nn.Module, settings: OptimizerSettings, processes: Processes) -> None:
         if any(parameter.is_meta for parameter in model.parameters()):  # see `load_encoder`

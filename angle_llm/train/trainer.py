@@ -47,7 +47,8 @@ class StopSignals:
     """Context manager that records SIGINT or SIGTERM, so that the run can write a checkpoint before it stops.
 
     A second SIGINT raises KeyboardInterrupt at once. The previous handlers are restored at the end. A signal that is
-    ignored (`nohup`, `&`) stays ignored. Outside of the main thread, which alone can install handlers, nothing is recorded.
+    ignored (`nohup`, `&`) stays ignored. Outside of the main thread, which alone can install handlers, nothing is
+    recorded.
     """
 
     def __init__(self) -> None:
@@ -84,8 +85,8 @@ class Trainer:
     """Trains the trainable weights of an encoder and writes the run directory.
 
     An optimizer step averages the gradients of `accumulation` batches. With `evaluate`, the encoder is evaluated before
-    the first step, every `evaluation.every_steps` steps and at the end, and the best encoder is saved in `model/`. A run
-    that fails leaves its weights in `interrupted/`.
+    the first step, every `evaluation.every_steps` steps and at the end, and the best encoder is saved in `model/`. A
+    run that fails leaves its weights in `interrupted/`.
 
     Checkpoints are written every `checkpoint.every_steps` steps and on SIGINT or SIGTERM; `resume` continues from a
     checkpoint. A resumed run ends with exactly the weights and metrics of an uninterrupted run (tested on a CPU).
@@ -168,8 +169,8 @@ class Trainer:
         """Train from the first step, or from a checkpoint, to the end, and return the results of the run.
 
         Raises:
-            TrainingError: for a loss or gradient that is not finite, or zero embeddings, before the optimizer step. Also
-                for a gradient of 0 in the first step, or too little memory for a single text or for the optimizer.
+            TrainingError: for a loss or gradient that is not finite, or zero embeddings, before the optimizer step.
+                Also for a gradient of 0 in the first step, or too little memory for a single text or for the optimizer.
             RankMemoryError: if an evaluation does not have enough memory for a single text.
             CheckpointError: if a checkpoint cannot be written, or no checkpoint can be read.
             FolderError: if the checkpoints belong to another run.
@@ -294,7 +295,7 @@ class Trainer:
                 torch.cuda.empty_cache()
 
     def _checkpointing_budget(self) -> TokenBudget | None:
-        """Return the current token budget with activation checkpointing; None if already on, or not possible or allowed."""
+        """Return the token budget with activation checkpointing; None if already on, not allowed or not possible."""
         budget = self._planner.budget
         if budget.activation_checkpointing or self._settings.activation_checkpointing != "auto":
             return None
@@ -305,7 +306,7 @@ class Trainer:
         return replace(budget, activation_checkpointing=True)
 
     def _use(self, budget: TokenBudget) -> None:
-        """Set the token budget for the next micro-batches, and turn on activation checkpointing if the budget has it."""
+        """Set the token budget of the next micro-batches; turn on activation checkpointing if the budget has it."""
         self._planner.budget = budget
         if budget.activation_checkpointing:
             self._planner.encoder.model.checkpoint_activations(True)

@@ -1,6 +1,6 @@
 """Fine-tune language models into text-embedding models with the AnglE losses and LoRA.
 
-The public names are imported on first use, so `import angle_llm` is fast and imports no heavy library.
+Public names are imported on first access, so `import angle_llm` is fast and imports no heavy library.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULE_OF = {
+_MODULE_OF = {  # public name → module that defines the name
     "AngleObjective": "angle_llm.losses.angle",
     "ObjectiveValue": "angle_llm.losses.angle",
     "PromptTemplate": "angle_llm.prompts",

@@ -1,4 +1,4 @@
-"""A fine-tuning run, from settings to a saved encoder: the main path of the package."""
+"""Fine-tuning, from settings to a saved encoder: the main code path of the package."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ if TYPE_CHECKING:
 
 
 def fine_tune(settings: TrainSettings) -> Path:
-    """Fine-tune a language model into a text-embedding model; return the directory of the model to use.
+    """Fine-tune a language model into a text-embedding model; return the directory of the saved encoder.
 
-    Names, paths and the run directory are checked first, then the data are read, and then the weights are loaded. With
-    a launcher of several processes, each of them calls this. `train.run_folder` lists the files of the run directory.
+    The encoder is the best encoder if the settings have an evaluation, else the last encoder. Names, paths and the run
+    directory are checked first, then the data are read, and then the weights are loaded. If a launcher starts several
+    processes, every process calls this function. `train.run_folder` lists the files of the run directory.
 
     Raises:
         SettingsError: if the run directory belongs to another or a finished run, the checkpoint to resume from does not
             exist, or the launch is not supported.
-        Interrupted: a `SystemExit`, after SIGINT or SIGTERM; `resume="auto"` continues the run.
+        Interrupted: a `SystemExit`, after SIGINT or SIGTERM; start again with `resume="auto"` to continue the run.
         ValueError: for an unknown pooling or dtype.
-        ArtifactError, DataError, PromptError, TrainingError, FileNotFoundError: see the modules that raise them.
+        TrainingError: if the training cannot start or has to stop, for example for a loss that is not finite.
+        ArtifactError, DataError, PromptError, FileNotFoundError: if a model, dataset or prompt cannot be read.
     """
     import torch
     from accelerate.utils import set_seed
@@ -35,10 +37,10 @@ def fine_tune(settings: TrainSettings) -> Path:
     from angle_llm.losses import NestedObjective
     from angle_llm.model.layers.lora import count_parameters, is_adapted
     from angle_llm.model.source.saved_lora import lora_of_run, make_trainable
-    from angle_llm.train.batches import check_teacher_scores, make_losses
     from angle_llm.train.budget import choose_budget
     from angle_llm.train.loading import load_encoder
     from angle_llm.train.metrics import check_trackers
+    from angle_llm.train.objectives import check_teacher_scores, make_losses
     from angle_llm.train.precomputed_vectors import precompute_vectors
     from angle_llm.train.run_folder import Run
     from angle_llm.train.trainer import Trainer
@@ -60,7 +62,7 @@ def fine_tune(settings: TrainSettings) -> Path:
             for line in evaluate.overlap_with(data):
                 run.log(line)
 
-        # 3. Vectors of the texts by other encoders, before the weights of this one need memory.
+        # 3. Vectors of the texts from a guide or teacher encoder, before the weights of the model need memory.
         vectors = precompute_vectors(others, data, run.folder, run.processes)
 
         # 4. The encoder: base model, prompt, pooling, adapter.
@@ -69,9 +71,9 @@ def fine_tune(settings: TrainSettings) -> Path:
         encoder = load_encoder(source, settings.loaded_model, run.processes)
         encoder.model.autocasts = settings.autocasts
         if settings.autocasts:
-            run.log("all weights are trained: they are float32, and products are computed in bfloat16")
+            run.log("all weights are trained: weights are float32, and matrix products are computed in bfloat16")
         elif encoder.dtype == torch.float32 and run.processes.device.type == "cuda":
-            run.log("float32 products are computed in TF32; NVIDIA_TF32_OVERRIDE=0 prevents it")
+            run.log("float32 matrix products are computed in TF32; NVIDIA_TF32_OVERRIDE=0 prevents this")
         if isinstance(losses[0], NestedObjective):
             losses[0].check_width(encoder.dimensions)
             encoder.model.read_layers(settings.nested.layers)
@@ -83,7 +85,7 @@ def fine_tune(settings: TrainSettings) -> Path:
         trainable, total = count_parameters(encoder.model)
         run.log(f"training {trainable:,} of {total:,} parameters ({trainable / total:.2%})")
 
-        # 5. Token budgets that fit the memory of the device; a resumed run has those of its checkpoint.
+        # 5. Token budget that fits the memory of the device; a resumed run uses the budget of its checkpoint.
         budget = choose_budget(settings, encoder, data, losses, run.processes) if run.starts_over else None
 
         # 6. Train, and keep the best model.
@@ -96,13 +98,16 @@ def fine_tune(settings: TrainSettings) -> Path:
 
 
 def resolve_models(settings: TrainSettings) -> tuple[ModelSource, dict[str, ModelSource]]:
-    """Resolve the paths of the model, guide and teacher, and check all names that loading would refuse.
+    """Return the sources of the model and of the guide and teacher encoders; check names without loading weights.
 
-    The guide and teacher are returned by field of `Relation`.
+    A source is what a path or hub id refers to. The second result has the keys `guide` (filters false negatives) and
+    `teacher_vectors` (encoder whose vectors are learned), if the settings name these encoders. Checked are all paths,
+    the pooling and the prompts.
 
     Raises:
-        SettingsError, ValueError, FileNotFoundError, ArtifactError, PromptError: naming the value.
-        MissingLibraryError: for bits without bitsandbytes.
+        SettingsError: if the model to train is the output of this run.
+        ValueError, FileNotFoundError, ArtifactError, PromptError: for a name or path that is not valid.
+        MissingLibraryError: if the settings quantize the model and bitsandbytes is not installed.
     """
     from angle_llm.data.mixture import sets_of
     from angle_llm.model.pooling import pooling_named
@@ -121,7 +126,7 @@ def resolve_models(settings: TrainSettings) -> tuple[ModelSource, dict[str, Mode
     model_dir = settings.run_path / "model"
     if source.location.is_local and Path(source.location.name).resolve() == model_dir.resolve():
         raise SettingsError(
-            f"--model.path {model.path} is the model of --run-dir, which the run replaces. Choose another."
+            f"--model.path {model.path} is the output folder of this run, which would be replaced. Choose another --run-dir."
         )
     source.read_library(None if model.prompt is None else load_prompts(model.prompt))
     paths = {"guide": objective.false_negatives.guide, "teacher_vectors": objective.teacher}
@@ -132,7 +137,10 @@ def resolve_models(settings: TrainSettings) -> tuple[ModelSource, dict[str, Mode
 
 
 def load_data(settings: DataSettings, processes: Processes) -> Mixture:
-    """Read the training data. The first process of a machine reads first and caches large datasets."""
+    """Read the training data on every process.
+
+    The first process of a machine reads first and caches large datasets, so that the other processes read the cache.
+    """
     from angle_llm.data.mixture import load_mixture
     from angle_llm.data.store import cache_folder
 

@@ -20,7 +20,7 @@ from angle_llm.model.source.resolve import resolve_model
 from angle_llm.model.source.saved_lora import lora_of_run
 from angle_llm.model.source.weights import FlopsPerToken
 from angle_llm.settings.plan import PlanSettings
-from angle_llm.train.batches import BatchPlanner, make_losses
+from angle_llm.train.batches import BatchPlanner, StepSchedule
 from angle_llm.train.budget import (
     SAMPLED_EXAMPLES,
     BudgetChoice,
@@ -30,7 +30,7 @@ from angle_llm.train.budget import (
     default_budget,
 )
 from angle_llm.train.forecast import GIB, Memory, Sharding, StepForecast, StepSample, first_steps
-from angle_llm.train.schedule import StepSchedule
+from angle_llm.train.objectives import make_losses
 
 PLANNED_EXAMPLES = 2048
 """Number of examples that are tokenised and planned; the work of the run is extrapolated from them."""

@@ -1,11 +1,19 @@
-"""Training batches: examples to texts, token ids and a plan; the next batch is made while this one trains."""
+"""The optimizer steps of a run: their schedule, and their batches from example indices to planned micro-batches.
+
+`StepSchedule` chooses the examples, learning rate, evaluation and checkpoint of every step. `BatchPlanner` makes the
+batches of a step and plans their micro-batches. `prefetch` makes the next step in a thread during the current step.
+
+Steps are numbered from 1. No step has learning rate 0. Common schedulers start at 0, which would waste a thirtieth of a
+run of 30 steps.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
+from itertools import chain, islice
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
@@ -14,119 +22,124 @@ import torch
 from torch import Tensor
 
 from angle_llm.data.batch import TextBatch
-from angle_llm.data.formats import Group, pairs_of
-from angle_llm.data.mixture import Mixture, sets_of
-from angle_llm.losses import AngleObjective, FalseNegatives, MixedObjective, NestedObjective, Objective, Part
+from angle_llm.data.formats import pairs_of
+from angle_llm.data.mixture import Mixture
+from angle_llm.data.order import Draws
+from angle_llm.losses import AngleObjective, MixedObjective, NestedObjective, Objective, Part
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layout.micro_batches import Plan
 from angle_llm.model.memory.token_budget import TokenBudget
 from angle_llm.prompts import SIDES
-from angle_llm.settings.parsing import SettingsError, merged_settings, settings_from_dict, settings_to_dict
-from angle_llm.settings.train import ObjectiveSettings, TrainSettings
+from angle_llm.settings.train import TrainSettings
 from angle_llm.train.precomputed_vectors import PrecomputedVectors
 
 DIGEST_EXAMPLES = 1_000
+"""Number of examples whose token ids ranks compare before training."""
 Item = TypeVar("Item")
 
 
-def make_losses(settings: TrainSettings) -> list[Objective]:
-    """Return the loss of each dataset: the objective of the run with the settings that the dataset overrides.
+class StepSchedule:
+    """Schedule of a training run: example indices, learning rate, evaluation and checkpoint of every optimizer step.
 
-    Raises:
-        SettingsError, ValueError: for settings that are not valid.
+    The example indices of a batch depend only on the seed, the epoch and the position of the batch in the epoch.
     """
-    common, nested = settings_to_dict(settings.objective), settings.nested
-    losses: list[Objective] = []
-    all_own: list[ObjectiveSettings] = []
-    learns_vectors = False
-    for each in sets_of(settings.data):
-        own = settings_from_dict(
-            ObjectiveSettings, merged_settings(common, each.objective), f"objective of {each.path}"
-        )
-        if own.teacher != settings.objective.teacher:
-            raise SettingsError(
-                f"objective of {each.path}: expected no teacher, got {own.teacher!r}. Set objective.teacher for the run, and "
-                "objective.teacher_vector_weight per dataset."
+
+    def __init__(self, draws: Draws, settings: TrainSettings) -> None:
+        self._draws = draws
+        self._settings = settings
+        self._steps_per_epoch = math.ceil(draws.batches(settings.batch_size) / settings.accumulation)
+        steps = self._steps_per_epoch * settings.epochs
+        self.steps = min(steps, settings.max_steps or steps)
+        """Number of optimizer steps of the run."""
+        self.warmup = settings.optimizer.warmup_steps(self.steps)
+        """Number of warm-up steps, in which the learning rate rises."""
+
+    def warnings(self) -> list[str]:
+        """Return messages about `max_steps` above the length of the run, and a warm-up as long as the run."""
+        settings, found = self._settings, []
+        if settings.max_steps is not None and settings.max_steps > self.steps:
+            found.append(
+                f"--max-steps is {settings.max_steps}, but the run ends after {self.steps} (epochs: {settings.epochs}, steps in "
+                f"an epoch: {self._steps_per_epoch}). For more steps, raise --epochs."
             )
-        if own.false_negatives.guide not in (None, settings.objective.false_negatives.guide):
-            raise SettingsError(
-                f"objective of {each.path}: expected the guide of the run or none, got {own.false_negatives.guide!r}. Set "
-                "objective.false_negatives.guide for the run."
-            )
-        all_own.append(own)
-        loss = _plain_loss(own)
-        is_nested = nested.layers or nested.dimensions
-        losses.append(NestedObjective(loss, **settings_to_dict(nested)) if is_nested else loss)
-        learns_vectors |= loss.teacher_vector_weight > 0
-    if settings.objective.teacher is not None and not learns_vectors:
-        raise SettingsError(
-            "objective.teacher: expected objective.teacher_vector_weight above 0 too, such as 1; got 0."
-        )
-    _check_used(all_own)
-    return losses
+        if self.warmup >= self.steps:
+            found.append(f"the warm-up takes {self.warmup} of {self.steps} steps: the learning rate never falls")
+        return found
+
+    def after(self, done: int) -> Iterator[tuple[int, list[list[int]]]]:
+        """Yield (epoch, batches) for every optimizer step after the first `done` steps.
+
+        A batch is a list of example indices. A step has up to `accumulation` batches, whose gradients are averaged.
+        """
+        settings = self._settings
+        epoch, skipped = divmod(done, self._steps_per_epoch)
+        first = skipped * settings.accumulation
+        while done < self.steps:
+            batches = self._draws.epoch(epoch, settings.batch_size, seed=settings.seed, first=first)
+            while done < self.steps and (together := list(islice(batches, settings.accumulation))):
+                yield epoch, together
+                done += 1
+            epoch, first = epoch + 1, 0
+
+    def learning_rate(self, step: int) -> float:
+        """Return the learning rate of an optimizer step; the first step is 1."""
+        return self._settings.optimizer.learning_rate * rate_share(step, self.warmup, self.steps)
+
+    def evaluates_at(self, step: int) -> bool:
+        """Return whether the encoder is evaluated after an optimizer step; step 0 is before training."""
+        every = self._settings.evaluation.every_steps
+        return step in (0, self.steps) or (every > 0 and step % every == 0)
+
+    def saves_at(self, step: int) -> bool:
+        """Return whether a checkpoint is written after an optimizer step.
+
+        If checkpoints are on, the last step has a checkpoint too, so that a rerun of the command does not train again.
+        """
+        every = self._settings.checkpoint.every_steps
+        return every > 0 and (step == self.steps or step % every == 0)
 
 
-def _check_used(objectives: Sequence[ObjectiveSettings]) -> None:
-    """Refuse settings without an effect in every dataset."""
-    unset = ObjectiveSettings()
-    for name, needed in (
-        ("false_negatives", "in_batch_weight"),
-        ("hardness_strength", "in_batch_weight"),
-    ):
-        given = [each for each in objectives if getattr(each, name) != getattr(unset, name)]
-        if given and not any(getattr(each, needed) for each in given):
-            raise SettingsError(
-                f"objective.{name} is set, but objective.{needed} is 0. Set it above 0, or omit {name}."
-            )
+def rate_share(step: int, warmup: int, steps: int) -> float:
+    """Return the learning rate of an optimizer step as a fraction of the peak learning rate.
 
-
-def _plain_loss(settings: ObjectiveSettings) -> AngleObjective:
-    values = settings_to_dict(settings)
-    del values["teacher"]
-    rules = values["false_negatives"]
-    guided = rules.pop("guide") is not None
-    values["false_negatives"] = FalseNegatives(**rules, guided=guided) if settings.false_negatives.is_on else None
-    return AngleObjective(**values)
-
-
-def check_teacher_scores(losses: Sequence[Objective], data: Mixture) -> None:
-    """Raise `SettingsError` if a loss learns teacher scores and no example of its dataset has them."""
-    for loss, each in zip(losses, data.sets, strict=True):
-        plain = loss.plain if isinstance(loss, NestedObjective) else loss
-        if not isinstance(plain, AngleObjective) or not plain.kl_weight:
-            continue
-        if not any(isinstance(example, Group) and example.scores is not None for example in each.examples):
-            raise SettingsError(
-                "objective.kl_weight: expected groups with teacher scores (--data.format group with a column scores); "
-                f"{each.name} has none. Set the weight to 0, or add scores."
-            )
+    The rate rises linearly during `warmup` steps, then falls linearly until the last step. The first step is 1 and the
+    last is `steps`; no step has rate 0.
+    """
+    if step <= warmup:
+        return step / warmup
+    return (steps - step + 1) / (steps - warmup + 1)
 
 
 class PlannedBatch(NamedTuple):
-    """A batch and its loss."""
+    """A training batch with its loss, and vectors of a guide or teacher encoder."""
 
     batch: TextBatch
     loss: Objective
     counts: dict[str, int]
-    """Number of examples by dataset name; empty for a single dataset."""
+    """Number of examples in the batch by dataset name; empty if the run has a single dataset."""
     vectors: Mapping[str, Tensor] = MappingProxyType({})
-    """Embeddings of the texts by a guide or teacher, by field of `Relation`."""
+    """Vectors of the texts from other encoders, (N texts, dimensions).
+
+    The keys are fields of `Relation`: `guide` for the encoder that filters false negatives, `teacher_vectors` for the
+    encoder that the model learns from.
+    """
 
 
 class PlannedGroup(NamedTuple):
-    """Batches that are encoded together, and the plan of their concatenated texts."""
+    """Batches of an optimizer step that are encoded together, and the micro-batches of all their texts."""
 
     batches: list[PlannedBatch]
     plan: Plan
+    """Micro-batches of the concatenated texts of the batches."""
     budget: TokenBudget
-    """The budget for which the plan was made."""
+    """Token budget for which the plan was made."""
 
 
 class BatchPlanner:
-    """Makes batches from example indices, the same on every rank.
+    """Converts example indices to batches with their losses, and plans the micro-batches of an optimizer step.
 
-    A dataset may have prompts of its own. Prompts are numbered, 0 is the encoder's for queries; equal prompts have one
-    number.
+    The results are equal on every rank. A dataset may have different prompts than the encoder, so prompts are
+    numbered. Number 0 is the query prompt of the encoder, and equal prompts have the same number.
     """
 
     def __init__(
@@ -138,12 +151,19 @@ class BatchPlanner:
         budget: TokenBudget,
         vectors: Mapping[str, PrecomputedVectors] | None = None,
     ) -> None:
-        """`losses`: one per dataset. `budget` may be lowered between batches. `vectors`: see `PlannedBatch`."""
+        """Prepare a tokenizer for every prompt of the encoder and the datasets.
+
+        Args:
+            losses: one loss per dataset of `data`.
+            world_size: number of processes that share the micro-batches.
+            budget: token budget of a process; the attribute `budget` may be lowered during the run.
+            vectors: vectors of the training texts from a guide or teacher encoder, by field of `Relation`.
+        """
         self._vectors = vectors or {}
         self.encoder, self.data, self.losses, self.world_size, self.budget = encoder, data, losses, world_size, budget
         self._tokenizers: list[Callable[[Sequence[str]], list[list[int]]]] = []
         self.prompts: list[tuple[int, int]] = []
-        """Prompt numbers of each dataset: of queries, and of documents."""
+        """(query prompt number, document prompt number) of each dataset."""
         known: dict[str, int] = {}
         for each in [None, *(one.prompt for one in data.sets)]:
             own = encoder if each is None else encoder.with_prompt(each)
@@ -155,13 +175,14 @@ class BatchPlanner:
                     self._tokenizers.append(own.for_side(side).tokenize)
                 numbers.append(known[mark])
             self.prompts.append((numbers[0], numbers[1]))
-        del self.prompts[0]  # of the encoder
+        del self.prompts[0]  # the prompts of the encoder, which belong to no dataset
 
     def sets_without_pairs(self) -> Iterator[str]:
-        """Yield the names of datasets whose pairs are all a text with itself, read up to the first other pair.
+        """Yield the names of datasets from which nothing can be learned, because every pair is a text with itself.
 
-        Such a pair is one row, so no term learns from it. Exceptions: a text with two prompts is two rows, and vectors
-        of a teacher are learned from single texts.
+        Both texts of such a pair are the same row of the embedding matrix. Datasets with different prompts for queries
+        and documents are not named, because a text is then two rows. Nor are datasets whose loss learns teacher
+        vectors, which needs no pairs. A dataset is read up to its first pair of different texts.
         """
         for each, loss, (query, document) in zip(self.data.sets, self.losses, self.prompts, strict=True):
             plain = loss.plain if isinstance(loss, NestedObjective) else loss
@@ -171,17 +192,21 @@ class BatchPlanner:
                     yield each.name
 
     def steps(self, steps: Iterator[tuple[int, list[list[int]]]]) -> Iterator[tuple[int, list[PlannedGroup]]]:
-        """Yield the epoch and the batches of each optimizer step, given their example indices."""
+        """Yield (epoch, planned groups of batches) for each optimizer step.
+
+        `steps` yields (epoch, batches of example indices), as `StepSchedule.after` does. A group is a list of batches
+        that are encoded together.
+        """
         for epoch, batches in steps:
             yield epoch, self.grouped([self._batch(indices) for indices in batches])
 
     def batch(self, indices: Sequence[int]) -> TextBatch:
-        """Return the texts and relation of some examples."""
+        """Return a batch with the unique texts and scored pairs of the examples at `indices`."""
         prompts = [self.prompts[self.data.set_of(index)] for index in indices]
         return TextBatch.from_examples([self.data[index] for index in indices], prompts)
 
     def tokenize(self, texts: Sequence[str], prompts: Sequence[int]) -> list[list[int]]:
-        """Return the token ids of texts, each formatted with its prompt."""
+        """Return the token ids of each text inside its prompt; `prompts` has a prompt number per text."""
         ids: list[list[int]] = [[] for _ in texts]
         for prompt in set(prompts):
             places = [place for place, one in enumerate(prompts) if one == prompt]
@@ -190,24 +215,24 @@ class BatchPlanner:
         return ids
 
     def grouped(self, batches: Sequence[PlannedBatch]) -> list[PlannedGroup]:
-        """Group the batches of a step and plan each group: as many batches together as can keep their activations.
+        """Split the batches of an optimizer step into groups that are encoded together, and plan their micro-batches.
 
-        Batches are together, in order, only if no rank computes more than `graph_tokens` tokens of them. So a batch
-        that is encoded twice is alone, and none is encoded twice that would be encoded once if it were alone. The
-        result depends on token ids, budget and number of ranks only.
+        A group has consecutive batches, as many as fit if every rank computes at most `budget.graph_tokens` tokens of
+        the group. A single batch with more tokens is its own group and is encoded twice (gradient caching). So grouping
+        never causes a batch to be encoded twice. The result depends on token ids, budget and number of ranks only.
         """
         budget = self.budget  # another thread may lower it
         ids = [self.tokenize(each.batch.texts, each.batch.prompts) for each in batches]
         tokens = [sum(map(len, texts)) for texts in ids]
         groups: list[PlannedGroup] = []
-        share = 0.0  # tokens of the largest rank per token of the texts, in the last plan
+        share = 0.0  # tokens of the rank with the most tokens / tokens of all texts, in the last plan
         first = 0
         while first < len(batches):
             count = left = len(batches) - first
             while True:
                 while count > 1 and share * sum(tokens[first : first + count]) > budget.graph_tokens:
                     count -= 1
-                count = -(-left // -(-left // count))  # as many groups, of about equally many batches
+                count = -(-left // -(-left // count))  # the same number of groups, with about equal numbers of batches
                 together = list(chain.from_iterable(ids[first : first + count]))
                 plan = self.encoder.plan_ids(together, budget.micro_batch_tokens, self.world_size)
                 share = plan.largest_share / sum(tokens[first : first + count])
@@ -218,13 +243,17 @@ class BatchPlanner:
         return groups
 
     def digest(self) -> str:
-        """Return a hash of layout, pooling, padding, and the token ids of the first examples, which determine the plans."""
+        """Return a hash that differs if another rank would plan other micro-batches.
+
+        The hash covers layouts, pooling, padding token, and the token ids of the first examples.
+        """
         some = self.batch(range(min(DIGEST_EXAMPLES, len(self.data))))
         encoder = self.encoder
         values = (encoder.layouts, encoder.pooling, encoder.pad_id, self.tokenize(some.texts, some.prompts))
         return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
 
     def _batch(self, indices: list[int]) -> PlannedBatch:
+        """Return the batch of the examples at `indices`, with its loss, dataset counts and precomputed vectors."""
         batch = self.batch(indices)
         sets = [self.data.set_of(index) for index in indices]
         names = [each.name for each in self.data.sets]
@@ -233,8 +262,11 @@ class BatchPlanner:
         return PlannedBatch(batch, self._loss(batch, sets), counts, vectors)
 
     def _loss(self, batch: TextBatch, sets: list[int]) -> Objective:
-        """Return the loss of the datasets in a batch. If losses or prompts differ, each applies to the pairs of its
-        datasets only: with another prompt, the same text is another row and would be its own negative."""
+        """Return the loss of a batch; `sets` has the dataset number of each example in the batch.
+
+        If the losses or prompts of the datasets differ, a loss applies only to pairs of datasets with the same loss and
+        prompts. With another prompt, the same text is another row and would be its own negative.
+        """
         kinds = [(self.losses[number], self.prompts[number]) for number in sets]
         different = [kind for place, kind in enumerate(kinds) if kind not in kinds[:place]]
         if len(different) == 1:
@@ -249,7 +281,7 @@ class BatchPlanner:
 
 
 def prefetch(items: Iterator[Item]) -> Iterator[Item]:
-    """Yield the items; a thread computes the next item while the current item is used."""
+    """Yield the items of an iterator; a thread computes the next item while the caller uses the current item."""
     end = object()
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as worker:
         following = worker.submit(next, items, end)

@@ -14,19 +14,21 @@ from angle_llm.train.metrics import Metrics
 from angle_llm.train.strategies import DataParallelStrategy
 
 Evaluate = Callable[[SentenceEncoder], Mapping[str, float]]
-"""Function that returns the metrics of an encoder by name. The first metric decides which model is best: larger is
+"""Function that returns the metrics of an encoder by name. The first metric decides which model is best: higher is
 better."""
 RESCUE_FOLDER = "interrupted"
-"""Folder in the run directory for the last weights of a run that failed; removed when the run finishes."""
+"""Folder in the run directory for the last encoder of a run that failed; removed when a resumed run finishes."""
 
 
-def deciding(metrics: Mapping[str, float] | None) -> float | None:
-    """Return the first metric, which decides which model is best; None without metrics."""
+def deciding_metric(metrics: Mapping[str, float] | None) -> float | None:
+    """Return the value of the first metric, which decides which model is best; None without metrics."""
     return None if metrics is None else next(iter(metrics.values()))
 
 
 class BestModel:
-    """Evaluates the encoder during a run, and saves the best encoder in `folder`; without evaluation, the last encoder.
+    """Evaluates the encoder during training and saves the best encoder in `folder`.
+
+    Without evaluation, the last encoder is saved.
 
     All ranks evaluate. Only the metrics of rank 0 are used, and only rank 0 writes files.
     """
@@ -41,21 +43,24 @@ class BestModel:
         self._encoder, self._evaluate, self._strategy = encoder, evaluate, strategy
         self.folder = folder
         self.evaluated: int | None = None
-        """Step of the last evaluation; None before the first evaluation."""
+        """Optimizer step of the last evaluation; None before the first evaluation."""
         self.start: dict[str, float] | None = None
-        """Metrics before the first step; None if not evaluated."""
+        """Metrics of the encoder before the first optimizer step; None if not evaluated."""
         self.best: dict[str, float] | None = None
-        """Metrics of the best evaluation after the first step, whose encoder is in `folder`."""
+        """Metrics of the best encoder so far, which is saved in `folder`; None if no encoder was saved."""
 
     def resume(self, progress: Progress) -> None:
-        """Continue with the metrics of a checkpoint, and restore `folder` if a kill interrupted a save."""
+        """Continue with the metrics of a checkpoint; restore the saved best encoder if a kill interrupted a save."""
         self.start = progress.start
         self.best = self._strategy.processes.from_main(lambda: self._restore(progress.best))
         if self.best is not None or progress.best is None:
             self.evaluated = progress.evaluated
 
     def _restore(self, best: dict[str, float] | None) -> dict[str, float] | None:
-        """Restore `folder` after an interrupted save; return the metrics `best`, or None if the best model is missing."""
+        """Restore the saved best encoder after an interrupted save, and return its metrics `best`.
+
+        If the encoder is missing, log a warning and return None.
+        """
         target = self.folder.resolve()
         restore_folder(target)
         if best is not None and not target.exists():
@@ -64,7 +69,7 @@ class BestModel:
         return best
 
     def evaluate(self, step: int, metrics: Metrics) -> None:
-        """Evaluate the encoder after a step, log the metrics, and save the encoder if it is the best so far.
+        """Evaluate the encoder after an optimizer step, log the metrics, and save the encoder if it is the best so far.
 
         Step 0 is the model before training, which is evaluated but not saved. A repeated call for a step does nothing.
 
@@ -85,7 +90,7 @@ class BestModel:
         metrics.log({"step": step, "evaluation": score, **logged})
         if self._strategy.processes.is_main:
             log(f"step {step}: evaluation {name} {score:.2f}")
-        best = deciding(self.best)
+        best = deciding_metric(self.best)
         if step == 0:
             self.start = values
         elif best is None or score > best or (math.isnan(best) and not math.isnan(score)):
@@ -94,21 +99,24 @@ class BestModel:
         self.evaluated = step
 
     def finish(self) -> None:
-        """Save the encoder at the end of a run without evaluation."""
+        """Save the encoder at the end of a run without evaluation; otherwise, the best encoder is already saved."""
         if self._evaluate is None:
             self._save()
 
     def _save(self) -> None:
-        """Save the encoder in `folder`; all ranks call this."""
+        """Save the encoder as the best encoder; all ranks must call this method."""
         self._strategy.check_replicas()
         with self._strategy.gather_params():
             self._strategy.processes.from_main(lambda: self._encoder.save_pretrained(self.folder, self._check_written))
 
     def _check_written(self, folder: Path) -> None:
-        """Check a saved adapter before it replaces the last one: weights equal to those in memory, and not all zero.
+        """Check the LoRA adapter saved in `folder` before it replaces the previous adapter.
+
+        The saved weights must equal the weights in memory, and the adapter must have an effect. Nothing is checked
+        without an adapter.
 
         Raises:
-            SavedWeightsError: names the file and the weight.
+            SavedWeightsError: for a weight that differs or is missing, or if every `lora_B` is zero.
         """
         if not is_adapted(self._encoder.model.backbone):
             return
@@ -127,7 +135,10 @@ class BestModel:
             )
 
     def rescue(self) -> None:
-        """Save the current encoder in `interrupted/` after a failure, if its weights are complete and finite."""
+        """Save the current encoder in `interrupted/` after a failure of the run, on rank 0.
+
+        The encoder is not saved if weights are not finite, or are partitioned (ZeRO-3). An error is logged only.
+        """
         weights = [parameter.detach() for parameter in self._strategy.weights.values()]
         complete = all(weight.numel() for weight in weights)  # ZeRO-3 needs all ranks to gather them
         if not (self._strategy.processes.is_main and complete):

@@ -1,12 +1,12 @@
-"""Write and resume checkpoints: the state of a run between two optimizer steps, in `checkpoints/step-000120/`.
+"""Checkpoints: the state of a training run after an optimizer step, saved in `checkpoints/step-000120/`.
 
     weights.safetensors      trainable weights by parameter name
     optimizer.safetensors    optimizer state, as PARAMETER/exp_avg, …
     manifest.json            progress, random generators of every rank, size and SHA-256 of the other files
 
 Batches and learning rates of later steps follow from the settings and the step. A checkpoint does not depend on the
-number of processes or the ZeRO stage, except for the random generators. `ResumableFolder` detects incomplete and damaged
-checkpoints. The functions at the end of this module read, set and seed random generators.
+number of processes or the ZeRO stage, except for the random generators. `ResumableFolder` detects incomplete and
+damaged checkpoints. The functions at the end of this module read, set and seed random generators.
 """
 
 from __future__ import annotations
@@ -51,37 +51,38 @@ class Progress:
     """Training progress saved in a checkpoint."""
 
     step: int = 0
-    """Number of completed optimizer steps."""
+    """Number of completed optimizer steps; 0 without a checkpoint."""
     metrics_bytes: int = 0
-    """Length of metrics.jsonl in bytes."""
+    """Length of metrics.jsonl in bytes at the checkpoint; a resumed run removes later lines."""
     evaluated: int | None = None
-    """Step of the last evaluation; None before the first evaluation."""
+    """Optimizer step of the last evaluation; None before the first evaluation."""
     start: dict[str, float] | None = None
-    """Metrics before the first step; the first metric decides which model is best."""
+    """Metrics of the encoder before training, by name; None if not evaluated."""
     best: dict[str, float] | None = None
-    """Metrics of the best evaluation after the first step, whose model is in `model/`."""
+    """Metrics of the best encoder so far, which is saved in `model/`; None before such an evaluation."""
     budget: TokenBudget | None = None
-    """Token budget from the settings or the forecast, halved if memory ran out; None without a checkpoint."""
+    """Token budget of a process, lower than at the start if memory ran out; None without a checkpoint."""
 
 
 class Checkpoints:
-    """Reads and writes the checkpoints of a run; rank 0 accesses the files, and all ranks call `resume` and `write`."""
+    """Reads and writes checkpoints of a run. All ranks call `resume` and `write`; only rank 0 accesses files."""
 
     def __init__(
         self, settings: TrainSettings, identity: Mapping[str, str | None], strategy: DataParallelStrategy
     ) -> None:
-        """Open the checkpoints of a run; the folder need not exist.
+        """Set the folder of the checkpoints, which need not exist yet.
 
-        `identity` describes everything that a run computes from. Checkpoints with another identity are refused.
+        `identity` has hashes of settings, data and weights. `resume` raises `FolderError` for checkpoints with another
+        identity, because the run would compute something else.
         """
         self.folder = settings.run_path / FOLDER
         self._settings, self._strategy = settings, strategy
         self._parts = ResumableFolder(self.folder, identity, option="--run-dir")
 
     def resume(self) -> Progress:
-        """Load the checkpoint that `--resume` selects into the model and the optimizer, and return its progress.
+        """Load the checkpoint that `--resume` selects into model, optimizer and random generators; return its progress.
 
-        Later checkpoints are removed. Returns `Progress()` if there is no checkpoint.
+        Later checkpoints are removed. Without a checkpoint, the result is `Progress()`.
 
         Raises:
             CheckpointError: if the selected checkpoint is damaged, or all checkpoints are damaged.
@@ -106,9 +107,13 @@ class Checkpoints:
         return Progress(**{**progress, "budget": None if budget is None else TokenBudget(**budget)})
 
     def _find(self, tensors: dict[str, dict[str, Tensor]]) -> dict[str, Any] | None:
-        """Return the manifest values of the checkpoint to resume from, and add its tensors by file to `tensors`.
+        """Return the manifest values of the checkpoint to resume from; None if there is none. Called on rank 0.
 
-        Returns None if there is no checkpoint to resume from.
+        The tensors of the checkpoint are added to `tensors`: `weights` and `optimizer` → tensors by name. Damaged
+        checkpoints are skipped with a warning. Incomplete and later checkpoints are removed.
+
+        Raises:
+            CheckpointError: if no checkpoint is complete.
         """
         for path in self.folder.glob(".step-*"):  # incomplete, from a killed run
             shutil.rmtree(path, ignore_errors=True)
@@ -140,12 +145,18 @@ class Checkpoints:
         )
 
     def _read(self, name: str, tensors: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
-        """Return the manifest values of a checkpoint, and add its tensors by file to `tensors`."""
+        """Return the manifest values of the checkpoint `name`, and add its tensors to `tensors`.
+
+        `tensors` maps `weights` and `optimizer` to tensors by name.
+
+        Raises:
+            FolderError: if the checkpoint is damaged, or the weights do not fit the model.
+        """
         values = self._parts.check(name)
         tensors |= {file: load_file(self.folder / name / f"{file}.safetensors") for file in FILES}
         if {key: tensor.shape for key, tensor in tensors["weights"].items()} != self._strategy.shapes:
             raise FolderError(
-                f"{self.folder / name}: the weights have other names or shapes than the weights of this model"
+                f"{self.folder / name}: names or shapes of the weights differ from the trainable weights of the model"
             )
         return values
 
@@ -153,7 +164,7 @@ class Checkpoints:
         """Write a checkpoint, remove all but the newest `checkpoint.keep` checkpoints, and return its path.
 
         Raises:
-            CheckpointError: if the disk is full or the folder is not writable; earlier checkpoints are untouched.
+            CheckpointError: if the disk is full or the folder is not writable; earlier checkpoints are kept.
         """
         strategy, processes = self._strategy, self._strategy.processes
         tensors = {"optimizer": strategy.optimizer_state()}
@@ -163,7 +174,13 @@ class Checkpoints:
         return processes.from_main(lambda: self._write(progress.step, tensors, values))
 
     def _write(self, step: int, tensors: Mapping[str, dict[str, Tensor]], values: dict[str, Any]) -> Path:
-        """Write tensors by file and manifest values to the checkpoint of a step, on rank 0."""
+        """Write the checkpoint of an optimizer step, remove old checkpoints, and return its path. Called on rank 0.
+
+        `tensors` maps `weights` and `optimizer` to tensors by name; `values` goes to the manifest.
+
+        Raises:
+            CheckpointError: if the checkpoint cannot be written.
+        """
         path = self.folder / f"step-{step:06d}"
 
         def fill(folder: Path) -> None:
@@ -173,7 +190,7 @@ class Checkpoints:
 
         try:
             with self._parts:
-                if not self._parts.is_whole(path.name):  # else the run has resumed from it without a step since
+                if not self._parts.is_whole(path.name):  # it exists if the run resumed from it and took no step
                     self._parts.write(path.name, fill, values)
                 self._retain(step)
         except (OSError, SafetensorError) as error:
@@ -185,7 +202,7 @@ class Checkpoints:
         return path
 
     def _retain(self, step: int) -> None:
-        """Remove the checkpoints after `step`, and all but the newest `checkpoint.keep` checkpoints up to it."""
+        """Remove checkpoints of later steps than `step`; keep only the newest `checkpoint.keep` other checkpoints."""
         names = checkpoint_names(self.folder)
         kept = [name for name in names if _step_of(name) <= step][-self._settings.checkpoint.keep :]
         for name in set(names) - set(kept):
@@ -193,20 +210,20 @@ class Checkpoints:
 
 
 def checkpoint_names(folder: Path) -> list[str]:
-    """Return the names of all checkpoints in a folder, oldest first; they may be damaged."""
+    """Return the names of all checkpoints in a folder, such as `step-000120`, oldest first, even damaged ones."""
     return sorted((path.name for path in folder.glob("step-*") if path.name[5:].isdecimal()), key=_step_of)
 
 
 def _step_of(name: str) -> int:
-    """Return the step in the name of a checkpoint."""
+    """Return the optimizer step in the name of a checkpoint: 120 for `step-000120`."""
     return int(name.removeprefix("step-"))
 
 
 def named_checkpoint(folder: Path, resume: str) -> str:
-    """Return the name of the checkpoint that the value of `--resume`, a name or a path, refers to.
+    """Return the name of the checkpoint in `folder` that `resume`, a name or a path, refers to.
 
     Raises:
-        SettingsError: if there is no such checkpoint in `folder`.
+        SettingsError: if there is no such checkpoint in `folder`; names the flag `--resume`.
     """
     path = folder / resume if Path(resume).name == resume else Path(resume).expanduser()
     names = checkpoint_names(folder)
@@ -236,7 +253,7 @@ def check_saved(path: Path, weights: Mapping[str, Tensor]) -> None:
 
 
 def torch_state(device: torch.device) -> list[Tensor]:
-    """Return the states of torch's random generators that dropout uses: CPU, then the device if it is not the CPU."""
+    """Return the states of the torch random generators of the CPU and, unless it is the CPU, of `device`."""
     if device.type == "cpu":
         return [torch.get_rng_state()]
     if device.type == "cuda":  # the device need not be the current one
@@ -245,7 +262,7 @@ def torch_state(device: torch.device) -> list[Tensor]:
 
 
 def set_torch_state(state: Sequence[Tensor], device: torch.device) -> None:
-    """Set torch's random generators to states returned by `torch_state`."""
+    """Set the torch random generators of the CPU and `device` to states returned by `torch_state`."""
     torch.set_rng_state(state[0])
     for on_device in state[1:]:
         if device.type == "cuda":
@@ -255,7 +272,7 @@ def set_torch_state(state: Sequence[Tensor], device: torch.device) -> None:
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """Return the states of the random generators of Python, numpy and torch as JSON values."""
+    """Return the states of the random generators of Python, numpy and torch (CPU and `device`) as JSON values."""
     name, words, *rest = np.random.get_state()  # noqa: NPY002  # libraries use the global generator
     return {
         "python": random.getstate(),
@@ -265,7 +282,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    """Set the random generators of Python, numpy and torch to states returned by `random_state`."""
+    """Set the global random generators of Python, numpy and torch to states returned by `random_state`."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     np.random.set_state(tuple(state["numpy"]))  # noqa: NPY002
@@ -273,9 +290,10 @@ def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
 
 
 def seed_rank(seed: int, rank: int, step: int = 0) -> None:
-    """Seed the random generators of a rank other than 0, so that all ranks draw different dropout masks.
+    """Seed the random generators of a rank other than 0, so that ranks use different dropout masks.
 
-    `seed_rank` does nothing on rank 0, whose generators the run seeds with `seed`.
+    On rank 0 nothing happens, because the run has already seeded its generators with `seed`. `step` is the step of the
+    checkpoint that the run resumes from.
     """
     if rank:
         from accelerate.utils import set_seed

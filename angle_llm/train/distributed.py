@@ -1,15 +1,15 @@
-"""Processes of a training run: their launch, the values they exchange, and detection of lost processes.
+"""Processes of a training run: launch, collective operations, and detection of lost processes.
 
-`Processes` is one process of the run. With a single process, every exchange returns its input. Rank 0, the main process,
-writes all files and sends file contents to the other ranks, which do not need its disk.
+`Processes` represents one process of the run. With a single process, collective operations return their input. Rank 0,
+the main process, writes all files and sends file contents to the other ranks, which do not need access to its disk.
 
 `check_launch` refuses launchers and DeepSpeed configurations that would not train as requested.
 
-`ProcessWatch` ends a process when another rank is lost. torchrun ends processes only on the machine of the lost process,
-gloo only detects closed connections, and NCCL blocks. So each process increments a counter in the TCPStore of the
-launcher every second. A rank is lost if its counter does not change for `LOST_SECONDS`, or for `ENDED_SECONDS` if its
-process on the same machine has ended. A process that fails writes its error to the store, and the other processes end
-after `GRACE_SECONDS`.
+`ProcessWatch` ends a process when another rank is lost. torchrun ends processes only on the machine of the lost
+process, gloo only detects closed connections, and NCCL blocks. So every process increments a counter in the TCPStore of
+the launcher once a second. A rank is lost if its counter does not change for `LOST_SECONDS`, or for `ENDED_SECONDS` if
+its process on the same machine has ended. A process that fails writes its error to the store, and the other processes
+end after `GRACE_SECONDS`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from angle_llm.settings.parsing import SettingsError
 Value = TypeVar("Value")
 
 STALE_LOCK_SECONDS = 1800
-"""Age in seconds from which a compilation lock of DeepSpeed counts as left by a killed process."""
+"""Age in seconds above which a compilation lock of DeepSpeed is considered left over from a killed process."""
 
 
 class RemoteRankError(RuntimeError):
@@ -46,23 +46,23 @@ class RemoteRankError(RuntimeError):
 
 @dataclass(frozen=True)
 class Processes:
-    """One process of a run: its rank, its device, and collective operations with the other ranks.
+    """One process of a training run: rank, device, and collective operations with the other ranks.
 
-    Every rank must call the same methods in the same order.
+    All ranks must call the collective operations in the same order.
     """
 
     rank: int = 0
     world_size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    """Device of the model and of the tensors that processes exchange."""
+    """Device of the model, and of tensors in collective operations."""
     local_rank: int = 0
-    """Rank among the processes of this machine."""
+    """Rank of this process among the processes on the same machine."""
     accelerator: Any = field(default=None, compare=False, repr=False)
-    """The `accelerate.Accelerator` of the launch; only DeepSpeed uses it."""
+    """The `accelerate.Accelerator` of the launch, used with DeepSpeed only; None if the processes were not launched."""
 
     @classmethod
     def start(cls) -> Processes:
-        """Connect to the other processes that the launcher (accelerate or torchrun) started.
+        """Connect to the other processes that the launcher (accelerate or torchrun) started, and return this process.
 
         Raises:
             SettingsError: if the launcher selects a strategy that is not supported.
@@ -94,7 +94,7 @@ class Processes:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which writes the files of the run."""
+        """Whether this process is rank 0, which writes the files of the run."""
         return self.rank == 0
 
     @property
@@ -109,16 +109,19 @@ class Processes:
         return self.accelerator.state.deepspeed_plugin.deepspeed_config if self.zero_stage else {}
 
     def load_device(self, bits: int | None) -> torch.device:
-        """Return the device on which a model with quantization to `bits` is loaded.
+        """Return the device on which model weights are loaded; `bits` is 4 or 8 for a quantized model, else None.
 
-        ZeRO-3 partitions weights from the CPU, so that no GPU ever holds all weights. Quantized weights are packed layer
-        by layer on the device that uses them.
+        With ZeRO-3, this is the CPU: weights are partitioned from there, so that no GPU ever holds all weights.
+        Quantized weights are packed layer by layer on the device that uses them.
         """
         return torch.device("cpu") if self.zero_stage == 3 and bits is None else self.device
 
     @property
     def offload(self) -> str:
-        """State that DeepSpeed keeps in host memory: `none`, `optimizer` or `parameters` (optimizer state, too)."""
+        """What DeepSpeed keeps in host memory: `none`, `optimizer` or `parameters`.
+
+        `parameters` takes precedence if both kinds of offload are configured.
+        """
         zero = self.deepspeed_config.get("zero_optimization", {})
         for section, name in (("offload_param", "parameters"), ("offload_optimizer", "optimizer")):
             if zero.get(section, {}).get("device", "none") != "none":
@@ -132,7 +135,7 @@ class Processes:
         return f"process {self.rank} of {self.world_size} on {self.device}{strategy}"
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Sum a tensor over all ranks, in place; every rank gets bitwise equal values."""
+        """Sum a tensor over all ranks, in place, and return the tensor; the values are bitwise equal on every rank."""
         if self.world_size > 1:
             distributed.all_reduce(tensor)
         return tensor
@@ -146,7 +149,7 @@ class Processes:
         return int(tensor)
 
     def gather(self, value: Value) -> list[Value]:
-        """Return the list of the values of all ranks, indexed by rank. Values must be small and picklable."""
+        """Return the values of all ranks as a list, in the order of the ranks. Values must be small and picklable."""
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -179,7 +182,10 @@ class Processes:
         return cast(Value, values[0])
 
     def broadcast(self, tensors: Mapping[str, Tensor] | None) -> Iterator[tuple[str, Tensor]]:
-        """Yield names and tensors of rank 0 on every rank, moved to its device. Other ranks than 0 pass None."""
+        """Send tensors from rank 0 to all ranks; yield (name, tensor on the device of this rank).
+
+        Rank 0 passes the tensors by name, the other ranks pass None.
+        """
         shapes = self.from_main(lambda: {name: (one.shape, one.dtype) for name, one in (tensors or {}).items()})
         for name, (shape, dtype) in shapes.items():
             tensor = tensors[name] if tensors is not None else torch.empty(shape, dtype=dtype)
@@ -192,7 +198,7 @@ class Processes:
         """Check that a value is equal on every rank; `what` names the value in the error message.
 
         Raises:
-            RemoteRankError: on every rank; names the rank with another value.
+            RemoteRankError: on every rank; names the first rank whose value differs from the value of rank 0.
         """
         values = self.gather(value)
         for rank, other in enumerate(values):
@@ -204,10 +210,14 @@ class Processes:
 
 
 def check_launch(kind: str, deepspeed_config: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-    """Refuse a launch that would not train as requested.
+    """Check that the launcher selects a supported strategy.
+
+    Not supported: FSDP, torch.compile, DeepSpeed on the CPU, mixed precision in a DeepSpeed config, and tensor,
+    pipeline or sequence parallelism.
 
     Args:
-        kind: distributed type of Accelerate.
+        kind: distributed type of Accelerate, such as `MULTI_GPU`.
+        deepspeed_config: configuration of DeepSpeed; empty without DeepSpeed.
         environment: environment variables set by the launcher.
 
     Raises:
@@ -239,14 +249,20 @@ def check_launch(kind: str, deepspeed_config: Mapping[str, Any], environment: Ma
 
 
 def _flag(environment: Mapping[str, str], name: str) -> bool:
-    """Return whether an environment variable of the launcher is true, by the rules of Accelerate."""
+    """Return whether an environment variable of the launcher is true, parsed as Accelerate does (`yes`, `1`, …)."""
     return environment.get(name, "false").lower() in ("y", "yes", "t", "true", "on", "1")
 
 
 def _deepspeed_plugin() -> Any:
-    """Return the DeepSpeed plugin of Accelerate from the launcher's config file or flags, with required values set."""
+    """Return the DeepSpeed plugin of Accelerate, with the config values that training requires.
+
+    The other values come from the config file or flags of the launcher.
+
+    Raises:
+        RuntimeError: for an old compilation lock, for which DeepSpeed would wait without limit.
+    """
     folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path.home() / ".cache" / "torch_extensions"))
-    for lock in folder.glob("**/deepspeed*/lock"):  # DeepSpeed would wait for it without limit
+    for lock in folder.glob("**/deepspeed*/lock"):  # DeepSpeed would wait for its removal without limit
         if time.time() - lock.stat().st_mtime > STALE_LOCK_SECONDS:
             raise RuntimeError(f"{lock} is the lock of a compilation that was killed. Remove it and start again.")
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")  # read on import
@@ -266,18 +282,18 @@ def _deepspeed_plugin() -> Any:
 
 
 INTERVAL = 1.0
-"""Seconds between two increments of the counter of a process."""
+"""Seconds after which a process increments its counter in the store again, to show that the process is alive."""
 LOST_SECONDS = 12
-"""Seconds without an increment after which a rank is lost. A long call that holds the GIL also delays increments."""
+"""A rank is lost if its counter has not changed for this many seconds. Calls that hold the GIL delay increments."""
 ENDED_SECONDS = 3
-"""Seconds without an increment after which a rank is lost if its process has ended on this machine. Its last counter or
-error message arrives within this time."""
+"""A rank whose process has ended on this machine is lost if its counter has not changed for this many seconds. The last
+counter or error message of the process arrives within this time."""
 GRACE_SECONDS = 3
 """Seconds in which a process can end with its own error message after another rank has failed."""
 EXIT_CODE = 3
 """Exit code of a process that ends because another rank is lost."""
 LEFT, FAILED = "left", "failed"
-"""Final counters: LEFT when a process leaves the run, FAILED and the error when it fails."""
+"""Last values of a counter in the store: LEFT after a normal end, FAILED and the error message after an error."""
 exit_lock = threading.Lock()
 """Hold this lock while saving files: `ProcessWatch` does not end the process until the lock is released."""
 
@@ -285,9 +301,10 @@ exit_lock = threading.Lock()
 class ProcessWatch:
     """Context manager that ends this process with a message when another rank is lost or fails.
 
-    A thread writes and reads counters in the store. A second thread counts missing increments, because a call of the
-    store blocks forever, despite its timeout, if the process of the store is stopped. The count is in intervals of the
-    second thread, so that a process that was suspended does not report the other ranks as lost.
+    A rank is lost if its process was killed or stopped. Every rank increments a counter in a store of torch. A thread
+    writes and reads the counters. A second thread counts the intervals without an increment: if the process of
+    the store is stopped, a call of the store blocks forever, despite its timeout. The second thread measures no clock
+    time, so a process that was suspended does not report the other ranks as lost.
     """
 
     def __init__(self, processes: Processes) -> None:
@@ -295,8 +312,8 @@ class ProcessWatch:
         self._stopped = threading.Event()
         self._last = LEFT
         self._handles: dict[int, int] = {}
-        """Handles of the processes on this machine, by rank. The system never reuses a handle, unlike a process id."""
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._talk, self._watch)]
+        """Rank → pidfd (file descriptor) of its process, on this machine; unlike a process id, it is not reused."""
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._exchange_counters, self._watch)]
 
     def __enter__(self) -> ProcessWatch:
         if self._processes.world_size > 1:
@@ -325,7 +342,7 @@ class ProcessWatch:
         if isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "Connection")):
             # `_watch` names the lost rank and ends this process, on a busy machine after more than `LOST_SECONDS`.
             self._threads[1].join(3 * LOST_SECONDS)
-        left = error is None or isinstance(error, SystemExit)  # all ranks agree on it
+        left = error is None or isinstance(error, SystemExit)  # SystemExit: all ranks stop together
         self._last = LEFT if left else f"{FAILED}: {type(error).__name__}: {error}"
         self._stopped.set()
         self._threads[0].join(LOST_SECONDS if left else 2 * INTERVAL)  # without LEFT, this rank counts as lost
@@ -334,10 +351,10 @@ class ProcessWatch:
         for handle in self._handles.values():
             os.close(handle)
 
-    def _talk(self) -> None:
-        """Increment the counter of this rank and read all counters, every `INTERVAL` seconds."""
+    def _exchange_counters(self) -> None:
+        """Increment the counter of this rank and read the counters of all ranks, every `INTERVAL` seconds (thread)."""
         count = 0
-        with suppress(RuntimeError):  # the store does not answer: `_watch` counts this
+        with suppress(RuntimeError):  # if the store does not respond, `_watch` counts the missing increments
             while not self._stopped.wait(INTERVAL):
                 count += 1
                 self._store.set(self._ranks[self._processes.rank], str(count))
@@ -345,7 +362,7 @@ class ProcessWatch:
             self._store.set(self._ranks[self._processes.rank], self._last)
 
     def _watch(self) -> None:
-        """End this process if a rank has failed, or if a counter or the store has not changed for too long."""
+        """End this process if a rank has failed, or a counter or the store has not changed for too long (thread)."""
         last, unanswered, silent = self._counters, 0, [0] * self._processes.world_size
         while not self._stopped.wait(INTERVAL):
             counters = self._counters
@@ -365,7 +382,7 @@ class ProcessWatch:
                 last = counters
 
     def _limit(self, rank: int) -> float:
-        """Return the number of seconds without an increment after which a rank is lost."""
+        """Return how many seconds the counter of a rank may stay unchanged; fewer if the process of the rank has ended."""
         if rank not in self._handles:
             return LOST_SECONDS
         ended = select.poll()
@@ -373,7 +390,14 @@ class ProcessWatch:
         return ENDED_SECONDS if ended.poll(0) else LOST_SECONDS
 
     def _exit(self, rank: int, what: str) -> None:
-        """End this process with a message about a lost or failed rank; `what` describes what happened to it."""
+        """End this process, with a message that another rank is lost or has failed.
+
+        A lost process on this machine is killed first, because the launcher waits for a process that is only stopped.
+
+        Args:
+            rank: the lost or failed rank.
+            what: end of the sentence "rank N …", such as `was killed or stopped`.
+        """
         machine, host, pid = self._places[rank]
         if not what.startswith(FAILED):
             with suppress(OSError):  # the launcher would wait for a process that is only stopped
@@ -393,9 +417,9 @@ class ProcessWatch:
 
 
 def _machine() -> str:
-    """Return an id of this machine or container, within which process ids are unique.
+    """Return an id of the machine or container in which process ids are unique.
 
-    Host names do not suffice: two containers can have equal host names.
+    A host name does not suffice, because two containers can have equal host names.
     """
     with suppress(OSError):
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text()} {Path('/proc/self/ns/pid').readlink()}"

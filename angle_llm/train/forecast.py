@@ -34,9 +34,8 @@ from angle_llm.model.memory.token_budget import TokenBudget
 from angle_llm.model.pooling import EmbeddingModel
 from angle_llm.model.source.backbone import state_sizes
 from angle_llm.settings.train import TrainSettings
-from angle_llm.train.batches import BatchPlanner, PlannedGroup
+from angle_llm.train.batches import BatchPlanner, PlannedGroup, StepSchedule
 from angle_llm.train.distributed import Processes
-from angle_llm.train.schedule import StepSchedule
 
 GIB = 2**30
 MASTER_BYTES = 4

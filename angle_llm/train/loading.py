@@ -1,7 +1,7 @@
-"""Load the encoder of a run; under ZeRO-3, rank 0 alone reads the weights.
+"""Load the encoder of a training run; with ZeRO-3, only rank 0 reads the weights.
 
-DeepSpeed sends each weight from rank 0 when it partitions it, so other ranks need shapes only. Otherwise a machine with
-8 GPUs would hold the base 8 times in its memory.
+DeepSpeed sends every weight from rank 0 when it partitions the model, so other ranks need shapes only. Otherwise a
+machine with 8 GPUs would hold the base model 8 times in its memory.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from angle_llm.train.distributed import Processes
 
 
 def load_encoder(source: ModelSource, settings: ModelSettings, processes: Processes) -> SentenceEncoder:
-    """Load the encoder of a run.
+    """Load the encoder of a training run.
 
-    Under ZeRO-3, unless quantized, the weights of all ranks but 0 are on the meta device; `ZeroStrategy` fills them.
+    With ZeRO-3, the weights are on the CPU of rank 0, and on the meta device of the other ranks; `ZeroStrategy` fills
+    them. Quantized models are loaded in full on every rank.
 
     Raises:
-        SettingsError: for a saved adapter, or a model with fewer dimensions, under ZeRO-3.
+        SettingsError: with ZeRO-3, for a saved adapter, or a model with fewer layers or dimensions than its base model.
         RemoteRankError: if the layers of the ranks differ. If rank 0 cannot load the weights, it ends, and the other
             ranks report a lost process (`ProcessWatch`).
         ArtifactError, PromptError, QuantizationError, ValueError, FileNotFoundError: see
@@ -32,12 +33,14 @@ def load_encoder(source: ModelSource, settings: ModelSettings, processes: Proces
     """
     if processes.zero_stage == 3 and source.adapter is not None:
         raise SettingsError(
-            f"ZeRO-3 does not continue the adapter in {settings.path}. Use ZeRO-2, or merge the adapter (angle-llm merge) and "
-            "train the merged model."
+            f"ZeRO-3 cannot continue training the adapter in {settings.path}. Use ZeRO-2, or merge the adapter (angle-llm "
+            "merge) and train the merged model."
         )
     partitioned = processes.zero_stage == 3 and settings.bits is None
     if partitioned and source.card is not None and (source.card.dimensions or source.card.layers):
-        raise SettingsError(f"ZeRO-3 does not train {settings.path}, which is cut to some layers or dimensions.")
+        raise SettingsError(
+            f"ZeRO-3 cannot train {settings.path}, which uses only some layers or dimensions of its base model. Use ZeRO-2."
+        )
     if partitioned and not processes.is_main:
         encoder, config = meta_model.tiny_encoder_copy(source, settings)
         backbone = meta_model.meta_backbone(config, meta_model.stored_dtype(config, settings.dtype))
@@ -64,7 +67,10 @@ def load_encoder(source: ModelSource, settings: ModelSettings, processes: Proces
 
 
 def _layers(encoder: SentenceEncoder) -> str:
-    """Return a hash of names, shapes and dtypes of the weights and of the probe results, equal on all ranks."""
+    """Return a hash of the model without weight values: weight names, shapes and dtypes, pooling and layouts.
+
+    The hash must be equal on all ranks.
+    """
     model = encoder.model
     tensors = [*model.named_parameters(), *model.named_buffers(remove_duplicate=False)]
     found = (encoder.pooling, model.causal, encoder.layouts, encoder.max_length)

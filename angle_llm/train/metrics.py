@@ -1,6 +1,6 @@
-"""Log the metrics of a run to metrics.jsonl and to experiment trackers, and compute rates and utilisation of a step.
+"""Training metrics: written to metrics.jsonl and experiment trackers, with throughput and utilisation of every step.
 
-`Metrics` writes the file and the trackers (`Trackers`). `StepMeter` computes counts, rates and utilisation of a step.
+`Metrics` writes the file and calls the trackers (`Trackers`). `StepMeter` computes throughput and utilisation.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from angle_llm.settings.train import TrainSettings
 from angle_llm.train.step import StepResult
 
 PROJECT = "angle_llm"
-"""Name of the project (in mlflow: experiment) of all runs. The name of a run is the name of its directory."""
+"""Name of the project (mlflow: experiment) of all runs in trackers. A run has the name of its directory."""
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Check that trackers are installed, because accelerate omits a missing tracker without a message.
+    """Check that experiment trackers are installed, because accelerate omits a missing tracker without a message.
 
     Raises:
         SettingsError: for a tracker that is not installed.
@@ -43,10 +43,10 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 class Trackers:
-    """The experiment trackers of a run. A tracker that fails is disabled with a warning, and the run continues."""
+    """Experiment trackers of a run. If a tracker fails, it is disabled with a warning and the run continues."""
 
     def __init__(self, names: Sequence[str], folder: Path, step: int | None, settings: Mapping[str, Any]) -> None:
-        """Start the trackers.
+        """Start the trackers and store the settings of the run.
 
         TensorBoard writes to `folder`/tensorboard; when a run resumes, values after the checkpoint are hidden. In other
         trackers, a resumed run is a new run, whose name contains its first step.
@@ -62,7 +62,7 @@ class Trackers:
             self._attempt(name, lambda name=name: self._start(name, folder.resolve(), step, settings))
 
     def _start(self, name: str, folder: Path, step: int | None, settings: Mapping[str, Any]) -> None:
-        """Start a tracker and store the settings in it; arguments as in the constructor."""
+        """Start the tracker `name` and store the settings of the run; the other arguments are those of `Trackers`."""
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
         kind: Any = LOGGER_TYPE_TO_CLASS[name]
@@ -79,7 +79,7 @@ class Trackers:
             tracker.store_init_configuration(flat(settings))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Write the numbers of a step; characters in names that some trackers refuse become underscores."""
+        """Send named numbers of an optimizer step to all trackers; characters that a tracker may refuse become `_`."""
         cleaned = {re.sub(r"[^-/\w.]", "_", name): value for name, value in values.items()}
         for name, tracker in list(self._trackers.items()):
             self._attempt(name, lambda tracker=tracker: tracker.log(cleaned, step=step))
@@ -90,7 +90,7 @@ class Trackers:
             self._attempt(name, tracker.finish)
 
     def _attempt(self, name: str, call: Any) -> None:
-        """Call a function of a tracker; disable the tracker with a warning if the function fails."""
+        """Call `call`; if it raises an exception, log a warning and disable the tracker `name`."""
         try:
             call()
         except Exception as error:  # a library or its server can fail in any way
@@ -101,7 +101,7 @@ class Trackers:
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings as a flat dictionary with dotted names; values that are no numbers become text."""
+    """Flatten nested settings to dotted names; values other than numbers, booleans and strings become strings."""
     found: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
@@ -117,8 +117,8 @@ class Metrics:
     Args:
         settings: settings of the run.
         kept_bytes: length of metrics.jsonl at the checkpoint to resume from; later lines are removed. 0 for a new run.
-        step: step of the checkpoint to resume from.
-        enabled: whether this process writes; only the main process does.
+        step: step of the checkpoint to resume from; 0 for a new run.
+        enabled: whether this process writes; False on all ranks but 0.
     """
 
     def __init__(self, settings: TrainSettings, kept_bytes: int = 0, step: int = 0, *, enabled: bool = True) -> None:
@@ -155,9 +155,9 @@ class Metrics:
         return os.fstat(self._file.fileno()).st_size
 
     def log(self, values: dict[str, float], notes: dict[str, str] | None = None) -> None:
-        """Write a line with the numbers in `values`, which include `step`, and the texts in `notes`.
+        """Write a line to metrics.jsonl with the numbers in `values`, which include `step`, and the texts in `notes`.
 
-        Trackers get the numbers only, with `step` as x axis.
+        Trackers get the numbers only, with `step` as x axis. Nothing is written if this process does not write.
         """
         if self._file is None or self._trackers is None:
             return
@@ -169,16 +169,16 @@ class Metrics:
     def log_step(
         self, step: int, epoch: int, results: Sequence[StepResult], rate: float, norm: float, counts: dict[str, float]
     ) -> None:
-        """Log an optimizer step: loss, loss parts, learning rate, gradient norm, counts, and layout.
+        """Log an optimizer step: loss, terms of the loss, learning rate, gradient norm, counts and text layout.
 
-        The loss is the mean over the batches of the step, and a loss part is the mean over the batches that have it.
-        `layout` is the layout of the first group of batches that are encoded together.
+        The loss is the mean over the batches of the step. A term is the mean over the batches that have this term. The
+        text layout (`trie`, `packed` or `padded`) is taken from the first result.
 
         Args:
-            results: results of the groups of batches.
+            results: one result per group of batches that were encoded together.
             rate: learning rate.
-            norm: norm of the gradient before clipping.
-            counts: numbers from `StepMeter.counts`.
+            norm: gradient norm before clipping.
+            counts: more numbers to log, from `StepMeter.counts`.
         """
         batches = [batch for result in results for batch in result.losses]
         names = dict.fromkeys(name for batch in batches for name in batch.parts)
@@ -196,25 +196,26 @@ class Metrics:
 
 
 def mean_loss(results: Sequence[StepResult]) -> float:
-    """Return the loss of an optimizer step: the mean loss of its batches."""
+    """Return the loss of an optimizer step, the mean over all batches; `results` has groups of batches."""
     losses = [batch.loss for result in results for batch in result.losses]
     return sum(losses) / len(losses)
 
 
 class StepMeter:
-    """Computes counts, rates and utilisation from the results of an optimizer step."""
+    """Computes counts, throughput and hardware utilisation of optimizer steps."""
 
     def __init__(self, encoder: SentenceEncoder, peak: float, devices: int = 1) -> None:
-        """Prepare the meter for an encoder on `devices` devices with `peak` operations per second (see `peak_flops`)."""
+        """Set the encoder, the peak floating-point operations per second of a device, and the number of devices."""
         self._flops = FlopsPerToken.of(encoder.model.backbone)
         self._peak, self._devices = peak, devices
 
     def counts(self, results: Sequence[StepResult], seconds: float) -> dict[str, float]:
-        """Return counts and rates of an optimizer step that took `seconds`.
+        """Return counts, throughput and utilisation of an optimizer step that took `seconds`.
 
-        `logical_tokens` are the tokens of all texts, and `computed_tokens` the tokens that the model computed.
-        `utilisation` is the fraction of the peak operations of all devices. `imbalance` is the number of tokens of the
-        rank with the most tokens, relative to the mean over ranks.
+        `logical_tokens` is the number of tokens of all texts. `computed_tokens` is the number of tokens that the model
+        computed, padding included and shared prefixes counted once. `utilisation` is the fraction of the peak
+        operations of all devices. `imbalance` is the maximum over ranks of the computed tokens, divided by the mean
+        over ranks.
         """
         computed = sum(result.plan.computed_tokens for result in results)
         twice = sum(result.plan.computed_tokens for result in results if result.cached)
@@ -238,7 +239,10 @@ DATASHEET_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e1
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the peak floating-point operations per second of a device: from its data sheet, or measured in 0.1 s."""
+    """Return the peak floating-point operations per second of matrix products on a device.
+
+    The number is from the data sheet for 16-bit products on a known GPU. Otherwise it is measured, in about 0.1 s.
+    """
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
         name = torch.cuda.get_device_name(device)
         for key, flops in DATASHEET_FLOPS.items():

@@ -1,13 +1,13 @@
-"""Embeddings of the training texts by another encoder: a guide that filters negatives, or a teacher.
+"""Embeddings of the training texts from another encoder: a guide that filters false negatives, or a teacher.
 
-They are computed once, before the model is loaded, and stored in the run directory:
+The embeddings are computed once, before the model is loaded, and stored in the run directory:
 
 vectors/NAME/keys.npy      (K,) hashes of the distinct texts
 vectors/NAME/vectors.npy   (K, G) embeddings in float32, read by memory-mapping
 vectors/NAME/source.json   the encoder, and a hash of the examples
 vectors/NAME.parts/        finished parts during the computation, which resumes after a kill (`ResumableFolder`)
 
-Legend: K distinct texts, N texts of a part, n texts of a batch, G dimensions.
+Shapes: K distinct texts, N texts of a part, n texts of a batch, G dimensions.
 """
 
 from __future__ import annotations
@@ -46,29 +46,31 @@ from angle_llm.prompts import SIDES, Side
 from angle_llm.train.distributed import Processes
 
 TEXTS_AT_ONCE = 16_384
-"""Number of texts in a part."""
+"""Number of texts that are embedded and written to disk together; a killed computation resumes after them."""
 FOLDER = "vectors"
 """Name of the folder with the embeddings in a run directory."""
 
 
 @dataclass(frozen=True)
 class PrecomputedVectors:
-    """Embeddings stored in a folder, found by text."""
+    """Stored embeddings of the training texts from another encoder, with look-up by text."""
 
     folder: Path
-    """Folder `vectors/NAME` of a run directory."""
+    """Folder with the embeddings: `vectors/guide` or `vectors/teacher_vectors` in a run directory."""
 
     @cached_property
     def digest(self) -> str:
-        """Hash of texts and embeddings, which is part of the identity of a run."""
+        """Hash of the texts and their embeddings; checkpoints with another hash are refused."""
         names = ("keys.npy", "vectors.npy")
         return hashlib.sha256("".join(sha256_of(self.folder / name) for name in names).encode()).hexdigest()[:16]
 
     def rows(self, batch: TextBatch) -> Tensor:
-        """Return the embeddings of the texts in a batch, (n, G). Left texts of pairs are queries, others documents.
+        """Return the embeddings of the texts in a batch, (n texts, G dimensions).
+
+        First texts of pairs (`batch.left`) are queries, other texts are documents.
 
         Raises:
-            KeyError: if a text is not among the training texts.
+            KeyError: if there is no embedding of a text.
         """
         queries = set(batch.left.tolist())
         keys = [_key("query" if row in queries else "document", text) for row, text in enumerate(batch.texts)]
@@ -81,23 +83,25 @@ class PrecomputedVectors:
 
     @cached_property
     def _sorted(self) -> tuple[Any, Any]:
-        """Sorted keys, (K,), and their rows among the embeddings, (K,)."""
+        """Sorted hashes of the K texts, (K,), and the row number of each text in the embeddings, (K,)."""
         key_K = np.load(self.folder / "keys.npy")
         order_K = np.argsort(key_K)
         return key_K[order_K], order_K
 
     @cached_property
     def _vectors(self) -> Any:
-        """The embeddings, (K, G), memory-mapped."""
+        """Embeddings of the K texts, (K, G dimensions), memory-mapped."""
         return np.load(self.folder / "vectors.npy", mmap_mode="r")
 
 
 def precompute_vectors(
     encoders: Mapping[str, ModelSource], data: Mixture, run_folder: Path, processes: Processes
 ) -> dict[str, PrecomputedVectors]:
-    """Return the embeddings that the losses need, by field of `Relation`; rank 0 computes them if they are not stored.
+    """Embed the training texts with a guide or teacher encoder, and return the stored embeddings.
 
-    The other ranks read the files of rank 0, so all ranks must share the file system of the run directory.
+    `encoders` and the result are keyed by field of `Relation`: `guide` and `teacher_vectors`. Rank 0 computes
+    embeddings that are not stored yet in `run_folder`/vectors. The other ranks read these files, so all ranks must
+    share the file system of the run directory.
 
     Raises:
         FileNotFoundError: on ranks that cannot read the files.
@@ -115,9 +119,9 @@ def precompute_vectors(
 
 
 def _prepare(folder: Path, encoder: ModelSource, data: Mixture, processes: Processes) -> None:
-    """Compute the embeddings of an encoder, unless `folder` already contains them for the same encoder and examples.
+    """Embed the training texts and store the embeddings in `folder`, unless stored for the same encoder and examples.
 
-    A computation that was killed is resumed.
+    If an earlier computation was killed, it is resumed.
     """
     source = {"encoder": [*_stamp(encoder.path), encoder.revision], "examples": data.digest}
     work = folder.with_name(f"{folder.name}.parts")
@@ -140,7 +144,10 @@ def _prepare(folder: Path, encoder: ModelSource, data: Mixture, processes: Proce
 
 
 def _compute(source: ModelSource, data: Mixture, device: torch.device, parts: ResumableFolder) -> None:
-    """Embed all distinct texts of the data, and write text hashes and embeddings in parts; finished parts are skipped."""
+    """Embed all distinct texts of the data with the encoder `source`, and write text hashes and embeddings to `parts`.
+
+    A part has `TEXTS_AT_ONCE` texts; parts that a previous run completed are skipped.
+    """
     count = sum(1 for _ in distinct_texts(data))
     log(f"computing vectors of {count:,} texts with {source.path}")
     encoder: SentenceEncoder | None = None
@@ -155,7 +162,10 @@ def _compute(source: ModelSource, data: Mixture, device: torch.device, parts: Re
 
 
 def _write_part(encoder: SentenceEncoder, texts: list[tuple[Side, str, bytes]], folder: Path) -> None:
-    """Write the keys and embeddings of texts to a folder; a text is given with its side and key."""
+    """Write hashes and embeddings of texts to keys.npy and vectors.npy in a folder.
+
+    `texts` has (side, text, hash), where side is `query` or `document` and selects the prompt.
+    """
     vectors_NG = np.empty((len(texts), encoder.dimensions), dtype=np.float32)
     for side in SIDES:
         if places := [place for place, (text_side, _, _) in enumerate(texts) if text_side == side]:
@@ -165,7 +175,7 @@ def _write_part(encoder: SentenceEncoder, texts: list[tuple[Side, str, bytes]], 
 
 
 def _join(parts: list[Path], target: Path) -> None:
-    """Join the keys of all parts in a file, and their embeddings in another file, in the folder `target`."""
+    """Concatenate keys.npy (text hashes) and vectors.npy (embeddings) of the folders `parts` in the folder `target`."""
     key_K = np.concatenate([np.load(part / "keys.npy") for part in parts])
     width = np.load(parts[0] / "vectors.npy", mmap_mode="r").shape[1]
     shape, first = (len(key_K), width), 0
@@ -179,7 +189,10 @@ def _join(parts: list[Path], target: Path) -> None:
 
 
 def distinct_texts(data: Mixture) -> Iterator[tuple[Side, str, bytes]]:
-    """Yield side, text and key of every distinct text. Left texts of pairs are queries, right texts are documents."""
+    """Yield (side, text, hash) of every distinct text of the data.
+
+    The side is `query` for first texts of pairs and `document` for second texts. A text on both sides is yielded twice.
+    """
     seen: set[bytes] = set()
     for index in range(len(data)):
         for left, right, _ in pairs_of(data[index]):
@@ -192,11 +205,14 @@ def distinct_texts(data: Mixture) -> Iterator[tuple[Side, str, bytes]]:
 
 
 def _key(side: Side, text: str) -> bytes:
-    """Return a 64-bit hash of a text and its side. Among ten million texts, the probability of a collision is 3e-6."""
+    """Return a 64-bit hash of a text and its side, `query` or `document`.
+
+    Among ten million texts, the probability of a collision is 3e-6.
+    """
     return hashlib.blake2b(f"{side} {text}".encode(), digest_size=8).digest()
 
 
 def _stamp(path: str) -> list[Any]:
-    """Return the path of an encoder with sizes and times of its files, which identify the encoder at this path."""
+    """Return the path of an encoder with names, sizes and times of its files, to detect a changed encoder."""
     files = sorted(Path(path).expanduser().rglob("*")) or [Path(path).expanduser()]
     return [path, [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files if file.is_file()]]

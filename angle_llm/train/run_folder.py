@@ -26,34 +26,34 @@ from angle_llm.model.memory.token_budget import TokenBudget
 from angle_llm.model.source.checks import is_saved_encoder
 from angle_llm.settings.parsing import SettingsError, changed_settings, load_settings, save_settings, settings_to_dict
 from angle_llm.settings.train import TrainSettings
-from angle_llm.train.best_model import RESCUE_FOLDER, deciding
+from angle_llm.train.best_model import RESCUE_FOLDER, deciding_metric
 from angle_llm.train.checkpoint import FOLDER, checkpoint_names, named_checkpoint
 from angle_llm.train.distributed import Processes, ProcessWatch
 
 RESULT = "result.json"
-"""Name of the file that marks a run as finished."""
+"""Name of the file in a run directory that marks the run as finished."""
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a training run returns: folder of the encoder, number of steps, metrics, and token budget."""
+    """Result of a training run: folder of the encoder, number of steps, metrics, and token budget."""
 
     model_dir: Path
     """Folder of the encoder to use: the best encoder if the run evaluates, else the last encoder."""
     steps: int
-    """Number of optimizer steps."""
+    """Number of optimizer steps of the run."""
     best: dict[str, float] | None
-    """Metrics of the best evaluation; the first metric decides which model is best. None without evaluation."""
+    """Metrics of the encoder in `model_dir`, None without evaluation. The first metric decides which encoder is best."""
     start: dict[str, float] | None
-    """Metrics before the first step; None without evaluation."""
+    """Metrics of the encoder before training; None without evaluation."""
     budget: TokenBudget
-    """Token budget at the end of the run, halved if memory ran out."""
+    """Token budget of a process at the end of the run; lower than at the start if memory ran out."""
     encoder: dict[str, Any]
-    """Prompt, pooling and maximum length of the encoder."""
+    """Settings of the encoder by name: `prompt`, `pooling` and `max_length` in tokens."""
 
     @property
     def better(self) -> bool | None:
-        """Whether the first metric is higher than before training; None without evaluation."""
+        """Whether the first metric of the best encoder is higher than before training; None without evaluation."""
         if self.best is None or self.start is None:
             return None
         return next(iter(self.best.values())) > next(iter(self.start.values()))
@@ -69,20 +69,21 @@ class TrainResult:
 
 
 class Run:
-    """The processes of a training run and its directory: checks it before the run, and writes its files."""
+    """Processes and directory of a training run: checks the directory, and writes settings and result."""
 
     def __init__(self, settings: TrainSettings, processes: Processes) -> None:
+        """Check the run directory; raise `SettingsError` if it belongs to another or a finished run."""
         self.settings, self.processes = settings, processes
         self.folder = settings.run_path
         self.starts_over = processes.from_main(self._check)
-        """Whether the run starts at step 1 instead of at a checkpoint."""
+        """Whether the run starts at step 1, not from a checkpoint."""
 
     @classmethod
     @contextmanager
     def start(cls, settings: TrainSettings) -> Iterator[Run]:
-        """Connect the processes of a run and check its directory; inside this context, lost processes are detected.
+        """Context manager that connects the processes of a run, checks the run directory, and detects lost processes.
 
-        If a process is lost, the other processes end with a message (see `ProcessWatch`).
+        If a process is killed or stops responding, the other processes end with a message (see `ProcessWatch`).
 
         Raises:
             SettingsError: if the launch is not supported, the directory belongs to another or a finished run, or the
@@ -94,12 +95,17 @@ class Run:
             yield run
 
     def log(self, line: str) -> None:
-        """Print a line, on the main process only."""
+        """Log a line, on the main process only."""
         if self.processes.is_main:
             log(line)
 
     def _check(self) -> bool:
-        """Check that the run directory belongs to this run, and return whether the run starts at step 1."""
+        """Check that the run directory is new or belongs to this run, and return whether the run starts at step 1.
+
+        Raises:
+            SettingsError: if the directory belongs to another or a finished run, or the checkpoint that `resume` names
+                does not exist.
+        """
         settings, before = self.settings, self._identity_before()
         if before != settings.identity:
             other = changed_settings(settings_to_dict(before), settings_to_dict(settings.identity))
@@ -118,7 +124,11 @@ class Run:
         return starts_over
 
     def _identity_before(self) -> TrainSettings:
-        """Return the settings that a resumed run must have: from the directory, or of this run if the directory is new."""
+        """Return the settings in the run directory, which a resumed run must have too, or of this run if it is new.
+
+        Raises:
+            SettingsError: if the settings in the directory cannot be read.
+        """
         path = self.folder / "settings.yaml"
         try:
             return (load_settings(TrainSettings, path) if path.exists() else self.settings).identity
@@ -129,20 +139,21 @@ class Run:
             ) from error
 
     def prepare(self) -> None:
-        """Write settings.yaml on the main process."""
+        """Create the run directory and write settings.yaml, on the main process."""
         self.processes.from_main(self._prepare)
 
     def _prepare(self) -> None:
+        """Create the run directory, remove an earlier result.json, and write settings.yaml."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / RESULT).unlink(missing_ok=True)
         save_settings(replace(self.settings, resume=TrainSettings.resume), self.folder / "settings.yaml")
 
     def finish(self, result: TrainResult) -> None:
-        """Write result.json, which marks the run as finished, and remove `interrupted/`; on the main process only."""
+        """Write result.json, which marks the run as finished, and remove `interrupted/`; only on the main process."""
         if self.processes.is_main:
             self._remove_encoder(RESCUE_FOLDER)
             metrics = {"start": result.start, "best": result.best}
-            scores = {name: deciding(found) for name, found in metrics.items()}
+            scores = {name: deciding_metric(values) for name, values in metrics.items()}
             content = {
                 "steps": result.steps,
                 "better": result.better,
@@ -153,6 +164,6 @@ class Run:
             write_json(self.folder / RESULT, plain({**content, "budget": result.budget}))
 
     def _remove_encoder(self, name: str) -> None:
-        """Remove a folder in the run directory if it contains a saved encoder."""
+        """Remove the folder `name` of the run directory if it contains a saved encoder."""
         if is_saved_encoder(self.folder / name):
             shutil.rmtree(self.folder / name)

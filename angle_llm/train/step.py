@@ -1,7 +1,7 @@
-"""One training step at the embedding boundary: encode, losses, dE, and back-propagation through the encoder.
+"""Forward and backward pass of batches: embeddings E, losses, dE = ∂loss/∂E, and back-propagation of dE.
 
-Legend: N texts of the batches, U of them with different token ids, B of them in one batch, R texts of a micro-batch, D
-dimensions.
+Shapes: N texts of all batches, U texts with different token ids, B texts of a batch with different token ids, R texts
+of a micro-batch, D dimensions, P pairs.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ from angle_llm.train.strategies import SingleProcess
 
 @dataclass(frozen=True)
 class BatchLoss:
-    """The loss of one batch."""
+    """Loss of a training batch and its terms, as Python numbers."""
 
     loss: float
     parts: dict[str, float]
-    """Value of each term of the loss, before its weight."""
+    """Value of each term of the loss by name, before multiplication by its weight."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """Losses and counts of batches that were encoded together."""
+    """Losses and counts of batches that were encoded together in an optimizer step."""
 
     losses: list[BatchLoss]
-    """The loss of each batch."""
+    """Losses in the order of the batches."""
     texts: int
-    """Number of texts, summed over the batches."""
+    """Sum over the batches of the number of unique texts."""
     pairs: int
-    """Scored pairs of the relations; a triple is two."""
+    """Number of scored pairs in all batches; a triple (anchor, positive, negative) has two."""
     plan: Plan
-    """Layout and tokens."""
+    """Micro-batches of the texts, with their layout and token counts."""
     cached: bool
-    """Whether each micro-batch was encoded twice (gradient caching)."""
+    """Whether every micro-batch was encoded twice, to keep fewer activations (gradient caching)."""
 
     @property
     def loss(self) -> float:
-        """Mean over the batches."""
+        """Mean loss of the batches."""
         return sum(each.loss for each in self.losses) / len(self.losses)
 
 
 class DivergedError(RuntimeError):
-    """The loss is NaN or infinite, or embeddings are zero; nothing was back-propagated and no weight has changed."""
+    """Raised for a loss or gradient norm that is not finite, or zero embeddings; the optimizer step is not taken."""
 
 
 def boundary_step(
@@ -72,7 +72,10 @@ def boundary_step(
     weight: float = 1.0,
     strategy: SingleProcess | None = None,
 ) -> StepResult:
-    """Add the gradient of `weight` times the loss of one batch to the model's parameters; see `group_step`."""
+    """Add the gradient of `weight` times the loss of a single batch to the `grad` of the model's parameters.
+
+    `plan` has the micro-batches of the texts in `batch`. See `group_step` for the other arguments and the errors.
+    """
     batches = [PlannedBatch(batch, objective, {})]
     return group_step(model, plan, batches, graph_tokens=graph_tokens, weight=weight, strategy=strategy)
 
@@ -86,23 +89,24 @@ def group_step(
     weight: float = 1.0,
     strategy: SingleProcess | None = None,
 ) -> StepResult:
-    """Add the gradient of `weight` times the sum of the losses of some batches to the model's parameters.
+    """Add the gradient of `weight` times the sum of the batch losses to the `grad` of the model's parameters.
 
-    `plan` is that of the texts of all batches, one batch after the other; a text of two batches is encoded once. The
-    loss of a batch gets the rows of its own texts only: texts of other batches are not negatives.
+    `plan` has the micro-batches of the texts of all batches, concatenated. A text that two batches contain is encoded
+    once. The loss of a batch uses the embeddings of this batch only: texts of other batches are not negatives.
 
-    `model` maps a micro-batch of the plan to rows (R, D). Activations are kept if no rank computes more than
-    `graph_tokens` tokens; otherwise each micro-batch is encoded again for its part of the backward pass (gradient
-    caching, Gao et al. 2021, arXiv 2101.06983), with the same dropout masks. The gradient is the same. Texts that share
-    a prefix share its dropout mask.
+    `model` maps a micro-batch to embeddings (R texts, D dimensions). Activations are kept if no rank computes more than
+    `graph_tokens` tokens. Otherwise, every micro-batch is encoded again in the backward pass, with the same dropout
+    masks (gradient caching, Gao et al. 2021, arXiv 2101.06983). The gradient is the same. Texts that share a prefix
+    share its dropout mask.
 
-    All ranks of a `strategy` call this with the same batches and plan. Each encodes its share of the plan; the rows of
-    all ranks form one `E`, so every text is a negative for every other text of its batch. Each rank computes losses and
-    `dE`, and back-propagates the rows it encoded. The gradient of the step is the sum over ranks.
+    All ranks of `strategy` call this function with equal batches and plans. A rank encodes its micro-batches, and a sum
+    over ranks gives every rank the embeddings E of all texts. So every text is a negative for every other text of its
+    batch. A rank computes all losses and dE = ∂loss/∂E, and back-propagates only the embeddings that it encoded. The
+    gradient of the step is the sum over ranks.
 
     Raises:
-        DivergedError: on every rank, before anything is back-propagated.
-        RankMemoryError: see `SingleProcess.guard_oom`; the gradients must be discarded then.
+        DivergedError: on every rank, before back-propagation, for a loss that is not finite, or a zero embedding.
+        RankMemoryError: on every rank, if a rank ran out of memory. Discard the gradients before the next attempt.
     """
     strategy = strategy or SingleProcess(Processes(device=next(model.parameters()).device))
     device, cached = strategy.processes.device, plan.largest_share > graph_tokens
@@ -121,7 +125,7 @@ def group_step(
 
 
 class KeptGraphs:
-    """Encodes each micro-batch of this rank once; all activations are kept for one backward pass."""
+    """Encodes the micro-batches of this rank once, and keeps all activations for a single backward pass."""
 
     def __init__(self, model: nn.Module, micro_batches: Sequence[MicroBatch], strategy: SingleProcess) -> None:
         self._model, self._micro_batches, self._strategy = model, micro_batches, strategy
@@ -129,22 +133,26 @@ class KeptGraphs:
         self._parts: list[tuple[Tensor, Tensor]] = []
 
     def forward(self, unique: int) -> Tensor:
-        """Encode the texts of this rank; return their rows in a matrix of all `unique` texts (U, D), 0 elsewhere, no graph."""
+        """Return a matrix (U unique texts, D dimensions) with the embeddings of this rank's texts, detached.
+
+        Rows of texts that other ranks encode are 0. `unique` is U.
+        """
         self._parts = [(row_index(each, self._device), self._encode(each)) for each in self._micro_batches]
         return own_rows(unique, ((index_R, part_RD.detach()) for index_R, part_RD in self._parts))
 
     def backward(self, gradient_UD: Tensor) -> None:
-        """Back-propagate dE (U, D) through the rows of this rank."""
+        """Back-propagate dE = ∂loss/∂E, (U unique texts, D dimensions), through the embeddings of this rank's texts."""
         # One backward pass: after several forward passes, ZeRO-3 adds a wrong gradient for every pass but the first.
         self._strategy.backward(torch.stack([surrogate_loss(*part, gradient_UD) for part in self._parts]).sum())
 
     def _encode(self, micro: MicroBatch) -> Tensor:
+        """Return the embeddings of a micro-batch, (R texts, D dimensions)."""
         rows_RD: Tensor = self._model(**micro.inputs(self._device))
         return rows_RD
 
 
 class RecomputedGraphs(KeptGraphs):
-    """Encodes each micro-batch without activations, and again for its part of the backward pass (gradient caching)."""
+    """Encodes micro-batches without activations, then again in the backward pass (gradient caching)."""
 
     def forward(self, unique: int) -> Tensor:
         self._states = list[Any]()
@@ -152,6 +160,7 @@ class RecomputedGraphs(KeptGraphs):
             return own_rows(unique, map(self._encode_once, self._micro_batches))
 
     def _encode_once(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Return row numbers and embeddings of a micro-batch, and save the random state for the second pass."""
         self._states.append(torch_state(self._device))
         return row_index(micro, self._device), self._encode(micro)
 
@@ -166,8 +175,14 @@ class RecomputedGraphs(KeptGraphs):
 def losses_and_gradient(
     plan: Plan, batches: Sequence[PlannedBatch], weight: float, rows_UD: Tensor
 ) -> tuple[list[BatchLoss], Tensor]:
-    """Return the loss of each batch, and dE (U, D) of `weight` times their sum, from the rows of all unique texts."""
-    if len(batches) == 1:  # its rows are those of the plan
+    """Return the batch losses, and the gradient of `weight` times their sum at the embeddings of all unique texts.
+
+    Embeddings and gradient are (U unique texts, D dimensions).
+
+    Raises:
+        DivergedError: for a loss that is not finite, or a zero embedding.
+    """
+    if len(batches) == 1:  # all rows belong to this batch
         ((_, relation),) = relations(plan, batches)
         value, gradient_UD = loss_and_gradient(batches[0].loss, relation, weight, rows_UD)
         return checked_losses([value]), gradient_UD
@@ -176,36 +191,37 @@ def losses_and_gradient(
     for each, (rows, relation) in zip(batches, relations(plan, batches), strict=True):
         index_B = on_device(torch.tensor(rows), rows_UD.device)
         value, gradient_BD = loss_and_gradient(each.loss, relation, weight, rows_UD[index_B])
-        gradient_UD.index_add_(0, index_B, gradient_BD)  # a row occurs once: no order of additions
+        gradient_UD.index_add_(0, index_B, gradient_BD)  # a row occurs once in index_B, so the sum is deterministic
         values.append(value)
     return checked_losses(values), gradient_UD
 
 
 def relations(plan: Plan, batches: Sequence[PlannedBatch]) -> Iterator[tuple[list[int], Relation]]:
-    """Yield for each batch the rows of its texts in `E`, and the relation of these rows.
+    """Yield, for each batch, the row numbers of its texts in the embedding matrix, and the scored pairs of these rows.
 
-    Two texts of a batch may have the same ids (cut at `max_length`, or with letters that the tokenizer maps to the same
-    ids). They are one row, like a repeated text, and not each other's negatives at a cosine of 1.
+    Two texts of a batch may have the same token ids: cut at `max_length`, or with letters that the tokenizer maps to
+    the same ids. Such texts are one row, like a repeated text. Otherwise they would be negatives with a cosine of 1.
     """
     first = 0
     for planned in batches:
         batch = planned.batch
-        place: dict[int, int] = {}  # of a row of the plan among those of the batch
+        place: dict[int, int] = {}  # row in the plan → row in the batch
         row_of = plan.row_of[first : first + len(batch)]
         row_of_N = torch.tensor([place.setdefault(row, len(place)) for row in row_of], dtype=torch.int64)
         first += len(batch)
         left_P, right_P = row_of_N[batch.left], row_of_N[batch.right]
         text = text_of_row(batch.texts, row_of_N)
-        _, first_text = np.unique(row_of_N.numpy(), return_index=True)  # of each row
+        _, first_text = np.unique(row_of_N.numpy(), return_index=True)  # first text of each row
         known = {name: tensor[first_text] for name, tensor in planned.vectors.items()}
         relation = Relation(left_P, right_P, batch.score, group=batch.group, teacher=batch.teacher, text=text, **known)
         yield list(place), relation
 
 
 def text_of_row(texts: Sequence[str], row_of_N: Tensor) -> Tensor | None:
-    """Number the rows (B,) so that rows of the same text are equal, such as its query and document; None if all differ.
+    """Return a text number for each of B rows, equal for rows of the same text; None if all N texts differ.
 
-    A row has several texts if their ids are equal. Then all rows of these texts have one number.
+    A text has two rows if it occurs with two prompts, as a query and as a document. Several texts with equal token ids
+    are a single row; all rows of these texts get the same number. `row_of_N` has the row of each text.
     """
     number: dict[str, int] = {}
     text_of_N = torch.tensor([number.setdefault(text, len(number)) for text in texts], dtype=torch.int64)
@@ -217,21 +233,23 @@ def text_of_row(texts: Sequence[str], row_of_N: Tensor) -> Tensor | None:
 
 
 class _LossValue(NamedTuple):
-    """Scalar results of a loss, still on the device."""
+    """Loss of a batch and checks of its embeddings, as scalar tensors on the device (reading a value waits for it)."""
 
     loss: Tensor
     zero_rows: Tensor
-    """Number of zero embeddings: overflowing weights can give zeros instead of NaN."""
+    """Number of embeddings that are all zero: overflowing weights can give zeros instead of NaN."""
     finite: Tensor
     """Whether all embeddings are finite."""
     parts: dict[str, Tensor]
+    """Value of each term of the loss by name, before multiplication by its weight."""
     rows: int
+    """Number of embeddings of the batch."""
 
 
 def loss_and_gradient(
     objective: Objective, relation: Relation, weight: float, rows_BD: Tensor
 ) -> tuple[_LossValue, Tensor]:
-    """Return the loss of a batch, and `weight` times its gradient dE (B, D). The graph of the loss is freed."""
+    """Return the loss of a batch, and the gradient of `weight` · loss at its embeddings (B texts, D dimensions)."""
     leaf_BD = rows_BD.detach().requires_grad_()
     value = objective(leaf_BD, relation)
     (gradient_BD,) = torch.autograd.grad(value.loss * weight, leaf_BD)
@@ -241,10 +259,12 @@ def loss_and_gradient(
 
 
 def checked_losses(values: Sequence[_LossValue]) -> list[BatchLoss]:
-    """Check losses and return them as numbers, read from the device at once because each read waits for it.
+    """Check the losses of several batches and return them as Python numbers.
+
+    All values are copied from the device in a single transfer, because every transfer waits for the device.
 
     Raises:
-        DivergedError: for a loss that is not finite, or a zero row.
+        DivergedError: for a loss that is not finite, or a zero embedding.
     """
     scalars = [scalar for each in values for scalar in (*each[:3], *each.parts.values())]
     numbers = iter(torch.stack([scalar.to(scalars[0]) for scalar in scalars]).tolist())
@@ -262,7 +282,10 @@ def checked_losses(values: Sequence[_LossValue]) -> list[BatchLoss]:
 
 
 def own_rows(unique: int, parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return `E` (U, D) with the rows of this rank, 0 elsewhere. `parts`: index (R,) and rows (R, D) of micro-batches."""
+    """Return the matrix of `unique` embeddings, (U, D), with the rows of the given micro-batches and 0 elsewhere.
+
+    `parts` yields row numbers (R,) and embeddings (R, D) of a micro-batch.
+    """
     rows_UD = torch.empty(0)
     for index_R, part_RD in parts:
         if not rows_UD.numel():
@@ -273,7 +296,7 @@ def own_rows(unique: int, parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
 
 @contextmanager
 def matmul_precision(device: torch.device, precision: str) -> Iterator[None]:
-    """Set the precision of float32 products on a GPU inside this context: high (TF32, about 8 times as fast) or highest.
+    """Set the precision of float32 matrix products on a GPU: `high` (TF32, about 8 times as fast) or `highest`.
 
     See `torch.set_float32_matmul_precision`. The environment variable NVIDIA_TF32_OVERRIDE=0 prevents TF32.
     """
@@ -289,10 +312,14 @@ def matmul_precision(device: torch.device, precision: str) -> Iterator[None]:
 
 
 def surrogate_loss(index_R: Tensor, part_RD: Tensor, gradient_UD: Tensor) -> Tensor:
-    """Return a scalar whose gradient at `part_RD` is dE of these rows; 0 for a dummy micro-batch without rows."""
+    """Return sum(embeddings · gradient), a scalar whose gradient at the embeddings is the given gradient.
+
+    `part_RD` has the embeddings of a micro-batch: rows `index_R` of all U embeddings, which have gradient
+    `gradient_UD`. The scalar is 0 for a dummy micro-batch, which has no rows.
+    """
     return (part_RD[: len(index_R)] * gradient_UD[index_R]).sum()
 
 
 def row_index(micro: MicroBatch, device: torch.device) -> Tensor:
-    """Return the rows of a micro-batch as an index (R,) on the device."""
+    """Return the row numbers of a micro-batch in the matrix of unique embeddings, (R,) integers on the device."""
     return on_device(torch.tensor(micro.rows, dtype=torch.int64), device)

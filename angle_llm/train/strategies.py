@@ -1,8 +1,8 @@
-"""How an optimizer step is distributed over processes. Every strategy computes the same update.
+"""Strategies that distribute an optimizer step over processes. Every strategy computes the same update.
 
-`DataParallelStrategy` (one or several processes): every rank holds all weights and back-propagates its texts; one sum
-over ranks follows. torch's DDP would sum inside the backward pass. A sum after it lets the ranks first agree that none
-ran out of memory, and needs no equal number of backward passes.
+`DataParallelStrategy` (one or several processes): every rank holds all weights and back-propagates its texts. Then the
+gradients are summed over ranks. torch's DDP would sum them inside the backward pass. With a sum afterwards, the ranks
+first check that no rank ran out of memory, and may have different numbers of backward passes.
 
 `ZeroStrategy` (DeepSpeed ZeRO): optimizer state (stage 1), gradients (2) and weights (3) are partitioned over ranks.
 
@@ -26,42 +26,49 @@ from angle_llm.settings.train import OptimizerSettings
 from angle_llm.train.distributed import Processes
 
 Named = Iterable[tuple[str, Tensor]]
+"""(name, tensor) of several tensors."""
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Names of the moments of Adam in an optimizer state."""
 SUM_BUFFER = 64 * 2**20
-"""Numbers of the buffer in which gradients are summed."""
+"""Number of gradient elements after which a new buffer begins, for the sum over ranks."""
 
 
 class SingleProcess:
-    """Operations that a step needs, for one process that only accumulates gradients, without an optimizer."""
+    """Strategy that accumulates gradients in a single process, without an optimizer; base class of all strategies."""
 
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
 
     def backward(self, scalar: Tensor) -> None:
-        """Add the gradient of this rank's texts."""
+        """Back-propagate a scalar, and add the gradients to the `grad` of the parameters of this rank."""
         scalar.backward()  # type: ignore[no-untyped-call]
 
     def guard_oom(self) -> AbstractContextManager[None]:
-        """Return a context in which a lack of memory on any rank raises the same error on all ranks.
+        """Return a context manager that raises an out-of-memory error of any rank on all ranks.
+
+        A strategy for a single process does not change errors.
 
         Raises:
-            RankMemoryError: on every rank, if a rank ran out of memory; the step may be repeated.
+            RankMemoryError: on every rank, if a rank ran out of memory. The caller may repeat the step.
         """
         return nullcontext()
 
 
 class DataParallelStrategy(SingleProcess):
-    """Operations that a training run needs, with all weights on every rank. Also used for one process."""
+    """Strategy with all weights on every rank: backward passes, optimizer steps, and state for checkpoints.
+
+    Also used for a training run with a single process.
+    """
 
     def __init__(self, model: nn.Module, settings: OptimizerSettings, processes: Processes) -> None:
         super().__init__(processes)
         self.model = self._placed(model)
-        """Maps a micro-batch to rows. Every rank must call it equally often."""
+        """Model that maps a micro-batch to embeddings. All ranks must call the model equally often."""
         self.weights = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        """The trainable weights by name, in the order of the optimizer."""
+        """Trainable weights by name, in the order of the optimizer's parameters."""
         self.shapes = {name: parameter.shape for name, parameter in self.weights.items()}
-        """Their shapes; a partitioned weight does not show its own."""
+        """Full shapes of the trainable weights by name. Under ZeRO-3, a weight in memory has another shape."""
         self._max_norm = settings.max_gradient_norm
         fused = True if processes.device.type == "cuda" and not processes.zero_stage else None
         self.optimizer = AdamW(
@@ -69,15 +76,16 @@ class DataParallelStrategy(SingleProcess):
         )
 
     def _placed(self, model: nn.Module) -> nn.Module:
+        """Move the model to the device of this process."""
         return model.to(self.processes.device)
 
     def guard_oom(self) -> AbstractContextManager[None]:
         return guard_oom(self.processes.max)
 
     def update(self, learning_rate: float) -> float:
-        """Take an optimizer step with the gradients of all ranks; return their norm before clipping.
+        """Take an optimizer step with the gradients of all ranks; return the gradient norm before clipping.
 
-        If the norm is not finite, no weight has changed (partitioned: weights may have).
+        If the norm is not finite, no weight changes, except with ZeRO, where weights may change.
         """
         self._sum_gradients()
         norm = float(nn.utils.clip_grad_norm_(self.weights.values(), self._max_norm))
@@ -89,12 +97,12 @@ class DataParallelStrategy(SingleProcess):
         return norm
 
     def _sum_gradients(self) -> None:
-        """Sum the gradients over ranks, in a few large buffers instead of hundreds of small messages."""
+        """Replace gradients by their sum over ranks. A few large buffers are faster than hundreds of small messages."""
         if self.processes.world_size == 1:
             return
         buffers: list[list[Tensor]] = [[]]
         for parameter in self.weights.values():
-            if parameter.grad is None:  # not part of the loss on this rank; on another it may be
+            if parameter.grad is None:  # unused on this rank, but another rank may use it
                 parameter.grad = torch.zeros_like(parameter)
             if sum(gradient.numel() for gradient in buffers[-1]) >= SUM_BUFFER:
                 buffers.append([])
@@ -110,13 +118,13 @@ class DataParallelStrategy(SingleProcess):
         self.optimizer.zero_grad()
 
     def gather_params(self) -> Any:
-        """Return a context in which the trainable weights are complete, for reading."""
+        """Return a context manager in which the trainable weights can be read in full (ZeRO-3 partitions them)."""
         return nullcontext()
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        """Return the optimizer state as CPU tensors NAME/exp_avg, NAME/exp_avg_sq and NAME/step.
+        """Return the optimizer state as full CPU tensors, named WEIGHT/exp_avg, WEIGHT/exp_avg_sq and WEIGHT/step.
 
-        Empty before the first step, and on all ranks but 0.
+        The result is empty before the first optimizer step, and on all ranks but 0. All ranks must call this method.
         """
         if not self.processes.is_main:
             return {}
@@ -129,7 +137,7 @@ class DataParallelStrategy(SingleProcess):
         }
 
     def load_state(self, weights: Named, optimizer: Named) -> None:
-        """Load trainable weights, and an optimizer state of `optimizer_state`."""
+        """Load full trainable weights by name, and an optimizer state as returned by `optimizer_state`."""
         with torch.no_grad():
             for name, tensor in weights:
                 self.weights[name].copy_(tensor)
@@ -142,10 +150,10 @@ class DataParallelStrategy(SingleProcess):
         self.optimizer.load_state_dict({"state": numbered, "param_groups": groups})
 
     def check_replicas(self) -> None:
-        """Check that all ranks have the same weights.
+        """Check that all ranks have the same trainable weights, by a checksum. ZeRO-3 skips this check.
 
         Raises:
-            RemoteRankError: names the rank that differs.
+            RemoteRankError: on every rank; names the rank with different weights.
         """
         total = 0.0
         for number, parameter in enumerate(self.weights.values(), 1):
@@ -156,7 +164,7 @@ class DataParallelStrategy(SingleProcess):
 
 
 class ZeroStrategy(DataParallelStrategy):
-    """DeepSpeed ZeRO, through Accelerate."""
+    """Strategy with DeepSpeed ZeRO: optimizer state, gradients and weights are partitioned over ranks, by stage."""
 
     def __init__(self, model: nn.Module, settings: OptimizerSettings, processes: Processes) -> None:
         if any(parameter.is_meta for parameter in model.parameters()):  # see `load_encoder`
@@ -169,10 +177,10 @@ class ZeroStrategy(DataParallelStrategy):
             config.pop(dtype, None)  # they would round the adapter; the settings choose the dtype of the base
         self.stage = processes.zero_stage
         if self.stage == 3:
-            # Partition where it was loaded: the engine would first move the whole model to the device.
+            # Partition the model on the CPU: the engine would first move the whole model to the device.
             from deepspeed.runtime.zero import Init
 
-            Init(module=model, config_dict_or_path=config)  # each weight is that of rank 0
+            Init(module=model, config_dict_or_path=config)  # sends the weights of rank 0 to all ranks
             buffers = dict(model.named_buffers(remove_duplicate=False))
             for name, buffer in processes.broadcast(buffers if processes.is_main else None):
                 owner, _, leaf = name.rpartition(".")
@@ -182,6 +190,7 @@ class ZeroStrategy(DataParallelStrategy):
         self._zero: Any = self._engine.optimizer
 
     def _placed(self, model: nn.Module) -> nn.Module:
+        """Return the model unchanged; DeepSpeed moves it to the device."""
         return model
 
     def backward(self, scalar: Tensor) -> None:
@@ -194,7 +203,7 @@ class ZeroStrategy(DataParallelStrategy):
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            # The other ranks wait for this one inside their forward or backward pass.
+            # The other ranks wait in a collective operation of their forward or backward pass.
             raise RuntimeError(
                 f"rank {self.processes.rank} ran out of memory: {error}. ZeRO cannot repeat a step or an evaluation: resume with "
                 "--resume auto and a smaller --micro-batch-tokens, after a step also a smaller --graph-tokens."
@@ -213,7 +222,10 @@ class ZeroStrategy(DataParallelStrategy):
         return self._gathered(list(self.weights.values()))
 
     def _gathered(self, weights: list[nn.Parameter], rank: int | None = None) -> Any:
-        """Return a context in which partitioned weights are complete; changes by `rank` are kept."""
+        """Return a context manager in which weights partitioned by ZeRO-3 are complete.
+
+        Changes that `rank` makes inside the context are kept; None: no changes are kept.
+        """
         from deepspeed.runtime.zero import GatheredParameters
 
         return GatheredParameters(weights, modifier_rank=rank, enabled=self.stage == 3)
@@ -225,7 +237,7 @@ class ZeroStrategy(DataParallelStrategy):
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.weights.items() if states else ():
             for key in MOMENTS:
-                full = safe_get_full_optimizer_state(parameter, key)  # one at a time: every device holds it
+                full = safe_get_full_optimizer_state(parameter, key)  # on every device, so one tensor at a time
                 if self.processes.is_main:
                     tensors[f"{name}/{key}"] = full.view(self.shapes[name]).cpu().contiguous()
             if self.processes.is_main:
@@ -240,7 +252,7 @@ class ZeroStrategy(DataParallelStrategy):
             self._set(parameter, tensor)
         for full_name, tensor in optimizer:
             name, _, key = full_name.rpartition("/")
-            if not self._state:  # it otherwise appears with the first step
+            if not self._state:  # DeepSpeed creates the state in the first step
                 for part in self._parts:
                     self._state[part] = {key: torch.zeros_like(part) for key in MOMENTS}
                 if self.stage < 3:
@@ -252,7 +264,10 @@ class ZeroStrategy(DataParallelStrategy):
                     state[key] = tensor.clone()
 
     def _set(self, parameter: nn.Parameter, full: Tensor, key: str | None = None) -> None:
-        """Set the part of a weight that this rank holds, or with `key`, of its optimizer moment."""
+        """Set this rank's partition of a weight from the full tensor.
+
+        With `key`, `exp_avg` or `exp_avg_sq`, set this rank's partition of this optimizer moment of the weight instead.
+        """
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
         if self.stage == 3:
@@ -273,15 +288,16 @@ class ZeroStrategy(DataParallelStrategy):
 
     @property
     def _parts(self) -> list[Tensor]:
-        """This rank's flat partitions of the weights, which key the optimizer state."""
+        """Flat float32 partitions of the weights on this rank; the keys of the optimizer state (`_state`)."""
         zero = self._zero
         return zero.fp32_partitioned_groups_flat if self.stage == 3 else zero.single_partition_of_fp32_groups  # type: ignore[no-any-return]
 
     @property
     def _state(self) -> dict[Tensor, dict[str, Tensor]]:
+        """Optimizer state of this rank: its flat weight partition → moments and step count."""
         return self._zero.optimizer.state  # type: ignore[no-any-return]
 
 
 def make_strategy(model: nn.Module, optimizer: OptimizerSettings, processes: Processes) -> DataParallelStrategy:
-    """Move the model to its device and return the strategy that the launcher selected."""
+    """Return the strategy that the launcher selected, ZeRO or data parallel, and move the model to its device."""
     return (ZeroStrategy if processes.zero_stage else DataParallelStrategy)(model, optimizer, processes)

@@ -24,7 +24,7 @@ from angle_llm.model.memory.out_of_memory import is_out_of_memory
 from angle_llm.model.memory.token_budget import RankMemoryError, TokenBudget
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import BUDGET_SETTINGS, TrainSettings
-from angle_llm.train.batches import BatchPlanner, PlannedGroup, prefetch
+from angle_llm.train.batches import BatchPlanner, PlannedGroup, StepSchedule, prefetch
 from angle_llm.train.best_model import BestModel, Evaluate
 from angle_llm.train.budget import check_checkpointing, default_budget
 from angle_llm.train.checkpoint import Checkpoints, Progress, seed_rank, set_torch_state, torch_state
@@ -32,7 +32,6 @@ from angle_llm.train.distributed import exit_lock
 from angle_llm.train.metrics import Metrics, StepMeter, mean_loss, peak_flops
 from angle_llm.train.precomputed_vectors import PrecomputedVectors
 from angle_llm.train.run_folder import Run, TrainResult
-from angle_llm.train.schedule import StepSchedule
 from angle_llm.train.step import DivergedError, StepResult, group_step, matmul_precision
 from angle_llm.train.strategies import make_strategy
 
@@ -41,18 +40,20 @@ if TYPE_CHECKING:
 
 
 class Interrupted(SystemExit):
-    """A signal ended the run after a checkpoint. The exit code is 130 for SIGINT and 143 for SIGTERM."""
+    """Raised when a signal stops the run, after its checkpoint. The exit code is 130 for SIGINT and 143 for SIGTERM."""
 
 
 class StopSignals:
-    """Context manager that records a signal in `received`; a second SIGINT raises KeyboardInterrupt at once.
+    """Context manager that records SIGINT or SIGTERM, so that the run can write a checkpoint before it stops.
 
-    The previous handlers are restored at the end. A signal that is ignored (`nohup`, `&`) stays ignored. Only the main
-    thread can install handlers; elsewhere this does nothing.
+    A second SIGINT raises KeyboardInterrupt at once. The previous handlers are restored at the end. A signal that is
+    ignored (`nohup`, `&`) stays ignored. Outside of the main thread, which alone can install handlers, nothing is
+    recorded.
     """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        """Last signal; None before a signal."""
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopSignals:
@@ -67,6 +68,7 @@ class StopSignals:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Record a signal and print what happens next; raise KeyboardInterrupt for SIGINT after an earlier signal."""
         if self.received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = signal.Signals(number)
@@ -76,21 +78,21 @@ class StopSignals:
 
 
 class TrainingError(RuntimeError):
-    """A run cannot start or had to stop; the message gives the step, the reason and the saved files."""
+    """Raised when a run cannot start, or has to stop; the message names the step, the reason and what to do."""
 
 
 class Trainer:
     """Trains the trainable weights of an encoder and writes the run directory.
 
-    Each optimizer step averages `accumulation` batches. With `evaluate`, the encoder is evaluated before the first
-    step, every `evaluation.every_steps` steps and at the end, and the best encoder is kept in `model/`. A run that
-    fails leaves its weights in `interrupted/`.
+    An optimizer step averages the gradients of `accumulation` batches. With `evaluate`, the encoder is evaluated before
+    the first step, every `evaluation.every_steps` steps and at the end, and the best encoder is saved in `model/`. A
+    run that fails leaves its weights in `interrupted/`.
 
     Checkpoints are written every `checkpoint.every_steps` steps and on SIGINT or SIGTERM; `resume` continues from a
     checkpoint. A resumed run ends with exactly the weights and metrics of an uninterrupted run (tested on a CPU).
 
-    Every rank creates a trainer with an equal encoder and the same examples and settings. The ranks share the texts of
-    each batch. Batches, losses and updates equal those of a single process, except for the order of additions.
+    Every rank creates a trainer with an equal encoder and the same examples and settings. The texts of a batch are
+    distributed over the ranks. Batches, losses and updates are the same as in a single process, except for rounding.
     """
 
     def __init__(
@@ -104,17 +106,20 @@ class Trainer:
         budget: TokenBudget | None = None,
         vectors: Mapping[str, PrecomputedVectors] | None = None,
     ) -> None:
-        """Prepare a run.
+        """Check that the run can start, and prepare its schedule, batches, optimizer and checkpoints.
 
         Args:
-            data: a `Mixture`, or one dataset.
-            losses: one per dataset.
-            budget: for a run that starts (None: `default_budget`). A resumed run uses the budget of its checkpoint,
-                unless the settings set one.
-            vectors: embeddings of the texts by a guide or teacher, which the losses need.
+            run: processes and directory of the run.
+            data: a `Mixture` of datasets, or the examples of one dataset.
+            losses: one loss per dataset.
+            evaluate: function that returns metrics of an encoder; None: no evaluation.
+            budget: token budget of a process for a new run; None: the default. A resumed run uses the budget of its
+                checkpoint, unless the settings set a budget.
+            vectors: embeddings of the texts from a guide or teacher encoder, by field of `Relation`.
 
         Raises:
-            TrainingError, ArtifactError: for a run that cannot start.
+            TrainingError: for no examples, no trainable weight, or a dataset from which nothing can be learned.
+            ArtifactError: if the encoder could not be saved at the end.
             RemoteRankError: if another rank failed, or has other data, weights or settings.
         """
         encoder.check_savable(run.folder / "model")
@@ -132,7 +137,7 @@ class Trainer:
         self._schedule = StepSchedule(mixture.draws, settings)
         for warning in self._schedule.warnings():
             run.log(f"warning: {warning}")
-        identity = {  # of runs that compute the same; the keys appear in messages
+        identity = {  # equal for runs that compute the same results; the keys appear in messages
             "settings": settings.fingerprint(),
             "examples": mixture.digest,
             "base weights": encoder.base_fingerprint,
@@ -161,16 +166,16 @@ class Trainer:
         self._model = BestModel(encoder, evaluate, run.folder / "model", self._strategy)
 
     def fit(self) -> TrainResult:
-        """Train from the first step, or from a checkpoint, to the end.
+        """Train from the first step, or from a checkpoint, to the end, and return the results of the run.
 
         Raises:
-            TrainingError: for a loss or gradient that is not finite, or zero embeddings; the optimizer has not taken
-                that step. Also for a gradient of 0 in the first step, and if there is not enough memory for a single
-                text, or for the optimizer.
-            RankMemoryError: if an evaluation has not enough memory for a single text.
-            CheckpointError, FolderError: for a checkpoint that cannot be written or read, or is of another run.
+            TrainingError: for a loss or gradient that is not finite, or zero embeddings, before the optimizer step.
+                Also for a gradient of 0 in the first step, or too little memory for a single text or for the optimizer.
+            RankMemoryError: if an evaluation does not have enough memory for a single text.
+            CheckpointError: if a checkpoint cannot be written, or no checkpoint can be read.
+            FolderError: if the checkpoints belong to another run.
             RemoteRankError: if another rank failed.
-            Interrupted: a `SystemExit`, after a signal and its checkpoint.
+            Interrupted: a `SystemExit`, if a signal stopped the run after a checkpoint.
         """
         main = self._processes.is_main
         seed_rank(self._settings.seed, self._processes.rank)
@@ -212,7 +217,12 @@ class Trainer:
         return result
 
     def _train(self, bar: tqdm[Any]) -> None:
-        """Run all remaining optimizer steps."""
+        """Run all remaining optimizer steps, with evaluations and checkpoints, and show progress in `bar`.
+
+        Raises:
+            DivergedError: if the gradient norm is not finite.
+            TrainingError: if the gradient of the first step is 0.
+        """
         with paused(bar):
             self._evaluate_and_save()
         started = time.perf_counter()
@@ -244,10 +254,14 @@ class Trainer:
             started = time.perf_counter()
 
     def _accumulate(self, groups: Sequence[PlannedGroup]) -> list[StepResult]:
-        """Add up the gradients of the batches of a step, each with an equal weight.
+        """Compute the mean gradient of the batches of an optimizer step, and return the losses of each group.
 
-        If a rank runs out of memory, the step is repeated with half the tokens at once, and for single texts with
-        activation checkpointing: the update is the same.
+        A group is a list of batches that are encoded together. If a rank runs out of memory, the step is repeated with
+        half the tokens at a time. If micro-batches already are single texts, activation checkpointing is turned on. The
+        update is the same.
+
+        Raises:
+            TrainingError: if memory does not suffice for a single text.
         """
         strategy, planner, device = self._strategy, self._planner, self._processes.device
         strategy.model.train()
@@ -281,7 +295,7 @@ class Trainer:
                 torch.cuda.empty_cache()
 
     def _checkpointing_budget(self) -> TokenBudget | None:
-        """Return the budget with activation checkpointing; None if checkpointing is already on, or impossible."""
+        """Return the token budget with activation checkpointing; None if already on, not allowed or not possible."""
         budget = self._planner.budget
         if budget.activation_checkpointing or self._settings.activation_checkpointing != "auto":
             return None
@@ -292,16 +306,16 @@ class Trainer:
         return replace(budget, activation_checkpointing=True)
 
     def _use(self, budget: TokenBudget) -> None:
-        """Use a budget from the next step on."""
+        """Set the token budget of the next micro-batches; turn on activation checkpointing if the budget has it."""
         self._planner.budget = budget
         if budget.activation_checkpointing:
             self._planner.encoder.model.checkpoint_activations(True)
 
     def _update(self, learning_rate: float) -> float:
-        """Take an optimizer step; return the gradient norm.
+        """Take an optimizer step; return the gradient norm before clipping.
 
         Raises:
-            TrainingError: if memory runs out. The update is not repeated, because no activations are left to free.
+            TrainingError: if memory runs out. A retry would not help, because no activations are left to free.
         """
         try:
             return self._strategy.update(learning_rate)
@@ -315,9 +329,13 @@ class Trainer:
             ) from error
 
     def _evaluate_and_save(self) -> None:
-        """Evaluate and write a checkpoint if due, or stop on a signal.
+        """Evaluate the encoder and write a checkpoint if the schedule has them after the current step.
 
-        On a signal, a due evaluation is skipped; the resumed run performs it."""
+        After a signal, the evaluation is skipped, and a checkpoint is always written. The resumed run evaluates then.
+
+        Raises:
+            Interrupted: after the checkpoint, if any rank received a signal.
+        """
         step, schedule, model = self._step, self._schedule, self._model
         signal = self._signal()
         if schedule.evaluates_at(step) and not signal:
@@ -336,5 +354,5 @@ class Trainer:
                 raise Interrupted(128 + signal)
 
     def _signal(self) -> int:
-        """Return the signal number that a rank received, 0 if none did."""
+        """Return the number of a stop signal that any rank received, equal on all ranks; 0 without a signal."""
         return self._processes.max(int(self._signals.received or 0))

@@ -22,7 +22,7 @@ from angle_llm.losses import AngleObjective, MixedObjective, NestedObjective, Pa
 from angle_llm.losses.contrastive import CONTRASTIVE_FORMS
 from angle_llm.losses.similarity import ANGLE_FORMS
 from angle_llm.settings.train import TrainSettings
-from angle_llm.train.batches import make_losses
+from angle_llm.train.objectives import make_losses
 
 WEIGHTS = {"cosine": 0.7, "in_batch": 1.3, "angle": 0.2, "regression": 0.4}
 SCORES = ((0.0, 1.0), (0.0, 0.25, 0.6, 1.0), (-1.0, 0.5), (1.0,))

@@ -22,7 +22,7 @@ from angle_llm import SentenceEncoder
 from angle_llm.evaluate import evaluate, select_tasks
 from angle_llm.evaluate.bootstrap import mean_difference
 from angle_llm.settings.parsing import SettingsError
-from angle_llm.train.batches import make_losses
+from angle_llm.train.objectives import make_losses
 
 ROOT = Path(__file__).parents[2]
 GRIDS = sorted((ROOT / "recipes" / "grids").glob("*.yaml"))

@@ -21,7 +21,7 @@ from angle_llm.settings.parsing import (
     settings_from_dict,
 )
 from angle_llm.settings.train import CheckpointSettings, LoraSettings, OptimizerSettings, TrainSettings
-from angle_llm.train.batches import make_losses
+from angle_llm.train.objectives import make_losses
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 

@@ -28,10 +28,10 @@ from angle_llm.settings.plan import PlanSettings
 from angle_llm.settings.train import DataSource, LoraSettings, ModelSettings
 from angle_llm.tools.forecast import forecast
 from angle_llm.tools.plan import render
+from angle_llm.train.batches import StepSchedule
 from angle_llm.train.budget import ROUND_TOKENS, USABLE
 from angle_llm.train.forecast import GIB, Device, Sharding, loss_memory
 from angle_llm.train.loading import load_encoder
-from angle_llm.train.schedule import StepSchedule
 from angle_llm.train.step import boundary_step
 
 LORA = LoraSettings(rank=4, alpha=4)

@@ -109,7 +109,7 @@ def check(settings: TrainSettings) -> LoraSettings:
         ({"lora": LoraSettings(alpha=8)}, r"--lora\.alpha"),
         ({"lora": LoraSettings(targets=["q_proj"])}, r"--lora\.targets"),
         ({"bits": 4}, r"--model\.bits"),
-        ({"run_dir": "first"}, "--model.path .* is the model of --run-dir"),
+        ({"run_dir": "first"}, "--model.path .* is the output folder of this run"),
     ],
 )
 def test_other_settings_than_those_of_the_adapter_are_refused(

@@ -24,8 +24,9 @@ from angle_llm.run import fine_tune
 from angle_llm.settings.parsing import SettingsError, settings_from_dict
 from angle_llm.settings.train import TrainSettings
 from angle_llm.train import precomputed_vectors as module
-from angle_llm.train.batches import BatchPlanner, make_losses
+from angle_llm.train.batches import BatchPlanner
 from angle_llm.train.distributed import Processes
+from angle_llm.train.objectives import make_losses
 from angle_llm.train.precomputed_vectors import precompute_vectors
 from angle_llm.train.step import relations
 

@@ -6,7 +6,7 @@ import pytest
 
 from angle_llm.data.order import Draws
 from angle_llm.settings.train import CheckpointSettings, EvaluationSettings, OptimizerSettings, TrainSettings
-from angle_llm.train.schedule import StepSchedule, rate_share
+from angle_llm.train.batches import StepSchedule, rate_share
 
 
 def test_linear_schedule_by_hand() -> None:

@@ -35,10 +35,11 @@ def fine_tune(settings: TrainSettings) -> Path:
 
     from angle_llm.evaluate.held_out import held_out_evaluation
     from angle_llm.losses import NestedObjective
+    from angle_llm.model.layers import replaced_layers
     from angle_llm.model.layers.lora import count_parameters, is_adapted
     from angle_llm.model.source.saved_lora import lora_of_run, make_trainable
     from angle_llm.train.budget import choose_budget
-    from angle_llm.train.loading import load_encoder
+    from angle_llm.train.loading import check_cpu, load_encoder
     from angle_llm.train.metrics import check_trackers
     from angle_llm.train.objectives import check_teacher_scores, make_losses
     from angle_llm.train.precomputed_vectors import precompute_vectors
@@ -51,6 +52,7 @@ def fine_tune(settings: TrainSettings) -> Path:
         losses = make_losses(settings)
         evaluate = held_out_evaluation(settings.evaluation, settings.micro_batch_tokens)
         source, others = resolve_models(settings)
+        check_cpu(source, settings, run.processes)
         settings = replace(settings, lora=lora_of_run(source, settings.model, settings.lora))
 
         # 2. The examples.
@@ -68,8 +70,7 @@ def fine_tune(settings: TrainSettings) -> Path:
         # 4. The encoder: base model, prompt, pooling, adapter.
         set_seed(settings.seed)
         run.log(f"loading {settings.model.path}")
-        encoder = load_encoder(source, settings.loaded_model, run.processes)
-        encoder.model.autocasts = settings.autocasts
+        encoder = load_encoder(source, settings, run.processes)
         if settings.autocasts:
             run.log("all weights are trained: weights are float32, and matrix products are computed in bfloat16")
         elif encoder.dtype == torch.float32 and run.processes.device.type == "cuda":
@@ -82,6 +83,11 @@ def fine_tune(settings: TrainSettings) -> Path:
             run.log(f"training continues from the adapter in {settings.model.path} (rank {settings.lora.rank})")
         elif settings.lora.rank:
             encoder.add_lora(settings.lora)
+        kernel = "FlexAttention" if run.processes.device.type == "cuda" else "gathered keys"
+        layouts = encoder.layouts
+        attention = "attention of the library" if layouts.layout == "padded" else kernel
+        why = f" ({layouts.reason})" if layouts.reason else ""
+        run.log(f"texts: {layouts.layout}{why}; {attention}; replaced layers: {replaced_layers(encoder.model)}")
         trainable, total = count_parameters(encoder.model)
         run.log(f"training {trainable:,} of {total:,} parameters ({trainable / total:.2%})")
 

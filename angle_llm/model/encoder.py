@@ -23,7 +23,7 @@ from angle_llm.model.layers import lora
 from angle_llm.model.layers.depth import LayerStack
 from angle_llm.model.layers.quantized_layers import patch_bitsandbytes
 from angle_llm.model.layout.attention import attention_kernels
-from angle_llm.model.layout.micro_batches import EncodeStats, Plan, plan_micro_batches
+from angle_llm.model.layout.micro_batches import EncodeStats, LayoutSupport, Plan, plan_micro_batches
 from angle_llm.model.layout.support import probe_layouts
 from angle_llm.model.memory.allocator import bound_kernel_caches, keep_freed_memory
 from angle_llm.model.memory.out_of_memory import encode_planned
@@ -64,6 +64,7 @@ class SentenceEncoder:
         normalize: bool = False,
         base: str | None = None,
         base_revision: str | None = None,
+        layout: Literal["auto", "padded"] = "auto",
     ) -> None:
         """Wrap a loaded backbone. Defaults: prompt `summarize_one_word` and pooling `last` for a causal model, `plain`
         and `mean` for a bidirectional one. With `normalize`, vectors have length 1. `base` is the name of the backbone,
@@ -80,7 +81,10 @@ class SentenceEncoder:
         max_length = checked_length(max_length, backbone)
         with without_outliers(backbone):  # for the probes
             self.model = EmbeddingModel(backbone, pooling, causal, normalize=normalize)
-            self.layouts = probe_layouts(backbone, pooling, causal=causal)
+            if layout == "padded":
+                self.layouts = LayoutSupport("padded", "as requested")
+            else:
+                self.layouts = probe_layouts(backbone, pooling, causal=causal)
         self.tokenizer = tokenizer
         prompts = load_prompts(prompt or ("summarize_one_word" if causal else "plain"))
         self.tokenizers = SideTokenizers.of(tokenizer, prompts, max_length)
@@ -103,6 +107,7 @@ class SentenceEncoder:
         bits: int | Literal["auto"] | None = "auto",
         dimensions: int | None = None,
         layers: int | None = None,
+        layout: Literal["auto", "padded"] = "auto",
     ) -> SentenceEncoder:
         """Load an encoder: a folder of `save_pretrained` or sentence-transformers, or a backbone (folder, `.gguf` file,
         hub id or ID@REVISION, `package:NAME/path`). The network is used for a hub id only.
@@ -116,6 +121,8 @@ class SentenceEncoder:
             revision: of a hub id.
             bits: 4 or 8: quantize the weights (see `quantization`). "auto": as in training, else None.
             dimensions, layers: keep only the first ones (see `truncated`); None: as saved.
+            layout: "auto": texts share the computation of common prefixes or are packed, if possible and faster. "padded":
+                usual batches.
 
         Raises:
             FileNotFoundError: if there is no model at the path, or no adapter.
@@ -138,6 +145,7 @@ class SentenceEncoder:
                 normalize=card is not None and card.normalize,
                 base=parts.base,
                 base_revision=parts.base_revision,
+                layout=layout,
             )
         encoder.base_fingerprint = parts.base_fingerprint
         if card and (card.dimensions or card.layers):

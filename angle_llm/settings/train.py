@@ -204,8 +204,8 @@ class CheckpointSettings:
     """Number of newest checkpoints to keep."""
 
 
-BUDGET_SETTINGS = ("micro_batch_tokens", "graph_tokens", "activation_checkpointing")
-"""Settings of memory use. A run can resume with different values."""
+BUDGET_SETTINGS = ("micro_batch_tokens", "graph_tokens", "activation_checkpointing", "layout")
+"""Settings of memory use and of the layout of texts. A run can resume with different values."""
 
 
 @settings_class
@@ -251,8 +251,13 @@ class TrainSettings:
     activation_checkpointing: Literal["auto", "always", "never"] = "auto"
     """Keep only the inputs of layers in the forward pass and recompute the layers in the backward pass: the same
     gradient with less memory and about 50 % more time. Useful for long texts; for large batches, graph_tokens has the
-    same cost. auto: used if the forecast of the longest text does not fit without it, if a GPU would compute a large batch
-    in micro-batches below 1024 tokens, or if a single text runs out of memory."""
+    same cost. auto: used if a step does not fit without it, if the larger micro-batches save time on a GPU, or if a single
+    text runs out of memory."""
+    layout: Literal["auto", "padded"] = "auto"
+    """auto: texts share the computation of common prefixes, or are packed without padding, if the model allows it and it
+    is faster. padded: usual batches with the attention of the library."""
+    allow_cpu: bool = False
+    """Train a model of more than 3 billion weights on a CPU, which takes days to weeks."""
     model: ModelSettings = field(default_factory=ModelSettings)
     data: DataSettings = field(default_factory=DataSettings)
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
@@ -297,11 +302,11 @@ class TrainSettings:
         """The settings that affect the result, by which a run directory recognises its run. Token budgets change only the
         order of additions and dropout masks, so a run can resume with different budgets."""
         unused = {name: getattr(TrainSettings, name) for name in BUDGET_SETTINGS}
-        unused |= {"checkpoint": CheckpointSettings(), "report_to": []}
+        unused |= {"checkpoint": CheckpointSettings(), "report_to": [], "allow_cpu": False}
         return replace(self, run_dir="", resume="never", **unused)
 
     def fingerprint(self) -> str:
         """Return a hash of `identity`, which is stored with checkpoints."""
-        unused = (*BUDGET_SETTINGS, "report_to")
+        unused = (*BUDGET_SETTINGS, "report_to", "allow_cpu")
         values = {name: value for name, value in settings_to_dict(self.identity).items() if name not in unused}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

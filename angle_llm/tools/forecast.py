@@ -11,7 +11,7 @@ from angle_llm.data.mixture import Mixture, load_mixture
 from angle_llm.data.store import cache_folder
 from angle_llm.losses import NestedObjective
 from angle_llm.model.layers.lora import count_parameters, without_adapter
-from angle_llm.model.layout.micro_batches import Plan
+from angle_llm.model.layout.micro_batches import LayoutSupport, Plan
 from angle_llm.model.memory.meta_model import meta_backbone, stored_dtype, tiny_encoder_copy
 from angle_llm.model.memory.step_memory import StepMemory
 from angle_llm.model.memory.token_budget import TokenBudget
@@ -99,6 +99,8 @@ def forecast(settings: PlanSettings) -> Forecast:
     data = load_mixture(settings.data, cache_folder())
     encoder, config = tiny_encoder_copy(source, settings.loaded_model)
     encoder.probe_layouts(torch.device(settings.device_kind))
+    if settings.layout == "padded":
+        encoder.layouts = LayoutSupport("padded", "as requested")
     dtype, lora = stored_dtype(config, settings.loaded_model.dtype), settings.lora if settings.lora.rank else None
     backbone = meta_backbone(config, dtype, lora, bits=settings.model.bits, divided=settings.zero == 3)
     if isinstance(losses[0], NestedObjective):

@@ -92,11 +92,12 @@ def choose_budget(
                     measure=measure,
                 )
                 choice = best_budget(settings, forecast, free)
+                token_cost = forecast.token_cost() if measure else None
             except (RuntimeError, ValueError, AttributeError, TypeError) as error:  # the model needs values of tensors
                 log(f"warning: the memory of a step is unknown ({type(error).__name__}: {error}); {budget}")
                 return budget
         log(describe_choice(choice, free, settings, forecast, measured=measure))
-        return choice.budget
+        return replace(choice.budget, token_cost=token_cost)
 
     return processes.from_main(choose)
 

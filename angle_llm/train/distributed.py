@@ -108,13 +108,13 @@ class Processes:
         """The DeepSpeed configuration; empty without DeepSpeed."""
         return self.accelerator.state.deepspeed_plugin.deepspeed_config if self.zero_stage else {}
 
-    def load_device(self, bits: int | None) -> torch.device:
-        """Return the device on which model weights are loaded; `bits` is 4 or 8 for a quantized model, else None.
+    @property
+    def load_device(self) -> torch.device:
+        """The device on which model weights are loaded.
 
         With ZeRO-3, this is the CPU: weights are partitioned from there, so that no GPU ever holds all weights.
-        Quantized weights are packed layer by layer on the device that uses them.
         """
-        return torch.device("cpu") if self.zero_stage == 3 and bits is None else self.device
+        return torch.device("cpu") if self.zero_stage == 3 else self.device
 
     @property
     def offload(self) -> str:
@@ -283,8 +283,9 @@ def _deepspeed_plugin() -> Any:
 
 INTERVAL = 1.0
 """Seconds after which a process increments its counter in the store again, to show that the process is alive."""
-LOST_SECONDS = 12
-"""A rank is lost if its counter has not changed for this many seconds. Calls that hold the GIL delay increments."""
+LOST_SECONDS = int(os.environ.get("ANGLE_LLM_LOST_SECONDS", "12"))
+"""A rank is lost if its counter has not changed for this many seconds. Calls that hold the GIL delay increments, such as a
+long compilation on a slow machine; the environment variable ANGLE_LLM_LOST_SECONDS allows more time."""
 ENDED_SECONDS = 3
 """A rank whose process has ended on this machine is lost if its counter has not changed for this many seconds. The last
 counter or error message of the process arrives within this time."""

@@ -26,7 +26,7 @@ from angle_llm.losses import Objective, Relation
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.activation_checkpointing import checkpointing_problem
 from angle_llm.model.layers.lora import without_adapter
-from angle_llm.model.layout.micro_batches import MicroBatch, TextGroup
+from angle_llm.model.layout.micro_batches import LayoutSupport, MicroBatch, TextGroup
 from angle_llm.model.memory.meta_model import held_bytes, meta_backbone, put_in
 from angle_llm.model.memory.out_of_memory import is_out_of_memory
 from angle_llm.model.memory.step_memory import MemoryLedger, PassCosts, StepMemory, measured_step, model_step
@@ -441,6 +441,19 @@ class StepForecast:
             if not is_out_of_memory(error) or small < MEASURED_TOKENS[0] // 8:
                 raise
         return self._measured(small // 2, large // 2)
+
+    def token_cost(self) -> float | None:
+        """Measure the time of a token in a sequence of texts, relative to a padded token; None if all texts are padded."""
+        layouts, seconds = self._encoder.layouts, []
+        if layouts.layout == "padded":
+            return None
+        for tried in (replace(layouts, token_cost=1e-9), LayoutSupport("padded")):
+            self._encoder.layouts = tried
+            texts = self._sampled(MEASURED_TOKENS[1])
+            best = min(measured_step(self._model, texts)[1] for _ in range(3))
+            seconds.append(best / texts.computed_tokens)
+        self._encoder.layouts = layouts
+        return seconds[0] / seconds[1]
 
     def _sampled(self, tokens: int) -> TextGroup:
         """Return the sampled texts of the largest micro-batch with at most `tokens` tokens."""

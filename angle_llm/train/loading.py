@@ -8,35 +8,61 @@ from __future__ import annotations
 
 import hashlib
 
+import torch
+
 from angle_llm.model.encoder import SentenceEncoder
+from angle_llm.model.layout.micro_batches import LayoutSupport
 from angle_llm.model.memory import meta_model
-from angle_llm.model.source.backbone import weights_fingerprint
+from angle_llm.model.source.backbone import empty_backbone, load_config, weights_fingerprint
 from angle_llm.model.source.quantization import ORIGINAL
 from angle_llm.model.source.resolve import ModelSource
 from angle_llm.settings.parsing import SettingsError
-from angle_llm.settings.train import ModelSettings
+from angle_llm.settings.train import TrainSettings
 from angle_llm.train.distributed import Processes
 
+LARGE_ON_CPU = 3 * 10**9
+"""Number of weights above which training on a CPU needs `allow_cpu`."""
 
-def load_encoder(source: ModelSource, settings: ModelSettings, processes: Processes) -> SentenceEncoder:
-    """Load the encoder of a training run.
+
+def check_cpu(source: ModelSource, settings: TrainSettings, processes: Processes) -> None:
+    """Raise `SettingsError` for a model with more than `LARGE_ON_CPU` weights on a CPU, without `allow_cpu`."""
+    if processes.device.type != "cpu" or settings.allow_cpu:
+        return
+    with torch.device("meta"):
+        backbone = empty_backbone(load_config(source.backbone, source.backbone_revision), torch.float32)
+    weights = sum(parameter.numel() for parameter in backbone.parameters())
+    if weights > LARGE_ON_CPU:
+        raise SettingsError(
+            f"{source.path} has {weights / 1e9:.1f} billion weights, and there is no GPU. Training takes days to weeks on a "
+            "CPU. Set --allow-cpu to train here, or use a smaller model."
+        )
+
+
+def load_encoder(source: ModelSource, train: TrainSettings, processes: Processes) -> SentenceEncoder:
+    """Load the encoder of a training run; all ranks get the same layouts of texts.
 
     With ZeRO-3, the weights are on the CPU of rank 0, and on the meta device of the other ranks; `ZeroStrategy` fills
-    them. Quantized models are loaded in full on every rank.
+    them.
 
     Raises:
-        SettingsError: with ZeRO-3, for a saved adapter, or a model with fewer layers or dimensions than its base model.
+        SettingsError: with ZeRO-3, for a saved adapter, a quantized base, or a model with fewer layers or dimensions than
+            its base model.
         RemoteRankError: if the layers of the ranks differ. If rank 0 cannot load the weights, it ends, and the other
             ranks report a lost process (`ProcessWatch`).
         ArtifactError, PromptError, QuantizationError, ValueError, FileNotFoundError: see
             `SentenceEncoder.from_pretrained`.
     """
+    settings = train.loaded_model
     if processes.zero_stage == 3 and source.adapter is not None:
         raise SettingsError(
             f"ZeRO-3 cannot continue training the adapter in {settings.path}. Use ZeRO-2, or merge the adapter (angle-llm "
             "merge) and train the merged model."
         )
-    partitioned = processes.zero_stage == 3 and settings.bits is None
+    if processes.zero_stage == 3 and settings.bits is not None:
+        raise SettingsError(
+            f"ZeRO-3 cannot partition a base quantised to {settings.bits} bits. Use ZeRO-2, or --model.bits None."
+        )
+    partitioned = processes.zero_stage == 3
     if partitioned and source.card is not None and (source.card.dimensions or source.card.layers):
         raise SettingsError(
             f"ZeRO-3 cannot train {settings.path}, which uses only some layers or dimensions of its base model. Use ZeRO-2."
@@ -53,9 +79,12 @@ def load_encoder(source: ModelSource, settings: ModelSettings, processes: Proces
             max_length=settings.max_length,
             dtype=settings.dtype,
             bits=settings.bits,
-            device=processes.load_device(settings.bits),
+            device=processes.load_device,
+            layout=train.layout,
         )
-        if partitioned:  # the weights are on the CPU until DeepSpeed partitions them
+        encoder.model.autocasts = train.autocasts
+        # Partitioned weights are on the CPU until DeepSpeed partitions them.
+        if train.layout == "auto" and (partitioned or (train.autocasts and processes.device.type == "cuda")):
             encoder.probe_layouts(processes.device)
     if partitioned and processes.world_size > 1:
         encoder.base, encoder.base_revision, encoder.layouts, fingerprint = processes.from_main(
@@ -63,6 +92,8 @@ def load_encoder(source: ModelSource, settings: ModelSettings, processes: Proces
         )
         setattr(encoder.model.backbone, ORIGINAL, fingerprint)
         processes.check_equal("layers of the model", _layers(encoder))
+    elif processes.max(encoder.layouts.layout == "padded") and encoder.layouts.layout != "padded":
+        encoder.layouts = LayoutSupport("padded", "another rank cannot use other layouts")
     return encoder
 
 

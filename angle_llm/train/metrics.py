@@ -209,18 +209,20 @@ class StepMeter:
         self._flops = FlopsPerToken.of(encoder.model.backbone)
         self._peak, self._devices = peak, devices
 
-    def counts(self, results: Sequence[StepResult], seconds: float) -> dict[str, float]:
+    def counts(self, results: Sequence[StepResult], seconds: float, *, checkpointing: bool = False) -> dict[str, float]:
         """Return counts, throughput and utilisation of an optimizer step that took `seconds`.
 
         `logical_tokens` is the number of tokens of all texts. `computed_tokens` is the number of tokens that the model
         computed, padding included and shared prefixes counted once. `utilisation` is the fraction of the peak
-        operations of all devices. `imbalance` is the maximum over ranks of the computed tokens, divided by the mean
+        operations of all devices; forward passes that gradient caching and activation checkpointing repeat are counted.
+        `imbalance` is the maximum over ranks of the computed tokens, divided by the mean
         over ranks.
         """
         computed = sum(result.plan.computed_tokens for result in results)
-        twice = sum(result.plan.computed_tokens for result in results if result.cached)
+        repeated = sum(result.plan.computed_tokens for result in results if result.cached)
+        repeated += computed if checkpointing else 0
         pairs = sum(result.pairs for result in results)
-        flops = computed * (self._flops.forward + self._flops.backward) + twice * self._flops.forward
+        flops = computed * (self._flops.forward + self._flops.backward) + repeated * self._flops.forward
         return {
             "texts": sum(result.texts for result in results),
             "pairs": pairs,
@@ -234,8 +236,11 @@ class StepMeter:
         }
 
 
-DATASHEET_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12}
-"""Peak operations per second of dense 16-bit matrix products by GPU name, from data sheets (SXM variants)."""
+DATASHEET_FLOPS = {
+    "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "H200 NVL": 835e12, "H200": 989e12, "A100": 312e12,
+    "L40S": 362e12, "L4": 121e12, "A10": 125e12,
+}  # fmt: skip
+"""Peak operations per second of dense 16-bit matrix products by GPU name, from data sheets; the first match counts."""
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:

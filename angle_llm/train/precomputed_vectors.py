@@ -130,7 +130,7 @@ def _prepare(folder: Path, encoder: ModelSource, data: Mixture, processes: Proce
     if not folder.is_dir() or read_object(folder / "source.json") != source:
         restore_folder(folder)
         with ResumableFolder(work, source, option="--run-dir") as parts:
-            _compute(encoder, data, processes.load_device(None), parts)
+            _compute(encoder, data, processes.device, parts)
 
             def fill(target: Path) -> None:
                 _join([work / name for name in parts.names()], target)

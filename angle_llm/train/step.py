@@ -112,13 +112,13 @@ def group_step(
     device, cached = strategy.processes.device, plan.largest_share > graph_tokens
     encoding = (RecomputedGraphs if cached else KeptGraphs)(model, plan.share(strategy.processes.rank), strategy)
     with attention_kernels(device, plan.longest_text):
-        with strategy.guard_oom():
+        with strategy.guard_ranks():
             rows_UD = encoding.forward(plan.unique)
         strategy.processes.sum(rows_UD)  # a row is 0 on all ranks but one, so the sum is exact
-        with strategy.guard_oom(), matmul_precision(device, "highest"):
+        with strategy.guard_ranks(), matmul_precision(device, "highest"):
             losses, gradient_UD = losses_and_gradient(plan, batches, weight, rows_UD)
         del rows_UD  # as large as the gradient
-        with strategy.guard_oom():
+        with strategy.guard_ranks():
             encoding.backward(gradient_UD)
     texts, pairs = sum(len(each.batch) for each in batches), sum(len(each.batch.left) for each in batches)
     return StepResult(losses, texts, pairs, plan, cached)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from angle_llm.model.memory.out_of_memory import is_out_of_memory
-from angle_llm.model.memory.token_budget import guard_oom
+from angle_llm.model.memory.token_budget import guard_ranks, is_kernel_error
 from angle_llm.settings.train import OptimizerSettings
 from angle_llm.train.distributed import Processes
 
@@ -44,13 +44,13 @@ class SingleProcess:
         """Back-propagate a scalar, and add the gradients to the `grad` of the parameters of this rank."""
         scalar.backward()  # type: ignore[no-untyped-call]
 
-    def guard_oom(self) -> AbstractContextManager[None]:
-        """Return a context manager that raises an out-of-memory error of any rank on all ranks.
+    def guard_ranks(self) -> AbstractContextManager[None]:
+        """Return a context manager that raises a failure of memory, or of a compiled kernel, of any rank on all ranks.
 
         A strategy for a single process does not change errors.
 
         Raises:
-            RankMemoryError: on every rank, if a rank ran out of memory. The caller may repeat the step.
+            RankMemoryError, RankKernelError: on every rank. The caller may repeat the step.
         """
         return nullcontext()
 
@@ -79,8 +79,8 @@ class DataParallelStrategy(SingleProcess):
         """Move the model to the device of this process."""
         return model.to(self.processes.device)
 
-    def guard_oom(self) -> AbstractContextManager[None]:
-        return guard_oom(self.processes.max)
+    def guard_ranks(self) -> AbstractContextManager[None]:
+        return guard_ranks(self.processes.max)
 
     def update(self, learning_rate: float) -> float:
         """Take an optimizer step with the gradients of all ranks; return the gradient norm before clipping.
@@ -197,10 +197,15 @@ class ZeroStrategy(DataParallelStrategy):
         self._engine.backward(scalar * self.processes.world_size)  # DeepSpeed takes the mean over ranks
 
     @contextmanager
-    def guard_oom(self) -> Iterator[None]:
+    def guard_ranks(self) -> Iterator[None]:
         try:
             yield
-        except (RuntimeError, MemoryError) as error:
+        except Exception as error:
+            if is_kernel_error(error):
+                raise RuntimeError(
+                    f"rank {self.processes.rank}: a compiled kernel failed: {error!s:.300}. ZeRO cannot repeat a step or an "
+                    "evaluation: resume with --resume auto --layout padded."
+                ) from error
             if not is_out_of_memory(error):
                 raise
             # The other ranks wait in a collective operation of their forward or backward pass.

@@ -21,7 +21,7 @@ from angle_llm.io import paused, progress_bar
 from angle_llm.losses import Objective
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.memory.out_of_memory import is_out_of_memory
-from angle_llm.model.memory.token_budget import RankMemoryError, TokenBudget
+from angle_llm.model.memory.token_budget import RankKernelError, RankMemoryError, TokenBudget
 from angle_llm.settings.parsing import SettingsError
 from angle_llm.settings.train import BUDGET_SETTINGS, TrainSettings
 from angle_llm.train.batches import BatchPlanner, PlannedGroup, StepSchedule, prefetch
@@ -244,7 +244,8 @@ class Trainer:
             batches = [each for group in groups for each in group.batches]
             sets = dict.fromkeys(name for each in batches for name in each.counts)
             examples = {f"examples/{name}": sum(each.counts.get(name, 0) for each in batches) for name in sets}
-            counts = self._meter.counts(results, seconds) | examples
+            checkpointing = self._planner.budget.activation_checkpointing
+            counts = self._meter.counts(results, seconds, checkpointing=checkpointing) | examples
             self._metrics.log_step(self._step, epoch, results, rate, norm, counts)
             speed = f"{counts['pairs_per_second']:.1f} pairs/s, {counts['logical_tokens'] / seconds:,.0f} tokens/s"
             bar.set_postfix_str(f"loss {mean_loss(results):.4f}, {speed}", refresh=False)
@@ -257,11 +258,11 @@ class Trainer:
         """Compute the mean gradient of the batches of an optimizer step, and return the losses of each group.
 
         A group is a list of batches that are encoded together. If a rank runs out of memory, the step is repeated with
-        half the tokens at a time. If micro-batches already are single texts, activation checkpointing is turned on. The
-        update is the same.
+        half the tokens at a time. If micro-batches already are single texts, activation checkpointing is turned on. If a
+        compiled kernel fails, the step is repeated with padded texts. The update is the same.
 
         Raises:
-            TrainingError: if memory does not suffice for a single text.
+            TrainingError: if memory does not suffice for a single text, or a kernel fails for padded texts, too.
         """
         strategy, planner, device = self._strategy, self._planner, self._processes.device
         strategy.model.train()
@@ -277,22 +278,46 @@ class Trainer:
                         group_step(strategy.model, plan, some, graph_tokens=kept, weight=weight, strategy=strategy)
                         for some, plan, _ in groups
                     ]
-            except RankMemoryError as error:
-                reason = str(error)
-            budget = planner.budget.halved([group.plan for group in groups]) or self._checkpointing_budget()
-            if budget is None:
-                raise TrainingError(
-                    f"out of memory ({reason}) with a single text per micro-batch. Lower --model.max-length, or use a smaller "
-                    "model or more memory."
-                )
-            self._run.log(
-                f"out of memory: repeating the step with {budget} (the same update, except for dropout masks)"
-            )
-            self._use(budget)
+            except (RankMemoryError, RankKernelError) as error:
+                reason, memory = str(error), isinstance(error, RankMemoryError)
+            if memory:
+                self._use_less_memory(groups, reason)
+            else:
+                self._use_padded_texts(reason)
             strategy.zero_grad()
             set_torch_state(generators, device)
             if device.type == "cuda":
                 torch.cuda.empty_cache()
+
+    def _use_less_memory(self, groups: Sequence[PlannedGroup], reason: str) -> None:
+        """Halve the token budget after an out-of-memory error in the given groups, or turn on activation checkpointing.
+
+        Raises:
+            TrainingError: if neither is possible.
+        """
+        budget = self._planner.budget.halved([group.plan for group in groups]) or self._checkpointing_budget()
+        if budget is None:
+            raise TrainingError(
+                f"out of memory ({reason}) with a single text per micro-batch. Lower --model.max-length, or use a smaller "
+                "model or more memory."
+            )
+        self._run.log(f"out of memory: repeating the step with {budget} (the same update, except for dropout masks)")
+        self._use(budget)
+
+    def _use_padded_texts(self, reason: str) -> None:
+        """Pad all texts for the rest of the run, because a compiled kernel failed.
+
+        Raises:
+            TrainingError: if they are padded already.
+        """
+        budget = self._planner.budget
+        if self._planner.encoder.layouts.layout == "padded":
+            raise TrainingError(
+                f"a compiled kernel failed with padded texts, too: {reason:.300}. Set ANGLE_LLM_PLAIN=1 to use the layers of "
+                "the libraries, and resume with --resume auto."
+            )
+        self._run.log(f"warning: a compiled kernel failed ({reason:.300}). Texts are padded from now on.")
+        self._use(replace(budget, padded=True))
 
     def _checkpointing_budget(self) -> TokenBudget | None:
         """Return the token budget with activation checkpointing; None if already on, not allowed or not possible."""
@@ -307,9 +332,13 @@ class Trainer:
 
     def _use(self, budget: TokenBudget) -> None:
         """Set the token budget of the next micro-batches; turn on activation checkpointing if the budget has it."""
+        encoder = self._planner.encoder
+        encoder.layouts = budget.apply_to(
+            encoder.layouts
+        )  # before the budget, by which plans of another thread are checked
         self._planner.budget = budget
         if budget.activation_checkpointing:
-            self._planner.encoder.model.checkpoint_activations(True)
+            encoder.model.checkpoint_activations(True)
 
     def _update(self, learning_rate: float) -> float:
         """Take an optimizer step; return the gradient norm before clipping.
@@ -339,7 +368,11 @@ class Trainer:
         step, schedule, model = self._step, self._schedule, self._model
         signal = self._signal()
         if schedule.evaluates_at(step) and not signal:
-            model.evaluate(step, self._metrics)
+            try:
+                model.evaluate(step, self._metrics)
+            except RankKernelError as error:
+                self._use_padded_texts(str(error))
+                model.evaluate(step, self._metrics)
             signal = self._signal()
         if signal or (schedule.saves_at(step) and step > self._resumed):
             self._strategy.check_replicas()

@@ -135,7 +135,7 @@ def test_dora_uses_the_layer_of_peft(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def replaced_layers(model: nn.Module) -> Counter[str]:
-    kinds = (low_memory_layers._LowMemoryNorm, low_memory_layers._LowMemoryMlp)
+    kinds = (low_memory_layers.LowMemoryNorm, low_memory_layers.LowMemoryMlp)
     return Counter(kind.__name__ for layer in model.modules() for kind in kinds if isinstance(layer, kind))
 
 
@@ -151,7 +151,7 @@ def test_norms_and_mlps_that_keep_less_equal_the_unchanged_ones(
 ) -> None:
     kind, norms = model
     found = []
-    for expected in ({"_LowMemoryNorm": norms, "_LowMemoryMlp": 3}, {}):
+    for expected in ({"LowMemoryNorm": norms, "LowMemoryMlp": 3}, {}):
         encoder = tiny_encoder(kind, dtype)
         torch.manual_seed(0)
         encoder.add_lora(LoraSettings(rank=4, alpha=8, dropout=dropout))
@@ -190,9 +190,9 @@ def test_layers_of_another_form_are_unchanged() -> None:
         assert not replaced_layers(lora.add_lora(tiny_backbone(kind), LoraSettings(rank=2)))
     sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
     gelu = AutoModel.from_config(LlamaConfig(**sizes, num_attention_heads=2, hidden_act="gelu"))
-    assert replaced_layers(lora.add_lora(gelu, LoraSettings(rank=2))) == {"_LowMemoryNorm": 3}
+    assert replaced_layers(lora.add_lora(gelu, LoraSettings(rank=2))) == {"LowMemoryNorm": 3}
     late = AutoModel.from_config(Olmo2Config(**sizes, num_attention_heads=2, pad_token_id=0))  # rounds after the weight
-    assert replaced_layers(lora.add_lora(late, LoraSettings(rank=2))) == {"_LowMemoryMlp": 1}
+    assert replaced_layers(lora.add_lora(late, LoraSettings(rank=2))) == {"LowMemoryMlp": 1}
 
 
 def test_a_norm_that_trains_or_is_partitioned_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from angle_llm.model.source.saved_lora import lora_of_run
 from angle_llm.model.source.weights import FlopsPerToken
 from angle_llm.settings.parsing import settings_from_dict
 from angle_llm.settings.plan import PlanSettings
-from angle_llm.settings.train import DataSource, LoraSettings, ModelSettings
+from angle_llm.settings.train import DataSource, LoraSettings, ModelSettings, TrainSettings
 from angle_llm.tools.forecast import forecast
 from angle_llm.tools.plan import render
 from angle_llm.train.batches import StepSchedule
@@ -312,9 +312,14 @@ def test_the_layout_is_that_of_the_planned_device(tmp_path: Path) -> None:
     assert forecast(settings(bert)).work.layout == "packed"
     assert forecast(settings(bert, device="cuda")).work.layout == "padded"
     zero_3 = SimpleNamespace(
-        zero_stage=3, is_main=True, world_size=1, device=torch.device("cuda"), load_device=lambda _: torch.device("cpu")
+        zero_stage=3, is_main=True, world_size=1, device=torch.device("cuda"), load_device=torch.device("cpu"), max=int
     )
-    assert load_encoder(resolve_model(str(bert)), ModelSettings(path=str(bert)), zero_3).layouts.layout == "padded"  # type: ignore[arg-type]
+    assert (
+        load_encoder(
+            resolve_model(str(bert)), TrainSettings(model=ModelSettings(path=str(bert))), zero_3
+        ).layouts.layout
+        == "padded"
+    )  # type: ignore[arg-type]
 
 
 def test_the_largest_budgets_that_fit_are_chosen(folder: Path) -> None:

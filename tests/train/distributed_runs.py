@@ -126,7 +126,7 @@ def train(
 
     trainer.make_strategy = checked
     torch.manual_seed(0)
-    if stage == 3 and mine.model.bits is None:
+    if stage == 3:
         train_partitioned(mine, examples)
         return
     if dtype == torch.float64:
@@ -148,7 +148,7 @@ def train_partitioned(mine: TrainSettings, examples: list[Example]) -> None:
     with Run.start(mine) as run:
         if not run.processes.is_main:
             artifact.load_backbone = refuse
-        encoder = load_encoder(resolve_model(mine.model.path), mine.model, run.processes)
+        encoder = load_encoder(resolve_model(mine.model.path), mine, run.processes)
         encoder.add_lora(mine.lora)
         assert {parameter.is_meta for parameter in encoder.model.parameters()} == {not run.processes.is_main}
         trainer.Trainer(run, encoder, examples, [LOSS], None, mine, default_budget(mine)).fit()

@@ -145,6 +145,24 @@ def test_a_cut_model_is_refused_under_zero_3(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(SettingsError, match="ZeRO-3"):
         loading.load_encoder(
             resolve_model(str(tmp_path / "cut")),
-            ModelSettings(path=str(tmp_path / "cut"), dtype="float32"),
+            TrainSettings(model=ModelSettings(path=str(tmp_path / "cut"), dtype="float32")),
             Processes(),
         )
+
+
+def test_a_quantised_base_is_refused_under_zero_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = str(save_tiny_base("llama", tmp_path / "base"))
+    monkeypatch.setattr(Processes, "zero_stage", 3)
+    with pytest.raises(SettingsError, match=r"ZeRO-3.*--model\.bits None"):
+        loading.load_encoder(resolve_model(base), TrainSettings(model=ModelSettings(base, bits=4)), Processes())
+
+
+def test_a_large_model_is_not_trained_on_a_cpu_by_accident(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = str(save_tiny_base("llama", tmp_path / "base"))
+    monkeypatch.setattr(loading, "LARGE_ON_CPU", 1000)
+    given = TrainSettings(model=ModelSettings(base), run_dir=str(tmp_path / "run"))
+    with pytest.raises(SettingsError, match="--allow-cpu"):
+        fine_tune(given)
+    loading.check_cpu(resolve_model(base), replace(given, allow_cpu=True), Processes())
+    loading.check_cpu(resolve_model(base), given, Processes(device=torch.device("cuda")))
+    assert replace(given, allow_cpu=True).fingerprint() == given.fingerprint(), "the run can be resumed with it"

@@ -3,9 +3,16 @@
 import pytest
 import torch
 from tiny import tiny_encoder
+from torch.utils.checkpoint import CheckpointError
 
 from angle_llm.model.memory.out_of_memory import is_out_of_memory
-from angle_llm.model.memory.token_budget import RankMemoryError, TokenBudget, guard_oom
+from angle_llm.model.memory.token_budget import (
+    RankKernelError,
+    RankMemoryError,
+    TokenBudget,
+    guard_ranks,
+    is_kernel_error,
+)
 
 
 def test_the_budget_is_halved_from_what_was_used_until_nothing_is_left() -> None:
@@ -28,12 +35,31 @@ def test_the_budget_is_halved_from_what_was_used_until_nothing_is_left() -> None
 def test_out_of_memory_errors_are_distinguished_from_others() -> None:
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
     assert is_out_of_memory(MemoryError())
-    with pytest.raises(RankMemoryError, match="memory"), guard_oom(int):
+    with pytest.raises(RankMemoryError, match="memory"), guard_ranks(int):
         torch.empty(2**60)
-    with pytest.raises(RankMemoryError) as raised, guard_oom(int):
+    with pytest.raises(RankMemoryError) as raised, guard_ranks(int):
         raise torch.OutOfMemoryError("CUDA out of memory")
     assert raised.value.__context__ is None, "the first error would keep the tensors of its frames alive"
-    with pytest.raises(RankMemoryError, match="another rank"), guard_oom(lambda number: 1):
+    with pytest.raises(RankMemoryError, match="another rank"), guard_ranks(lambda number: 1):
         pass
-    with pytest.raises(RuntimeError, match="shapes differ"), guard_oom(int):
+    with pytest.raises(RuntimeError, match="shapes differ"), guard_ranks(int):
         raise RuntimeError("shapes differ")
+
+
+def test_errors_of_compiled_kernels_are_distinguished_from_others() -> None:
+    from torch._dynamo.exc import InternalTorchDynamoError
+
+    assert is_kernel_error(InternalTorchDynamoError("graph"))
+    assert is_kernel_error(CheckpointError("a recomputed tensor differs"))
+    assert is_kernel_error(RuntimeError("Triton compilation failed: triton.runtime.errors.OutOfResources"))
+    for other in (RuntimeError("shapes differ"), KeyError("tritone"), ValueError("loss is nan"), None):
+        assert not is_kernel_error(other)
+    outer = RuntimeError("in layer 3")
+    outer.__cause__ = InternalTorchDynamoError("graph")
+    assert is_kernel_error(outer)
+    with pytest.raises(RankKernelError, match="differs"), guard_ranks(int):
+        raise CheckpointError("a recomputed tensor differs")
+    with pytest.raises(RankKernelError, match="another rank"), guard_ranks(lambda _: 2):
+        pass
+    with pytest.raises(RankKernelError, match="another rank"), guard_ranks(lambda _: 2):  # and memory on this rank
+        torch.empty(2**60)

@@ -23,6 +23,7 @@ from angle_llm.data.formats import ScoredPair, Triple
 from angle_llm.losses import AngleObjective
 from angle_llm.model.encoder import SentenceEncoder
 from angle_llm.model.layers.depth import LayerStack
+from angle_llm.model.layout.micro_batches import LayoutSupport
 from angle_llm.model.source.checks import ArtifactError
 from angle_llm.run import fine_tune
 from angle_llm.settings.parsing import SettingsError, load_settings, settings_from_dict
@@ -229,6 +230,68 @@ def test_single_texts_that_do_not_fit_are_trained_with_activation_checkpointing(
         fit(encoder, TRIPLES, AngleObjective(), replace(settings, activation_checkpointing="never"))
     assert fit(encoder, TRIPLES, AngleObjective(), settings).steps
     assert "activation checkpointing" in capsys.readouterr().out
+
+
+class CheckpointError(RuntimeError):
+    """Named like the error of torch for recomputed activations."""
+
+
+@pytest.mark.parametrize("in_evaluation", [False, True])
+def test_a_failed_kernel_makes_the_run_pad_its_texts(
+    in_evaluation: bool,
+    settings: TrainSettings,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The failed step is repeated, and the result equals a run of padded texts. A resumed run still pads."""
+    texts = [each.anchor for each in TRIPLES]
+    calls: list[tuple[bool, bool]] = []
+
+    def fresh() -> SentenceEncoder:
+        torch.manual_seed(0)
+        made = SentenceEncoder.from_pretrained(settings.model.path, max_length=100)
+        made.add_lora(replace(settings.lora, dropout=0.0))  # texts that share a prefix share its dropout mask
+        return made
+
+    def check(model: torch.nn.Module, _: object, given: dict[str, torch.Tensor]) -> None:
+        calls.append((model.training, "sequence" in given))
+        failing = "sequence" in given and model.training != in_evaluation and sum(one[0] for one in calls) > 2
+        if failing:
+            raise CheckpointError("recomputed tensors have other shapes")
+
+    short = replace(settings, evaluation=EvaluationSettings(tasks=["scripted"], every_steps=1))
+
+    def evaluate(it: SentenceEncoder) -> dict[str, float]:
+        return {"sum": float(it.encode(texts).sum())}
+
+    encoder = fresh()
+    assert encoder.layouts.layout == "trie"
+    encoder.model.register_forward_pre_hook(check, with_kwargs=True)
+    result = fit(encoder, TRIPLES, AngleObjective(), short, evaluate)
+    assert result.budget.padded
+    assert "warning: a compiled kernel failed (recomputed tensors have other shapes)" in capsys.readouterr().out
+    assert [trie for _, trie in calls].index(True) == 0
+    assert not calls[-1][1]
+    assert len({line["step"] for line in read_metrics(settings.run_path) if "texts" in line}) == result.steps
+
+    encoder = fresh()
+    encoder.layouts = LayoutSupport("padded", "as requested")
+    padded = replace(short, run_dir=str(tmp_path / "padded"), layout="padded")
+    fit(encoder, TRIPLES, AngleObjective(), padded, evaluate)
+    losses = [[line["loss"] for line in read_metrics(Path(run.run_dir)) if "loss" in line] for run in (short, padded)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)  # float32 with sums in another order
+
+
+def test_a_kernel_that_fails_with_padded_texts_too_ends_the_run(
+    settings: TrainSettings, encoder: SentenceEncoder
+) -> None:
+    def check(model: torch.nn.Module, *_: object) -> None:
+        if model.training:
+            raise CheckpointError("recomputed tensors have other shapes")
+
+    encoder.model.register_forward_pre_hook(check)
+    with pytest.raises(TrainingError, match="ANGLE_LLM_PLAIN"):
+        fit(encoder, TRIPLES, AngleObjective(), settings)
 
 
 def test_late_failures_are_detected_before_the_first_step(

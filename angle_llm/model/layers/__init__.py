@@ -24,13 +24,22 @@ selects eager attention for models with capped attention scores, because the def
 
 from __future__ import annotations
 
+from collections import Counter
+
 from torch import nn
 
-from angle_llm.model.layers.fused_lora import use_fused_lora
-from angle_llm.model.layers.low_memory_layers import use_low_memory_layers
+from angle_llm.model.layers.fused_lora import FusedLora, use_fused_lora
+from angle_llm.model.layers.low_memory_layers import LowMemoryMlp, LowMemoryNorm, use_low_memory_layers
 
 
 def replace_layers(adapted: nn.Module) -> None:
     """Replace the LoRA layers, frozen norms and MLPs of an adapted backbone for training, in place; see above."""
     use_fused_lora(adapted)
     use_low_memory_layers(adapted)
+
+
+def replaced_layers(backbone: nn.Module) -> str:
+    """Return the numbers of replaced layers by kind as text, or `none`."""
+    kinds = {FusedLora: "fused LoRA", LowMemoryNorm: "low-memory norm", LowMemoryMlp: "low-memory MLP"}
+    counts = Counter(name for layer in backbone.modules() for kind, name in kinds.items() if isinstance(layer, kind))
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"

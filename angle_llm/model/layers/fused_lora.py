@@ -7,7 +7,9 @@ Legend: T tokens (any leading shape, flattened), I inputs, O outputs, R rank.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -132,8 +134,15 @@ _PEFT_LAYERS = {
 """Names of the replaced classes; peft has no module `bnb` if bitsandbytes is not installed."""
 
 
+def are_plain() -> bool:
+    """Return whether the environment variable ANGLE_LLM_PLAIN selects the layers and layouts of the libraries."""
+    return os.environ.get("ANGLE_LLM_PLAIN", "0") != "0"
+
+
 def use_fused_lora(adapted: nn.Module) -> None:
     """Replace the class of all LoRA layers of peft by `FusedLora`, in place; weights and names are unchanged."""
+    if are_plain():
+        return
     for layer in adapted.modules():
         kind: Any = type(layer)
         if f"{kind.__module__}.{kind.__qualname__}" in _PEFT_LAYERS:
@@ -160,7 +169,12 @@ class FusedLora(nn.Module):
             plain = name not in layer.lora_variant and lora_b.bias is None and rate < 1
             if plain and _is_frozen_linear(layer.base_layer, x):
                 return lora_linear(x, layer.base_layer, lora_a.weight, lora_b.weight, layer.scaling[name], rate, up)
-        result: Tensor = super().forward(x if up is None else swiglu(x, up), *args, **named)
+        x = x if up is None else swiglu(x, up)
+        # peft computes the update of a half-precision base in float32, which is slow on a GPU. ZeRO-3 needs its layers.
+        partitioned = hasattr(getattr(layer.base_layer, "weight", None), "ds_id")
+        half = partitioned and x.dtype in (torch.bfloat16, torch.float16)
+        with torch.autocast(x.device.type, x.dtype, cache_enabled=False) if half else nullcontext():
+            result: Tensor = super().forward(x, *args, **named)
         return result
 
 

@@ -72,6 +72,8 @@ class LayoutSupport:
     """Length of the longest text in a sequence, such as the sliding window; longer texts are padded. None: no limit."""
     causal: bool = True
     """Whether the tokens of a packed text attend only to earlier tokens."""
+    token_cost: float | None = None
+    """Time of a token in a sequence relative to a padded token, measured on a GPU; None: `TOKEN_COST`."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +239,7 @@ def plan_micro_batches(
             nodes, tokens = (_tokens(groups) for groups in (sequences(token_budget), padded(fitting, token_budget)))
             reason += f"{nodes} tokens {name}, {tokens} padded"
             reason += f"; {len(rest)} texts longer than {longest} tokens are padded" if rest else ""
-            if nodes * TOKEN_COST[layouts.layout] < tokens:
+            if nodes * (layouts.token_cost or TOKEN_COST[layouts.layout]) < tokens:
                 layout = layouts.layout
                 grouped = lambda budget: sequences(budget) + padded(rest, budget)  # noqa: E731
     groups, lengths = _balanced(grouped, token_budget, processes), [len(text) for text in ids]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from angle_llm.io import log
 from angle_llm.losses.relation import on_device
+from angle_llm.model.layers.fused_lora import are_plain
 from angle_llm.model.layout.attention import sequence_output
 from angle_llm.model.layout.flex import flex_problem
 from angle_llm.model.layout.micro_batches import LayoutSupport
@@ -48,6 +49,8 @@ def probe_layouts(
         device: device of later forward passes; None: the device of the weights.
         autocasts: whether matrix products of training are computed in bfloat16.
     """
+    if are_plain():
+        return LayoutSupport("padded", "ANGLE_LLM_PLAIN is set")
     reason = None
     if not causal:
         reason = "in a bidirectional model the state of a token depends on later tokens"

@@ -1,15 +1,17 @@
-"""Token budgets of a training step, and out-of-memory errors that all ranks handle together.
+"""Token budgets of a training step, and errors of a step that all ranks handle together.
 
-After an error on any rank, all ranks repeat the step with a smaller budget. The update is the same, in more micro-batches.
+If a rank runs out of memory, all ranks repeat the step with a smaller budget. If a compiled kernel fails on a rank, all
+ranks repeat the step with padded texts. The update is the same.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from angle_llm.model.layout.micro_batches import Plan
+from angle_llm.model.layout.micro_batches import LayoutSupport, Plan
 from angle_llm.model.memory.out_of_memory import is_out_of_memory
 
 
@@ -17,24 +19,45 @@ class RankMemoryError(RuntimeError):
     """Raised on all ranks when a rank ran out of memory. The gradients of the step are invalid."""
 
 
+class RankKernelError(RuntimeError):
+    """Raised on all ranks when a compiled kernel failed on a rank. The gradients of the step are invalid."""
+
+
+_ERRORS: tuple[type[RuntimeError], ...] = (RankMemoryError, RankKernelError)
+_COMPILERS = re.compile(r"\b(torch\._?dynamo|torch\._inductor|triton|inductor)\b|CheckpointError")
+
+
+def is_kernel_error(error: BaseException | None) -> bool:
+    """Return whether an error, or its cause, comes from a compiled kernel, the compiler or recomputed activations."""
+    while error is not None:
+        kind = type(error)
+        if _COMPILERS.search(f"{kind.__module__}.{kind.__name__} {error}"):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 @contextmanager
-def guard_oom(max_of_ranks: Callable[[int], int]) -> Iterator[None]:
-    """Run the body on all ranks; raise on all ranks if a rank runs out of memory.
+def guard_ranks(max_of_ranks: Callable[[int], int]) -> Iterator[None]:
+    """Run the body on all ranks; raise the same error on all ranks if memory or a compiled kernel fails on a rank.
 
     `max_of_ranks` returns the maximum of an integer over all ranks.
 
     Raises:
         RankMemoryError: on every rank, if a rank ran out of memory.
+        RankKernelError: on every rank, if a compiled kernel failed on a rank.
     """
-    reason = ""
+    reason, code = "", 0
     try:
         yield
-    except (RuntimeError, MemoryError) as first:
-        if not is_out_of_memory(first):
+    except Exception as first:
+        code = 1 if is_out_of_memory(first) else 2 if is_kernel_error(first) else 0
+        if not code:
             raise
-        reason = str(first) or "out of memory"
-    if max_of_ranks(bool(reason)):
-        error = RankMemoryError(reason or "another rank ran out of memory")
+        reason = str(first)
+    if worst := max_of_ranks(code):
+        other = "another rank ran out of memory" if worst == 1 else "a compiled kernel failed on another rank"
+        error = _ERRORS[worst - 1](reason if code == worst and reason else other if code != worst else "out of memory")
         try:
             raise error
         finally:
@@ -52,9 +75,14 @@ class TokenBudget:
     have more tokens use gradient caching: they are encoded twice."""
     activation_checkpointing: bool = False
     """Whether layers save only their inputs, and run a second time in the backward pass."""
+    padded: bool = False
+    """Whether all texts are padded, because a compiled kernel failed."""
+    token_cost: float | None = None
+    """Measured time of a token in a sequence of texts, relative to a padded token; None: the constant of the layout."""
 
     def __str__(self) -> str:
         layers = ", activation checkpointing" if self.activation_checkpointing else ""
+        layers += ", padded texts" if self.padded else ""
         return f"micro_batch_tokens {self.micro_batch_tokens:,}, graph_tokens {self.graph_tokens:,}{layers}"
 
     def halved(self, plans: Sequence[Plan]) -> TokenBudget | None:
@@ -69,3 +97,9 @@ class TokenBudget:
             return None
         micro, graph = min(self.micro_batch_tokens, largest) // 2, min(self.graph_tokens, max(shares)) // 2
         return replace(self, micro_batch_tokens=max(micro, 1), graph_tokens=graph)
+
+    def apply_to(self, layouts: LayoutSupport) -> LayoutSupport:
+        """Return the layouts of a model, restricted to padded texts or with the measured cost of a token."""
+        if self.padded:
+            return LayoutSupport("padded", "a compiled kernel failed")
+        return layouts if self.token_cost is None else replace(layouts, token_cost=self.token_cost)

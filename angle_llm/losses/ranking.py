@@ -10,7 +10,7 @@ from angle_llm.losses.relation import on_device
 
 
 def ranking_loss(similarity_P: Tensor, score_P: Tensor, temperature: float) -> Tensor:
-    """Compute the CoSENT loss: it penalizes pairs with a lower score that are more similar than pairs with a higher score.
+    """Compute the CoSENT ranking loss, which is high if pairs with a low score are more similar than pairs with a high one.
 
         loss = log(1 + Σ exp((similarity_i - similarity_j) / temperature)),   sum over all i, j with score_i < score_j
 

@@ -17,7 +17,7 @@ from angle_llm.data.formats import Example, Group, pairs_of
 
 @dataclass
 class TextBatch:
-    """A training batch: N unique texts, and P scored pairs of these texts. All data formats are converted to this class.
+    """A training batch, for data of every format: N unique texts, and P scored pairs of these texts.
 
     A text that occurs five times in a batch is one entry of `texts`: it is encoded once and is never its own negative.
     A pair may consist of the same text twice (`left == right`), and the same pair may occur more than once. A text with
@@ -43,7 +43,7 @@ class TextBatch:
     group: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     """(P,) int64: number of the training example that contains each pair; empty means one pair per example."""
     teacher: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float32))
-    """(P,) float32: teacher score of each pair, NaN for pairs without a teacher score; empty means NaN for all pairs."""
+    """(P,) float32: teacher score of each pair, NaN for a pair without a teacher score; empty: NaN for all pairs."""
 
     def __post_init__(self) -> None:
         self.prompts = self.prompts or [0] * len(self.texts)

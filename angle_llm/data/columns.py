@@ -37,8 +37,8 @@ set format to nli_pairs. The second judgement of SICK (`entailment`, `entailment
 `columns: {label: entailment}`. QNLI and RTE have 0 for entailment and 1 for no entailment, so they need
 `score_range: [1, 0]`; QNLI also needs a mapping of its texts.
 
-The downloads of SentEval are read unchanged: STS.input.NAME.txt with the scores of STS.gs.NAME.txt, sts-train.csv (tabs,
-no header), SICK and MRPC (.txt with a header). Its transfer tasks are single texts with a class, not pairs.
+The downloads of SentEval are read unchanged: STS.input.NAME.txt with the scores of STS.gs.NAME.txt, sts-train.csv
+(tabs, no header), SICK and MRPC (.txt with a header). Its transfer tasks are single texts with a class, not pairs.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ def resolve_format(
 ) -> tuple[str, dict[str, str]]:
     """Find the data format of a file and the column of each format field; return the format name, and field → column.
 
-    With `format="auto"`, the format is detected: all its required fields must have a column. If several formats fit, the
-    format that reads more columns is chosen (scored_pair before positive_pair). scored_pair is chosen before nli_pairs
-    if both read the same columns. `nli_triples` is never detected.
+    With `format="auto"`, the format is detected: all its required fields must have a column. If several formats fit,
+    the format that reads more columns is chosen (scored_pair before positive_pair). scored_pair is chosen before
+    nli_pairs if both read the same columns. `nli_triples` is never detected.
 
     Args:
         format: Name of a format, or "auto".
@@ -176,7 +176,8 @@ def fields_of(name: str, mapping: Mapping[str, str], columns: Sequence[str]) -> 
 def _candidates(field: str, mapping: Mapping[str, str], columns: Sequence[str]) -> list[str]:
     """Return the columns that can be read as a format field.
 
-    This is the mapped column if `mapping` (field → column) has the field, else all columns with a usual name of the field.
+    This is the mapped column if `mapping` (field → column) has the field, else all columns with a usual name of the
+    field.
     """
     if field in mapping:
         return [mapping[field]]

@@ -80,7 +80,8 @@ class Corpus:
             id_column: Name of the column with the ids; None: texts have no ids.
 
         Raises:
-            DataError: if the source or a column does not exist, or if `column` is None and several columns are possible.
+            DataError: if the source or a column does not exist, or if `column` is None and several columns are
+                possible.
         """
         rows = open_rows(source)
         flat = [file.name for file in rows.files if isinstance(file, TextFile)]
@@ -174,7 +175,7 @@ class Corpus:
             raise DataError(f"{self.source.name} was changed while it was read. Start again when it is complete")
 
     def _text(self, parse: Callable[[], Row | BadRow], column: str) -> CorpusText | BadRow:
-        """Call `parse` to get a row, and return its text and id; return `BadRow` if the row has no usable text or id."""
+        """Parse a row, and return its text and id, or `BadRow` if the row has no usable text or id."""
         row = parse()
         if isinstance(row, BadRow):
             return row
@@ -193,8 +194,8 @@ class Corpus:
 def corpus_texts(path: str | Path, column: str | None = None) -> Iterator[str]:
     """Yield the texts in one column of a file or folder, or the documents of a BEIR folder.
 
-    `column` None: `text`, `sentence`, or the only column. For a BEIR folder and `column` None, a text is the title and the
-    text of a document, joined by a space.
+    `column` None: `text`, `sentence`, or the only column. For a BEIR folder and `column` None, a text is the title and
+    the text of a document, joined by a space.
 
     Raises:
         DataError: for a file that cannot be read, or a row without a text.

@@ -256,8 +256,8 @@ def _check_settings(source: DataSource, format: Format, columns: dict[str, str],
 def _equal(cell: Any, wanted: str | bool | int | float) -> bool:
     """Return whether the value of a table cell equals the value of a row filter.
 
-    Text and typed values are compared too: "0" equals 0, and "true" equals True. TSV files and flags contain only texts;
-    JSON files contain numbers and booleans.
+    Text and typed values are compared too: "0" equals 0, and "true" equals True. TSV files and flags contain only
+    texts; JSON files contain numbers and booleans.
     """
     left, right = str(cell).lower(), str(wanted).lower()
     if {left, right} & {"true", "false"}:
@@ -292,17 +292,17 @@ class LoadedData:
 def load_examples(source: DataSource, cache: Path | None = None) -> LoadedData:
     """Read all training examples of a dataset, then apply `shuffle_seed` and `limit` of `source`.
 
-    A bad row has no text, a score that is not a number, broken JSON, a wrong number of fields, or invalid bytes. A bad row
-    raises `DataError` with file and line, or is listed in the report if `source.skips_bad_rows`. The whole dataset is read
-    and checked, also beyond `limit`.
+    A bad row has no text, a score that is not a number, broken JSON, a wrong number of fields, or invalid bytes. A bad
+    row raises `DataError` with file and line, or is listed in the report if `source.skips_bad_rows`. The whole dataset
+    is read and checked, also beyond `limit`.
 
     With a `cache` folder, examples that need more than `store.MEMORY_LIMIT` bytes are written to disk. The next call
     reads the examples from disk.
 
     Raises:
-        DataError: for a bad row, with file and line, unless bad rows are skipped; for damage that hides an unknown number
-            of rows (a truncated gzip file, an unclosed quote over several lines); for missing columns; for a dataset
-            without examples; and as in `open_examples`.
+        DataError: for a bad row, with file and line, unless bad rows are skipped; for damage that hides an unknown
+            number of rows (a truncated gzip file, an unclosed quote over several lines); for missing columns; for a
+            dataset without examples; and as in `open_examples`.
     """
     folder = None if cache is None else cache / "examples" / _store_name(source)
     everything, report = _stored(source, folder) or _read(source, folder)
@@ -356,7 +356,8 @@ def _read(source: DataSource, folder: Path | None) -> tuple[Sequence[Example], D
 def _store_name(source: DataSource) -> str:
     """Return the name of the cache folder for the examples of a dataset.
 
-    The name contains a hash of file paths, sizes, modification times, and all settings except `limit` and `shuffle_seed`.
+    The name contains a hash of file paths, sizes, modification times, and all settings except `limit` and
+    `shuffle_seed`.
     """
     rows = _open_rows(source)
     settings = asdict(replace(source, limit=None, shuffle_seed=None))

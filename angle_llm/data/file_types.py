@@ -1,8 +1,8 @@
 """Rows of a file: a reader class for each file type, and `RowSource`, the rows of several files.
 
-`readers.open_rows` opens a file with the right class. To add a file type, write a subclass of `FileReader` and add it to
-`FILE_TYPES` at the end of this module. A row that cannot be parsed becomes a `BadRow` with file, line and reason. Damage
-that hides an unknown number of rows, such as a truncated gzip file, raises `DataError`.
+`readers.open_rows` opens a file with the right class. To add a file type, write a subclass of `FileReader` and add it
+to `FILE_TYPES` at the end of this module. A row that cannot be parsed becomes a `BadRow` with file, line and reason.
+Damage that hides an unknown number of rows, such as a truncated gzip file, raises `DataError`.
 """
 
 from __future__ import annotations
@@ -249,7 +249,10 @@ class RowSource:
 
 
 class TextFile(FileReader):
-    """Reader of text files: a row is a line, in the column `text`. Lines end with \\n, \\r\\n or \\r; an empty line is a row."""
+    """Reader of text files: a row is a line, in the column `text`.
+
+    Lines end with \\n, \\r\\n or \\r. An empty line is a row too.
+    """
 
     columns = ["text"]  # noqa: RUF012
 

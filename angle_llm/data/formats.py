@@ -342,10 +342,10 @@ def _read_scores(row: Values, positives: int, negatives: int) -> list[float] | N
 
 
 def pair_by_premise(pairs: Iterable[Example]) -> list[Triple]:
-    """Combine NLI pairs to triples (premise, k-th entailed hypothesis, k-th contradicted hypothesis) for every premise.
+    """Combine NLI pairs to triples: premise, k-th entailed hypothesis, k-th contradicted hypothesis of the premise.
 
-    Hypotheses of a premise are counted in file order. A pair is used at most once; surplus pairs of a label are not used.
-    Triples are in the order in which their premises first occur.
+    Hypotheses of a premise are counted in file order. A pair is used at most once; surplus pairs of a label are not
+    used. Triples are in the order in which their premises first occur.
     """
     labelled: dict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
     for pair in pairs:
@@ -365,7 +365,10 @@ class Format:
     fields: tuple[str, ...]
     """Names of the fields that every row must have."""
     read: Callable[[Values, ScoreRange | None], Example | Dropped]
-    """Function (field → value of a row, score range) -> training example or `Dropped`; raises `RowError` for a bad row."""
+    """Function that converts a row (field → value) to an example or `Dropped`; raises `RowError` for a bad row.
+
+    The second argument is the score range, or None for 0 to 1.
+    """
     combine: Callable[[Sequence[Example]], Sequence[Example]] | None = None
     """Function that combines the results of all rows to examples of several rows; None: every row is an example."""
     rows_per_example: int = 1

@@ -10,7 +10,7 @@ _KEPT = ("L", "M", "N", "So")  # letters, marks, numbers, and symbols such as em
 
 
 class _Separators(dict[int, int]):
-    """Table for `str.translate` that keeps letters, marks, numbers and symbols, and maps other characters to a space."""
+    """Table for `str.translate` that replaces characters other than letters, marks, numbers and symbols by spaces."""
 
     def __missing__(self, code: int) -> int:
         kept = unicodedata.category(chr(code)).startswith(_KEPT)

@@ -1,7 +1,8 @@
 """Rows that repeat another row, contradict another row, or occur in an evaluation set.
 
 Texts are compared by 8-byte hashes (`data.keys`): an exact key of the text, and a near key of the text without case,
-spacing and punctuation. A row takes about 60 bytes and a distinct text about 170, so a million triples take about 0.6 GB.
+spacing and punctuation. A row takes about 60 bytes and a distinct text about 170, so a million triples take about 0.6
+GB.
 """
 
 from __future__ import annotations
@@ -73,11 +74,12 @@ class FileKeys:
     """
 
     rows: array[int] = field(default_factory=lambda: array("Q"))
-    """Four numbers per used row: line, hash of the texts, hash of the normalized texts, hash of the normalized first
-    text (the query)."""
+    """Four numbers per used row: line, and hashes of all texts, of all normalized texts, and of the normalized query."""
     pairs: array[int] = field(default_factory=lambda: array("Q"))
-    """Four numbers per pair: line, hash of the two normalized texts, 1 if the row is used (0: neutral NLI row), and 1 if
-    both normalized texts are equal."""
+    """Four numbers per pair: line, hash of both normalized texts, whether the row is used, whether both are equal.
+
+    A neutral NLI row is not used.
+    """
     scores: array[float] = field(default_factory=lambda: array("d"))
     """Score of each pair, from 0 to 1, in the order of `pairs`."""
     texts: set[int] = field(default_factory=set)
@@ -174,8 +176,8 @@ class EvaluationSet:
 def count_shared(examples: Sequence[Example], sets: Sequence[EvaluationSet]) -> list[dict[str, tuple[int, int]]]:
     """Count the pairs, queries and texts of each evaluation set that also occur in training examples.
 
-    Single texts count only with 4 words or more. At most `_COMPARED` examples are compared, evenly spaced. A triple of sentences
-    takes about 30 µs, and a pair with a text of 150 words 100 µs, for all sets together.
+    Single texts count only with 4 words or more. At most `_COMPARED` examples are compared, evenly spaced. A triple of
+    sentences takes about 30 µs, and a pair with a text of 150 words 100 µs, for all sets together.
 
     Returns:
         For each evaluation set, kind → (number that also occurs in the examples, number in the evaluation set). Kinds
@@ -301,8 +303,8 @@ def read_evaluation_sets(
 ) -> tuple[list[EvaluationSet], list[str]]:
     """Read evaluation sets from files, from splits of BEIR folders (FOLDER@SPLIT), and from folders with such files.
 
-    In a folder, files and splits whose name contains `train` are skipped. If the names of some files contain a word such
-    as `test`, `dev` or `validation`, the other files are skipped too.
+    In a folder, files and splits whose name contains `train` are skipped. If the names of some files contain a word
+    such as `test`, `dev` or `validation`, the other files are skipped too.
 
     Args:
         columns: Field of a data format → column; used for the files that have the column.
@@ -406,7 +408,8 @@ def _read_set(source: str | Path, name: str, skipped: list[str], mapping: Mappin
 def _texts_in(value: Any) -> list[str]:
     """Return the texts in the value of a table cell.
 
-    The value is a text, an object with `text` and optionally `title`, or a list of such values. Other values have no texts.
+    The value is a text, an object with `text` and optionally `title`, or a list of such values. Other values have no
+    texts.
     """
     if isinstance(value, list):
         return [text for item in value for text in _texts_in(item)]
@@ -416,7 +419,7 @@ def _texts_in(value: Any) -> list[str]:
 
 
 def _read_judged(folder: Path, split: str) -> EvaluationSet:
-    """Read a split of a BEIR folder as an evaluation set: queries, judged documents, and pairs of query and positive."""
+    """Read a split of a BEIR folder as an evaluation set: queries, judged documents, and query-positive pairs."""
     pairs: set[int] = set()
     sentences: set[int] = set()
     queries: set[int] = set()

@@ -46,8 +46,8 @@ class Mixture(ByIndex):
     """Sequence of the examples of one or several datasets; `draws` defines which examples an epoch uses.
 
     Args:
-        sets: The datasets. Indices count the examples of the first dataset, then the examples of the second dataset, and
-            so on.
+        sets: The datasets. Indices count the examples of the first dataset, then the examples of the second dataset,
+            and so on.
         by_set: Whether all examples of a batch come from the same dataset.
     """
 

@@ -1,7 +1,7 @@
 """The examples of each batch: a function of seed and epoch, for one dataset or several.
 
-The order is the same on every machine and in every version of Python and NumPy. So all ranks, and a resumed run, get the
-same batches.
+The order is the same on every machine and in every version of Python and NumPy. So all ranks, and a resumed run, get
+the same batches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ def random_order(n: int, key: int) -> Order:
 
 
 def random_orders(n: int, count: int, key: int) -> Order:
-    """Return `count` random orders of 0 … n - 1, concatenated, shape (count · n,); the first is `random_order(n, key)`."""
+    """Return `count` concatenated random orders of 0 … n - 1, shape (count · n,), which depend on `key` only.
+
+    The first order is `random_order(n, key)`.
+    """
     _, words, _ = random.Random(key).getstate()
     # NumPy guarantees that RandomState gives the same values from the same state, and it is a hundred times faster.
     generator = np.random.RandomState()

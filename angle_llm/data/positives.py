@@ -213,8 +213,8 @@ def collect_pairs(
 def components(size: int, links: Sequence[tuple[int, int]]) -> Array:
     """Return the component number of each node of an undirected graph, shape (size,).
 
-    Nodes in the same connected component get equal numbers. `links` are the edges, at least one, as pairs of nodes from 0
-    to size - 1.
+    Nodes in the same connected component get equal numbers. `links` are the edges, at least one, as pairs of nodes from
+    0 to size - 1.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components

@@ -113,8 +113,7 @@ class FileReport:
     scores: dict[str, int] = field(default_factory=dict)
     """Score, or range of scores → number of pairs. Scores are rescaled to 0..1."""
     groups: dict[str, int] = field(default_factory=dict)
-    """Numbers of positives, negatives, queries without negatives, and queries with scores; empty except for the format
-    `group`."""
+    """Counts for format `group`: positives, negatives, queries without negatives, queries with scores; else empty."""
     distinct_texts: int = 0
     """Number of distinct texts in the file."""
     tokens: dict[str, int] = field(default_factory=dict)
@@ -198,8 +197,8 @@ def check_files(
 ) -> list[CheckedFile]:
     """Check data files: format, columns, scores, bad rows, repeats, contradictions, and rows of evaluation sets.
 
-    Repeats and contradictions are also searched between files. A file is not compared with an evaluation set that was read
-    from the same file. If `tokens` is None, numbers of tokens are not checked.
+    Repeats and contradictions are also searched between files. A file is not compared with an evaluation set that was
+    read from the same file. If `tokens` is None, numbers of tokens are not checked.
     """
     checked: list[CheckedFile] = []
     understood: list[tuple[FileReport, FileKeys, set[Path]]] = []
@@ -329,7 +328,7 @@ class _TokenSurvey:
                 self._problems.append(length)
 
     def add_findings(self, report: FileReport) -> None:
-        """Add quantiles of token counts and sampled texts to the report; report truncated texts and texts without tokens."""
+        """Fill `report`: quantiles of token counts, sampled texts, truncated texts, and texts without tokens."""
         lengths, tokens = self._lengths, self._tokens
         if tokens is not None and lengths:
             report.max_length, report.truncated = tokens.max_length, sum(each > tokens.max_length for each in lengths)
@@ -437,7 +436,7 @@ def data_settings(source: DataSource, report: FileReport) -> dict[str, Any]:
 
 
 def write_fixed(files: Sequence[CheckedFile], folder: Path, out: Path) -> list[dict[str, Any]]:
-    """Write two copies of each checked file: NAME.jsonl with the kept rows, NAME.quarantine.jsonl with the removed rows.
+    """Write two files per checked file: NAME.jsonl with the kept rows, NAME.quarantine.jsonl with the removed rows.
 
     Kept rows have all their columns. Dropped rows, such as neutral labels, are kept, because training drops them again.
     A line of the quarantine file has `file`, `line`, `reason` and `row`; `row` is null if the row cannot be parsed.

@@ -96,7 +96,8 @@ def open_rows(
     The docstring of this module lists all source types.
 
     Args:
-        source: Path of a file or folder, `-` (standard input), `starter:NAME` (a bundled file), FOLDER@NAME, or a hub id.
+        source: Path of a file or folder, `-` (standard input), `starter:NAME` (a bundled file), FOLDER@NAME, or a hub
+            id.
         tables: Whether rows must have several columns: .txt files are read as tables, unknown extensions are refused.
         encoding: Encoding of text files, as Python names it.
         split: Name of the split of a dataset without @SPLIT; None: datasets are not loaded, only files.
@@ -196,12 +197,12 @@ class _Opener(NamedTuple):
         return RowSource(self.source, [reader], path=folder)
 
     def _dataset(self, path: str, split: str, configuration: str | None = None) -> RowSource:
-        """Return the rows of a dataset split that the library `datasets` loads; `path` is a local folder or a hub id."""
+        """Return the rows of a split that the library `datasets` loads from a local folder or a hub id (`path`)."""
         hint = "" if Path(path).is_dir() else f"It is not a local path. {_beside(Path(path))}"
         return RowSource(path, [DatasetReader(path, configuration, split, hint)])
 
     def _part(self, name: str, part: str) -> RowSource:
-        """Return the rows of NAME@PART: the file NAME/PART with a known extension, or the split PART of dataset NAME."""
+        """Return the rows of NAME@PART: the file NAME/PART.* with a known extension, or split PART of dataset NAME."""
         folder = find_path(name)
         if not folder.is_dir():
             if self.split is not None and (hub_id := _HUB_ID.fullmatch(name)) and not is_data_name(name):
@@ -321,8 +322,8 @@ def read_judgements(path: Path, *, encoding: str = "utf-8") -> dict[str, list[Ju
 def read_texts(path: Path, ids: Collection[str] | None = None, *, encoding: str = "utf-8") -> dict[str, str]:
     """Read `corpus.jsonl` or `queries.jsonl` of a BEIR folder, and return id → text.
 
-    A text is the title and the text of a row, joined by a space; the result may be empty. `ids` limits the result to these
-    ids; None: all ids.
+    A text is the title and the text of a row, joined by a space; the result may be empty. `ids` limits the result to
+    these ids; None: all ids.
 
     Raises:
         DataError: if the file does not exist, a row cannot be read, or an id occurs twice.
@@ -349,8 +350,8 @@ def read_texts(path: Path, ids: Collection[str] | None = None, *, encoding: str 
 class JudgedQueries(FileReader):
     """Reader of a BEIR folder: a row per query of a split, with its judged documents, in the columns of Tevatron.
 
-    The number of a row is the first line of the query in `qrels/SPLIT.tsv`. Documents with a relevance above 0 are positives,
-    other documents negatives. Queries without a positive are skipped.
+    The number of a row is the first line of the query in `qrels/SPLIT.tsv`. Documents with a relevance above 0 are
+    positives, other documents negatives. Queries without a positive are skipped.
 
     Raises:
         DataError: if the split does not exist.

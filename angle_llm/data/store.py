@@ -5,8 +5,8 @@
         account.json       the report of the rows, and a hash of the examples
 
 The folder is written completely or not at all. KEY is a hash of the paths, sizes and modification times of the source
-files, and of the settings that affect reading. `datasets.Dataset.from_generator` would also work, but it takes 27 µs per
-row instead of 12, 4 s to import, and does not store the report.
+files, and of the settings that affect reading. `datasets.Dataset.from_generator` would also work, but it takes 27 µs
+per row instead of 12, 4 s to import, and does not store the report.
 """
 
 from __future__ import annotations

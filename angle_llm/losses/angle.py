@@ -38,10 +38,10 @@ class AngleObjective(ObjectiveFields):
             + w₄·L_regression + w₅·L_kl + w₆·L_teacher_vector
 
     `cosine` and `angle` rank the scored pairs (`ranking_loss`). `in_batch` contrasts positives with the other texts of
-    the batch (`Contrast`). `regression`, which is not in the paper, fits cosines to the scores (`regression_loss`).
-    Two terms learn from a teacher: `kl` from teacher scores of a query with its positives and negatives (`kl_loss`),
-    `teacher_vector` from teacher embeddings (`TeacherDistance`, mean over the texts). A weight of 0 omits a term. Memory beyond float32 embeddings and
-    their gradient: a quarter of a GB for any batch size (`blocks`).
+    the batch (`Contrast`). `regression`, which is not in the paper, fits cosines to the scores (`regression_loss`). Two
+    terms learn from a teacher: `kl` from teacher scores of a query with its positives and negatives (`kl_loss`),
+    `teacher_vector` from teacher embeddings (`TeacherDistance`, mean over the texts). A weight of 0 omits a term.
+    Memory beyond float32 embeddings and their gradient: a quarter of a GB for any batch size (`blocks`).
 
     Migration from angle-emb 0.6.1: temperatures divide, as in the paper; tau in angle-emb multiplies. Its
     `cosine_tau=20` and `ibn_tau=20` correspond to 0.05, `angle_tau=1` (published runs) to 1.0, and `angle_tau=20`
@@ -49,16 +49,17 @@ class AngleObjective(ObjectiveFields):
     `angle_form="reference"` and `contrastive_form="symmetric"`, except for the in-batch mean. angle-emb divides by all
     2P rows, this class by the anchors: multiply by anchors / 2P to get the value of angle-emb.
 
-    `angle_form` is a key of `ANGLE_FORMS`, `contrastive_form` of `CONTRASTIVE_FORMS`. `hardness_strength` α weights each
-    negative of the in-batch term by exp(α · cosine), without a gradient through the weight (LLaVE, arXiv 2503.04812,
-    eq. 5): `hardness_mode` "in_batch_negatives" of `MultipleNegativesRankingLoss` in sentence-transformers 6.2.
+    `angle_form` is a key of `ANGLE_FORMS`, `contrastive_form` of `CONTRASTIVE_FORMS`. `hardness_strength` α weights
+    each negative of the in-batch term by exp(α · cosine), without a gradient through the weight (LLaVE, arXiv
+    2503.04812, eq. 5): `hardness_mode` "in_batch_negatives" of `MultipleNegativesRankingLoss` in sentence-transformers
+    6.2.
 
     Raises:
         ValueError: for a weight or temperature out of range, an unknown form, or if all weights are 0.
     """
 
     false_negatives: FalseNegatives | None = None
-    """Rule for texts that are too similar to the anchor to be in-batch negatives. None: every text can be a negative."""
+    """Rule that excludes in-batch negatives that are too similar to the anchor. None: no exclusion."""
     positive_above: float = 0.5
     """A pair with a score above this value is a positive pair of the in-batch term."""
 

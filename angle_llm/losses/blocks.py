@@ -2,14 +2,14 @@
 
 Shapes: N rows, D columns, P scored pairs, B rows or pairs of a block, V entries of a vector.
 
-A loss reads only a few short vectors from the matrix of embeddings: the cosine of each pair, the angle of each pair, and
-the log-sum-exp over the negatives of each anchor. Only the intermediate results are large: P × D for pairs, and anchors ×
-candidates for negatives. So each vector is computed in blocks. The forward pass stores no graph; the backward pass
-computes each block again with a graph, and adds the gradients of all vectors to one (N, D) matrix. The rest of the loss
-is ordinary autograd.
+A loss reads only a few short vectors from the matrix of embeddings: the cosine of each pair, the angle of each pair,
+and the log-sum-exp over the negatives of each anchor. Only the intermediate results are large: P × D for pairs, and
+anchors × candidates for negatives. So each vector is computed in blocks. The forward pass stores no graph; the backward
+pass computes each block again with a graph, and adds the gradients of all vectors to one (N, D) matrix. The rest of the
+loss is ordinary autograd.
 
-If each vector fits in a single block, for example 2,000 texts of 1,024 dimensions, the forward pass keeps the graph, and
-nothing is computed twice.
+If each vector fits in a single block, for example 2,000 texts of 1,024 dimensions, the forward pass keeps the graph,
+and nothing is computed twice.
 """
 
 import math
@@ -25,8 +25,9 @@ from angle_llm.losses.similarity import Similarity
 BLOCK_ELEMENTS = 2**22
 """Maximum number of elements of the embedding rows, and of the similarity matrix, that a loss computes at a time.
 
-A block (rows that are computed together) has at least one left row and one right row. A block uses about fifteen arrays of this size or half this size, a quarter of a GB in float32. Smaller blocks are limited
-by memory bandwidth (at D = 4096, a block compares 512 rows with 512 rows); larger blocks are hardly faster."""
+A block (rows that are computed together) has at least one left row and one right row. A block uses about fifteen arrays
+of this size or half this size, a quarter of a GB in float32. Smaller blocks are limited by memory bandwidth (at D =
+4096, a block compares 512 rows with 512 rows); larger blocks are hardly faster."""
 
 
 class RowVector(Protocol):
@@ -51,8 +52,8 @@ class RowVector(Protocol):
 def from_rows(x_ND: Tensor, *vectors: RowVector) -> tuple[Tensor, ...]:
     """Compute several vectors from an embedding matrix (N, D), in blocks if a vector does not fit in a single block.
 
-    The results support one backward pass without second derivatives. All computations are in the dtype of the embeddings,
-    also under autocast.
+    The results support one backward pass without second derivatives. All computations are in the dtype of the
+    embeddings, also under autocast.
     """
     with torch.autocast(x_ND.device.type, enabled=False):
         if all(vector.fits(x_ND.shape[1]) for vector in vectors):

@@ -1,9 +1,10 @@
 """In-batch contrastive loss: each anchor should be closer to its positives than to the other texts of the batch.
 
-Shapes: N rows (unique texts), P scored pairs, M edges, A anchors, L lines, C candidates, K pairs of a line and a candidate.
+Shapes: N rows (unique texts), P scored pairs, M edges, A anchors, L lines, C candidates, K pairs of a line and a
+candidate.
 
-An edge is an anchor with one of its positives. A line is an anchor or an edge: it has a sum over negatives. The partners
-of a row are the rows with which it forms a positive pair, in either direction.
+An edge is an anchor with one of its positives. A line is an anchor or an edge: it has a sum over negatives. The
+partners of a row are the rows with which it forms a positive pair, in either direction.
 
 A text is a single row, no matter how often it occurs in the batch. So the detection of identical sentences in the AnglE
 paper is not needed: a text is never its own negative, and its partners are never its negatives. This also holds for a
@@ -74,9 +75,9 @@ class Contrast:
 
     The loss is the mean of loss_ap over the positives p of an anchor a, then the mean over the anchors. A pair is
     positive if its score is above a threshold. The form (a value of `CONTRASTIVE_FORMS`) chooses the anchors and the
-    candidates. k runs over the candidates that have neither the text of a nor the text of a partner of a. So a pair that
-    occurs both as positive and as negative is positive. Pairs of a row with itself are ignored. Other positives of a are
-    not in the denominator of loss_ap.
+    candidates. k runs over the candidates that have neither the text of a nor the text of a partner of a. So a pair
+    that occurs both as positive and as negative is positive. Pairs of a row with itself are ignored. Other positives of
+    a are not in the denominator of loss_ap.
 
     Without a positive pair, the loss and its gradient are exactly 0, and `backward` works. An anchor without negatives
     adds 0 to the mean.
@@ -90,11 +91,11 @@ class Contrast:
 
     temperature: float
     pair_of_M: Tensor
-    """(M,) index, among the P scored pairs, of the pair with the anchor and the positive of each anchor-positive pair."""
+    """(M,) index, among the P scored pairs of the batch, of each anchor-positive pair."""
     line_of_M: Tensor
     """(M,) index, among the L sums of `repulsion`, of the sum over negatives that each anchor-positive pair uses."""
     divisor_M: Tensor
-    """(M,) divisor of the loss of each anchor-positive pair: number of positives of its anchor times number of anchors."""
+    """(M,) divisor of the loss of each anchor-positive pair: positives of the anchor times number of anchors."""
     repulsion: NegativeLogSum
     """Log-sum-exp of the similarities to the in-batch negatives, shape (L,), computed from the embeddings in blocks.
 
@@ -123,7 +124,8 @@ class Contrast:
             positive_above: A pair is positive if its score is above this value.
             form: Function that chooses anchors and candidates for negatives; a value of `CONTRASTIVE_FORMS`.
             device: Device of the embeddings.
-            false_negatives: Rule for candidates that are too similar to be negatives; None: all candidates are negatives.
+            false_negatives: Rule for candidates that are too similar to be negatives; None: all candidates are
+                negatives.
             hardness_strength: Negatives have the weight exp(strength · cosine); 0: all weights are 1.
 
         Raises:
@@ -223,8 +225,8 @@ def _own_negatives(
 ) -> MaskIndices:
     """Return the candidates that form a pair with an anchor in the data that is not positive: explicit negatives.
 
-    `anchor_L` are the anchors of the L sums over negatives. With `both`, the anchor may be the left or the right row of the
-    pair; otherwise the anchor is the left row.
+    `anchor_L` are the anchors of the L sums over negatives. With `both`, the anchor may be the left or the right row of
+    the pair; otherwise the anchor is the left row.
     """
     left, right = relation.left[~is_positive_P], relation.right[~is_positive_P]
     if both:

@@ -20,12 +20,12 @@ from angle_llm.losses.relation import on_device
 from angle_llm.losses.similarity import cosine, unit
 
 SCOPES = ("in_batch", "all")
-"""Scopes of `FalseNegatives`: candidates without the explicit negatives of the anchor in the data, or all candidates."""
+"""Texts that can be skipped as false negatives: all except the negatives in the data (`in_batch`), or all texts."""
 _ROUNDING = 32
 """Tolerance for rounding, in multiples of eps, that is added to the cosine threshold for false negatives.
 
-The cosine of the positive is a sum, the cosines of candidates are a matrix product: for equal texts they differ by up to 8
-eps (float32, D 4096)."""
+The cosine of the positive is a sum, the cosines of candidates are a matrix product: for equal texts they differ by up
+to 8 eps (float32, D 4096)."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,9 @@ class NegativeLogSum:
 
         value = log Σ_k w_k · exp(cosine(anchor, k) / temperature)
 
-    With `false_negatives`, an anchor with several positives occurs once per positive. k runs over the candidates that are
-    not in `skips` and are not false negatives. w_k is exp(hardness_strength · cosine), and 1 for the explicit negatives
-    of the anchor in the data. The choice of false negatives and the weights have no gradient.
+    With `false_negatives`, an anchor with several positives occurs once per positive. k runs over the candidates that
+    are not in `skips` and are not false negatives. w_k is exp(hardness_strength · cosine), and 1 for the explicit
+    negatives of the anchor in the data. The choice of false negatives and the weights have no gradient.
     """
 
     temperature: float

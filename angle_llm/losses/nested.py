@@ -26,14 +26,14 @@ class NestedObjective:
         L = mean of L_plain(E_mk),   E_mk = the first k columns of the vectors after m layers
 
     Widths k are the full width D and `dimensions`: Matryoshka representation learning (arXiv 2205.13147). Depths m are
-    all layers and `layers`. Every depth is combined with every width, as in espresso sentence embeddings (2D Matryoshka,
-    arXiv 2402.14776), but without the terms that align shallow vectors with deep vectors.
+    all layers and `layers`. Every depth is combined with every width, as in espresso sentence embeddings (2D
+    Matryoshka, arXiv 2402.14776), but without the terms that align shallow vectors with deep vectors.
 
     A row of the embeddings (N, S·D) contains the vector after all layers, then a vector for each number in `layers`, as
     `EmbeddingModel.read_layers` returns it. An angle term reads the two halves of the k columns, so k must be even.
 
-    `ObjectiveValue.parts` contains the loss terms on the full embeddings, and the loss of every truncation under names such
-    as `dim64`, `layer12` and `layer12_dim64`.
+    `ObjectiveValue.parts` contains the loss terms on the full embeddings, and the loss of every truncation under names
+    such as `dim64`, `layer12` and `layer12_dim64`.
 
     Raises:
         ValueError: for an odd width if the plain objective has an angle weight.
@@ -106,9 +106,10 @@ class Part(NamedTuple):
 class MixedObjective:
     """Weighted sum of different losses on different pairs of a batch: L = Σ_g share_g · L_g.
 
-    Loss g (a `Part`) gets only its pairs and the embeddings of these pairs. So a text is never a negative of a text that
-    occurs only in pairs of another loss, and pairs of different losses are not ranked against each other. A text may occur
-    in several losses. A loss term in the result is the mean over all losses with this term, weighted by share.
+    Loss g (a `Part`) gets only its pairs and the embeddings of these pairs. So a text is never a negative of a text
+    that occurs only in pairs of another loss, and pairs of different losses are not ranked against each other. A text
+    may occur in several losses. A loss term in the result is the mean over all losses with this term, weighted by
+    share.
     """
 
     parts: Sequence[Part]

@@ -32,8 +32,8 @@ _MATRICES = ("guide", "teacher_vectors")
 class Relation:
     """The P scored pairs of a batch: `score[p]` is the similarity of embedding rows `left[p]` and `right[p]`.
 
-    The tensors should be on the CPU, also for embeddings on a GPU. Losses compute indices whose sizes depend on values of
-    these tensors, and reading a value from a GPU waits for the GPU.
+    The tensors should be on the CPU, also for embeddings on a GPU. Losses compute indices whose sizes depend on values
+    of these tensors, and reading a value from a GPU waits for the GPU.
 
     Raises:
         ValueError: for tensors of different lengths, row numbers that are not integers, or scores that are not finite.
@@ -55,8 +55,8 @@ class Relation:
     text: Tensor | None = None
     """(N,) integers: text number of each embedding row. None: all rows are embeddings of different texts.
 
-    Rows with equal numbers embed the same text, for example as a query and as a document. Such rows are never negatives of
-    each other, and a positive of a row is never a negative of another row with the same text.
+    Rows with equal numbers embed the same text, for example as a query and as a document. Such rows are never negatives
+    of each other, and a positive of a row is never a negative of another row with the same text.
     """
     guide: Tensor | None = None
     """(N, G) vectors of the texts from a guide encoder, whose cosines decide which candidates are false negatives."""

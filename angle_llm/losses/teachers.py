@@ -28,7 +28,8 @@ def kl_loss(score_P: Tensor, relation: Relation, teacher_temperature: float) -> 
     similarities divided by the temperature of the student. The softmax is over the pairs of a group that have a teacher
     score. Groups with fewer than two such pairs are skipped; without groups, loss and gradient are 0.
 
-    Source: `DistillKLDivLoss` in sentence-transformers 6.2, which multiplies by the square of the student's temperature.
+    Source: `DistillKLDivLoss` in sentence-transformers 6.2, which multiplies by the square of the student's
+    temperature.
     """
     teacher_P, group_P = _scored(relation)
     pair_K = (~teacher_P.isnan()).nonzero().squeeze(1)
@@ -78,8 +79,8 @@ def cosine_distance(x_ND: Tensor, teacher_ND: Tensor) -> Tensor:
 class TeacherDistance:
     """1 - cosine between each embedding and the teacher vector of the same text, shape (N,); a `RowVector`.
 
-    If D and T differ, only the first min(D, T) columns are compared. The mean over the rows equals `EmbedDistillLoss` of
-    sentence-transformers 6.2 (arXiv 2301.12005, eq. 7 and 8).
+    If D and T differ, only the first min(D, T) columns are compared. The mean over the rows equals `EmbedDistillLoss`
+    of sentence-transformers 6.2 (arXiv 2301.12005, eq. 7 and 8).
     """
 
     teacher_NT: Tensor

@@ -74,7 +74,7 @@ class FileKeys:
     """
 
     rows: array[int] = field(default_factory=lambda: array("Q"))
-    """Four numbers per used row: line, and hashes of all texts, of all normalized texts, and of the normalized query."""
+    """Four numbers per used row: line, and hashes of its texts, its normalized texts and its normalized query."""
     pairs: array[int] = field(default_factory=lambda: array("Q"))
     """Four numbers per pair: line, hash of both normalized texts, whether the row is used, whether both are equal.
 
@@ -232,7 +232,7 @@ def compare_rows(
     def add(kind: str, frame: pd.DataFrame, text: str, other: Any = None, reason: str = "") -> None:
         """Add a finding (a problem) to each file that has rows in the table `frame`.
 
-        `other` maps an index of `frame` to the row that matches this row. `reason` None or empty: `kind` is the reason.
+        `other` maps an index of `frame` to the row that matches this row. If `reason` is empty, `kind` is the reason.
         """
         for file, part in frame.drop_duplicates(["file", "line"]).sort_values("line").groupby("file"):
             places = [

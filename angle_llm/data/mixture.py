@@ -141,7 +141,7 @@ def _listed(path: str) -> list[tuple[str, float]]:
         found = None if find_path(part).exists() else _WEIGHT.fullmatch(part)
         listed.append((found["path"], float(found["weight"])) if found else (part, 1.0))
     if len(listed) > 1 and not all(name for name, _ in listed):
-        raise DataError(f"{path!r} is a list of datasets, and a dataset in it has no name")
+        raise DataError(f"{path!r}: expected dataset paths separated by commas, got an empty path; remove the comma")
     return listed
 
 

@@ -385,7 +385,7 @@ class ResumableFolder:
         return [name for name in names if name not in written or (name in self._indexed and not self.is_whole(name))]
 
     def check(self, name: str) -> dict[str, Any]:
-        """Check the sizes and SHA-256 of all files of a part of the results; return the `values` that `write` stored for the part.
+        """Check the sizes and SHA-256 of all files of a part of the results; return the `values` given to `write`.
 
         Raises:
             FolderError: for the first file that is missing or damaged.

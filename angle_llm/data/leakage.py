@@ -74,18 +74,21 @@ class FileKeys:
     """
 
     rows: array[int] = field(default_factory=lambda: array("Q"))
-    """Four numbers per used row: line, and hashes of its texts, its normalized texts and its normalized query."""
+    """Four numbers per used row: line, and hashes of its texts, its normalized texts and its normalized query.
+
+    Normalized texts have no case, spacing and punctuation.
+    """
     pairs: array[int] = field(default_factory=lambda: array("Q"))
     """Four numbers per pair: line, hash of both normalized texts, whether the row is used, whether both are equal.
 
-    A neutral NLI row is not used.
+    Normalized texts have no case, spacing and punctuation. A neutral NLI row is not used.
     """
     scores: array[float] = field(default_factory=lambda: array("d"))
     """Score of each pair, from 0 to 1, in the order of `pairs`."""
     texts: set[int] = field(default_factory=set)
     """Hashes of all texts of the file."""
     sentences: set[int] = field(default_factory=set)
-    """Hashes of the normalized texts of the file that have 4 words or more (`is_distinctive`)."""
+    """Hashes of the texts of 4 words or more (`is_distinctive`), without case, spacing and punctuation."""
     ids: array[int] = field(default_factory=lambda: array("Q"))
     """Two numbers per value of an id column: line, and hash of the id."""
     ROW_VALUES: ClassVar[int] = 4
@@ -112,7 +115,7 @@ class FileKeys:
                 yield text
 
     def add_pair(self, line: int, left: str, right: str, score: float, *, used: bool = True) -> None:
-        """Store the hash and the score of a pair of texts, which must be `normalized`.
+        """Store the hash and the score of a pair of texts, given without case, spacing and punctuation (`normalized`).
 
         `used` is false for a neutral NLI pair, which is only compared with other pairs.
         """
@@ -146,13 +149,13 @@ class EvaluationSet:
     path: Path
     """Absolute path of the evaluation file; a data file is not compared with itself."""
     pairs: NDArray[np.uint64]
-    """Hashes of the pairs of normalized texts; the order of the two texts has no effect."""
+    """Hashes of the text pairs without case, spacing and punctuation; the order of the two texts has no effect."""
     sentences: NDArray[np.uint64]
-    """Hashes of the normalized texts that have 4 words or more (`is_distinctive`)."""
+    """Hashes of the texts of 4 words or more (`is_distinctive`), without case, spacing and punctuation."""
     queries: NDArray[np.uint64] = field(default_factory=lambda: _array(()))
-    """Hashes of the normalized queries; only for BEIR folders and retrieval tasks."""
+    """Hashes of the queries without case, spacing and punctuation; only for BEIR folders and retrieval tasks."""
     documents: NDArray[np.uint64] = field(default_factory=lambda: _array(()))
-    """Hashes of the normalized judged documents; only for BEIR folders."""
+    """Hashes of the judged documents without case, spacing and punctuation; only for BEIR folders."""
     ids: NDArray[np.uint64] = field(default_factory=lambda: _array(()))
     """Hashes of the ids of queries and judged documents; only for BEIR folders."""
 

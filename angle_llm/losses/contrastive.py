@@ -236,9 +236,10 @@ def _own_negatives(
 
 
 def _entries(line_K: Tensor, row_K: Tensor, candidate_C: Tensor, rows: int) -> MaskIndices:
-    """Convert row numbers to positions in `candidate_C`; drop entries whose row is not a candidate.
+    """Convert K pairs (line, embedding row number) to indices into the matrix (L, C) of lines and candidates.
 
-    Entry k consists of `line_K[k]` and `row_K[k]`; `rows` is the number of rows of the embedding matrix.
+    A line is an anchor, or an anchor with one of its positives. Pairs whose row is not in `candidate_C` are dropped.
+    `rows` is the number of rows of the embedding matrix.
     """
     place_N = torch.full((rows,), -1, device=candidate_C.device)
     place_N[candidate_C] = torch.arange(len(candidate_C), device=candidate_C.device)

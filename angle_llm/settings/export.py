@@ -69,7 +69,7 @@ class VerifySettings:
     bfloat16 and float16, and every stored weight must equal the merge of the adapter. With a tolerance, wrong weights
     are counted but allowed."""
     json: Path | None = None
-    """Also write the report to this file."""
+    """Also write the report to this JSON file."""
 
     def __post_init__(self) -> None:
         if len(self.forms) < 2:

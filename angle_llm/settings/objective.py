@@ -22,8 +22,8 @@ class FalseNegativeSettings:
     """Skip an in-batch negative if its cosine with the anchor is above this ratio times the cosine of the positive,
     such as 0.95."""
     scope: Literal["in_batch", "all"] = "in_batch"
-    """in_batch: negatives from your data (pairs of this anchor that are not positive) are always kept. all: negatives
-    from your data can be skipped too."""
+    """Which negatives can be skipped. in_batch: all except negatives from your data (pairs of this anchor that are not
+    positive). all: negatives from your data too."""
     guide: str | None = None
     """An encoder whose cosines decide which negatives are skipped: a folder, a hub id (also ID@REVISION), or
     package:NAME/path. Its vectors of the training texts are computed once and stored in the run directory. None: the
